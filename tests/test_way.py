@@ -11,7 +11,7 @@ import pytest
 from tests.support.proxy_process import ROOT
 
 MOST = {
-    "fits": {"files": 30, "functions": 134, "calls": 152},
+    "fits": {"files": 29, "functions": 131, "calls": 147},
     "counted": {"files": 50, "functions": 265, "calls": 408},
     "compacts": {"files": 64, "functions": 442},
     "follows": {"files": 56, "functions": 302, "calls": 465},

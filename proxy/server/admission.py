@@ -6,6 +6,7 @@ import asyncio
 import itertools
 import os
 import time
+from collections.abc import Sequence
 from typing import Any, Final, cast
 
 from aiohttp import web
@@ -83,11 +84,13 @@ class QuickRefusal:
     method, and nothing during the shut-down.
     """
 
-    def __init__(self, drain: Drain, access: Access, limits: Limits, observe: Observe, faults: Faults) -> None:
+    def __init__(
+        self, drain: Drain, access: Access, limits: Limits, observers: Sequence[Observe], faults: Faults
+    ) -> None:
         self._drain = drain
         self._access = access
         self._limits = limits
-        self._observe = observe
+        self._observers = observers
         self._faults = faults
         self._prefix = os.urandom(6).hex()
         self._count = itertools.count(1)
@@ -115,5 +118,9 @@ class QuickRefusal:
         report = Report(identity, path.api, outcome="refused", reason=error.code, status=error.status)
         response.refuse(out, error, path.error_api, report, ())
         seconds = time.perf_counter() - began
-        self._faults.attempt("after", identity, lambda: self._observe(report, seconds), None)
+        try:
+            for observe in self._observers:
+                observe(report, seconds)
+        except Exception as fault:  # noqa: BLE001 - what is noted of an answer must not cost it
+            self._faults.report("after", identity, fault)
         return out

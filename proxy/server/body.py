@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import zlib
 from collections.abc import AsyncIterator
 from typing import Final
@@ -11,6 +12,7 @@ from typing import Final
 from aiohttp import StreamReader, web
 from aiohttp.http_exceptions import HttpProcessingError
 
+from proxy.core.apis.json_scan import members
 from proxy.core.errors import BodyTooLarge, InflatesTooFar, InvalidRequest, RequestTimeout, UllageError
 from proxy.offload import offload
 from proxy.server.config import Limits
@@ -156,3 +158,18 @@ async def _next(content: StreamReader) -> bytes:
         return await content.readany()
     except (web.RequestPayloadError, HttpProcessingError) as error:
         raise InvalidRequest("The request body is not valid HTTP.") from error
+
+
+def renamed(body: bytes, name: str) -> bytes:
+    """Return the JSON object *body* with *name* for its model and every other byte as it is; *body* if it names none.
+
+    Of a member that occurs twice the last one counts, as parsers have it.
+    """
+    try:
+        text = body.decode()
+        field = next((each for each in reversed(members(text)) if each.key == "model"), None)
+    except (ValueError, RecursionError):
+        return body
+    if field is None:
+        return body
+    return b"".join([text[: field.start].encode(), json.dumps(name).encode(), text[field.end :].encode()])

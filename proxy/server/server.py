@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import ipaddress
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from proxy.engine.engine import Engine
 from proxy.engine.ports import Upstream
@@ -19,7 +19,7 @@ from proxy.tasks import Faults
 
 
 class Server:
-    """Serves the API. ``route`` names a model's upstream; ``observe`` gets each request's report and seconds once.
+    """Serves the API. ``route`` names a model's upstream; ``observers`` get each request's report and seconds.
 
     ``metrics`` gives the exposition and its content type (called in a thread; ``None``: there are none to see),
     ``status`` what the admin API shows, ``models`` answers for all upstreams' models. ``open_routes``
@@ -32,7 +32,7 @@ class Server:
         engine: Engine,
         upstream: Upstream,
         route: Route,
-        observe: Observe,
+        observers: Sequence[Observe],
         metrics: Metrics | None,
         status: Status,
         models: Models,
@@ -45,7 +45,7 @@ class Server:
         local = OwnRoutes(config.version, access, self._drain, metrics, status, added)
         self._limits = config.limits
         faults = faults or Faults()
-        self._handler = Handler(config, engine, upstream, route, observe, access, self._drain, local, models, faults)
+        self._handler = Handler(config, engine, upstream, route, observers, access, self._drain, local, models, faults)
         self._listener: Listener | None = None
         self._sockets: asyncio.Server | None = None
 

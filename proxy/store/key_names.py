@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from base64 import urlsafe_b64encode
+from collections.abc import Sequence
 from hashlib import sha256
 
 MASTER = "ullage1:master"
@@ -21,6 +22,12 @@ def names(fingerprint: bytes) -> str:
 def event(root_hash: bytes, route: str, prefix_hash: bytes) -> str:
     """The compaction record at *prefix_hash* of a conversation on *route* (``upstream,model``)."""
     return _of_conversation(root_hash, "e", sha256(route.encode()).digest()[:8], prefix_hash)
+
+
+def events(root_hash: bytes, route: str, prefix_hashes: Sequence[bytes]) -> list[str]:
+    """The compaction records at many *prefix_hashes* of one conversation, as ``event`` names each."""
+    before = _of_conversation(root_hash, "e", sha256(route.encode()).digest()[:8])
+    return [f"{before}:{_text(prefix_hash)}" for prefix_hash in prefix_hashes]
 
 
 def summary(root_hash: bytes, policy: bytes, prefix_hash: bytes) -> str:
@@ -74,7 +81,7 @@ def pause(tenant: bytes) -> str:
 
 
 def lesson(name: bytes) -> str:
-    """What one tenant's requests taught about a route; *name* is a keyed digest of both."""
+    """The limits of a route learned from one tenant's requests; *name* is a keyed digest of both."""
     return f"ullage1:f:{_text(name)}"
 
 
