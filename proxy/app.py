@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING
 from proxy import caches
 from proxy import settings as configuration
 from proxy.core.models import ServerWindow
-from proxy.core.report import Report, SummaryReport
+from proxy.core.report import SummaryReport
 from proxy.engine.engine import Engine
 from proxy.features.opening import OpenHistory, open_history
 from proxy.offload import SWITCH_SECONDS
@@ -178,7 +178,7 @@ class Process:
             logs.log.info("upstream.windows", upstream=name, count=len(windows), windows=examples)
 
         probes = open_probes(settings, upstream, tasks, log_windows, store.records)
-        catalogue = await asyncio.to_thread(open_catalogue, settings, probes.told)
+        catalogue = await asyncio.to_thread(open_catalogue, settings, probes.window_of)
 
         def observe_summary(report: SummaryReport) -> None:
             telemetry.summary(report)
@@ -203,10 +203,6 @@ class Process:
             faults,
         )
 
-        def observe_request(report: Report, duration: float) -> None:
-            telemetry.observe(report, duration)
-            logs.request_done(report, duration)
-
         def upstream_of(model: str) -> str:
             return catalogue.resolve(model).upstream
 
@@ -226,7 +222,8 @@ class Process:
         models = open_models(settings, catalogue, upstream)
         metrics = telemetry.exposition if settings.telemetry.metrics else None
         routes = history.open_routes
-        server = Server(config, engine, upstream, upstream_of, observe_request, metrics, status, models, routes, faults)
+        observers = (telemetry.observe, logs.request_done)
+        server = Server(config, engine, upstream, upstream_of, observers, metrics, status, models, routes, faults)
         host, is_alone = settings.server.host, worker.count == 1
         try:
             port = await server.start(host, settings.server.port, reuse_port=not is_alone)

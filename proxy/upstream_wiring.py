@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import hmac
 import random
 import time
@@ -33,7 +32,7 @@ from proxy.summaries import (
 )
 from proxy.tasks import Tasks
 from proxy.tokenizers import Tokenizers
-from proxy.upstream import Bridge, Bridged, OnTold, Probes, Target, Timeouts, Upstreams
+from proxy.upstream import Bridge, Bridged, OnWindows, Probes, SharedProbeCache, Target, Timeouts, Upstreams
 
 NO_UPSTREAM: Final = "-"
 """The upstream of every model if none is configured: then nothing is served, but models can be listed."""
@@ -138,23 +137,6 @@ def _timeouts(upstream: configuration.Upstream) -> Timeouts:
     return Timeouts(given.connect, given.first_byte, given.idle, given.total, given.keep_alive)
 
 
-class SharedProbeCache:
-    """What servers said of their windows, shared by the processes of one store. It holds no tenant's data."""
-
-    def __init__(self, records: Records) -> None:
-        self._records = records
-        # A tenant that no credential can have. The text is part of keys in stores: it must not change.
-        self._owner = hashlib.sha256(b"what servers say of themselves").digest()
-
-    async def recall(self, name: str) -> bytes | None:
-        """Return the value last saved under *name*, or None."""
-        return await self._records.read_route(self._owner, name)
-
-    def remember(self, name: str, value: bytes) -> None:
-        """Save *value* under *name* in the background."""
-        self._records.save_route(self._owner, name, value)
-
-
 def open_model_names(settings: Settings) -> NameOf:
     """Return the function that gives a model's name at its upstream."""
     if not any(rule.model for rule in settings.models):
@@ -184,7 +166,7 @@ def open_probes(
     settings: Settings,
     upstream: Upstreams,
     tasks: Tasks,
-    on_windows: OnTold | None = None,
+    on_windows: OnWindows | None = None,
     records: Records | None = None,
 ) -> Probes:
     """Build the probes that ask upstreams for their windows; *on_windows* is called with news.

@@ -15,7 +15,7 @@ import pytest
 from proxy.caches import LockedCache, SizedCache, envelopes, items, prefixes
 from proxy.core.apis.base import ApiFormat
 from proxy.core.conversation import Item
-from proxy.core.decisions import DIALECTS
+from proxy.core.decisions import API_FORMATS
 from proxy.engine.reading import Reader
 from tests.bench.small import BOUNDS, SHARE
 from tests.support.api_formats import request_body
@@ -44,8 +44,8 @@ def test_what_is_too_large_is_not_kept() -> None:
     assert dict(memory) == {"a": b"1234"}
 
 
-async def _read(reader: Reader, dialect: ApiFormat, body: bytes) -> None:
-    reading = await reader.read(dialect, "o200k_base", TENANT, reader.locate(dialect, TENANT, body))
+async def _read(reader: Reader, api_format: ApiFormat, body: bytes) -> None:
+    reading = await reader.read(api_format, "o200k_base", TENANT, reader.locate(api_format, TENANT, body))
     reading.layout()
     reading.prefix_hashes(b"k" * 32, "")
 
@@ -55,14 +55,14 @@ async def test_a_prefix_takes_what_it_is_thought_to(api: str) -> None:
     """What a long conversation leaves in memory, its items included, is no more than is reckoned for it."""
     seen: dict[bytes, Item] = {}
     known, around = prefixes(), envelopes()
-    reader, dialect = Reader(tokenizers(), seen, around, {}, known), DIALECTS[api]
+    reader, api_format = Reader(tokenizers(), seen, around, {}, known), API_FORMATS[api]
     warm, body = (json.dumps(request_body(api, agent_session(n, 30), AGENT_TOOLS)).encode() for n in (2, 600))
-    await _read(reader, dialect, warm)
+    await _read(reader, api_format, warm)
     for memory in (seen, known, around):
         memory.clear()
     gc.collect()
     tracemalloc.start()
-    await _read(reader, dialect, body)
+    await _read(reader, api_format, body)
     seen.clear()
     gc.collect()
     taken, _ = tracemalloc.get_traced_memory()
@@ -117,14 +117,14 @@ async def test_items_are_reckoned_by_what_a_client_put_into_them(
     """
     api, messages = make(size)
     seen, known, around = items(), prefixes(), envelopes()
-    reader, dialect = Reader(tokenizers(), seen, around, {}, known), DIALECTS[api]
+    reader, api_format = Reader(tokenizers(), seen, around, {}, known), API_FORMATS[api]
     warm, body = (json.dumps({"model": "m", "max_tokens": 5, "messages": each}) for each in (_usual(2)[1], messages))
-    await _read(reader, DIALECTS["chat"], warm.encode())
+    await _read(reader, API_FORMATS["chat"], warm.encode())
     for memory in (seen, known, around):
         memory.clear()
     gc.collect()
     tracemalloc.start()
-    await _read(reader, dialect, body.encode())
+    await _read(reader, api_format, body.encode())
     del body
     await asyncio.sleep(0)  # lets go of what a thread returned
     gc.collect()

@@ -18,11 +18,9 @@ MODULES = sorted(str(path.relative_to(ROOT)) for path in (ROOT / "proxy").rglob(
 
 ENGINE = "rewritten with the engine"
 HOT = "runs for every item of a request: one more function is one more call of each"
-COMPACTION = "to be unfolded once the way of a compacted request is shorter"
 
 # Functions above the limit, and why. It only shrinks: an entry that is no longer needed fails the test.
 COMPLEX = {
-    "proxy/core/compaction/block.py::choose_pins": COMPACTION,
     "proxy/core/apis/item_digest.py::_canonical": HOT,
     "proxy/core/tool_calls.py::_pairs": HOT,
     "proxy/core/conversation.py::lay_out": HOT,

@@ -12,9 +12,9 @@ from proxy.settings import Settings
 from proxy.store import open_store
 from proxy.tasks import Tasks
 from proxy.tokenizers import Tokenizers
+from proxy.upstream import SharedProbeCache
 from proxy.upstream_wiring import (
     NO_UPSTREAM,
-    SharedProbeCache,
     open_bridge,
     open_catalogue,
     open_probes,
@@ -88,11 +88,11 @@ async def test_processes_leave_notes_for_each_other(tmp_path: Path) -> None:
     )
     try:
         one, other = SharedProbeCache(store.records), SharedProbeCache(store.records)
-        assert await other.recall("windows up") is None
-        one.remember("windows up", b"32768")
+        assert await other.read("windows up") is None
+        one.save("windows up", b"32768")
         await until(lambda: len(tasks) == 0)
-        assert await other.recall("windows up") == b"32768"
-        assert await other.recall("windows down") is None
+        assert await other.read("windows up") == b"32768"
+        assert await other.read("windows down") is None
     finally:
         await store.close()
 

@@ -14,9 +14,9 @@ from urllib.parse import urlsplit
 
 from pydantic import SecretStr
 
-from proxy.core import diagnosis
+from proxy.cli import diagnosis
+from proxy.cli.diagnosis import Finding, Tried, Window
 from proxy.core.apis.usage import UsageTap
-from proxy.core.diagnosis import Finding, Tried, Window
 from proxy.core.errors import NotFound, UllageError
 from proxy.core.learned_window import prior_calibration
 from proxy.core.models import Route, ServerWindow

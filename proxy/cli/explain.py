@@ -20,7 +20,7 @@ from proxy.core.apis.envelope import TOOLS
 from proxy.core.apis.json_steps import whole
 from proxy.core.compaction.record import CompactionRecord
 from proxy.core.conversation import Item, ItemText
-from proxy.core.decisions import DIALECTS, CountedView, MeasuredRequest, Reject, UncountedView
+from proxy.core.decisions import API_FORMATS, CountedView, MeasuredRequest, Reject, UncountedView
 from proxy.core.errors import InvalidRequest, UllageError
 from proxy.core.models import Catalogue, Route
 from proxy.core.report import Report
@@ -126,8 +126,10 @@ async def fit_request(
     ``CannotFit`` if it cannot be fitted as it was given.
     """
     api = api_of(body)
-    if api not in DIALECTS:
-        raise CannotFit(f"is a request of the {api} API, which is not managed yet: give one of {', '.join(DIALECTS)}.")
+    if api not in API_FORMATS:
+        raise CannotFit(
+            f"is a request of the {api} API, which is not managed yet: give one of {', '.join(API_FORMATS)}."
+        )
     failed: list[str] = []
     tasks = Tasks(lambda name, error: failed.append(f"{name}: {error}"))
     tokenizers = Tokenizers()
@@ -159,12 +161,12 @@ async def _read_back(
     view: CountedView, report: Report, settings: Settings, tokenizers: Tokenizers, error: UllageError | None
 ) -> Fitted:
     measured = view.measured
-    dialect, route = measured.dialect, measured.route
+    api_format, route = measured.api_format, measured.route
     reader = Reader(tokenizers, {}, {}, {}, {})
 
     async def read(body: bytes) -> CountedBody:
-        located = await reader.located(dialect, TENANT, body)
-        return await reader.read(dialect, route.encoding, TENANT, located, route.model)
+        located = await reader.located(api_format, TENANT, body)
+        return await reader.read(api_format, route.encoding, TENANT, located, route.model)
 
     wanted = settings.compression
     sent, fits = await read(measured.parsed.body), await read(view.body)
@@ -226,10 +228,10 @@ def _roles(reading: CountedBody) -> dict[str, int]:
 
 def _kinds(found: Fitted, reading: CountedBody) -> dict[str, int]:
     """Tokens of *reading* by kind, in our own count."""
-    dialect, encoding = found.measured.dialect, found.measured.route.encoding
+    api_format, encoding = found.measured.api_format, found.measured.route.encoding
     sums: Counter[str] = Counter()
     for (start, end), item in zip(reading.scan.spans, reading.items, strict=True):
-        entry = dialect.read_entry(reading.body[start:end])
+        entry = api_format.read_item_text(reading.body[start:end])
         sums.update(_kinds_of(entry, item, lambda text: found.tokenizers.count(encoding, text)))
     members = reading.members
     sums["tool definition"] = members.tools
@@ -315,7 +317,7 @@ def _edited(found: Fitted, record: CompactionRecord | None) -> Iterator[tuple[st
         stage = stages.get(index, "clip")
         if stage not in found.report.stages:
             continue  # an earlier compaction's: its items are as this one found them
-        yield stage, found.sent.items[index].tokens - found.measured.dialect.read_item(edit, count).tokens
+        yield stage, found.sent.items[index].tokens - found.measured.api_format.read_item(edit, count).tokens
 
 
 def _stages_of(record: CompactionRecord) -> dict[int, str]:

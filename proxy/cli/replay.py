@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from proxy import settings as configuration
+from proxy.cli.session_files import Message, Session, read_sessions
 from proxy.core.decisions import Reject
 from proxy.core.errors import UllageError
 from proxy.core.request import Request
-from proxy.core.session_files import Message, Session, read_sessions
 from proxy.engine.engine import Engine
 from proxy.settings import Prices, Settings
 from proxy.store import open_store

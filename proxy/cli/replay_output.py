@@ -14,7 +14,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from proxy.cli.replay import Replayed, replay
-from proxy.core.session_files import Session
+from proxy.cli.session_files import Session
 from proxy.settings import Settings
 
 RIGHT = ("window", "requests", "answered", "fitted before", "events", "tokens before", "after", "repeated")

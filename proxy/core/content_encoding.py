@@ -1,4 +1,7 @@
-"""Takes a content-encoding off, piece by piece, never making more of it than it is told."""
+"""Decodes a content-encoding piece by piece, and never makes more bytes of it than a limit.
+
+The codings are those of https://www.rfc-editor.org/rfc/rfc9110#section-8.4.1, Brotli and Zstandard.
+"""
 
 from __future__ import annotations
 
@@ -9,11 +12,11 @@ import brotli  # type: ignore[import-untyped]
 import zstandard
 
 _PIECE = 64
-"""Bytes given to a decoder without a limit of its own at a time: what they may swell to stays bounded."""
+"""Bytes that a decoder without a limit of its own is given at a time, so that what they swell to stays bounded."""
 
 
 class ContentDecoder:
-    """Makes plain bytes of encoded ones as they come. What cannot be decoded is given back as it is."""
+    """Decodes bytes as they come. What cannot be decoded is given back as it is."""
 
     def __init__(self, encoding: str, most: int) -> None:
         """*encoding* is the content-encoding's value; at most *most* plain bytes are made, the rest is dropped."""
@@ -24,11 +27,11 @@ class ContentDecoder:
 
     @property
     def is_full(self) -> bool:
-        """Whether what comes now is dropped."""
+        """True if the limit is reached: what is fed now is dropped."""
         return self._made >= self._most
 
     def feed(self, data: bytes) -> bytes:
-        """What *data* adds."""
+        """The decoded bytes of *data*, as far as the limit allows."""
         room = self._most - self._made
         if room <= 0 or not data:
             return b""
@@ -50,7 +53,7 @@ class ContentDecoder:
 
 
 def decode_content(body: bytes, encoding: str, most: int) -> bytes:
-    """*body* without its content-encoding, at most *most* bytes of it; as it is where it cannot be decoded."""
+    """*body* without its content-encoding, at most *most* bytes of it; as it is if it cannot be decoded."""
     return ContentDecoder(encoding, most).feed(body)
 
 

@@ -26,7 +26,7 @@ from proxy.core.tokens.budget import NO_BUFFERS, Buffers, TokenBudget, answer_re
 from proxy.core.tokens.counting import Members, RoleTotals
 from proxy.core.tool_table import NO_TOOLS, ToolMap
 
-DIALECTS: Mapping[str, ApiFormat] = MappingProxyType({"chat": chat, "messages": messages, "responses": responses})
+API_FORMATS: Mapping[str, ApiFormat] = MappingProxyType({"chat": chat, "messages": messages, "responses": responses})
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,13 +184,13 @@ class MeasuredRequest:
         return self.known.token_ratio
 
     @property
-    def dialect(self) -> ApiFormat:
+    def api_format(self) -> ApiFormat:
         """What is known of the request's API."""
-        return DIALECTS[self.request.api]
+        return API_FORMATS[self.request.api]
 
     def original(self, layout: Layout) -> OriginalItems:
         """The items as the client sent them, for the stages to write from."""
-        return OriginalItems(self.parsed.body, self.parsed.scan.spans, self.parsed.items, layout, self.dialect)
+        return OriginalItems(self.parsed.body, self.parsed.scan.spans, self.parsed.items, layout, self.api_format)
 
     def root_hash(self, layout: Layout) -> bytes:
         """The prefix hash after the first user item, which names the conversation; empty if there are no items."""

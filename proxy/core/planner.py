@@ -405,7 +405,7 @@ def tools_member(measured: MeasuredRequest) -> str:
 def _output_members(measured: MeasuredRequest, figure: int) -> dict[str, str]:
     """The members that state the output figure, lowered to *figure*."""
     fields = measured.parsed.envelope.fields
-    return {key: str(figure) for key in measured.dialect.OUTPUT_FIGURES if key in fields}
+    return {key: str(figure) for key in measured.api_format.OUTPUT_FIGURES if key in fields}
 
 
 def expected_tokens(measured: MeasuredRequest, boundary: int, tokens: int) -> int:

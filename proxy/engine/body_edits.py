@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from proxy.core.apis.envelope import Envelope, splice
 from proxy.core.apis.portable import MARKS, PORTABLE, WITHOUT
-from proxy.core.decisions import DIALECTS, CountedView, UncountedView, View
+from proxy.core.decisions import API_FORMATS, CountedView, UncountedView, View
 from proxy.core.request import Request
 from proxy.core.tokens.budget import input_limit, to_our_tokens
 from proxy.engine.reading import LocatedBody
@@ -77,7 +77,7 @@ def with_lower_output(located: LocatedBody, view: View, most: int) -> View | Non
 
 def _figures_above(envelope: Envelope, api: str, most: int) -> dict[str, str]:
     """The members that state an output figure above *most*, lowered to it."""
-    given = {key: envelope.value(key) for key in DIALECTS[api].OUTPUT_FIGURES if key in envelope.fields}
+    given = {key: envelope.value(key) for key in API_FORMATS[api].OUTPUT_FIGURES if key in envelope.fields}
     return {key: str(most) for key, value in given.items() if value.isdecimal() and int(value) > most}
 
 

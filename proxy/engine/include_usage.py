@@ -90,7 +90,7 @@ class UsageHider:
 
     def rest(self) -> bytes:
         """What is left when the stream ends without the end of its last event."""
-        return self._events.flush()
+        return self._events.pending
 
 
 def _is_usage(event: bytes) -> bool:

@@ -13,7 +13,7 @@ from proxy.core.client_compaction import client_of
 from proxy.core.compaction.schedule import CompactionTarget, MaxLoss
 from proxy.core.compaction.truncate import shrink_tools
 from proxy.core.decisions import (
-    DIALECTS,
+    API_FORMATS,
     NO_ADDITION,
     Addition,
     KnownRoute,
@@ -116,11 +116,11 @@ class Measurer:
 
     async def located(self, request: Request) -> LocatedBody:
         """Where things stand in the body, found on a thread if it is large. Raises ``InvalidRequest``."""
-        return await self._reader.located(DIALECTS[request.api], request.tenant, request.body)
+        return await self._reader.located(API_FORMATS[request.api], request.tenant, request.body)
 
     def locate(self, request: Request) -> LocatedBody:
         """As ``located``, at once."""
-        return self._reader.locate(DIALECTS[request.api], request.tenant, request.body)
+        return self._reader.locate(API_FORMATS[request.api], request.tenant, request.body)
 
     async def tokens_of(self, request: Request, located: LocatedBody, route: Route) -> int:
         """Tokens of the request as the client sent it, by our own count."""
@@ -140,7 +140,7 @@ class Measurer:
         return await offload(reading.work_size, self._measured, request, reading, known, window, target)
 
     async def _read(self, request: Request, located: LocatedBody, route: Route) -> CountedBody:
-        return await self._reader.read(DIALECTS[request.api], route.encoding, request.tenant, located, route.model)
+        return await self._reader.read(API_FORMATS[request.api], route.encoding, request.tenant, located, route.model)
 
     def _measured(
         self, request: Request, reading: CountedBody, known: KnownRoute, window: int, target: CompactionTarget | None

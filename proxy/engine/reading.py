@@ -173,7 +173,7 @@ class Reader:
             longer = extend(body, api_format.LIST, prefix.scan, self.most) if prefix else None
             where = longer or scan(body, api_format.LIST, self.most)
         except InvalidRequest:
-            listed = api_format.listed(body)
+            listed = api_format.with_item_list(body)
             if listed is None:
                 raise
             return self.locate(api_format, tenant, listed)
@@ -364,8 +364,8 @@ def read_one(api_format: ApiFormat, raw: bytes, count: Callable[[str], int], too
     if item.role == "system" or (item.role == "tool" and not item.answers):
         return item
     if item.role == "user":
-        return read_result(item, raw, api_format.read_entry, tools.forms, tools.call, count)
-    entry = api_format.read_entry(raw)
+        return read_result(item, raw, api_format.read_item_text, tools.forms, tools.call, count)
+    entry = api_format.read_item_text(raw)
     return read_calls(replace(item, facts=facts_of(entry, tools.call)), entry, tools.forms, tools.call)
 
 

@@ -211,7 +211,7 @@ class UpstreamCalls:
             return judge(NOTHING_KNOWN), judge
         if reply.status == 200:
             opening = EarlyOverflowDetector(self._classifier, reply.headers)
-            return await _watch(reply, taken, opening), opening.judged
+            return await _watch(reply, taken, opening), opening.overflow_for
         return None, None
 
 

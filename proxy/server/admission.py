@@ -1,4 +1,4 @@
-"""How many requests are under way, whether new ones are welcome, and refusals that cost next to nothing."""
+"""The number of requests under way, the end of a process, and refusals that cost next to nothing."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import asyncio
 import itertools
 import os
 import time
+from collections.abc import Sequence
 from typing import Any, Final, cast
 
 from aiohttp import web
@@ -41,7 +42,7 @@ class Drain:
         self.cutting = False
 
     def __len__(self) -> int:
-        """How many requests are under way."""
+        """Return the number of requests under way."""
         return len(self._running)
 
     def enter(self) -> Overloaded | None:
@@ -56,7 +57,7 @@ class Drain:
         return Overloaded(self.FULL) if len(self._running) > self._limit else None
 
     def leave(self) -> None:
-        """The request of the running task is over."""
+        """End the count of the running task's request."""
         self._running.discard(cast("asyncio.Task[Any]", asyncio.current_task()))
         self.is_full = len(self._running) >= self._limit
 
@@ -83,11 +84,13 @@ class QuickRefusal:
     method, and nothing during the shut-down.
     """
 
-    def __init__(self, drain: Drain, access: Access, limits: Limits, observe: Observe, faults: Faults) -> None:
+    def __init__(
+        self, drain: Drain, access: Access, limits: Limits, observers: Sequence[Observe], faults: Faults
+    ) -> None:
         self._drain = drain
         self._access = access
         self._limits = limits
-        self._observe = observe
+        self._observers = observers
         self._faults = faults
         self._prefix = os.urandom(6).hex()
         self._count = itertools.count(1)
@@ -115,5 +118,9 @@ class QuickRefusal:
         report = Report(identity, path.api, outcome="refused", reason=error.code, status=error.status)
         response.refuse(out, error, path.error_api, report, ())
         seconds = time.perf_counter() - began
-        self._faults.attempt("after", identity, lambda: self._observe(report, seconds), None)
+        try:
+            for observe in self._observers:
+                observe(report, seconds)
+        except Exception as fault:  # noqa: BLE001 - what is noted of an answer must not cost it
+            self._faults.report("after", identity, fault)
         return out

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import zlib
 from collections.abc import AsyncIterator
 from typing import Final
@@ -11,6 +12,7 @@ from typing import Final
 from aiohttp import StreamReader, web
 from aiohttp.http_exceptions import HttpProcessingError
 
+from proxy.core.apis.json_scan import members
 from proxy.core.errors import BodyTooLarge, InflatesTooFar, InvalidRequest, RequestTimeout, UllageError
 from proxy.offload import offload
 from proxy.server.config import Limits
@@ -40,7 +42,7 @@ class Progress:
         self._rate = rate
 
     async def next(self, content: StreamReader) -> bytes:
-        """The next bytes of *content*, empty at its end. Raises ``RequestTimeout`` and ``InvalidRequest``."""
+        """Return the next bytes of *content*, empty at its end. Raises ``RequestTimeout`` and ``InvalidRequest``."""
         clock = asyncio.get_running_loop().time
         began = clock()
         try:
@@ -68,7 +70,7 @@ class Upload:
 
     @contextlib.asynccontextmanager
     async def moving(self) -> AsyncIterator[None]:
-        """A context that raises ``TimeoutError`` when nobody takes the next chunk."""
+        """A context that raises ``TimeoutError`` if the next chunk is not taken in time."""
         async with asyncio.timeout(self._idle) as deadline:
             self._deadline = deadline
             try:
@@ -80,7 +82,7 @@ class Upload:
         return self
 
     async def __anext__(self) -> bytes:
-        """The next chunk. Raises ``RequestTimeout`` when the client pauses for too long."""
+        """Return the next chunk. Raises ``RequestTimeout`` if the client pauses for too long."""
         self._allow(None)
         chunk, self._first = self._first, b""
         if not chunk:
@@ -91,7 +93,7 @@ class Upload:
         return chunk
 
     def _allow(self, until: float | None) -> None:
-        # An answer may come before the upload has ended: then nobody watches any more.
+        # An answer may come before the upload has ended: then the deadline is gone.
         if self._deadline is not None and not self._deadline.expired():
             self._deadline.reschedule(until)
 
@@ -156,3 +158,18 @@ async def _next(content: StreamReader) -> bytes:
         return await content.readany()
     except (web.RequestPayloadError, HttpProcessingError) as error:
         raise InvalidRequest("The request body is not valid HTTP.") from error
+
+
+def renamed(body: bytes, name: str) -> bytes:
+    """Return the JSON object *body* with *name* for its model and every other byte as it is; *body* if it names none.
+
+    Of a member that occurs twice the last one counts, as parsers have it.
+    """
+    try:
+        text = body.decode()
+        field = next((each for each in reversed(members(text)) if each.key == "model"), None)
+    except (ValueError, RecursionError):
+        return body
+    if field is None:
+        return body
+    return b"".join([text[: field.start].encode(), json.dumps(name).encode(), text[field.end :].encode()])

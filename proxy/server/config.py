@@ -1,4 +1,4 @@
-"""What the server needs to know, as plain values."""
+"""The server's settings as plain values, and the callables it is given."""
 
 from __future__ import annotations
 
@@ -50,29 +50,29 @@ Metrics = Callable[[], tuple[bytes, str]]
 """The metrics as text, and its content type; called in a thread."""
 
 Status = Callable[[], Mapping[str, object]]
-"""What the admin API shows."""
+"""The process's state, as the admin API shows it."""
 
 HeadersOf = Callable[[str], Mapping[str, str]]
-"""The headers that are added to requests for a model."""
+"""The headers added to requests for a model."""
 
 
 def no_headers(_model: str) -> Mapping[str, str]:
-    """None."""
+    """Return no headers."""
     return MappingProxyType({})
 
 
 NameOf = Callable[[str], str]
-"""What its upstream calls a model that was asked for by some name."""
+"""The name that an upstream has for the model a client names."""
 
 
 def same_name(model: str) -> str:
-    """The same."""
+    """Return *model*."""
     return model
 
 
 @dataclass(frozen=True, slots=True)
 class ServerConfig:
-    """Who may come in, where unnamed models go, and how much is taken.
+    """Who is let in, which upstream has unnamed models, and the limits.
 
     ``keyed_upstreams`` are those with an API key of their own: behind ``access_keys`` only stateless routes reach
     them, unless ``relay`` is ``all``. ``websockets``: the Responses
@@ -80,7 +80,7 @@ class ServerConfig:
     ``open_metrics``: ``/metrics`` needs no admin key beside access keys.
     ``hosts`` are names (lower case) under which a loopback listener may be called beside addresses and localhost.
     ``usage_upstreams`` are asked for usage in every stream; clients that did not ask for it do not see it.
-    ``headers_of`` tells what is added for a model, ``name_of`` what its upstream calls it.
+    ``headers_of`` gives the headers added for a model, ``name_of`` the upstream's name for it.
     """
 
     default_upstream: str

@@ -21,13 +21,22 @@ Handler = Callable[[web.BaseRequest], Awaitable[ResponseWriter]]
 Parsed = tuple[Sequence[tuple[RawRequestMessage, StreamReader]], bool, bytes]
 
 _PIPELINED: Final = 2
-"""Requests that may wait on a connection for the one before them. aiohttp's 32 would be 32 heads."""
+"""Requests that may wait on a connection for the one before them.
+
+aiohttp's 32 (https://github.com/aio-libs/aiohttp/blob/master/aiohttp/web_protocol.py) would be 32 heads in memory.
+"""
 _MANY_FIELDS: Final = "Too many headers received"
-"""What aiohttp's parsers, the one in C and the one in Python, say of more than ``max_headers`` fields."""
+"""The message of aiohttp's parsers, in C and in Python, for more than ``max_headers`` fields.
+
+It is the only mark of that error: https://github.com/aio-libs/aiohttp/blob/master/aiohttp/http_parser.py.
+"""
 
 
 class HeadTooLarge(UllageError):
-    """The request line and header fields together are too long, or too many."""
+    """The request line and header fields together are too long, or too many.
+
+    https://www.rfc-editor.org/rfc/rfc6585#section-5
+    """
 
     status = 431
     code = "request_header_fields_too_large"
@@ -47,9 +56,9 @@ _LEAST_RESERVE: Final = 16
 
 
 def _full(setting: str) -> bytes:
-    """The answer to a connection for which there is no room, by *setting*."""
-    told = Overloaded(f"The proxy has as many connections as it may ({setting}). Try again soon.")
-    body = error_body(told, "chat")
+    """Return the answer to a connection for which *setting* leaves no room."""
+    error = Overloaded(f"The proxy has as many connections as it may ({setting}). Try again soon.")
+    body = error_body(error, "chat")
     return (
         b"HTTP/1.1 503 Service Unavailable\r\ncontent-type: application/json\r\nretry-after: 1\r\n"
         b"connection: close\r\ncontent-length: %d\r\n\r\n%b" % (len(body), body)
@@ -61,7 +70,7 @@ _CROWDED_ANSWER: Final = _full("the limit of open files of its process")
 
 
 def descriptors_short(descriptor: int) -> int:
-    """How many connections must go once a new one got *descriptor*; 0 if enough descriptors are free.
+    """Return how many connections must be closed if a new one got *descriptor*; 0 if enough descriptors are free.
 
     The requests under way need a reserve for their upstreams and the store. A new connection gets the lowest number
     that is free, so a number inside the reserve says that all below it are in use. The whole reserve is freed then:
@@ -130,7 +139,8 @@ class Connection(web.RequestHandler):
     def __init__(self, listener: Listener, head: int, **options: Any) -> None:
         super().__init__(listener, **options)
         self._refusals = listener.refusals
-        # aiohttp has no setting for the size of a whole head, nor for how many requests wait parsed.
+        # aiohttp has no setting for the size of a whole head, nor for how many parsed requests wait:
+        # https://github.com/aio-libs/aiohttp/blob/master/aiohttp/web_protocol.py.
         self._parser = cast("Any", HeadLimit(self._parser, head))
         self._max_msg_queue_size = _PIPELINED
         self._msg_queue_resume_size = _PIPELINED - 1
@@ -158,7 +168,10 @@ class Connection(web.RequestHandler):
 
     @property
     def idle(self) -> bool:
-        """Whether no request is waiting or answered on it; one may be on its way."""
+        """True if no request is waiting or answered on it; one may be arriving.
+
+        aiohttp tells it nowhere but in these two members.
+        """
         return self._current_request is None and not self._messages
 
     def close_if_idle(self) -> None:

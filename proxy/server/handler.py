@@ -7,7 +7,7 @@ import itertools
 import logging
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Final
 from urllib.parse import parse_qs
@@ -24,7 +24,7 @@ from proxy.server import response, websocket
 from proxy.server.access import FOREIGN_HOST, Access
 from proxy.server.admin import OwnRoutes
 from proxy.server.admission import Drain, QuickRefusal
-from proxy.server.body import Progress, Upload
+from proxy.server.body import Progress, Upload, renamed
 from proxy.server.config import Observe, Route, ServerConfig
 from proxy.server.models import Models
 from proxy.server.request import (
@@ -40,7 +40,6 @@ from proxy.server.request import (
     read_headers,
     read_path,
     read_request,
-    renamed,
     send_continue,
     unread_request,
 )
@@ -50,14 +49,17 @@ from proxy.tasks import Faults
 _LOG: Final = logging.getLogger(__name__)
 
 _LEFT: Final = 499
-"""What a client that did not wait is logged as: nginx's status (https://nginx.org/en/docs/dev/development_guide.html)."""
+"""The logged status if the client left: nginx's, which others took over.
+
+https://learn.microsoft.com/en-us/dotnet/api/microsoft.aspnetcore.http.statuscodes.status499clientclosedrequest
+"""
 
 _OUTDONE: Final = ("unknown-window", "fallback")
-"""Reasons that say how a request was sent, and less than what became of it."""
+"""Reasons that say how a request was sent: a reason that says how it ended replaces them."""
 
 
 class Call:
-    """One request while it is under way. ``path`` says where it goes, ``refusal`` why there is no room for it."""
+    """One request under way. ``path`` is where it goes; ``refusal``, if set, is the error that it is answered with."""
 
     __slots__ = ("at_end", "cors", "headers", "observer", "out", "path", "refusal", "report", "usage")
 
@@ -77,7 +79,7 @@ class Call:
         self.report = report.but(reason=report.reason or reason, status=self.out.status or status)
 
     def final(self) -> Report:
-        """Return the report with the status and usage that were seen."""
+        """Return the report with status and usage."""
         usage = self.usage
         if usage is None:
             usage = NO_USAGE if self.observer is None else self.observer.usage
@@ -94,7 +96,7 @@ class Handler:
         engine: Engine,
         upstream: Upstream,
         route: Route,
-        observe: Observe,
+        observers: Sequence[Observe],
         access: Access,
         drain: Drain,
         local: OwnRoutes,
@@ -107,10 +109,10 @@ class Handler:
         self._engine = engine
         self._upstream = upstream
         self._route = route
-        self._observe = observe
+        self._observers = tuple(observers)
         self._access = access
         self._drain = drain
-        self._quick_refusal = QuickRefusal(drain, access, config.limits, observe, faults)
+        self._quick_refusal = QuickRefusal(drain, access, config.limits, observers, faults)
         self._local = local
         self._models = models
         self._prefix = os.urandom(6).hex()
@@ -140,7 +142,9 @@ class Handler:
             if self._drain.draining:
                 out.keep_alive = False
             try:
-                self._observe(call.final(), time.perf_counter() - began)
+                report, seconds = call.final(), time.perf_counter() - began
+                for observe in self._observers:
+                    observe(report, seconds)
             except Exception as fault:  # noqa: BLE001 - what is noted of an answer must not cost it
                 self._faults.report("after", call.report.request_id, fault)
         return out
@@ -199,28 +203,28 @@ class Handler:
     async def _managed(
         self, request: web.BaseRequest, call: Call, headers: RequestHeaders, reader: BodyReader, tenant: bytes
     ) -> None:
-        check_declared(request.content_length, self._limits)
         if "expect" in headers.seen:
+            check_declared(request.content_length, self._limits)
             send_continue(request, headers)
-        body = plain = await reader.whole()
+        body = plain = await reader.whole(request.content_length)
         answer, request_id = self._engine.exchange, call.report.request_id
         try:
             if "content-encoding" in headers.seen:
                 plain = await decoded(body, headers, reader, self._limits)
-            asked = read_request(plain, call.path, headers, tenant, request_id)
+            parsed = read_request(plain, call.path, headers, tenant, request_id)
         except UllageError:
             raise
         except Exception as fault:  # noqa: BLE001 - fail open: a fault of ours costs compression, never the request
             self._faults.report("request", request_id, fault)
-            answer, asked = self._engine.untouched, unread_request(body, call.path, headers, tenant, request_id)
+            answer, parsed = self._engine.untouched, unread_request(plain, call.path, headers, tenant, request_id)
         try:
-            outcome = await answer(asked)
+            outcome = await answer(parsed)
         except (UpstreamUnreachable, UpstreamTimeout) as error:
-            model = asked.path_model or named_model(asked.body, complete=True)
+            model = parsed.path_model or named_model(parsed.body, complete=True)
             call.report = call.report.but(model=model, upstream=error.upstream)
             raise
         # A stream may last for minutes and needs nothing of its request any more.
-        del body, plain, asked
+        del body, plain, parsed
         call.report = outcome.report
         if isinstance(outcome, Refusal):
             raise outcome.error
@@ -321,7 +325,7 @@ class Handler:
             call.report = call.report.but(status=reply.status)
             await websocket.relay(request, call.out, reply)
         elif refusal:
-            # Clients of this route that are told 426 go on without a WebSocket at once; other answers they try again.
+            # Clients of this route go on without a WebSocket at once after 426, and repeat the upgrade after others.
             reply.close()
             raise refusal
         else:
@@ -344,7 +348,9 @@ class Handler:
             call.report = self._faults.attempt("answer", report.request_id, changed, report)
         encoding = reply.header("content-encoding")
         is_readable = is_stream and not encoding
-        hider = UsageHider() if hides_usage and is_readable else None
+        hider = None
+        if hides_usage and is_readable:
+            hider = self._faults.attempt("answer", call.report.request_id, UsageHider, None)
         report_fault = partial(self._faults.report, "answer", call.report.request_id)
         # A client sees that a stream lacks its end only if the stream is chunked. Other bodies end as they came.
         needs_end = reply.close_delimited and is_readable

@@ -1,8 +1,7 @@
-"""A request as it came: its path, its headers, its body; and what the engine is asked by them."""
+"""A request as it came: its path, its headers and its body; and the ``Request`` that the engine gets."""
 
 from __future__ import annotations
 
-import json
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping
@@ -13,7 +12,6 @@ from urllib.parse import unquote
 
 from aiohttp import StreamReader, web
 
-from proxy.core.apis.json_scan import members
 from proxy.core.client_compaction import METADATA_HEADER, announced
 from proxy.core.errors import BodyTooLarge, InvalidRequest, Overloaded, UllageError
 from proxy.core.http_headers import CREDENTIALS, HOP_BY_HOP, OWN_PREFIX, WRITTEN_ANEW
@@ -24,7 +22,7 @@ from proxy.server.body import Progress, inflated
 from proxy.server.config import Limits
 
 ROOTS: Final = ("/openai/v1/", "/anthropic/v1/", "/v1/", "/")
-"""Where an API's routes begin, the longest first: clients take a base URL with or without its version."""
+"""The roots of an API's routes, the longest first: clients take a base URL with or without its version."""
 
 _MANAGED: Final[Mapping[str, tuple[str, Purpose]]] = {
     "chat/completions": ("chat", "answer"),
@@ -54,12 +52,12 @@ _RESOURCES: Final = frozenset(
 
 
 def is_local(path: str) -> bool:
-    """Whether *path* is answered here and never relayed."""
+    """True if *path* is answered here and never relayed."""
     return path in ("/", "/metrics") or path in LIVE or path in READY or path.startswith(("/ullage/", "/health/"))
 
 
 def api_path(path: str) -> str:
-    """*path* below its API root: ``/openai/v1/models`` and ``/models`` are both ``models``."""
+    """Return *path* below its API root: ``models`` for ``/openai/v1/models`` and for ``/models``."""
     for root in ROOTS[:-1]:
         if path.startswith(root):
             return path[len(root) :]
@@ -79,7 +77,7 @@ def misses_root(path: str) -> bool:
 
 
 class RequestPath(NamedTuple):
-    """Where a request goes: ``path_qs`` byte for byte, ``path`` without its query.
+    """The target of a request: ``path_qs`` byte for byte, ``path`` without its query.
 
     ``api`` is ``relay`` if the request is not managed, and ``error_api`` the API whose error shape its caller
     understands. ``model`` is the one that the path of an Azure deployment names.
@@ -101,7 +99,7 @@ MANAGED: Final = {
 
 
 def read_path(method: str, target: str) -> RequestPath:
-    """Return where a request with this *method* and *target* (of its request line) goes."""
+    """Return the path of a request with this *method* and *target* (of its request line)."""
     if method == "POST" and target in MANAGED:
         return MANAGED[target]
     path_qs = request_target(target)
@@ -116,7 +114,7 @@ def read_path(method: str, target: str) -> RequestPath:
 
 
 def listed_model(path: str) -> str | None:
-    """The model that a ``GET`` of *path* asks about, empty for all of them; ``None`` where it asks something else."""
+    """Return the model that a ``GET`` of *path* is about, empty for all of them, None if it is not about models."""
     name = api_path(path)
     if plain_path(path) is None:
         return None
@@ -148,16 +146,22 @@ def plain_path(path: str) -> str | None:
 
 
 def request_target(raw: str) -> str:
-    """Path and query of a request line's target, byte for byte; of an absolute URL the part after the authority."""
+    """Return path and query of a request line's target; of an absolute URL the part after the authority.
+
+    https://www.rfc-editor.org/rfc/rfc9112#section-3.2.2
+    """
     if raw.startswith("/") or "://" not in raw:
         return raw
     slash = raw.find("/", raw.index("://") + 3)
     return raw[slash:] if slash >= 0 else "/"
 
 
-def send_continue(request: web.BaseRequest, intake: RequestHeaders) -> None:
-    """Tell a client that waits for permission to send its body."""
-    expect = intake.seen.get("expect")
+def send_continue(request: web.BaseRequest, headers: RequestHeaders) -> None:
+    """Invite a client that waits for permission to send its body. Raises ``ExpectationFailed``.
+
+    https://www.rfc-editor.org/rfc/rfc9110#section-10.1.1
+    """
+    expect = headers.seen.get("expect")
     if expect is None:
         return
     if expect.lower() != "100-continue":
@@ -186,7 +190,11 @@ _SINGLE: Final = CREDENTIALS | {
 }
 _PLAIN: Final = frozenset({"", "keep-alive", "close"})
 _LABEL: Final = 256
+"""Characters of a label at most."""
+
 _CACHED: Final = 64
+"""Bytes of a header's name that is remembered."""
+
 _FORWARD, _SEEN, _OWN = 1, 2, 4
 _CLIENT_NAMES: Final = frozenset({*SESSION_HEADERS, EPOCH_HEADER, METADATA_HEADER})
 """Headers in which clients name their session, or say that they compact it."""
@@ -218,11 +226,11 @@ class RequestHeaders:
         self.forward = [pair for pair in self.forward if pair[0].lower() not in gone]
 
 
-def read_headers(headers: Iterable[tuple[bytes, bytes]]) -> RequestHeaders:
-    """The sorted raw headers; a credential given twice is refused, because two readers could take different ones."""
-    intake = RequestHeaders()
-    forward, seen = intake.forward, intake.seen
-    for raw_name, raw_value in headers:
+def read_headers(raw_headers: Iterable[tuple[bytes, bytes]]) -> RequestHeaders:
+    """Sort the raw *raw_headers*. Raises ``InvalidRequest`` for a credential sent twice: readers could take either."""
+    sorted_headers = RequestHeaders()
+    forward, seen = sorted_headers.forward, sorted_headers.seen
+    for raw_name, raw_value in raw_headers:
         spelled, name, kind = _known(raw_name) if len(raw_name) <= _CACHED else _sort(raw_name)
         value = raw_value.decode("utf-8", "surrogateescape")
         if kind & _FORWARD:
@@ -230,13 +238,13 @@ def read_headers(headers: Iterable[tuple[bytes, bytes]]) -> RequestHeaders:
         if kind & _SEEN:
             seen[name] = _repeated(name, seen[name], value) if name in seen else value
         elif kind & _OWN:
-            intake.own[name[len(OWN_PREFIX) :]] = value
+            sorted_headers.own[name[len(OWN_PREFIX) :]] = value
     connection = seen.get("connection", "")
     if connection.lower() not in _PLAIN:
         # Never let a client use this to strip what decides who it is.
         named = {token.strip().lower() for token in connection.split(",")} - CREDENTIALS
-        intake.drop(named)
-    return intake
+        sorted_headers.drop(named)
+    return sorted_headers
 
 
 def _repeated(name: str, first: str, second: str) -> str:
@@ -246,12 +254,12 @@ def _repeated(name: str, first: str, second: str) -> str:
     return f"{first}, {second}"
 
 
-def window_variant(asked: str) -> str:
+def window_variant(betas: str) -> str:
     """Return the beta flags of an ``anthropic-beta`` header that change a model's window; empty mostly.
 
     Such as ``context-1m-2025-08-07``: https://docs.anthropic.com/en/docs/build-with-claude/context-windows.
     """
-    return ",".join(sorted({flag for each in asked.split(",") if (flag := each.strip()[:64]).startswith("context-")}))
+    return ",".join(sorted({flag for each in betas.split(",") if (flag := each.strip()[:64]).startswith("context-")}))
 
 
 def options(own: Mapping[str, str]) -> Options:
@@ -300,7 +308,7 @@ def _label(own: Mapping[str, str], name: str) -> str:
 
 
 def _share(own: Mapping[str, str]) -> float | None:
-    """The share of the room that a compaction asked for goes down to; ``None`` if it names none."""
+    """Return the share of the room to compact down to, or None if the header names none."""
     value = own.get("compact", "now")
     if value == "now":
         return None
@@ -383,9 +391,14 @@ class BodyReader:
             self._account.add(self._tenant, size - self.taken, body=self.taken)
             self.taken = size
 
-    async def whole(self) -> bytes:
-        """The body as sent. Raises ``BodyTooLarge``, ``RequestTimeout``, ``Overloaded`` or ``InvalidRequest``."""
+    async def whole(self, declared: int | None) -> bytes:
+        """Return the body, of *declared* bytes, as sent.
+
+        Raises ``BodyTooLarge``, ``RequestTimeout``, ``Overloaded`` and ``InvalidRequest``.
+        """
         limit = self._limits.body
+        if declared is not None and declared > limit:
+            raise BodyTooLarge(limit)
         if not self._content.is_eof() or self._content.exception() is not None:
             body, complete = await self._slowly(limit)
             if not complete:
@@ -400,7 +413,7 @@ class BodyReader:
         return body
 
     async def peek(self) -> tuple[bytes, bool]:
-        """The body's first ``peek`` bytes or a little more, and whether that is all of it."""
+        """Return the body's first ``peek`` bytes or a little more, and True if that is all of it."""
         if self._content.is_eof() and self._content.exception() is None:
             first = self._content.read_nowait()
             complete = len(first) <= self._limits.peek
@@ -410,7 +423,7 @@ class BodyReader:
         return first, complete
 
     async def _slowly(self, limit: int) -> tuple[bytes, bool]:
-        """Read until the body's end, or until more than *limit* bytes have come; say whether it ended."""
+        """Read to the body's end, or until more than *limit* bytes have come. The second value is True if it ended."""
         progress = Progress(self._limits.body_pause, self._limits.body_rate)
         parts: list[bytes] = []
         size = 0
@@ -427,7 +440,7 @@ _MODEL_FIRST: Final = re.compile(rb'\s*\{\s*"model"\s*:\s*"([^"\\]{1,256})"')
 
 
 def read_request(body: bytes, path: RequestPath, headers: RequestHeaders, tenant: bytes, request_id: str) -> Request:
-    """Return what the engine is asked, by *body*, path and headers. Raises ``InvalidRequest``."""
+    """Return the engine's request, by *body*, path and headers. Raises ``InvalidRequest``."""
     seen = headers.seen
     session, epoch, client_compaction = "", 0, ""
     if not _CLIENT_NAMES.isdisjoint(seen):
@@ -449,7 +462,7 @@ def read_request(body: bytes, path: RequestPath, headers: RequestHeaders, tenant
 
 
 def unread_request(body: bytes, path: RequestPath, headers: RequestHeaders, tenant: bytes, request_id: str) -> Request:
-    """Return what the engine is asked if the headers could not be read: the client's own bytes and where they go."""
+    """Return the engine's request if the headers could not be read: the client's own bytes and their path."""
     origin = Origin(path.path_qs, tuple(headers.forward))
     return Request(path.api, body, tenant, request_id, origin=origin, purpose=path.purpose)
 
@@ -463,23 +476,8 @@ async def decoded(body: bytes, headers: RequestHeaders, reader: BodyReader, limi
 
 
 def named_model(body: bytes, *, complete: bool) -> str:
-    """The model a JSON body names, or an empty string; of a part of a body only a leading ``model`` is seen."""
+    """Return the model that a JSON body names, or an empty string; of a part of a body only a leading ``model``."""
     if complete:
         return model_of(body)
-    found = _MODEL_FIRST.match(body)
-    return found[1].decode("utf-8", "replace") if found else ""
-
-
-def renamed(body: bytes, name: str) -> bytes:
-    """The JSON object *body* with *name* for its model, every other byte as it is; *body* where there is none.
-
-    Of a member that occurs twice the last one counts, as parsers have it.
-    """
-    try:
-        text = body.decode()
-        field = next((each for each in reversed(members(text)) if each.key == "model"), None)
-    except (ValueError, RecursionError):
-        return body
-    if field is None:
-        return body
-    return b"".join([text[: field.start].encode(), json.dumps(name).encode(), text[field.end :].encode()])
+    match = _MODEL_FIRST.match(body)
+    return match[1].decode("utf-8", "replace") if match else ""

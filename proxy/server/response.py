@@ -26,11 +26,11 @@ _REASONS: Final = {status.value: status.phrase for status in HTTPStatus}
 _JOINED: Final = 2**14
 _HTTP_1_1: Final = (1, 1)
 _RESET: Final = struct.pack("ii", 1, 0)
-"""SO_LINGER for an end by RST: on, for no second."""
+"""SO_LINGER for an end by RST: on, for 0 seconds (https://man7.org/linux/man-pages/man7/socket.7.html)."""
 
 
 class ClientLeft(Exception):
-    """The client went away or stopped taking its answer."""
+    """The client went away or stopped reading its answer."""
 
 
 class UnfitHeader(UllageError):
@@ -41,7 +41,7 @@ class UnfitHeader(UllageError):
 
 
 class ResponseWriter:
-    """What aiohttp's connection loop needs of a response, and a writer for the handler.
+    """Writes one answer, for the handler; to aiohttp's connection loop it is a response.
 
     ``status`` is 0 until the head is written. After ``finish`` or ``break_off`` nothing more can be written.
     """
@@ -100,7 +100,7 @@ class ResponseWriter:
         if (text.count("\n"), text.count("\r"), text.count("\0")) != (breaks, breaks, 0):
             raise UnfitHeader("A header of the upstream's answer holds a line break or a NUL.")
         self.status = status
-        # Held until the handler waits for something: a body that is already here leaves in the same segment.
+        # Sent when the handler first waits: a body that is already here leaves in the same segment.
         self._head = text.encode("utf-8", "surrogateescape") + b"\r\n\r\n"
         self._flush = asyncio.get_running_loop().call_soon(self._send_head)
 
@@ -132,7 +132,7 @@ class ResponseWriter:
             raise ClientLeft from error
 
     def finish(self) -> None:
-        """The body is complete."""
+        """End the body: it is complete."""
         self._ended = True
         if self._chunked:
             self._send(b"0\r\n\r\n")
@@ -165,20 +165,20 @@ class ResponseWriter:
 
     @property
     def ended(self) -> bool:
-        """Whether the answer is complete or given up."""
+        """True if the answer is complete or given up."""
         return self._ended
 
     async def prepare(self, request: web.BaseRequest) -> None:
-        """Nothing: the head is written by ``start``."""
+        """Do nothing: the head is written by ``start``."""
 
     async def write_eof(self) -> None:
-        """Nothing: the end is written by ``finish``."""
+        """Do nothing: the end is written by ``finish``."""
 
     def _reset_at_close(self) -> None:
         """Let the connection end by a reset: an orderly end would say that the body is complete."""
-        held: socket.socket | None = self._transport.get_extra_info("socket") if self._transport is not None else None
-        if held is not None and held.fileno() >= 0:
-            held.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
+        sock: socket.socket | None = self._transport.get_extra_info("socket") if self._transport is not None else None
+        if sock is not None and sock.fileno() >= 0:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
 
     def _send(self, data: bytes) -> None:
         if self._transport is None or self._transport.is_closing():
@@ -194,16 +194,19 @@ class ResponseWriter:
             self._send(b"")
 
 
-_ASKED: Final = "access-control-request-method"
+_REQUESTED_METHOD: Final = "access-control-request-method"
 
 
 def is_preflight(request: web.BaseRequest) -> bool:
-    """Whether a browser asks for permission instead of making its request."""
-    return request.method == "OPTIONS" and _ASKED in request.headers
+    """True if a browser asks for permission instead of making its request.
+
+    https://fetch.spec.whatwg.org/#http-cors-protocol
+    """
+    return request.method == "OPTIONS" and _REQUESTED_METHOD in request.headers
 
 
 def answer_headers(origin: str) -> list[tuple[str, str]]:
-    """What lets a page of *origin* read the answer and its headers."""
+    """Return the headers that let a page of *origin* read the answer and its headers."""
     return [
         ("access-control-allow-origin", origin),
         ("access-control-expose-headers", "*"),
@@ -212,16 +215,19 @@ def answer_headers(origin: str) -> list[tuple[str, str]]:
 
 
 def preflight_headers(request: web.BaseRequest) -> list[tuple[str, str]]:
-    """Permission for the method and headers that were asked for, for ten minutes."""
-    headers = [("access-control-allow-methods", request.headers[_ASKED]), ("access-control-max-age", "600")]
-    wanted = request.headers.get("access-control-request-headers")
-    if wanted:
-        headers.append(("access-control-allow-headers", wanted))
+    """Return the headers that permit the requested method and headers for ten minutes."""
+    headers = [("access-control-allow-methods", request.headers[_REQUESTED_METHOD]), ("access-control-max-age", "600")]
+    requested = request.headers.get("access-control-request-headers")
+    if requested:
+        headers.append(("access-control-allow-headers", requested))
     return headers
 
 
 class UpgradeRefused(UllageError):
-    """A WebSocket was asked for where only plain requests are served."""
+    """A WebSocket was requested on a route that serves plain requests only.
+
+    https://www.rfc-editor.org/rfc/rfc9110#section-15.5.22
+    """
 
     status = 426
     code = "upgrade_refused"
@@ -229,19 +235,19 @@ class UpgradeRefused(UllageError):
 
     @property
     def message(self) -> str:
-        """What to do instead."""
+        """The way to ask instead."""
         return "This proxy does not speak WebSocket here; send POST /v1/responses with stream: true."
 
 
 class ShuttingDown(UllageError):
-    """The process ends and this request took longer than it could wait."""
+    """The process ended before this answer was complete."""
 
     status = 503
     code = "server_shutting_down"
 
     @property
     def message(self) -> str:
-        """What happened."""
+        """One sentence for the client."""
         return "The proxy was shut down before this answer was complete. Try again."
 
 
@@ -253,7 +259,7 @@ class StreamBroken(UllageError):
 
     @property
     def message(self) -> str:
-        """What happened."""
+        """One sentence for the client."""
         return "The upstream's stream broke before it was complete."
 
 
@@ -298,7 +304,10 @@ def empty(out: ResponseWriter, status: int, headers: Sequence[tuple[str, str]]) 
 
 
 def last_event(error: UllageError, api: str) -> bytes:
-    """The server-sent event that ends a stream which cannot be completed."""
+    """Return the server-sent event that ends a stream which cannot be completed.
+
+    https://html.spec.whatwg.org/multipage/server-sent-events.html#event-stream-interpretation
+    """
     # The blank line first ends an event that was cut in its middle.
     name = b"event: error\n" if api != "chat" else b""
     if api == "responses":
@@ -339,7 +348,7 @@ class ReplyObserver:
 
     @property
     def usage(self) -> Usage:
-        """The newest figures of each kind; none after a fault."""
+        """The newest figures of each kind; ``NO_USAGE`` after a fault."""
         if not self.watches or self._tap is None:
             return NO_USAGE
         try:
@@ -349,13 +358,13 @@ class ReplyObserver:
             return NO_USAGE
 
     def feed(self, chunk: bytes) -> bytes:
-        """What goes to the client for *chunk*: *chunk* itself, or what is left of it without the usage."""
+        """Return the bytes for the client: *chunk* itself, or without the usage event that it did not ask for."""
         if not self.watches or self._tap is None:
             return chunk
         pending: bytes | None = None
         try:
             if self._hider is not None:
-                pending = self._hider.pending  # what a fault in the middle of its work must not lose
+                pending = self._hider.pending  # a fault in the middle of its work must not lose these bytes
             self._tap.feed(chunk)
             if self._ending is not None:
                 self._ending.feed(chunk)

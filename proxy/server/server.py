@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import ipaddress
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from proxy.engine.engine import Engine
 from proxy.engine.ports import Upstream
@@ -19,7 +19,7 @@ from proxy.tasks import Faults
 
 
 class Server:
-    """Serves the API. ``route`` names a model's upstream; ``observe`` gets each request's report and seconds once.
+    """Serves the API. ``route`` names a model's upstream; ``observers`` get each request's report and seconds.
 
     ``metrics`` gives the exposition and its content type (called in a thread; ``None``: there are none to see),
     ``status`` what the admin API shows, ``models`` answers for all upstreams' models. ``open_routes``
@@ -32,7 +32,7 @@ class Server:
         engine: Engine,
         upstream: Upstream,
         route: Route,
-        observe: Observe,
+        observers: Sequence[Observe],
         metrics: Metrics | None,
         status: Status,
         models: Models,
@@ -45,31 +45,31 @@ class Server:
         local = OwnRoutes(config.version, access, self._drain, metrics, status, added)
         self._limits = config.limits
         faults = faults or Faults()
-        self._handler = Handler(config, engine, upstream, route, observe, access, self._drain, local, models, faults)
+        self._handler = Handler(config, engine, upstream, route, observers, access, self._drain, local, models, faults)
         self._listener: Listener | None = None
         self._sockets: asyncio.Server | None = None
 
     @property
     def in_flight(self) -> int:
-        """How many requests are under way."""
+        """The number of requests under way."""
         return len(self._drain)
 
     @property
     def without_descriptor(self) -> int:
-        """How many connections came when hardly any file descriptor was left."""
+        """The number of connections that came when hardly any file descriptor was left."""
         return self._listener.crowded if self._listener is not None else 0
 
     @property
     def refusals(self) -> Mapping[str, int]:
-        """How many connections and unreadable requests were refused so far, by reason."""
+        """The number of connections and unreadable requests refused so far, by reason."""
         return self._listener.refusals if self._listener is not None else {}
 
     def set_ready(self, ready: bool) -> None:
-        """Say on ``/health/ready`` whether requests are welcome; ``start`` sets it."""
+        """Set the answer of ``/health/ready``; ``start`` sets it to True."""
         self._drain.ready = ready
 
     async def start(self, host: str, port: int, *, reuse_port: bool = False) -> int:
-        """The port that is listened on; *port* 0 takes a free one. Raises ``OSError`` when it is taken."""
+        """Listen on *port*, or on a free one if it is 0, and return it. Raises ``OSError`` if it is taken."""
         self._listener = Listener(self._handler, self._limits)
         self._sockets = await asyncio.get_running_loop().create_server(
             self._listener, host, port, reuse_port=reuse_port, backlog=1024, start_serving=False
@@ -82,7 +82,7 @@ class Server:
         return actual
 
     async def drain(self, seconds: float) -> None:
-        """Say unready, refuse new requests, let running ones finish for *seconds*, then end them with a word.
+        """Refuse new requests, let running ones finish for *seconds*, then end them with an error.
 
         The port stays open meanwhile, so that health checks get an answer and callers a readable 503.
         """

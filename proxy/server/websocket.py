@@ -1,4 +1,4 @@
-"""WebSockets, relayed byte for byte both ways: what is said inside is neither read nor managed."""
+"""WebSockets (https://www.rfc-editor.org/rfc/rfc6455), relayed byte for byte both ways and never read."""
 
 from __future__ import annotations
 

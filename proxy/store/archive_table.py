@@ -33,7 +33,10 @@ class ArchiveTable:
         """Store *plain* for *seconds* from now. Return False if the store did not take it."""
         if len(plain) > MAX_PLAIN:
             return False
-        packed = pack(plain) if len(plain) < OFF_LOOP else await asyncio.to_thread(pack, plain)
+        if len(plain) < OFF_LOOP:
+            packed = pack(plain)
+        else:
+            packed = await asyncio.to_thread(pack, plain)
         key = key_names.original(root_hash, name)
         sealed = self._access.sealer.seal_packed(tenant, key, packed)
         try:
@@ -59,7 +62,4 @@ class ArchiveTable:
             self._access.count_failure(error)
             raise StoreUnavailable from error
         sealer = self._access.sealer
-        return [
-            sealer.open(tenant, key, value) if value is not None else None
-            for key, value in zip(keys, values, strict=True)
-        ]
+        return [sealer.open(tenant, key, value) for key, value in zip(keys, values, strict=True)]

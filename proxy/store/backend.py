@@ -1,4 +1,4 @@
-"""What the tables need of a place that stores bytes, and the errors of this room.
+"""The interface between the tables and the place that stores their bytes, and the errors of this room.
 
 No error reaches a request: ``Unavailable`` is handled by the tables, the others end the start.
 """
@@ -68,19 +68,19 @@ class Backend(Protocol):
     async def add(self, key: str, amount: int, seconds: float) -> None:
         """Add *amount* to the integer under *key*, which expires *seconds* from now."""
 
-    async def note(self, key: str, field: str, value: bytes, most: int, seconds: float) -> None:
+    async def set_field(self, key: str, field: str, value: bytes, most: int, seconds: float) -> None:
         """Set *field* of the hash under *key*, which expires *seconds* from now at the earliest.
 
         Of more than *most* fields the one whose name sorts first is removed.
         """
 
-    async def table(self, key: str) -> Mapping[bytes, bytes]:
+    async def read_fields(self, key: str) -> Mapping[bytes, bytes]:
         """All fields of the hash under *key*; empty if there is none."""
 
-    async def rank(self, key: str, member: bytes, score: float, most: int, seconds: float) -> None:
+    async def score_member(self, key: str, member: bytes, score: float, most: int, seconds: float) -> None:
         """Set the score of *member* under *key*, which expires *seconds* from now; only the *most* highest stay."""
 
-    async def ranked(self, key: str, most: int) -> Sequence[tuple[bytes, float]]:
+    async def top_members(self, key: str, most: int) -> Sequence[tuple[bytes, float]]:
         """The *most* members under *key* with the highest scores, the highest first."""
 
     @property

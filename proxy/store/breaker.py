@@ -1,4 +1,4 @@
-"""Decides whether a server is worth asking. Pure but for the clock and the dice it is given.
+"""A circuit breaker: decides if a server is worth a call. Pure but for the clock and the dice it is given.
 
 Closed: everything is let through; a few failures close together, or in a row, open it. Open: nothing passes until the
 pause is over. Half-open: exactly one call passes; its success closes the breaker, its failure doubles the pause.
@@ -21,7 +21,7 @@ FIRST_PAUSE, LONGEST_PAUSE = 2.0, 30.0
 class Patience:
     """When a breaker opens and for how long; times in seconds.
 
-    It opens after *failures* within *within*, or, where that is ``None``, after so many without a success between.
+    It opens after *failures* within *within*, or, if that is None, after that many without a success in between.
     *lost* is how long a probe that never reported back keeps the next one from going out.
     """
 
@@ -48,7 +48,7 @@ class Breaker:
         self.state: State = "closed"
 
     def admit(self) -> bool:
-        """Whether a call may go out now; in half-open state ``True`` is said once, and that call must report back."""
+        """True if a call may go out now. If half-open, only one caller gets True, and must report back."""
         if self.state == "closed":
             return True
         now = self._clock()

@@ -22,7 +22,7 @@ SHORT_LIFETIME: Final = 24 * 3600.0
 """Seconds that a conversation is known which was not compacted."""
 
 Kind = Literal["event", "summary", "lease", "refused", "mark"]
-"""What the store may hold for a prefix of a conversation; ``event`` is a compaction record, ``mark`` a request."""
+"""Kinds of keys for a prefix of a conversation; ``event`` is a compaction record, ``mark`` a request to compact."""
 
 T = TypeVar("T")
 
@@ -44,33 +44,33 @@ class ConversationTable:
         seconds = LIFETIME if long_lived else SHORT_LIFETIME
         roots = key_names.known(self._name(tenant, conversation))
         listed = key_names.listed(self._list_name(tenant))
-        self._write(lambda: self._backend.rank(roots, root_hash, now, ROOTS, seconds))
-        self._write(lambda: self._backend.rank(listed, conversation.encode(), now, LISTED, LIFETIME))
+        self._write(lambda: self._backend.score_member(roots, root_hash, now, ROOTS, seconds))
+        self._write(lambda: self._backend.score_member(listed, conversation.encode(), now, LISTED, LIFETIME))
 
     def save_note(self, tenant: bytes, root_hash: bytes, field: str, value: bytes, *, long_lived: bool) -> None:
         """Save *value* as the note called *field*; of more than ``NOTES`` the one whose name sorts first is removed."""
         name = key_names.notes(root_hash)
         sealed = self._access.sealer.seal(tenant, _sealed_to(name, field), value)
         seconds = LIFETIME if long_lived else SHORT_LIFETIME
-        self._write(lambda: self._backend.note(name, field, sealed, NOTES, seconds))
+        self._write(lambda: self._backend.set_field(name, field, sealed, NOTES, seconds))
 
     async def conversations(self, tenant: bytes) -> list[tuple[str, float]]:
         """Names of the tenant's newest conversations with the time of their last request (Unix time), newest first."""
         name = key_names.listed(self._list_name(tenant))
-        members = await self._read(lambda: self._backend.ranked(name, LISTED))
+        members = await self._read(lambda: self._backend.top_members(name, LISTED))
         return [(member.decode("ascii", "replace"), at) for member, at in members]
 
     async def root_hashes(self, tenant: bytes, conversation: str) -> list[bytes]:
         """Root hashes of the conversation called *conversation*, the one used last first."""
         name = key_names.known(self._name(tenant, conversation))
-        members = await self._read(lambda: self._backend.ranked(name, ROOTS))
+        members = await self._read(lambda: self._backend.top_members(name, ROOTS))
         return [root_hash for root_hash, _ in members if len(root_hash) == 16]
 
     async def notes(self, tenant: bytes, root_hash: bytes) -> Mapping[str, bytes]:
         """The notes on *root_hash* by name, without those of other tenants and those that were tampered with."""
         name, sealer = key_names.notes(root_hash), self._access.sealer
         notes: dict[str, bytes] = {}
-        for raw, sealed in (await self._read(lambda: self._backend.table(name))).items():
+        for raw, sealed in (await self._read(lambda: self._backend.read_fields(name))).items():
             field = raw.decode("ascii", "replace")
             value = sealer.open(tenant, _sealed_to(name, field), sealed)
             if value is not None:

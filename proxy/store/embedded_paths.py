@@ -35,7 +35,8 @@ def binary() -> Path:
     machine = _SAME_MACHINE.get(machine, machine)
     if system == "linux" and machine == "arm64":
         machine = "aarch64"
-    for root in (spec.submodule_search_locations or ()) if spec is not None else ():
+    roots = spec.submodule_search_locations if spec is not None else None
+    for root in roots or ():
         program = Path(root) / "_binaries" / f"{system}-{machine}" / "valkey-server"
         if os.access(program, os.X_OK):
             return program

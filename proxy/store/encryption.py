@@ -16,8 +16,9 @@ from __future__ import annotations
 import os
 import secrets
 import zlib
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Final
 
 from cachetools import LRUCache
 from cryptography.exceptions import InvalidTag
@@ -81,14 +82,14 @@ class Sealer:
         """As ``seal``, for a value that ``pack`` compressed, maybe in another thread."""
         return self._own.seal(tenant, key_name, packed, ZSTD)
 
-    def open(self, tenant: bytes, key_name: str, value: bytes) -> bytes | None:
+    def open(self, tenant: bytes, key_name: str, value: bytes | None) -> bytes | None:
         """The value sealed for this tenant under this name. Return None for anything else."""
-        if len(value) < _HEAD + _NONCE + _TAG or value[0] not in (DEFLATE, ZSTD):
+        if value is None or len(value) < _HEAD + _NONCE + _TAG or value[0] not in _UNPACK:
             return None
         for ring in self._rings:
             packed = ring.open(tenant, key_name, value)
             if packed is not None:
-                return _unpack(packed) if value[0] == DEFLATE else _unpack_zstd(packed)
+                return _UNPACK[value[0]](packed)
         return None
 
     def is_former(self, value: bytes) -> bool:
@@ -155,14 +156,18 @@ def _unpack_zstd(packed: bytes) -> bytes | None:
         return None
 
 
-def _unpack(packed: bytes) -> bytes | None:
+def _unpack_deflate(packed: bytes) -> bytes | None:
     # A writer who holds the key is still not trusted with our memory: nothing is inflated beyond the limit.
     inflate = zlib.decompressobj()
     try:
         plain = inflate.decompress(packed, MAX_PLAIN + 1)
     except zlib.error:
         return None
-    return plain if len(plain) <= MAX_PLAIN and inflate.eof and not inflate.unused_data else None
+    is_whole = inflate.eof and not inflate.unused_data
+    return plain if is_whole and len(plain) <= MAX_PLAIN else None
+
+
+_UNPACK: Final[Mapping[int, Callable[[bytes], bytes | None]]] = {DEFLATE: _unpack_deflate, ZSTD: _unpack_zstd}
 
 
 def new_master_key() -> bytes:
@@ -172,7 +177,9 @@ def new_master_key() -> bytes:
 
 def find_master_key(directory: Path) -> bytes | None:
     """The key in *directory*. Return None if there is none. Raises ``OSError``, ``ValueError``."""
-    return ensure_master_key(directory) if (directory / KEY_FILE).exists() else None
+    if not (directory / KEY_FILE).exists():
+        return None
+    return ensure_master_key(directory)
 
 
 def ensure_master_key(directory: Path) -> bytes:
@@ -220,13 +227,9 @@ async def share_naming_secret(backend: Backend, ring: Sequence[bytes]) -> bytes:
     """
     names = [key_names.names(derive(key, b"fingerprint", b"")[:8]) for key in ring]
     values = await backend.read(names)
-    opened = [_opened(key, name, value) for key, name, value in zip(ring, names, values, strict=True)]
+    opened = [Sealer(key).open(b"", name, value) for key, name, value in zip(ring, names, values, strict=True)]
     secret = next((each for each in opened if each is not None), None) or naming_secret(ring[0])
     if values[0] is not None:
         return secret
     theirs = await backend.claim(names[0], Sealer(ring[0]).seal(b"", names[0], secret), None)
-    return _opened(ring[0], names[0], theirs) or secret
-
-
-def _opened(key: bytes, name: str, value: bytes | None) -> bytes | None:
-    return Sealer(key).open(b"", name, value) if value is not None else None
+    return Sealer(ring[0]).open(b"", names[0], theirs) or secret

@@ -25,12 +25,9 @@ def event(root_hash: bytes, route: str, prefix_hash: bytes) -> str:
 
 
 def events(root_hash: bytes, route: str, prefix_hashes: Sequence[bytes]) -> list[str]:
-    """The compaction records at *prefix_hashes* of a conversation on *route*."""
-    if not prefix_hashes:
-        return []
-    first = event(root_hash, route, prefix_hashes[0])
-    begin = first[: first.rindex(":") + 1]
-    return [first, *(begin + _text(prefix_hash) for prefix_hash in prefix_hashes[1:])]
+    """The compaction records at many *prefix_hashes* of one conversation, as ``event`` names each."""
+    before = _of_conversation(root_hash, "e", sha256(route.encode()).digest()[:8])
+    return [f"{before}:{_text(prefix_hash)}" for prefix_hash in prefix_hashes]
 
 
 def summary(root_hash: bytes, policy: bytes, prefix_hash: bytes) -> str:
@@ -84,7 +81,7 @@ def pause(tenant: bytes) -> str:
 
 
 def lesson(name: bytes) -> str:
-    """What one tenant's requests taught about a route; *name* is a keyed digest of both."""
+    """The limits of a route learned from one tenant's requests; *name* is a keyed digest of both."""
     return f"ullage1:f:{_text(name)}"
 
 

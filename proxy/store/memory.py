@@ -80,28 +80,28 @@ class MemoryBackend:
         await self.remove(key)
         await self.claim(key, b"%d" % total, seconds)
 
-    async def note(self, key: str, field: str, value: bytes, most: int, seconds: float) -> None:
+    async def set_field(self, key: str, field: str, value: bytes, most: int, seconds: float) -> None:
         """Set *field* of the hash under *key*, which expires *seconds* from now at the earliest."""
-        fields = {**await self.table(key), field.encode(): value}
+        fields = {**await self.read_fields(key), field.encode(): value}
         if len(fields) > most:
             del fields[min(fields)]
         _, until = self._entries.get(key, (b"", 0.0))
         await self._put(key, fields, max(seconds, (until or 0.0) - self._clock()))
 
-    async def table(self, key: str) -> Mapping[bytes, bytes]:
+    async def read_fields(self, key: str) -> Mapping[bytes, bytes]:
         """All fields of the hash under *key*; empty if there is none."""
         value = self._get(key)
         if value is None:
             return {}
         return msgspec.msgpack.decode(value, type=dict[bytes, bytes])
 
-    async def rank(self, key: str, member: bytes, score: float, most: int, seconds: float) -> None:
+    async def score_member(self, key: str, member: bytes, score: float, most: int, seconds: float) -> None:
         """Set the score of *member* under *key*, which expires *seconds* from now; only the *most* highest stay."""
-        scores = {**dict(await self.ranked(key, most)), member: score}
+        scores = {**dict(await self.top_members(key, most)), member: score}
         highest = sorted(scores.items(), key=lambda pair: (pair[1], pair[0]), reverse=True)[:most]
         await self._put(key, dict(highest), seconds)
 
-    async def ranked(self, key: str, most: int) -> Sequence[tuple[bytes, float]]:
+    async def top_members(self, key: str, most: int) -> Sequence[tuple[bytes, float]]:
         """The *most* members under *key* with the highest scores, the highest first."""
         value = self._get(key)
         if value is None:

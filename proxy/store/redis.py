@@ -47,7 +47,9 @@ _CONNECTION_OPTIONS: Final[dict[str, Any]] = {
     "protocol": 2,  # RESP3 adds a handshake and push messages that nothing here uses
     "driver_info": None,  # two more round trips on every new connection, to tell the server the client's name
 }
-"""What no URL may change: a frozen server would else hold requests for the client's own timeouts of seconds."""
+"""Options that no URL may change: otherwise a frozen server would hold requests for the client's own timeouts, which
+are seconds long.
+"""
 
 # Lua scripts, for steps that read and write: a server runs nothing else meanwhile
 # (https://redis.io/topics/eval-intro).
@@ -68,7 +70,7 @@ return 1
 _ADD: Final = "redis.call('incrby', KEYS[1], ARGV[1]) return redis.call('pexpire', KEYS[1], ARGV[2])"
 """Adds to a count that expires when nothing is added any more."""
 
-_NOTE: Final = """
+_SET_FIELD: Final = """
 redis.call('hset', KEYS[1], ARGV[1], ARGV[2])
 if redis.call('hlen', KEYS[1]) > tonumber(ARGV[3]) then
   local fields = redis.call('hkeys', KEYS[1])
@@ -80,7 +82,7 @@ return 1
 """
 """Sets a field. The hash lives as long as its longest-lived field; when full, the field that sorts first goes."""
 
-_RANK: Final = """
+_SCORE_MEMBER: Final = """
 redis.call('zadd', KEYS[1], ARGV[2], ARGV[1])
 redis.call('zremrangebyrank', KEYS[1], 0, -1 - tonumber(ARGV[3]))
 return redis.call('pexpire', KEYS[1], ARGV[4])
@@ -127,10 +129,10 @@ class RedisBackend:
 
     @property
     def refusal(self) -> str:
-        """The kind of refusal if a server answers but does not do what it is asked, else an empty string."""
+        """The kind of refusal if a server answers but refuses operations, else an empty string."""
         return self.refusals.kind
 
-    async def introduce(self) -> None:
+    async def connect(self) -> None:
         """Connect, with time to spare, and check the server's version.
 
         Raises ``Unavailable`` if there is no answer, ``StoreUnsupported`` if the server is too old.
@@ -167,7 +169,7 @@ class RedisBackend:
 
     async def read(self, keys: Sequence[str]) -> Sequence[bytes | None]:
         """The values under *keys* (of one hash slot), in order; None for each that is missing."""
-        values = await self._ask("read", keys[0], lambda: self._client.mget(list(keys)))
+        values = await self._operate("read", keys[0], lambda: self._client.mget(list(keys)))
         if not isinstance(values, list) or len(values) != len(keys):
             raise Unavailable("protocol")
         return [_value(value) for value in values]
@@ -175,57 +177,61 @@ class RedisBackend:
     async def claim(self, key: str, value: bytes, seconds: float | None) -> bytes | None:
         """Store *value* unless *key* exists. Return the value that is there, or None if *value* was stored."""
         lifetime = None if seconds is None else int(seconds * 1000)
-        present = await self._ask("claim", key, lambda: self._client.set(key, value, nx=True, get=True, px=lifetime))
+        present = await self._operate(
+            "claim", key, lambda: self._client.set(key, value, nx=True, get=True, px=lifetime)
+        )
         return _value(present)
 
     async def refresh(self, key: str, seconds: float) -> None:
         """Have *key* expire *seconds* from now."""
-        await self._ask("refresh", key, lambda: self._client.pexpire(key, int(seconds * 1000)))
+        await self._operate("refresh", key, lambda: self._client.pexpire(key, int(seconds * 1000)))
 
     async def remove(self, key: str) -> None:
         """Delete *key*, of whatever type."""
-        await self._ask("remove", key, lambda: self._client.unlink(key))
+        await self._operate("remove", key, lambda: self._client.unlink(key))
 
     async def extend(self, key: str, value: bytes, seconds: float) -> bool:
         """Have *key* expire *seconds* from now if it holds *value*. Return False if it does not."""
-        lifetime = str(int(seconds * 1000))
-        return bool(await self._ask("extend", key, lambda: self._script(_EXTEND, key, value, lifetime)))
+        lifetime = _milliseconds(seconds)
+        return bool(await self._operate("extend", key, lambda: self._script(_EXTEND, key, value, lifetime)))
 
     async def release(self, key: str, value: bytes) -> bool:
         """Delete *key* if it holds *value*. Return False if it did not."""
-        return bool(await self._ask("release", key, lambda: self._script(_RELEASE, key, value)))
+        return bool(await self._operate("release", key, lambda: self._script(_RELEASE, key, value)))
 
     async def swap(self, key: str, old: bytes, new: bytes, seconds: float) -> bool:
         """Store *new* for *seconds* under *key* if it holds *old*. Return False if it did not."""
-        lifetime = str(int(seconds * 1000))
-        return bool(await self._ask("swap", key, lambda: self._script(_SWAP, key, old, new, lifetime)))
+        lifetime = _milliseconds(seconds)
+        return bool(await self._operate("swap", key, lambda: self._script(_SWAP, key, old, new, lifetime)))
 
     async def add(self, key: str, amount: int, seconds: float) -> None:
         """Add *amount* to the integer under *key*, which expires *seconds* from now."""
-        lifetime = str(int(seconds * 1000))
-        await self._ask("add", key, lambda: self._script(_ADD, key, str(amount), lifetime))
+        lifetime = _milliseconds(seconds)
+        await self._operate("add", key, lambda: self._script(_ADD, key, str(amount), lifetime))
 
-    async def note(self, key: str, field: str, value: bytes, most: int, seconds: float) -> None:
+    async def set_field(self, key: str, field: str, value: bytes, most: int, seconds: float) -> None:
         """Set *field* of the hash under *key*, which expires *seconds* from now at the earliest."""
-        lifetime = str(int(seconds * 1000))
-        await self._ask("note", key, lambda: self._script(_NOTE, key, field, value, str(most), lifetime))
+        arguments = (field, value, str(most), _milliseconds(seconds))
+        await self._operate("set_field", key, lambda: self._script(_SET_FIELD, key, *arguments))
 
-    async def table(self, key: str) -> Mapping[bytes, bytes]:
+    async def read_fields(self, key: str) -> Mapping[bytes, bytes]:
         """All fields of the hash under *key*; empty if there is none."""
-        fields: object = await self._ask("table", key, lambda: cast("Awaitable[object]", self._client.hgetall(key)))
+        fields: object = await self._operate(
+            "read_fields", key, lambda: cast("Awaitable[object]", self._client.hgetall(key))
+        )
         if not isinstance(fields, dict):
             raise Unavailable("protocol")
         return fields
 
-    async def rank(self, key: str, member: bytes, score: float, most: int, seconds: float) -> None:
+    async def score_member(self, key: str, member: bytes, score: float, most: int, seconds: float) -> None:
         """Set the score of *member* under *key*, which expires *seconds* from now; only the *most* highest stay."""
-        lifetime = str(int(seconds * 1000))
-        await self._ask("rank", key, lambda: self._script(_RANK, key, member, repr(score), str(most), lifetime))
+        arguments = (member, repr(score), str(most), _milliseconds(seconds))
+        await self._operate("score_member", key, lambda: self._script(_SCORE_MEMBER, key, *arguments))
 
-    async def ranked(self, key: str, most: int) -> Sequence[tuple[bytes, float]]:
+    async def top_members(self, key: str, most: int) -> Sequence[tuple[bytes, float]]:
         """The *most* members under *key* with the highest scores, the highest first."""
-        members: Any = await self._ask(
-            "ranked", key, lambda: self._client.zrange(key, 0, most - 1, desc=True, withscores=True)
+        members: Any = await self._operate(
+            "top_members", key, lambda: self._client.zrange(key, 0, most - 1, desc=True, withscores=True)
         )
         if not isinstance(members, list):
             raise Unavailable("protocol")
@@ -247,20 +253,21 @@ class RedisBackend:
                 except FAULTS:
                     continue  # the server is gone, and its connections with it
 
-    async def _ask(self, operation: str, key: str, call: Callable[[], Awaitable[T]]) -> T:
+    async def _operate(self, operation: str, key: str, call: Callable[[], Awaitable[T]]) -> T:
+        """The reply to *call*; a refusal is remembered under *operation*. Raises ``Unavailable``."""
         began, left = self._clock(), self._wait_budget.left(deadlines.OPERATION)
         node = self._node_of(key)
         try:
-            answer = await self._answer(self._breaker_of(node), call, left)
+            reply = await self._reply_to(self._breaker_of(node), call, left)
         except Unavailable as error:
             self._wait_budget.spend(self._clock() - began)
             if error.kind in REFUSALS:
                 self.refusals.add(Refused(operation, node, key), error.kind)
             raise
         self.refusals.remove(Refused(operation, node, key))
-        return answer
+        return reply
 
-    async def _answer(self, breaker: Breaker, call: Callable[[], Awaitable[T]], left: float) -> T:
+    async def _reply_to(self, breaker: Breaker, call: Callable[[], Awaitable[T]], left: float) -> T:
         """The reply to *call*, if it comes within *left* seconds. Raises ``Unavailable``."""
         try:
             async with asyncio.timeout(left):
@@ -352,9 +359,13 @@ async def _perform(breaker: Breaker, call: Callable[[], Awaitable[T]]) -> T | Un
     return reply
 
 
-def _value(answer: object) -> bytes | None:
-    if answer is None or isinstance(answer, bytes):
-        return answer
+def _milliseconds(seconds: float) -> str:
+    return str(int(seconds * 1000))
+
+
+def _value(reply: object) -> bytes | None:
+    if reply is None or isinstance(reply, bytes):
+        return reply
     raise Unavailable("protocol")
 
 
@@ -425,4 +436,5 @@ def _cluster(scheme: str, rest: str) -> RedisCluster:
 
 def _harmless(error: BaseException) -> str:
     """The text of *error* if it is ours: the library's may quote a password from the URL."""
-    return str(error) if isinstance(error, ValueError) and str(error).startswith("it") else "it is not a valid URL"
+    is_ours = isinstance(error, ValueError) and str(error).startswith("it")
+    return str(error) if is_ours else "it is not a valid URL"

@@ -16,7 +16,7 @@ from proxy.store import key_names
 from proxy.store.backend import Backend, Unavailable
 
 _PROTOCOL_ERRORS: Final = (ValueError, TypeError, LookupError, AttributeError, RuntimeError, EOFError)
-"""What the library raises if a server does not speak the protocol."""
+"""Errors that the library raises if a server does not speak the protocol."""
 
 _KINDS: Final[tuple[tuple[type[BaseException], str], ...]] = (
     (errors.MaxConnectionsError, "pool"),
@@ -55,7 +55,7 @@ BREAKING: Final = frozenset({"slow", "down", "auth", "loading", "cluster", "prot
 """Kinds that open the breaker. A full memory, a missing permission or a busy pool of ours do not."""
 
 FAULTS: Final = (errors.RedisError, OSError, TimeoutError, *_PROTOCOL_ERRORS)
-"""What an operation may raise."""
+"""Errors that an operation may raise."""
 
 
 def kind_of(error: BaseException) -> str:
@@ -79,10 +79,10 @@ _TRIALS: Final[Mapping[str, Callable[[Backend, str], Awaitable[object]]]] = {
     "release": lambda backend, key: backend.release(key, b""),
     "swap": lambda backend, key: backend.swap(key, b"", b"", TRIAL_LIFETIME),
     "add": lambda backend, key: backend.add(key, 1, TRIAL_LIFETIME),
-    "note": lambda backend, key: backend.note(key, "trial", b"", 1, TRIAL_LIFETIME),
-    "table": lambda backend, key: backend.table(key),
-    "rank": lambda backend, key: backend.rank(key, b"trial", 0.0, 1, TRIAL_LIFETIME),
-    "ranked": lambda backend, key: backend.ranked(key, 1),
+    "set_field": lambda backend, key: backend.set_field(key, "trial", b"", 1, TRIAL_LIFETIME),
+    "read_fields": lambda backend, key: backend.read_fields(key),
+    "score_member": lambda backend, key: backend.score_member(key, b"trial", 0.0, 1, TRIAL_LIFETIME),
+    "top_members": lambda backend, key: backend.top_members(key, 1),
 }
 
 

@@ -29,7 +29,10 @@ from proxy.store.tables import RecordTable, TableAccess
 from proxy.tasks import Spawn
 
 SHORTEST_KEY = 16
+"""Bytes of a master key at least: a key of AES-128."""
+
 _LOOK, _REREAD = 1.0, 60.0
+"""Seconds between two looks at a store that does not work, and at one that does."""
 
 
 class Store:
@@ -110,7 +113,7 @@ class StoreMonitor:
     async def first(self) -> None:
         """Try once, at start. Raises ``StoreUnsupported`` if the server is too old; nothing if it is down."""
         try:
-            await self._servers.introduce()
+            await self._servers.connect()
             await self._share_key()
         except Unavailable as error:
             self._report_down(error)
@@ -135,7 +138,7 @@ class StoreMonitor:
     async def _check(self) -> None:
         try:
             if not self._settled:
-                await self._servers.introduce()
+                await self._servers.connect()
                 await self._servers.probe()
                 await try_again(self._servers, self._servers.refusals)
             await self._share_key()
@@ -201,12 +204,12 @@ async def open_store(
     instead: bool = False,
     clock: Callable[[], float] = time.monotonic,
 ) -> Store:
-    """The store at *url* (``embedded``, ``memory``, or a server's URL), open; one that is down is used when it comes.
+    """Open the store at *url*: ``embedded``, ``memory``, or a server's URL.
 
-    *key* is the master key, at least 16 bytes; without one it is kept in *directory* (``embedded``) or in the store.
-    What was sealed with *others* opens too, and so does what the key in *directory* sealed before there was another.
-    *instead*: ``memory`` was not configured but stands in for what was, so that it never counts as up.
-    *spawn* starts named background tasks, *warn* takes ``(event, facts)`` for the log: never a key, value or password.
+    A server that is down is used once it is up.
+    *key* is the master key, at least 16 bytes. Without one it is in *directory* (``embedded``) or in the store. Values
+    that were sealed with one of *others*, or with the key in *directory*, open too. *instead*: ``memory`` replaces the
+    configured store, so that it never counts as up. *warn* logs an event with facts: never a key, value or password.
     Raises ``StoreMisconfigured`` and ``StoreUnsupported``, both worded for the operator.
     """
     warnings = ThrottledWarnings(warn, clock)
@@ -237,18 +240,25 @@ def _refuse_short_keys(key: bytes | None, others: Sequence[bytes]) -> None:
 async def _start_embedded(
     directory: Path, key: bytes | None, others: Sequence[bytes], spawn: Spawn, warn: Warn
 ) -> tuple[EmbeddedServer, tuple[bytes, ...]]:
-    """Start the private server; return it with the keys that open its values, the one that seals first.
+    """Start the private server; return it with its master keys, the one that seals first.
 
-    Without a *key* the one in *directory* seals; with one it still opens what it sealed before.
+    Without *key* the one in *directory* seals; with it, that one still opens what it sealed before.
     """
     embedded = await EmbeddedServer.start(directory, spawn, warn)
     try:
-        own = ensure_master_key(directory) if key is None else find_master_key(directory)
+        ring = _embedded_ring(directory, key, others)
     except (OSError, ValueError):
         await embedded.close()
         raise
-    keys = (own, *others) if key is None else (key, *others, own)
-    return embedded, tuple(dict.fromkeys(each for each in keys if each is not None))
+    return embedded, ring
+
+
+def _embedded_ring(directory: Path, key: bytes | None, others: Sequence[bytes]) -> tuple[bytes, ...]:
+    if key is None:
+        return tuple(dict.fromkeys((ensure_master_key(directory), *others)))
+    former = find_master_key(directory)
+    keys = (key, *others) if former is None else (key, *others, former)
+    return tuple(dict.fromkeys(keys))
 
 
 async def _open_servers(
@@ -266,15 +276,15 @@ async def _open_servers(
         monitor = StoreMonitor(servers, access, warnings, ring)
         await monitor.first()
         store.attach(spawn(monitor.run(), "store monitor"), embedded)
-        opened.pop_all()  # from here on the store closes them
+        opened.pop_all()  # the store closes them from now on
     return store
 
 
 def redacted(url: str) -> str:
-    """*url* without credentials and options, fit for a log."""
+    """*url* without credentials and options, for the log."""
     scheme, separator, rest = url.partition("://")
     bare, _, options = rest.partition("?")
     if "@" in options:
-        return f"{scheme}://***"  # a question mark inside a password: nothing after it can be told apart
+        return f"{scheme}://***"  # a question mark in a password hides where the options begin
     _, at, hosts = bare.rpartition("@")
     return f"{scheme}{separator}***@{hosts}" if at else f"{scheme}{separator}{bare}"

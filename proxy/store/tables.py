@@ -32,6 +32,9 @@ PAUSES: Final = (0.05, 0.2)
 MAX_HASHES: Final = 512
 """Prefix hashes that one look-up reads at most."""
 
+_LATENCY_SHARE: Final = 0.05
+"""Weight of the newest operation in the running mean of latency."""
+
 _RENEW_AFTER, _RENEWED = 3600.0, 8192
 """Seconds until a record in use is renewed again, and how many records a process remembers to have renewed."""
 
@@ -42,7 +45,7 @@ T = TypeVar("T")
 
 
 class TableAccess:
-    """What all tables share: the backend, the sealer, timing, retries, counts and warnings.
+    """The part that all tables share: the backend, the sealer, timing, retries, counts and warnings.
 
     ``ready`` is False until the backend may be used. ``sealer`` is replaced when the master key becomes known.
     """
@@ -78,7 +81,8 @@ class TableAccess:
             seconds = self._clock() - began
             self.operations += 1
             self.seconds += seconds
-            self.latency += (seconds - self.latency) * (1.0 if self.operations == 1 else 0.05)
+            share = 1.0 if self.operations == 1 else _LATENCY_SHARE
+            self.latency += (seconds - self.latency) * share
             self.report_state()
 
     async def run_with_retries(self, operation: Callable[[], Coroutine[Any, Any, T]]) -> T:
@@ -110,7 +114,9 @@ class TableAccess:
         if not names:
             return None
         values = await self.read_values(names)
-        return self.first_of(tenant, names, values) if values is not None else None
+        if values is None:
+            return None
+        return self.first_of(tenant, names, values)
 
     async def read_values(self, names: Sequence[str]) -> Sequence[bytes | None] | None:
         """The sealed values under *names*, in order. Return None if the store does not answer, which is a miss."""
@@ -170,7 +176,7 @@ class TableAccess:
         self._count_unreadable(present)
         await self.run(self.backend.remove(name))
         present = await self._claim(name, sealed)
-        return sealer.open(tenant, name, present) if present is not None else None
+        return sealer.open(tenant, name, present)
 
     async def _claim(self, name: str, sealed: bytes) -> bytes | None:
         self._renewed[name] = True
@@ -266,16 +272,18 @@ class RecordTable:
         return await self._access.write(tenant, key_names.event(root_hash, route, prefix_hash), record, replace=replace)
 
     async def pop_request(self, tenant: bytes, root_hash: bytes) -> str:
-        """How far an operator asked to compact this conversation, as ``newest`` saw: ``now`` or a share.
+        """The extent of an operator's request to compact this conversation, as ``newest`` saw: ``now``, or a share.
 
-        Return an empty string if nobody asked. Only one caller gets the request.
+        Return an empty string if there is no request. Only one caller gets it.
         """
         if not self._requests:
             return ""
         name = key_names.mark(root_hash)
         value = self._requests.pop(name, None)
-        extent = self._access.sealer.open(tenant, name, value) if value is not None else None
-        if value is None or extent is None:
+        if value is None:
+            return ""
+        extent = self._access.sealer.open(tenant, name, value)
+        if extent is None:
             return ""
         try:
             released = await self._access.run(self._backend.release(name, value))
@@ -285,14 +293,14 @@ class RecordTable:
         return extent.decode("ascii", "replace") if released else ""
 
     async def read_route(self, tenant: bytes, route: str) -> bytes | None:
-        """What was last saved about *route* for *tenant*. Return None if nothing was, or the store does not answer."""
+        """The value last saved about *route* for *tenant*; None if there is none or the store does not answer."""
         name = self._route_name(tenant, route)
         try:
             (value,) = await self._access.run(self._backend.read([name]))
         except Unavailable as error:
             self._access.count_failure(error)
             return None
-        return self._access.sealer.open(tenant, name, value) if value is not None else None
+        return self._access.sealer.open(tenant, name, value)
 
     def save_route(self, tenant: bytes, route: str, value: bytes) -> None:
         """Save *value* about *route* for *tenant* in the background; the last one saved is valid."""

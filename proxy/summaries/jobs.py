@@ -29,7 +29,7 @@ from proxy.summaries.writer import Draft, NotWritten, Writer
 from proxy.tasks import Spawn
 
 RENEW: Final = 1 / 3
-"""How often a lease is renewed, in lifetimes of the lease."""
+"""Time between two renewals of a lease, in lifetimes of the lease."""
 
 AGAIN: Final = 5.0
 """Seconds until a job that could not begin may begin."""
@@ -58,7 +58,7 @@ def ignore_note(tenant: bytes, root_hash: bytes, note: SummaryNote) -> None:
 
 @dataclass(frozen=True, slots=True)
 class JobCaches:
-    """What one process remembers of summaries, in bounded mappings.
+    """The memory of one process for summaries, in bounded mappings.
 
     ``summaries`` are under their text policy and prefix hash. ``not_before`` is when a job may begin,
     ``too_expensive`` the length of the prefix that could not be paid for and its tokens, ``failures`` their number in a
@@ -173,7 +173,9 @@ class Jobs:
         if not task.done() or task.cancelled() or task.exception() is not None:
             return ready
         written = task.result()
-        return written if written is not None and written.length <= wanted.prefix.length else ready
+        if written is None or written.length > wanted.prefix.length:
+            return ready
+        return written
 
     def is_due(self, request: Request, route: Route, last_compaction: bytes) -> bool:
         """True if a job since that compaction may be worth starting; costs nothing."""
@@ -284,10 +286,7 @@ class Jobs:
         wanted, seconds = job.wanted, self._config.lease_seconds
         lease = await self._table.lease(wanted.root_hash, job.policy, wanted.last_compaction, seconds)
         if lease is None:
-            theirs = await self._elsewhere(job) if job.waits else None
-            if theirs is None:
-                raise NotWritten("elsewhere", model_asked=False)
-            return theirs, None
+            return await self._elsewhere(job), None
         renewal = self._spawn(self._renew(lease), "summary lease")
         try:
             return await self._write_under_lease(job)
@@ -373,16 +372,16 @@ class Jobs:
         self._caches.summaries[job.policy, hashes[index]] = summary
         return summary
 
-    async def _elsewhere(self, job: _Job) -> Summary | None:
-        """The summary that another replica is writing. Return None if it does not come in time."""
+    async def _elsewhere(self, job: _Job) -> Summary:
+        """The summary that another replica is writing. Raises ``NotWritten`` if it does not come in time."""
         until, pause = self._clock() + min(WAIT_ELSEWHERE, self._config.timeout), 0.05
-        while self._clock() < until:
+        while job.waits and self._clock() < until:
             await asyncio.sleep(pause * (0.75 + 0.5 * random.random()))  # noqa: S311 - spreads replicas apart
             pause = min(0.4, pause * 1.6)
             summary = await self._newest(job)
             if summary is not None and summary.length == job.wanted.prefix.length:
                 return summary
-        return None
+        raise NotWritten("elsewhere", model_asked=False)
 
     async def _renew(self, lease: Lease) -> None:
         """Renew *lease* until it is lost."""

@@ -1,4 +1,4 @@
-"""What summaries may cost and who may write them: a share of a tenant's own traffic, and the keys that may be used."""
+"""Limits of summaries: their cost, as a share of a tenant's own traffic, and the models and keys that may be used."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ class SpendingLimits:
         return account.spent + tokens <= self._share * account.sent
 
     async def refusal_reason(self, tenant: bytes, tokens: int) -> str:
-        """Why *tenant* may not spend *tokens* now: ``paused`` or ``budget``; empty if it may."""
+        """The reason why *tenant* may not spend *tokens* now: ``paused`` or ``budget``; empty if it may."""
         account = self._account(tenant)
         if self._clock() - account.read_at >= FRESH:
             account.read_at = self._clock()
@@ -127,8 +127,11 @@ class SpendingLimits:
     async def _read(self, tenant: bytes, account: _Account) -> None:
         """Take over the store's figures; if it lost them or does not answer, this process's own are used."""
         sent, spent, paused = await self._table.spending(tenant, self._now())
-        account.sent = max(account.sent if not sent else 0, sent + account.unsaved)
-        account.spent = max(account.spent if not spent else 0, spent)
+        if sent:
+            account.sent = sent + account.unsaved
+        if spent:
+            account.spent = spent
+        account.spent = max(0, account.spent)  # corrections of estimates may outweigh what is left of the hour
         self._flush(tenant, account)
         if paused:
             account.paused_until = max(account.paused_until, self._clock() + FRESH)
@@ -156,7 +159,7 @@ def no_headers(model: str) -> Mapping[str, str]:
 
 @dataclass(frozen=True, slots=True)
 class SummaryConfig:
-    """How summaries are configured.
+    """The configuration of summaries.
 
     ``model`` is the configured summariser, empty for the request's own model. Only conversations of the tenants in
     ``allowed_tenants`` go to it; None allows every tenant. ``allow_subscriptions`` permits OAuth tokens.

@@ -1,19 +1,56 @@
-"""The prompts: templates beside this module, filled in here. Their digest is their version."""
+"""Texts for a summariser: prompts from the templates beside this module, and conversations as data.
+
+A transcript has one bounded text per item, without encoded data and without anything that looks like a role.
+"""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.resources import files
 from string import Template
 from typing import Final
 
+from proxy.core.conversation import ItemText, Role
+
 WORDS_PER_TOKEN: Final = 0.5
 """Words asked for per token of the cap: identifiers and paths take several tokens each, and models overshoot."""
 
 _MIN_WORDS: Final = 40
-_NAMES: Final = ("summary", "request", "previous", "aligned")
+_TEMPLATES: Final = ("summary", "request", "previous", "aligned")
+
+Count = Callable[[str], int]
+
+USER, ASSISTANT, RESULT, ARGUMENTS = 16_000, 6_000, 2_000, 1_000
+"""Most characters of a text, by its writer; the middle is left out."""
+
+OPAQUE: Final = 20_000
+"""Characters without a space from which a run is encoded data, not text."""
+
+_DATA_URL = re.compile(r"data:[\w.+/-]{0,100};base64,[A-Za-z0-9+/=_-]{256,}")
+# The look-behind keeps these two linear: a run is tried at its beginning only. Scripts written without spaces
+# (U+2E80 and up) are text.
+_BASE64 = re.compile(r"(?<![A-Za-z0-9+/_-])[A-Za-z0-9+/_-]{1200,}={0,2}")
+_OPAQUE = re.compile(rf"(?<![^\s\u2e80-\uffff])[^\s\u2e80-\uffff]{{{OPAQUE},}}")
+_SPECIAL = re.compile(r"<\|([^|<>\n]{0,64})\|>")
+_TAG = re.compile(
+    r"<(/?\s*(?:system|user|assistant|human|tool|developer|transcript|conversation|summary|instructions?|prompt"
+    r"|function\w*|invoke|tool_\w+|s|bos|eos)\b)",
+    re.IGNORECASE,
+)
+_BRACKETED = re.compile(r"\[(/?INST)\]|<<(/?SYS)>>")
+_SPEAKERS: Final = {"user": "user", "assistant": "assistant", "tool": "tool result"}
+_BREAK = re.compile(r"\s+")
+
+BROKEN: Final = 120
+"""Characters within which a text is cut at the end of a word."""
+
+MIDDLE: Final = "[... middle left out ...]"
+
+_JOIN: Final = 2
+"""Tokens that joining two texts may add."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,10 +80,114 @@ class Prompts:
 def load_prompts() -> Prompts:
     """The prompts of this package."""
     folder = files("proxy.summaries") / "prompts"
-    texts = {name: (folder / f"{name}.md").read_text("utf-8") for name in _NAMES}
-    version = hashlib.sha256("\0".join(texts[name] for name in _NAMES).encode()).digest()[:8]
+    texts = {name: (folder / f"{name}.md").read_text("utf-8") for name in _TEMPLATES}
+    version = hashlib.sha256("\0".join(texts[name] for name in _TEMPLATES).encode()).digest()[:8]
     return Prompts({name: Template(text) for name, text in texts.items()}, version)
 
 
 def _words(cap: int) -> int:
     return max(_MIN_WORDS, int(cap * WORDS_PER_TOKEN))
+
+
+def omit_data(text: str) -> str:
+    """*text* with encoded data replaced by its size and a short digest."""
+    if len(text) < 256:
+        return text
+    for pattern in (_DATA_URL, _BASE64, _OPAQUE):
+        text = pattern.sub(_omitted, text)
+    return text
+
+
+def _omitted(match: re.Match[str]) -> str:
+    run = match.group()
+    if not run.startswith("data:") and len(run) < OPAQUE and not any(map(str.isdigit, run)):
+        return run  # a rule of dashes, or one letter repeated
+    size = len(run) * 3 // 4
+    digest = hashlib.sha256(run.encode("utf-8", "surrogatepass")).hexdigest()[:12]
+    return f"[... data left out: about {size} bytes, digest {digest} ...]"
+
+
+def neutralised(text: str) -> str:
+    """*text* in which nothing looks like a role, a special token or the end of the fence around it."""
+    text = _SPECIAL.sub(r"‹\1›", text)
+    text = _TAG.sub(r"‹\1", text)
+    return _BRACKETED.sub(lambda match: f"({match[1] or match[2]})", text)
+
+
+def quoted(text: str, characters: int) -> str:
+    """Both ends of *text* in at most so many *characters*, without data, neutralised, each line behind a bar."""
+    text = omit_data(text).encode("utf-8", "replace").decode()
+    if len(text) > characters:
+        head, tail = head_and_tail(text, characters // 2)
+        text = f"{head}\n{MIDDLE}\n{tail}"
+    return "\n".join(f"| {line}" for line in neutralised(text).splitlines())
+
+
+def head_and_tail(text: str, characters: int) -> tuple[str, str]:
+    """The first and the last *characters* of *text*, cut between words: half a name would be a wrong one."""
+    head, tail = text[:characters], text[-characters:]
+    start = _BREAK.search(tail, 0, BROKEN)
+    return head[: _last_break(head)].rstrip(), tail[start.end() if start else 0 :]
+
+
+def _last_break(head: str) -> int:
+    """Index behind the last word break in *head*; its length if there is none near the end."""
+    for at in range(len(head), max(0, len(head) - BROKEN), -1):
+        if head[at - 1].isspace():
+            return at
+    return len(head)
+
+
+def item_texts(entries: Sequence[ItemText], detail: float = 1.0) -> Iterator[str]:
+    """One text per item, without system items: role, text, tool calls, kinds of media.
+
+    *detail* scales how many characters are shown, except of the user's.
+    """
+    for entry in entries:
+        if entry.role == "system":
+            continue
+        limit = _limit(entry.role, detail)
+        lines = [f"{_SPEAKERS[entry.role]}:"]
+        if entry.text:
+            lines.append(quoted(entry.text, limit))
+        if entry.user_text:
+            lines += ["user:", quoted(entry.user_text, USER)]
+        for name, arguments in entry.calls:
+            lines += [f"calls {neutralised(name)}:", quoted(arguments, int(detail * ARGUMENTS))]
+        lines += [f"({neutralised(kind)}, not shown)" for kind in entry.media]
+        yield "\n".join(line for line in lines if line)
+
+
+def _limit(role: Role, detail: float) -> int:
+    """Characters of an item's own text that are shown."""
+    if role == "user":
+        return USER
+    return int(detail * (ASSISTANT if role == "assistant" else RESULT))
+
+
+def split_transcript(entries: Sequence[ItemText], tokens: int, count: Count, detail: float = 1.0) -> list[str]:
+    """The transcript of *entries* in chunks of at most *tokens* each, in order; a larger item loses its middle."""
+    chunks: list[str] = []
+    chunk: list[str] = []
+    size = 0
+    for text in item_texts(entries, detail):
+        text, weight = _within(text, tokens, count)
+        if chunk and size + weight > tokens:
+            chunks.append("\n".join(chunk))
+            chunk, size = [], 0
+        chunk.append(text)
+        size += weight
+    if chunk:
+        chunks.append("\n".join(chunk))
+    return chunks
+
+
+def _within(text: str, tokens: int, count: Count) -> tuple[str, int]:
+    """*text* in at most *tokens*, and its tokens; a text of 200 characters or less stays as it is."""
+    weight = count(text) + _JOIN
+    while weight > tokens and len(text) > 200:
+        # 0.45 for each end leaves a tenth for what counts more than the average character.
+        head, tail = head_and_tail(text, max(90, int(len(text) * tokens / weight * 0.45)))
+        text = f"{head}\n| {MIDDLE}\n| {tail}"
+        weight = count(text) + _JOIN
+    return text, weight

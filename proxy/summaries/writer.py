@@ -13,8 +13,7 @@ from proxy.core.request import Origin
 from proxy.engine.ports import Counter, Summary, SummaryRequest, Upstream
 from proxy.summaries.api_formats import API_FORMATS, append_to_prompt, encode_json, output_allowance
 from proxy.summaries.model_call import CallFailed, Summariser, TokensUsed, call_model
-from proxy.summaries.prompts import Prompts
-from proxy.summaries.transcript import split_transcript
+from proxy.summaries.prompts import Prompts, split_transcript
 from proxy.summaries.verify import Source, verify
 
 FRAME: Final = 700

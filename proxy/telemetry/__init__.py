@@ -1,1 +1,1 @@
-"""What operators see: structured logs and Prometheus metrics, all derived from a frozen report."""
+"""Logs and metrics for operators, derived from each request's report."""

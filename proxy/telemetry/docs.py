@@ -46,7 +46,7 @@ _PROCESS = """
 
 
 def page() -> str:
-    """The page about fields and metrics, as Markdown."""
+    """Return the page about fields and metrics, as Markdown."""
     seen = [field for field in FIELDS if field.log or field.header or field.metrics]
     fields = [_field_row(field.log, field.header, field.about, field.metrics) for field in seen]
     # A metric may stand in several rows.

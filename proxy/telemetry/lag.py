@@ -1,4 +1,4 @@
-"""How long the event loop keeps everybody waiting, and what ran while it did.
+"""The lag of the event loop, and what ran meanwhile.
 
 A beat on the loop measures how late it comes. A thread looks at the loop from outside: when a beat is overdue it notes
 what the loop's thread and those of large bodies are at, which the loop itself could not say afterwards.
@@ -22,7 +22,7 @@ TOO_LATE: Final = 0.2
 """Seconds of lag from which a line is logged."""
 
 WORKERS: Final = "offload"
-"""What the names of the threads begin with that read large bodies."""
+"""The beginning of the names of threads that read large bodies."""
 
 Observe = Callable[[float], None]
 Warn = Callable[[float, Sequence[str]], None]
@@ -76,13 +76,13 @@ class LagWatch:
                 self._ran = self._frames()
 
     def _frames(self) -> tuple[str, ...]:
-        """The innermost frames of the loop's thread, then of each thread that reads a large body."""
+        """Return the innermost frames of the loop's thread, then of each thread that reads a large body."""
         names = {thread.ident: thread.name for thread in threading.enumerate()}
         stacks = sys._current_frames()
         workers = [ident for ident in stacks if (names.get(ident) or "").startswith(WORKERS)]
-        found: list[str] = []
+        places: list[str] = []
         for ident in (self._thread, *workers):
             if frame := stacks.get(ident):
                 summary = traceback.StackSummary.extract(traceback.walk_stack(frame), lookup_lines=False)
-                found += [place_of(each) for each in summary[:DEEPEST_STACK]]
-        return tuple(found)
+                places += [place_of(each) for each in summary[:DEEPEST_STACK]]
+        return tuple(places)

@@ -138,7 +138,7 @@ class Logs:
             self.log.warning("proxy.refused_more", count=more, reason=Overloaded.code, advice=advice)
 
     def summary_done(self, report: SummaryReport) -> None:
-        """Write the line of a summary job that asked a model or was kept from it."""
+        """Write the line of a summary job that called a model, or could not."""
         if report.reason in _UNTOLD:
             return
         self.log.info(
@@ -155,7 +155,7 @@ class Logs:
         )
 
     def noticed(self, event: str, facts: Mapping[str, object]) -> None:
-        """Write *event* with its *facts*, as a warning where they name a remedy."""
+        """Write *event* with its *facts*, as a warning if they name a remedy."""
         (self.log.warning if "remedy" in facts else self.log.info)(event, **facts)
 
     def task_failed(self, name: str, error: BaseException) -> None:
@@ -163,7 +163,7 @@ class Logs:
         self.log.error("proxy.task_failed", task=name, exc_info=error)
 
     def loop_lagged(self, seconds: float, frames: Sequence[str]) -> None:
-        """Write that the event loop kept everybody waiting, and what ran meanwhile."""
+        """Write that the event loop was late, and the *frames* that ran meanwhile."""
         self.log.warning("proxy.loop_lagged", seconds=round(seconds, 3), frames=list(frames))
 
     def loop_failed(self, loop: asyncio.AbstractEventLoop, context: Mapping[str, Any]) -> None:
@@ -230,18 +230,18 @@ def _plain_value(value: Any) -> object:
 
 
 def frames(trace: TracebackType | None) -> list[str]:
-    """The innermost frames of *trace* as ``file:line function``: no source text, no values."""
+    """Return the innermost frames of *trace* as ``file:line function``: no source text, no values."""
     summary = traceback.StackSummary.extract(traceback.walk_tb(trace), lookup_lines=False)
     return [place_of(frame) for frame in summary[-DEEPEST_STACK:]]
 
 
 def place_of(frame: traceback.FrameSummary) -> str:
-    """Where *frame* stands, as ``file:line function``."""
+    """Return *frame* as ``file:line function``."""
     return f"{'/'.join(frame.filename.split('/')[-3:])}:{frame.lineno} {frame.name}"
 
 
 def _plain(text: str) -> str:
-    """*text* on one line, short, without control characters: model names come from clients."""
+    """Return *text* on one line, short, without control characters: model names come from clients."""
     short = text[:LONGEST_TEXT]
     return short if short.isprintable() else short.encode("unicode_escape").decode("ascii")[: 2 * LONGEST_TEXT]
 
@@ -264,7 +264,7 @@ class _Console:
 
 
 class _Sink:
-    """What structlog calls with a rendered line, whatever the level."""
+    """The logger under structlog's: every level writes the rendered line."""
 
     def __init__(self, writer: LineWriter) -> None:
         self._write = writer.write
@@ -276,7 +276,7 @@ class _Sink:
 
 
 class _Library(logging.Handler):
-    """Turns a library's record into facts: who, where, what type of error.
+    """Turns a library's record into facts: its logger, its place in the code, the type of its error.
 
     aiohttp puts header lines and parts of URLs into its messages, asyncio the repr of a failed task. So a message is
     only given as its template, and only when it has arguments: without any, the data is already in the text.
@@ -321,7 +321,7 @@ class LineWriter:
         self._thread.start()
 
     def write(self, line: bytes) -> None:
-        """Take *line* (with its line end) for writing, or drop it."""
+        """Queue *line* (with its line end) for writing, or drop it."""
         with self._lock:
             if self._size + len(line) > self._most:
                 self.dropped += 1

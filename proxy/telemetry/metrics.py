@@ -74,7 +74,7 @@ PROCESS: Final = (
     STORE_UP, STORE_BREAKER, STORE_ERRORS, ARCHIVED, SUMMARIES, SUMMARY_CALLS, SUMMARY_TOKENS, SUMMARY_SECONDS,
     SUMMARIES_RUNNING, SUMMARY_BREAKERS, BUILD_INFO,
 )  # fmt: skip
-"""The metrics that no report of a request adds to."""
+"""The metrics that do not come from reports of requests."""
 
 _ROWS: Final = tuple((metric, metric.when or field.name) for field in FIELDS for metric in field.metrics)
 """The metrics that a report adds to, each with the attribute of the report that it depends on."""
@@ -91,7 +91,7 @@ _OF_REPORTS: Final = tuple(
 that adds nothing."""
 
 _ROUTE: Final = ("api", "model", "upstream", "status", "outcome")
-"""What tells one kind of request from another: the labels that a report's metrics may have beside their own."""
+"""The labels that a report's metrics may have beside their own; together they name one kind of request."""
 
 Add = Callable[[float], None]
 
@@ -150,7 +150,7 @@ class Telemetry:
             self._families.histograms[SUMMARY_SECONDS.name].observe(report.seconds)
 
     def summaries_state(self, *, running: int, broken: int) -> None:
-        """Say how many summary jobs run, and how many summarisers are not asked because they failed."""
+        """Show how many summary jobs run, and how many summarisers are not called because they failed."""
         self._families.gauges[SUMMARIES_RUNNING.name].set(running)
         self._families.gauges[SUMMARY_BREAKERS.name].set(broken)
 
@@ -159,7 +159,7 @@ class Telemetry:
         self._families.histograms[LOOP_LAG.name].observe(seconds)
 
     def in_flight(self, count: int) -> None:
-        """Say how many requests this process has under way."""
+        """Show how many requests this process has under way."""
         self._families.gauges[IN_FLIGHT.name].set(count)
 
     def refused_connections(self, totals: Mapping[str, int]) -> None:
@@ -170,7 +170,7 @@ class Telemetry:
             self._refused[reason] = total
 
     def store_state(self, *, up: bool, breaker: Breaker = "closed") -> None:
-        """Say how the store is. Call it on every change: several workers cannot be asked when metrics are read."""
+        """Show the store's state. Call it on every change: several workers cannot be asked when metrics are read."""
         self._families.gauges[STORE_UP.name].set(1 if up else 0)
         self._families.gauges[STORE_BREAKER.name].set(_BREAKER[breaker])
 
@@ -188,7 +188,7 @@ class Telemetry:
         self._families.counters[ARCHIVED.name].labels(outcome).inc(count)
 
     def lines_dropped(self, count: int) -> None:
-        """Say how many log lines this process has dropped so far."""
+        """Show how many log lines this process has dropped so far."""
         self._families.gauges[LINES_DROPPED.name].set(count)
 
     def without_descriptor(self, count: int) -> None:
@@ -196,15 +196,15 @@ class Telemetry:
         self._families.counters[WITHOUT_DESCRIPTOR.name].inc(count)
 
     def learned_windows(self, count: int) -> None:
-        """Say how many windows hold in this process because overflows or cuts taught them."""
+        """Show how many windows this process has learned from overflows and cuts."""
         self._families.gauges[LEARNED_WINDOWS.name].set(count)
 
     def exposition(self) -> tuple[bytes, str]:
-        """The metrics as text and its content type. Reads files when there are several workers: call it in a thread."""
+        """Return the metrics as text and its content type. Call it in a thread: with several workers it reads files."""
         return generate_latest(self._shown), CONTENT_TYPE_PLAIN_0_0_4
 
     def _route(self, report: Report) -> _Route:
-        """The series of the kind of request that *report* is about, made if this is the first."""
+        """Return the series of the kind of request that *report* is about. They are made if this is the first."""
         model = self._model(report.model)
         key = (report.api, model, report.upstream, report.status, report.outcome)
         route = self._routes.get(key)
@@ -218,7 +218,7 @@ class Telemetry:
 
 
 def _bounded(known: set[str], name: str) -> str:
-    """*name* as the value of a label: itself while there are few, since values come from clients and stay."""
+    """Return *name* as the value of a label, or ``OTHER`` if there are many: values come from clients and stay."""
     if name in known:
         return name
     if len(known) >= MOST_MODELS or len(name) > LONGEST_MODEL or not name.isprintable():
@@ -248,7 +248,7 @@ class _Families:
                 self.histograms[name] = Histogram(name, metric.about, labels, registry=registry, buckets=metric.buckets)
 
     def adder(self, metric: Metric, labels: tuple[str, ...], own: Value) -> Add:
-        """What adds to the series of *metric* with these *labels* and its *own*; a gauge is set instead."""
+        """Return what adds to the series of *metric* with these *labels* and its *own*, or sets it if it is a gauge."""
         if metric.kind == "gauge":
             return partial(self._set, metric, labels, own)
         every = labels + _own_labels(own)
@@ -276,7 +276,9 @@ def _own_labels(own: Value) -> tuple[str, ...]:
 
 
 class _Route(dict[tuple[Metric, Value], Add]):
-    """What adds to each series of one kind of request, looked up once: ``labels()`` costs more than the count itself.
+    """The functions that add to each series of one kind of request.
+
+    They are looked up once: ``labels()`` costs more than the count itself.
 
     A key is a metric and the value or values of its own labels.
     """

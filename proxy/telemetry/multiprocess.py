@@ -1,4 +1,8 @@
-"""Where worker processes keep the figures that `/metrics` adds up. For the parent: it must not import the client."""
+"""The directory in which worker processes share the figures of `/metrics`.
+
+Apart from ``metrics`` because the parent, which must not import the metrics' client, makes it:
+https://prometheus.github.io/client_python/multiprocess/.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +33,7 @@ def make_directory() -> Path:
 
 
 def _base() -> Path:
-    """The temporary directory; if none can be written, as under a read-only root, the memory that processes share."""
+    """Return the temporary directory, or the shared memory if none can be written, as under a read-only root."""
     try:
         return Path(tempfile.gettempdir())
     except FileNotFoundError:
@@ -37,7 +41,7 @@ def _base() -> Path:
 
 
 def _process_space() -> int:
-    """What tells whose process ids are meant: containers may share a folder and not the ids."""
+    """Return a number for this namespace of process ids: containers may share a folder and not the ids."""
     try:
         return os.stat("/proc/self/ns/pid").st_ino
     except OSError:  # not Linux
@@ -45,7 +49,7 @@ def _process_space() -> int:
 
 
 def _is_stale(directory: Path, space: int) -> bool:
-    """Whether *directory* was made, by this user and among the same process ids, by a process that is gone."""
+    """True if *directory* was made, by this user and in the same namespace, by a process that is gone."""
     named = _NAME.fullmatch(directory.name)
     if named is None or int(named[1]) != space or directory.is_symlink():
         return False

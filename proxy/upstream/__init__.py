@@ -3,15 +3,16 @@
 from proxy.upstream.direct import DirectReply, Upstreams
 from proxy.upstream.litellm import Bridge, Bridged
 from proxy.upstream.probe_formats import find
-from proxy.upstream.probes import OnTold, Probes, may_answer
+from proxy.upstream.probes import OnWindows, Probes, SharedProbeCache, may_answer
 from proxy.upstream.targets import Target, Timeouts
 
 __all__ = [
     "Bridge",
     "Bridged",
     "DirectReply",
-    "OnTold",
+    "OnWindows",
     "Probes",
+    "SharedProbeCache",
     "Target",
     "Timeouts",
     "Upstreams",

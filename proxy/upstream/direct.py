@@ -10,7 +10,7 @@ import asyncio
 import errno
 import functools
 import ssl
-from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from typing import Any, Final, cast
 
 import aiohttp
@@ -123,9 +123,9 @@ class Upstreams:
 
     async def upgrade(self, target: str, path_qs: str, headers: Sequence[tuple[str, str]]) -> DirectReply:
         """Return the answer to a request for a WebSocket: with status 101 it has a ``tunnel``. Raises as ``send``."""
-        wanted = [*headers, ("Connection", "Upgrade"), ("Upgrade", "websocket")]
+        upgrading = [*headers, ("Connection", "Upgrade"), ("Upgrade", "websocket")]
         # Only a POST goes over the bridge, so the reply is a direct one.
-        return cast("DirectReply", await self.send(target, "GET", path_qs, wanted, None, may_switch=True))
+        return cast("DirectReply", await self.send(target, "GET", path_qs, upgrading, None, may_switch=True))
 
     async def _wait_to_reconnect(self, to: _ReadyTarget, error: aiohttp.ClientConnectorError, pause: float) -> None:
         """Wait for *pause* seconds before connecting again. Raise what *error* means if that is of no use."""
@@ -184,9 +184,9 @@ class _ReadyTarget:
             self._replaced |= CREDENTIALS | {target.api_key_header.lower()}
 
     def url(self, path_qs: str) -> URL:
-        """Return where *path_qs* is on this upstream, and keep it for the next request if it has no query."""
+        """Return the URL of *path_qs* on this upstream. It is stored for the next request if it has no query."""
         url = URL(self._base.join(path_qs), encoded=True)
-        # A query may hold a key, which is not kept beyond its request.
+        # A query may hold a key, which is not stored beyond its request.
         if len(self.urls) < _MOST_URLS and "?" not in path_qs:
             self.urls[path_qs] = url
         return url
@@ -238,22 +238,34 @@ def _connect_cause(error: aiohttp.ClientConnectorError) -> str:
 class DirectReply:
     """An answer whose head has arrived: ``ports.Reply`` over an aiohttp response.
 
-    ``headers`` are the end-to-end ones in order and spelling. ``close_delimited``: only the end of the connection says
+    ``headers`` are the end-to-end ones in order and spelling; ``header`` gives the first with a name in any case, or an
+    empty string. ``close_delimited``: only the end of the connection says
     where the body ends (https://www.rfc-editor.org/rfc/rfc9112#section-6.3).
     """
 
-    __slots__ = ("_end", "_loop", "_response", "_timeouts", "_upstream", "close_delimited", "headers", "status")
+    __slots__ = (
+        "_end",
+        "_loop",
+        "_response",
+        "_timeouts",
+        "_upstream",
+        "close_delimited",
+        "header",
+        "headers",
+        "status",
+    )
 
     def __init__(
         self, response: AbortingResponse, upstream: str, timeouts: Timeouts, *, may_switch: bool = False
     ) -> None:
-        """Raise ``UpstreamUnreachable`` if the upstream left HTTP and was not asked to: *may_switch* says it was."""
+        """Raise ``UpstreamUnreachable`` if the upstream left HTTP and the request was no upgrade (*may_switch*)."""
         self._response = response
         self._upstream = upstream
         self._timeouts = timeouts
         self._loop = asyncio.get_running_loop()
         self._end = self._loop.time() + timeouts.total
         self.status = response.status
+        self.header: Callable[[str], str] = cast("Any", functools.partial(response.headers.get, default=""))
         if response.status == SWITCHING and not may_switch:
             self.close()
             raise UpstreamUnreachable(upstream, "it switched protocols, which was not asked for")
@@ -262,21 +274,18 @@ class DirectReply:
         self.close_delimited = has_body and not is_framed
         connection = response.connection
         if connection is not None and connection.protocol is not None and response.status != SWITCHING:
-            # aiohttp has one read timeout for head and body; models think long before the head, not inside the body.
+            # aiohttp has one read timeout for head and body (https://github.com/aio-libs/aiohttp/issues/3808). Models
+            # think long before the head and not inside the body, so it is lowered here.
             connection.protocol.read_timeout = timeouts.idle
             connection.protocol.start_timeout()
 
-    def header(self, name: str) -> str:
-        """Return the first header called *name* (any case), or an empty string."""
-        return self._response.headers.get(name, "")
-
     async def next_chunk(self) -> bytes:
-        """The next bytes as they arrived; empty at the end.
+        """Return the next bytes as they arrived; empty at the end.
 
-        Raises ``UpstreamUnreachable`` when the connection breaks, ``UpstreamTimeout`` when it goes silent; every byte
-        that came before is handed out first. An answer that has not ended in its total time is a timeout, too.
+        Raises ``UpstreamUnreachable`` if the connection breaks and ``UpstreamTimeout`` if it goes silent; every byte
+        that came before is returned first. An answer that has not ended in its total time is a timeout, too.
         """
-        # No timer: where nothing comes the other timeout ends it, so an endless answer is seen by what it sends.
+        # No timer: the idle timeout ends a silent answer, and an endless one is noticed at its next chunk.
         if self._loop.time() > self._end:
             raise UpstreamTimeout(self._upstream, self._timeouts.total, endless=True)
         content = self._response.content
@@ -299,7 +308,7 @@ class DirectReply:
         self._response.close()
 
     def tunnel(self) -> Tunnel:
-        """The upgraded connection; only where ``status`` is 101, and once."""
+        """Return the upgraded connection; only if ``status`` is 101, and once."""
         return Tunnel(self._response)
 
 
@@ -317,7 +326,7 @@ class Tunnel:
         self._protocol.set_parser(self._pipe, self._pipe)
 
     async def next_chunk(self) -> bytes:
-        """The next bytes from the upstream; empty at the end."""
+        """Return the next bytes from the upstream; empty at the end."""
         return await self._pipe.next()
 
     async def write(self, data: bytes) -> None:
@@ -326,6 +335,8 @@ class Tunnel:
         if transport is None or transport.is_closing():
             raise ConnectionResetError("the upstream has closed the connection")
         transport.write(data)
+        # aiohttp has no public way to wait for the buffer of an upgraded client connection
+        # (https://github.com/aio-libs/aiohttp/blob/master/aiohttp/base_protocol.py).
         await self._protocol._drain_helper()
 
     def close(self) -> None:
@@ -342,7 +353,7 @@ def _end_to_end(response: aiohttp.ClientResponse) -> tuple[list[tuple[str, str]]
     if "Connection" in response.headers:
         values = ",".join(response.headers.getall("Connection"))
         named = frozenset(token.strip().lower().encode() for token in values.split(","))
-    found = []
+    headers = []
     is_framed = False
     # The raw ones: the parser gives well-known names its own spelling.
     for name, value in response.raw_headers:
@@ -351,12 +362,16 @@ def _end_to_end(response: aiohttp.ClientResponse) -> tuple[list[tuple[str, str]]
             is_framed = True
         if lower in _HOP_BY_HOP or lower in named or lower.startswith(_OWN_PREFIX):
             continue
-        found.append((name.decode("ascii", "replace"), value.decode("utf-8", "surrogateescape")))
-    return found, is_framed
+        headers.append((name.decode("ascii", "replace"), value.decode("utf-8", "surrogateescape")))
+    return headers, is_framed
 
 
 def arrived(content: aiohttp.StreamReader) -> bytes:
-    """What a failed stream still holds. The public readers raise the failure before handing these bytes out."""
+    """Return the bytes that a failed stream still holds, and empty it.
+
+    Its public readers raise the failure before they return these bytes, which are then lost
+    (https://github.com/aio-libs/aiohttp/issues/3026).
+    """
     parts = list(content._buffer)
     if parts and content._buffer_offset:
         parts[0] = parts[0][content._buffer_offset :]
@@ -367,11 +382,11 @@ def arrived(content: aiohttp.StreamReader) -> bytes:
 
 def _session(keep_alive: float) -> aiohttp.ClientSession:
     """A pool that keeps idle connections for *keep_alive* seconds; 0: keeps none."""
-    kept: dict[str, Any] = {"keepalive_timeout": keep_alive} if keep_alive else {"force_close": True}
+    pooling: dict[str, Any] = {"keepalive_timeout": keep_alive} if keep_alive else {"force_close": True}
     # Each default that is overridden here lets one caller's state or the proxy's own taste reach another's request:
     # cookies by host name, 100 connections for all, the environment's proxies and netrc, decoded bodies.
     return aiohttp.ClientSession(
-        connector=Connector(limit=0, ttl_dns_cache=30, **kept),
+        connector=Connector(limit=0, ttl_dns_cache=30, **pooling),
         cookie_jar=aiohttp.DummyCookieJar(),
         request_class=VerbatimRequest,
         response_class=AbortingResponse,
@@ -388,10 +403,15 @@ _SKIPPED: CIMultiDict[None] = CIMultiDict({"Content-Type": None})
 
 
 class VerbatimRequest(aiohttp.ClientRequest):
-    """A request to which no ``Accept``, ``Accept-Encoding``, ``User-Agent`` or ``Content-Type`` is added."""
+    """A request to which no ``Accept``, ``Accept-Encoding``, ``User-Agent`` or ``Content-Type`` is added.
+
+    Both methods are aiohttp's own (https://github.com/aio-libs/aiohttp/blob/master/aiohttp/client_reqrep.py):
+    ``skip_auto_headers`` would do, but builds and copies two mappings for each request.
+    """
 
     def update_auto_headers(self, skip_auto_headers: Iterable[str] | None) -> None:  # noqa: ARG002
         """Add nothing; what the client left out stays out."""
+        # Read again when the body is attached, which would add its Content-Type.
         self._skip_auto_headers = _SKIPPED
 
     def update_headers(self, headers: Any) -> None:
@@ -401,10 +421,14 @@ class VerbatimRequest(aiohttp.ClientRequest):
 
 
 class AbortingResponse(aiohttp.ClientResponse):
-    """A response that resets its connection when given up, instead of flushing what nobody waits for."""
+    """A response whose connection is reset if it is given up.
+
+    aiohttp closes it (https://github.com/aio-libs/aiohttp/blob/master/aiohttp/client_reqrep.py), and a closed transport
+    first flushes its buffer: an upload would go on to an upstream whose answer has no reader.
+    """
 
     async def start(self, connection: Connection) -> aiohttp.ClientResponse:
-        """The response once its head is here; the connection is reset if the wait is cancelled or fails."""
+        """Return the response once its head is here. Reset the connection if the wait is cancelled or fails."""
         try:
             return await super().start(connection)
         except BaseException:
@@ -413,7 +437,11 @@ class AbortingResponse(aiohttp.ClientResponse):
 
 
 class FailingProtocol(ResponseHandler):
-    """A connection whose failure reaches the body's reader too: broken framing would leave that one waiting."""
+    """A connection whose failure reaches the body's reader too: after broken framing it would wait for ever.
+
+    ``_payload`` is the body that is being read; aiohttp shows it nowhere else
+    (https://github.com/aio-libs/aiohttp/blob/master/aiohttp/client_proto.py).
+    """
 
     def connection_lost(self, exc: BaseException | None) -> None:
         """Fail the body that is being read if the connection was reset."""
@@ -433,7 +461,7 @@ class FailingProtocol(ResponseHandler):
 
 
 class Connector(aiohttp.TCPConnector):
-    """A pool of such connections."""
+    """A pool of such connections. aiohttp has no setting for their class, only this factory."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
@@ -441,7 +469,12 @@ class Connector(aiohttp.TCPConnector):
 
 
 class BytesBody(payload.Payload):
-    """A body held in memory, of any size, sent in one write."""
+    """A body in memory, of any size, sent in one write.
+
+    aiohttp's own payload of bytes warns about more than 1 MiB
+    (https://github.com/aio-libs/aiohttp/blob/master/aiohttp/payload.py). ``_size``, ``_value`` and ``_autoclose`` are
+    what its subclasses set and read there.
+    """
 
     _autoclose = True
 
@@ -450,7 +483,7 @@ class BytesBody(payload.Payload):
         self._size = len(value)
 
     def decode(self, encoding: str = "utf-8", errors: str = "strict") -> str:
-        """The body as text."""
+        """Return the body as text."""
         return bytes(self._value).decode(encoding, errors)
 
     async def write(self, writer: AbstractStreamWriter) -> None:

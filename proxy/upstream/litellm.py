@@ -12,7 +12,7 @@ import json
 import logging
 import os
 import re
-from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, Final
@@ -20,6 +20,7 @@ from typing import Any, Final
 from proxy.core.errors import InvalidRequest, UllageError, Unauthorized, UpstreamTimeout, UpstreamUnreachable
 from proxy.core.http_headers import CREDENTIAL_ORDER
 from proxy.core.tokens.budget import answer_reserve
+from proxy.tasks import Spawn
 from proxy.upstream import litellm_shapes as shapes
 from proxy.upstream.targets import NOTHING, Timeouts
 
@@ -36,12 +37,10 @@ _ALWAYS: Final = frozenset({"model", "messages", "stream", "stream_options"})
 _PASSED_BACK: Final = re.compile(r"(?:x-|anthropic-)?ratelimit[\w-]*|(?:x-)?request-id|retry-after[\w-]*")
 _MISSING: Final = re.compile(r"No module named '([\w.]+)'")
 _KEYS: Final = CREDENTIAL_ORDER[1:]
-"""Headers in which a key stands as it is."""
+"""Headers that hold a key without a scheme before it."""
 _HELD: Final = 64
 _JSON: Final = ("content-type", "application/json")
 _SSE: Final = ("content-type", "text/event-stream")
-
-Spawn = Callable[[Coroutine[Any, Any, None], str], "asyncio.Task[None]"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,11 +71,11 @@ class BridgedReply:
         self._body: bytes | _Pump = body
 
     def header(self, name: str) -> str:
-        """The first header called *name* (any case), or an empty string."""
+        """Return the first header called *name* (any case), or an empty string."""
         return next((value for key, value in self.headers if key.lower() == name.lower()), "")
 
     async def next_chunk(self) -> bytes:
-        """The next bytes; empty at the end. Raises ``UpstreamUnreachable`` or ``UpstreamTimeout``."""
+        """Return the next bytes; empty at the end. Raises ``UpstreamUnreachable`` or ``UpstreamTimeout``."""
         if isinstance(self._body, bytes):
             body, self._body = self._body, b""
             return body
@@ -97,7 +96,7 @@ class _Pump:
         self._ended = False
 
     async def next(self) -> bytes:
-        """The next event, empty after the last. Raises what ended the stream."""
+        """Return the next event, empty after the last. Raises the error that ended the stream."""
         if self._ended:
             return b""
         got = await self._queue.get()
@@ -143,7 +142,7 @@ class Bridge:
     async def send(
         self, target: str, headers: Sequence[tuple[str, str]], body: bytes, added: Mapping[str, str] = NOTHING
     ) -> BridgedReply:
-        """The provider's answer to a chat completions *body*, in OpenAI's shape; its errors too.
+        """Return the provider's answer to a chat completions *body*, in OpenAI's shape; its errors too.
 
         Of the client's *headers* its key, its name and its betas are passed on; *added* are sent.
 
@@ -151,27 +150,27 @@ class Bridge:
         ``UpstreamUnreachable`` and ``UpstreamTimeout``.
         """
         place = self._targets[target]
-        asked = _read(body)
+        request = _read(body)
         key = _key(place, headers)
         loaded = await self._library()
-        _check(loaded.litellm, place, asked)
+        _check(loaded.litellm, place, request)
         call = loaded.wire.Call(place.timeouts)
         loaded.wire.CALL.set(call)
         sent = {**_passed_on(headers), **place.headers, **added}
-        stream, first = asked.get("stream") is True, None
+        stream, first = request.get("stream") is True, None
         try:
-            answer = await loaded.litellm.acompletion(**_options(loaded.litellm, place, asked, sent, key))
+            answer = await loaded.litellm.acompletion(**_options(loaded.litellm, place, request, sent, key))
             if stream:  # some providers are asked only when the first event is
                 first = await _first(answer)
         except Exception as error:  # noqa: BLE001 - LiteLLM's errors have no common base class
             if stream and call.status == 200 and call.broken is None:
-                return BridgedReply(200, [_SSE, *_told(call)], _event(_failed(error)[1]))
+                return BridgedReply(200, [_SSE, *_passed_back(call)], _event(_failed(error)[1]))
             return _refused(place, call, error)
         if stream:
             events = _events(place, call, first, answer)
-            return BridgedReply(200, [_SSE, *_told(call)], _Pump(events, self._spawn))
-        document = shapes.whole(answer.model_dump(exclude_none=True), asked["model"])
-        return BridgedReply(200, [_JSON, *_told(call)], shapes.encoded(document))
+            return BridgedReply(200, [_SSE, *_passed_back(call)], _Pump(events, self._spawn))
+        document = shapes.whole(answer.model_dump(exclude_none=True), request["model"])
+        return BridgedReply(200, [_JSON, *_passed_back(call)], shapes.encoded(document))
 
     async def close(self) -> None:
         """Close the connections."""
@@ -220,26 +219,26 @@ def _load() -> _Loaded:
 
 
 def _read(body: bytes) -> dict[str, Any]:
-    """The members of a request that are set. Raises ``InvalidRequest``."""
+    """Return the members of a request that are set. Raises ``InvalidRequest``."""
     try:
-        asked = json.loads(body)
+        request = json.loads(body)
     except ValueError as error:
         raise InvalidRequest("The request body is not valid JSON.") from error
-    if not isinstance(asked, dict) or not isinstance(asked.get("model"), str) or not asked.get("messages"):
+    if not isinstance(request, dict) or not isinstance(request.get("model"), str) or not request.get("messages"):
         raise InvalidRequest("The request needs a 'model' and 'messages'.")
-    return {name: value for name, value in asked.items() if value is not None}
+    return {name: value for name, value in request.items() if value is not None}
 
 
 def _options(
-    litellm: Any, place: Bridged, asked: Mapping[str, Any], headers: Mapping[str, str], key: str | None
+    litellm: Any, place: Bridged, request: Mapping[str, Any], headers: Mapping[str, str], key: str | None
 ) -> dict[str, Any]:
-    """What LiteLLM is called with."""
+    """Return the arguments of the call to LiteLLM."""
     options: dict[str, Any] = {
-        **_output(litellm, place, asked),
-        **{name: value for name, value in asked.items() if name not in ("model", "stream")},
+        **_output(litellm, place, request),
+        **{name: value for name, value in request.items() if name not in ("model", "stream")},
         **place.options,
-        "model": f"{place.provider}/{asked['model']}",
-        "stream": asked.get("stream") is True,
+        "model": f"{place.provider}/{request['model']}",
+        "stream": request.get("stream") is True,
         "api_key": key,
         "timeout": place.timeouts.first_byte,
         "num_retries": 0,
@@ -253,18 +252,18 @@ def _options(
     return options
 
 
-def _check(litellm: Any, place: Bridged, wanted: Mapping[str, Any]) -> None:
-    supported = litellm.get_supported_openai_params(wanted["model"], place.provider)
+def _check(litellm: Any, place: Bridged, request: Mapping[str, Any]) -> None:
+    supported = litellm.get_supported_openai_params(request["model"], place.provider)
     if supported is None:
         raise InvalidRequest(
             f"The upstream {place.name!r} names a provider that LiteLLM does not know: {place.provider}."
         )
-    refused = sorted(wanted.keys() - _ALWAYS - (shapes.FIELDS & set(supported)))
+    refused = sorted(request.keys() - _ALWAYS - (shapes.FIELDS & set(supported)))
     if refused:
         names = ", ".join(refused)
-        raise InvalidRequest(f"{place.provider} does not take {names} for {wanted['model']}. Leave {names} out.")
-    if lost := shapes.lost(place.provider, wanted):
-        raise InvalidRequest(f"{place.provider} does not take, for {wanted['model']}, {lost}.")
+        raise InvalidRequest(f"{place.provider} does not take {names} for {request['model']}. Leave {names} out.")
+    if lost := shapes.lost(place.provider, request):
+        raise InvalidRequest(f"{place.provider} does not take, for {request['model']}, {lost}.")
 
 
 def _key(place: Bridged, headers: Sequence[tuple[str, str]]) -> str | None:
@@ -275,7 +274,7 @@ def _key(place: Bridged, headers: Sequence[tuple[str, str]]) -> str | None:
     key = token.strip() if scheme.lower() == "bearer" else ""
     key = key or next((sent[name] for name in _KEYS if sent.get(name)), "")
     if not key:
-        # LiteLLM would look for one in the proxy's environment, and whoever sends none would spend that.
+        # LiteLLM would look for one in the proxy's environment, and a caller without a key would spend that.
         raise Unauthorized(f"The upstream {place.name!r} has no key of its own: send yours as a bearer token.")
     return key
 
@@ -285,7 +284,7 @@ def _passed_on(headers: Sequence[tuple[str, str]]) -> dict[str, str]:
 
 
 async def _first(stream: Any) -> Any:
-    """The first event of *stream*, which is closed if there is none to be had."""
+    """Return the first event of *stream*, or None if it has none. The stream is closed if asking for it fails."""
     try:
         return await anext(stream, None)
     except BaseException:
@@ -319,13 +318,15 @@ async def _events(place: Bridged, call: Any, chunk: Any, stream: Any) -> AsyncIt
         await stream.aclose()
 
 
-def _output(litellm: Any, place: Bridged, asked: Mapping[str, Any]) -> dict[str, int]:
-    """The length of the answer where the request names none and the provider demands one.
+def _output(litellm: Any, place: Bridged, request: Mapping[str, Any]) -> dict[str, int]:
+    """Return the output limit, if the request names none and the provider demands one.
 
     LiteLLM would reserve all that the model can answer with, a third of some windows; here it is what was kept free.
     """
-    model = asked["model"]
-    if asked.keys() & {"max_tokens", "max_completion_tokens"} or not shapes.CLAUDE.search(f"{place.provider}/{model}"):
+    model = request["model"]
+    if request.keys() & {"max_tokens", "max_completion_tokens"} or not shapes.CLAUDE.search(
+        f"{place.provider}/{model}"
+    ):
         return {}
     try:
         limits = litellm.get_model_info(model, place.provider)
@@ -340,13 +341,13 @@ def _event(document: Mapping[str, Any]) -> bytes:
 
 
 def _refused(place: Bridged, call: Any, error: Exception) -> BridgedReply:
-    """The provider's refusal as an answer. Raises what says that there was none."""
+    """Return the provider's refusal as an answer. Raises an ``UllageError`` if the provider gave none."""
     if call.broken is not None:
         raise _unanswered(place, call.broken) from error
     if 300 <= call.status < 400:
         raise UpstreamUnreachable(place.name, "it answers with a redirect, which is not followed") from error
-    if found := _MISSING.search(str(error)):
-        cause = f"LiteLLM needs a Python package for {place.provider} that is not installed: {found[1]}"
+    if missing := _MISSING.search(str(error)):
+        cause = f"LiteLLM needs a Python package for {place.provider} that is not installed: {missing[1]}"
         raise UpstreamUnreachable(place.name, cause) from error
     if call.status == 200:
         raise UpstreamUnreachable(place.name, f"its answer is not one of {place.provider}'s") from error
@@ -357,7 +358,7 @@ def _refused(place: Bridged, call: Any, error: Exception) -> BridgedReply:
     status, document = _failed(error)
     if call.error:
         status, document = shapes.refused(call.status, call.error, overflow=_is_overflow(error))
-    return BridgedReply(status, [_JSON, *_told(call)], shapes.encoded(document))
+    return BridgedReply(status, [_JSON, *_passed_back(call)], shapes.encoded(document))
 
 
 def _unanswered(place: Bridged, broken: Exception) -> UllageError:
@@ -380,10 +381,10 @@ def _is_overflow(error: Exception) -> bool:
 
 
 def _inner(error: Exception) -> Exception:
-    """What LiteLLM wrapped because it happened in the middle of a stream."""
+    """Return the error that LiteLLM wrapped because it happened in the middle of a stream."""
     return getattr(error, "original_exception", None) or error
 
 
-def _told(call: Any) -> list[tuple[str, str]]:
-    """Rate limits, request ids and pauses the provider told."""
+def _passed_back(call: Any) -> list[tuple[str, str]]:
+    """Return the provider's headers with rate limits, request ids and pauses."""
     return [(name, value) for name, value in call.headers if _PASSED_BACK.fullmatch(name)]

@@ -1,4 +1,4 @@
-"""What LiteLLM returns and raises, and what providers say when they refuse, as OpenAI would have said it."""
+"""The shapes of bridged calls: which members LiteLLM is given, and its answers and errors in OpenAI's shape."""
 
 from __future__ import annotations
 
@@ -13,18 +13,21 @@ KINDS: Final = {
     404: "not_found_error",
     429: "rate_limit_error",
 }
-"""What OpenAI calls a refusal of this status, where the provider does not name its kind."""
+"""OpenAI's ``type`` of an error with this status, if the provider does not name one.
+
+https://platform.openai.com/docs/guides/error-codes lists the statuses.
+"""
 
 _PREFIX: Final = re.compile(r"^(?:litellm\.\w+: |\w+(?:Error|Exception) - )+")
 
 
 def encoded(document: Mapping[str, Any]) -> bytes:
-    """*document* as JSON; what Unicode cannot say in UTF-8 goes through as it came."""
+    """Return *document* as JSON. Lone surrogates, which are no UTF-8, are passed on as they came."""
     return json.dumps(document, ensure_ascii=False).encode("utf-8", "surrogatepass")
 
 
 def chunk(event: dict[str, Any]) -> dict[str, Any]:
-    """*event* as OpenAI sends it: a finish reason in every choice, and no choice beside the usage."""
+    """Return *event* as OpenAI sends it: a finish reason in every choice, and no choice beside the usage."""
     event = _filled(event)
     choices = event.get("choices", [])
     if isinstance(usage := event.get("usage"), dict):
@@ -35,7 +38,7 @@ def chunk(event: dict[str, Any]) -> dict[str, Any]:
 
 
 def whole(document: dict[str, Any], model: str) -> dict[str, Any]:
-    """*document* as OpenAI sends it: the model as it was asked for, calls without the numbers of streams."""
+    """Return *document* as OpenAI sends it: under the requested model, tool calls without the ``index`` of streams."""
     for choice in document.get("choices", []):
         message = choice.get("message", {})
         for call in message.get("tool_calls") or ():
@@ -48,33 +51,33 @@ def whole(document: dict[str, Any], model: str) -> dict[str, Any]:
 
 
 def _filled(members: dict[str, Any]) -> dict[str, Any]:
-    """*members* without the empty lists that LiteLLM adds for what other providers tell."""
+    """Return *members* without the empty lists that LiteLLM adds for what only other providers send."""
     return {name: value for name, value in members.items() if value != [] or name == "choices"}
 
 
 def refused(status: int, body: bytes, *, overflow: bool) -> tuple[int, dict[str, Any]]:
-    """Status and body of a provider's refusal in OpenAI's shape, in its own words."""
-    found = _error_object(body)
-    text = found.get("message") or body.decode("utf-8", "replace").strip()
-    code = found.get("code") if isinstance(found.get("code"), str) else None
+    """Return status and body of a provider's refusal: OpenAI's shape, the provider's own words."""
+    error = _error_object(body)
+    text = error.get("message") or body.decode("utf-8", "replace").strip()
+    code = error.get("code") if isinstance(error.get("code"), str) else None
     return status, _error_document(
         status,
         str(text),
-        str(found.get("type") or found.get("status") or ""),
+        str(error.get("type") or error.get("status") or ""),
         "context_length_exceeded" if overflow else code,
     )
 
 
 def failed(error: Exception, *, overflow: bool) -> tuple[int, dict[str, Any]]:
-    """Status and body, in OpenAI's shape, of what LiteLLM itself refused or found inside a stream."""
+    """Return status and body, in OpenAI's shape, of an error that LiteLLM raised, or found inside a stream."""
     given = getattr(error, "status_code", None)
     status = given if isinstance(given, int) and 400 <= given <= 599 else 500
     text = _PREFIX.sub("", str(getattr(error, "message", "") or error)).partition("\nTraceback")[0]
-    found = _error_object(text[max(0, text.find("{")) : text.rfind("}") + 1].encode("utf-8", "replace"))
+    details = _error_object(text[max(0, text.find("{")) : text.rfind("}") + 1].encode("utf-8", "replace"))
     return status, _error_document(
         status,
-        str(found.get("message") or text),
-        str(found.get("type") or ""),
+        str(details.get("message") or text),
+        str(details.get("type") or ""),
         "context_length_exceeded" if overflow else None,
     )
 
@@ -85,15 +88,15 @@ def _error_document(status: int, message: str, kind: str, code: str | None) -> d
 
 
 def _error_object(body: bytes) -> dict[str, Any]:
-    """The error object of a provider's *body*: what it calls ``error``, or all of it; empty if there is none."""
+    """Return the error object of a provider's *body*: its member ``error``, or all of it; empty if there is none."""
     try:
-        found = json.loads(body)
+        document = json.loads(body)
     except ValueError:
         return {}
-    found = found[0] if isinstance(found, list) and found else found
-    if not isinstance(found, dict):
+    document = document[0] if isinstance(document, list) and document else document
+    if not isinstance(document, dict):
         return {}
-    inner = found.get("error", found)
+    inner = document.get("error", document)
     if isinstance(inner, str):
         return {"message": inner}
     return {"message": inner.get("Message") or inner.get("detail"), **inner} if isinstance(inner, dict) else {}
@@ -108,21 +111,25 @@ FIELDS: Final = frozenset(
         "web_search_options",
     }
 )  # fmt: skip
-"""Members of a request that may be passed on. LiteLLM takes addresses and keys by keyword: those are not a client's."""
+"""Members of a request that may be passed on.
+
+LiteLLM also takes base URLs and keys by keyword, which a client must not set:
+https://docs.litellm.ai/docs/completion/input.
+"""
 
 CLAUDE: Final = re.compile("anthropic|claude")
 _GOOGLE: Final = ("gemini", "vertex_ai", "vertex_ai_beta")
 
 
-def lost(provider: str, wanted: Mapping[str, Any]) -> str:
-    """The name of a member of *wanted* that would not reach *provider*, and a remedy; empty where there is none."""
-    claude = bool(CLAUDE.search(f"{provider}/{wanted['model']}"))
+def lost(provider: str, request: Mapping[str, Any]) -> str:
+    """Return the member of *request* that would not reach *provider*, with a remedy, or an empty string."""
+    claude = bool(CLAUDE.search(f"{provider}/{request['model']}"))
     google, amazon = provider in _GOOGLE and not claude, provider.startswith("bedrock")
-    form = wanted.get("response_format")
+    form = request.get("response_format")
     if isinstance(form, dict) and form.get("type") == "json_object" and (claude or amazon):
         return "response_format of type json_object. Give a json_schema"
-    if wanted.get("parallel_tool_calls") is False and (google or (amazon and not claude)):
+    if request.get("parallel_tool_calls") is False and (google or (amazon and not claude)):
         return "parallel_tool_calls: false. Leave it out"
-    if "web_search_options" in wanted and wanted.get("tools") and google:
+    if "web_search_options" in request and request.get("tools") and google:
         return "web_search_options beside tools. Leave one of them out"
     return ""

@@ -1,4 +1,4 @@
-"""The HTTP client that LiteLLM is given: it repeats nothing, follows nothing, and keeps what the provider really said.
+"""The HTTP client that LiteLLM is given: no retries, no redirects, and the provider's own bytes.
 
 LiteLLM's own client sends a request a second time when a connection breaks, follows redirects with the key in its
 hand, and hands on errors in words of its own. Import this module only where LiteLLM is loaded: it needs ``httpx``.
@@ -49,7 +49,7 @@ class Transport(httpx.AsyncHTTPTransport):
         super().__init__(verify=ssl.create_default_context(), trust_env=False, limits=limits, retries=1)
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
-        """The answer to *request*; that of an error with its body already read."""
+        """Return the answer to *request*. The body of an error is read already."""
         call = CALL.get()
         times = call.timeouts
         wait = max(times.first_byte, times.idle)

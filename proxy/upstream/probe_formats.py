@@ -1,4 +1,4 @@
-"""How each kind of server words its window: from decoded JSON to figures. What is no sane figure counts as absent."""
+"""The answers in which servers state their windows, read from decoded JSON. Figures out of range count as absent."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import msgspec
 from proxy.core.models import ServerWindow
 
 LEAST, MOST = 256, 1_000_000_000
-"""Windows outside of this are mistakes: believing a smaller one would refuse every request."""
+"""Windows outside of this range are mistakes: a smaller one would make every request too long."""
 
 MOST_MODELS: Final = 4_000
 
@@ -18,7 +18,10 @@ EVERY: Final = "*"
 """Stands for every model of a server that serves one, whatever clients call it."""
 
 LISTED: Final = ("max_model_len", "context_length", "context_window", "max_context_length")
-"""Members of a model's entry in ``/v1/models``: vLLM and SGLang; OpenRouter and Together; Groq; Mistral."""
+"""Members of a model's entry in ``/v1/models``: vLLM and SGLang; OpenRouter and Together; Groq; Mistral.
+
+vLLM: https://github.com/vllm-project/vllm/pull/4643. OpenRouter: https://openrouter.ai/docs/api-reference/list-available-models.
+"""
 
 Kind = Literal["", "llamacpp", "lmstudio", "ollama", "sglang", "tgi", "other"]
 
@@ -29,7 +32,7 @@ OWNERS: Final[Mapping[str, Kind]] = {
     "sglang": "sglang",
     "vllm": "other",
 }
-"""Kinds of server by what they write into ``owned_by``."""
+"""Kinds of server by the ``owned_by`` in their entries."""
 
 
 NAMELESS: Final[frozenset[Kind]] = frozenset({"llamacpp", "sglang"})
@@ -37,11 +40,11 @@ NAMELESS: Final[frozenset[Kind]] = frozenset({"llamacpp", "sglang"})
 
 
 class Unreadable(Exception):
-    """The server answered with something that tells nothing; the text says what."""
+    """The server's answer states no window; the text says why."""
 
 
 def decode(body: bytes) -> object:
-    """The JSON value of *body*. Raises ``Unreadable``."""
+    """Return the JSON value of *body*. Raises ``Unreadable``."""
     try:
         return msgspec.json.decode(body)
     except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
@@ -54,18 +57,18 @@ def encode(value: Mapping[str, str]) -> bytes:
 
 
 def find(windows: Mapping[str, ServerWindow], model: str) -> ServerWindow | None:
-    """The window of *model* among *windows*; Ollama's clients may leave out the tag ``latest``."""
+    """Return the window of *model* among *windows*, or None. Ollama's clients may leave out the tag ``latest``."""
     return windows.get(model) or windows.get(f"{model}:latest") or windows.get(EVERY)
 
 
 def rows(answer: object) -> dict[str, Mapping[str, Any]]:
-    """The entries of ``/v1/models`` by name."""
+    """Return the entries of ``/v1/models`` by name."""
     entries = _list(answer, "data")[:MOST_MODELS]
     return {entry["id"]: entry for entry in entries if isinstance(entry, dict) and isinstance(entry.get("id"), str)}
 
 
 def kind(models: Mapping[str, Mapping[str, Any]]) -> Kind:
-    """The kind of server by its entries of ``/v1/models``; empty where they do not tell."""
+    """Return the kind of server by its entries of ``/v1/models``; empty if they do not show it."""
     for entry in models.values():
         owner = entry.get("owned_by")
         if isinstance(owner, str) and owner in OWNERS:
@@ -74,13 +77,13 @@ def kind(models: Mapping[str, Mapping[str, Any]]) -> Kind:
 
 
 def listed(models: Mapping[str, Mapping[str, Any]]) -> dict[str, ServerWindow]:
-    """What entries of ``/v1/models`` say, by model; an adapter without a figure has its parent's."""
-    found = {name: window for name, entry in models.items() if (window := _entry(entry))}
+    """Return the windows in entries of ``/v1/models``, by model. An adapter without a figure has its parent's."""
+    windows = {name: window for name, entry in models.items() if (window := _entry(entry))}
     for name, entry in models.items():
         parent = entry.get("parent")
-        if name not in found and isinstance(parent, str) and parent in found:
-            found[name] = found[parent]
-    return found
+        if name not in windows and isinstance(parent, str) and parent in windows:
+            windows[name] = windows[parent]
+    return windows
 
 
 def _entry(entry: Mapping[str, Any]) -> ServerWindow | None:
@@ -99,55 +102,66 @@ def _entry(entry: Mapping[str, Any]) -> ServerWindow | None:
 
 
 def sglang(answer: object, windows: Mapping[str, ServerWindow]) -> dict[str, ServerWindow]:
-    """SGLang's *windows* of ``/v1/models``, within what its memory for tokens holds by ``/server_info``."""
-    told = answer if isinstance(answer, dict) else {}
-    pool, longest = _figure(told.get("max_total_num_tokens")), _figure(told.get("max_req_input_len"))
+    """Return SGLang's *windows* of ``/v1/models``, lowered to its memory for tokens by ``/server_info``.
+
+    https://docs.sglang.io/basic_usage/native_api.html
+    """
+    info = answer if isinstance(answer, dict) else {}
+    pool, longest = _figure(info.get("max_total_num_tokens")), _figure(info.get("max_req_input_len"))
     narrowed = {}
     for name, window in windows.items():
-        held = pool is not None and pool < window.context_window
-        size = pool if pool is not None and held else window.context_window
-        how = "/server_info max_total_num_tokens" if held else window.origin
+        is_lower = pool is not None and pool < window.context_window
+        size = pool if pool is not None and is_lower else window.context_window
+        how = "/server_info max_total_num_tokens" if is_lower else window.origin
         narrowed[name] = _window(size, longest, window.max_output_tokens, how)
     return narrowed
 
 
 def llamacpp(answer: object) -> dict[str, ServerWindow]:
-    """llama.cpp's ``/props``: what one slot has, for whatever model a request names."""
+    """Return the window of one slot by llama.cpp's ``/props``, for every name that a request may use.
+
+    https://github.com/ggml-org/llama.cpp/blob/master/tools/server/README.md
+    """
     size = _figure(_part(answer, "default_generation_settings").get("n_ctx"))
     return {EVERY: _window(size, None, None, "/props n_ctx")} if size else {}
 
 
 def lmstudio(answer: object) -> dict[str, ServerWindow] | None:
-    """LM Studio's ``/api/v0/models``: of loaded models only, since the others' figure is not what they will get.
+    """Return the windows of loaded models by LM Studio's ``/api/v0/models``; None if the answer is not LM Studio's.
 
-    ``None`` where it is not LM Studio's.
+    Of a model that is not loaded the window is unknown: ``max_context_length`` is the most it could be loaded with
+    (https://lmstudio.ai/docs/api/rest-api).
     """
     if not isinstance(answer, dict) or not isinstance(answer.get("data"), list):
         return None
-    found = {}
+    windows = {}
     for entry in _list(answer, "data")[:MOST_MODELS]:
         name = entry.get("id") if isinstance(entry, dict) else None
         if isinstance(name, str) and (size := _figure(entry.get("loaded_context_length"))):
-            found[name] = _window(size, None, None, "/api/v0/models loaded_context_length")
-    return found
+            windows[name] = _window(size, None, None, "/api/v0/models loaded_context_length")
+    return windows
 
 
 def ollama_running(answer: object) -> dict[str, ServerWindow] | None:
-    """Ollama's ``/api/ps``: with what windows models are running; ``None`` where it is not Ollama's."""
+    """Return the windows of running models by Ollama's ``/api/ps``; None if the answer is not Ollama's.
+
+    https://docs.ollama.com/api/ps
+    """
     if not isinstance(answer, dict) or not isinstance(answer.get("models"), list):
         return None
-    found = {}
+    windows = {}
     for entry in _list(answer, "models")[:MOST_MODELS]:
         name = (entry.get("model") or entry.get("name")) if isinstance(entry, dict) else None
         if isinstance(name, str) and (size := _figure(entry.get("context_length"))):
-            found[name] = _window(size, None, None, "/api/ps context_length")
-    return found
+            windows[name] = _window(size, None, None, "/api/ps context_length")
+    return windows
 
 
 def ollama_model(answer: object) -> ServerWindow | None:
-    """Ollama's ``/api/show`` of a model not running: the ``num_ctx`` it is made with, never more than it can.
+    """Return the window of a model that is not running by Ollama's ``/api/show``: its ``num_ctx``, at most its longest.
 
-    Without one it will run with the server's default, which no route tells.
+    Without ``num_ctx`` it will run with the server's default, which no route states
+    (https://github.com/ollama/ollama/blob/main/docs/api.md).
     """
     size = _num_ctx(answer.get("parameters") if isinstance(answer, dict) else None)
     if size is None:
@@ -168,10 +182,13 @@ def _num_ctx(parameters: object) -> int | None:
 
 
 def tgi(answer: object) -> dict[str, ServerWindow]:
-    """TGI's ``/info``: the window and the limit of the input, for whatever model a request names."""
-    told = answer if isinstance(answer, dict) else {}
-    size = _figure(told.get("max_total_tokens"))
-    longest = _figure(told.get("max_input_tokens")) or _figure(told.get("max_input_length"))
+    """Return the window and the input limit by TGI's ``/info``, for every name that a request may use.
+
+    https://huggingface.github.io/text-generation-inference/
+    """
+    info = answer if isinstance(answer, dict) else {}
+    size = _figure(info.get("max_total_tokens"))
+    longest = _figure(info.get("max_input_tokens")) or _figure(info.get("max_input_length"))
     return {EVERY: _window(size, longest, None, "/info max_total_tokens")} if size else {}
 
 

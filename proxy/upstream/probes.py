@@ -1,44 +1,46 @@
-"""What servers say of their own windows: asked in the background, never on a request's way.
+"""The windows that servers state: asked for in the background, never while a request waits.
 
-A server is asked as a whole, one survey at a time. The list of models comes first, since most servers say it there;
+A server is asked as a whole, one survey at a time. The list of models comes first, since most servers state it there;
 the native routes of those that do not are tried only where the list does not name another kind of server.
 """
 
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import random
 import time
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Final, Protocol
+from typing import Final
 from urllib.parse import urlsplit
 
 import msgspec
 
 from proxy.core.errors import UllageError
 from proxy.core.models import ServerWindow
-from proxy.engine.ports import Clock, Reply
-from proxy.upstream import probe_formats as wording
+from proxy.engine.ports import Clock, Records, Reply
+from proxy.tasks import Spawn
+from proxy.upstream import probe_formats as formats
 
 FRESH_SECONDS: Final = 600.0
-"""How long an answer is good."""
+"""Seconds for which an answer is valid."""
 
 FIRST_RETRY: Final = 60.0
-"""How long after a failure the next try is; twice that after the next one, up to ``FRESH_SECONDS``."""
+"""Seconds from a failure to the next try; twice that after the next failure, up to ``FRESH_SECONDS``."""
 
 LOADING_RETRY: Final = 5.0
-"""The same for a server that answers but has not loaded the model yet, so cannot say with what window it will."""
+"""The same for a server that has not loaded the model yet: it chooses the window when it loads it."""
 
 MOST_SHARED: Final = 2**18
-"""Bytes of what is told that are shared; more is asked by each process."""
+"""Bytes of an answer that are shared. Larger ones are asked for by each process."""
 
 MOST_SKEW: Final = 5.0
 """Seconds by which another machine's clock may be ahead."""
 
 MOST_WANTED: Final = 100
-"""Models remembered as asked for, of each server: their names come from clients."""
+"""Models remembered as wanted, of each server: their names come from clients."""
 
 SILENT: Final = (
     "api.openai.com",
@@ -55,30 +57,31 @@ SILENT: Final = (
     "api.deepseek.com",
     "api.perplexity.ai",
 )
-"""Hosted APIs, by the end of their host names, that have no route without a key that tells a window."""
+"""Hosted APIs, by the end of their host names, without a route that states a window and needs no key."""
 
 
-class Spawn(Protocol):
-    """Starts a background task under a name and keeps it."""
+class SharedProbeCache:
+    """Windows that servers stated, shared by the processes of one store. It holds no tenant's data."""
 
-    def __call__(self, work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
-        """The running task."""
+    def __init__(self, records: Records) -> None:
+        self._records = records
+        # A tenant that no credential can have. The text is part of keys in stores: it must not change.
+        self._owner = hashlib.sha256(b"what servers say of themselves").digest()
 
+    async def read(self, name: str) -> bytes | None:
+        """Return the value last saved under *name*, or None."""
+        return await self._records.read_route(self._owner, name)
 
-class Shelf(Protocol):
-    """Where processes leave for each other what a server said. Neither method raises or waits long."""
-
-    async def recall(self, name: str) -> bytes | None:
-        """What was last left under *name*, if anything."""
-
-    def remember(self, name: str, value: bytes) -> None:
-        """Leave *value* under *name*, in the background."""
+    def save(self, name: str, value: bytes) -> None:
+        """Save *value* under *name* in the background."""
+        self._records.save_route(self._owner, name, value)
 
 
 class Shared(msgspec.Struct, frozen=True):
-    """What a server said, for other processes: when (Unix time), for how many seconds it is good, asked about what.
+    """The windows that a server stated, as other processes read them.
 
-    The windows' ``at`` are Unix times here.
+    ``at`` is when (Unix time, as are the windows' ``at`` here), ``good`` for how many seconds they are valid, ``asked``
+    the models that the server was asked about.
     """
 
     at: float
@@ -88,19 +91,19 @@ class Shared(msgspec.Struct, frozen=True):
     windows: dict[str, ServerWindow]
 
 
-OnTold = Callable[[str, Mapping[str, ServerWindow]], None]
-"""Is given an upstream's name and its windows by model, whenever they changed."""
+OnWindows = Callable[[str, Mapping[str, ServerWindow]], None]
+"""Called with an upstream's name and its windows by model, whenever they changed."""
 
 
 @dataclass
 class _Server:
-    """What is known of one upstream. ``shelf`` is its name on the shelf.
+    """The state of one upstream. ``cache_name`` is its name in the shared cache.
 
     ``due`` is the monotonic second from which on it may be asked again.
     """
 
     name: str
-    shelf: str
+    cache_name: str
     windows: dict[str, ServerWindow] = field(default_factory=dict)
     wanted: OrderedDict[str, None] = field(default_factory=OrderedDict)
     listed: frozenset[str] = frozenset()
@@ -112,10 +115,10 @@ class _Server:
 
 
 class Probes:
-    """Knows what servers say of their windows, as soon as they said it.
+    """Asks servers for their windows in the background, and holds their answers.
 
-    *upstreams* are base URLs by name, of those that may be asked. *told* is called after each survey that changed
-    something. What one process was told is on the *shelf* for the others; *wall* is Unix time.
+    *upstreams* are base URLs by name, of those that may be asked. *on_windows* is called after each survey that changed
+    something. The answers of one process are in the *cache* for the others. *wall* is Unix time.
     """
 
     def __init__(
@@ -125,26 +128,26 @@ class Probes:
         spawn: Spawn,
         clock: Clock,
         agent: str,
-        told: OnTold | None = None,
-        shelf: Shelf | None = None,
+        on_windows: OnWindows | None = None,
+        cache: SharedProbeCache | None = None,
         wall: Clock = time.time,
     ) -> None:
         self._servers = {
             name: _Server(name, f"windows {name} {url}") for name, url in upstreams.items() if may_answer(url)
         }
-        self._shelf = shelf
+        self._cache = cache
         self._wall = wall
         self._ask = ask
         self._spawn = spawn
         self._clock = clock
         self._headers = (("accept", "application/json"), ("user-agent", agent))
-        self._on_told = told
+        self._on_windows = on_windows
         self._surveys: dict[str, asyncio.Task[None]] = {}
 
-    def told(self, upstream: str, model: str, ask: bool = True) -> ServerWindow | None:
-        """What *upstream* last said of *model*; never waits.
+    def window_of(self, upstream: str, model: str, ask: bool = True) -> ServerWindow | None:
+        """Return the window that *upstream* last stated for *model*. Never waits.
 
-        Unknown or old, it is asked for in the background, unless *ask* says that it is not worth it.
+        If it is unknown or old the server is asked in the background, unless *ask* is False.
         """
         server = self._servers.get(upstream)
         if server is None:
@@ -165,7 +168,7 @@ class Probes:
         await asyncio.gather(*self._surveys.values(), return_exceptions=True)  # a failure was reported by its keeper
 
     def known(self) -> list[dict[str, object]]:
-        """What servers said of models that were asked for, for people: figures in tokens, ages in seconds."""
+        """Return the windows of models that were asked for, as people read them: tokens, and ages in seconds."""
         now = self._clock()
         return [
             {
@@ -182,7 +185,7 @@ class Probes:
         ]
 
     def surveys(self) -> dict[str, dict[str, object]]:
-        """How the last survey of each upstream went, for people: its age in seconds, and what stood in the way."""
+        """Return how the last survey of each upstream went, as people read it: its age in seconds and what failed."""
         now = self._clock()
         return {
             server.name: {
@@ -194,12 +197,12 @@ class Probes:
         }
 
     def windows(self, upstream: str) -> Mapping[str, ServerWindow]:
-        """The windows *upstream* told of, by model; ``*`` stands for every model of a server that has one."""
+        """Return the windows of *upstream* by model; ``*`` stands for every model of a server that has one."""
         server = self._servers.get(upstream)
         return dict(server.windows) if server else {}
 
     async def survey(self, upstream: str, models: Iterable[str] = ()) -> None:
-        """Ask *upstream* now, about *models* in particular, and wait for the answer. Raises nothing on failure."""
+        """Ask *upstream* now, about *models* in particular, and wait for the answer. Does not raise."""
         server = self._servers.get(upstream)
         if server is not None and not server.asking:
             for model in models:
@@ -227,7 +230,7 @@ class Probes:
                 found = await Survey(server.name, asked, self._ask, self._headers).run()
         except TimeoutError:
             self._failed(server, f"no answer within {DEADLINE:g} s")
-        except (UllageError, wording.Unreadable) as error:
+        except (UllageError, formats.Unreadable) as error:
             self._failed(server, str(error))
         else:
             self._succeeded(server, found)
@@ -236,8 +239,8 @@ class Probes:
             server.asking = False
 
     async def _adopt(self, server: _Server) -> bool:
-        """Whether another process has asked the server lately, about all that this one would ask; then that holds."""
-        value = await self._shelf.recall(server.shelf) if self._shelf is not None else None
+        """Take over the answer of another process, if it is recent and about all models wanted here. True if it was."""
+        value = await self._cache.read(server.cache_name) if self._cache is not None else None
         shared = _load(value)
         if shared is None:
             return False
@@ -249,22 +252,22 @@ class Probes:
         if any(_find(shared.windows, model) is None for model in unasked):
             return False
         since = now - self._wall()
-        told = {
+        stated = {
             model: replace(window, since=min(now, window.since + since)) for model, window in shared.windows.items()
         }
-        self._hold(server, told, shared.listed, now - max(0.0, age))
+        self._hold(server, stated, shared.listed, now - max(0.0, age))
         server.due = now + shared.good - max(0.0, age)
         return True
 
     def _share(self, server: _Server, asked: tuple[str, ...], found: Found) -> None:
-        if self._shelf is None:
+        if self._cache is None:
             return
         now, wall = self._clock(), self._wall()
         windows = {name: replace(window, since=wall - now + window.since) for name, window in server.windows.items()}
         good = LOADING_RETRY if found.loading else FRESH_SECONDS
         value = msgspec.msgpack.encode(Shared(wall, good, asked, found.listed, windows))
         if len(value) <= MOST_SHARED:
-            self._shelf.remember(server.shelf, value)
+            self._cache.save(server.cache_name, value)
 
     def _failed(self, server: _Server, trouble: str) -> None:
         server.trouble, server.checked = trouble, self._clock()
@@ -281,17 +284,19 @@ class Probes:
             server.pause = 0.0
             server.due = now + FRESH_SECONDS
 
-    def _hold(self, server: _Server, told: Mapping[str, ServerWindow], listed: frozenset[str], checked: float) -> None:
-        """Believe what was *told*; what is as before keeps its age."""
+    def _hold(
+        self, server: _Server, stated: Mapping[str, ServerWindow], listed: frozenset[str], checked: float
+    ) -> None:
+        """Take over the windows *stated*. A window that is as before keeps its age."""
         before = server.windows
         server.windows = {
             model: known if (known := before.get(model)) and replace(known, since=window.since) == window else window
-            for model, window in told.items()
+            for model, window in stated.items()
         }
         server.listed, server.checked = listed, checked
-        server.trouble = "" if told else "it says nothing of windows"
-        if self._on_told is not None and server.windows and server.windows != before:
-            self._on_told(server.name, server.windows)
+        server.trouble = "" if stated else "it says nothing of windows"
+        if self._on_windows is not None and server.windows and server.windows != before:
+            self._on_windows(server.name, server.windows)
 
     def _again(self, server: _Server, first: float) -> None:
         server.pause = min(FRESH_SECONDS, max(first, server.pause * 2))
@@ -300,7 +305,7 @@ class Probes:
 
 
 def may_answer(base_url: str) -> bool:
-    """Whether a server at *base_url* could say anything: not the hosted APIs known to have no such route."""
+    """True if a server at *base_url* may state windows: False for hosted APIs known to have no such route."""
     host = urlsplit(base_url).hostname or ""
     return not any(host == name or host.endswith(f".{name}") for name in SILENT)
 
@@ -315,7 +320,7 @@ def _load(value: bytes | None) -> Shared | None:
 
 
 def _find(windows: Mapping[str, ServerWindow], model: str) -> ServerWindow | None:
-    return wording.find(windows, model) if windows else None
+    return formats.find(windows, model) if windows else None
 
 
 def _shown(server: _Server) -> list[tuple[str, ServerWindow]]:
@@ -339,7 +344,7 @@ Ask = Callable[[str, str, str, Sequence[tuple[str, str]], bytes | None], Awaitab
 
 @dataclass(frozen=True)
 class Found:
-    """What a server said: windows by model, the models it has, whether one of those asked about is not loaded yet."""
+    """The answers of one server: windows by model, the models it lists, and whether a wanted one is not loaded yet."""
 
     windows: dict[str, ServerWindow]
     listed: frozenset[str]
@@ -347,7 +352,7 @@ class Found:
 
 
 class Survey:
-    """The questions put to one server, at one time."""
+    """One round of questions to one server."""
 
     def __init__(self, upstream: str, wanted: tuple[str, ...], ask: Ask, headers: Sequence[tuple[str, str]]) -> None:
         self._upstream = upstream
@@ -356,77 +361,77 @@ class Survey:
         self._headers = headers
 
     async def run(self) -> Found:
-        """What the server said. Raises ``UllageError`` and ``wording.Unreadable`` where it does not answer at all."""
-        rows = wording.rows(await self._exchange("GET", "/v1/models"))
-        listed, kind = frozenset(rows), wording.kind(rows)
-        windows = wording.listed(rows)
+        """Return the answers. Raises ``UllageError`` and ``Unreadable`` if the server does not answer at all."""
+        rows = formats.rows(await self._exchange("GET", "/v1/models"))
+        listed, kind = frozenset(rows), formats.kind(rows)
+        windows = formats.listed(rows)
         if windows and kind == "sglang":
-            windows = wording.sglang(await self._try("/server_info") or await self._try("/get_server_info"), windows)
-        if windows and kind in wording.NAMELESS and len(rows) == 1:
-            windows[wording.EVERY] = next(iter(windows.values()))
+            windows = formats.sglang(await self._try("/server_info") or await self._try("/get_server_info"), windows)
+        if windows and kind in formats.NAMELESS and len(rows) == 1:
+            windows[formats.EVERY] = next(iter(windows.values()))
         if windows or kind == "other":
             return Found(windows, listed)
         return await self._native(kind, listed)
 
-    async def _native(self, kind: wording.Kind, listed: frozenset[str]) -> Found:
-        if kind in ("llamacpp", "") and (told := wording.llamacpp(await self._try("/props"))):
-            return Found(told, listed)
-        if kind in ("lmstudio", "") and (loaded := wording.lmstudio(await self._try("/api/v0/models"))) is not None:
-            return Found(loaded, listed, any(wording.find(loaded, model) is None for model in self._asked(listed)))
-        if kind in ("ollama", "") and (running := wording.ollama_running(await self._try("/api/ps"))) is not None:
+    async def _native(self, kind: formats.Kind, listed: frozenset[str]) -> Found:
+        if kind in ("llamacpp", "") and (stated := formats.llamacpp(await self._try("/props"))):
+            return Found(stated, listed)
+        if kind in ("lmstudio", "") and (loaded := formats.lmstudio(await self._try("/api/v0/models"))) is not None:
+            return Found(loaded, listed, any(formats.find(loaded, model) is None for model in self._asked(listed)))
+        if kind in ("ollama", "") and (running := formats.ollama_running(await self._try("/api/ps"))) is not None:
             return await self._ollama(running, listed)
         if kind in ("tgi", ""):
-            return Found(wording.tgi(await self._try("/info")), listed)
+            return Found(formats.tgi(await self._try("/info")), listed)
         return Found({}, listed)
 
-    async def _ollama(self, told: dict[str, ServerWindow], listed: frozenset[str]) -> Found:
+    async def _ollama(self, stated: dict[str, ServerWindow], listed: frozenset[str]) -> Found:
         loading = False
         for model in self._asked(listed):
-            if wording.find(told, model) is None:
-                window = wording.ollama_model(await self._try("/api/show", {"model": model}))
+            if formats.find(stated, model) is None:
+                window = formats.ollama_model(await self._try("/api/show", {"model": model}))
                 loading = True  # what it is running with will be known once it is running
-                told |= {model: window} if window else {}
-        return Found(told, listed, loading)
+                stated |= {model: window} if window else {}
+        return Found(stated, listed, loading)
 
     def _asked(self, listed: frozenset[str]) -> list[str]:
         # Only names the server knows: those a client made up are no reason to ask.
         return among(self._wanted, listed)
 
     async def _try(self, path: str, body: Mapping[str, str] | None = None) -> object | None:
-        """What one of the native routes answers; ``None`` where the server is of another kind."""
+        """Return the answer of a native route, or None if the server is of another kind."""
         try:
             async with asyncio.timeout(DEADLINE / 3):
                 return await self._exchange("GET" if body is None else "POST", path, body)
-        except (UllageError, wording.Unreadable, TimeoutError):
+        except (UllageError, formats.Unreadable, TimeoutError):
             return None
 
     async def _exchange(self, method: str, path: str, body: Mapping[str, str] | None = None) -> object | None:
-        """The JSON of the answer; ``None`` where there is no such route. Raises ``wording.Unreadable``."""
+        """Return the JSON of the answer, or None if there is no such route. Raises ``Unreadable``."""
         headers, sent = self._headers, None
         if body is not None:
-            headers, sent = (*headers, ("content-type", "application/json")), wording.encode(body)
+            headers, sent = (*headers, ("content-type", "application/json")), formats.encode(body)
         reply = await self._ask(self._upstream, method, path, headers, sent)
         try:
             if reply.status in (404, 405, 501):
                 return None
             if reply.status != 200:
-                raise wording.Unreadable(f"{method} {path} answered {reply.status}")
+                raise formats.Unreadable(f"{method} {path} answered {reply.status}")
             if reply.header("content-encoding") not in ("", "identity"):
-                raise wording.Unreadable(f"{method} {path} answered in an encoding that was not asked for")
+                raise formats.Unreadable(f"{method} {path} answered in an encoding that was not asked for")
             answer = await _body(reply)
         finally:
             reply.close()
         # A list of hundreds of models takes milliseconds to decode; requests must not wait for that.
-        return await asyncio.to_thread(wording.decode, answer) if len(answer) > INLINE else wording.decode(answer)
+        return await asyncio.to_thread(formats.decode, answer) if len(answer) > INLINE else formats.decode(answer)
 
 
 async def _body(reply: Reply) -> bytes:
-    taken = bytearray()
+    body = bytearray()
     while chunk := await reply.next_chunk():
-        taken += chunk
-        if len(taken) > MOST_BYTES:
-            raise wording.Unreadable(f"an answer of more than {MOST_BYTES} bytes")
-    return bytes(taken)
+        body += chunk
+        if len(body) > MOST_BYTES:
+            raise formats.Unreadable(f"an answer of more than {MOST_BYTES} bytes")
+    return bytes(body)
 
 
 def among(wanted: Iterable[str], listed: frozenset[str]) -> list[str]:

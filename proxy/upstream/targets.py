@@ -96,7 +96,7 @@ class BaseUrl:
         self._root = "/".join(segments[:-1]) if _VERSION.fullmatch(segments[-1]) else self._path
 
     def join(self, path_qs: str) -> str:
-        """The absolute URL for a client's path and query, which are kept byte for byte beyond the joint."""
+        """Return the absolute URL for a client's path and query, whose bytes stay as they are."""
         for own in (self._path, self._root):
             if own and path_qs.startswith(own) and _ends(path_qs, len(own)):
                 return self._origin + path_qs
@@ -113,7 +113,7 @@ class BaseUrl:
 
 
 def first_segment(path_qs: str) -> str:
-    """The text between the path's first slash and its next ``/`` or ``?``."""
+    """Return the text between the path's first slash and its next ``/`` or ``?``."""
     return path_qs[1:].partition("?")[0].partition("/")[0]
 
 

@@ -38,6 +38,11 @@ MOST_ITEMS = 20_000
 PATHS = {"chat": "/v1/chat/completions", "messages": "/v1/messages", "responses": "/v1/responses"}
 SMALL = {"model": "m", "messages": [{"role": "user", "content": "Say hello."}], "max_tokens": 16}
 PAUSE = 0.002
+LEAST_SENT = 512 * 1024
+"""Bytes of small bodies that are sent one after the other: one of 64 KB takes less than the clock tells."""
+
+JUST_BEFORE = 0.5
+"""Seconds before each body in which the other client is alone: what its requests cost changes with the load."""
 
 Turn = dict[str, Any]
 Shape = Callable[[str, int, str], dict[str, Any]]
@@ -290,44 +295,50 @@ async def waits_of(port: int) -> None:
 
 
 async def measure(
-    port: int,
-    pids: list[int],
-    other: asyncio.subprocess.Process,
-    shape: Shape,
-    api: str,
-    size: int,
-    limit: float,
-    small: float,
+    port: int, pids: list[int], other: asyncio.subprocess.Process, shape: Shape, api: str, size: int, limit: float
 ) -> Row:
-    """One body sent once, with what it cost beside the other client's requests of *small* CPU seconds each."""
-    data = json.dumps(shape(api, size, f"{random.getrandbits(48):x}")).encode()
-    headers = {"content-type": "application/json", "authorization": "Bearer sk-hostile"}
-    await waited(other)
+    """What a body costs beside the other client's requests. Small ones are sent several times, each a new one."""
+    times = max(1, LEAST_SENT // size)
+    bodies = [json.dumps(shape(api, size, f"{random.getrandbits(48):x}")).encode() for _ in range(times)]
+    small, _ = await alone(pids, other, JUST_BEFORE)
     before, began = cpu_seconds(pids), time.perf_counter()
-    async with httpx.AsyncClient(trust_env=False, timeout=limit) as client:
-        try:
-            status = (
-                await client.post(f"http://127.0.0.1:{port}{PATHS[api]}", content=data, headers=headers)
-            ).status_code
-        except httpx.TransportError:
-            status = 0
-    seconds = time.perf_counter() - began
-    await asyncio.sleep(0.3)  # what is done after the answer is part of its cost
+    statuses = [await answered(f"http://127.0.0.1:{port}{PATHS[api]}", data, limit) for data in bodies]
+    seconds = (time.perf_counter() - began) / times
+    await asyncio.sleep(JUST_BEFORE)  # what is done after the answer is part of its cost
     waits = await waited(other)
-    spent = cpu_seconds(pids) - before - len(waits) * small
-    kib, longest = len(data) // 1024, max(waits, default=seconds)
+    spent = (cpu_seconds(pids) - before - len(waits) * small) / times
+    sent = len(bodies[0])
     return Row(
         shape.__name__,
         api,
         size // 1024,
-        kib,
-        status,
+        sent // 1024,
+        statuses[0],
         round(seconds, 3),
         round(spent, 3),
-        round(spent / max(len(data), 1) * 2**20, 3),
-        round(longest * 1e3, 1),
+        round(spent / sent * 2**20, 3),
+        round(max(waits, default=seconds) * 1e3, 1),
         round(statistics.median(waits or [seconds]) * 1e3, 2),
     )
+
+
+async def answered(url: str, data: bytes, limit: float) -> int:
+    """The status of the answer to *data*; 0 if there was none within *limit* seconds."""
+    headers = {"content-type": "application/json", "authorization": "Bearer sk-hostile"}
+    async with httpx.AsyncClient(trust_env=False, timeout=limit) as client:
+        try:
+            return (await client.post(url, content=data, headers=headers)).status_code
+        except httpx.TransportError:
+            return 0
+
+
+async def alone(pids: list[int], other: asyncio.subprocess.Process, seconds: float) -> tuple[float, list[float]]:
+    """CPU seconds of one request of the other client while it is alone, and its waits."""
+    await waited(other)
+    before = cpu_seconds(pids)
+    await asyncio.sleep(seconds)
+    spent, waits = cpu_seconds(pids) - before, await waited(other)
+    return spent / max(1, len(waits)), waits
 
 
 async def waited(other: asyncio.subprocess.Process) -> list[float]:
@@ -358,16 +369,12 @@ async def run(sizes: list[int], names: list[str], apis: list[str], limit: float)
         await listening(direct)
         await asyncio.sleep(2)  # vocabulary and libraries are loaded in the background
         async with program("tests.bench.adversarial", "--neighbour", str(proxy.port)) as other:
-            await waited(other)
             pids = family(proxy.pid)
-            before = cpu_seconds(pids)
-            await asyncio.sleep(2)
-            small, waits = cpu_seconds(pids) - before, await waited(other)
-            small /= len(waits)
+            small, waits = await alone(pids, other, 2)
             print(f"alone: longest wait {max(waits) * 1e3:.1f} ms, CPU {small * 1e3:.2f} ms a request", file=sys.stderr)
             for size in sizes:
                 for shape, api in chosen(names, apis):
-                    rows.append(await measure(proxy.port, pids, other, shape, api, size * 1024, limit, small))
+                    rows.append(await measure(proxy.port, pids, other, shape, api, size * 1024, limit))
                     print(json.dumps(asdict(rows[-1])), file=sys.stderr, flush=True)
     return rows
 

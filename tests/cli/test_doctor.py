@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
+from proxy.cli.diagnosis import Finding
 from proxy.cli.doctor import Diagnosis, examine, is_near, show_findings
-from proxy.core.diagnosis import Finding
 from proxy.settings import Settings, load
 from tests.conftest import StartStub
 from tests.stub import Fault, Stub

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from proxy.cli.replay import Replayed, find_sessions, replay, request_bodies, request_lengths
-from proxy.core.session_files import Session
+from proxy.cli.session_files import Session
 from proxy.settings import load
 from tests.stub.tokens import request_tokens
 from tests.support.sample_conversations import agent_session, chat_turn

@@ -9,7 +9,7 @@ import pytest
 
 from proxy.cli.replay import Replayed, Turn
 from proxy.cli.replay_output import MOST, CannotPlot, draw_replays, replay_all, show_replays
-from proxy.core.session_files import Session
+from proxy.cli.session_files import Session
 from proxy.settings import Prices, load
 from tests.support.sample_conversations import agent_session
 

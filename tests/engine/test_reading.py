@@ -78,7 +78,7 @@ def cold(body: bytes, tenant: bytes = ANN, encoding: str = "narrow") -> tuple[ob
 
 
 async def test_what_a_reading_says() -> None:
-    """Weights are those of the dialect, the fixed part is everything but the history."""
+    """Weights are those of the api_format, the fixed part is everything but the history."""
     messages = [{"role": "system", "content": "abc"}, {"role": "user", "content": "hello"}]
     house = House()
     reading = await house.read(whole(messages, tools=[{"a": 1}], max_tokens=7, response_format=None))

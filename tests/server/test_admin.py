@@ -75,7 +75,7 @@ async def test_without_metrics_there_is_no_such_page():
             at.engine,
             at.upstream,
             lambda model: "up",
-            lambda r, s: reports.append(r),
+            [lambda r, s: reports.append(r)],
             None,
             dict,
             at.models,

@@ -5,6 +5,7 @@ import zlib
 import pytest
 
 from proxy.server import Limits, ServerConfig
+from proxy.server.body import renamed
 from tests.support.server_fixture import eventually, running_server
 
 SMALL = ServerConfig("up", limits=Limits(body=100_000, peek=10_000, in_flight_bytes=300_000))
@@ -211,3 +212,23 @@ async def test_a_body_may_unfold_a_hundredfold_and_no_further(encoding):
         assert len(at.stage.heard) == 1
     async with running_server(ServerConfig("up", limits=Limits(inflation=2_000))) as at:
         assert (await at.chat(pack(b" " * 4_000_000), head)).line.split()[1] == "200"
+
+
+@pytest.mark.parametrize(
+    ("body", "found"),
+    [
+        (b'{"model":"fast","input":"fast"}', b'{"model":"own","input":"fast"}'),
+        (b' {"input" : {"model":"fast"} , "model" : "fast" }\n', b' {"input" : {"model":"fast"} , "model" : "own" }\n'),
+        ('{"input":"é","m\\u006fdel":"fast","ü":1.10}'.encode(), '{"input":"é","m\\u006fdel":"own","ü":1.10}'.encode()),
+        (b'{"model":"a","model":"fast"}', b'{"model":"a","model":"own"}'),
+    ],
+)
+def test_only_the_name_changes(body: bytes, found: bytes) -> None:
+    """The top-level member is exchanged, wherever it stands and however it is spelled."""
+    assert renamed(body, "own") == found
+
+
+@pytest.mark.parametrize("body", [b"", b"[]", b"{", b'{"input":1}', b"\xff", b"[" * 100_000])
+def test_what_has_no_name_stays(body: bytes) -> None:
+    """A body that is no object, or names no model, is passed as it is."""
+    assert renamed(body, "own") is body

@@ -24,6 +24,12 @@ def test_different_places_have_different_names(places: list[tuple[bytes, str, by
     assert first != second
 
 
+@given(digests, st.text(max_size=20), st.lists(digests, max_size=4))
+def test_many_records_are_named_as_each_is_alone(root: bytes, route: str, hashes: list[bytes]) -> None:
+    """Reading many records at once finds what was stored one by one."""
+    assert key_names.events(root, route, hashes) == [key_names.event(root, route, each) for each in hashes]
+
+
 def test_all_names_of_a_conversation_share_a_slot() -> None:
     """What stands between the braces depends on the root only."""
     names = [key_names.event(b"r" * 16, route, chain * 16) for route in ("a,m", "b,n") for chain in (b"c", b"d")]

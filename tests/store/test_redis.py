@@ -362,12 +362,12 @@ async def test_a_table_loses_the_field_that_sorts_first_and_keeps_its_longest_li
     tasks = Tasks(lambda name, error: None)
     servers = RedisBackend(valkey.url, spawn=tasks.spawn)
     for number in (3, 1, 2):
-        await servers.note("t", f"{number}", b"%d" % number, 3, 100)
-    await servers.note("t", "4", b"4", 3, 10)
-    assert await servers.table("t") == {b"2": b"2", b"3": b"3", b"4": b"4"}
+        await servers.set_field("t", f"{number}", b"%d" % number, 3, 100)
+    await servers.set_field("t", "4", b"4", 3, 10)
+    assert await servers.read_fields("t") == {b"2": b"2", b"3": b"3", b"4": b"4"}
     assert int(valkey.say("PTTL t").strip().lstrip(":")) > 20_000
-    await servers.note("t", "4", b"four", 3, 10)
-    assert (await servers.table("t"))[b"4"] == b"four"
+    await servers.set_field("t", "4", b"four", 3, 10)
+    assert (await servers.read_fields("t"))[b"4"] == b"four"
     await servers.close()
 
 
@@ -376,9 +376,9 @@ async def test_a_list_keeps_the_newest(valkey: Valkey) -> None:
     tasks = Tasks(lambda name, error: None)
     servers = RedisBackend(valkey.url, spawn=tasks.spawn)
     for score, member in enumerate((b"a", b"b", b"c", b"a", b"d")):
-        await servers.rank("l", member, float(score), 3, 100)
-    assert await servers.ranked("l", 9) == [(b"d", 4.0), (b"a", 3.0), (b"c", 2.0)]
-    assert await servers.ranked("l", 1) == [(b"d", 4.0)]
+        await servers.score_member("l", member, float(score), 3, 100)
+    assert await servers.top_members("l", 9) == [(b"d", 4.0), (b"a", 3.0), (b"c", 2.0)]
+    assert await servers.top_members("l", 1) == [(b"d", 4.0)]
     assert 0 < int(valkey.say("PTTL l").strip().lstrip(":")) <= 100_000
     await servers.close()
 

@@ -47,7 +47,8 @@ def test_every_failure_has_a_name(error: BaseException, kind: str, breaks: bool)
 
 TENANT, ROOT, ROUTE, A, B = b"t" * 32, b"r" * 16, "openai,gpt-5", b"a" * 16, b"b" * 16
 OPERATIONS = [
-    "read", "claim", "refresh", "remove", "extend", "release", "swap", "add", "note", "table", "rank", "ranked",
+    "read", "claim", "refresh", "remove", "extend", "release", "swap", "add",
+    "set_field", "read_fields", "score_member", "top_members",
 ]  # fmt: skip
 
 

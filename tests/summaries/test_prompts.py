@@ -1,9 +1,29 @@
-"""The prompts that are sent."""
+"""The prompts that are sent, and conversations as data."""
 
 from __future__ import annotations
 
-from proxy.summaries.prompts import load_prompts
+import base64
+import random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from proxy.core.conversation import ItemText
+from proxy.summaries.prompts import (
+    ARGUMENTS,
+    MIDDLE,
+    RESULT,
+    head_and_tail,
+    item_texts,
+    load_prompts,
+    neutralised,
+    omit_data,
+    quoted,
+    split_transcript,
+)
 from proxy.summaries.verify import SECTIONS
+from tests.support.engine_fixtures import count_tokens
 
 
 def test_prompts_ask_for_what_is_verified() -> None:
@@ -25,3 +45,93 @@ def test_data_stands_between_lines_with_the_mark() -> None:
     assert "[begin of the summary so far n0nce]\n## Goal\n- $y\n[end of the summary so far n0nce]" in text
     assert "summary so far" not in prompts.request("n0nce", "| x", "")
     assert "n0nce" in prompts.system("n0nce", 400)
+
+
+BLOB = base64.b64encode(random.Random(1).randbytes(3000)).decode()
+
+
+@pytest.mark.parametrize(
+    "text", [f"see data:image/png;base64,{BLOB} here", f"see {BLOB} here", "see " + "x,y;" * 6000 + " here"]
+)
+def test_encoded_data_is_left_out_with_a_word_about_it(text: str) -> None:
+    """Data URLs, bare base64 and endless runs are replaced by their size and a digest."""
+    slimmed = omit_data(text)
+    assert slimmed.startswith("see [... data left out: about ")
+    assert slimmed.endswith(" ...] here")
+    assert len(slimmed) < 100
+
+
+@pytest.mark.parametrize(
+    "text", ["-" * 5000, "a" * 1300, "汉字" * 12_000, "word " * 9000, "data:image/png;base64,AAAA"]
+)
+def test_text_is_not_taken_for_data(text: str) -> None:
+    """Rules of dashes, prose of any script and short data URLs stay."""
+    assert omit_data(text) == text
+
+
+def test_slimming_is_linear() -> None:
+    """Runs just below the limit do not make the search start over inside each of them."""
+    assert omit_data(("A1" * 599 + " ") * 2000).count("A1") == 599 * 2000
+
+
+@pytest.mark.parametrize(
+    "tag", ["<|im_start|>system", "</transcript>", "<system>", "[INST] x [/INST]", "<<SYS>>", "</ user>", "<tool_call>"]
+)
+def test_nothing_looks_like_a_role(tag: str) -> None:
+    """Special tokens and role tags lose their brackets."""
+    found = neutralised(f"before {tag} after")
+    assert tag not in found
+    assert not {"<|", "[INST", "<<SYS", "<system", "</transcript", "<tool"} & {
+        found[i : i + n] for i in range(len(found)) for n in (2, 5, 7, 12)
+    }
+
+
+@given(st.text(max_size=400))
+def test_every_line_stands_behind_a_bar(text: str) -> None:
+    """No line of a quoted text can begin like a speaker or the end of the fence."""
+    assert all(line.startswith("| ") for line in quoted(text, 200).split("\n")) or quoted(text, 200) == ""
+
+
+def test_an_item_tells_who_spoke_what_was_called_and_what_came_with_it() -> None:
+    """Calls, clipped results and media are named; system items are not part of what is summed up."""
+    result = "begin " + "x y " * 4000 + "end"
+    entries = [
+        ItemText("system", "secret rules"),
+        ItemText("user", "look\nat this", (), ("image_url",)),
+        ItemText("assistant", "I look.", (("read_file", '{"path": "a.py"}'), ("write", "z " * 3000))),
+        ItemText("tool", result),
+    ]
+    user, assistant, tool = item_texts(entries)
+    assert user == "user:\n| look\n| at this\n(image_url, not shown)"
+    assert 'calls read_file:\n| {"path": "a.py"}' in assistant
+    assert len(assistant) < ARGUMENTS + 200
+    assert tool.startswith("tool result:\n| begin")
+    assert tool.endswith("end")
+    assert MIDDLE in tool
+    assert len(tool) < RESULT + 200
+
+
+def test_what_is_cut_is_cut_between_words() -> None:
+    """Where a middle is left out no half of a name or figure stands, unless it is longer than any name."""
+    names = [f"ledger_{at:05}" for at in range(2000)]
+    (piece,) = item_texts([ItemText("tool", " ".join(names))])
+    (segment,) = split_transcript([ItemText("user", "\n".join(names[:500]))], 300, count_tokens)
+    for text in (piece, segment):
+        assert MIDDLE in text
+        words = text.replace(MIDDLE, "").replace("|", "").split()
+        assert set(words) - {"tool", "result:", "user:"} <= set(names)
+    assert sum(map(len, head_and_tail("x" * 900, 300))) == 600
+
+
+@given(
+    st.lists(st.builds(ItemText, st.sampled_from(["user", "assistant", "tool"]), st.text(max_size=3000)), max_size=12)
+)
+def test_no_segment_is_larger_than_asked(entries: list[ItemText]) -> None:
+    """The transcript in runs: none above the limit, every item in one of them, in order."""
+    found = split_transcript(entries, 300, count_tokens)
+    assert all(count_tokens(segment) <= 300 for segment in found)
+    speakers = [
+        line for segment in found for line in segment.split("\n") if line in ("user:", "assistant:", "tool result:")
+    ]
+    names = {"user": "user:", "assistant": "assistant:", "tool": "tool result:"}
+    assert speakers == [names[entry.role] for entry in entries]

@@ -116,7 +116,7 @@ def added(text: str = "new", *, before: bool = False, media: Sequence[Element] =
 
 def results_replaced(*texts: str) -> Edit:
     """*texts* stand in place of what the element's tool results say."""
-    return lambda api, raw: APIS[api].module.replaced(raw, texts)
+    return lambda api, raw: APIS[api].module.with_results(raw, texts)
 
 
 def clipped(tokens: int) -> Edit:
@@ -142,7 +142,7 @@ def made_portable(api: str, raw: bytes) -> bytes | None:
 
 def as_list(api: str, raw: bytes) -> bytes | None:
     """The whole body with its items as a list."""
-    return APIS[api].module.listed(raw)
+    return APIS[api].module.with_item_list(raw)
 
 
 def user_message(api: str, raw: bytes) -> bytes:

@@ -72,10 +72,10 @@ class DictProbeCache:
     def __init__(self) -> None:
         self.values: dict[str, bytes] = {}
 
-    async def recall(self, name: str) -> bytes | None:
+    async def read(self, name: str) -> bytes | None:
         return self.values.get(name)
 
-    def remember(self, name: str, value: bytes) -> None:
+    def save(self, name: str, value: bytes) -> None:
         self.values[name] = value
 
 
@@ -104,7 +104,7 @@ class ProbedServer:
         )
 
     def told(self, model: str) -> tuple[int, int | None, int | None, str] | None:
-        window = self.probes.told("up", model)
+        window = self.probes.window_of("up", model)
         return window and (window.context_window, window.max_input_tokens, window.max_output_tokens, window.origin)
 
     async def ask(self, model: str) -> tuple[int, int | None, int | None, str] | None:

@@ -132,7 +132,7 @@ async def proxy_in_process(
         engine,
         upstream,
         route=lambda model: catalogue.resolve(model).upstream,
-        observe=lambda report, seconds: reports.append(report),
+        observers=[lambda report, seconds: reports.append(report)],
         metrics=None,
         status=dict,
         models=Models(upstream, [ListedUpstream("stub")], "stub", [], lambda model: {}),

@@ -223,7 +223,7 @@ async def running_server(
             engine,
             upstream,
             route=lambda model: "up",
-            observe=lambda report, seconds: reports.append(report),
+            observers=[lambda report, seconds: reports.append(report)],
             metrics=lambda: (b"ullage_up 1\n", "text/plain; version=0.0.4"),
             status=lambda: {"version": "test"},
             models=models,

@@ -208,7 +208,8 @@ def events_in(module: Path) -> Iterator[tuple[int, set[str]]]:
     """Where *module* writes an event: the line, and the names of its facts as far as they stand there."""
     for node in ast.walk(ast.parse(module.read_text())):
         if isinstance(node, ast.Call):
-            given = [each for arg in node.args for each in ast.walk(arg) if isinstance(each, ast.Constant)]
+            names = [arg for arg in node.args if not isinstance(arg, ast.Dict)]
+            given = [each for arg in names for each in ast.walk(arg) if isinstance(each, ast.Constant)]
             if any(isinstance(each.value, str) and EVENT.fullmatch(each.value) for each in given):
                 tables = [arg for arg in node.args if isinstance(arg, ast.Dict)]
                 said = {str(key.value) for table in tables for key in table.keys if isinstance(key, ast.Constant)}

@@ -77,11 +77,11 @@ async def test_answers_are_kept_and_renewed() -> None:
         about.clock.time += FRESH_SECONDS - 1
         assert await about.ask("my-lora") is not None
         assert len(about.site.asked) == 1
-        first = about.probes.told("up", "my-lora")
+        first = about.probes.window_of("up", "my-lora")
         about.clock.time += 2
         assert await about.ask("my-lora") is not None
         assert len(about.site.asked) == 2
-        assert about.probes.told("up", "my-lora") is first, "the same words keep their age"
+        assert about.probes.window_of("up", "my-lora") is first, "the same words keep their age"
         assert len(about.heard) == 1
         about.site.routes["/v1/models"] = VLLM.replace(b"32768", b"8192")
         about.clock.time += FRESH_SECONDS + 1
@@ -89,7 +89,7 @@ async def test_answers_are_kept_and_renewed() -> None:
         assert old is not None
         assert old[0] == 32768
         await about.settle()
-        renewed = about.probes.told("up", "my-lora")
+        renewed = about.probes.window_of("up", "my-lora")
         assert renewed is not None
         assert (renewed.context_window, renewed.since) == (8192, about.clock.time)
         assert about.probes.known()[0]["age_seconds"] == 0.0
@@ -146,7 +146,7 @@ async def test_a_server_that_is_not_there() -> None:
         gone = Upstreams([Target("up", "http://127.0.0.1:1/v1")])
         probes = Probes({"up": "http://127.0.0.1:1/v1"}, gone.send, about.tasks.spawn, about.clock, "ullage/test")
         await probes.survey("up", ["m"])
-        assert probes.told("up", "m") is None
+        assert probes.window_of("up", "m") is None
         assert probes.surveys()["up"]["trouble"]
         await gone.close()
 
@@ -154,12 +154,12 @@ async def test_a_server_that_is_not_there() -> None:
 async def test_only_those_given_are_asked() -> None:
     """An upstream that may not be asked is never asked, and nobody is where it is not worth it."""
     async with probed_server({"/v1/models": VLLM}) as about:
-        assert about.probes.told("another", "m") is None
+        assert about.probes.window_of("another", "m") is None
         await about.probes.survey("another")
-        assert about.probes.told("up", "m", False) is None
+        assert about.probes.window_of("up", "m", False) is None
         await about.settle()
         assert about.site.paths == []
-        about.probes.told("up", "m", True)
+        about.probes.window_of("up", "m", True)
         await about.settle()
         assert about.site.paths == ["/v1/models"]
         assert set(about.probes.windows("up")) == {"my-lora", "Qwen/Qwen2.5-7B-Instruct"}

@@ -1,4 +1,7 @@
-"""The dialect of ``/v1/chat/completions``: bytes to items, edits to bytes."""
+"""``/v1/chat/completions``: reading items from bytes, and edits of these bytes.
+
+https://platform.openai.com/docs/api-reference/chat/create
+"""
 
 from __future__ import annotations
 
@@ -23,12 +26,13 @@ LIST = "messages"
 """The member of the body that holds the items."""
 
 OUTPUT_FIGURES: tuple[str, ...] = ("max_completion_tokens", "max_tokens")
-"""The members that state the output allowance; the first that is set holds."""
+"""The members that state the output allowance; the first one that is set holds."""
 
 PER_TOOLS = 0
+"""Nothing: the tools array is counted as the model reads it (``proxy/core/tokens/tools.py``)."""
 
 MARKER = b""
-"""Marks of a cached prefix are no part of this API; where a provider takes them, they stay with what they stand on."""
+"""Marks of a cached prefix are no part of this API; if a provider takes them, they stay on the parts that bear them."""
 
 PER_MESSAGE = 4
 """Role and separators of a message: three plus the role, as in OpenAI's own example.
@@ -49,7 +53,7 @@ OpenAI renders several calls of one message as one (19 tokens and 3 a call) and 
 """
 
 REASONING = ("reasoning_content", "reasoning")
-"""Where a model's plain reasoning comes back; it must be there, but may lose its middle like any other text."""
+"""Members with a model's plain reasoning. They must be there, but may lose their middle like any other text."""
 
 KINDS = ("function", "custom")
 """Members of a tool call that hold its name and arguments, by kind of tool."""
@@ -66,14 +70,14 @@ ROLES: Mapping[str, Role] = {
 _COUNTED_ELSEWHERE = frozenset({"role", "content", "tool_calls", "function_call", "cache_control"})
 
 
-def listed(body: bytes) -> bytes | None:
-    """``None``: what is no list of messages is no request of this API."""
+def with_item_list(body: bytes) -> bytes | None:
+    """Return None: a body without a list of messages is no request of this API."""
     del body
     return None
 
 
 def read_item(raw: bytes, count: Count) -> Item:
-    """The item of one message's bytes. Raises ``InvalidRequest`` where it is not a message at all."""
+    """Return the item of one message's bytes. Raises ``InvalidRequest`` if it is no object."""
     message = decode(raw)
     if not isinstance(message, dict):
         raise InvalidRequest("Every element of 'messages' must be an object.")
@@ -99,8 +103,8 @@ def _read(message: dict[str, Any], count: Count, large: bool) -> Item:
     return Item(role, overhead + media + text, media, digest(message, large=large), calls, answers, guess, memory)
 
 
-def read_entry(raw: bytes) -> ItemText:
-    """What one message says, for those who write about it."""
+def read_item_text(raw: bytes) -> ItemText:
+    """Return the words of one message."""
     message = decode(raw)
     role = ROLES.get(str(message.get("role")), "user")
     media = tuple(str(part.get("type")) for part in _parts(message) if is_media(part))
@@ -111,78 +115,78 @@ def read_entry(raw: bytes) -> ItemText:
 
 
 def with_text(raw: bytes, text: str, *, before: bool, media: Sequence[bytes] = (), marker: bytes = b"") -> bytes:
-    """The message with *text* (and *media* parts) added before or after its own content. There are no markers here.
+    """Return the message with *text* and *media* parts added before or after its own content.
 
-    The content it had stays one unchanged run of bytes.
+    Its own content stays one unchanged run of bytes. There are no markers in this API.
     """
     del marker
     source = raw.decode()
     fields = members(source)
-    found = _content_field(fields)
-    if found is None:
+    content = _content_field(fields)
+    if content is None:
         close = source.rindex("}")
         added = '"content":' + _joined("null", text, before, media)
         return (source[:close] + ("," if fields else "") + added + source[close:]).encode()
-    value = _joined(source[found.start : found.end], text, before, media)
-    return (source[: found.start] + value + source[found.end :]).encode()
+    value = _joined(source[content.start : content.end], text, before, media)
+    return (source[: content.start] + value + source[content.end :]).encode()
 
 
 def _content_field(fields: Sequence[Field]) -> Field | None:
-    """The member that holds the content: the last one of that name, as parsers have it."""
+    """Return the member with the content: the last one of that name, as parsers read it."""
     return next((field for field in reversed(fields) if field.key == "content"), None)
 
 
 def _joined(value: str, text: str, before: bool, media: Sequence[bytes]) -> str:
     if media or value.startswith("["):
-        made = joined(value, text, "text", before, media)
-        return made if media or value[1:-1].strip() else quoted(text)
+        parts = joined(value, text, "text", before, media)
+        return parts if media or value[1:-1].strip() else quoted(text)
     return grown(value, text, before) if value.startswith('"') else quoted(text)
 
 
 def media_parts(raw: bytes) -> list[bytes]:
-    """The media parts of a message, each as its own bytes."""
+    """Return the media parts of a message, each as its own bytes."""
     source = raw.decode()
-    found = _content_field(members(source))
-    if found is None or source[found.start] != "[":
+    content = _content_field(members(source))
+    if content is None or source[content.start] != "[":
         return []
-    parts = [source[start:end].encode() for start, end in elements(source, found.start)[0]]
+    parts = [source[start:end].encode() for start, end in elements(source, content.start)[0]]
     values = [(part, decode(part)) for part in parts]
     return [part for part, value in values if isinstance(value, dict) and is_media(value)]
 
 
 def marker(raw: bytes) -> bytes:
-    """Nothing: see ``MARKER``."""
+    """Return nothing: see ``MARKER``."""
     del raw
     return b""
 
 
 def user_message(text: str) -> bytes:
-    """A user message of our own that holds *text*; for conversations that have no user item to carry it."""
+    """Return a user message of our own that holds *text*, for conversations without a user item to carry it."""
     return b'{"role":"user","content":' + quoted(text).encode() + b"}"
 
 
-def replaced(raw: bytes, texts: Sequence[str], *, media: bool = False) -> bytes:
-    """The tool result with the one of *texts* in place of its content; the rest stays as it was.
+def with_results(raw: bytes, texts: Sequence[str], *, media: bool = False) -> bytes:
+    """Return the tool result with the one of *texts* in place of its content; the rest stays as it was.
 
     With *media* the images of the content stay behind the text.
     """
     source = raw.decode()
     text = "\n".join(texts)
-    found = _content_field(members(source))
-    if found is None:
+    content = _content_field(members(source))
+    if content is None:
         return with_text(raw, text, before=False)
     parts = media_parts(raw) if media else []
-    is_list = source[found.start] == "["
+    is_list = source[content.start] == "["
     value = joined("null", text, "text", before=True, media=parts) if is_list else quoted(text)
-    return (source[: found.start] + value + source[found.end :]).encode()
+    return (source[: content.start] + value + source[content.end :]).encode()
 
 
 def clipped(raw: bytes, clip: Clip, count: Count, tokens: int) -> bytes:
-    """The message cut to about *tokens* by clipping its longest texts; every other byte stays as it is.
+    """Return the message cut to about *tokens* by clipping its longest texts; every other byte stays as it is.
 
     *clip* shortens one text to so many tokens. String arguments of tool calls stay valid JSON.
     """
-    return json_edit.clipped(raw, _slots, clip, count, lambda made: read_item(made, count).tokens, tokens)
+    return json_edit.clipped(raw, _slots, clip, count, lambda cut: read_item(cut, count).tokens, tokens)
 
 
 def _slots(message: dict[str, Any]) -> Iterator[Slot]:
@@ -248,7 +252,7 @@ def _content_text(message: Mapping[str, Any]) -> str:
 
 
 def _call_texts(calls: Sequence[dict[str, Any]]) -> Iterator[tuple[str, str]]:
-    """Name and argument text of each of *calls*."""
+    """Yield the name and the argument text of each of *calls*."""
     for call in calls:
         function = _named(call)
         arguments = function.get("arguments", function.get("input", ""))
@@ -256,7 +260,7 @@ def _call_texts(calls: Sequence[dict[str, Any]]) -> Iterator[tuple[str, str]]:
 
 
 def _named(call: dict[str, Any]) -> dict[str, Any]:
-    """The object that holds a call's name and arguments, whatever kind of tool it calls."""
+    """Return the object with a call's name and arguments, whatever kind of tool it calls."""
     return next((v for key in KINDS if isinstance(v := call.get(key), dict)), call)
 
 
@@ -267,9 +271,9 @@ def _parts(message: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 def _calls(message: Mapping[str, Any]) -> list[dict[str, Any]]:
     calls = message.get("tool_calls")
-    found = [call for call in calls if isinstance(call, dict)] if isinstance(calls, list) else []
+    objects = [call for call in calls if isinstance(call, dict)] if isinstance(calls, list) else []
     legacy = message.get("function_call")
-    return [*found, {"function": legacy}] if isinstance(legacy, dict) else found
+    return [*objects, {"function": legacy}] if isinstance(legacy, dict) else objects
 
 
 def _call_id(call: dict[str, Any]) -> str:

@@ -12,13 +12,13 @@ from proxy.core.apis.json_steps import dismantle, encoded
 from proxy.core.conversation import HASH_BYTES
 
 DEEPEST = 250
-"""Levels an item may nest: what is deeper is refused before the interpreter's own limit, wherever that is reached."""
+"""Levels that an item may nest: a deeper one is refused before it reaches the interpreter's own limit."""
 
 LONGEST_ARGUMENTS = 262_144
-"""Characters of a call's arguments that are read as JSON: longer ones mean the same only if they are spelt the same."""
+"""Characters of a call's arguments that are read as JSON; longer ones mean the same only if they are spelt alike."""
 
 IGNORED = frozenset({"cache_control", "annotations", "provider_specific_fields"})
-"""Members clients add, move or drop when they echo an item; an item means the same with and without them."""
+"""Members that clients add, move or drop if they echo an item; an item means the same with and without them."""
 
 _CONTAINERS = frozenset({dict, list})
 _FIGURES = frozenset({int, float, bool})
@@ -28,7 +28,7 @@ _SORTED = json.JSONEncoder(sort_keys=True, separators=(",", ":"))
 
 
 def digest(item: dict[str, Any], *, large: bool = False) -> bytes:
-    """16 bytes equal for items that mean the same: key order, spacing, nulls and re-serialised arguments aside.
+    """Return 16 bytes, equal for items that mean the same: key order, spacing, nulls and spelling of arguments aside.
 
     A *large* one is written in steps.
     """
@@ -60,7 +60,7 @@ def _canonical(value: Any, depth: int = 0) -> Any:
         return [_canonical(part, depth + 1) for part in value]
     if type(value) is not dict:
         return value
-    kept = {}
+    canonical = {}
     for key, member in value.items():
         if key in IGNORED:
             continue
@@ -69,8 +69,8 @@ def _canonical(value: Any, depth: int = 0) -> Any:
         elif key == "arguments":
             member = _arguments(member)
         if member or type(member) in _FIGURES:
-            kept[key] = member
-    return kept
+            canonical[key] = member
+    return canonical
 
 
 def _arguments(text: Any) -> Any:

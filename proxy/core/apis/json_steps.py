@@ -27,7 +27,7 @@ _BATCH: Final = 256
 _MOST_DIGITS = 4300  # https://docs.python.org/3/library/stdtypes.html#int-max-str-digits
 
 UNREADABLE = (msgspec.DecodeError, UnicodeError, RecursionError)
-"""What msgspec raises where the exact scanner has to say whether it is JSON at all."""
+"""Exceptions of msgspec after which the standard parser decides if it is JSON at all."""
 
 
 def whole(digits: str) -> int | str:
@@ -40,9 +40,9 @@ def whole(digits: str) -> int | str:
 
 
 def decode(raw: bytes) -> Any:
-    """The value of *raw*, also where only the standard parser accepts it (lone surrogates, NaN).
+    """Return the value of *raw*, also if only the standard parser accepts it (lone surrogates, NaN).
 
-    Raises ``InvalidRequest`` where it is no JSON at all.
+    Raises ``InvalidRequest`` if it is no JSON at all.
     """
     try:
         return _in_steps(raw, STEPS) if len(raw) > ONE_CALL else msgspec.json.decode(raw)
@@ -66,15 +66,15 @@ def parsed(text: str) -> Any:
 
 
 def _in_steps(raw: Any, steps: int) -> Any:
-    """The value of *raw*, parsed in calls that each build at most ``ONE_CALL`` bytes, so far as *steps* levels show."""
+    """Return the value of *raw*, parsed in calls of at most ``ONE_CALL`` bytes each, *steps* levels deep."""
     view = memoryview(raw)
     mark = bytes(view[:ONE_CALL]).lstrip()[:1]
     if view.nbytes <= ONE_CALL or not steps or mark not in (b"{", b"["):
         return msgspec.json.decode(raw)
     if mark == b"[":
         return [_in_steps(each, steps - 1) for each in msgspec.json.decode(raw, type=list[msgspec.Raw])]
-    found = msgspec.json.decode(raw, type=dict[str, msgspec.Raw])
-    return {key: _in_steps(each, steps - 1) for key, each in found.items()}
+    members = msgspec.json.decode(raw, type=dict[str, msgspec.Raw])
+    return {key: _in_steps(each, steps - 1) for key, each in members.items()}
 
 
 def encoded(value: Any, encode: Callable[[Any], str], *, ordered: bool = False) -> str:
@@ -85,13 +85,13 @@ def encoded(value: Any, encode: Callable[[Any], str], *, ordered: bool = False) 
     large = _large(value)
     if not large:
         return encode(value)
-    found: list[str] = []
-    _write(value, large, encode, ordered, found)
-    return "".join(found)
+    pieces: list[str] = []
+    _write(value, large, encode, ordered, pieces)
+    return "".join(pieces)
 
 
 def dismantle(value: Any) -> None:
-    """Empty *value*, parsed JSON that nobody else uses, if it is large: it would all be freed in one go else."""
+    """Empty *value*, parsed JSON that is not used any more, if it is large: else it would be freed in one go."""
     large = _large(value)
     waiting = [value] if large else []
     while waiting:
@@ -109,32 +109,32 @@ def _is_long(member: Any) -> bool:
     return isinstance(member, dict | list) and len(member) > _BATCH
 
 
-def _write(value: Any, large: set[int], encode: Callable[[Any], str], ordered: bool, found: list[str]) -> None:
+def _write(value: Any, large: set[int], encode: Callable[[Any], str], ordered: bool, pieces: list[str]) -> None:
     if id(value) not in large:
         large = _large(value)
         if not large:
-            found.append(encode(value))
+            pieces.append(encode(value))
             return
     opening, closing = "{}" if isinstance(value, dict) else "[]"
-    found.append(opening)
+    pieces.append(opening)
     for batch in _batches(value, ordered):
         members = list(batch.values()) if isinstance(batch, dict) else batch
         if large.isdisjoint(map(id, members)) and not _large(members):
-            found += [encode(batch)[1:-1], ","]
+            pieces += [encode(batch)[1:-1], ","]
             continue
         keys = iter(batch) if isinstance(batch, dict) else None
         for member in members:
             if keys is not None:
-                found += [encode(next(keys)), ":"]
-            _write(member, large, encode, ordered, found)
-            found.append(",")
-    found[-1] = closing  # in place of the last comma: what is large is not empty
+                pieces += [encode(next(keys)), ":"]
+            _write(member, large, encode, ordered, pieces)
+            pieces.append(",")
+    pieces[-1] = closing  # in place of the last comma: what is large is not empty
 
 
 def _large(value: Any) -> set[int]:
     """Return the ids of the lists and objects in *value* that were looked into until ``MOST`` was reached, or none.
 
-    Whoever opens all of these looks at no value more than a few times, however deep they nest.
+    If all of these are opened, no value is looked at more than a few times, however deep they nest.
     """
     seen: set[int] = set()
     left = MOST
@@ -157,7 +157,7 @@ def _large(value: Any) -> set[int]:
 
 
 def _batches(value: Any, ordered: bool) -> Iterator[Any]:
-    """The members of a list or an object, some at a time, as lists or objects."""
+    """Yield the members of a list or an object, some at a time, as lists or objects."""
     if isinstance(value, dict):
         members = iter(sorted(value.items()) if ordered else value.items())
         while batch := dict(islice(members, _BATCH)):

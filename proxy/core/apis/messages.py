@@ -1,7 +1,9 @@
-"""The dialect of ``/v1/messages``: bytes to items, edits to bytes.
+"""``/v1/messages``: reading items from bytes, and edits of these bytes.
 
-Results of tools stand in user messages, so an item that carries one is a ``tool`` item, whatever its role says. What
-the user wrote beside them is ``said``.
+Results of tools stand in user messages, so an item that carries one is a ``tool`` item, whatever its ``role``. The
+user's own words beside them are counted as ``user_tokens``.
+
+https://platform.claude.com/docs/en/api/messages
 """
 
 from __future__ import annotations
@@ -34,7 +36,7 @@ PER_REPLY = 3
 """What primes the answer, once a request."""
 
 PER_TOOLS = 350
-"""The text with which the provider tells the model how to call tools: 313 to 346 tokens by model and tool choice.
+"""The provider's own text on how to call tools: 313 to 346 tokens by model and tool choice.
 
 https://docs.anthropic.com/en/docs/agents-and-tools/tool-use/overview
 """
@@ -46,7 +48,8 @@ PER_CALL = 8
 """Separators of a call or a result beside its name, input and id."""
 
 MARKER = b'"cache_control"'
-"""Where a provider's prompt cache shall end; a request may hold four of these."""
+"""Marks the end of the prompt cache; a request may hold four of these.
+https://platform.claude.com/docs/en/build-with-claude/prompt-caching"""
 
 _ROLES: Final[Mapping[str, Role]] = {"system": "system", "assistant": "assistant"}
 _TEXTS: Final = frozenset({"text", "tool_result", "tool_use", "search_result", "document"})
@@ -69,14 +72,14 @@ class _Weight:
         return self.text + self.media + self.sealed
 
 
-def listed(body: bytes) -> bytes | None:
-    """``None``: what is no list of messages is no request of this API."""
+def with_item_list(body: bytes) -> bytes | None:
+    """Return None: a body without a list of messages is no request of this API."""
     del body
     return None
 
 
 def read_item(raw: bytes, count: Count) -> Item:
-    """The item of one message's bytes. Raises ``InvalidRequest`` where it is not a message at all."""
+    """Return the item of one message's bytes. Raises ``InvalidRequest`` if it is no object."""
     message = json_edit.element(raw, LIST)
     try:
         return _read(message, count, len(raw) > ONE_CALL)
@@ -96,12 +99,21 @@ def _read(message: dict[str, Any], count: Count, large: bool) -> Item:
     calls = tuple(str(block["id"]) for block in blocks if block.get("type") == "tool_use" and block.get("id"))
     answers = tuple(str(block["tool_use_id"]) for block in _results(blocks))
     role = _role(message, blocks)
-    said = sum(count(text) for text in _said(blocks)) if role == "tool" else 0
-    remembered = injected_memories("\n".join(_said(blocks))) if role in ("system", "user") else ""
+    user_tokens = sum(count(text) for text in _user_texts(blocks)) if role == "tool" else 0
+    remembered = injected_memories("\n".join(_user_texts(blocks))) if role in ("system", "user") else ""
     memory = count(remembered) if remembered else 0
     name, text, media = digest(message, large=large), weight.total, weight.media
     return Item(
-        role, text, media, name, calls, answers, weight.guess, memory=memory, sealed=weight.sealed, user_tokens=said
+        role,
+        text,
+        media,
+        name,
+        calls,
+        answers,
+        weight.guess,
+        memory=memory,
+        sealed=weight.sealed,
+        user_tokens=user_tokens,
     )
 
 
@@ -111,7 +123,7 @@ def _role(message: Mapping[str, Any], blocks: Sequence[Mapping[str, Any]]) -> Ro
 
 
 def _weigh_members(message: Mapping[str, Any], weight: _Weight, count: Count) -> None:
-    """Add the members beside role and content, which the API does not define but clients send."""
+    """Add the members beside role and content that the API does not define but clients send."""
     for key, value in message.items():
         if key in ("role", "content", "cache_control") or not value:
             continue
@@ -158,7 +170,7 @@ def _weigh_document(block: Mapping[str, Any], weight: _Weight, count: Count) -> 
 
 
 def _weigh_sealed(block: Mapping[str, Any], weight: _Weight, count: Count) -> None:
-    """A block that must stay as it is; of what only the provider can read the size is all there is to go by."""
+    """Add a block that must stay as it is. If only the provider can read it, its size is all there is to go by."""
     plain = opaque = 0
     for path, text in leaves(block):
         if path[-1] in _OPAQUE:
@@ -171,69 +183,69 @@ def _weigh_sealed(block: Mapping[str, Any], weight: _Weight, count: Count) -> No
     weight.guess += opaque
 
 
-def read_entry(raw: bytes) -> ItemText:
-    """What one message says, for those who write about it."""
+def read_item_text(raw: bytes) -> ItemText:
+    """Return the words of one message."""
     message = decode(raw)
     blocks = _blocks(message)
     role = _role(message, blocks)
     calls = [(_text(b.get("name")), quoted(b.get("input"))) for b in blocks if str(b.get("type")).endswith("tool_use")]
     media = [str(block.get("type")) for block in blocks if _is_media(block)]
-    said = "\n".join(_said(blocks)) if role == "tool" else ""
+    user_text = "\n".join(_user_texts(blocks)) if role == "tool" else ""
     reasoning = "\n".join(_text(block.get("thinking")) for block in blocks if block.get("type") == "thinking")
     results = [("\n".join(_spoken(_blocks(block))), block.get("is_error") is True) for block in _results(blocks)]
     text = "\n".join(_spoken(blocks))
     del blocks
     if len(raw) > ONE_CALL:
         dismantle(message)
-    return ItemText(role, text, tuple(calls), tuple(media), reasoning, said, tuple(results))
+    return ItemText(role, text, tuple(calls), tuple(media), reasoning, user_text, tuple(results))
 
 
 def with_text(raw: bytes, text: str, *, before: bool, media: Sequence[bytes] = (), marker: bytes = b"") -> bytes:
-    """The message with a text block (and *media* blocks) added before or after its own content.
+    """Return the message with a text block and *media* blocks added before or after its own content.
 
-    The content it had stays one unchanged run of bytes. *marker* is the cache marker the new block shall bear. A
-    string becomes a block of its own, so that the bytes are the same with and without a marker beside it.
+    Its own content stays one unchanged run of bytes. *marker* is the cache marker of the new block. A string becomes a
+    block of its own, so that the bytes are the same with and without a marker beside it.
     """
     source = raw.decode()
     fields = members(source)
-    found = _content_field(fields)
+    content = _content_field(fields)
     more = f',"cache_control":{marker.decode()}' if marker else ""
-    if found is None:
+    if content is None:
         close = source.rindex("}")
         added = '"content":' + joined("null", text, "text", before, media, more)
         return (source[:close] + ("," if fields else "") + added + source[close:]).encode()
-    value = joined(source[found.start : found.end], text, "text", before, media, more)
-    return (source[: found.start] + value + source[found.end :]).encode()
+    value = joined(source[content.start : content.end], text, "text", before, media, more)
+    return (source[: content.start] + value + source[content.end :]).encode()
 
 
 def user_message(text: str) -> bytes:
-    """A user message of our own that holds *text*; for conversations that have no user item to carry it."""
+    """Return a user message of our own that holds *text*, for conversations without a user item to carry it."""
     return b'{"role":"user","content":' + quoted(text).encode() + b"}"
 
 
 def media_parts(raw: bytes) -> list[bytes]:
-    """The image and document blocks of a message, each as its own bytes."""
+    """Return the image and document blocks of a message, each as its own bytes."""
     source = raw.decode()
-    found = _content_field(members(source))
-    if found is None or source[found.start] != "[":
+    content = _content_field(members(source))
+    if content is None or source[content.start] != "[":
         return []
-    parts = [source[start:end].encode() for start, end in elements(source, found.start)[0]]
+    parts = [source[start:end].encode() for start, end in elements(source, content.start)[0]]
     values = [(part, decode(part)) for part in parts]
     return [part for part, value in values if isinstance(value, dict) and _is_media(value)]
 
 
 def marker(raw: bytes) -> bytes:
-    """The last cache marker that a block of the message bears, as JSON; empty where none does."""
-    found = b""
+    """Return the last cache marker that a block of the message bears, as JSON; empty if none does."""
+    last = b""
     for block in _blocks(decode(raw)):
         for part in (*_blocks(block), block):
             if isinstance(part.get("cache_control"), dict):
-                found = quoted(part["cache_control"]).encode()
-    return found
+                last = quoted(part["cache_control"]).encode()
+    return last
 
 
-def replaced(raw: bytes, texts: Sequence[str], *, media: bool = False) -> bytes:
-    """The message with *texts* in place of what its tool results say; every other byte stays as it is.
+def with_results(raw: bytes, texts: Sequence[str], *, media: bool = False) -> bytes:
+    """Return the message with *texts* in place of its tool results; every other byte stays as it is.
 
     With *media* the images and files of a result stay behind its text.
     """
@@ -246,15 +258,15 @@ def replaced(raw: bytes, texts: Sequence[str], *, media: bool = False) -> bytes:
 
 
 def clipped(raw: bytes, clip: Clip, count: Count, tokens: int) -> bytes:
-    """The message cut to about *tokens* by clipping its longest texts; every other byte stays as it is.
+    """Return the message cut to about *tokens* by clipping its longest texts; every other byte stays as it is.
 
     Signed and encrypted blocks, media and what server tools returned are never touched.
     """
-    return json_edit.clipped(raw, _slots, clip, count, lambda made: read_item(made, count).tokens, tokens)
+    return json_edit.clipped(raw, _slots, clip, count, lambda cut: read_item(cut, count).tokens, tokens)
 
 
 def _slots(holder: Mapping[str, Any], path: Path = ()) -> Iterator[Slot]:
-    """Yield the texts in the ``content`` of a message, a block or a source; *path* is where *holder* stands."""
+    """Yield the texts in the ``content`` of a message, a block or a source; *path* leads to *holder*."""
     content = holder.get("content")
     if isinstance(content, str):
         yield Slot((*path, "content"), content)
@@ -284,7 +296,7 @@ def _source_slots(source: Mapping[str, Any], path: Path) -> Iterator[Slot]:
 
 
 def _blocks(holder: Any) -> list[dict[str, Any]]:
-    """The blocks under ``content``; a string is one text block."""
+    """Return the blocks under ``content``; a string is one text block."""
     content = holder.get("content") if isinstance(holder, dict) else None
     if isinstance(content, str):
         return [{"type": "text", "text": content}] if content else []
@@ -302,19 +314,19 @@ def _results(blocks: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _is_media(block: Mapping[str, Any]) -> bool:
-    """Whether a block is a picture or a file; a document whose source is text or blocks is words."""
+    """Return True if a block is an image or a file; a document whose source is text or blocks is words."""
     source = block.get("source")
     kinds = {"image": (), "document": ("text", "content")}
     kind = str(block.get("type"))
     return kind in kinds and isinstance(source, dict) and source.get("type") not in kinds[kind]
 
 
-def _said(blocks: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+def _user_texts(blocks: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     return (_text(block.get("text")) for block in blocks if block.get("type") == "text")
 
 
 def _spoken(blocks: Sequence[Mapping[str, Any]]) -> Iterator[str]:
-    """The words of blocks in order, those inside results and documents too; never a model's thoughts."""
+    """Yield the words of blocks in order, also inside results and documents; never a model's thoughts."""
     for block in blocks:
         kind = block.get("type")
         if kind == "text":
@@ -327,7 +339,7 @@ def _spoken(blocks: Sequence[Mapping[str, Any]]) -> Iterator[str]:
 
 
 def _content_field(fields: Sequence[Field]) -> Field | None:
-    """The member that holds the content: the last one of that name, as parsers have it."""
+    """Return the member with the content: the last one of that name, as parsers read it."""
     return next((field for field in reversed(fields) if field.key == "content"), None)
 
 

@@ -1,4 +1,4 @@
-"""What only the model that wrote it can read: signed and encrypted reasoning, which another one's server refuses."""
+"""Removes what only the model that wrote it can read: signed and encrypted reasoning, refused by other servers."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 from proxy.core.apis.json_steps import decode
 
 MARKS = re.compile(rb'signature|encrypted|thinking|reasoning_details|"reasoning"|"item_reference"|"(?:fc|ctc|msg)_')
-"""Occurs in every item that holds such reasoning, in any API; where it does not, there is nothing to look for."""
+"""Occurs in every item that holds such reasoning, in any API; items without it need no closer look."""
 
 SEALED_TYPES = frozenset({"thinking", "redacted_thinking", "reasoning.encrypted"})
 """Types of content parts that are a model's own reasoning."""
@@ -33,42 +33,42 @@ SEALED = frozenset(
 
 
 STORED_TYPES = frozenset({"reasoning", "item_reference", "compaction"})
-"""Types of Responses items that are encrypted, or only a name for something that the author's server keeps."""
+"""Types of Responses items that are encrypted, or only a name for an item that the author's server stores."""
 
 _SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 def chat(raw: bytes) -> bytes:
-    """A chat message without sealed reasoning: the same bytes where it has none.
+    """Return a chat message without sealed reasoning: the same bytes if it has none.
 
-    Only what surrounds the texts is looked at: contents and tool arguments stay as they are.
+    Only the members around the texts are looked at: contents and tool arguments stay as they are.
     """
     message = decode(raw)
     if not isinstance(message, dict) or message.get("role") != "assistant":
         return raw
-    kept = {key: value for key, value in message.items() if key not in SEALED}
+    rest = {key: value for key, value in message.items() if key not in SEALED}
     for key in ("content", "tool_calls", "provider_specific_fields", "extra_content"):
-        if isinstance(kept.get(key), (dict, list)):
-            kept[key] = unsealed(kept[key])
-    if kept == message:
+        if isinstance(rest.get(key), (dict, list)):
+            rest[key] = unsealed(rest[key])
+    if rest == message:
         return raw
-    if kept.get("content") in (None, []) and not kept.get("tool_calls") and not kept.get("function_call"):
-        kept["content"] = ""  # an assistant message of nothing is refused, and without it the turns would not alternate
-    return _written(kept)
+    if rest.get("content") in (None, []) and not rest.get("tool_calls") and not rest.get("function_call"):
+        rest["content"] = ""  # an assistant message of nothing is refused, and without it the turns would not alternate
+    return _written(rest)
 
 
 def messages(raw: bytes) -> bytes:
-    """A message of the Messages API without thinking blocks; empty where it held nothing else."""
+    """Return a message of the Messages API without thinking blocks; empty if it had no others."""
     message = decode(raw)
     content = message.get("content") if isinstance(message, dict) else None
     if not isinstance(content, list) or not any(map(is_sealed, content)):
         return raw
-    kept = [block for block in content if not is_sealed(block)]
-    return _written({**message, "content": kept}) if kept else b""
+    rest = [block for block in content if not is_sealed(block)]
+    return _written({**message, "content": rest}) if rest else b""
 
 
 def responses(raw: bytes) -> bytes:
-    """A Responses item without the name under which its author's server keeps it; empty for sealed ones."""
+    """Return a Responses item without the name under which its author's server stores it; empty for sealed ones."""
     item = decode(raw)
     if not isinstance(item, dict):
         return raw
@@ -82,14 +82,15 @@ def responses(raw: bytes) -> bytes:
 PORTABLE: Mapping[str, Callable[[bytes], bytes]] = MappingProxyType(
     {"chat": chat, "messages": messages, "responses": responses}
 )
-"""By API: an element without what only the model that wrote it can read; empty where nothing of it is left."""
+"""By API: returns an element without what only the model that wrote it can read; empty if nothing is left."""
 
 WITHOUT: Mapping[str, Mapping[str, str]] = MappingProxyType({"messages": {"thinking": '{"type":"disabled"}'}})
-"""By API: members that must change once reasoning was left out. A model that thinks wants its last thoughts back."""
+"""By API: members that must change without the reasoning. A model that thinks requires its last thoughts back.
+https://platform.claude.com/docs/en/build-with-claude/extended-thinking"""
 
 
 def unsealed(value: object) -> object:
-    """*value* (decoded JSON) without members and parts that are sealed; equal where there are none."""
+    """Return *value* (decoded JSON) without members and parts that are sealed; equal if there are none."""
     if isinstance(value, dict):
         return {key: unsealed(inner) for key, inner in value.items() if key not in SEALED}
     if isinstance(value, list):
@@ -98,7 +99,7 @@ def unsealed(value: object) -> object:
 
 
 def is_sealed(part: object) -> bool:
-    """Whether a content part is sealed reasoning as a whole."""
+    """Return True if a content part is sealed reasoning as a whole."""
     return isinstance(part, dict) and part.get("type") in SEALED_TYPES
 
 

@@ -1,7 +1,9 @@
-"""The dialect of ``/v1/responses``: bytes to items, edits to bytes.
+"""``/v1/responses``: reading items from bytes, and edits of these bytes.
 
-Messages, calls, results and reasoning are elements of one list. What only the provider can read (encrypted reasoning,
-its own compaction, references to what it keeps) is carried as it is or goes with its round.
+Messages, calls, results and reasoning are elements of one list. Elements that only the provider can read (encrypted
+reasoning, its own compaction, references to stored items) are carried as they are or leave with their round.
+
+https://platform.openai.com/docs/api-reference/responses/create
 """
 
 from __future__ import annotations
@@ -34,6 +36,7 @@ PER_REPLY = 3
 """What primes the answer, once a request."""
 
 PER_TOOLS = 0
+"""Nothing: the tools array is counted as the model reads it (``proxy/core/tokens/tools.py``)."""
 
 MARKER = b""
 """There are no marks of a cached prefix in this API."""
@@ -42,10 +45,11 @@ PER_ITEM = 4
 """Role and separators of an element."""
 
 REFERENCE = 500
-"""What an element that only names something the provider keeps is taken for; a guess."""
+"""Tokens that an element is taken for which only names a stored one; a guess."""
 
 KEPT: Final = frozenset({"compaction", "compaction_summary", "context_compaction"})
-"""What stands for history that the provider folded itself: nothing else holds it, so it never goes."""
+"""Elements that stand for history which the provider folded itself: nothing else holds it, so they always stay.
+https://platform.openai.com/docs/guides/conversation-state"""
 
 _TRIGGER: Final = "compaction_trigger"
 _REFERENCE: Final = "item_reference"
@@ -64,18 +68,18 @@ _NAMES: Final = frozenset({"type", "id", "role", "status", "phase", "annotations
 _TEXT_PARTS: Final = frozenset({"input_text", "output_text", "text", "refusal"})
 
 
-def listed(body: bytes) -> bytes | None:
-    """*body* with its input as a list: a text becomes a user message, nothing at all an empty list.
+def with_item_list(body: bytes) -> bytes | None:
+    """Return *body* with its input as a list: a text becomes a user message, a missing input an empty list.
 
-    ``None`` where the input is neither.
+    Return None if the input is something else.
     """
     try:
         source = body.decode()
-        found = members(source)
+        fields = members(source)
     except (ValueError, RecursionError):
         return None
-    inputs = [field for field in found if field.key == LIST]
-    if not inputs and found:
+    inputs = [field for field in fields if field.key == LIST]
+    if not inputs and fields:
         close = source.rindex("}")
         return (source[:close] + f',"{LIST}":[]' + source[close:]).encode()
     if len(inputs) != 1 or source[inputs[0].start] != '"':
@@ -86,7 +90,7 @@ def listed(body: bytes) -> bytes | None:
 
 
 def read_item(raw: bytes, count: Count) -> Item:
-    """The item of one element's bytes. Raises ``InvalidRequest`` where it is no object."""
+    """Return the item of one element's bytes. Raises ``InvalidRequest`` if it is no object."""
     value = json_edit.element(raw, LIST)
     try:
         return _read(value, count, len(raw) > ONE_CALL)
@@ -146,8 +150,8 @@ def _role(value: Mapping[str, Any]) -> Role:
     return "tool" if kind.endswith(("_output", "_response")) or kind == _TRIGGER else "assistant"
 
 
-def read_entry(raw: bytes) -> ItemText:
-    """What one element says, for those who write about it."""
+def read_item_text(raw: bytes) -> ItemText:
+    """Return the words of one element."""
     value = decode(raw)
     kind, role = _kind(value), _role(value)
     media = tuple(str(part.get("type")) for part in _parts(value) if is_media(part))
@@ -177,49 +181,49 @@ def _words(value: Mapping[str, Any]) -> Iterator[str]:
 
 
 def with_text(raw: bytes, text: str, *, before: bool, media: Sequence[bytes] = (), marker: bytes = b"") -> bytes:
-    """The message with *text* (and *media* parts) added before or after its own content. There are no markers here.
+    """Return the message with *text* and *media* parts added before or after its own content.
 
-    The content it had stays one unchanged run of bytes.
+    Its own content stays one unchanged run of bytes. There are no markers in this API.
     """
     del marker
     source = raw.decode()
     fields = members(source)
-    found = _content_field(fields)
-    if found is None:
+    content = _content_field(fields)
+    if content is None:
         close = source.rindex("}")
         added = '"content":' + joined("null", text, "input_text", before, media)
         return (source[:close] + ("," if fields else "") + added + source[close:]).encode()
-    own = source[found.start : found.end]
+    own = source[content.start : content.end]
     plain = own.startswith('"') and not media
     value = grown(own, text, before) if plain else joined(own, text, "input_text", before, media)
-    return (source[: found.start] + value + source[found.end :]).encode()
+    return (source[: content.start] + value + source[content.end :]).encode()
 
 
 def user_message(text: str) -> bytes:
-    """A user message of our own that holds *text*; for conversations that have no user item to carry it."""
+    """Return a user message of our own that holds *text*, for conversations without a user item to carry it."""
     content = joined("null", text, "input_text", before=True, media=())
     return b'{"type":"message","role":"user","content":' + content.encode() + b"}"
 
 
 def media_parts(raw: bytes) -> list[bytes]:
-    """The media parts of a message, each as its own bytes."""
+    """Return the media parts of a message, each as its own bytes."""
     source = raw.decode()
-    found = _content_field(members(source))
-    if found is None or source[found.start] != "[":
+    content = _content_field(members(source))
+    if content is None or source[content.start] != "[":
         return []
-    parts = [source[start:end].encode() for start, end in elements(source, found.start)[0]]
+    parts = [source[start:end].encode() for start, end in elements(source, content.start)[0]]
     values = [(part, decode(part)) for part in parts]
     return [part for part, value in values if isinstance(value, dict) and is_media(value)]
 
 
 def marker(raw: bytes) -> bytes:
-    """Nothing: see ``MARKER``."""
+    """Return nothing: see ``MARKER``."""
     del raw
     return b""
 
 
-def replaced(raw: bytes, texts: Sequence[str], *, media: bool = False) -> bytes:
-    """The result with the one of *texts* in place of its output; every other byte stays as it is.
+def with_results(raw: bytes, texts: Sequence[str], *, media: bool = False) -> bytes:
+    """Return the result with the one of *texts* in place of its output; every other byte stays as it is.
 
     With *media* the images and files of the output stay behind its text.
     """
@@ -228,11 +232,11 @@ def replaced(raw: bytes, texts: Sequence[str], *, media: bool = False) -> bytes:
 
 
 def clipped(raw: bytes, clip: Clip, count: Count, tokens: int) -> bytes:
-    """The element cut to about *tokens* by clipping its longest texts; every other byte stays as it is.
+    """Return the element cut to about *tokens* by clipping its longest texts; every other byte stays as it is.
 
     Reasoning, what hosted tools did, and whatever is encrypted is never touched.
     """
-    return json_edit.clipped(raw, _slots, clip, count, lambda made: read_item(made, count).tokens, tokens)
+    return json_edit.clipped(raw, _slots, clip, count, lambda cut: read_item(cut, count).tokens, tokens)
 
 
 def _slots(value: dict[str, Any]) -> Iterator[Slot]:
@@ -261,13 +265,15 @@ def _text_slots(value: dict[str, Any], key: str) -> Iterator[Slot]:
 
 
 def _parts(value: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """The parts of a message's content or of a result's output."""
-    found: list[dict[str, Any]] = []
+    """Return the parts of a message's content or of a result's output."""
+    parts: list[dict[str, Any]] = []
     for key in ("content", "output"):
-        held = value.get(key)
-        found += [part for part in held if isinstance(part, dict)] if isinstance(held, list) else []
-        found += [held] if isinstance(held, dict) else []
-    return found
+        member = value.get(key)
+        if isinstance(member, list):
+            parts += [part for part in member if isinstance(part, dict)]
+        elif isinstance(member, dict):
+            parts.append(member)
+    return parts
 
 
 def _counted(value: Mapping[str, Any]) -> Iterator[str]:
@@ -295,5 +301,5 @@ def _part_texts(part: Any) -> Iterator[str]:
 
 
 def _content_field(fields: Sequence[Field]) -> Field | None:
-    """The member that holds the content: the last one of that name, as parsers have it."""
+    """Return the member with the content: the last one of that name, as parsers read it."""
     return next((field for field in reversed(fields) if field.key == "content"), None)

@@ -1,4 +1,44 @@
-"""Server-sent events, cut out of a stream that comes in any chunking. Every byte is looked at once."""
+"""Server-sent events: where one ends in a stream of bytes, and whether a stream is done.
+
+Theory of operation
+===================
+
+The format is https://html.spec.whatwg.org/multipage/server-sent-events.html. An event is a few lines, ``data: ...``
+among them, and a blank line ends it. What comes over a connection is cut anywhere: a chunk can hold half an event, ten
+of them, or the second half of a line end.
+
+``EventCutter`` gives complete events back, byte for byte, each with the blank line that ends it. Joined, its events and
+what it still holds are exactly the bytes it was fed, so that a stream passes through it unchanged. It never looks into
+an event: what ``data`` means is known by the modules of the APIs.
+
+      state     chunk completes            gives back                  next
+      empty     no event                   nothing                     pending
+      empty     events, nothing behind     these events                empty
+      empty     events, then a beginning   these events                pending
+      pending   no event                   nothing                     pending
+      pending   events, nothing behind     these events                empty
+      pending   events, then a beginning   these events                pending
+      any       flush(): the stream ended  what is held, incomplete    empty
+
+Line ends are LF, CR LF or CR; the format allows all three, and a blank line is two of one kind. (It also allows mixed
+ones, as in LF CR LF. They are not looked for: an event that ends so is given back together with the next one.) The
+longest end has four bytes. So if a chunk arrives while an event is pending, the search starts three bytes before the
+new bytes: an end may have begun there. No other byte is looked at twice. What is pending is one ``bytearray`` that
+grows in place: joining it to every chunk would make a long event cost the square of its length.
+
+The caller bounds what is held. It asks ``pending_size`` after each chunk and gives up on an event that is too long;
+``pending`` shows what would be lost if it failed in between.
+
+``StreamEnd`` answers another question about the same bytes: did the model finish, or did the connection break? It looks
+for the event that each API sends last, without cutting: a reply whose usage nobody wants is not cut at all.
+
+      state     chunk (with the end of the one before)              next
+      open      holds no last event                                 open
+      open      holds a last event, an error, or a finish reason    done
+      done      anything                                            done
+
+Only the last 96 bytes are kept between chunks, which is more than any of the patterns can match.
+"""
 
 from __future__ import annotations
 
@@ -7,53 +47,54 @@ from typing import Final
 
 _END: Final = re.compile(rb"\r\n\r\n|\n\n|\r\r")
 _LONGEST_END: Final = 4
+"""Bytes of the longest of these ends."""
 
 
 class EventCutter:
-    """Cuts a stream into its events, each with the blank line that ends it."""
+    """Cuts a stream into its events, each with the blank line that ends it. Feed it bytes in any chunking."""
 
-    __slots__ = ("_rest",)
+    __slots__ = ("_pending",)
 
     def __init__(self) -> None:
-        self._rest = bytearray()  # grows in place: joining what came of a long event to each chunk would be quadratic
+        self._pending = bytearray()
 
     def feed(self, chunk: bytes) -> list[bytes]:
         """The events that *chunk* completes."""
-        if not self._rest:
-            found, at = _cut(chunk, 0)
-            self._rest += chunk[at:]
-            return found
+        if not self._pending:
+            events, end = _cut(chunk, 0)
+            self._pending += chunk[end:]
+            return events
         # Only what is new can complete an event, but its end may have begun before.
-        near = max(0, len(self._rest) - _LONGEST_END + 1)
-        self._rest += chunk
-        found, at = _cut(self._rest, near)
-        del self._rest[:at]
-        return found
+        start = max(0, len(self._pending) - _LONGEST_END + 1)
+        self._pending += chunk
+        events, end = _cut(self._pending, start)
+        del self._pending[:end]
+        return events
 
     @property
     def pending_size(self) -> int:
-        """Bytes that came of an event that has not ended."""
-        return len(self._rest)
+        """The number of bytes held of an event that has not ended."""
+        return len(self._pending)
 
     @property
     def pending(self) -> bytes:
-        """What came of an event that has not ended."""
-        return bytes(self._rest)
+        """The bytes held of an event that has not ended."""
+        return bytes(self._pending)
 
     def flush(self) -> bytes:
-        """What came of an event that never ended."""
-        rest = bytes(self._rest)
-        self._rest.clear()
-        return rest
+        """The bytes held of an event that never ended. They are not held any more."""
+        pending = bytes(self._pending)
+        self._pending.clear()
+        return pending
 
 
-def _cut(data: bytes | bytearray, near: int) -> tuple[list[bytes], int]:
-    """The events in *data*, whose first ends behind *near*, and where the last of them ends."""
-    found, at = [], 0
-    for end in _END.finditer(data, near):
-        found.append(bytes(data[at : end.end()]))
+def _cut(data: bytes | bytearray, start: int) -> tuple[list[bytes], int]:
+    """The events in *data*, and the index where the last of them ends. None of them ends before *start*."""
+    events, at = [], 0
+    for end in _END.finditer(data, start):
+        events.append(bytes(data[at : end.end()]))
         at = end.end()
-    return found, at
+    return events, at
 
 
 # What each API sends last: https://platform.openai.com/docs/api-reference/chat-streaming (``[DONE]``, which some
@@ -72,7 +113,7 @@ _LONGEST: Final = 96
 
 
 class StreamEnd:
-    """Watches a stream of events for what says that it is done. Feed it bytes in any chunking."""
+    """Watches a stream for the event that ends it; ``done`` is true from then on. Feed it bytes in any chunking."""
 
     __slots__ = ("_tail", "done")
 
@@ -81,7 +122,7 @@ class StreamEnd:
         self._tail = b"\n"  # the first line has none before it
 
     def feed(self, chunk: bytes) -> None:
-        """Look at *chunk*."""
+        """Look for the end of the stream in *chunk*."""
         if self.done:
             return
         data = self._tail + chunk

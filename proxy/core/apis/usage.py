@@ -19,7 +19,7 @@ _KEY: Final = b'"usage"'
 _TAIL: Final = len(_KEY) - 1
 _LONGEST: Final = 16 * 2**10
 _INFLATED: Final = 32 * 2**20
-"""Bytes that a compressed answer is read up to."""
+"""Bytes of a compressed answer that are read, once inflated."""
 
 
 def _object(depth: int) -> bytes:
@@ -74,9 +74,9 @@ _DECODER: Final = msgspec.json.Decoder(_Figures)
 
 
 def usage_of(value: object) -> Usage:
-    """What a decoded usage object reports: all of its input, cached or not, its output, and what was cached.
+    """Return the usage in a decoded object: all of its input, cached or not, its output, and what was cached.
 
-    Nothing, if it is no object or holds what cannot be a number of tokens.
+    It is empty if the value is no object or contains what cannot be a number of tokens.
     """
     try:
         return msgspec.convert(value, _Figures).usage()
@@ -88,7 +88,7 @@ class UsageTap:
     """Feed it every chunk of an answer; ``usage`` holds what was reported so far.
 
     Each byte is looked at a fixed number of times at most, whatever the answer is and however it is cut: an object
-    whose end has not come is tried again only once it is twice as long, and when the figures are asked for; one that
+    without its end is tried again only once it is twice as long, and when the figures are read; one that
     has no end within its first 16 KiB is passed over.
     """
 
@@ -125,7 +125,7 @@ class UsageTap:
             self._pending[:] = chunk[-_TAIL:] if len(chunk) >= _TAIL else (before + chunk)[-_TAIL:]
 
     def _scan(self, data: bytes) -> None:
-        """Note every figure in *data*, and keep what has not ended."""
+        """Note every figure in *data*, and buffer the object that has not ended."""
         at, self._enough = 0, 0
         while (key := data.find(_KEY, at)) >= 0:
             limit = key + _LONGEST

@@ -5,7 +5,7 @@ It never digests an earlier block, because the client sends the originals again 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence, Set
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from proxy.core.compaction.digest import digest_of, plain_arguments
@@ -49,8 +49,8 @@ SENTENCES = 400
 class FoldedItems:
     """What a block is made of: the folded entries in order, and which of them stay verbatim.
 
-    ``task`` and ``newest`` are texts to repeat in full (already clipped where they had to be), empty when they stand
-    elsewhere in the view. ``user_texts`` are the other folded user texts. ``carrier_text`` is the text of the item that
+    ``task`` and ``newest`` are texts to repeat in full, as clipped as they are in the view; empty if they stand
+    elsewhere in it. ``user_texts`` are the other folded user texts. ``carrier_text`` is the text of the item that
     carries the block: it need not be repeated.
     """
 
@@ -61,56 +61,59 @@ class FoldedItems:
     carrier_text: str = ""
 
 
-def render_block(folded: FoldedItems, block: int, text: int, count: Count, summary: str = "") -> str:
-    """The block's text: at most *block* tokens beside the task and the newest user text, of which *text* for digest.
+def render_block(folded: FoldedItems, block_tokens: int, text_tokens: int, count: Count, summary: str = "") -> str:
+    """The block's text: at most *block_tokens* beside the task and the newest user text.
 
-    A *summary* by a model is taken out of *text*. What digest and steps leave over goes to the user's words, then to
-    the rounds that are worth most, in full.
+    *text_tokens* of them are for digest and steps; a *summary* by a model is taken out of these. What digest and steps
+    leave over goes to the user's words, then to the rounds that are worth most, in full.
     """
     frame = count(HEADER) + count(FOOTER) + HEADINGS
-    pins = choose_pins(folded.user_texts, max(0, block - text - frame), count)
+    pins = choose_pins(folded.user_texts, max(0, block_tokens - text_tokens - frame), count)
+    pin_tokens = _list_tokens(pins, count)
     written = f"{SUMMARY}\n{summary}" if summary else ""
-    own = max(0, text - (count(written) + 2 if written else 0))
-    said = "\n".join([folded.task, *(pin for pin in pins if pin), folded.newest, folded.carrier_text, written])
+    free = max(0, text_tokens - (count(written) + 2 if written else 0))
     rounds = rounds_of(folded.entries)
-    lines = _steps(rounds, int(own * STEP_SHARE), count)
-    used = sum(count(line) + 2 for line in lines if line)
-    digest = digest_of(folded.entries, own - used, count, said).lines()
-    spent = _size(pins, count)
-    left = block - frame - (text - own) - used - spent - sum(count(line) + 1 for line in digest)
+    steps = _steps(rounds, int(free * STEP_SHARE), count)
+    step_tokens = _list_tokens(steps, count)
+    known = "\n".join([folded.task, *(pin for pin in pins if pin), folded.newest, folded.carrier_text, written])
+    digest = digest_of(folded.entries, free - step_tokens, count, known).lines()
+    digest_tokens = sum(count(line) + 1 for line in digest)
+    left = block_tokens - frame - (text_tokens - free) - step_tokens - pin_tokens - digest_tokens
     if left > 0 and pins != list(folded.user_texts):
-        pins = choose_pins(folded.user_texts, spent + left, count)
-        left -= _size(pins, count) - spent
+        pins = choose_pins(folded.user_texts, pin_tokens + left, count)
+        left -= _list_tokens(pins, count) - pin_tokens
     if left > SHORTEST:
-        lines = _with_words(rounds, lines, left, count)
-    made = _assembled(folded, pins, written, digest, lines)
-    most = block + count(folded.task) + count(folded.newest)
+        steps = _with_words(rounds, steps, left, count)
+    block = _joined_sections(folded, pins, written, digest, steps)
+    most = block_tokens + count(folded.task) + count(folded.newest)
     # Parts were counted one by one; together they may take a little more.
-    while (over := count(made) - most) > 0 and (any(lines) or digest):
-        digest, lines = _without(digest, lines, over, count)
-        made = _assembled(folded, pins, written, digest, lines)
-    return made
+    while (over := count(block) - most) > 0 and (any(steps) or digest):
+        digest, steps = _without(digest, steps, over, count)
+        block = _joined_sections(folded, pins, written, digest, steps)
+    return block
 
 
-def _size(pins: Sequence[str], count: Count) -> int:
-    return sum(count(pin) + 2 for pin in pins if pin)
+def _list_tokens(lines: Sequence[str], count: Count) -> int:
+    """Tokens of *lines* as a list; empty ones are left out."""
+    return sum(count(line) + 2 for line in lines if line)
 
 
-def _without(digest: list[str], lines: list[str], tokens: int, count: Count) -> tuple[list[str], list[str]]:
-    """Digest and steps less about so many *tokens*: the oldest steps go, then the digest's last line."""
-    if not any(lines):
-        return digest[:-1], lines
-    kept = list(lines)
-    for index, line in enumerate(lines):
-        if line and tokens > 0:
-            tokens -= count(line)
+def _without(digest: list[str], steps: list[str], tokens: int, count: Count) -> tuple[list[str], list[str]]:
+    """Digest and steps with about *tokens* less: the oldest steps go, then the digest's last line."""
+    if not any(steps):
+        return digest[:-1], steps
+    kept = list(steps)
+    for index, step in enumerate(steps):
+        if step and tokens > 0:
+            tokens -= count(step)
             kept[index] = ""
     return digest, kept
 
 
-def _assembled(
-    folded: FoldedItems, pins: Sequence[str], written: str, digest: Sequence[str], lines: Sequence[str]
+def _joined_sections(
+    folded: FoldedItems, pins: Sequence[str], written: str, digest: Sequence[str], steps: Sequence[str]
 ) -> str:
+    """The block: all its sections that are not empty, between header and footer."""
     sections = [HEADER]
     if folded.task:
         sections.append("The user's first request, word for word:\n" + folded.task)
@@ -123,46 +126,39 @@ def _assembled(
         sections.append(written)
     if digest:
         sections.append("\n".join(digest))
-    if any(lines):
-        sections.append("\n".join(["Steps so far" + _gaps(lines), *(f"- {line}" for line in lines if line)]))
+    if any(steps):
+        sections.append("\n".join(["Steps so far" + _gaps(steps), *(f"- {step}" for step in steps if step)]))
     sections.append(FOOTER)
     return "\n\n".join(sections)
 
 
 def _gaps(lines: Sequence[str]) -> str:
-    """The end of a heading: nothing vanishes without a word."""
+    """The end of a heading, which says if some of *lines* are left out."""
     return ":" if all(lines) else " (some left out for want of room):"
 
 
-def choose_pins(texts: Sequence[str], tokens: int, count: Count) -> list[str]:
-    """The user texts in at most *tokens*, empty where nothing of one is kept: all of them while they fit.
+# What users wrote.
 
-    Else sentences: what constrains before what asks before the rest, newer before older, each word for word.
+
+def choose_pins(texts: Sequence[str], tokens: int, count: Count) -> list[str]:
+    """The user texts in at most *tokens*: all of them if they fit, "" for one of which nothing is kept.
+
+    Otherwise sentences are kept, each word for word: those that constrain before those that ask before the rest, and
+    newer before older.
     """
     known = {text: count(text) + 2 for text in dict.fromkeys(texts)}
     sizes = [known[text] for text in texts]
     if sum(sizes) <= tokens:
         return list(texts)
     short = max(24, tokens // 8)
-    pieces = _Pieces(texts, [size <= short for size in sizes])
-    ranked = sorted(_newest(pieces), key=lambda piece: (-sentence_rank(piece.text), -piece.at))
-    kept: list[set[int]] = [set() for _ in texts]
-    misses = 0
-    for piece in ranked:
-        cost = count(piece.text) + _marks(pieces[piece.at], kept[piece.at])
-        if cost <= tokens:
-            kept[piece.at].add(piece.index)
-            tokens -= cost
-        else:
-            misses += 1
-        if tokens < SHORTEST or misses > 20:
-            break
-    return [_joined(text, pieces[at], kept[at]) if kept[at] else "" for at, text in enumerate(texts)]
+    sentences = _Sentences(texts, [size <= short for size in sizes])
+    kept = _affordable(sentences, tokens, count)
+    return [_excerpt(text, sentences.of(at), kept[at]) if at in kept else "" for at, text in enumerate(texts)]
 
 
 @dataclass(frozen=True, slots=True)
 class _Sentence:
-    """Sentence *index* of the text *at*: its words, and where they stand in that text."""
+    """Sentence ``index`` of the text ``at``: its words, and their start and end in that text."""
 
     at: int
     index: int
@@ -171,13 +167,41 @@ class _Sentence:
     text: str
 
 
-def _marks(pieces: Sequence[_Sentence], kept: Set[int]) -> int:
-    """Return the tokens around one more piece: the bullet of its text, and a sign of what went at every gap."""
-    bullet = 0 if kept else 2
-    return bullet + (3 if len(pieces) > 1 else 0)
+class _Sentences:
+    """The sentences of each of *texts*, which are taken apart when they are first needed.
+
+    A text for which *whole* is true counts as one sentence.
+    """
+
+    def __init__(self, texts: Sequence[str], whole: Sequence[bool]) -> None:
+        self.texts = texts
+        self.whole = whole
+        self._found: dict[int, list[_Sentence]] = {}
+
+    def of(self, at: int) -> list[_Sentence]:
+        """The sentences of text *at*, in order."""
+        found = self._found.get(at)
+        if found is None:
+            found = self._found[at] = _taken_apart(self.texts[at], at, whole=self.whole[at])
+        return found
+
+    def newest(self) -> list[_Sentence]:
+        """The sentences that are weighed one by one: those that constrain or ask, then others, newest text first."""
+        telling: list[_Sentence] = []
+        others: list[_Sentence] = []
+        for at in range(len(self.texts) - 1, -1, -1):
+            if len(others) >= SENTENCES and self.whole[at] and not sentence_rank(self.texts[at]):
+                continue  # thousands of short texts: only one that asks for something can still be chosen
+            for sentence in self.of(at):
+                if len(sentence.text) <= READ:
+                    (telling if sentence_rank(sentence.text) else others).append(sentence)
+                if len(telling) == SENTENCES:
+                    return telling
+        return [*telling, *others][:SENTENCES]
 
 
-def _sentences(text: str, at: int, *, whole: bool) -> list[_Sentence]:
+def _taken_apart(text: str, at: int, *, whole: bool) -> list[_Sentence]:
+    """The sentences of *text*, the text *at* of all."""
     if whole:
         return [_Sentence(at, 0, 0, len(text), text)] if text.strip() else []
     found: list[_Sentence] = []
@@ -189,87 +213,88 @@ def _sentences(text: str, at: int, *, whole: bool) -> list[_Sentence]:
     return found
 
 
-class _Pieces(dict[int, list[_Sentence]]):
-    """The sentences of each of *texts*, by its index, taken apart when they are first looked at.
-
-    Those of which *whole* says so are one sentence each.
-    """
-
-    def __init__(self, texts: Sequence[str], whole: Sequence[bool]) -> None:
-        self.texts = texts
-        self.whole = whole
-
-    def __missing__(self, at: int) -> list[_Sentence]:
-        """Take the text *at* apart."""
-        found = self[at] = _sentences(self.texts[at], at, whole=self.whole[at])
-        return found
-
-
-def _newest(pieces: _Pieces) -> list[_Sentence]:
-    """Sentences of the newest texts first, as many as are looked at one by one; first those that constrain or ask."""
-    telling: list[_Sentence] = []
-    others: list[_Sentence] = []
-    for at in range(len(pieces.texts) - 1, -1, -1):
-        if len(others) >= SENTENCES and pieces.whole[at] and not sentence_rank(pieces.texts[at]):
-            continue  # thousands of short texts: only one that asks for something can still be chosen
-        for piece in pieces[at]:
-            if len(piece.text) <= READ:
-                (telling if sentence_rank(piece.text) else others).append(piece)
-            if len(telling) == SENTENCES:
-                return telling
-    return [*telling, *others][:SENTENCES]
+def _affordable(sentences: _Sentences, tokens: int, count: Count) -> dict[int, set[int]]:
+    """The best sentences that together take at most *tokens*: their indexes by text."""
+    kept: dict[int, set[int]] = {}
+    misses = 0
+    for sentence in sorted(sentences.newest(), key=lambda each: (-sentence_rank(each.text), -each.at)):
+        cost = count(sentence.text) + _mark_tokens(sentences.of(sentence.at), sentence.at in kept)
+        if cost <= tokens:
+            kept.setdefault(sentence.at, set()).add(sentence.index)
+            tokens -= cost
+        else:
+            misses += 1
+        if tokens < SHORTEST or misses > 20:
+            break
+    return kept
 
 
-def _joined(text: str, pieces: Sequence[_Sentence], kept: set[int]) -> str:
-    """The kept sentences of *text*, neighbours as they stood, with a sign for what is between and around them."""
-    if not kept or len(kept) == len(pieces):
-        return text.strip("\n") if kept else ""
+def _mark_tokens(sentences: Sequence[_Sentence], has_bullet: bool) -> int:
+    """Tokens around one more sentence: the bullet of its text, and a sign for what is left out beside it."""
+    bullet = 0 if has_bullet else 2
+    return bullet + (3 if len(sentences) > 1 else 0)
+
+
+def _excerpt(text: str, sentences: Sequence[_Sentence], kept: set[int]) -> str:
+    """The kept sentences of *text*, neighbours as they stood, with a sign for what is left out after each run."""
+    if len(kept) == len(sentences):
+        return text.strip("\n")
     runs: list[tuple[int, int]] = []
-    for piece in pieces:
-        if piece.index in kept:
-            joins = runs and piece.index - 1 in kept
-            runs[-1:] = [(runs[-1][0], piece.end)] if joins else [*runs[-1:], (piece.start, piece.end)]
+    for sentence in sentences:
+        if sentence.index not in kept:
+            continue
+        if sentence.index - 1 in kept:
+            runs[-1] = (runs[-1][0], sentence.end)
+        else:
+            runs.append((sentence.start, sentence.end))
     return " ".join(f"{text[start:end].strip()} {OMITTED}" for start, end in runs)
 
 
+# What the model did.
+
+
 def _steps(rounds: Sequence[Round], tokens: int, count: Count) -> list[str]:
-    """One line a round: the newest that fit; empty for the others."""
-    lines = [""] * len(rounds)
+    """One line for each round: the newest that fit, "" for the others."""
+    steps = [""] * len(rounds)
     for index in range(len(rounds) - 1, -1, -1):
-        line = _step(rounds[index].spoken)
-        size = count(line) + 2
+        step = _step(rounds[index].spoken)
+        size = count(step) + 2
         if size > tokens:
             break
-        lines[index] = line
+        steps[index] = step
         tokens -= size
-    return lines
+    return steps
 
 
-def _with_words(rounds: Sequence[Round], lines: Sequence[str], tokens: int, count: Count) -> list[str]:
-    """*lines* with the words of the rounds that are worth most in full, while *tokens* last."""
-    found, worth = list(lines), round_scores(rounds)
-    for index in sorted(range(len(rounds)), key=lambda i: (-worth[i], -i))[:TRIED]:
+def _with_words(rounds: Sequence[Round], steps: Sequence[str], tokens: int, count: Count) -> list[str]:
+    """*steps* with the words of the rounds that are worth most in full, while *tokens* last."""
+    longer, scores = list(steps), round_scores(rounds)
+    for index in sorted(range(len(rounds)), key=lambda i: (-scores[i], -i))[:TRIED]:
         words = rounds[index].spoken.text.strip()
-        if not words or words in found[index] or len(words) > tokens * LONG_TOKEN:
+        if not words or words in longer[index] or len(words) > tokens * LONG_TOKEN:
             continue
-        whole = " -> ".join(part for part in (words, _called(rounds[index].spoken)) if part)
-        cost = count(whole) + 2 - count(found[index])
+        whole = _with_calls(words, rounds[index].spoken)
+        cost = count(whole) + 2 - count(longer[index])
         if cost <= tokens:
-            found[index] = whole
+            longer[index] = whole
             tokens -= cost
-    return found
+    return longer
 
 
 def _step(entry: ItemText) -> str:
-    said = next((part.strip() for part in SENTENCE_END.split(entry.text[:2048]) if len(part.strip()) > 10), "")
-    return " -> ".join(part for part in (shorten(said, 140), _called(entry)) if part)
+    """One line for a round: its first sentence of some length, and its calls."""
+    sentences = (part.strip() for part in SENTENCE_END.split(entry.text[:2048]))
+    first = next((sentence for sentence in sentences if len(sentence) > 10), "")
+    return _with_calls(shorten(first, 140), entry)
 
 
-def _called(entry: ItemText) -> str:
-    calls = [f"{name}({_brief(arguments)})" for name, arguments in entry.calls]
-    return ", ".join(calls[:6])
+def _with_calls(words: str, entry: ItemText) -> str:
+    """*words* and the calls of *entry*, each with its first argument."""
+    calls = ", ".join([f"{name}({_first_argument(arguments)})" for name, arguments in entry.calls][:6])
+    return " -> ".join(part for part in (words, calls) if part)
 
 
-def _brief(arguments: str) -> str:
+def _first_argument(arguments: str) -> str:
+    """The first argument of a call that is not empty, on one short line."""
     first = next((line for line in plain_arguments(arguments).splitlines() if line.strip()), "")
     return shorten(first.strip(), 80)

@@ -27,22 +27,22 @@ FILE_SHARE = 0.1
 
 WRITTEN = {"user": 3.0, "assistant": 3.0, "tool": 0.5, "system": 0.0}
 CALLED = 1.5
-"""Weights of a mention: in written text by role, and in the arguments of a call."""
+"""What a mention is worth: in written text by role, and in the arguments of a call."""
 
 OLDEST = 0.6
-"""Worth of a mention at the very beginning, when one at the end is worth one."""
+"""What a mention at the very beginning is worth, if one at the end is worth one."""
 
 ROUGH, SMOOTH = 3.0, 2.0
-"""What a name takes beside its own size, so that the shortest do not always win: in guessed and in counted tokens."""
+"""Tokens added to the size of a name, so that the shortest do not always win: if it is guessed, and if counted."""
 
 LABEL = 6
-"""Tokens of what stands around an error line or a command."""
+"""Tokens of the words around an error line or a command."""
 
 LONGEST = 160
-"""Characters of a token, an error line or a command; what is longer is data, not a name."""
+"""The most characters of a token, an error line or a command. What is longer is data, not a name."""
 
 LONGEST_ARGUMENTS = 262_144
-"""Characters of a call's arguments that are read as JSON; longer ones are plain text."""
+"""The most characters of a call's arguments that are read as JSON. Longer ones are read as plain text."""
 
 MOST_PIECES = 50_000
 """Distinct pieces of text whose names one digest remembers: some 10 MB."""
@@ -65,7 +65,7 @@ _NAME = re.compile(
 )
 _NUMBER = re.compile(r"[$€£¥]?\d{3,}(?:[.,:]\d+)*%?|[$€£¥]?\d+\.\d+%?|\d{1,2}(?:[:.]\d{2}){1,2}|\d{4}-\d{2}-\d{2}")
 _INSIDE = re.compile(rf"(?<![\w.])(?:({_PATH.pattern}|{_ERROR.pattern}|{_NAME.pattern})|({_NUMBER.pattern}))(?![\w/])")
-"""What a piece of text that is no name itself may hold: a name behind a sigil, a quote mark or an escape."""
+"""A name inside a piece of text that is no name itself: behind a sigil, a quote mark or an escape."""
 
 _QUOTED = re.compile(r"[「『《【“]([^」』》】”\n]{2,40})[」』》】”]")
 _FAILURE = re.compile(
@@ -73,12 +73,12 @@ _FAILURE = re.compile(
 )
 _COMMAND_KEYS = ("command", "cmd", "code", "script")
 _COMMANDS_KEYS = ("commands", "cmds")
-"""Lists of commands, each a text or an object with one; a list under another key is one command with its arguments."""
+"""Keys of lists of commands, each a text or an object with one. Under other keys a list is one command in parts."""
 
 
 @dataclass(frozen=True, slots=True)
 class Digest:
-    """Lines of a digest by heading, in the order they are shown."""
+    """The lines of a digest by heading, in the order in which they are shown."""
 
     files: tuple[str, ...]
     names: tuple[str, ...]
@@ -88,73 +88,75 @@ class Digest:
 
     def lines(self) -> list[str]:
         """The digest as text lines; headings without entries are left out."""
-        found = []
+        lines = []
         if self.files:
-            found.append("Files used last: " + ", ".join(self.files))
+            lines.append("Files used last: " + ", ".join(self.files))
         if self.names:
-            found.append("Names and places mentioned: " + ", ".join(self.names))
+            lines.append("Names and places mentioned: " + ", ".join(self.names))
         if self.numbers:
-            found.append("Figures mentioned: " + ", ".join(self.numbers))
-        found += [f"A tool said: {quoted(line)}" for line in self.errors]
-        found += [f"Command run: {line}" for line in self.commands]
-        return found
+            lines.append("Figures mentioned: " + ", ".join(self.numbers))
+        lines += [f"A tool said: {quoted(line)}" for line in self.errors]
+        lines += [f"Command run: {line}" for line in self.commands]
+        return lines
 
 
 @dataclass(slots=True)
 class _Name:
-    """Where a name was mentioned: items by weight of the mention, and the newest of them as a share of all."""
+    """The mentions of one name: how many items mention it, by worth, and the newest of them as a share of all."""
 
-    figure: bool
+    is_number: bool
     mentions: Counter[float]
     newest: float = 0.0
 
     def worth(self) -> float:
-        """How likely it is to be needed: each kind of mention counts, the second less than the first."""
-        told = sum(weight * log2(1 + times) for weight, times in self.mentions.items())
-        return told * (OLDEST + (1 - OLDEST) * self.newest)
+        """How likely the name is to be needed: every kind of mention counts, the second one less than the first."""
+        mentioned = sum(worth * log2(1 + times) for worth, times in self.mentions.items())
+        return mentioned * (OLDEST + (1 - OLDEST) * self.newest)
 
 
 def digest_of(entries: Sequence[ItemText], tokens: int, count: Count, known: str = "") -> Digest:
-    """The best digest of *entries* in at most about *tokens*; what *known* text already says is not said twice."""
+    """The best digest of *entries* in at most about *tokens*. Names that the text *known* holds are left out."""
     names = _mentions(entries)
     sized = _Sized(count)
     errors = sized.fill(_error_lines(entries), int(tokens * ERROR_SHARE))
     commands = sized.fill(_commands(entries), int(tokens * COMMAND_SHARE))
     room = tokens - sum(sized(line) + LABEL for line in (*errors, *commands))
-    said = _Said(known)
-    files = sized.fill(filter(said.is_new, _files(entries)), int(room * FILE_SHARE))
+    shown = _Shown(known)
+    files = sized.fill(filter(shown.is_new, _files(entries)), int(room * FILE_SHARE))
     room -= sum(map(sized, files))
     # Looking a name up in a long known text is not cheap: only those that are about to be taken are.
     ranked = _ranked(names, max(0, tokens), sized)
-    numbers = sized.fill((n for n in ranked if names[n].figure and said.is_new(n)), int(room * NUMBER_SHARE))
+    ranked_numbers = (name for name in ranked if names[name].is_number and shown.is_new(name))
+    numbers = sized.fill(ranked_numbers, int(room * NUMBER_SHARE))
     room -= sum(map(sized, numbers))
-    others = sized.fill((n for n in ranked if not names[n].figure and said.is_new(n)), room)
+    others = sized.fill((name for name in ranked if not names[name].is_number and shown.is_new(name)), room)
     return Digest(tuple(files), tuple(others), tuple(numbers), tuple(errors[::-1]), tuple(commands[::-1]))
 
 
 def _mentions(entries: Sequence[ItemText]) -> dict[str, _Name]:
+    """Every name in *entries* with its mentions. An item counts once for each kind of text that holds the name."""
     names: dict[str, _Name] = {}
     known_pieces = _Known()
     total = max(1, len(entries))
     for index, entry in enumerate(entries):
-        for text, weight in _texts(entry):
-            for name, figure in dict(_tokens(text, known_pieces, phrases=weight > WRITTEN["tool"])).items():
+        for text, worth in _texts(entry):
+            for name, is_number in dict(_tokens(text, known_pieces, phrases=worth > WRITTEN["tool"])).items():
                 known = names.get(name)
                 if known is None:
-                    known = names[name] = _Name(figure, Counter())
-                known.mentions[weight] += 1
+                    known = names[name] = _Name(is_number, Counter())
+                known.mentions[worth] += 1
                 known.newest = (index + 1) / total
     return names
 
 
 def _ranked(names: Mapping[str, _Name], most: int, size: Callable[[str], int]) -> list[str]:
-    """The names by what they are worth for each token they take; sizes are counted for the first *most* only."""
+    """The names by their worth for each token. Only the sizes of the first *most* are counted, others are guessed."""
     rough = nsmallest(most, names, key=lambda name: (-names[name].worth() / (len(name) / 4 + ROUGH), name))
     return sorted(rough, key=lambda name: (-names[name].worth() / (size(name) + SMOOTH), name))
 
 
 class _Sized:
-    """Counts lines as they stand in a list, each once."""
+    """Counts the tokens of lines as parts of a list, each line once."""
 
     def __init__(self, count: Count) -> None:
         self._count = count
@@ -167,7 +169,7 @@ class _Sized:
         return size
 
     def fill(self, candidates: Iterable[str], tokens: int) -> list[str]:
-        """The first of *candidates* that together take at most *tokens*; shorter ones may pass over a long one."""
+        """The first of *candidates* that together take at most *tokens*. One that is too long is passed over."""
         taken: list[str] = []
         misses = 0
         for candidate in candidates:
@@ -182,15 +184,15 @@ class _Sized:
         return taken
 
 
-class _Said:
-    """What need not be said: what a text says already, and what was offered before, also as part of a longer name."""
+class _Shown:
+    """Names that need not be shown: those that a known text holds, and those shown before, also inside a longer one."""
 
     def __init__(self, known: str) -> None:
         self._known = known
         self._offered = ""
 
     def is_new(self, name: str) -> bool:
-        """Whether *name* is still to be said; if so it counts as said from now on."""
+        """True if *name* is not shown yet; it counts as shown from now on."""
         if name in self._offered or name in self._known:
             return False
         self._offered += f"{name}\n"
@@ -198,6 +200,7 @@ class _Said:
 
 
 def _texts(entry: ItemText) -> Iterator[tuple[str, float]]:
+    """The texts of one item, each with what a mention in it is worth."""
     yield entry.text, WRITTEN[entry.role]
     for name, arguments in entry.calls:
         yield name, CALLED
@@ -205,7 +208,7 @@ def _texts(entry: ItemText) -> Iterator[tuple[str, float]]:
 
 
 def quoted(text: str) -> str:
-    """*text* as somebody else's words: nothing in it ends the quote."""
+    """*text* in quotation marks that nothing inside it can end."""
     inside = text.replace("“", "'").replace("”", "'")
     return f"“{inside}”"
 
@@ -225,7 +228,7 @@ class _Known(dict[str, tuple[tuple[str, bool], ...]]):
 
 
 def _tokens(text: str, known: _Known, *, phrases: bool) -> Iterator[tuple[str, bool]]:
-    """Every token of *text* worth naming, and whether it is a figure; *phrases*: also titles of several words."""
+    """Every token of *text* worth naming, each with True for a number; with *phrases* also titles of several words."""
     for start in range(0, len(text), _WINDOW):
         window = text[start : start + _WINDOW]
         for piece in _SPLIT.findall(window):
@@ -237,6 +240,7 @@ def _tokens(text: str, known: _Known, *, phrases: bool) -> Iterator[tuple[str, b
 
 
 def _named(token: str) -> Iterator[tuple[str, bool]]:
+    """*token* itself if it is a name or a number, else those inside it; each with True for a number."""
     """The names in *token*, and whether each is a figure."""
     if _URL.fullmatch(token) or _PATH.fullmatch(token) or _NAME.fullmatch(token) or _ERROR.fullmatch(token):
         yield token, False
@@ -250,7 +254,7 @@ def _named(token: str) -> Iterator[tuple[str, bool]]:
 
 
 def _files(entries: Sequence[ItemText]) -> Iterator[str]:
-    """Distinct paths that calls were given as a whole argument, newest first."""
+    """Distinct paths that are a whole argument of a call, newest first."""
     seen: set[str] = set()
     for entry in reversed(entries):
         for _, arguments in reversed(entry.calls):
@@ -286,12 +290,12 @@ def _commands(entries: Sequence[ItemText]) -> Iterator[str]:
 
 
 def _literal(arguments: str) -> Any:
-    """The value of *arguments*, numbers as they are spelled: reading and writing them again would invent figures."""
+    """The value of *arguments*, with numbers as they are spelled: parsed and printed again they could be others."""
     return _LITERAL.decode(arguments)
 
 
 def command_of(arguments: str) -> str:
-    """The shell command or commands in a call's arguments, on one line; empty if there is none."""
+    """The shell command or commands in a call's arguments, on one line; "" if there is none."""
     if len(arguments) > LONGEST_ARGUMENTS:
         return ""
     try:
@@ -306,7 +310,7 @@ def command_of(arguments: str) -> str:
 
 
 def _one_command(value: Any) -> str:
-    """The command that *value* is or holds, on one line."""
+    """The command that *value* is or that it holds, on one line."""
     if isinstance(value, dict):
         value = next((value[key] for key in _COMMAND_KEYS if value.get(key)), "")
     text = " ".join(map(str, value)) if isinstance(value, list) else str(value)
@@ -314,7 +318,7 @@ def _one_command(value: Any) -> str:
 
 
 def plain_arguments(arguments: str) -> str:
-    """The string and number values of a call's JSON arguments, one a line; the text itself where it is no JSON."""
+    """The string and number values of a call's JSON arguments, one on each line; the text itself if it is no JSON."""
     if len(arguments) > LONGEST_ARGUMENTS:
         return arguments
     try:

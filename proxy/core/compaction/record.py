@@ -12,11 +12,14 @@ PlaceholderReason = Literal["repeated", "reread", "included", "again", "old"]
 
 FRAME = 40
 LINE = 56
-"""Tokens charged for an item whose results give way: its ids and separators, and each result's line."""
+"""Tokens charged for an item of placeholders: its ids and separators, and the line of each result."""
 
 NAMES = 10
-"""One token in so many of an old result stays as names, errors and figures: later steps refer to them. Recall of what
-is referred to later is .875 with and .858 without them at half of a conversation's size, .583 and .579 at a quarter."""
+"""One token in ten of an old result stays, as names, errors and figures: later steps refer to them.
+
+Measured: the share of what later steps refer to is .875 with and .858 without them in a view of half the conversation's
+size, .583 and .579 in a quarter (decision 3).
+"""
 
 WORDS: dict[PlaceholderReason, str] = {
     "repeated": "[Left out: a later call of the same tool gave the same result.]",
@@ -39,13 +42,13 @@ class Placeholder(msgspec.Struct, frozen=True, order=True, rename={"reason": "wh
 
 
 def placeholder_tokens(item: Item) -> int:
-    """Tokens that *item* is charged for at most once its results gave way."""
+    """The most tokens that *item* is charged for once its results are placeholders."""
     kept = item.user_tokens + item.sealed
     return min(item.tokens, FRAME + LINE * max(1, len(item.answers)) + (item.tokens - kept) // NAMES + kept)
 
 
 def placeholder_text(why: PlaceholderReason, name: str, target: str, *, ok: bool, line: str = "") -> str:
-    """What stands for one result of the tool *name*: why it is gone, what it was about, how the call ended.
+    """The line for one result of the tool *name*: why it is gone, what it was about, how the call ended.
 
     *target* is what the call was about in the client's own words; *line* is the result's first line about an error.
     """
@@ -115,25 +118,34 @@ class CompactionRecord(msgspec.Struct, frozen=True, array_like=True):
     lowered_output: int = 0
 
     def block_with(self, note: str) -> str:
-        """The block with *note* as its last line; as it is if there is no block or no note."""
+        """The block with *note* as its last line; the block itself if there is no block or no note."""
         if not self.block or not note:
             return self.block
         return f"{self.block}\n{note}"
 
 
 def dump(record: CompactionRecord) -> bytes:
-    """The bytes of *record*."""
+    """The bytes that store *record*."""
     return msgspec.msgpack.encode(record)
 
 
 def load(value: bytes, count: int) -> CompactionRecord | None:
-    """The record in *value*; ``None`` where it is of another version or does not fit *count* items."""
+    """The record in *value*; None if it is of another version or does not fit *count* items."""
     try:
         record = msgspec.msgpack.decode(value, type=CompactionRecord)
     except (msgspec.DecodeError, UnicodeError):
         return None
-    event = record.compaction
-    indexes = [*record.edits, *event.anchors, *(index for index, _ in (*event.clips, *event.truncations))]
-    indexes += [swap.index for swap in event.placeholders]
-    sound = 0 <= event.cut <= event.boundary <= count and all(0 <= i < count for i in indexes)
-    return record if record.version == VERSION and sound else None
+    if record.version != VERSION or not _fits(record, count):
+        return None
+    return record
+
+
+def _fits(record: CompactionRecord, count: int) -> bool:
+    """True if every index in *record* is one of *count* items."""
+    compaction = record.compaction
+    if not 0 <= compaction.cut <= compaction.boundary <= count:
+        return False
+    indexes = [*record.edits, *compaction.anchors]
+    indexes += [index for index, _ in (*compaction.clips, *compaction.truncations)]
+    indexes += [placeholder.index for placeholder in compaction.placeholders]
+    return all(0 <= index < count for index in indexes)

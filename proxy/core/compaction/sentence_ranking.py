@@ -1,7 +1,7 @@
-"""What deserves its own words when not everything fits: sentences that constrain, rounds that conclude.
+"""Which sentences and rounds are shown in full if not everything fits: those that constrain, and those that conclude.
 
-Words in a dozen languages are a hint and no more: where none is known, what is newer wins, and so does what stands
-right before the user spoke again, which is a conclusion in every language.
+Words in a dozen languages are a hint and no more. If none is found, newer text ranks higher, and so does what stands
+right before the user spoke again: that is a conclusion in every language.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ SENTENCE_END = re.compile(r"(?<=[.!?;])\s+|(?<=[。！？；])|\n+")
 """Between two sentences."""
 
 _CONSTRAINS = (
-    # A word each, in languages that put spaces between words.
+    # Single words, in languages that put spaces between words.
     "must|never|always|only|don'?t|do not|cannot|may not|shall not|should not|required?|forbidden|no longer|important"
     "|at (?:most|least)|make sure|ensure|avoid|without|instead"
     "|muss|müssen|darf|dürfen|niemals|immer|nur|nicht|keine?n?|verboten|wichtig"
@@ -65,7 +65,7 @@ _CONCLUSION = _words(
 _LOOKED_AT = 4096
 
 NEWEST = 5
-"""Rounds at the end that are worth nearly as much as the first."""
+"""Rounds at the end that rank nearly as high as the first."""
 
 
 def sentence_rank(sentence: str) -> int:
@@ -77,7 +77,7 @@ def sentence_rank(sentence: str) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """What the model said and called at once, and whether the user spoke next, with no call in between."""
+    """What the model wrote and called at once. ``answered``: the user spoke next, with no call in between."""
 
     spoken: ItemText
     answered: bool
@@ -94,7 +94,7 @@ def rounds_of(entries: Sequence[ItemText]) -> list[Round]:
 
 
 def round_scores(rounds: Sequence[Round]) -> list[float]:
-    """What each round is worth, 0 to 100: the first and the newest most, conclusions more than chatter about tools."""
+    """The rank of each round, 0 to 100: the first and the newest are highest, conclusions above chatter about tools."""
     return [_score(each, at, len(rounds)) for at, each in enumerate(rounds)]
 
 

@@ -1,4 +1,7 @@
-"""What is too big cut short: tool results, single texts, and the definitions of tools."""
+"""How things that are too big are cut short: tool results, single texts, many items at once, definitions of tools.
+
+What is left always says that something is missing. The same input is cut the same way every time.
+"""
 
 from __future__ import annotations
 
@@ -16,48 +19,75 @@ MIDDLE = "[... the middle of this output was left out to save room; run a narrow
 REST = "[... the rest was left out to save room; ask for a later or narrower part to see it ...]"
 
 HEAD_ONLY = frozenset({"file_read", "grep", "glob", "list", "web_fetch", "web_search", "search_semantic"})
-"""Kinds of tools whose results are read from the top; of all others the end says how it went."""
+"""Kinds of tools whose results are read from the top. Of all others the end says how they went."""
 
 BYTES_PER_TOKEN = 4
-"""So many bytes of a limit are one token when its weight is charged before its text is known."""
+"""Bytes of a limit that count as one token while the text is not known."""
 
 _TRIES = 12
 _EDGES = (b"\n", b" ")
-"""Where a text is cut if such an edge is near: between lines, else between words."""
+"""Edges at which a text is cut if one is near: between lines, else between words."""
+
+MARKER = "\n[... middle left out to save room; ask for a narrower part if needed ...]\n"
+
+SHORT_MARKER = " [...] "
+"""For texts that keep so little that the words of the marker would be most of it."""
+
+OMITTED = "[...]"
+"""What stands for a text, or for the part of one, of which nothing is kept."""
+
+_WIDE = "\u2e80"
+"""From here on scripts are written without spaces: a text may end after any character."""
+
+HEAD_SHARE = 0.6
+"""Share kept from the beginning: questions and headings stand there, results and errors at the end."""
+
+PROSE = ("description", "title", "$comment")
+EXAMPLES = ("examples", "example", "default")
+
+_NAMED_SCHEMAS = frozenset({"properties", "$defs", "definitions", "patternProperties"})
+"""Keywords whose members are schemas under names of the author's own."""
+
+LEVELS = ((400, 200, True), (160, 60, False), (80, 0, False), (0, 0, False))
+"""What each level keeps: characters of a tool's own description and of nested ones, and if it keeps examples."""
+
+
+# Tool results, to a number of lines, bytes and tokens.
 
 
 @dataclass(frozen=True, slots=True)
 class TruncateLimits:
-    """The most lines and bytes a tool result keeps, and the share of the room it may take when room is short."""
+    """The most lines and bytes that a tool result keeps, and the share of the room it may take when room is short."""
 
     max_lines: int = 2_000
     max_bytes: int = 50_000
     share: float = 0.10
 
     def tokens_in(self, room: int) -> int:
-        """The tokens a result may keep where messages have *room* tokens."""
+        """The tokens that a result may keep if all messages together have *room* tokens."""
         return max(0, min(int(self.share * room), self.max_tokens))
 
     @property
     def max_tokens(self) -> int:
-        """The tokens that so many bytes of plain text are."""
+        """The tokens in ``max_bytes`` of plain text."""
         return self.max_bytes // BYTES_PER_TOKEN
 
 
 def line_count(text: str) -> int:
-    """Lines of *text*; a final line end is no line of its own."""
+    """The number of lines of *text*; a final line end starts no line."""
     return text.count("\n") + bool(text and not text.endswith("\n"))
 
 
 def is_over(text: str, lines: int, size: int) -> bool:
-    """Whether *text* has more than so many lines or bytes."""
+    """True if *text* has more than *lines* lines or *size* bytes."""
     return line_count(text) > lines or len(text.encode("utf-8", "surrogatepass")) > size
 
 
 def truncate(text: str, lines: int, size: int, *, tail: bool) -> str:
-    """*text* in at most so many lines and bytes, marker included; unchanged where it fits already.
+    """*text* in at most *lines* lines and *size* bytes, marker included; unchanged if it fits already.
 
-    With *tail* head and end are kept, else the head. Cuts are between lines, inside one only where it is too long.
+    With *tail* its head and its end are kept, otherwise its head. It is cut between lines, or inside one that is too
+    long by itself.
     """
     if not is_over(text, lines, size):
         return text
@@ -66,10 +96,14 @@ def truncate(text: str, lines: int, size: int, *, tail: bool) -> str:
     lines, size = lines - 1, size - len(marker) - 2
     if lines < 1 or size < 1:
         return marker
-    kept = (lines - lines // 2, size - size // 2) if tail else (lines, size)
-    head = body[: _head(body, *kept)]
-    end = body[_tail(body, lines // 2, size // 2) :] if tail and lines > 1 else b""
-    pieces = [_text(head).removesuffix("\n"), marker, *([_text(end)] if end else [])]
+    end = b""
+    if tail:
+        end_lines, end_size = lines // 2, size // 2
+        if end_lines:
+            end = body[_tail(body, end_lines, end_size) :]
+        lines, size = lines - end_lines, size - end_size
+    head = body[: _head(body, lines, size)]
+    pieces = [_text(head).removesuffix("\n"), marker, _text(end)]
     return "\n".join(piece for piece in pieces if piece)
 
 
@@ -87,7 +121,7 @@ def truncate_to(text: str, limits: TruncateLimits, tokens: int, count: Count, *,
 
 
 def _head(body: bytes, lines: int, size: int) -> int:
-    """Where the head of *body* ends: after at most so many lines and bytes, between characters."""
+    """The index where the head of *body* ends: after at most *lines* and *size* bytes, between characters."""
     end = _after_lines(body, lines)
     if end <= size:
         return end
@@ -98,7 +132,7 @@ def _head(body: bytes, lines: int, size: int) -> int:
 
 
 def _tail(body: bytes, lines: int, size: int) -> int:
-    """Where the end of *body* starts: before at most so many lines and bytes, between characters."""
+    """The index where the end of *body* starts: at most *lines* and *size* bytes before its end, between characters."""
     start = _before_lines(body, lines)
     if len(body) - start <= size:
         return start
@@ -140,77 +174,14 @@ def _text(body: bytes) -> str:
     return body.decode("utf-8", "surrogatepass")
 
 
-@dataclass(frozen=True, slots=True)
-class Spared:
-    """Items, by index, that are cut after all others: what ``users`` wrote, and results that are ``unread``."""
-
-    users: Collection[int]
-    unread: Collection[int]
-
-
-def fair_level(sizes: Mapping[int, int], floors: Mapping[int, int], room: int) -> int:
-    """The largest common cap for *sizes*, none below its floor, that takes at most *room*; at least zero."""
-    low, high = 0, max(sizes.values(), default=0)
-    alike = Counter((size, floors[i]) for i, size in sizes.items())  # thousands of items have few sizes
-    while low < high:
-        middle = (low + high + 1) // 2
-        if sum(times * max(floor, min(size, middle)) for (size, floor), times in alike.items()) <= room:
-            low = middle
-        else:
-            high = middle - 1
-    return low
-
-
-def clip_levels(
-    sizes: Mapping[int, int], floors: Mapping[int, int], spared: Spared, wanted: int, needed: int, least: int
-) -> dict[int, int]:
-    """What each item of *sizes* may keep so that *wanted* tokens are saved, or at least the *needed* ones.
-
-    Older items give way first. Unread results and users' words are touched only for what is *needed*; users' words
-    stay whole while that leaves the others *least* tokens each.
-    """
-    both = {*spared.users, *spared.unread}
-    total = sum(sizes.values())
-    others = {i: size for i, size in sizes.items() if i not in both}
-    rest = total - sum(others.values())
-    level = fair_level(others, floors, total - wanted - rest)
-    if level >= least:
-        return _capped(sizes, floors, others, level)
-    if not spared.unread:
-        return _capped(sizes, floors, sizes, fair_level(sizes, floors, total - wanted))
-    if sum(floors[i] for i in others) <= total - needed - rest:
-        return _capped(sizes, floors, others, fair_level(others, floors, total - needed - rest))
-    silent = {i: size for i, size in sizes.items() if i not in spared.users}
-    level = fair_level(silent, floors, total - needed - sum(sizes[i] for i in sizes if i in spared.users))
-    if level >= least:
-        return _capped(sizes, floors, silent, level)
-    return _capped(sizes, floors, sizes, fair_level(sizes, floors, total - needed))
-
-
-def _capped(sizes: Mapping[int, int], floors: Mapping[int, int], cut: Collection[int], level: int) -> dict[int, int]:
-    """*sizes* with those of *cut* brought down to *level*, none below its floor."""
-    return {i: max(floors[i], min(size, level)) if i in cut else size for i, size in sizes.items()}
-
-
-MARKER = "\n[... middle left out to save room; ask for a narrower part if needed ...]\n"
-
-SHORT_MARKER = " [...] "
-"""For texts that keep so little that the words of the marker would be most of it."""
-
-OMITTED = "[...]"
-"""What stands for a text, or for the part of one, of which nothing is kept."""
-
-_WIDE = "\u2e80"
-"""From here on scripts are written without spaces: a text may end after any character."""
-
-HEAD_SHARE = 0.6
-"""Share kept from the beginning: questions and headings stand there, results and errors at the end."""
+# Single texts, by their middle or their end.
 
 
 def clip(text: str, tokens: int, count: Count) -> str:
-    """*text* with its middle left out so that it takes at most *tokens*; unchanged where it fits already.
+    """*text* with its middle left out so that it takes at most *tokens*; unchanged if it fits already.
 
-    Never empty and never less than ``OMITTED``, whatever *tokens* says: providers refuse messages without text.
+    It is never empty and never less than ``OMITTED``, even if that takes more than *tokens*: an API may refuse a
+    message without text, as https://docs.anthropic.com/en/api/messages does.
     """
     if count(text) <= max(tokens, count(OMITTED)):
         return text
@@ -227,11 +198,13 @@ def clip(text: str, tokens: int, count: Count) -> str:
 
 
 def _beginning(text: str, tokens: int, count: Count) -> str:
+    """The longest beginning of *text* that takes at most *tokens*, up to a line end if one is near."""
     size = _longest(lambda n: count(text[:n]) <= tokens, tokens, len(text))
     return text[: _line_end(text, size)]
 
 
 def _ending(text: str, tokens: int, count: Count) -> str:
+    """The longest end of *text* that takes at most *tokens*, from the start of a line if one is near."""
     size = _longest(lambda n: n == 0 or count(text[-n:]) <= tokens, tokens, len(text))
     if size == 0:
         return ""
@@ -263,25 +236,75 @@ def _longest(fits: Callable[[int], bool], tokens: int, most: int) -> int:
 
 
 def shorten(text: str, characters: int) -> str:
-    """*text* cut at a word boundary to at most so many characters, so that no name is left half."""
+    """*text* cut between words to at most *characters*, so that no name is left in half."""
     if len(text) <= characters:
         return text
     cut = next((at for at in range(characters, 0, -1) if text[at].isspace() or text[at - 1] >= _WIDE), 0)
     return f"{text[:cut].rstrip()} {OMITTED}" if cut else OMITTED
 
 
-PROSE = ("description", "title", "$comment")
-EXAMPLES = ("examples", "example", "default")
+# Many items, to one level.
 
-_NAMED_SCHEMAS = frozenset({"properties", "$defs", "definitions", "patternProperties"})
-"""Keywords whose members are schemas under names of the author's own."""
 
-LEVELS = ((400, 200, True), (160, 60, False), (80, 0, False), (0, 0, False))
-"""Each level keeps so many characters of a tool's own description and of nested ones, and examples or not."""
+@dataclass(frozen=True, slots=True)
+class Spared:
+    """The indexes of items that are cut after all others: what ``users`` wrote, and results that are ``unread``."""
+
+    users: Collection[int]
+    unread: Collection[int]
+
+
+def fair_level(sizes: Mapping[int, int], floors: Mapping[int, int], room: int) -> int:
+    """The largest common cap for *sizes*, none below its floor, that takes at most *room*; at least zero."""
+    low, high = 0, max(sizes.values(), default=0)
+    alike = Counter((size, floors[i]) for i, size in sizes.items())  # thousands of items have few sizes
+    while low < high:
+        middle = (low + high + 1) // 2
+        if sum(times * max(floor, min(size, middle)) for (size, floor), times in alike.items()) <= room:
+            low = middle
+        else:
+            high = middle - 1
+    return low
+
+
+def clip_levels(
+    sizes: Mapping[int, int], floors: Mapping[int, int], spared: Spared, wanted: int, needed: int, least: int
+) -> dict[int, int]:
+    """The tokens that each item of *sizes* may keep so that *wanted* tokens are saved, or at least the *needed* ones.
+
+    What is not *spared* is cut first. Unread results and users' words are cut only for what is *needed*, and users'
+    words stay whole while that leaves each of the others *least* tokens.
+    """
+    both = {*spared.users, *spared.unread}
+    total = sum(sizes.values())
+    most, hard_limit = total - wanted, total - needed
+    others = {i: size for i, size in sizes.items() if i not in both}
+    spared_tokens = total - sum(others.values())
+    level = fair_level(others, floors, most - spared_tokens)
+    if level >= least:
+        return _capped(sizes, floors, others, level)
+    if not spared.unread:
+        return _capped(sizes, floors, sizes, fair_level(sizes, floors, most))
+    if sum(floors[i] for i in others) <= hard_limit - spared_tokens:
+        return _capped(sizes, floors, others, fair_level(others, floors, hard_limit - spared_tokens))
+    not_users = {i: size for i, size in sizes.items() if i not in spared.users}
+    user_tokens = total - sum(not_users.values())
+    level = fair_level(not_users, floors, hard_limit - user_tokens)
+    if level >= least:
+        return _capped(sizes, floors, not_users, level)
+    return _capped(sizes, floors, sizes, fair_level(sizes, floors, hard_limit))
+
+
+def _capped(sizes: Mapping[int, int], floors: Mapping[int, int], cut: Collection[int], level: int) -> dict[int, int]:
+    """*sizes* with the items of *cut* brought down to *level*, none below its floor."""
+    return {i: max(floors[i], min(size, level)) if i in cut else size for i, size in sizes.items()}
+
+
+# Definitions of tools, by their prose.
 
 
 def shrink_tools(tools: bytes, tokens: int, count: Count) -> bytes:
-    """The array *tools* (JSON) at the first level that takes at most *tokens*, else at the last one.
+    """The JSON array *tools* at the first level that takes at most *tokens*, else at the last one.
 
     The same array and target give the same bytes on every call, so a provider's prompt cache keeps its prefix.
     """
@@ -305,6 +328,7 @@ def shrink_tools(tools: bytes, tokens: int, count: Count) -> bytes:
 
 
 def _tool(tool: Any, own: int, nested: int, examples: bool) -> Any:
+    """One definition with less prose, in the shape of any API."""
     if not isinstance(tool, dict):
         return tool
     function = tool.get("function")
@@ -323,7 +347,7 @@ def _tool(tool: Any, own: int, nested: int, examples: bool) -> Any:
 
 
 def _schema(schema: Any, nested: int, examples: bool) -> Any:
-    """A JSON Schema without its prose; names under ``properties`` are names, whatever they are called."""
+    """A JSON Schema with less prose. Names under ``properties`` are names, whatever they are called."""
     if isinstance(schema, list):
         return [_schema(part, nested, examples) for part in schema]
     if not isinstance(schema, dict):
@@ -336,14 +360,14 @@ def _schema(schema: Any, nested: int, examples: bool) -> Any:
 
 
 def _is_removed(key: str, value: Any, nested: int, examples: bool) -> bool:
-    """Return whether a keyword goes: prose but a description that is only shortened, and unwanted examples."""
+    """True if a keyword goes: prose, if it is not only shortened, and examples that are not kept."""
     if key in PROSE and isinstance(value, str):
         return not nested or key != "description"
     return key in EXAMPLES and not examples
 
 
 def _keyword(key: str, value: Any, nested: int, examples: bool) -> Any:
-    """Return the value of a keyword that stays."""
+    """The value of a keyword that stays."""
     if key in PROSE and isinstance(value, str):
         return shorten(value, nested)
     if key in _NAMED_SCHEMAS and isinstance(value, dict):

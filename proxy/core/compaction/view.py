@@ -58,7 +58,7 @@ class OriginalItems:
 
     def text(self, index: int) -> ItemText:
         """The words of one item. A tool result that the client wrote as plain text counts as a result."""
-        text, written = self.api.read_entry(self.item(index)), self.written_result(index)
+        text, written = self.api.read_item_text(self.item(index)), self.written_result(index)
         return text if written is None else as_result(self.item(index), text, written)
 
     def written_result(self, index: int) -> WrittenResult | None:
@@ -70,7 +70,7 @@ class OriginalItems:
         """One item with *texts* in place of its tool results; with *media*, their images stay."""
         written = self.written_result(index)
         if written is None:
-            return self.api.replaced(self.item(index), texts, media=media)
+            return self.api.with_results(self.item(index), texts, media=media)
         return resaid(self.item(index), "\n".join(texts), written, is_media if media else None)
 
 
@@ -211,7 +211,7 @@ def _folded_items(original: OriginalItems, compaction: Compaction, edits: Mappin
     texts = _texts(original, folded)
     anchors = {index: texts[index] for index in compaction.anchors}
     for index in edits.keys() & anchors.keys():
-        anchors[index] = original.api.read_entry(edits[index])
+        anchors[index] = original.api.read_item_text(edits[index])
     carrier = _carrier(original, compaction)
     carried = anchors.get(carrier) or texts.get(carrier)
     task, newest = _repeated_texts(original, anchors, carrier)
@@ -272,7 +272,7 @@ def _placeholder_line(original: OriginalItems, pair: Pair, placeholder: Placehol
 
 def _call_of(original: OriginalItems, pair: Pair, tools: ToolMap) -> tuple[str, str]:
     """The name and the arguments of a result's call."""
-    text = original.api.read_entry(original.item(pair.call_index))
+    text = original.api.read_item_text(original.item(pair.call_index))
     if pair.call_at != WRITTEN:
         return text.calls[pair.call_at]
     calls = tools.forms.called(text.text)

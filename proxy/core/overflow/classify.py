@@ -1,4 +1,20 @@
-"""Is this answer a context overflow, of which kind, and what does it state. Parses before it matches."""
+"""Tells if an answer is a context overflow, of which kind, and what it states.
+
+An answer is read in this order, and what comes first decides:
+
+1. An answer with status 200 that is no error: only the reason why generation stopped counts.
+2. The body is taken apart (``error_body``): texts, codes, figures in members.
+3. Each text: a phrase that a user configured; figures that say by themselves that something does not fit; a rule that
+   speaks of the window; words about a pace; any other rule.
+4. A code that a machine can read corrects the text. A text about the window outweighs a code about a pace.
+5. Statuses of other troubles are believed only if the text speaks of the window, those about credentials only if a
+   code does.
+6. The claim is compared with what is known of the request (``evidence``), at first as it is. If that does not settle
+   it, the texts are read again without what they only repeat of the request.
+
+What a text says is read by rules that are data (``rules``). Figures get their roles by their place in a sentence, and
+arithmetic checks them.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +29,7 @@ from proxy.core.content_encoding import decode_content
 from proxy.core.overflow.error_body import ErrorParts, error_parts, is_error, parse_body
 from proxy.core.overflow.evidence import NOTHING_KNOWN, EchoFilter, Prior, agrees, check_claim
 from proxy.core.overflow.kinds import Overflow
-from proxy.core.overflow.rules import Meaning, OverflowRules, Pattern, Phrase, Row, code_name
+from proxy.core.overflow.rules import NOTIONS, Meaning, OverflowRules, Pattern, Phrase, Row, code_name, mentions
 from proxy.core.report import Usage
 
 SMALLEST_WINDOW = 64
@@ -22,7 +38,7 @@ SMALLEST_WINDOW = 64
 
 @dataclass(frozen=True, slots=True)
 class StatedFigures:
-    """What a text states, in the provider's tokens; ``None`` where it states nothing.
+    """What a text states, in the provider's tokens; None for what it does not state.
 
     ``cap`` is the most output; ``whole`` means that ``prompt`` is all that was requested, whatever that is made of.
     """
@@ -36,12 +52,12 @@ class StatedFigures:
 
     @property
     def are_too_many(self) -> bool:
-        """Whether the figures by themselves say that something does not fit."""
+        """True if the figures by themselves say that something does not fit."""
         claim = self.requested or 0 if self.prompt is None else self.prompt + (self.output or 0)
         return self.limit is not None and claim >= self.limit
 
     def undivided(self) -> StatedFigures:
-        """The same, where what was requested as a whole is not known to be the prompt alone."""
+        """The same figures without the prompt, if that was only what the whole request takes."""
         return replace(self, prompt=None) if self.whole and self.output is None else self
 
 
@@ -85,7 +101,7 @@ def assign_roles(stated: Mapping[str, list[int]]) -> StatedFigures:
 
 
 def _prompt(parts: list[int], output: int | None, requested: int | None) -> int | None:
-    """The input's tokens: stated, or the sum of its parts where that is what the whole says."""
+    """The tokens of the input: as stated, or the whole less the output if the parts add up to that."""
     whole = None if requested is None else requested - (output or 0)
     if whole is not None and whole >= 0 and (not parts or sum(parts) == whole):
         return whole
@@ -93,26 +109,22 @@ def _prompt(parts: list[int], output: int | None, requested: int | None) -> int 
 
 
 LONGEST = 262_144
-"""Bytes of an answer that are looked at."""
+"""Bytes of an answer that are read."""
 
 CAREFUL = frozenset({404, 405, 408, 409, 429})
 """Statuses of other troubles: here only what speaks of the window itself is believed to mean length."""
 
 CREDENTIALS = frozenset({401, 402, 403})
-"""Statuses that speak of who asks and what it paid for: here only a code is believed to mean length."""
+"""Statuses about the credentials and what they paid for: here only a code is believed to mean length."""
 
 ERROR_HEADERS = ("x-amzn-errortype", "x-error-code", "x-ms-error-code")
+"""Headers that hold a code: of AWS (https://smithy.io/2.0/aws/protocols/aws-restjson1-protocol.html) and of Azure."""
 
 _FIELD = "OpenAI, FastAPI"
 _TOO_LONG = frozenset({"input", "input_plus_output", "payload"})
 _CONTENT = re.compile(r"(?:^|[.\]])(?:messages?|input|system|contents?|prompt|instructions|text|output)(?:[.\[\]\d]*)$")
 _SENTENCE = re.compile(r"[^.]+")
-_UNCOUNTED = re.compile("[TA]")
-_WINDOWED = re.compile("[KWC]")
-_OF_THE_WINDOW = re.compile("[WC]")
 _CODE = re.compile(r"\b(?:[A-Za-z]{1,30}(?:_[A-Za-z]{1,30}){1,6}|(?:[A-Z][a-z]{1,30}){2,8})\b")
-_COMPLAINT = re.compile("[OEYN]")
-_OF_TOKENS = re.compile("[WCIK]|^[^X]*J[^X]*$")
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,7 +153,7 @@ class Classifier:
     def answer(
         self, status: int, headers: Iterable[tuple[str, str]], body: bytes, prior: Prior = NOTHING_KNOWN
     ) -> Overflow | None:
-        """What a whole answer reports; ``None`` if it is something else, or no error at all.
+        """The overflow that a whole answer reports; None if it is something else, or no error at all.
 
         *prior* is what is known of the request. Without it every claim is believed.
         """
@@ -154,13 +166,13 @@ class Classifier:
         return self._judged(status, parts, prior)
 
     def event(self, value: Any, prior: Prior = NOTHING_KNOWN) -> Overflow | None:
-        """What a decoded event of a stream, or an error object, reports of a request of which *prior* is known."""
+        """The overflow that a decoded event of a stream or an error object reports; *prior* is known of the request."""
         if is_error(value):
             return self._judged(400, error_parts(value), prior)
         return self.stop(value)
 
     def stop(self, value: Any) -> Overflow | None:
-        """What an answer tells that ended because generation ran into the window; it was billed."""
+        """The overflow of an answer that ended because generation ran into the window; it was billed."""
         reason = next((reason for reason in _reasons(value) if code_name(reason) in self._rules.stops), None)
         if reason is None:
             return None
@@ -168,6 +180,7 @@ class Classifier:
         return Overflow("stop", None, usage.input_tokens, usage.output_tokens, decisive=True, rule=str(reason))
 
     def _judged(self, status: int, parts: ErrorParts, prior: Prior) -> Overflow | None:
+        """The claim that *parts* make, as far as it can be true of the request."""
         named = self._named(parts.texts)
         claim = self._verdict(status, replace(parts, codes=[*parts.codes, *named]))
         if claim is None or not claim.too_long or agrees(claim, prior):
@@ -179,11 +192,12 @@ class Classifier:
         return check_claim(claim, prior)
 
     def _named(self, texts: Iterable[str]) -> list[str]:
-        """Return the listed codes of an overflow that stand in *texts*, where a gateway without a member puts them."""
+        """The listed codes of an overflow inside *texts*: gateways that have no member for a code put it there."""
         words = (word for text in texts for word in _CODE.findall(text))
         return [word for word in words if self._rules.codes.get(code_name(word)) in _TOO_LONG]
 
     def _verdict(self, status: int, parts: ErrorParts) -> Overflow | None:
+        """The claim that *parts* make in an answer of *status*."""
         readings = [reading for text in parts.texts if (reading := self._text(text))]
         code, named = self._code(parts.codes)
         chosen = _chosen(readings)
@@ -197,8 +211,8 @@ class Classifier:
         return self._believed(status, chosen, parts, decisive=code in _TOO_LONG)
 
     def _believed(self, status: int, chosen: _Reading, parts: ErrorParts, *, decisive: bool) -> Overflow | None:
-        """Return what *chosen* reports if an answer of this *status* can report it; *decisive*: a code says so."""
-        if not chosen.strong and _is_elsewhere(chosen, parts.place):
+        """The claim of *chosen* if an answer of this *status* can make it; *decisive*: a code makes it."""
+        if not chosen.strong and _is_elsewhere(chosen, parts.complained_of):
             return None
         if status in CREDENTIALS and not decisive:
             return None
@@ -207,6 +221,7 @@ class Classifier:
         return _stated(chosen, _with_members(chosen, self._rules.fields, parts), decisive=decisive)
 
     def _text(self, text: str) -> _Reading | None:
+        """What one text means; None if it means nothing that matters here."""
         for phrase in self._rules.phrases:
             if found := phrase.regex.search(text):
                 return _phrased(phrase, found)
@@ -215,33 +230,36 @@ class Classifier:
         reading = self._read(row, sentences)
         if reading is None:
             return None
-        return replace(reading, names_input="I" in row.notions, names_media=any(map(_complains_of_media, sentences)))
+        names_media = any(map(_complains_of_media, sentences))
+        return replace(reading, names_input=row.mentions("input"), names_media=names_media)
 
     def _read(self, row: Row, sentences: Sequence[str]) -> _Reading | None:
-        calm = _silenced(row)
-        figures = StatedFigures() if _UNCOUNTED.search(row.notions) else read_figures(calm, self._rules.figures)
-        found_rules = self._matching(row, sentences)
-        spoken_of = _OF_THE_WINDOW if "R" in row.notions else _OF_TOKENS
-        if figures.are_too_many and spoken_of.search(calm.notions):
-            return _by_figures(figures, found_rules, calm)
-        if strong := next((reading for reading in found_rules if reading.strong), None):
+        """What a text means by its figures, then by the rules that match its *row* or its *sentences*."""
+        about_length = _without_asides(row)
+        figures = StatedFigures()
+        if not row.mentions("field", "batch"):
+            figures = read_figures(about_length, self._rules.figures)
+        matched = self._matching(row, sentences)
+        if figures.are_too_many and _is_about_tokens(about_length, beside_a_pace=row.mentions("rate")):
+            return _by_figures(figures, matched, about_length)
+        if strong := next((reading for reading in matched if reading.strong), None):
             return replace(strong, figures=figures)
-        if "R" in row.notions:
+        if row.mentions("rate"):
             return _Reading("rate_limit", read_figures(row, self._rules.figures), rule="rate")
-        if found_rules:
-            return replace(found_rules[0], figures=figures)
+        if matched:
+            return replace(matched[0], figures=figures)
         return _Reading("other", figures) if figures.limit else None
 
     def _matching(self, row: Row, sentences: Sequence[str]) -> list[_Reading]:
-        """Return what the rules read in *row*: those that cross sentences, then the first for each sentence."""
+        """What the rules read in *row*: those that cross sentences, then the first that matches each sentence."""
         matched = [rule for rule in self._crossing if rule.matches(row.notions)]
         for sentence in sentences:
-            if "R" not in sentence:
+            if not mentions(sentence, "rate"):
                 matched += islice((rule for rule in self._within if rule.matches(sentence)), 1)
         return [_Reading(rule.means, StatedFigures(), rule.strong, rule.pattern.source) for rule in matched]
 
     def _code(self, codes: Iterable[str]) -> tuple[Meaning | None, str]:
-        """Return what machine-readable names mean, and the name that decides."""
+        """What machine-readable names mean, and the name that decides."""
         found: tuple[Meaning | None, str] = (None, "")
         for code in codes:
             means = self._meaning(code)
@@ -252,19 +270,19 @@ class Classifier:
         return found
 
     def _meaning(self, code: str) -> Meaning | None:
-        """Return what one name means: by the list, or by the words it is made of."""
+        """What one name means: by the list, or by the words it is made of."""
         listed = self._rules.codes.get(code_name(code))
         if listed is not None or code.isdigit():
             return listed
         row = self._rules.lexicon.read(code)
-        if "R" in row.notions:
+        if row.mentions("rate"):
             return "rate_limit"
         readings = self._matching(row, [row.notions])
         return readings[0].means if readings else None
 
 
 def _chosen(readings: Sequence[_Reading]) -> _Reading | None:
-    """The reading that counts: what speaks of the window, then of pace, then whatever was said first."""
+    """The reading that counts: one that speaks of the window, else of a pace, else the first one."""
     ranked = sorted(readings, key=lambda one: (not one.strong, one.means != "rate_limit", one.means == "other"))
     if not ranked:
         return None
@@ -274,7 +292,7 @@ def _chosen(readings: Sequence[_Reading]) -> _Reading | None:
 
 
 def _with_code(chosen: _Reading, code: Meaning) -> _Reading | None:
-    """Return *chosen* as a *code* beside it corrects it; None if the code names some other trouble."""
+    """*chosen* as corrected by a *code* beside it; None if the code names some other trouble."""
     if code == "rate_limit" and not chosen.strong:
         return replace(chosen, means="rate_limit")
     if code == "other":
@@ -285,73 +303,97 @@ def _with_code(chosen: _Reading, code: Meaning) -> _Reading | None:
 
 
 def _yields(chosen: _Reading) -> bool:
-    """Whether a code says better what *chosen* is about: not if the text speaks of nothing but the output."""
+    """True if a code says better what *chosen* is about: not if the text speaks of nothing but the output."""
     if chosen.means == "output_cap":
         return chosen.names_input and not chosen.figures.cap
     return chosen.means == "payload"
 
 
 def _is_elsewhere(chosen: _Reading, place: str) -> bool:
-    """Whether it is some other member of the request that is too long, not the conversation."""
+    """True if another member of the request is too long, not the conversation."""
     if chosen.rule == _FIELD:
         return not _CONTENT.search(place)
     return chosen.means == "input" and bool(place) and not _CONTENT.search(place)
 
 
 def _by_status(status: int, readings: Sequence[_Reading], parts: ErrorParts) -> _Reading | None:
-    """What was read; of an answer without a word what its status says."""
+    """The first reading; for an answer without a word the meaning of its status."""
     if readings:
         return readings[0]
-    silent = not parts.texts and not parts.codes
-    return _Reading("payload", StatedFigures(), rule="status 413") if status == 413 and silent else None
+    if status == 413 and not parts.texts and not parts.codes:
+        return _Reading("payload", StatedFigures(), rule="status 413")
+    return None
 
 
-def _by_figures(figures: StatedFigures, said: Sequence[_Reading], row: Row) -> _Reading:
-    """What figures mean that say by themselves that something does not fit."""
-    if "X" in row.notions:
+def _by_figures(figures: StatedFigures, matched: Sequence[_Reading], row: Row) -> _Reading:
+    """The meaning of figures that say by themselves that something does not fit."""
+    if row.mentions("output"):
         figures = figures.undivided()
-    alone = figures.prompt is None and not any(reading.means == "input_plus_output" for reading in said)
-    fits = figures.prompt is None or figures.prompt < (figures.limit or 0)
-    return _Reading("input_plus_output" if fits and not alone else "input", figures, strong=True, rule="figures")
+    means: Meaning = "input"
+    if figures.prompt is None:
+        if any(reading.means == "input_plus_output" for reading in matched):
+            means = "input_plus_output"
+    elif figures.prompt < (figures.limit or 0):
+        means = "input_plus_output"
+    return _Reading(means, figures, strong=True, rule="figures")
 
 
 def _phrased(phrase: Phrase, found: re.Match[str]) -> _Reading:
+    """The meaning of a literal phrase that was found."""
     stated = {role: [int(re.sub(r"\D", "", value))] for role, value in found.groupdict().items() if value}
     return _Reading(phrase.means, assign_roles(stated), strong=phrase.means in _TOO_LONG, rule=phrase.source)
 
 
-def _silenced(row: Row) -> Row:
-    """*row* without the sentences that speak of something else: their limits are none of the window."""
-    notions = _SENTENCE.sub(lambda found: "." * len(found[0]) if _is_beside(found[0]) else found[0], row.notions)
-    return Row(notions, {at: figure for at, figure in row.figures.items() if notions[at] == "N"})
+def _without_asides(row: Row) -> Row:
+    """*row* without the sentences that speak of something else: no limit in them is the window."""
+
+    def blank(sentence: re.Match[str]) -> str:
+        return "." * len(sentence[0]) if _is_aside(sentence[0]) else sentence[0]
+
+    notions = _SENTENCE.sub(blank, row.notions)
+    return Row(notions, {at: figure for at, figure in row.figures.items() if notions[at] == NOTIONS["figure"]})
+
+
+def _is_aside(sentence: str) -> bool:
+    """True if *sentence* speaks of a pace, of bytes alone, or of what the server cannot load."""
+    if mentions(sentence, "rate"):
+        return True
+    if mentions(sentence, "load") and not mentions(sentence, "input"):
+        return True
+    return mentions(sentence, "bytes") and not mentions(sentence, "tokens", "window", "context")
+
+
+def _is_about_tokens(row: Row, *, beside_a_pace: bool) -> bool:
+    """True if the figures of *row* can be tokens of a request; beside words about a pace only the window counts."""
+    if row.mentions("window", "context"):
+        return True
+    if beside_a_pace:
+        return False
+    return row.mentions("input", "tokens") or (row.mentions("request") and not row.mentions("output"))
 
 
 def _complains_of_media(sentence: str) -> bool:
-    """Whether something is too much in *sentence*, which names an image or a file and no window."""
-    return "F" in sentence and bool(_COMPLAINT.search(sentence)) and not _OF_THE_WINDOW.search(sentence)
-
-
-def _is_beside(sentence: str) -> bool:
-    """Whether *sentence* speaks of pace, of bytes alone, or of what the server cannot load."""
-    if "R" in sentence or ("P" in sentence and "I" not in sentence):
-        return True
-    return "B" in sentence and not _WINDOWED.search(sentence)
+    """True if *sentence* complains of an image or a file and names no window."""
+    if not mentions(sentence, "media") or mentions(sentence, "window", "context"):
+        return False
+    return mentions(sentence, "over", "excess", "many", "figure")
 
 
 def _with_members(chosen: _Reading, known: Mapping[str, str], parts: ErrorParts) -> StatedFigures:
-    """The text's figures; where it states none, those that members of the error object state."""
+    """The text's figures; if it states none, those that members of the error object state."""
     members: dict[str, list[int]] = {}
     for name, figure in parts.members:
         if name in known and figure > 0:
             members.setdefault(known[name], []).append(figure)
-    told = assign_roles(members)
     figures = chosen.figures
-    if figures.limit is None and figures.prompt is None:
-        return replace(figures, limit=told.limit, prompt=told.prompt)
-    return figures
+    if figures.limit is not None or figures.prompt is not None:
+        return figures
+    stated = assign_roles(members)
+    return replace(figures, limit=stated.limit, prompt=stated.prompt)
 
 
 def _stated(chosen: _Reading, figures: StatedFigures, *, decisive: bool) -> Overflow:
+    """The overflow that *chosen* reports with *figures*."""
     means = chosen.means
     assert means != "other"
     if means == "payload":
@@ -365,7 +407,7 @@ def _stated(chosen: _Reading, figures: StatedFigures, *, decisive: bool) -> Over
 
 
 def _reasons(value: Any) -> Iterator[str]:
-    """Why generation ended, in whatever member an API tells it."""
+    """The reasons why generation ended, in the members where the APIs put them."""
     if not isinstance(value, dict):
         return
     choices = value.get("choices")

@@ -1,4 +1,4 @@
-"""Takes an answer apart: whatever the envelope, the texts, codes and figures that speak of what went wrong."""
+"""Takes an error answer apart, in any envelope: the texts, codes and figures that say what went wrong."""
 
 from __future__ import annotations
 
@@ -36,16 +36,16 @@ _IDENTIFIER = re.compile(r"[A-Za-z][\w.:#-]{2,80}\Z|\d{4,6}\Z")
 
 @dataclass(slots=True)
 class ErrorParts:
-    """What an answer is made of. ``place`` names the part of the request that it complains of, if it names one."""
+    """The parts of an error answer. ``complained_of`` is the name of the part of the request at fault, or empty."""
 
     texts: list[str] = field(default_factory=list)
     codes: list[str] = field(default_factory=list)
     members: list[tuple[str, int]] = field(default_factory=list)
-    place: str = ""
+    complained_of: str = ""
     _room: int = MOST_CHARACTERS
 
-    def take(self, text: str) -> None:
-        """Keep *text*, as a code where it is one word, while there is room."""
+    def add(self, text: str) -> None:
+        """Add *text* while there is room: as a code if it is one word, else as a text."""
         text = text.strip()
         if _IDENTIFIER.match(text):
             self.codes += [text] if len(self.codes) < MOST_TEXTS else []
@@ -56,9 +56,9 @@ class ErrorParts:
         if text not in self.texts:
             self.texts.append(text)
             self._room -= len(text)
-        if not self.place:
+        if not self.complained_of:
             named = _NAMED_PLACE.search(text)
-            self.place = (named[1] or named[2]).replace("/", ".") if named else ""
+            self.complained_of = (named[1] or named[2]).replace("/", ".") if named else ""
 
 
 def parse_body(body: bytes) -> Any:
@@ -73,7 +73,7 @@ def parse_body(body: bytes) -> Any:
 
 
 def is_error(value: Any) -> bool:
-    """Whether a decoded answer says by its shape that it is an error, whatever its status."""
+    """True if a decoded answer has the shape of an error, whatever its status is."""
     if isinstance(value, list):
         return bool(value) and is_error(value[0])
     if not isinstance(value, dict):
@@ -116,8 +116,8 @@ def _object(value: dict[Any, Any], parts: ErrorParts, depth: int) -> None:
     place = value.get("loc") or value.get("param")
     if isinstance(place, list):
         place = ".".join(map(str, place)).removeprefix("body.")
-    if isinstance(place, str) and not parts.place:
-        parts.place = place
+    if isinstance(place, str) and not parts.complained_of:
+        parts.complained_of = place
     for key, member in list(value.items())[:60]:
         name = str(key).lower()
         if name in ECHOES or (name == "loc" and isinstance(member, list)) or name == "param":
@@ -131,7 +131,7 @@ def _text(text: str, parts: ErrorParts, depth: int) -> None:
         text = html.unescape(_TAG.sub(" ", text))
     for piece in _pieces(text):
         if isinstance(piece, str):
-            parts.take(piece)
+            parts.add(piece)
         else:
             _walk(piece, "", parts, depth - 1)
 

@@ -1,4 +1,10 @@
-"""Whether a claim of overflow can be true: what an error says, held against what is known of the request."""
+"""Checks if a claim of overflow can be true: what an error says, compared with what is known of the request.
+
+An error's words are evidence. The prior is our own count of the request, the output that it asks for, and the window
+it was fitted into. A code that a machine can read is believed. Figures are believed if they agree with our count, and
+not if they cannot be about this request. A sentence alone is believed unless the request is tiny for its window. What
+an error only repeats of the request is left out first: a validation error may quote a whole conversation.
+"""
 
 from __future__ import annotations
 
@@ -105,7 +111,7 @@ NEARLY_FULL = 0.9
 
 @dataclass(frozen=True, slots=True)
 class Prior:
-    """What is known of a request before its error is read; ``None``: unknown.
+    """What is known of a request before its error is read; None for what is unknown.
 
     ``counted`` are the tokens of its input by our own count, in the provider's tokens; ``output`` is the most output it
     asks for. ``window`` is what it was fitted into, ``stated`` if a person or the server says so (and no table).
@@ -121,7 +127,7 @@ class Prior:
 
     @property
     def pressure(self) -> float | None:
-        """The share of the window that the request takes; ``None`` if either is unknown."""
+        """The share of the window that the request takes; None if either is unknown."""
         if self.counted is None or not self.window:
             return None
         return self.counted / self.window
@@ -131,7 +137,7 @@ NOTHING_KNOWN = Prior()
 
 
 def check_claim(claim: Overflow | None, prior: Prior) -> Overflow | None:
-    """*claim* if it can be true of the request that *prior* describes, else what it means instead; ``None``: nothing.
+    """*claim* if it can be true of the request that *prior* describes, else what it means instead, None if nothing.
 
     ``sure`` is cleared if nothing but a sentence speaks for it: what it states waits for a smaller view's success.
     """
@@ -158,7 +164,7 @@ def _by_pressure(claim: Overflow, prior: Prior, pressure: float) -> Overflow | N
 
 
 def is_about_the_output(claim: Overflow, prior: Prior) -> bool:
-    """Whether the figure complained of is the output that was asked for, and the input fits what is stated."""
+    """True if the figure complained of is the output that was asked for, and the input fits what is stated."""
     if not prior.output or claim.limit is None or prior.counted is None:
         return False
     complained = claim.requested if claim.prompt is None else claim.prompt
@@ -166,7 +172,7 @@ def is_about_the_output(claim: Overflow, prior: Prior) -> bool:
 
 
 def agrees(claim: Overflow, prior: Prior) -> bool:
-    """Whether the stated figures are those of this request: a prompt near our count, and a limit below it.
+    """True if the stated figures are those of this request: a prompt near our count, and a limit below it.
 
     If an error states a limit alone, it has to be below what we count.
     """
@@ -184,7 +190,7 @@ def agrees(claim: Overflow, prior: Prior) -> bool:
 
 
 def contradicts(claim: Overflow, prior: Prior) -> bool:
-    """Whether the stated figures cannot be about this request, in whatever vocabulary the provider counts."""
+    """True if the stated figures cannot be about this request, in whatever vocabulary the provider counts."""
     if prior.counted is None:
         return False
     output = claim.output or 0 if claim.kind == "input_plus_output" else 0

@@ -17,8 +17,13 @@ NOTIONS: dict[str, str] = {
 """The letter of each notion. Besides: ``.`` ends a sentence, ``n`` is a figure of something else, ``_`` is filler."""
 
 LONGEST_TEXT = 6_000
+"""Characters of a text that are read."""
+
 _LONGEST_RUN = 8
+"""Characters of the longest word in a script that is written without spaces."""
+
 _MOST_FILLER = 9
+"""Words without a notion in a row that are noted: a long stretch of them means no more than a short one."""
 
 _CJK = "\u2e80-\u2fff\u3040-\u9fff\uf900-\ufaff"
 _TOKEN = re.compile(
@@ -37,28 +42,41 @@ _JOINING = frozenset({"and", "but", "while", "whereas", "и", "но", "et", "und
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A text as notions, and the figure at each place where there is one."""
+    """A text as a row of notions, one letter each. ``figures`` are the numbers by their place in the row."""
 
     notions: str
     figures: Mapping[int, int]
 
+    def mentions(self, *notions: str) -> bool:
+        """True if the text mentions any of *notions*."""
+        return mentions(self.notions, *notions)
+
+
+def mentions(row: str, *notions: str) -> bool:
+    """True if a row, or a part of one, holds any of *notions*."""
+    return any(NOTIONS[notion] in row for notion in notions)
+
 
 @dataclass(frozen=True, slots=True)
 class _Entry:
+    """A word or phrase of the lexicon, and the letters of its notions."""
+
     words: tuple[str, ...]
     letters: str
 
     def matches(self, words: Sequence[str], at: int) -> bool:
+        """True if the phrase stands in *words* at the index *at*."""
         here = words[at : at + len(self.words)]
         return len(here) == len(self.words) and all(map(_is, here, self.words))
 
 
 def _is(word: str, wanted: str) -> bool:
+    """True if *word* is *wanted*, or begins so if that ends in a star."""
     return word.startswith(wanted[:-1]) if wanted.endswith("*") else word == wanted
 
 
 class Lexicon:
-    """Knows which notion a word stands for, in several languages."""
+    """Turns texts into rows of notions: a dictionary from words, in several languages, to what they stand for."""
 
     def __init__(self, terms: Iterable[tuple[str, Sequence[str]]], noise: Iterable[str] = ()) -> None:
         """*terms*: a word or phrase, and the notions it stands for; *noise* is what is passed over.
@@ -80,7 +98,7 @@ class Lexicon:
             entries.sort(key=lambda entry: (len(entry.words), sum(map(len, entry.words))), reverse=True)
 
     def read(self, text: str) -> Row:
-        """*text* as notions; of a very long one only the beginning."""
+        """*text* as a row of notions; of a very long text only the beginning."""
         text = text[:LONGEST_TEXT]
         for noise in self._noise:
             text = text.replace(noise, "")
@@ -132,7 +150,7 @@ class Lexicon:
 
 
 class _Writer:
-    """Puts a row together."""
+    """Builds a row from letters and figures."""
 
     def __init__(self) -> None:
         self._notions: list[str] = []
@@ -152,7 +170,7 @@ class _Writer:
         self.add("n" if figure is None else "N")
 
     def row(self) -> Row:
-        """What was written; figures in front of a unit of bytes, characters, pixels or seconds count no tokens."""
+        """The row. Figures before a unit of bytes, characters, pixels or seconds are no tokens."""
         notions = re.sub("N(?=[IJ]?[BFS])", "n", "".join(self._notions))
         return Row(notions, {at: figure for at, figure in self._figures.items() if notions[at] == "N"})
 
@@ -170,7 +188,7 @@ def _letter(kind: str | None, found: str) -> str:
 
 
 def _number(token: re.Match[str]) -> int | None:
-    """The figure; ``None`` for a fraction and for what belongs to a word, such as a model's name."""
+    """The number; None for a fraction and for what belongs to a word, such as a model's name."""
     text, rest, after = token["number"], token["rest"], token.string[token.end() : token.end() + 1]
     if rest.startswith(".") or after == "%" or (after.isalpha() and after.isascii()) or after == "_":
         return None
@@ -205,20 +223,20 @@ class Pattern:
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """What it means when *pattern* is found in a sentence. ``strong``: it speaks of the window itself."""
+    """What a sentence means in which ``pattern`` is found. ``strong``: it speaks of the window itself."""
 
     means: Meaning
     pattern: Pattern
     strong: bool = False
 
     def matches(self, notions: str) -> bool:
-        """Return whether the pattern is found in *notions*."""
+        """True if the pattern is found in *notions*."""
         return self.pattern.regex.search(notions) is not None
 
 
 @dataclass(frozen=True, slots=True)
 class Phrase:
-    """What it means when a text holds a literal phrase, with the figures that stand in it."""
+    """What a text means that holds a literal phrase, with the figures in it."""
 
     means: Meaning
     source: str
@@ -227,7 +245,7 @@ class Phrase:
 
 @dataclass(frozen=True, slots=True)
 class OverflowRules:
-    """Everything the classifier knows. Made by ``read_rules``."""
+    """Everything that the classifier goes by. Made by ``read_rules``."""
 
     lexicon: Lexicon
     rules: tuple[Rule, ...]
@@ -239,7 +257,7 @@ class OverflowRules:
 
 
 def read_rules(data: Mapping[str, Any], own: Iterable[Mapping[str, Any]] = ()) -> OverflowRules:
-    """Return the rules in *data*, preceded by a user's *own*: codes and phrases. Raises ``BadRule``."""
+    """The rules in *data*, preceded by a user's *own* codes and phrases. Raises ``BadRule``."""
     own = list(own)
     rows = [*own, *data["rules"]]
     return OverflowRules(
@@ -264,7 +282,7 @@ def _lexicon(data: Mapping[str, Any]) -> Lexicon:
 
 
 def without(data: Mapping[str, Any], spoken_by: Iterable[str]) -> dict[str, Any]:
-    """*data* without what only the sources named in *spoken_by* say; plain words of the language stay."""
+    """*data* without the rules that only the sources *spoken_by* support. Plain words of the language stay."""
     names = {name.lower() for name in spoken_by}
 
     def stays(row: Any) -> bool:
@@ -276,7 +294,7 @@ def without(data: Mapping[str, Any], spoken_by: Iterable[str]) -> dict[str, Any]
 
 
 def code_name(code: object) -> str:
-    """A code without case, separators and the word "error": the same for every way of writing it."""
+    """*code* without case, separators and the word "error", so that every spelling of it is the same."""
     return re.sub(r"[^a-z0-9]", "", str(code).lower()).removesuffix("error")
 
 

@@ -1,4 +1,23 @@
-"""What an answer turns out to be while its bytes pass: at its beginning, and behind its first content. Incremental."""
+"""Finds overflows in an answer while its bytes pass: at its beginning, and behind its first content.
+
+A server may answer 200 and then report an overflow, as JSON or as an event. As long as an answer shows no content, its
+bytes are held back, and a smaller view can be sent instead. ``EarlyOverflowDetector`` says how long:
+
+      state                  what comes                                     next
+      shape unknown          blanks                                         shape unknown
+                             ``{`` or ``[``                                 JSON
+                             a field of an event, or the headers say so     events
+                             anything else                                  content
+      JSON                   a member that answers have, before any error   content
+                             more than can be read                          content
+                             its end                                        overflow, if it reports one, else content
+      events                 a start-up event, a comment                    events
+                             an error                                       overflow, if it reports one, else content
+                             any other event, or one too long               content
+
+``content`` and ``overflow`` are final. Behind the first content nothing can be sent instead: ``LateOverflowDetector``
+notes what is reported there, since a window can be learned from it.
+"""
 
 from __future__ import annotations
 
@@ -21,22 +40,34 @@ Headers = Iterable[tuple[str, str]]
 PREAMBLE_TYPES = frozenset(
     {"response.created", "response.queued", "response.in_progress", "message_start", "ping", "keepalive"}
 )
-"""Events that come before any content, by their ``type``."""
+"""The ``type`` of events that come before any content.
+
+Of the Responses API (https://platform.openai.com/docs/api-reference/responses-streaming) and of Messages
+(https://docs.anthropic.com/en/docs/build-with-claude/streaming).
+"""
 
 LONGEST = 262_144
-"""Bytes of one event, and of an answer that is no stream, that are held to be looked at."""
+"""The most bytes of one event, and of an answer that is no stream, that are kept to be read."""
 
 _LINES: Final = (b"data", b"event", b"id:", b"retry", b":")
+"""Beginnings of the lines of an event: https://html.spec.whatwg.org/multipage/server-sent-events.html"""
+
 _ANSWERS: Final = re.compile(rb'"(?:choices|content|output|candidates|completion|data)"\s{0,32}:')
 _LONGEST_ANSWERS: Final = 64
-"""More bytes than such a name, its blanks and its colon have."""
+"""More bytes than such a member's name, blanks and colon take."""
 
 _REASON = re.compile(rb'"(?:native_)?(?:stop_reason|finish_reason|reason)"\s*:\s*"([A-Za-z_]{4,64})"')
 _ENDING_EVENT: Final = 65_536
+"""Bytes of one event behind the first content that are kept to be read."""
+
 _WATCHED: Final = 2**25
+"""Decoded bytes of an answer behind its first content that are looked at."""
+
 _TAIL: Final = 128
+"""Bytes kept between chunks: more than a reason why generation stopped takes."""
+
 _BLANK: Final = b"\xef\xbb\xbf \t\r\n"
-"""What may stand before an answer, a byte order mark included."""
+"""Bytes that may come before an answer: blanks and a byte order mark."""
 
 
 class EarlyOverflowDetector:
@@ -58,73 +89,72 @@ class EarlyOverflowDetector:
                 content_type = content_type or value
             elif lower == "content-encoding":
                 encoding = encoding or value
-        self._events = content_type.startswith("text/event-stream")
-        self._plain = ContentDecoder(encoding, 2 * LONGEST) if encoding else None
+        self._is_declared = content_type.startswith("text/event-stream")
+        self._decoder = ContentDecoder(encoding, 2 * LONGEST) if encoding else None
         self._buffer = bytearray()
-        self._streamed: bool | None = None
+        self._is_stream: bool | None = None
         self._cutter = EventCutter()
-        self._looked = 0
+        self._searched = 0
+        self._has_error = False
         self._claim: Callable[[Prior], Overflow | None] | None = None
 
     def feed(self, chunk: bytes) -> Verdict:
-        """What is known after *chunk*."""
+        """The verdict after *chunk*."""
         if self.verdict != "undecided":
             return self.verdict
-        data = chunk if self._plain is None else self._plain.feed(chunk)
-        if self._streamed is None:
+        data = chunk if self._decoder is None else self._decoder.feed(chunk)
+        if self._is_stream is None:
             self._buffer += data
-            self._streamed = self._recognised()
+            self._is_stream = self._shape()
             data = bytes(self._buffer)
-        elif not self._streamed:
+        elif not self._is_stream:
             self._buffer += data
-        if self._streamed:
+        if self._is_stream:
             self._feed_events(data)
-        elif self._streamed is False and (len(self._buffer) > LONGEST or self._is_answer()):
+        elif self._is_stream is False and (len(self._buffer) > LONGEST or self._is_answer()):
             self.verdict = "content"
         return self.verdict
 
     def finish(self) -> Verdict:
-        """What is known at the end of the answer, when the last event may lack its blank line."""
+        """The verdict at the end of the answer, whose last event may lack its blank line."""
         if self.verdict != "undecided":
             return self.verdict
-        rest = self._cutter.flush() if self._streamed else bytes(self._buffer)
+        rest = self._cutter.flush() if self._is_stream else bytes(self._buffer)
         if not rest.strip():
             return self.verdict
-        if self._streamed is False:
-            self._judge(partial(self._classifier.answer, 200, (), rest))
+        if self._is_stream is False:
+            self._decide(partial(self._classifier.answer, 200, (), rest))
         else:
-            self._look(rest)
+            self._read(rest)
         return self.verdict
 
-    def judged(self, prior: Prior) -> Overflow | None:
-        """Return the overflow that was found if it can be true of the request that *prior* describes."""
+    def overflow_for(self, prior: Prior) -> Overflow | None:
+        """The overflow that was found, if it can be true of the request that *prior* describes."""
         found = self._claim(prior) if self._claim and self.overflow else None
         return found if found is not None and found.too_long else None
 
     def _feed_events(self, data: bytes) -> None:
         for event in self._cutter.feed(data):
-            self._look(event.rstrip(b"\r\n"))
+            self._read(event.rstrip(b"\r\n"))
             if self.verdict != "undecided":
                 return
         if self._cutter.pending_size > LONGEST + 3:  # three: most of an event's end
             self.verdict = "content"
 
     def _is_answer(self) -> bool:
-        """Whether an answer that is no stream shows its content before any error. Looks at new bytes only."""
-        if self._looked < 0:
+        """True if an answer that is no stream shows content before any error. Looks at new bytes only."""
+        if self._has_error:
             return False
-        answer = _ANSWERS.search(self._buffer, self._looked)
-        self._looked = max(0, len(self._buffer) - _LONGEST_ANSWERS)
+        answer = _ANSWERS.search(self._buffer, self._searched)
+        self._searched = max(0, len(self._buffer) - _LONGEST_ANSWERS)
         if answer is None:
             return False
         before = bytes(self._buffer[: answer.start()])
-        if b'"error"' in before or b'"errors"' in before:
-            self._looked = -1  # an error came first: only all of it tells what it is
-            return False
-        return True
+        self._has_error = b'"error"' in before or b'"errors"' in before
+        return not self._has_error  # of an error, only all of it tells what it is
 
-    def _recognised(self) -> bool | None:
-        """Whether this is a stream of events; ``None`` while too little came to tell."""
+    def _shape(self) -> bool | None:
+        """True if this is a stream of events, False if not; None while too few bytes came to know."""
         # Blanks that keep a connection alive are dropped as they come: no walk over all of them for each of them.
         self._buffer = self._buffer.lstrip(_BLANK)
         begun = bytes(self._buffer[:5])
@@ -132,13 +162,13 @@ class EarlyOverflowDetector:
             return None
         if begun[:1] in (b"{", b"["):
             return False
-        if self._events or begun.startswith(_LINES):
+        if self._is_declared or begun.startswith(_LINES):
             return True
         if len(begun) == 5:
             self.verdict = "content"  # neither events nor JSON
         return None
 
-    def _look(self, event: bytes) -> None:
+    def _read(self, event: bytes) -> None:
         if len(event) > LONGEST:
             self.verdict = "content"
             return
@@ -146,9 +176,9 @@ class EarlyOverflowDetector:
         if not data:
             return
         if value is None or is_error(value) or not _is_preamble(value):
-            self._judge(partial(self._classifier.event, value) if is_error(value) else None)
+            self._decide(partial(self._classifier.event, value) if is_error(value) else None)
 
-    def _judge(self, claim: Callable[[Prior], Overflow | None] | None) -> None:
+    def _decide(self, claim: Callable[[Prior], Overflow | None] | None) -> None:
         self._claim = claim
         found = claim(self._prior) if claim else None
         self.overflow = found if found is not None and found.too_long else None
@@ -156,25 +186,25 @@ class EarlyOverflowDetector:
 
 
 class LateOverflowDetector:
-    """Watches what passes behind the first content: errors in the midst of a stream, and why generation stopped.
+    """Watches what comes behind the first content: errors in the middle of a stream, and why generation stopped.
 
-    ``overflow`` holds what was found. Nothing it finds can be retried: the client has part of the answer.
+    ``overflow`` is what was found. It cannot be answered with a smaller view: the client has part of the answer.
     """
 
     def __init__(self, classifier: Classifier, headers: Headers = ()) -> None:
         self.overflow: Overflow | None = None
         self._classifier = classifier
         encoding = _header(headers, "content-encoding")
-        self._plain = ContentDecoder(encoding, _WATCHED) if encoding else None
+        self._decoder = ContentDecoder(encoding, _WATCHED) if encoding else None
         self._event = bytearray()
         self._suspect = False
         self._tail = b""
 
     def feed(self, chunk: bytes) -> None:
-        """Look at *chunk*; never raises."""
+        """Search *chunk*; never raises."""
         if self.overflow is not None:
             return
-        data = chunk if self._plain is None else self._plain.feed(chunk)
+        data = chunk if self._decoder is None else self._decoder.feed(chunk)
         if not data:
             return
         near = self._tail + data
@@ -185,7 +215,7 @@ class LateOverflowDetector:
         self._tail = near[-_TAIL:]
 
     def _cut(self, data: bytes) -> None:
-        """Look for errors in the events that *data* completes, and keep what it begins."""
+        """Search the events that *data* completes for errors, and keep the beginning of the next one."""
         edge = self._event[-3:] + data
         end = max(edge.rfind(b"\n\n"), edge.rfind(b"\r\n\r\n"), edge.rfind(b"\r\r"))
         self._event += data
@@ -199,14 +229,16 @@ class LateOverflowDetector:
             self._event.clear()
             self._suspect = False
 
-    def _errors(self, held: bytes) -> None:
-        for event in EventCutter().feed(held):
+    def _errors(self, events: bytes) -> None:
+        """Note the first overflow among *events*."""
+        for event in EventCutter().feed(events):
             _, value = _event(event)
             if value is not None and is_error(value) and (found := self._classifier.event(value)):
                 self.overflow = found
                 return
 
     def _stops(self, data: bytes) -> None:
+        """Note it if *data* says that generation ran into the window."""
         for reason in _REASON.finditer(data):
             if found := self._classifier.stop({"stop_reason": reason[1].decode()}):
                 self.overflow = found
@@ -225,7 +257,7 @@ def _fields(event: bytes) -> Iterator[tuple[bytes, bytes]]:
 
 
 def _event(event: bytes) -> tuple[bytes, Any]:
-    """The data of an event, and the object in it; an error in plain text becomes one. ``None``: no object."""
+    """The data of an event, and the object in it or None. An error in plain text becomes an object."""
     named = list(_fields(event))
     data = b"\n".join(value for name, value in named if name == b"data")
     failed = any(name == b"event" and value == b"error" for name, value in named)
@@ -239,7 +271,7 @@ def _event(event: bytes) -> tuple[bytes, Any]:
 
 
 def _is_preamble(value: Any) -> bool:
-    """Whether an event carries no content yet: a start-up event, or a delta with nothing but a role."""
+    """True if an event carries no content yet: a start-up event, or a delta with nothing but a role."""
     if not isinstance(value, dict):
         return False
     if value.get("type") in PREAMBLE_TYPES:

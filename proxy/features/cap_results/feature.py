@@ -8,7 +8,7 @@ from types import MappingProxyType
 from proxy.core.apis.base import ApiFormat
 from proxy.core.apis.json_scan import Scan, scan
 from proxy.core.compaction.truncate import HEAD_ONLY, TruncateLimits, is_over, truncate
-from proxy.core.decisions import DIALECTS
+from proxy.core.decisions import API_FORMATS
 from proxy.core.errors import InvalidRequest
 from proxy.core.request import Request
 from proxy.core.tool_table import ToolMap
@@ -23,7 +23,7 @@ MOST_STEPS = 64
 class CapResults(Feature):
     """Caps every tool result to *limits*."""
 
-    markers = MappingProxyType(dict.fromkeys(DIALECTS, (b"tool", b"function")))
+    markers = MappingProxyType(dict.fromkeys(API_FORMATS, (b"tool", b"function")))
 
     def __init__(self, reader: Reader, limits: TruncateLimits) -> None:
         self._reader = reader
@@ -36,7 +36,7 @@ class CapResults(Feature):
         return await offload(len(request.body), self._capped, request)
 
     def _capped(self, request: Request) -> Request:
-        api = DIALECTS[request.api]
+        api = API_FORMATS[request.api]
         try:
             scanned = scan(request.body, api.LIST, self._reader.most)
             body = cap_results(request.body, scanned, api, self._reader.tools, self._limits)
@@ -72,7 +72,7 @@ def _capped_item(
     item = api.read_item(raw, len)
     if not item.answers:
         return None
-    texts = [text for text, _ in api.read_entry(raw).results]
+    texts = [text for text, _ in api.read_item_text(raw).results]
     if len(texts) != len(item.answers):
         return None
     if not any(is_over(text, limits.max_lines, limits.max_bytes) for text in texts):
@@ -82,7 +82,7 @@ def _capped_item(
     for call_id, text in zip(item.answers, texts, strict=True):
         keeps_tail = kinds.get(call_id) not in HEAD_ONLY
         cut.append(truncate(text, limits.max_lines, limits.max_bytes, tail=keeps_tail))
-    return api.replaced(raw, cut, media=True)
+    return api.with_results(raw, cut, media=True)
 
 
 def _call_kinds(body: bytes, scanned: Scan, index: int, api: ApiFormat, tools: ToolMap) -> dict[str, str]:
@@ -91,6 +91,6 @@ def _call_kinds(body: bytes, scanned: Scan, index: int, api: ApiFormat, tools: T
         raw = body[start:end]
         ids = api.read_item(raw, len).calls
         if ids:
-            calls = zip(ids, api.read_entry(raw).calls, strict=False)
+            calls = zip(ids, api.read_item_text(raw).calls, strict=False)
             return {call_id: tools.call(*call).kind for call_id, call in calls}
     return {}

@@ -65,7 +65,7 @@ def compact(measured: MeasuredRequest, kind: Kind, ours: frozenset[int], shares:
     parsed = measured.parsed
     items, raw = parsed.items, [parsed.item(index) for index in range(len(parsed.items))]
     conversation = [i for i, item in enumerate(items) if item.role != "system" and not is_trigger(raw[i])]
-    entries = {i: responses.read_entry(raw[i]) for i in conversation}
+    entries = {i: responses.read_item_text(raw[i]) for i in conversation}
     sizes = _sizes(measured, shares)
     users = [i for i in conversation if items[i].role == "user" and i not in ours]
     verbatim = _newest(users, items, sizes.user_words) if kind == "endpoint" else []

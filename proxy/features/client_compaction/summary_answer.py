@@ -115,7 +115,7 @@ def _entries(original: OriginalItems) -> dict[int, ItemText]:
         newest = indexes[-1]
         rest = without_prompt(original.item(newest))
         if rest:
-            entries[newest] = original.api.read_entry(rest)
+            entries[newest] = original.api.read_item_text(rest)
     return entries
 
 

@@ -19,7 +19,7 @@ from proxy.features.history.pages import read_page
 from proxy.server.access import Access
 from proxy.server.admin import Route
 from proxy.server.config import Limits
-from proxy.server.request import BodyBytes, BodyReader, RequestHeaders, check_declared, read_headers
+from proxy.server.request import BodyBytes, BodyReader, RequestHeaders, read_headers
 
 BODY: Final = 16 * 2**10
 """Bytes of a request's body at most."""
@@ -112,8 +112,7 @@ class HistoryRoutes:
             raise InvalidRequest("Send the body as application/json.")
         reader = BodyReader(request.content, self._limits, self._body_bytes, tenant)
         try:
-            check_declared(request.content_length, self._limits)
-            body = await reader.whole()
+            body = await reader.whole(request.content_length)
         finally:
             reader.release()
         try:

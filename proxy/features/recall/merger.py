@@ -162,7 +162,7 @@ class StreamMerger(ABC):
     def unsent(self) -> bytes:
         """Return what was fed and not passed on, as it came: to go on without recall in a first generation."""
         buffered = (event for event, _ in self._buffer)
-        return b"".join([*self._ready, *buffered, *self._incoming, self._events.flush(), self.unread])
+        return b"".join([*self._ready, *buffered, *self._incoming, self._events.pending, self.unread])
 
     def rest(self) -> bytes:
         """Return the bytes behind the last complete event."""

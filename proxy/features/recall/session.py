@@ -13,7 +13,7 @@ from typing import Any, Final, TypeVar
 from proxy.core.apis.json_scan import scan
 from proxy.core.apis.usage import usage_of
 from proxy.core.conversation import ItemText
-from proxy.core.decisions import DIALECTS, CountedView
+from proxy.core.decisions import API_FORMATS, CountedView
 from proxy.core.report import NO_USAGE, Report
 from proxy.engine.features import Resend
 from proxy.engine.ports import Reply
@@ -72,7 +72,7 @@ class RecallSession:
         self.recalls = 0
         self.tokens = 0
         self.first_usage = NO_USAGE
-        self._dialect = DIALECTS[request.api]
+        self._api_format = API_FORMATS[request.api]
         self._count = reader.count(view.measured.route.encoding, view.measured.route.model)
         self._limits = limits
         self._request = request
@@ -143,13 +143,13 @@ class RecallSession:
 
     def _extended(self, view: CountedView, added: Sequence[bytes]) -> CountedView:
         """Return *view* with all elements of earlier generations and those *added* now behind it."""
-        end = scan(view.body, self._dialect.LIST).spans[-1][1]
+        end = scan(view.body, self._api_format.LIST).spans[-1][1]
         appended = [*self._appended, *added]
         body = b"%b,%b%b" % (view.body[:end], b",".join(appended), view.body[end:])
         return replace(view, body=body, extension=self._tokens_of(appended))
 
     def _tokens_of(self, elements: Sequence[bytes]) -> int:
-        return sum(self._dialect.read_item(raw, self._count).tokens for raw in elements)
+        return sum(self._api_format.read_item(raw, self._count).tokens for raw in elements)
 
     def _results(
         self,
@@ -193,7 +193,7 @@ class RecallSession:
         """Return every item of the client's history as the tool shows it."""
         parsed = self._view.measured.parsed
         originals = self._original_items()
-        entries = [self._dialect.read_entry(raw) for raw in originals]
+        entries = [self._api_format.read_item_text(raw) for raw in originals]
         sent = [parsed.body[start:end] for start, end in parsed.scan.spans]
         if len(sent) == len(originals):
             labels = self._labels(entries)
@@ -210,9 +210,9 @@ class RecallSession:
     def _original_items(self) -> list[bytes]:
         """The items of the request that the view is made of."""
         body = self._view.request.body
-        listed = self._dialect.listed(body)
+        listed = self._api_format.with_item_list(body)
         body = body if listed is None else listed
-        return [body[start:end] for start, end in scan(body, self._dialect.LIST).spans]
+        return [body[start:end] for start, end in scan(body, self._api_format.LIST).spans]
 
     def _hidden(self, changed: set[int]) -> set[int]:
         """The indexes of the items that the view does not hold as they were; *changed* ones were edited before."""

@@ -89,7 +89,7 @@ def test_what_is_read(row: Row) -> None:
         found, mark = module.marker(row.raw), wanted.pop("marker")
         assert (json.loads(found) if found else None) == mark
     for name, value in wanted.items():
-        found = ITEM[name](item) if name in ITEM else ENTRY[name](module.read_entry(row.raw))
+        found = ITEM[name](item) if name in ITEM else ENTRY[name](module.read_item_text(row.raw))
         if name in RANGED and isinstance(value, tuple):
             assert value[0] <= found <= value[1], name
         else:

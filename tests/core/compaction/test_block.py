@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from proxy.core.apis.chat import read_entry
+from proxy.core.apis.chat import read_item_text
 from proxy.core.compaction.block import FOOTER, HEADER, SUMMARY, FoldedItems, render_block
 from proxy.core.compaction.stages import BLOCK_FRAME
 from proxy.core.compaction.truncate import OMITTED, shorten
@@ -28,7 +28,7 @@ CHINESE = "请把订单 20231107 的状态改成已完成，不要修改数据�
 
 
 def folded_of(messages: list[Message]) -> FoldedItems:
-    entries = tuple(read_entry(raw) for raw in message_slices(chat_body(messages)))
+    entries = tuple(read_item_text(raw) for raw in message_slices(chat_body(messages)))
     users = [entry.text for entry in entries if entry.role == "user"]
     return FoldedItems(entries, tuple(users[1:-1]), users[0], users[-1] if len(users) > 1 else "")
 
@@ -54,7 +54,7 @@ def test_caps_are_kept_and_nothing_is_invented(messages: list[Message], block: i
 @pytest.mark.parametrize("block", [BLOCK_FRAME + 60, 500, 1500, 3000])
 def test_what_is_left_over_is_given_once(pins: int, summed: bool, block: int) -> None:
     """However much the user said and a model wrote, pins, steps and words in full share what the block has left."""
-    entries = tuple(read_entry(raw) for raw in message_slices(chat_body(agent_session(16, 200))))
+    entries = tuple(read_item_text(raw) for raw in message_slices(chat_body(agent_session(16, 200))))
     said = tuple(prose(at, 130) for at in range(pins))
     for text in ((block - BLOCK_FRAME) // 4, (block - BLOCK_FRAME) // 2, block - BLOCK_FRAME):
         summary = f"## Accomplished\n- {prose(99, text // 3)}" if summed else ""

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from proxy.core.apis.chat import read_entry
+from proxy.core.apis.chat import read_item_text
 from proxy.core.compaction.digest import Digest, command_of, digest_of, plain_arguments
 from proxy.core.conversation import ItemText
 from tests.support.conversation_strategies import conversations
@@ -37,7 +37,7 @@ def whole(digest: Digest) -> str:
 @given(conversations(max_size=20), st.integers(0, 800))
 def test_nothing_is_invented_and_nothing_runs_over(messages: list[dict[str, object]], tokens: int) -> None:
     """For any conversation a digest holds only what occurs in it, in about the tokens it was given."""
-    entries = [read_entry(raw) for raw in message_slices(chat_body(messages))]
+    entries = [read_item_text(raw) for raw in message_slices(chat_body(messages))]
     digest = digest_of(entries, tokens, count_tokens)
     assert invented(whole(digest), messages) == set()
     assert count_tokens(whole(digest)) <= tokens + 20
@@ -193,7 +193,9 @@ def test_the_digest_says_nothing_of_its_own() -> None:
     assert entities(whole(digest)) == set()
     assert whole(Digest((), (), (), (), ())) == ""
     assert (
-        whole(digest_of([read_entry(raw) for raw in message_slices(chat_body(agent_session(3, 50)))], 0, count_tokens))
+        whole(
+            digest_of([read_item_text(raw) for raw in message_slices(chat_body(agent_session(3, 50)))], 0, count_tokens)
+        )
         == ""
     )
 

@@ -73,18 +73,18 @@ def result_of(api: str, text: str) -> dict[str, Any]:
     return {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "c", "content": content}]}
 
 
-@pytest.mark.parametrize(("api", "dialect"), [("chat", chat), ("messages", messages), ("responses", responses)])
-def test_an_image_does_not_keep_the_text_beside_it_from_being_capped(api: str, dialect: ApiFormat) -> None:
+@pytest.mark.parametrize(("api", "api_format"), [("chat", chat), ("messages", messages), ("responses", responses)])
+def test_an_image_does_not_keep_the_text_beside_it_from_being_capped(api: str, api_format: ApiFormat) -> None:
     """The text is cut to the limits, and the image stays behind it as it was."""
-    body = json.dumps({dialect.LIST: [result_of(api, "x\n" * 3000)]}).encode()
-    once = cap_results(body, scan(body, dialect.LIST), dialect, tool_map_of_package(), LIMITS)
-    item = json.loads(once)[dialect.LIST][0]
+    body = json.dumps({api_format.LIST: [result_of(api, "x\n" * 3000)]}).encode()
+    once = cap_results(body, scan(body, api_format.LIST), api_format, tool_map_of_package(), LIMITS)
+    item = json.loads(once)[api_format.LIST][0]
     holder = item["content"][0] if api == "messages" else item
     text, image = holder["output" if api == "responses" else "content"]
     assert MIDDLE in text["text"]
     assert text["text"].count("\n") <= LIMITS.max_lines
     assert image == IMAGES[api]
-    assert cap_results(once, scan(once, dialect.LIST), dialect, tool_map_of_package(), LIMITS) is once
+    assert cap_results(once, scan(once, api_format.LIST), api_format, tool_map_of_package(), LIMITS) is once
 
 
 def test_later_messages_change_nothing() -> None:

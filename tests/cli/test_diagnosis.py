@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from proxy.core import diagnosis
-from proxy.core.diagnosis import Finding, Tried, Window
+from proxy.cli import diagnosis
+from proxy.cli.diagnosis import Finding, Tried, Window
 from proxy.core.overflow.kinds import Overflow
 
 KNOWN = Window(8_192, "server: /props n_ctx", "Raise --ctx-size.")

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.core.session_files import Session, read_sessions
+from proxy.cli.session_files import Session, read_sessions
 from tests.support.sample_conversations import agent_session
 from tests.support.tool_pair_checks import pair_violations
 
