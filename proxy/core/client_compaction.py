@@ -23,10 +23,10 @@ from proxy.core.apis.json_steps import decode
 from proxy.core.errors import InvalidRequest
 
 OTHER: Final = "other"
-"""Whose compaction it is where nothing but its form tells."""
+"""The client of a compaction that only its form shows."""
 
 METADATA_HEADER: Final = "x-codex-turn-metadata"
-"""JSON in which Codex says what a request is for."""
+"""JSON with which Codex states the purpose of a request."""
 
 TRIGGER: Final = "compaction_trigger"
 """The last input item of a request that wants a compaction item for an answer."""
@@ -34,9 +34,9 @@ TRIGGER: Final = "compaction_trigger"
 
 @dataclass(frozen=True, slots=True)
 class PromptRule:
-    """*client* compacts where a text begins with *begins*: the system text, or a part of the last user message.
+    """*client* compacts if a text begins with *begins*: the system text, or a part of the last user message.
 
-    ``also`` has to occur in the same part, where the beginning alone is used for other things too.
+    ``also`` has to occur in the same part, if the beginning alone is used for other things too.
     """
 
     client: str
@@ -71,12 +71,12 @@ RULES: Final = (
     ),
 )
 """How agents word it, present and before; seen on the wire of Claude Code 2.1, Codex 0.169, opencode 1.18 and qwen-code
-0.24, else in their code. They only name the client: what asks for the same in other words is found by its intent."""
+0.24, else in their code. They only name the client: other words for the same are recognised by their intent."""
 
 _SYSTEM_RULES: Final = tuple(rule for rule in RULES if rule.where == "system")
 
 CLIENTS: Final = frozenset({*(rule.client for rule in RULES), OTHER})
-"""Everything a compaction may be labelled with."""
+"""Every label of a compaction."""
 
 _EDGE: Final = 16_384
 """Bytes at each end of the last item in which a client's prompt is looked for; the longest is half of that."""
@@ -100,36 +100,39 @@ _HINTED: Final = 4_096
 """Bytes at each end in which such a word is looked for."""
 
 _SHORT: Final = 400
-"""Characters of a system text in which it says what the model is."""
+"""Characters of a system text in which it defines what the model is."""
 
 _TITLE: Final = re.compile(r"\b(?:title|headline|follow-?up|tags?|branch name|commit message)\b", re.IGNORECASE)
 
 
 def announced(headers: Mapping[str, str]) -> str:
-    """Whose compaction request *headers* (names in lower case) announce; empty where they announce none."""
-    said = headers.get(METADATA_HEADER, "")
-    if "compaction" not in said:
+    """Return the client whose compaction *headers* (names in lower case) announce; empty if they announce none."""
+    metadata = headers.get(METADATA_HEADER, "")
+    if "compaction" not in metadata:
         return ""
     try:
-        found = json.loads(said)
+        value = json.loads(metadata)
     except (ValueError, RecursionError):
         return ""
-    return "codex" if isinstance(found, dict) and found.get("request_kind") == "compaction" else ""
+    if not isinstance(value, dict) or value.get("request_kind") != "compaction":
+        return ""
+    return "codex"
 
 
-def client_of(outline: Envelope, first: bytes, last: bytes, history: bool = False) -> str:
-    """Whose compaction the request is that *outline* surrounds; empty where it is none.
+def client_of(envelope: Envelope, first: bytes, last: bytes, history: bool = False) -> str:
+    """Return the client whose compaction the request with *envelope* around its items is; empty if it is none.
 
     *first* and *last* are the bytes of its first and last items: nothing else is looked at. *history*: a model spoke
-    before. A wording that nobody knows is one by its intent, and by the request's form: no tools that may be called, or
+    before. An unknown wording is recognised by its intent, and by the request's form: no tools that may be called, or
     a history before it and words that leave nothing to call them for.
     """
-    said = next(iter(outline.texts.values()), "").lstrip()
-    called = _may_call(outline)
-    system = said or (_system(first) if not called or _occurs("system", first[:1024]) else "")
-    found = next((rule for rule in _SYSTEM_RULES if system.startswith(rule.begins)), None)
-    if found is not None:
-        return found.client
+    system = next(iter(envelope.texts.values()), "").lstrip()
+    called = _may_call(envelope)
+    if not system and (not called or _occurs("system", first[:1024])):
+        system = _system(first)
+    for rule in _SYSTEM_RULES:
+        if system.startswith(rule.begins):
+            return rule.client
     edges = last if len(last) <= 2 * _EDGE else last[:_EDGE] + last[-_EDGE:]
     marked = TRIGGER.encode() in edges[:256] or _occurs("user", edges)
     if not marked and not _may_ask(edges, system, called=called, history=history):
@@ -145,7 +148,7 @@ def client_of(outline: Envelope, first: bytes, last: bytes, history: bool = Fals
 
 
 def _may_ask(edges: bytes, system: str, *, called: bool, history: bool) -> bool:
-    """Whether the last item may hold a wish in words of its own; *called*: tools may be called."""
+    """Return True if the last item may ask for a summary in other words; *called*: tools may be called."""
     if called and (not history or len(edges) > _EDGE):
         return False  # what asks for a text in place of a call is short
     return _HINT.search(edges[:_HINTED] + edges[-_HINTED:]) is not None or is_summariser(system, history=history)
@@ -161,7 +164,7 @@ def _asks(value: Mapping[str, Any], system: str, *, called: bool, history: bool)
 
 
 def without_prompt(raw: bytes) -> bytes:
-    """The last item of a client's compaction without the words that ask for it; empty where it says nothing else."""
+    """Return the last item of a client's compaction without the words that ask for it; empty if it has no others."""
     try:
         value = decode(raw)
     except InvalidRequest:
@@ -206,7 +209,7 @@ def _marked(value: Mapping[str, Any]) -> str:
 
 
 def _texts(value: Mapping[str, Any]) -> Iterator[str]:
-    """The words of a user's message, part by part; nothing of any other item."""
+    """Yield the words of a user's message, part by part; nothing of any other item."""
     if value.get("role") != "user":
         return
     content = value.get("content")
@@ -217,7 +220,7 @@ def _texts(value: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _system(first: bytes) -> str:
-    """The beginning of a first item's text, where it is the operator's."""
+    """Return the text of a first item if it is the operator's; else an empty one."""
     if b'"system"' not in first and b'"developer"' not in first:
         return ""
     try:
@@ -229,20 +232,20 @@ def _system(first: bytes) -> str:
     return next(_texts({**value, "role": "user"}), "").lstrip()
 
 
-def _may_call(outline: Envelope) -> bool:
-    """Whether the model is given tools it may call."""
-    choice = outline.value("tool_choice") if "tool_choice" in outline.fields else ""
+def _may_call(envelope: Envelope) -> bool:
+    """Return True if the model is given tools it may call."""
+    choice = envelope.value("tool_choice") if "tool_choice" in envelope.fields else ""
     if "none" in choice:
         return False
-    given = [outline.fields[name] for name in TOOLS if name in outline.fields]
+    given = [envelope.fields[name] for name in TOOLS if name in envelope.fields]
     return any(field.end - field.start > _NOTHING for field in given)
 
 
 HEAD, TAIL = 900, 1_600
-"""Characters at each end of a text in which it says what it wants: a conversation may stand before or behind that."""
+"""Characters at each end of a text that state its wish: a conversation may stand before or behind that."""
 
 _OPENING: Final = 400
-"""Characters of a system text in which it says what the model is."""
+"""Characters of a system text in which it defines what the model is."""
 
 _NEAR: Final = 120
 """Characters around the first word of a wish in which another deed is looked for."""
@@ -277,7 +280,7 @@ _ELSEWHERE: Final = re.compile(
     r"|(?:do not|don't|never|without) call(?:ing)? (?:a|any) tools?\b|\btext only\b",
     re.IGNORECASE,
 )
-"""What a request that may call tools must say: its answer is read where this conversation is not, or calls nothing."""
+"""What a request that may call tools must state: its answer is read outside this conversation, or calls nothing."""
 
 _DEED: Final = re.compile(
     r"\b(?:function|script|class|method|endpoint|tests?|command|feature|implement\w*|refactor\w*|fix|bug|add|docs?"
@@ -318,18 +321,18 @@ _ROLE: Final = re.compile(
 
 
 def asks_to_go_on(text: str) -> bool:
-    """Whether *text* asks, at its head or at its tail, for what is needed to go on with a conversation."""
+    """Return True if *text* asks, at its head or at its tail, for what is needed to go on with a conversation."""
     return any(_wishes(window) for window in _ends(text))
 
 
 def asks_elsewhere(text: str) -> bool:
-    """Whether *text* begins by asking so, for a reader who has nothing else, and leaves no work but writing it."""
+    """Return True if *text* begins by asking so, for a reader who has nothing else, and leaves no other work."""
     head = text.strip()[:HEAD]
     return any(_wishes(window, _ELSEWHERE) for window in _ends(head))
 
 
 def asks_recap(text: str, *, history: bool) -> bool:
-    """Whether *text* asks for a summary of the conversation it stands in.
+    """Return True if *text* asks for a summary of the conversation it stands in.
 
     Without a *history* before it, it must not bring a conversation of its own.
     """
@@ -341,7 +344,7 @@ def asks_recap(text: str, *, history: bool) -> bool:
 
 
 def is_summariser(text: str, *, history: bool) -> bool:
-    """Whether a system *text* makes the model one that sums up conversations; with *history*, so that they go on."""
+    """Return True if a system *text* makes the model a summariser; with *history*, one after which work goes on."""
     head = text.strip()[:HEAD]
     role = _ROLE.search(head[:_OPENING])
     if role is None:
@@ -352,7 +355,7 @@ def is_summariser(text: str, *, history: bool) -> bool:
 
 
 def _ends(text: str) -> list[str]:
-    """The head and the tail of *text*, or all of it; without the head if its first line wants another thing done."""
+    """Return head and tail of *text*, or all of it; without the head if its first line wants something else."""
     text = text.strip()
     first = text.partition("\n")[0][:_NEAR]
     wants_other = _DEED.search(first) is not None
@@ -369,7 +372,7 @@ def _wishes(window: str, what_for: re.Pattern[str] = _ON) -> bool:
 
 
 def _is_other(window: str, found: re.Match[str]) -> bool:
-    """Whether what *window* wants is another thing, by the words around what was *found* in the same paragraph."""
+    """Return True if *window* wants another thing, by the words around the match *found* in the same paragraph."""
     start = max(found.start() - _NEAR, window.rfind("\n\n", 0, found.start()), 0)
     if _DEED.search(window, start, found.end() + _NEAR // 2) is not None:
         return True

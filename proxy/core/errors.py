@@ -1,4 +1,4 @@
-"""The error tree: facts and the HTTP status they mean. Worded for a client, per API, in ``error_body`` only."""
+"""The error tree: facts and their HTTP status. Only ``error_body`` words them for a client, per API."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import json
 
 
 class UllageError(Exception):
-    """Something Ullage itself answers; ``status`` is the HTTP status, ``code`` a stable machine-readable name."""
+    """An error that Ullage itself answers; ``status`` is the HTTP status, ``code`` a stable machine-readable name."""
 
     status = 500
     code = "internal_error"
@@ -51,7 +51,7 @@ class NotFound(UllageError):
 
 
 class Conflict(UllageError):
-    """What is asked for cannot be done as this proxy is configured."""
+    """The request cannot be served with this proxy's configuration."""
 
     status = 409
     code = "conflict"
@@ -122,19 +122,19 @@ class TooManyRequests(UllageError):
 
 
 class StoreUnavailable(UllageError):
-    """What was asked for is in the store, and that does not answer."""
+    """The request needs the store, which does not answer."""
 
     status = 503
     code = "store_unavailable"
 
     @property
     def message(self) -> str:
-        """What does not work and what does."""
+        """One sentence: what does not work, and what does."""
         return "The store does not answer, so nothing can be told of conversations now. Model calls go on without it."
 
 
 class UpstreamUnreachable(UllageError):
-    """No answer could be had from the upstream; ``upstream`` is its configured name."""
+    """The upstream gave no answer; ``upstream`` is its configured name."""
 
     status = 502
     code = "upstream_unreachable"
@@ -147,7 +147,7 @@ class UpstreamUnreachable(UllageError):
 
 
 class UpstreamTimeout(UllageError):
-    """The upstream accepted the request and then said nothing, or came to no end, for ``seconds``."""
+    """The upstream accepted the request and sent nothing, or did not end its answer, for ``seconds``."""
 
     status = 504
     code = "upstream_timeout"
@@ -161,14 +161,14 @@ class UpstreamTimeout(UllageError):
 
 
 OUTPUT = "output figure"
-"""What takes most of the window where the request asks for so long an answer."""
+"""Names what takes most of the window if the request reserves a very long answer."""
 
 
 class ContextTooLong(UllageError):
-    """What may not be shrunk is larger than the budget.
+    """The part that may not be shrunk is larger than the budget.
 
-    ``tokens`` is the smallest input that was reachable, ``limit`` the model's window, ``reserve`` the output
-    allowance, ``largest`` names the region that takes most of it.
+    ``tokens`` is the smallest reachable input, ``limit`` the model's window, ``reserve`` the output allowance;
+    ``largest`` names the region that takes most of the window.
     """
 
     status = 400
@@ -198,7 +198,7 @@ class ContextTooLong(UllageError):
 
     @staticmethod
     def excess(tokens: int, limit: int, reserve: int) -> int:
-        """By how many tokens the request is too big."""
+        """Return by how many tokens the request is too large."""
         return max(1, tokens + reserve - limit)
 
 
@@ -211,11 +211,12 @@ ANTHROPIC_KINDS = {
     503: "overloaded_error",
     504: "timeout_error",
 }
-"""Anthropic's error types by status; OpenAI's names for the others are the same."""
+"""Anthropic's error types by status; OpenAI's names for the others are the same.
+https://platform.claude.com/docs/en/api/errors"""
 
 
 def error_body(error: UllageError, api: str) -> bytes:
-    """The JSON body of *error* in the shape clients of *api* understand (``messages``: Anthropic's, else OpenAI's)."""
+    """Return the JSON body of *error* in the shape of *api* (``messages``: Anthropic's, else OpenAI's)."""
     if api == "messages":
         kind = ANTHROPIC_KINDS.get(error.status, error.kind)
         text = error.anthropic if isinstance(error, ContextTooLong) else error.message

@@ -1,4 +1,4 @@
-"""Which upstream serves a model, how large its window is, and who says so."""
+"""Models: the upstream that serves each, its window, and the source of that figure."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Literal
 from proxy.core.errors import NotFound
 
 WindowSource = Literal["configured", "server", "learned", "table", "assumed", "unknown"]
-"""Who says how large a window is, most believed first."""
+"""The source of a window's size, the most trusted first."""
 
 _SERIES = re.compile(r"(?:^|[./-])(gpt-\d+)(?![a-z\d])")
 """The series of an OpenAI model's name, with or without the prefixes that resellers put before it."""

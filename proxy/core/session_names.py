@@ -1,4 +1,4 @@
-"""Which conversation a client says a request belongs to: for names that people see. Views follow the chain alone."""
+"""The name of a conversation in a client's headers and bodies: for people; views follow prefix hashes alone."""
 
 from __future__ import annotations
 
@@ -19,26 +19,26 @@ SESSION_HEADERS: Final = (
 """Headers in which agents name their session, by trust: Claude Code, Codex, opencode."""
 
 EPOCH_HEADER: Final = "x-codex-window-id"
-"""A session and, behind a colon, how often the client itself has compacted it."""
+"""A session and, behind a colon, the number of times that the client itself has compacted it."""
 
 _LONGEST: Final = 256
 _SESSION: Final = re.compile(r"session[_-]([0-9A-Za-z-]{8,})")
 
 
 def session_of(headers: Mapping[str, str]) -> str:
-    """The session that request *headers* (names in lower case) name; empty where they name none."""
+    """Return the session in request *headers* (names in lower case); empty if there is none."""
     named = next((headers[name] for name in SESSION_HEADERS if headers.get(name)), "")
     return (named or headers.get(EPOCH_HEADER, "").rpartition(":")[0])[:_LONGEST]
 
 
 def epoch_of(headers: Mapping[str, str]) -> int:
-    """How often the client has compacted its own history, as it says; 0 where it says nothing."""
+    """Return how often the client has compacted its own history, by its headers; 0 if they do not state it."""
     number = headers.get(EPOCH_HEADER, "").rpartition(":")[2]
     return int(number) if number.isascii() and number.isdigit() and len(number) < 9 else 0
 
 
 def session_in(members: Mapping[str, Any]) -> str:
-    """The session that decoded *members* of a body name; empty where they name none."""
+    """Return the session in decoded *members* of a body; empty if there is none."""
     conversation = members.get("conversation")
     if isinstance(conversation, dict):
         conversation = conversation.get("id")
@@ -49,7 +49,7 @@ def session_in(members: Mapping[str, Any]) -> str:
 
 
 def _user(value: Any) -> str:
-    """The session in what Claude Code sends for a user: an object as text, or a name that ends in one."""
+    """Return the session in Claude Code's ``user_id``: an object as text, or a name that ends in the session."""
     if not isinstance(value, str):
         return ""
     try:
@@ -62,6 +62,6 @@ def _user(value: Any) -> str:
 
 
 def name_of(tenant: bytes, session: str) -> str:
-    """What a tenant's session is called where people see it; it tells nothing of either."""
+    """Return the public name of a tenant's session; it reveals neither."""
     digest = hashlib.sha256(b"ullage session\0" + tenant + session.encode("utf-8", "surrogatepass")).digest()
     return base64.urlsafe_b64encode(digest[:12]).decode()

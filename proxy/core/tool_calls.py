@@ -30,7 +30,7 @@ WRITTEN = -1
 """The position of a call that the model wrote as text."""
 
 MOST_MENTIONS = 128
-"""File names and openings of quotations that are kept of one text."""
+"""File names, and openings of quotations, of one text that are stored."""
 
 _LOOKED_AT = 65_536
 # From no place inside a word, and no further than a name goes: else a long word costs the square of its length.
@@ -63,7 +63,7 @@ _PARTIAL = (
     ),
     *("too large", "too long", "exceeds", "start_line", "use line"),
 )
-"""Words with which a tool says that something is missing; plain words, because they are looked for in every result."""
+"""Words by which a tool states that something is missing; plain words, because every result is searched for them."""
 
 _NUMBERED = re.compile(r"^[ 0]{0,8}(\d{1,8})(?:\t|→|[ ]?[|:│]|  )")
 _TROUBLE = re.compile(
@@ -85,17 +85,17 @@ class Pair:
 
 
 def short_digest(text: str) -> int:
-    """A 64-bit name of *text*."""
+    """Return a 64-bit name of *text*."""
     return int.from_bytes(hashlib.blake2b(text.encode("utf-8", "replace"), digest_size=8).digest(), "big")
 
 
 def name_digest(name: str) -> int:
-    """A 32-bit name of a tool's *name*; 0 for none."""
+    """Return a 32-bit name of a tool's *name*; 0 for none."""
     return _crc(name.lower()) if name else 0
 
 
 def facts_of(entry: ItemText, call: Callable[[str, str], Call]) -> ItemFacts | None:
-    """The facts of what one item says; ``None`` where it neither calls, answers nor mentions anything."""
+    """Return the facts of one item's words; None if it neither calls, answers nor mentions anything."""
     calls = tuple(call(name, arguments) for name, arguments in entry.calls)
     results = tuple(_result(text, failed=failed) for text, failed in entry.results)
     written = entry.text[:_LOOKED_AT] if entry.role == "assistant" else ""
@@ -105,12 +105,12 @@ def facts_of(entry: ItemText, call: Callable[[str, str], Call]) -> ItemFacts | N
 
 
 def mentioned(mentions: bytes) -> Sequence[int]:
-    """The digests in a packed *mentions*."""
+    """Return the digests in a packed *mentions*."""
     return struct.unpack(f"{len(mentions) // 4}I", mentions)
 
 
 def pairs_of(items: Sequence[Item], start: int, end: int) -> list[Pair]:
-    """Every result with its call in ``items[start:end]``, in order; ids may be used again by later calls."""
+    """Return every result with its call in ``items[start:end]``, in order; later calls may use an id again."""
     return list(_pairs(items, start, end))
 
 
@@ -161,7 +161,7 @@ def _result(text: str, *, failed: bool) -> Result:
 
 
 def _numbers(edges: str, lines: int) -> tuple[int, int]:
-    """The first and last line number that a listing shows; zeros where it is none."""
+    """Return the first and the last line number that a listing shows; zeros if it is none."""
     found = [int(match.group(1)) for line in edges.splitlines() if (match := _NUMBERED.match(line))]
     if len(found) < min(2, lines) or not found:
         return 0, 0
@@ -170,7 +170,7 @@ def _numbers(edges: str, lines: int) -> tuple[int, int]:
 
 
 def failure_line(text: str) -> str:
-    """The first line of a result that tells of an error; empty where there is none."""
+    """Return the first line of a result that reports an error; empty if there is none."""
     return next((line.strip() for line in text[:_LOOKED_AT].splitlines() if _TROUBLE.search(line)), "")
 
 
@@ -193,7 +193,7 @@ _CLOSING: Final = re.compile(r"</(\w+)>\s*\Z")
 
 @dataclass(frozen=True, slots=True)
 class Forms:
-    """How calls and results are written: patterns, and the beginnings of parts that a client adds by itself.
+    """How calls and results are written as text: patterns, and the beginnings of parts that a client adds itself.
 
     A pattern may have the groups ``name`` and ``arguments``: the tool's name, and where JSON begins that holds its
     arguments or, in the members ``name`` and ``arguments``, both.
@@ -204,13 +204,13 @@ class Forms:
     added: tuple[str, ...] = ()
 
     def called(self, text: str) -> list[tuple[str, str]]:
-        """The name and the arguments, as JSON, of each call in a model's *text*, in no particular order."""
+        """Return name and arguments (JSON) of each call in a model's *text*, in no particular order."""
         end = text[-_CALLS_WITHIN:]
         found = [match for pattern in self.calls for match in _first(pattern, end)]
         return [_call(match, end) for match in found]
 
     def result(self, content: Any) -> WrittenResult | None:
-        """What a message's *content* is a result of; ``None`` if it does not begin as one."""
+        """Return the result that a message's *content* begins as; None if it begins otherwise."""
         texts = [_text(part) for part in content] if isinstance(content, list) else [content]
         if not texts or not isinstance(texts[0], str):
             return None
@@ -265,7 +265,7 @@ def _call(match: re.Match[str], text: str) -> tuple[str, str]:
 
 
 def read_calls(item: Item, entry: ItemText, forms: Forms, call: Callable[[str, str], Call]) -> Item:
-    """*item* with the facts of the calls that it writes, if it is a model's; *entry* is what it says."""
+    """Return *item* with the facts of the calls written in it, if it is a model's; *entry* are its words."""
     if item.role != "assistant" or item.calls:
         return item
     calls = [(name, call(name, arguments)) for name, arguments in forms.called(entry.text)]
@@ -286,7 +286,7 @@ def read_result(
     call: Callable[[str, str], Call],
     count: Callable[[str], int],
 ) -> Item:
-    """The user's *item* of the bytes *raw* with the facts of the result that it begins as, if it does."""
+    """Return the user's *item* of the bytes *raw* with the facts of the result that it begins as, if it does."""
     written = forms.result(decode(raw).get("content"))
     if written is None:
         return item
@@ -297,9 +297,9 @@ def read_result(
 
 
 def settled(items: Sequence[Item], start: int) -> tuple[Item, ...]:
-    """``items[start:]``, those that begin as results as results if the model's message before them asked for one.
+    """Return ``items[start:]``; those that begin as results become results if the model's message before asked for one.
 
-    Depends on what stands before only, so that an item is the same in every later request.
+    Each depends only on what stands before it, so that an item is the same in every later request.
     """
     at, asks = _asked(items, start)
     found: list[Item] = []
@@ -318,12 +318,12 @@ def settled(items: Sequence[Item], start: int) -> tuple[Item, ...]:
 
 
 def written_id(index: int) -> str:
-    """The name of the call that the model's message *index* writes, in place of an id."""
+    """Return the name of the call written in the model's message *index*, in place of an id."""
     return f"written:{index}"
 
 
 def _asked(items: Sequence[Item], start: int) -> tuple[int, tuple[int, ...]]:
-    """The last message of the model before *start* and what it asked for, if nobody else spoke since."""
+    """Return the model's last message before *start* and the tools it called, if the user has not spoken since."""
     for index in range(start - 1, -1, -1):
         item = items[index]
         if item.role == "assistant":
@@ -338,7 +338,7 @@ def _is_asked(name: int, asks: Sequence[int]) -> bool:
 
 
 def as_result(raw: bytes, entry: ItemText, written: WrittenResult) -> ItemText:
-    """*entry* of a message's bytes as the tool result that it is."""
+    """Return *entry*, the words of a message, as those of the tool result that it is."""
     content = decode(raw).get("content")
     texts = [_text(part) or "" for part in content] if isinstance(content, list) else [str(content)]
     own = "\n".join(texts[: written.parts])[written.head :]
@@ -349,9 +349,9 @@ def as_result(raw: bytes, entry: ItemText, written: WrittenResult) -> ItemText:
 def resaid(
     raw: bytes, text: str, written: WrittenResult, is_media: Callable[[Mapping[str, Any]], bool] | None
 ) -> bytes:
-    """The message with *text* in place of what its result says; how it begins and ends, and all beside it, stays.
+    """Return the message with *text* in place of its result; its head, its end and all other parts stay.
 
-    Parts of the result of which *is_media* holds stay as well.
+    Parts of the result for which *is_media* is true stay as well.
     """
     source = raw.decode()
     field = next(found for found in reversed(members(source)) if found.key == "content")

@@ -1,4 +1,4 @@
-"""What kind of tool a call is of and what it is about: the table of tools, as a pure value.
+"""The table of tools: the kind of each call's tool, and the files or folders that the call names.
 
 Clients name their tools and arguments as they like, so all names are data. Nothing here ever fails: arguments that are
 cut off, no JSON or of an odd shape give a call of which only the kind is known.
@@ -39,13 +39,13 @@ Kind = Literal[
 KINDS: tuple[Kind, ...] = get_args(Kind)
 
 REPEATABLE = frozenset({"file_read", "grep", "glob"})
-"""Kinds whose calls look and change nothing: the same call with the same result says nothing new."""
+"""Kinds whose calls only look: the same call with the same result brings nothing new."""
 
 TARGETED = REPEATABLE | {"file_edit", "file_write", "list", "media_read", "search_semantic"}
 """Kinds whose arguments name files or folders."""
 
 MOST_PATHS = 32
-"""Paths of one call that are kept; a patch may name thousands."""
+"""Paths of one call that are read; a patch may name thousands."""
 
 _HEADER = re.compile(r"^(?:\*\*\* (?:Update|Add|Delete) File: |\*\*\* Move to: |\+\+\+ b/)(.+?)\s*$", re.MULTILINE)
 _DOTS = re.compile(r"(?:^|(?<=/))\./+")
@@ -118,7 +118,7 @@ class ToolMap:
         self._keys = keys
 
     def find(self, name: str) -> Tool:
-        """The tool a call names: exactly, without its server's prefix, in any case, by a glob; else an unknown one."""
+        """Return the tool *name*: exactly, without its server's prefix, in any case, by a glob; else an unknown one."""
         bare = name.rpartition("__")[2].rpartition(".")[2]
         for candidate in (name, bare):
             if found := self._exact.get(candidate):
@@ -129,7 +129,7 @@ class ToolMap:
         return next((tool for pattern, tool in self._globs if pattern.match(name) or pattern.match(bare)), UNKNOWN)
 
     def call(self, name: str, arguments: str) -> Call:
-        """The facts of one call. Arguments are only read where its kind has a use for them."""
+        """Return the facts of one call. Arguments are only read if its kind has a use for them."""
         tool = self.find(name)
         if not tool.by and tool.kind not in TARGETED:
             return Call(tool.kind)
@@ -147,14 +147,14 @@ class ToolMap:
         return Call(tool.kind, same, tuple(map(short_digest, paths)), names, first, last, tool.limit)
 
     def targets(self, name: str, arguments: str) -> list[str]:
-        """The paths a call names, as the client wrote them."""
+        """Return the paths that a call names, as the client wrote them."""
         tool, values = self.find(name), _values(arguments)
         if tool.by and isinstance(values, dict):
             tool = tool.cases.get(str(values.get(tool.by))) or tool.cases.get("*", UNKNOWN)
         return list(dict.fromkeys(self._written(tool, values, arguments))) if tool.kind in TARGETED else []
 
     def about(self, arguments: str) -> str:
-        """What a call is about that names no path, such as its query; empty if it does not say."""
+        """Return the subject of a call without a path, such as its query; empty if it has none."""
         values = _values(arguments)
         found = [values.get(key) for key in self._keys.about] if isinstance(values, dict) else []
         return next((text for text in found if isinstance(text, str) and text.strip()), "")
@@ -189,7 +189,7 @@ class ToolMap:
         return _line_range(first, count or 0, last or 0, tool.base)
 
     def _has_unknown_figure(self, tool: Tool, values: Mapping[str, Any]) -> bool:
-        """Return whether a figure may limit the call in a way that is not known.
+        """Return True if a figure may limit the call in a way that is not known.
 
         Under a name that is none of the usual ones it may be a range of anything: bytes, pages, the last lines.
         """
@@ -215,7 +215,7 @@ def _values(arguments: str) -> Any:
 
 
 def _case(tool: Tool, values: Any) -> Tool:
-    """What *tool* does when it is called with *values*, of which one member says."""
+    """Return the tool that *tool* acts as with *values*, of which one member decides."""
     action = values.get(tool.by) if isinstance(values, dict) else None
     if not isinstance(action, str):
         return UNKNOWN
@@ -240,7 +240,7 @@ def _basename(path: str) -> str:
 
 
 def _members(value: Any, keys: Sequence[str]) -> Iterator[str]:
-    """The paths in a list of paths or of objects with one."""
+    """Yield the paths in a list of paths or of objects with one."""
     for member in value if isinstance(value, list) else [value]:
         if isinstance(member, str) and member:
             yield member
@@ -276,7 +276,7 @@ def _pair_range(pair: Any) -> tuple[int, int]:
 
 
 def _figure(values: Mapping[str, Any], keys: Sequence[str]) -> int | None:
-    """The first of the figures under *keys*; models write them as texts, too."""
+    """Return the first of the figures under *keys*; models write them as texts, too."""
     found = (values.get(key) for key in keys)
     return next((int(str(value)) for value in found if type(value) is int or _is_digits(value)), None)
 
@@ -286,12 +286,12 @@ def _is_digits(value: Any) -> bool:
 
 
 def _is_odd(value: Any) -> bool:
-    """Whether *value*, where a figure should stand, says something that is none."""
+    """Return True if *value*, in place of a figure, is something else."""
     return not (value is None or isinstance(value, int) or _is_digits(value))
 
 
 def _holds_figure(value: Any) -> bool:
-    """Whether there is a figure, or a range of lines as a text, anywhere in *value*."""
+    """Return True if there is a figure, or a range of lines as a text, anywhere in *value*."""
     stack = [value]
     while stack:
         node = stack.pop()

@@ -60,47 +60,47 @@ class Access:
         name = (host.rpartition(":")[0] if host.rpartition(":")[2].isdecimal() else host).lower().removesuffix(".")
         return name == "localhost" or name in self._hosts or _is_address(name)
 
-    def admit(self, intake: RequestHeaders) -> bytes:
+    def admit(self, headers: RequestHeaders) -> bytes:
         """Return the caller's tenant (32 bytes), and stop a proxy key from being forwarded. Raises ``Unauthorized``."""
         if self._keys:
-            return self._by_proxy_key(intake)
-        return client_tenant(intake.seen)
+            return self._by_proxy_key(headers)
+        return client_tenant(headers.seen)
 
-    def check_origin(self, intake: RequestHeaders) -> str:
+    def check_origin(self, headers: RequestHeaders) -> str:
         """Return the listed foreign origin of this request, or an empty string. Raises ``Forbidden`` for others.
 
         ``Sec-Fetch-Site`` (https://www.w3.org/TR/fetch-metadata/#sec-fetch-site-header) covers requests for which
         browsers send no ``Origin``.
         """
-        origin = intake.seen.get("origin")
+        origin = headers.seen.get("origin")
         if origin is None:
-            if intake.seen.get("sec-fetch-site", "") == "cross-site" and "*" not in self._origins:
+            if headers.seen.get("sec-fetch-site", "") == "cross-site" and "*" not in self._origins:
                 raise Forbidden("Requests from other web sites are not accepted (server.origins).")
             return ""
         if origin in self._origins or "*" in self._origins:
             return origin
-        if "sec-fetch-site" in intake.seen and intake.seen["sec-fetch-site"] == "cross-site":
+        if "sec-fetch-site" in headers.seen and headers.seen["sec-fetch-site"] == "cross-site":
             raise Forbidden("Requests from other web sites are not accepted (server.origins).")
-        if origin.partition("://")[2] != intake.seen.get("host", "") or not origin.startswith("http"):
+        if origin.partition("://")[2] != headers.seen.get("host", "") or not origin.startswith("http"):
             raise Forbidden("Requests from this web origin are not accepted; list it in server.origins to allow it.")
         return ""
 
-    def check_admin(self, intake: RequestHeaders, names: Iterable[str]) -> None:
+    def check_admin(self, headers: RequestHeaders, names: Iterable[str]) -> None:
         """Raise unless the request has the admin key, or none is configured and the caller is on this machine."""
         if self._admin is not None:
-            if not hmac.compare_digest(_digest(_bearer(intake.seen.get("authorization", ""))), self._admin):
+            if not hmac.compare_digest(_digest(_bearer(headers.seen.get("authorization", ""))), self._admin):
                 raise Unauthorized("This page needs 'Authorization: Bearer <server.admin_key>'.")
             return
         if not self._is_local(names):
             raise Forbidden("This page is closed: set server.admin_key to read it from another machine.")
 
-    def check_metrics(self, intake: RequestHeaders, names: Iterable[str]) -> None:
+    def check_metrics(self, headers: RequestHeaders, names: Iterable[str]) -> None:
         """Raise unless the metrics are open, the caller is on this machine, or the request has the admin key.
 
         Behind access keys others share the proxy, and metrics name models, upstreams, projects and tenants.
         """
         if self._keys and not self._open_metrics and not self._is_local(names):
-            self.check_admin(intake, names)
+            self.check_admin(headers, names)
 
     def check_stateless(self, method: str, path: str, upstream: str) -> None:
         """Raise ``Forbidden`` if *path* could reach what others keep under the key that callers of *upstream* share."""
@@ -125,40 +125,40 @@ class Access:
                 "whole input (server.relay: all allows them)."
             )
 
-    def owner(self, intake: RequestHeaders, names: Iterable[str]) -> bytes:
+    def owner(self, headers: RequestHeaders, names: Iterable[str]) -> bytes:
         """Return the tenant whose conversations the caller may read: its own, by the credential of its model calls.
 
         With the admin key, ``x-ullage-key`` names another client's access key. Callers without any credential are one
         tenant, whose conversations are shown to the admin key, or on this machine, only.
         Raises ``Unauthorized`` and ``Forbidden``.
         """
-        seen = dict(intake.seen)
+        seen = dict(headers.seen)
         admin = self._admin is not None and hmac.compare_digest(
             _digest(_bearer(seen.get("authorization", ""))), self._admin
         )
         if admin:
             seen.pop("authorization")
         if self._keys:
-            if admin and "key" not in intake.own:
+            if admin and "key" not in headers.own:
                 raise Forbidden("Say whose conversations: send the client's access key in x-ullage-key.")
-            return self._by_proxy_key(intake)
+            return self._by_proxy_key(headers)
         if not admin and not any(seen.get(name) for name in CREDENTIAL_ORDER):
-            self.check_admin(intake, names)
+            self.check_admin(headers, names)
         return client_tenant(seen)
 
     def _is_local(self, names: Iterable[str]) -> bool:
         """True if the caller is on this machine for certain: no header among *names* says that it was forwarded."""
         return self.loopback and not any(name.lower() in _FORWARDED for name in names)
 
-    def _by_proxy_key(self, intake: RequestHeaders) -> bytes:
-        own = intake.own.get("key")
+    def _by_proxy_key(self, headers: RequestHeaders) -> bytes:
+        own = headers.own.get("key")
         if own is not None:
             return self._tenant_of(own)
-        held = {name: _bearer(intake.seen[name]) for name in CREDENTIALS if name in intake.seen}
-        matching = {name: key for name, key in held.items() if self._known(key)}
+        sent = {name: _bearer(headers.seen[name]) for name in CREDENTIALS if name in headers.seen}
+        matching = {name: key for name, key in sent.items() if self._known(key)}
         if not matching:
             raise Unauthorized("Send one of the proxy's access keys as bearer token, x-api-key or x-ullage-key.")
-        intake.drop(matching)
+        headers.drop(matching)
         return self._tenant_of(next(iter(matching.values())))
 
     def _tenant_of(self, key: str) -> bytes:
@@ -168,10 +168,10 @@ class Access:
 
     def _known(self, key: str) -> bool:
         digest = _digest(key)
-        found = False
+        is_known = False
         for known in self._keys:
-            found |= hmac.compare_digest(digest, known)
-        return found
+            is_known |= hmac.compare_digest(digest, known)
+        return is_known
 
 
 def is_stateless(method: str, path: str) -> bool:
@@ -188,11 +188,11 @@ def is_stateless(method: str, path: str) -> bool:
 
 def tenants_of(keys: Iterable[str]) -> frozenset[bytes]:
     """Return the tenants of callers with one of *keys*, as an access key or as their own key in any header."""
-    found: set[bytes] = set()
+    tenants: set[bytes] = set()
     for key in keys:
-        found.add(proxy_tenant(key))
-        found.update(client_tenant({name: value}) for name in CREDENTIALS for value in (key, f"Bearer {key}"))
-    return frozenset(found)
+        tenants.add(proxy_tenant(key))
+        tenants.update(client_tenant({name: value}) for name in CREDENTIALS for value in (key, f"Bearer {key}"))
+    return frozenset(tenants)
 
 
 def client_tenant(seen: Mapping[str, str]) -> bytes:

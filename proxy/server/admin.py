@@ -85,9 +85,9 @@ class OwnRoutes:
         if path == "/":
             return _json(200, {"service": "ullage", "version": self._version, "health": "/health/ready"})
         if path == _STATUS:
-            intake = read_headers(request.raw_headers)
-            self._access.check_origin(intake)
-            self._access.check_admin(intake, request.headers.keys())
+            headers = read_headers(request.raw_headers)
+            self._access.check_origin(headers)
+            self._access.check_admin(headers, request.headers.keys())
             return _json(200, dict(self._status()))
         raise NotFound("There is no such page here: base URLs of the API end in /v1.")
 

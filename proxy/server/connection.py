@@ -57,8 +57,8 @@ _LEAST_RESERVE: Final = 16
 
 def _full(setting: str) -> bytes:
     """Return the answer to a connection for which *setting* leaves no room."""
-    told = Overloaded(f"The proxy has as many connections as it may ({setting}). Try again soon.")
-    body = error_body(told, "chat")
+    error = Overloaded(f"The proxy has as many connections as it may ({setting}). Try again soon.")
+    body = error_body(error, "chat")
     return (
         b"HTTP/1.1 503 Service Unavailable\r\ncontent-type: application/json\r\nretry-after: 1\r\n"
         b"connection: close\r\ncontent-length: %d\r\n\r\n%b" % (len(body), body)

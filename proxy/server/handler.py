@@ -211,20 +211,20 @@ class Handler:
         try:
             if "content-encoding" in headers.seen:
                 plain = await decoded(body, headers, reader, self._limits)
-            asked = read_request(plain, call.path, headers, tenant, request_id)
+            parsed = read_request(plain, call.path, headers, tenant, request_id)
         except UllageError:
             raise
         except Exception as fault:  # noqa: BLE001 - fail open: a fault of ours costs compression, never the request
             self._faults.report("request", request_id, fault)
-            answer, asked = self._engine.untouched, unread_request(plain, call.path, headers, tenant, request_id)
+            answer, parsed = self._engine.untouched, unread_request(plain, call.path, headers, tenant, request_id)
         try:
-            outcome = await answer(asked)
+            outcome = await answer(parsed)
         except (UpstreamUnreachable, UpstreamTimeout) as error:
-            model = asked.path_model or named_model(asked.body, complete=True)
+            model = parsed.path_model or named_model(parsed.body, complete=True)
             call.report = call.report.but(model=model, upstream=error.upstream)
             raise
         # A stream may last for minutes and needs nothing of its request any more.
-        del body, plain, asked
+        del body, plain, parsed
         call.report = outcome.report
         if isinstance(outcome, Refusal):
             raise outcome.error

@@ -102,33 +102,37 @@ class Models:
         self, path_qs: str, headers: Sequence[tuple[str, str]]
     ) -> tuple[dict[str, ModelsAnswer], Sequence[UllageError]]:
         """Ask every upstream for its list; return the answers by upstream, and the errors of those without one."""
-        asked = [place for place in self._places if place.speaks]
-        heard = await asyncio.gather(*(self._ask(place, path_qs, headers) for place in asked))
-        answers = {place.name: got for place, got in zip(asked, heard, strict=True) if isinstance(got, ModelsAnswer)}
-        return answers, [got for got in heard if isinstance(got, UllageError)]
+        listing = [place for place in self._places if place.speaks]
+        results = await asyncio.gather(*(self._ask(place, path_qs, headers) for place in listing))
+        answers = {
+            place.name: result
+            for place, result in zip(listing, results, strict=True)
+            if isinstance(result, ModelsAnswer)
+        }
+        return answers, [result for result in results if isinstance(result, UllageError)]
 
     def _listed(self, answers: Mapping[str, ModelsAnswer], route: Route) -> dict[str, dict[str, Any]]:
         """Return the models that upstreams list by name, without those that a request would send elsewhere."""
-        found: dict[str, dict[str, Any]] = {}
+        entries: dict[str, dict[str, Any]] = {}
         for name, answer in answers.items():
             for model, entry in answer.models:
                 if _served(route, model) == name:
-                    found.setdefault(model, self._completed(entry))
-        return found
+                    entries.setdefault(model, self._completed(entry))
+        return entries
 
     async def one(self, path_qs: str, model: str, headers: Sequence[tuple[str, str]], route: Route) -> ModelsAnswer:
         """Return one model, as its own upstream describes it. Raises ``NotFound``, and what asking raises."""
         model = unquote(model)
         name = route(model)
         place = next((place for place in self._places if place.name == name), ListedUpstream(name))
-        heard = await self._heard(place, path_qs, headers) if place.speaks else None
-        if heard is not None and heard.document:
-            return _json_answer(self._completed(heard.document), heard.headers)
-        if heard is None or (heard.status in (404, 405) and model in self._named):
+        answer = await self._heard(place, path_qs, headers) if place.speaks else None
+        if answer is not None and answer.document:
+            return _json_answer(self._completed(answer.document), answer.headers)
+        if answer is None or (answer.status in (404, 405) and model in self._named):
             if model not in self._named:
                 raise NotFound(f"The upstream {name!r} lists no models; name {model!r} under 'models'.")
             return _json_answer(self._completed(_entry(model, name, anthropic=_is_anthropic(headers))))
-        return heard
+        return answer
 
     async def _ask(
         self, place: ListedUpstream, path_qs: str, headers: Sequence[tuple[str, str]]
@@ -199,5 +203,5 @@ def _list_document(first: Mapping[str, Any], data: Sequence[Mapping[str, Any]], 
 
 def _json_answer(document: Mapping[str, Any], headers: Sequence[tuple[str, str]] = ()) -> ModelsAnswer:
     body = json.dumps(document).encode()
-    kept = [pair for pair in headers if not pair[0].lower().startswith("content-")]
-    return ModelsAnswer(200, [*kept, ("content-type", "application/json"), ("content-length", str(len(body)))], body)
+    others = [pair for pair in headers if not pair[0].lower().startswith("content-")]
+    return ModelsAnswer(200, [*others, ("content-type", "application/json"), ("content-length", str(len(body)))], body)

@@ -156,12 +156,12 @@ def request_target(raw: str) -> str:
     return raw[slash:] if slash >= 0 else "/"
 
 
-def send_continue(request: web.BaseRequest, intake: RequestHeaders) -> None:
+def send_continue(request: web.BaseRequest, headers: RequestHeaders) -> None:
     """Invite a client that waits for permission to send its body. Raises ``ExpectationFailed``.
 
     https://www.rfc-editor.org/rfc/rfc9110#section-10.1.1
     """
-    expect = intake.seen.get("expect")
+    expect = headers.seen.get("expect")
     if expect is None:
         return
     if expect.lower() != "100-continue":
@@ -226,11 +226,11 @@ class RequestHeaders:
         self.forward = [pair for pair in self.forward if pair[0].lower() not in gone]
 
 
-def read_headers(headers: Iterable[tuple[bytes, bytes]]) -> RequestHeaders:
-    """Sort the raw *headers*. Raises ``InvalidRequest`` for a credential sent twice: readers could take either."""
-    intake = RequestHeaders()
-    forward, seen = intake.forward, intake.seen
-    for raw_name, raw_value in headers:
+def read_headers(raw_headers: Iterable[tuple[bytes, bytes]]) -> RequestHeaders:
+    """Sort the raw *raw_headers*. Raises ``InvalidRequest`` for a credential sent twice: readers could take either."""
+    sorted_headers = RequestHeaders()
+    forward, seen = sorted_headers.forward, sorted_headers.seen
+    for raw_name, raw_value in raw_headers:
         spelled, name, kind = _known(raw_name) if len(raw_name) <= _CACHED else _sort(raw_name)
         value = raw_value.decode("utf-8", "surrogateescape")
         if kind & _FORWARD:
@@ -238,13 +238,13 @@ def read_headers(headers: Iterable[tuple[bytes, bytes]]) -> RequestHeaders:
         if kind & _SEEN:
             seen[name] = _repeated(name, seen[name], value) if name in seen else value
         elif kind & _OWN:
-            intake.own[name[len(OWN_PREFIX) :]] = value
+            sorted_headers.own[name[len(OWN_PREFIX) :]] = value
     connection = seen.get("connection", "")
     if connection.lower() not in _PLAIN:
         # Never let a client use this to strip what decides who it is.
         named = {token.strip().lower() for token in connection.split(",")} - CREDENTIALS
-        intake.drop(named)
-    return intake
+        sorted_headers.drop(named)
+    return sorted_headers
 
 
 def _repeated(name: str, first: str, second: str) -> str:
@@ -254,12 +254,12 @@ def _repeated(name: str, first: str, second: str) -> str:
     return f"{first}, {second}"
 
 
-def window_variant(asked: str) -> str:
+def window_variant(betas: str) -> str:
     """Return the beta flags of an ``anthropic-beta`` header that change a model's window; empty mostly.
 
     Such as ``context-1m-2025-08-07``: https://docs.anthropic.com/en/docs/build-with-claude/context-windows.
     """
-    return ",".join(sorted({flag for each in asked.split(",") if (flag := each.strip()[:64]).startswith("context-")}))
+    return ",".join(sorted({flag for each in betas.split(",") if (flag := each.strip()[:64]).startswith("context-")}))
 
 
 def options(own: Mapping[str, str]) -> Options:
@@ -479,5 +479,5 @@ def named_model(body: bytes, *, complete: bool) -> str:
     """Return the model that a JSON body names, or an empty string; of a part of a body only a leading ``model``."""
     if complete:
         return model_of(body)
-    found = _MODEL_FIRST.match(body)
-    return found[1].decode("utf-8", "replace") if found else ""
+    match = _MODEL_FIRST.match(body)
+    return match[1].decode("utf-8", "replace") if match else ""

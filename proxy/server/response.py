@@ -176,9 +176,9 @@ class ResponseWriter:
 
     def _reset_at_close(self) -> None:
         """Let the connection end by a reset: an orderly end would say that the body is complete."""
-        held: socket.socket | None = self._transport.get_extra_info("socket") if self._transport is not None else None
-        if held is not None and held.fileno() >= 0:
-            held.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
+        sock: socket.socket | None = self._transport.get_extra_info("socket") if self._transport is not None else None
+        if sock is not None and sock.fileno() >= 0:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
 
     def _send(self, data: bytes) -> None:
         if self._transport is None or self._transport.is_closing():
@@ -217,9 +217,9 @@ def answer_headers(origin: str) -> list[tuple[str, str]]:
 def preflight_headers(request: web.BaseRequest) -> list[tuple[str, str]]:
     """Return the headers that permit the requested method and headers for ten minutes."""
     headers = [("access-control-allow-methods", request.headers[_REQUESTED_METHOD]), ("access-control-max-age", "600")]
-    wanted = request.headers.get("access-control-request-headers")
-    if wanted:
-        headers.append(("access-control-allow-headers", wanted))
+    requested = request.headers.get("access-control-request-headers")
+    if requested:
+        headers.append(("access-control-allow-headers", requested))
     return headers
 
 

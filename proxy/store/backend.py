@@ -1,4 +1,4 @@
-"""What the tables need of a place that stores bytes, and the errors of this room.
+"""The interface between the tables and the place that stores their bytes, and the errors of this room.
 
 No error reaches a request: ``Unavailable`` is handled by the tables, the others end the start.
 """

@@ -21,7 +21,7 @@ FIRST_PAUSE, LONGEST_PAUSE = 2.0, 30.0
 class Patience:
     """When a breaker opens and for how long; times in seconds.
 
-    It opens after *failures* within *within*, or, where that is ``None``, after so many without a success between.
+    It opens after *failures* within *within*, or, if that is None, after that many without a success in between.
     *lost* is how long a probe that never reported back keeps the next one from going out.
     """
 

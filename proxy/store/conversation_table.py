@@ -22,7 +22,7 @@ SHORT_LIFETIME: Final = 24 * 3600.0
 """Seconds that a conversation is known which was not compacted."""
 
 Kind = Literal["event", "summary", "lease", "refused", "mark"]
-"""What the store may hold for a prefix of a conversation; ``event`` is a compaction record, ``mark`` a request."""
+"""Kinds of keys for a prefix of a conversation; ``event`` is a compaction record, ``mark`` a request to compact."""
 
 T = TypeVar("T")
 

@@ -1,4 +1,4 @@
-"""How long the store may take: an operation, a request, a connection. No request pays for a store that hangs."""
+"""Deadlines of the store, for an operation, a request and a connection: no request pays for a store that hangs."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ SOCKET: Final = 1.0
 
 
 class WaitBudget:
-    """What each caller, told apart by its task, may still wait; *clock* gives monotonic seconds."""
+    """The time that each caller, known by its task, may still wait; *clock* gives monotonic seconds."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock

@@ -81,7 +81,7 @@ def pause(tenant: bytes) -> str:
 
 
 def lesson(name: bytes) -> str:
-    """What one tenant's requests taught about a route; *name* is a keyed digest of both."""
+    """The limits of a route learned from one tenant's requests; *name* is a keyed digest of both."""
     return f"ullage1:f:{_text(name)}"
 
 

@@ -47,7 +47,9 @@ _CONNECTION_OPTIONS: Final[dict[str, Any]] = {
     "protocol": 2,  # RESP3 adds a handshake and push messages that nothing here uses
     "driver_info": None,  # two more round trips on every new connection, to tell the server the client's name
 }
-"""What no URL may change: a frozen server would else hold requests for the client's own timeouts of seconds."""
+"""Options that no URL may change: otherwise a frozen server would hold requests for the client's own timeouts, which
+are seconds long.
+"""
 
 # Lua scripts, for steps that read and write: a server runs nothing else meanwhile
 # (https://redis.io/topics/eval-intro).

@@ -16,7 +16,7 @@ from proxy.store import key_names
 from proxy.store.backend import Backend, Unavailable
 
 _PROTOCOL_ERRORS: Final = (ValueError, TypeError, LookupError, AttributeError, RuntimeError, EOFError)
-"""What the library raises if a server does not speak the protocol."""
+"""Errors that the library raises if a server does not speak the protocol."""
 
 _KINDS: Final[tuple[tuple[type[BaseException], str], ...]] = (
     (errors.MaxConnectionsError, "pool"),
@@ -55,7 +55,7 @@ BREAKING: Final = frozenset({"slow", "down", "auth", "loading", "cluster", "prot
 """Kinds that open the breaker. A full memory, a missing permission or a busy pool of ours do not."""
 
 FAULTS: Final = (errors.RedisError, OSError, TimeoutError, *_PROTOCOL_ERRORS)
-"""What an operation may raise."""
+"""Errors that an operation may raise."""
 
 
 def kind_of(error: BaseException) -> str:

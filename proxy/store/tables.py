@@ -45,7 +45,7 @@ T = TypeVar("T")
 
 
 class TableAccess:
-    """What all tables share: the backend, the sealer, timing, retries, counts and warnings.
+    """The part that all tables share: the backend, the sealer, timing, retries, counts and warnings.
 
     ``ready`` is False until the backend may be used. ``sealer`` is replaced when the master key becomes known.
     """
@@ -272,9 +272,9 @@ class RecordTable:
         return await self._access.write(tenant, key_names.event(root_hash, route, prefix_hash), record, replace=replace)
 
     async def pop_request(self, tenant: bytes, root_hash: bytes) -> str:
-        """How far an operator asked to compact this conversation, as ``newest`` saw: ``now`` or a share.
+        """The extent of an operator's request to compact this conversation, as ``newest`` saw: ``now``, or a share.
 
-        Return an empty string if nobody asked. Only one caller gets the request.
+        Return an empty string if there is no request. Only one caller gets it.
         """
         name = key_names.mark(root_hash)
         value = self._requests.pop(name, None)
@@ -291,7 +291,7 @@ class RecordTable:
         return extent.decode("ascii", "replace") if released else ""
 
     async def read_route(self, tenant: bytes, route: str) -> bytes | None:
-        """What was last saved about *route* for *tenant*. Return None if nothing was, or the store does not answer."""
+        """The value last saved about *route* for *tenant*; None if there is none or the store does not answer."""
         name = self._route_name(tenant, route)
         try:
             (value,) = await self._access.run(self._backend.read([name]))

@@ -1,4 +1,4 @@
-"""How each API is asked for one text, and how its answer is read."""
+"""The three APIs as summarisers use them: a request for one text, and its answer."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ class StoredSummary(msgspec.Struct, frozen=True, array_like=True):
 
 
 class SummaryNote(msgspec.Struct, frozen=True, array_like=True):
-    """What became of a summary of the first ``length`` items, wanted since ``last_compaction`` (a prefix hash).
+    """The outcome of a summary of the first ``length`` items, wanted since ``last_compaction`` (a prefix hash).
 
     ``policy`` and ``prefix_hash`` name its text. ``tokens_in`` and ``tokens_out`` are what it covers and what it takes.
     ``written_at`` is when the note was written, ``retry_at`` when a failed summary may be tried again (Unix time).

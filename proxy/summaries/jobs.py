@@ -29,7 +29,7 @@ from proxy.summaries.writer import Draft, NotWritten, Writer
 from proxy.tasks import Spawn
 
 RENEW: Final = 1 / 3
-"""How often a lease is renewed, in lifetimes of the lease."""
+"""Time between two renewals of a lease, in lifetimes of the lease."""
 
 AGAIN: Final = 5.0
 """Seconds until a job that could not begin may begin."""
@@ -58,7 +58,7 @@ def ignore_note(tenant: bytes, root_hash: bytes, note: SummaryNote) -> None:
 
 @dataclass(frozen=True, slots=True)
 class JobCaches:
-    """What one process remembers of summaries, in bounded mappings.
+    """The memory of one process for summaries, in bounded mappings.
 
     ``summaries`` are under their text policy and prefix hash. ``not_before`` is when a job may begin,
     ``too_expensive`` the length of the prefix that could not be paid for and its tokens, ``failures`` their number in a

@@ -1,4 +1,4 @@
-"""What summaries may cost and who may write them: a share of a tenant's own traffic, and the keys that may be used."""
+"""Limits of summaries: their cost, as a share of a tenant's own traffic, and the models and keys that may be used."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ class SpendingLimits:
         return account.spent + tokens <= self._share * account.sent
 
     async def refusal_reason(self, tenant: bytes, tokens: int) -> str:
-        """Why *tenant* may not spend *tokens* now: ``paused`` or ``budget``; empty if it may."""
+        """The reason why *tenant* may not spend *tokens* now: ``paused`` or ``budget``; empty if it may."""
         account = self._account(tenant)
         if self._clock() - account.read_at >= FRESH:
             account.read_at = self._clock()
@@ -159,7 +159,7 @@ def no_headers(model: str) -> Mapping[str, str]:
 
 @dataclass(frozen=True, slots=True)
 class SummaryConfig:
-    """How summaries are configured.
+    """The configuration of summaries.
 
     ``model`` is the configured summariser, empty for the request's own model. Only conversations of the tenants in
     ``allowed_tenants`` go to it; None allows every tenant. ``allow_subscriptions`` permits OAuth tokens.

@@ -45,12 +45,12 @@ _REQUEST_HEADERS: Final = frozenset(
 """Headers that belong to the client's own request: not sent with a call made on its behalf."""
 
 _SDK_PREFIX: Final = "x-stainless"
-"""What OpenAI's and Anthropic's SDKs put before the names of headers that describe themselves."""
+"""Prefix of the headers in which OpenAI's and Anthropic's SDKs describe themselves."""
 
 _SUBSCRIPTION: Final = re.compile(
     r"sk-ant-oat|eyJ[\w-]{8,}\.[\w-]+\.[\w-]+|[A-Za-z0-9-]*oauth[A-Za-z0-9-]*[_-]", re.IGNORECASE
 )
-"""How OAuth tokens and JWTs begin. Anthropic's are for its own clients only:
+"""The beginning of an OAuth token or a JWT. Anthropic's are for its own clients only:
 https://code.claude.com/docs/en/legal-and-compliance
 """
 
@@ -72,7 +72,7 @@ class CallFailed(Exception):
 class Summariser:
     """The model that writes a summary; ``window`` in tokens of our count.
 
-    ``uses_client_headers``: the client's own headers are sent, because the call goes where its request went.
+    ``uses_client_headers``: the client's own headers are sent, because the call goes to the same upstream.
     ``configured_headers`` are configured for the model and win over all others.
     """
 

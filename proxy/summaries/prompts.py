@@ -1,4 +1,4 @@
-"""What a summariser is sent: prompts from the templates beside this module, and conversations as data.
+"""Texts for a summariser: prompts from the templates beside this module, and conversations as data.
 
 A transcript has one bounded text per item, without encoded data and without anything that looks like a role.
 """
@@ -131,7 +131,7 @@ def head_and_tail(text: str, characters: int) -> tuple[str, str]:
 
 
 def _last_break(head: str) -> int:
-    """Where the last word break in *head* is; its end if there is none near it."""
+    """Index behind the last word break in *head*; its length if there is none near the end."""
     for at in range(len(head), max(0, len(head) - BROKEN), -1):
         if head[at - 1].isspace():
             return at

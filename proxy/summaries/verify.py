@@ -32,7 +32,7 @@ SECTIONS = (
 INSTRUCTIONS = SECTIONS[1]
 
 SPEAKERS = ("user", "tool", "assistant")
-"""Who a line may be by, in the order in which they are asked; ``user`` stands for the system, too."""
+"""Possible authors of a line, in order of preference; ``user`` stands for the system, too."""
 
 MAX_REPEATED = 0.3
 """Share of four-word runs that may have occurred before in the text: above, the model was in a loop."""
@@ -140,7 +140,7 @@ class Source:
         return _occurs(token, self._text) or _occurs(token.lower(), self._lowered)
 
     def speaker(self, line: str) -> str:
-        """Who wrote *line*, nearly in these words: ``user`` (or the system), ``tool``, ``assistant``, or empty."""
+        """The author of *line*, nearly in these words: ``user`` (or the system), ``tool``, ``assistant``, or empty."""
         sentence = _Sentence(line)
         return next((speaker for speaker in SPEAKERS if self._is_by(speaker, sentence)), "")
 
@@ -225,7 +225,7 @@ def _texts(entry: ItemText) -> Iterator[str]:
 
 
 def _reason_against(text: str, source: Source, cap: int, count: Count) -> str:
-    """Why *text* as a whole may not be used, as a fixed word; empty if it may."""
+    """The reason why *text* as a whole may not be used, as a fixed word; empty if it may."""
     if not text or not any(char.isalnum() for char in text):
         return "empty"
     headed = any(map(_heading, text.splitlines()))

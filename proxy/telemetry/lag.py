@@ -80,9 +80,9 @@ class LagWatch:
         names = {thread.ident: thread.name for thread in threading.enumerate()}
         stacks = sys._current_frames()
         workers = [ident for ident in stacks if (names.get(ident) or "").startswith(WORKERS)]
-        found: list[str] = []
+        places: list[str] = []
         for ident in (self._thread, *workers):
             if frame := stacks.get(ident):
                 summary = traceback.StackSummary.extract(traceback.walk_stack(frame), lookup_lines=False)
-                found += [place_of(each) for each in summary[:DEEPEST_STACK]]
-        return tuple(found)
+                places += [place_of(each) for each in summary[:DEEPEST_STACK]]
+        return tuple(places)

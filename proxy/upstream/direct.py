@@ -123,9 +123,9 @@ class Upstreams:
 
     async def upgrade(self, target: str, path_qs: str, headers: Sequence[tuple[str, str]]) -> DirectReply:
         """Return the answer to a request for a WebSocket: with status 101 it has a ``tunnel``. Raises as ``send``."""
-        wanted = [*headers, ("Connection", "Upgrade"), ("Upgrade", "websocket")]
+        upgrading = [*headers, ("Connection", "Upgrade"), ("Upgrade", "websocket")]
         # Only a POST goes over the bridge, so the reply is a direct one.
-        return cast("DirectReply", await self.send(target, "GET", path_qs, wanted, None, may_switch=True))
+        return cast("DirectReply", await self.send(target, "GET", path_qs, upgrading, None, may_switch=True))
 
     async def _wait_to_reconnect(self, to: _ReadyTarget, error: aiohttp.ClientConnectorError, pause: float) -> None:
         """Wait for *pause* seconds before connecting again. Raise what *error* means if that is of no use."""
@@ -353,7 +353,7 @@ def _end_to_end(response: aiohttp.ClientResponse) -> tuple[list[tuple[str, str]]
     if "Connection" in response.headers:
         values = ",".join(response.headers.getall("Connection"))
         named = frozenset(token.strip().lower().encode() for token in values.split(","))
-    found = []
+    headers = []
     is_framed = False
     # The raw ones: the parser gives well-known names its own spelling.
     for name, value in response.raw_headers:
@@ -362,8 +362,8 @@ def _end_to_end(response: aiohttp.ClientResponse) -> tuple[list[tuple[str, str]]
             is_framed = True
         if lower in _HOP_BY_HOP or lower in named or lower.startswith(_OWN_PREFIX):
             continue
-        found.append((name.decode("ascii", "replace"), value.decode("utf-8", "surrogateescape")))
-    return found, is_framed
+        headers.append((name.decode("ascii", "replace"), value.decode("utf-8", "surrogateescape")))
+    return headers, is_framed
 
 
 def arrived(content: aiohttp.StreamReader) -> bytes:
@@ -382,11 +382,11 @@ def arrived(content: aiohttp.StreamReader) -> bytes:
 
 def _session(keep_alive: float) -> aiohttp.ClientSession:
     """A pool that keeps idle connections for *keep_alive* seconds; 0: keeps none."""
-    kept: dict[str, Any] = {"keepalive_timeout": keep_alive} if keep_alive else {"force_close": True}
+    pooling: dict[str, Any] = {"keepalive_timeout": keep_alive} if keep_alive else {"force_close": True}
     # Each default that is overridden here lets one caller's state or the proxy's own taste reach another's request:
     # cookies by host name, 100 connections for all, the environment's proxies and netrc, decoded bodies.
     return aiohttp.ClientSession(
-        connector=Connector(limit=0, ttl_dns_cache=30, **kept),
+        connector=Connector(limit=0, ttl_dns_cache=30, **pooling),
         cookie_jar=aiohttp.DummyCookieJar(),
         request_class=VerbatimRequest,
         response_class=AbortingResponse,

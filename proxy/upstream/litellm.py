@@ -150,16 +150,16 @@ class Bridge:
         ``UpstreamUnreachable`` and ``UpstreamTimeout``.
         """
         place = self._targets[target]
-        asked = _read(body)
+        request = _read(body)
         key = _key(place, headers)
         loaded = await self._library()
-        _check(loaded.litellm, place, asked)
+        _check(loaded.litellm, place, request)
         call = loaded.wire.Call(place.timeouts)
         loaded.wire.CALL.set(call)
         sent = {**_passed_on(headers), **place.headers, **added}
-        stream, first = asked.get("stream") is True, None
+        stream, first = request.get("stream") is True, None
         try:
-            answer = await loaded.litellm.acompletion(**_options(loaded.litellm, place, asked, sent, key))
+            answer = await loaded.litellm.acompletion(**_options(loaded.litellm, place, request, sent, key))
             if stream:  # some providers are asked only when the first event is
                 first = await _first(answer)
         except Exception as error:  # noqa: BLE001 - LiteLLM's errors have no common base class
@@ -169,7 +169,7 @@ class Bridge:
         if stream:
             events = _events(place, call, first, answer)
             return BridgedReply(200, [_SSE, *_passed_back(call)], _Pump(events, self._spawn))
-        document = shapes.whole(answer.model_dump(exclude_none=True), asked["model"])
+        document = shapes.whole(answer.model_dump(exclude_none=True), request["model"])
         return BridgedReply(200, [_JSON, *_passed_back(call)], shapes.encoded(document))
 
     async def close(self) -> None:
@@ -221,24 +221,24 @@ def _load() -> _Loaded:
 def _read(body: bytes) -> dict[str, Any]:
     """Return the members of a request that are set. Raises ``InvalidRequest``."""
     try:
-        asked = json.loads(body)
+        request = json.loads(body)
     except ValueError as error:
         raise InvalidRequest("The request body is not valid JSON.") from error
-    if not isinstance(asked, dict) or not isinstance(asked.get("model"), str) or not asked.get("messages"):
+    if not isinstance(request, dict) or not isinstance(request.get("model"), str) or not request.get("messages"):
         raise InvalidRequest("The request needs a 'model' and 'messages'.")
-    return {name: value for name, value in asked.items() if value is not None}
+    return {name: value for name, value in request.items() if value is not None}
 
 
 def _options(
-    litellm: Any, place: Bridged, asked: Mapping[str, Any], headers: Mapping[str, str], key: str | None
+    litellm: Any, place: Bridged, request: Mapping[str, Any], headers: Mapping[str, str], key: str | None
 ) -> dict[str, Any]:
     """Return the arguments of the call to LiteLLM."""
     options: dict[str, Any] = {
-        **_output(litellm, place, asked),
-        **{name: value for name, value in asked.items() if name not in ("model", "stream")},
+        **_output(litellm, place, request),
+        **{name: value for name, value in request.items() if name not in ("model", "stream")},
         **place.options,
-        "model": f"{place.provider}/{asked['model']}",
-        "stream": asked.get("stream") is True,
+        "model": f"{place.provider}/{request['model']}",
+        "stream": request.get("stream") is True,
         "api_key": key,
         "timeout": place.timeouts.first_byte,
         "num_retries": 0,
@@ -252,18 +252,18 @@ def _options(
     return options
 
 
-def _check(litellm: Any, place: Bridged, wanted: Mapping[str, Any]) -> None:
-    supported = litellm.get_supported_openai_params(wanted["model"], place.provider)
+def _check(litellm: Any, place: Bridged, request: Mapping[str, Any]) -> None:
+    supported = litellm.get_supported_openai_params(request["model"], place.provider)
     if supported is None:
         raise InvalidRequest(
             f"The upstream {place.name!r} names a provider that LiteLLM does not know: {place.provider}."
         )
-    refused = sorted(wanted.keys() - _ALWAYS - (shapes.FIELDS & set(supported)))
+    refused = sorted(request.keys() - _ALWAYS - (shapes.FIELDS & set(supported)))
     if refused:
         names = ", ".join(refused)
-        raise InvalidRequest(f"{place.provider} does not take {names} for {wanted['model']}. Leave {names} out.")
-    if lost := shapes.lost(place.provider, wanted):
-        raise InvalidRequest(f"{place.provider} does not take, for {wanted['model']}, {lost}.")
+        raise InvalidRequest(f"{place.provider} does not take {names} for {request['model']}. Leave {names} out.")
+    if lost := shapes.lost(place.provider, request):
+        raise InvalidRequest(f"{place.provider} does not take, for {request['model']}, {lost}.")
 
 
 def _key(place: Bridged, headers: Sequence[tuple[str, str]]) -> str | None:
@@ -318,13 +318,15 @@ async def _events(place: Bridged, call: Any, chunk: Any, stream: Any) -> AsyncIt
         await stream.aclose()
 
 
-def _output(litellm: Any, place: Bridged, asked: Mapping[str, Any]) -> dict[str, int]:
+def _output(litellm: Any, place: Bridged, request: Mapping[str, Any]) -> dict[str, int]:
     """Return the output limit, if the request names none and the provider demands one.
 
     LiteLLM would reserve all that the model can answer with, a third of some windows; here it is what was kept free.
     """
-    model = asked["model"]
-    if asked.keys() & {"max_tokens", "max_completion_tokens"} or not shapes.CLAUDE.search(f"{place.provider}/{model}"):
+    model = request["model"]
+    if request.keys() & {"max_tokens", "max_completion_tokens"} or not shapes.CLAUDE.search(
+        f"{place.provider}/{model}"
+    ):
         return {}
     try:
         limits = litellm.get_model_info(model, place.provider)
@@ -344,8 +346,8 @@ def _refused(place: Bridged, call: Any, error: Exception) -> BridgedReply:
         raise _unanswered(place, call.broken) from error
     if 300 <= call.status < 400:
         raise UpstreamUnreachable(place.name, "it answers with a redirect, which is not followed") from error
-    if found := _MISSING.search(str(error)):
-        cause = f"LiteLLM needs a Python package for {place.provider} that is not installed: {found[1]}"
+    if missing := _MISSING.search(str(error)):
+        cause = f"LiteLLM needs a Python package for {place.provider} that is not installed: {missing[1]}"
         raise UpstreamUnreachable(place.name, cause) from error
     if call.status == 200:
         raise UpstreamUnreachable(place.name, f"its answer is not one of {place.provider}'s") from error

@@ -57,13 +57,13 @@ def _filled(members: dict[str, Any]) -> dict[str, Any]:
 
 def refused(status: int, body: bytes, *, overflow: bool) -> tuple[int, dict[str, Any]]:
     """Return status and body of a provider's refusal: OpenAI's shape, the provider's own words."""
-    found = _error_object(body)
-    text = found.get("message") or body.decode("utf-8", "replace").strip()
-    code = found.get("code") if isinstance(found.get("code"), str) else None
+    error = _error_object(body)
+    text = error.get("message") or body.decode("utf-8", "replace").strip()
+    code = error.get("code") if isinstance(error.get("code"), str) else None
     return status, _error_document(
         status,
         str(text),
-        str(found.get("type") or found.get("status") or ""),
+        str(error.get("type") or error.get("status") or ""),
         "context_length_exceeded" if overflow else code,
     )
 
@@ -73,11 +73,11 @@ def failed(error: Exception, *, overflow: bool) -> tuple[int, dict[str, Any]]:
     given = getattr(error, "status_code", None)
     status = given if isinstance(given, int) and 400 <= given <= 599 else 500
     text = _PREFIX.sub("", str(getattr(error, "message", "") or error)).partition("\nTraceback")[0]
-    found = _error_object(text[max(0, text.find("{")) : text.rfind("}") + 1].encode("utf-8", "replace"))
+    details = _error_object(text[max(0, text.find("{")) : text.rfind("}") + 1].encode("utf-8", "replace"))
     return status, _error_document(
         status,
-        str(found.get("message") or text),
-        str(found.get("type") or ""),
+        str(details.get("message") or text),
+        str(details.get("type") or ""),
         "context_length_exceeded" if overflow else None,
     )
 
@@ -90,13 +90,13 @@ def _error_document(status: int, message: str, kind: str, code: str | None) -> d
 def _error_object(body: bytes) -> dict[str, Any]:
     """Return the error object of a provider's *body*: its member ``error``, or all of it; empty if there is none."""
     try:
-        found = json.loads(body)
+        document = json.loads(body)
     except ValueError:
         return {}
-    found = found[0] if isinstance(found, list) and found else found
-    if not isinstance(found, dict):
+    document = document[0] if isinstance(document, list) and document else document
+    if not isinstance(document, dict):
         return {}
-    inner = found.get("error", found)
+    inner = document.get("error", document)
     if isinstance(inner, str):
         return {"message": inner}
     return {"message": inner.get("Message") or inner.get("detail"), **inner} if isinstance(inner, dict) else {}
@@ -121,15 +121,15 @@ CLAUDE: Final = re.compile("anthropic|claude")
 _GOOGLE: Final = ("gemini", "vertex_ai", "vertex_ai_beta")
 
 
-def lost(provider: str, wanted: Mapping[str, Any]) -> str:
-    """Return the member of *wanted* that would not reach *provider*, with a remedy, or an empty string."""
-    claude = bool(CLAUDE.search(f"{provider}/{wanted['model']}"))
+def lost(provider: str, request: Mapping[str, Any]) -> str:
+    """Return the member of *request* that would not reach *provider*, with a remedy, or an empty string."""
+    claude = bool(CLAUDE.search(f"{provider}/{request['model']}"))
     google, amazon = provider in _GOOGLE and not claude, provider.startswith("bedrock")
-    form = wanted.get("response_format")
+    form = request.get("response_format")
     if isinstance(form, dict) and form.get("type") == "json_object" and (claude or amazon):
         return "response_format of type json_object. Give a json_schema"
-    if wanted.get("parallel_tool_calls") is False and (google or (amazon and not claude)):
+    if request.get("parallel_tool_calls") is False and (google or (amazon and not claude)):
         return "parallel_tool_calls: false. Leave it out"
-    if "web_search_options" in wanted and wanted.get("tools") and google:
+    if "web_search_options" in request and request.get("tools") and google:
         return "web_search_options beside tools. Leave one of them out"
     return ""

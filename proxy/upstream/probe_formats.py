@@ -78,12 +78,12 @@ def kind(models: Mapping[str, Mapping[str, Any]]) -> Kind:
 
 def listed(models: Mapping[str, Mapping[str, Any]]) -> dict[str, ServerWindow]:
     """Return the windows in entries of ``/v1/models``, by model. An adapter without a figure has its parent's."""
-    found = {name: window for name, entry in models.items() if (window := _entry(entry))}
+    windows = {name: window for name, entry in models.items() if (window := _entry(entry))}
     for name, entry in models.items():
         parent = entry.get("parent")
-        if name not in found and isinstance(parent, str) and parent in found:
-            found[name] = found[parent]
-    return found
+        if name not in windows and isinstance(parent, str) and parent in windows:
+            windows[name] = windows[parent]
+    return windows
 
 
 def _entry(entry: Mapping[str, Any]) -> ServerWindow | None:
@@ -110,9 +110,9 @@ def sglang(answer: object, windows: Mapping[str, ServerWindow]) -> dict[str, Ser
     pool, longest = _figure(info.get("max_total_num_tokens")), _figure(info.get("max_req_input_len"))
     narrowed = {}
     for name, window in windows.items():
-        held = pool is not None and pool < window.context_window
-        size = pool if pool is not None and held else window.context_window
-        how = "/server_info max_total_num_tokens" if held else window.origin
+        is_lower = pool is not None and pool < window.context_window
+        size = pool if pool is not None and is_lower else window.context_window
+        how = "/server_info max_total_num_tokens" if is_lower else window.origin
         narrowed[name] = _window(size, longest, window.max_output_tokens, how)
     return narrowed
 
@@ -134,12 +134,12 @@ def lmstudio(answer: object) -> dict[str, ServerWindow] | None:
     """
     if not isinstance(answer, dict) or not isinstance(answer.get("data"), list):
         return None
-    found = {}
+    windows = {}
     for entry in _list(answer, "data")[:MOST_MODELS]:
         name = entry.get("id") if isinstance(entry, dict) else None
         if isinstance(name, str) and (size := _figure(entry.get("loaded_context_length"))):
-            found[name] = _window(size, None, None, "/api/v0/models loaded_context_length")
-    return found
+            windows[name] = _window(size, None, None, "/api/v0/models loaded_context_length")
+    return windows
 
 
 def ollama_running(answer: object) -> dict[str, ServerWindow] | None:
@@ -149,12 +149,12 @@ def ollama_running(answer: object) -> dict[str, ServerWindow] | None:
     """
     if not isinstance(answer, dict) or not isinstance(answer.get("models"), list):
         return None
-    found = {}
+    windows = {}
     for entry in _list(answer, "models")[:MOST_MODELS]:
         name = (entry.get("model") or entry.get("name")) if isinstance(entry, dict) else None
         if isinstance(name, str) and (size := _figure(entry.get("context_length"))):
-            found[name] = _window(size, None, None, "/api/ps context_length")
-    return found
+            windows[name] = _window(size, None, None, "/api/ps context_length")
+    return windows
 
 
 def ollama_model(answer: object) -> ServerWindow | None:

@@ -426,12 +426,12 @@ class Survey:
 
 
 async def _body(reply: Reply) -> bytes:
-    taken = bytearray()
+    body = bytearray()
     while chunk := await reply.next_chunk():
-        taken += chunk
-        if len(taken) > MOST_BYTES:
+        body += chunk
+        if len(body) > MOST_BYTES:
             raise formats.Unreadable(f"an answer of more than {MOST_BYTES} bytes")
-    return bytes(taken)
+    return bytes(body)
 
 
 def among(wanted: Iterable[str], listed: frozenset[str]) -> list[str]:

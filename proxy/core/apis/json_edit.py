@@ -20,7 +20,7 @@ MOST_PARTS = 64
 """Text parts of one content that are clipped one by one. Of more, neighbours become one text, clipped as a whole."""
 
 ATTEMPTS = 3
-"""What is written back as JSON may take a few tokens more than the texts it is made of, so that is looked at again."""
+"""Rounds of clipping: written as JSON, texts may take a few tokens more than they do by themselves."""
 
 _WRITER = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"))
 _ASCII_WRITER = json.JSONEncoder(separators=(",", ":"))
@@ -28,7 +28,7 @@ _ASCII_WRITER = json.JSONEncoder(separators=(",", ":"))
 
 @dataclass(frozen=True, slots=True)
 class Slot:
-    """A text that may be clipped: the member it stands in and, where that holds JSON as text, its place in there."""
+    """A text that may be clipped: the path to its member and, if that holds JSON as text, the path inside of it."""
 
     path: Path
     text: str
@@ -36,7 +36,7 @@ class Slot:
 
 
 def quoted(value: Any) -> str:
-    """*value* as JSON text that can be sent as UTF-8; lone surrogates, which cannot, stay escaped."""
+    """Return *value* as JSON that can be sent as UTF-8; lone surrogates, which cannot, stay escaped."""
     text = _WRITER.encode(value) if isinstance(value, str) else encoded(value, _WRITER.encode)
     try:
         text.encode()
@@ -46,7 +46,7 @@ def quoted(value: Any) -> str:
 
 
 def leaves(value: Any, path: Path = ()) -> Iterator[tuple[Path, str]]:
-    """Every text inside a decoded value, with where it stands."""
+    """Yield every text inside a decoded value, with the path to it."""
     stack: list[tuple[Path, Any]] = [(path, value)]
     while stack:
         at, node = stack.pop()
@@ -59,7 +59,7 @@ def leaves(value: Any, path: Path = ()) -> Iterator[tuple[Path, str]]:
 
 
 def argument_slots(path: Path, text: str) -> Iterator[Slot]:
-    """The texts inside a call's JSON arguments; all of it where it is no JSON, which clipping cannot make less so."""
+    """Yield the texts inside a call's JSON arguments; all of *text* if it is no JSON, which clipping cannot spoil."""
     try:
         value = parsed(text)
     except (ValueError, RecursionError):
@@ -79,7 +79,7 @@ def clipped(
     weigh: Callable[[bytes], int],
     tokens: int,
 ) -> bytes:
-    """*raw* cut to about *tokens*, as *weigh* has it, by clipping the longest of its *slots* to one level."""
+    """Return *raw* cut to about *tokens*, counted by *weigh*, by clipping the longest of its *slots* to one level."""
     raw = with_fewer_parts(raw)
     source = raw.decode()
     value = decode(raw)
@@ -99,7 +99,7 @@ def clipped(
 
 
 def with_fewer_parts(raw: bytes) -> bytes:
-    """*raw* with neighbouring text parts of its content joined, a line each, if these are more than ``MOST_PARTS``.
+    """Return *raw* with neighbouring text parts of its content joined by lines, if they are more than ``MOST_PARTS``.
 
     A part that holds anything beside its type and its text stays as it is, and so does every other byte.
     """
@@ -120,7 +120,7 @@ def with_fewer_parts(raw: bytes) -> bytes:
 
 
 def _joined_parts(source: str, spans: Sequence[Span]) -> Iterator[str]:
-    """The JSON of the parts at *spans*, runs of plain text parts of one type as one part."""
+    """Yield the JSON of the parts at *spans*, runs of plain text parts of one type as one part."""
     parts = ((source[start:end], _plain_text(source[start:end])) for start, end in spans)
     for kind, run in groupby(parts, key=lambda part: part[1][0] if part[1] else ""):
         if not kind:
@@ -131,7 +131,7 @@ def _joined_parts(source: str, spans: Sequence[Span]) -> Iterator[str]:
 
 
 def _plain_text(part: str) -> tuple[str, str] | None:
-    """Type and text of a part that holds nothing else; ``None`` for any other one."""
+    """Return type and text of a part that holds nothing else; None for any other one."""
     value = decode(part.encode())
     if not isinstance(value, dict) or value.keys() != {"type", "text"}:
         return None
@@ -140,7 +140,7 @@ def _plain_text(part: str) -> tuple[str, str] | None:
 
 
 def replaced(source: str, texts: Sequence[tuple[Slot, str]]) -> str:
-    """The JSON text *source* with the texts of these slots replaced and everything around them as it was."""
+    """Return the JSON *source* with the texts of these slots replaced and everything around them unchanged."""
     plain = {slot.path: quoted(text) for slot, text in texts if slot.inner is None}
     inside: dict[Path, list[tuple[Path, str]]] = {}
     for slot, text in texts:
@@ -155,7 +155,7 @@ def replaced(source: str, texts: Sequence[tuple[Slot, str]]) -> str:
 
 
 def locate(source: str, paths: Sequence[Path]) -> Iterator[tuple[Path, Span]]:
-    """Where the value at each of *paths* begins and ends in the JSON text *source*; each level is walked once."""
+    """Yield where the value at each of *paths* begins and ends in the JSON *source*; each level is walked once."""
     stack: list[tuple[int, Span, list[Path]]] = [(0, _whole(source), list(paths))]
     while stack:
         depth, (start, end), wanted = stack.pop()
@@ -179,7 +179,7 @@ def _children(source: str, start: int, end: int) -> Mapping[str | int, Span]:
 
 
 def level(sizes: Sequence[int], room: int) -> int:
-    """The largest cap so that the sizes, each cut to it, take at most *room*."""
+    """Return the largest cap so that the sizes, each cut to it, take at most *room*."""
     ordered = sorted(sizes)
     left = room
     for index, size in enumerate(ordered):
@@ -191,9 +191,9 @@ def level(sizes: Sequence[int], room: int) -> int:
 
 
 def joined(value: str, text: str, kind: str, before: bool, media: Sequence[bytes], more: str = "") -> str:
-    """The JSON of a content *value* with a text part of *kind* and *media* added before or after what it had.
+    """Return the JSON of a content *value* with a text part of *kind* and *media* added before or after its own parts.
 
-    What it had stays one unchanged run. *more* are further members of the added part, as JSON.
+    Its own parts stay one unchanged run. *more* are further members of the added part, as JSON.
     """
     open_part = '{"type":"' + kind + '","text":'
     added = ",".join([open_part + quoted(text) + more + "}", *(part.decode() for part in media)])
@@ -207,7 +207,7 @@ def joined(value: str, text: str, kind: str, before: bool, media: Sequence[bytes
 def resaid(
     source: str, texts: Sequence[tuple[Path, str]], kind: str, is_media: Callable[[Mapping[str, Any]], bool] | None
 ) -> str:
-    """The JSON text *source* with each of *texts* in place of the content at its path, everything else as it was.
+    """Return the JSON *source* with each of *texts* in place of the content at its path, everything else unchanged.
 
     Parts of which *is_media* holds stay behind the text, which is a part of *kind* then.
     """
@@ -226,13 +226,13 @@ def _resaid(value: str, text: str, kind: str, is_media: Callable[[Mapping[str, A
 
 
 def grown(value: str, text: str, before: bool) -> str:
-    """The JSON string *value* with *text* before or after its own, which stays one unchanged run."""
+    """Return the JSON string *value* with *text* before or after its own, which stays one unchanged run."""
     inner = quoted(text + "\n\n" if before else "\n\n" + text)[1:-1]
     return value[0] + inner + value[1:] if before else value[:-1] + inner + value[-1]
 
 
 def element(raw: bytes, name: str) -> dict[str, Any]:
-    """The object of one element's bytes in the list *name*. Raises ``InvalidRequest`` where it is none."""
+    """Return the object of one element's bytes in the list *name*. Raises ``InvalidRequest`` if it is no object."""
     value = decode(raw)
     if not isinstance(value, dict):
         raise InvalidRequest(f"Every element of {name!r} must be an object.")

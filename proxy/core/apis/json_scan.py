@@ -1,4 +1,4 @@
-"""Where things stand in a request body: the items of its list and everything around them, without copying.
+"""Locates the items of a request body's list and everything around them, without copying.
 
 The body is never re-serialised. A scan says at which bytes each item begins and ends; what surrounds the list (the
 *outline*: model, tools, output figure, ...) is small and mostly the same from call to call.
@@ -23,14 +23,14 @@ _BRACKET, _COMMA = b"[,"
 _SPACE = b" \t\n\r"
 _GAP = re.compile(rb"[, \t\n\r]+")
 _WHITESPACE = re.compile(r"[ \t\n\r]*")
-_DECODER = json.JSONDecoder(parse_int=len)  # where a value ends is all that is used of it
+_DECODER = json.JSONDecoder(parse_int=len)  # only the end of each value is used
 ESCAPED_LETTER = re.compile(rb"\\u00[4-7]")  # so a key can be hidden from a search for its plain spelling
 
 MOST_ITEMS = 20_000
 """Items of one request. Each takes some 50 us and 2 KB, however small; the longest recorded sessions have 2,000."""
 
 _SURELY_FEW = 4
-"""Times as many commas as a list may have items: up to there the items are found at once and counted afterwards."""
+"""Commas per allowed item up to which the items are located first and counted afterwards."""
 
 _STRUCTURE = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"|[\[\]{},]', re.DOTALL)
 
@@ -57,7 +57,7 @@ class Field(msgspec.Struct, frozen=True, array_like=True):
 
 
 def scan(body: bytes, key: str, most: int | None = None) -> Scan:
-    """The items of the list under *key* at the top level of *body*.
+    """Return the items of the list under *key* at the top level of *body*.
 
     Raises ``TooManyItems`` if there are more than *most*, before anything is built for each of them, and
     ``InvalidRequest`` if *body* is not a JSON object, has *key* twice, *key* is not a list, or values nest deeper than
@@ -72,9 +72,9 @@ def scan(body: bytes, key: str, most: int | None = None) -> Scan:
 
 
 def extend(body: bytes, key: str, known: Scan, most: int | None = None) -> Scan | None:
-    """The scan of *body*, given that its bytes up to the end of *known*'s last item were scanned before.
+    """Return the scan of *body*, given that its bytes up to the end of *known*'s last item were scanned before.
 
-    Costs O(new bytes). ``None`` if the rest does not continue the list, or may hold more items than *most* allows;
+    Costs O(new bytes). Return None if the rest does not continue the list, or may hold more items than *most* allows;
     then ``scan`` has to look at all of it.
     """
     if not known.spans:
@@ -94,9 +94,9 @@ def extend(body: bytes, key: str, known: Scan, most: int | None = None) -> Scan 
 
 
 def members(text: str) -> list[Field]:
-    """The members of the JSON object *text* in order, duplicates included; spans are character offsets.
+    """Return the members of the JSON object *text* in order, duplicates included; spans are character offsets.
 
-    Accepts what the standard parser accepts (lone surrogates, NaN). Raises ``ValueError`` where it is no object.
+    Accepts what the standard parser accepts (lone surrogates, NaN). Raises ``ValueError`` if it is no object.
     """
     at = _skip(text, 0)
     if text[at : at + 1] != "{":
@@ -125,14 +125,14 @@ def members(text: str) -> list[Field]:
 
 
 def _value_end(text: str, start: int) -> int:
-    """Where the value that begins at *start* ends. Long lists are parsed element by element: see ``ONE_CALL``."""
+    """Return where the value that begins at *start* ends. Long lists are parsed by element: see ``ONE_CALL``."""
     if len(text) - start > ONE_CALL and text[start] == "[":
         return elements(text, start)[1] + 1
     return _DECODER.raw_decode(text, start)[1]
 
 
 def elements(text: str, start: int) -> tuple[list[Span], int]:
-    """The spans of the elements of the JSON array that begins at *start*, and the offset of its closing bracket."""
+    """Return the spans of the elements of the JSON array at *start*, and the offset of its closing bracket."""
     if text[start : start + 1] != "[":
         raise ValueError("not a JSON array")
     spans: list[Span] = []
@@ -204,7 +204,7 @@ def _fast(body: bytes, key: str) -> Scan | None:
 
 
 def _is_sole(outline: bytes, key: str, start: int) -> bool:
-    """Whether the list at *start* is the top level's only *key*, for all that a look at *outline* can tell."""
+    """Return True if the list at *start* is the top level's only *key*, as far as *outline* shows."""
     if not ESCAPED_LETTER.search(outline) and outline.count(b'"%b"' % key.encode()) == 1:
         return True
     try:
@@ -216,7 +216,7 @@ def _is_sole(outline: bytes, key: str, start: int) -> bool:
 
 
 def _locate(body: bytes, items: list[msgspec.Raw], at: int) -> tuple[tuple[Span, ...], int] | None:
-    """Spans of *items*, which follow each other from *at*, and the offset of the list's closing bracket."""
+    """Return the spans of *items*, which follow each other from *at*, and the offset of the closing bracket."""
     spans: list[Span] = []
     for item in items:
         if gap := _GAP.match(body, at):
@@ -233,14 +233,14 @@ def _locate(body: bytes, items: list[msgspec.Raw], at: int) -> tuple[tuple[Span,
 
 
 def _after(body: bytes, at: int, mark: bytes) -> int:
-    """The offset behind *mark*, which only white space may precede; -1 where something else stands there."""
+    """Return the offset behind *mark*, which only white space may precede; -1 if something else stands there."""
     while body[at : at + 1] and body[at] in _SPACE:
         at += 1
     return at + 1 if body[at : at + 1] == mark else -1
 
 
 def _exact(body: bytes, key: str) -> Scan:
-    """The same by the standard library's own scanner: slower, sees duplicates, accepts what ``json`` accepts."""
+    """Return the scan by the standard library's scanner: slower, sees duplicates, accepts what ``json`` accepts."""
     try:
         text = body.decode("utf-8")
         fields = members(text)
@@ -261,7 +261,7 @@ def _exact(body: bytes, key: str) -> Scan:
 
 
 def reject_duplicates(fields: list[Field]) -> None:
-    """Raise ``InvalidRequest`` where a member that decides anything occurs twice: parsers disagree on which holds."""
+    """Raise ``InvalidRequest`` if a member that decides anything occurs twice: parsers disagree on which holds."""
     names = [field.key for field in fields]
     for name in ("model", "messages", "input"):
         if names.count(name) > 1:
@@ -269,7 +269,7 @@ def reject_duplicates(fields: list[Field]) -> None:
 
 
 def _in_bytes(text: str, start: int, end: int, spans: list[Span]) -> Scan:
-    """Character offsets to byte offsets, in one walk."""
+    """Return the scan with its character offsets as byte offsets, in one walk."""
     points = iter([start, *(point for span in spans for point in span), end])
     offsets = list(_byte_offsets(text, points))
     inner = offsets[1:-1]

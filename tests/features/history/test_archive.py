@@ -10,12 +10,11 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import structs
-from proxy.engine.plans import Plan
 
 from proxy.core.compaction.record import Compaction, Placeholder
 from proxy.features.history.archive import REST, Archive, ArchiveLimits, left_by
 from proxy.features.history.pages import load, read_reference
-from tests.support.engine_fixtures import Replica, chat_body, message_slices
+from tests.support.engine_fixtures import Planned, Replica, chat_body, message_slices
 from tests.support.sample_conversations import agent_session
 
 WINDOW = 8192
@@ -65,7 +64,7 @@ class House:
     def observe(self, outcome: str, count: int) -> None:
         self.told[outcome] += count
 
-    def keep(self, plan: Plan) -> str:
+    def keep(self, plan: Planned) -> str:
         assert plan.view is not None
         assert plan.view.layout is not None
         assert plan.view.edits.record is not None
@@ -73,7 +72,7 @@ class House:
         return self.archive.keep(plan.view, root, plan.view.edits.record.compaction)
 
 
-async def plans(rounds: int) -> list[tuple[bytes, Plan]]:
+async def plans(rounds: int) -> list[tuple[bytes, Planned]]:
     """The bodies and plans of an agent's requests that compacted."""
     desk, found = Replica(), []
     for count in range(1, rounds):

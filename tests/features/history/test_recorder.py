@@ -6,15 +6,12 @@ import asyncio
 import itertools
 from typing import Any
 
-from proxy.engine.plans import Plan
-
 from proxy.core.compaction.schedule import CompactionTarget
-from proxy.core.request import Request
 from proxy.features.history.notes import CompactionNote, RequestNote, load
 from proxy.features.history.recorder import HistoryRecorder
 from proxy.summaries.codec import NOTE_VERSION as VERSION
 from proxy.summaries.codec import SummaryNote
-from tests.support.engine_fixtures import TENANT, Replica, chat_body
+from tests.support.engine_fixtures import TENANT, Planned, Replica, chat_body
 from tests.support.sample_conversations import agent_session
 from tests.support.server_fixture import a_register
 
@@ -30,14 +27,14 @@ class Book:
         self.chronicle = HistoryRecorder(self.register, self.recent, lambda: 1_000_000.0)
         self.desk = Replica()
 
-    async def ask(self, rounds: int, target: CompactionTarget = CompactionTarget()) -> Plan:  # noqa: B008 - frozen
+    async def ask(self, rounds: int, target: CompactionTarget = CompactionTarget()) -> Planned:  # noqa: B008 - frozen
         body = chat_body(agent_session(rounds, 300))
         plan = await self.desk.plan(body, WINDOW, target)
-        self.chronicle.answered(Request("chat", body, TENANT, "r"), plan)
+        self.chronicle.answered(plan.view, plan.report, 200)
         await asyncio.sleep(0.01)
         return plan
 
-    async def notes(self, plan: Plan) -> dict[str, bytes]:
+    async def notes(self, plan: Planned) -> dict[str, bytes]:
         assert plan.view is not None
         return dict(await self.register.notes(TENANT, plan.view.measured.root_hash(plan.view.measured.lay_out())))
 

@@ -3,33 +3,30 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
 import pytest
 from msgspec import structs
-from proxy.engine.plans import Plan
 
 from proxy.core.compaction.record import Compaction, CompactionRecord
 from proxy.features.recall.tool import MENTION, NAME, PART
 from tests.stub import chat, messages, responses
 from tests.support.api_formats import request_body, tools_of
-from tests.support.engine_fixtures import POLICY, DictRecords, Replica
+from tests.support.engine_fixtures import DictRecords, Planned, Replica
 from tests.support.recall_fixtures import APIS, WINDOW, long_history
 from tests.support.sample_conversations import AGENT_TOOLS, agent_round, agent_session
 
-ON = replace(POLICY, recall=True)
 WIRES: dict[str, Any] = {"chat": chat, "messages": messages, "responses": responses}
 
 
 async def plan(
     api: str, chat: list[Any] | None = None, desk: Replica | None = None, window: int = WINDOW, **members: Any
-) -> Plan:
+) -> Planned:
     members = {"tools": AGENT_TOOLS, **members}
     tools = members.pop("tools")
     body = json.dumps(request_body(api, long_history() if chat is None else chat, tools, **members)).encode()
-    return await (desk or Replica(policy=ON)).plan(body, window, api=api, model="gpt-4o-mini")
+    return await (desk or Replica(recall=True)).plan(body, window, api=api, model="gpt-4o-mini")
 
 
 @pytest.mark.parametrize("api", APIS)
@@ -56,7 +53,7 @@ async def test_a_view_that_leaves_something_out_offers_the_tool(api: str) -> Non
 async def test_a_request_without_it_never_hears_of_it(api: str, case: str) -> None:
     """Where the tool is not live for that very request, its view is the one it would have without the feature."""
     members: dict[str, Any] = {}
-    window, desk = WINDOW, Replica(policy=ON)
+    window, desk = WINDOW, Replica(recall=True)
     chat = long_history()
     if case == "small":
         chat = agent_session(3, 100)
@@ -85,7 +82,7 @@ async def test_a_request_without_it_never_hears_of_it(api: str, case: str) -> No
 async def test_views_only_grow_between_two_events() -> None:
     """From the first event on the tools are the same on every request and replica, and the view grows at its end."""
     book = DictRecords()
-    desks = [Replica(book, ON), Replica(book, ON)]
+    desks = [Replica(book, recall=True), Replica(book, recall=True)]
     messages = agent_session(6, 300)
     tools, views = [], []
     for at in range(30):
