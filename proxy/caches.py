@@ -90,6 +90,14 @@ class SizedCache(LockedCache[K, V]):
             super().__setitem__(key, value)
 
 
+class UnlockedCache(LRUCache[K, V]):
+    """As ``SizedCache``, for one thread: it is read many times for one request."""
+
+    def __setitem__(self, key: K, value: V) -> None:
+        if self.getsizeof(value) <= self.maxsize:
+            super().__setitem__(key, value)
+
+
 def items() -> SizedCache[bytes, Item]:
     """Return a cache of items. One message can hold any number of calls, with ids of any length."""
     return SizedCache(
@@ -115,9 +123,13 @@ def envelopes() -> SizedCache[bytes, Envelope]:
     )
 
 
-def records() -> SizedCache[tuple[str, bytes], CompactionRecord]:
-    """Return a cache of compaction records."""
-    return SizedCache(RECORD_BYTES, lambda record: 512 + 4 * len(record.block) + sum(map(len, record.edits.values())))
+def records() -> UnlockedCache[tuple[str, bytes], CompactionRecord]:
+    """Return a cache of compaction records, for the event loop alone."""
+    return UnlockedCache(RECORD_BYTES, _record_size)
+
+
+def _record_size(record: CompactionRecord) -> int:
+    return 512 + 4 * len(record.block) + sum(map(len, record.edits.values()))
 
 
 def texts() -> SizedCache[tuple[bytes, bytes], Summary]:

@@ -331,16 +331,13 @@ class CountedView:
     edits: Edits = NO_EDITS
     extension: int = 0
     observation: Observation = ""
+    # As every view has them:
+    request: Request = field(init=False, repr=False, compare=False)
+    known: KnownRoute = field(init=False, repr=False, compare=False)
 
-    @property
-    def request(self) -> Request:
-        """The request it is a view of."""
-        return self.measured.request
-
-    @property
-    def known(self) -> KnownRoute:
-        """The route and what is known of it."""
-        return self.measured.known
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "request", self.measured.request)  # the class is frozen
+        object.__setattr__(self, "known", self.measured.known)
 
     @property
     def lowered_output(self) -> int | None:

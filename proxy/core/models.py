@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from typing import Literal
 
@@ -162,15 +162,16 @@ class Route:
     variant: str = ""
     requested_model: str = ""
 
-    @property
-    def name(self) -> str:
-        """Upstream and model: the key of this route's records."""
-        return f"{self.upstream},{self.model}"
+    # Computed once, when the route is built:
+    name: str = field(init=False, compare=False)
+    """Upstream and model: the key of this route's records."""
+    learned_key: str = field(init=False, compare=False)
+    """The key of what this route teaches."""
 
-    @property
-    def learned_key(self) -> str:
-        """The key of what this route teaches."""
-        return f"{self.name};{self.variant}" if self.variant else self.name
+    def __post_init__(self) -> None:
+        name = f"{self.upstream},{self.model}"
+        object.__setattr__(self, "name", name)  # the class is frozen
+        object.__setattr__(self, "learned_key", f"{name};{self.variant}" if self.variant else name)
 
     @property
     def reported_window(self) -> int | None:

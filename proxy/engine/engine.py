@@ -152,7 +152,9 @@ class Engine:
         """
         run = Run(request, self._clock)
         try:
-            return await self._exchange(run)
+            if request.purpose == "answer" and not self._features.may_concern(request):
+                return await self.proceed(run, request)
+            return await self._with_features(run)
         except (UllageError, asyncio.CancelledError):
             run.drop()  # nothing else would end the call
             raise
@@ -164,14 +166,13 @@ class Engine:
         """Send the client's own bytes, after a fault of ours. Raises what the upstream raises."""
         return await self._pass_through(Run(request, self._clock))
 
-    async def _exchange(self, run: Run) -> Outcome:
-        request = run.request
-        if self._features.may_concern(request):
-            engine = BoundEngine(self, run)
-            for feature in self._features.concerned(request):
-                request = await feature.prepare(request, engine)
-                if request.purpose != "count" and (outcome := await feature.answer(request, engine)):
-                    return outcome
+    async def _with_features(self, run: Run) -> Outcome:
+        """Answer a request that may concern a feature, or asks for a count."""
+        request, engine = run.request, BoundEngine(self, run)
+        for feature in self._features.concerned(request):
+            request = await feature.prepare(request, engine)
+            if request.purpose != "count" and (outcome := await feature.answer(request, engine)):
+                return outcome
         if request.purpose == "count":
             return await self._count(run, request)
         return await self.proceed(run, request)
@@ -204,6 +205,8 @@ class Engine:
         """
         loss: MaxLoss | None = "any" if dry_run else None
         measured = await self.measurer.measure(request, loss, dry_run=dry_run, count_always=count_always)
+        if isinstance(measured, UncountedView):
+            return Forward(measured)
         first = await self._planned(measured)
         if isinstance(first, Forward):
             return first
@@ -221,11 +224,12 @@ class Engine:
 
     async def plan(self, request: Request, max_loss: MaxLoss, *, dry_run: bool = False) -> FinalDecision:
         """Plan *request* for the model it names, without sending it. Raises ``InvalidRequest`` and ``NotFound``."""
-        return await self._planned(await self.measurer.measure(request, max_loss, dry_run=dry_run))
-
-    async def _planned(self, measured: MeasuredRequest | UncountedView) -> FinalDecision:
+        measured = await self.measurer.measure(request, max_loss, dry_run=dry_run)
         if isinstance(measured, UncountedView):
             return Forward(measured)
+        return await self._planned(measured)
+
+    async def _planned(self, measured: MeasuredRequest) -> FinalDecision:
         decision = await self._decide(measured)
         if self.measurer.mode_of(measured.request) == "observe":
             return _as_observed(decision)

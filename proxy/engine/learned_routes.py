@@ -164,8 +164,9 @@ class LearnedRoutes:
 
         ``stated_window`` is set only if an error stated the window; otherwise it is that of the budget.
         """
-        learned = cached.learned
-        window = self.window(route, learned)
+        learned, window = cached.learned, route.window
+        if learned.learned_window is not NOTHING:
+            window = believed(route, learned.learned_window, self._wall())
         source: str = route.source if window == route.window else "learned"
         if most is not None and (window is None or most < window):
             window, source = most, "request"

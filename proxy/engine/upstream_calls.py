@@ -238,7 +238,7 @@ async def _watch(reply: Reply, taken: list[bytes], opening: EarlyOverflowDetecto
         if chunk is None:
             return None
         taken.append(chunk)
-    if opening.finish() != "overflow":
+    if opening.verdict == "content" or opening.finish() != "overflow":
         return None
     return opening.overflow if await _read(reply, taken, ERROR_BYTES, deadline) else None
 

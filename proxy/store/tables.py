@@ -276,6 +276,8 @@ class RecordTable:
 
         Return an empty string if there is no request. Only one caller gets it.
         """
+        if not self._requests:
+            return ""
         name = key_names.mark(root_hash)
         value = self._requests.pop(name, None)
         if value is None:

@@ -9,8 +9,8 @@ import sys
 from types import ModuleType
 
 from proxy import caches, cli, upstream_wiring, wiring
-from proxy.engine import records as events
-from proxy.server import admin
+from proxy.engine import records
+from proxy.features.history import opening, routes
 from proxy.store import encryption, tables
 
 SHARE = 64
@@ -19,12 +19,13 @@ SHARE = 64
 
 BOUNDS: tuple[tuple[ModuleType, tuple[str, ...]], ...] = (
     (caches, ("ITEM_BYTES", "PREFIX_BYTES", "OUTLINE_BYTES", "RECORD_BYTES", "TEXT_BYTES")),
-    (wiring, ("CACHED_SIZES", "CACHED_LOOKUPS", "CACHED_ROUTES", "ARCHIVED_ITEMS", "RECENT_NOTES")),
+    (wiring, ("CACHED_SIZES", "CACHED_LOOKUPS", "CACHED_ROUTES")),
     (upstream_wiring, ("CACHED_TENANTS", "CACHED_PASSAGES")),
     (tables, ("_RENEWED", "_REQUESTS")),
     (encryption, ("_TENANTS",)),
-    (events, ("SPARED",)),
-    (admin, ("CALLERS",)),
+    (records, ("NEED_NO_SUMMARY",)),
+    (opening, ("ARCHIVED_ITEMS", "RECENT_NOTES")),
+    (routes, ("CALLERS",)),
 )
 """The bounds of everything a process remembers of its clients, by the module that reads them."""
 

@@ -82,8 +82,15 @@ class EarlyOverflowDetector:
         self.overflow: Overflow | None = None
         self._classifier = classifier
         self._prior = prior
-        self._is_declared = _header(headers, "content-type").startswith("text/event-stream")
-        self._decoder = ContentDecoder(_header(headers, "content-encoding"), 2 * LONGEST)
+        content_type, encoding = "", ""
+        for name, value in headers:
+            lower = name.lower()
+            if lower == "content-type":
+                content_type = content_type or value
+            elif lower == "content-encoding":
+                encoding = encoding or value
+        self._is_declared = content_type.startswith("text/event-stream")
+        self._decoder = ContentDecoder(encoding, 2 * LONGEST) if encoding else None
         self._buffer = bytearray()
         self._is_stream: bool | None = None
         self._cutter = EventCutter()
@@ -95,7 +102,7 @@ class EarlyOverflowDetector:
         """The verdict after *chunk*."""
         if self.verdict != "undecided":
             return self.verdict
-        data = self._decoder.feed(chunk)
+        data = chunk if self._decoder is None else self._decoder.feed(chunk)
         if self._is_stream is None:
             self._buffer += data
             self._is_stream = self._shape()
