@@ -127,7 +127,7 @@ class Schedule:
         self._allocation = rules.allocation
         self._stages = Stages(items, layout, budget, rules)
         self._fixed = budget.quantised_fixed
-        self._high = min(budget.high(rules.marks, budget.baseline), budget.ceiling)
+        self._high = min(budget.high(rules.marks, budget.baseline), budget.ceiling) - self._fixed
         self.view_tokens = self._stages.view_tokens  # an attribute, since halving calls it for every step
 
     def newest_compaction(self, last: Compaction | None, target: CompactionTarget = NO_TARGET) -> Compaction | None:
@@ -166,9 +166,9 @@ class Schedule:
         boundaries = self._layout.boundaries
         start = last.boundary + 1 if last else 1
         at, end = bisect_left(boundaries, start), bisect_left(boundaries, self._layout.count)
-        compaction = last
+        compaction, view_tokens, high = last, self.view_tokens, self._high
         while at < end:
-            at = bisect_left(boundaries, True, at, end, key=lambda boundary: self._is_over(boundary, compaction))
+            at = bisect_left(boundaries, True, at, end, key=lambda boundary: view_tokens(boundary, compaction) > high)
             if at < end:
                 compaction = self._compact(boundaries[at], compaction, self._budget.baseline) or compaction
                 at += 1
@@ -181,7 +181,7 @@ class Schedule:
         count, compaction = self._layout.count, last
         # A compaction at this very boundary stays while it fits: the same request gets the same view.
         is_new = last is None or last.boundary < count
-        if is_new and self._is_over(count, last):
+        if is_new and self.view_tokens(count, last) > self._high:
             compaction = self._compact(count, last, self._budget.baseline) or last
         if self.fits(compaction, limit) and not force:
             return compaction
@@ -210,10 +210,6 @@ class Schedule:
         if pruned is not None and present - pruned.view_tokens >= least_saved:
             return pruned
         return None
-
-    def _is_over(self, boundary: int, compaction: Compaction | None) -> bool:
-        """True if the view at *boundary* is above the high mark."""
-        return self._fixed + self.view_tokens(boundary, compaction) > self._high
 
     def _levels(self, boundary: int, limit: int) -> Levels:
         """The levels at *boundary* for a view of at most *limit* tokens.

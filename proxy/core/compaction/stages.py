@@ -87,9 +87,10 @@ class Stages:
         if compaction is None:
             return sums[boundary]
         cut, anchors = compaction.cut, compaction.anchors
+        reduced = self._reduced[1] if self._reduced[0] is compaction else self._reduced_items(compaction)
         total = sums[boundary] - sums[cut] + compaction.block_tokens
         total += sum(self._items[i].tokens for i in anchors)
-        for index, tokens in self._reduced_items(compaction).items():
+        for index, tokens in reduced.items():
             if cut <= index < boundary or index in anchors:
                 total -= self._items[index].tokens - tokens
         return total

@@ -322,6 +322,7 @@ def assemble(
     original: OriginalItems, compaction: Compaction, block: str, edits: Mapping[int, bytes], count: Count
 ) -> AssembledItems:
     """The items of the view: system items, the carrier with the block, then the client's own bytes from the cut on."""
+    read_item = original.api.read_item
     systems = [index for index in original.layout.systems if index < compaction.cut]
     pieces = [original.item(index) for index in systems]
     own = [original.items[index] for index in systems]
@@ -330,7 +331,7 @@ def assemble(
         carrier = _carrier(original, compaction)
         message = _carrier_message(original, compaction, carrier, block, edits)
         pieces.append(message)
-        summary_tokens = original.api.read_item(message, count).tokens
+        summary_tokens = read_item(message, count).tokens
         if carrier >= 0:
             own.append(_carrier_item(original, carrier, edits, count))
             summary_tokens -= own[-1].tokens
@@ -338,7 +339,7 @@ def assemble(
     tail = sorted(index for index in edits if index >= start)
     pieces += _slices(original, start, tail, edits)
     own += [original.items[index] for index in range(start, len(original.items)) if index not in edits]
-    own += [original.api.read_item(edits[index], count) for index in tail]
+    own += [read_item(edits[index], count) for index in tail]
     roles = add_up(own)
     return AssembledItems(b",".join(pieces), roles.system + roles.history + summary_tokens, roles, summary_tokens)
 
@@ -349,11 +350,6 @@ def _carrier(original: OriginalItems, compaction: Compaction) -> int:
         return compaction.cut
     task = original.layout.task
     return task if task is not None and task < compaction.cut else -1
-
-
-def _carrier_item(original: OriginalItems, carrier: int, edits: Mapping[int, bytes], count: Count) -> Item:
-    """The numbers of the client's own item in the carrier, without the block."""
-    return original.api.read_item(edits[carrier], count) if carrier in edits else original.items[carrier]
 
 
 def _carrier_message(
@@ -371,14 +367,19 @@ def _carrier_message(
         block,
         before=carrier == compaction.cut,
         media=media,
-        marker=_moved_marker(original, compaction, carrier),
+        marker=_moved_marker(original, compaction, carrier) if original.api.MARKER else b"",
     )
+
+
+def _carrier_item(original: OriginalItems, carrier: int, edits: Mapping[int, bytes], count: Count) -> Item:
+    """The numbers of the client's own item in the carrier, without the block."""
+    return original.api.read_item(edits[carrier], count) if carrier in edits else original.items[carrier]
 
 
 def _moved_marker(original: OriginalItems, compaction: Compaction, carrier: int) -> bytes:
     """The last cache mark among the folded items, for the block that stands for them: else their prefix is lost."""
     key, marker = original.api.MARKER, b""
-    if not key or original.body.count(key) > CACHE_MARKS:
+    if original.body.count(key) > CACHE_MARKS:
         return b""
     at, end = original.spans[0][0], original.spans[compaction.cut - 1][1]
     while (at := original.body.find(key, at, end)) >= 0:
