@@ -27,7 +27,6 @@ COMPLEX = {
     "proxy/core/apis/json_steps.py::dismantle": HOT,
     "proxy/core/apis/json_steps.py::_write": HOT,
     "proxy/core/apis/json_steps.py::_large": HOT,
-    "proxy/core/planner.py::choose_compaction": ENGINE,
 }
 
 # Lines that still hold a nested ternary, one over several lines or a dense comprehension: how many, and why.

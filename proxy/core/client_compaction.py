@@ -126,10 +126,8 @@ def client_of(envelope: Envelope, first: bytes, last: bytes, history: bool = Fal
     before. An unknown wording is recognised by its intent, and by the request's form: no tools that may be called, or
     a history before it and words that leave nothing to call them for.
     """
-    system = next(iter(envelope.texts.values()), "").lstrip()
     called = _may_call(envelope)
-    if not system and (not called or _occurs("system", first[:1024])):
-        system = _system(first)
+    system = _system_text(envelope, first, called=called)
     for rule in _SYSTEM_RULES:
         if system.startswith(rule.begins):
             return rule.client
@@ -145,6 +143,14 @@ def client_of(envelope: Envelope, first: bytes, last: bytes, history: bool = Fal
         return ""
     known = _marked(value) if marked else ""
     return known or (OTHER if _asks(value, system, called=called, history=history) else "")
+
+
+def _system_text(envelope: Envelope, first: bytes, *, called: bool) -> str:
+    """Return the operator's words; of a *first* item only if tools may not be *called* or a rule's words occur."""
+    system = next(iter(envelope.texts.values()), "").lstrip()
+    if not system and (not called or _occurs("system", first[:1024])):
+        return _system(first)
+    return system
 
 
 def _may_ask(edges: bytes, system: str, *, called: bool, history: bool) -> bool:

@@ -280,16 +280,36 @@ def choose_compaction(
     is_modest = target.lower_output == "last" and budget.reserve <= budget.window // 2
     if fits and not is_lossy(compaction, last) and (compaction == last or is_modest):
         return compaction, None
+    lowered = _with_lowered_output(measured, policy, layout, last, target, otherwise_fits=fits)
+    return lowered or (compaction, None)
+
+
+def _with_lowered_output(
+    measured: MeasuredRequest,
+    policy: Policy,
+    layout: Layout,
+    last: Compaction | None,
+    target: CompactionTarget,
+    *,
+    otherwise_fits: bool,
+) -> tuple[Compaction | None, int | None] | None:
+    """A compaction that loses less beside a lowered output figure, and that figure; None if lowering is of no use.
+
+    *otherwise_fits*: the compaction beside the request's own output figure fits, so that a lossy one gains nothing.
+    """
+    budget = measured.budget_for(target)
     for reserve in _smaller_reserves(measured, budget):
-        relaxed = measured.schedule(policy, layout, replace(budget, reserve=reserve))
-        kinder = relaxed.newest_compaction(last, target)
-        if relaxed.fits(kinder, budget.input) and not is_lossy(kinder, last):
-            return kinder, None  # nothing has to be lowered for it
-        if not relaxed.fits(kinder, budget.input_budget(reserve)) or (fits and is_lossy(kinder, last)):
+        schedule = measured.schedule(policy, layout, replace(budget, reserve=reserve))
+        compaction = schedule.newest_compaction(last, target)
+        loses = is_lossy(compaction, last)
+        if not loses and schedule.fits(compaction, budget.input):
+            return compaction, None  # nothing has to be lowered for it
+        if loses and otherwise_fits:
             continue
-        used = budget.quantised_fixed + relaxed.view_tokens(layout.count, kinder)
-        return kinder, _room_left(measured, budget, used)
-    return compaction, None
+        if schedule.fits(compaction, budget.input_budget(reserve)):
+            used = budget.quantised_fixed + schedule.view_tokens(layout.count, compaction)
+            return compaction, _room_left(measured, budget, used)
+    return None
 
 
 def _smaller_reserves(measured: MeasuredRequest, budget: TokenBudget) -> list[int]:
