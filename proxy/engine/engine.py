@@ -4,15 +4,7 @@ Two loops do all of that. ``_decide`` asks the planner, which never waits, until
 writes what it lacks. ``_deliver`` sends until a reply can be passed on. Token counts, dry runs, fallbacks, retries and
 continued answers use these two.
 
-A fault of ours costs compression, never the request. What becomes of it depends on how far it came:
-
-    nothing was sent                  the client's own bytes are sent once
-    a reply is in hand                that reply, with the bytes already read from it
-    an overflow's reply was read      that first overflow's reply, as if there were no retries
-    a stream is running               what watched it is dropped, and the stream goes on (``Continuation``, the server)
-
-Nothing is tried again and nothing is learned then. An ``UllageError`` is no fault: it is refused on purpose, or the
-upstream failed. Neither is a cancellation: the client has gone.
+A fault of ours costs compression, never the request (``proxy/engine/fail_open.py``).
 """
 
 from __future__ import annotations
@@ -34,7 +26,6 @@ from proxy.core.decisions import (
     MeasuredRequest,
     NeedBlock,
     NeedRecord,
-    Observation,
     Policy,
     Progress,
     Reject,
@@ -43,24 +34,24 @@ from proxy.core.decisions import (
     View,
 )
 from proxy.core.errors import UllageError
-from proxy.core.models import Catalogue, Route
+from proxy.core.models import Catalogue
 from proxy.core.overflow.classify import Classifier
 from proxy.core.overflow.kinds import Overflow
 from proxy.core.overflow.stream import LateOverflowDetector
-from proxy.core.planner import decide
-from proxy.core.report import INTERNAL_ERROR, Report, Usage
+from proxy.core.planner import as_observed, decide
+from proxy.core.report import Report, Usage
 from proxy.core.request import Mode, Request
-from proxy.engine.body_edits import renamed, rerouted
+from proxy.engine.body_edits import rerouted
+from proxy.engine.fail_open import COUNT_TOKENS, FailOpen
 from proxy.engine.features import Continued, Extend, Features
 from proxy.engine.learned_routes import LearnedRoutes, SentPrompt
 from proxy.engine.measuring import Measurer
 from proxy.engine.ports import Answer, Clock, Outcome, Refusal, Reply
-from proxy.engine.quick_check import model_of
 from proxy.engine.records import CompactionRecords
 from proxy.engine.replies import LocalReply
 from proxy.engine.reports import report_of
 from proxy.engine.retries import Retries, sent_prompt
-from proxy.engine.run import Run
+from proxy.engine.run import GIVE_UP, Delivered, GiveUp, Run, Undelivered, Unreachable
 from proxy.engine.upstream_calls import Accepted, NotNews, Overflowed, UpstreamCalls
 from proxy.offload import load_of, offload
 from proxy.tasks import Faults
@@ -73,38 +64,6 @@ UNCOUNTED: Final = frozenset({404, 405, 501})
 
 Few servers have it: https://docs.anthropic.com/en/api/messages-count-tokens.
 """
-
-COUNT_TOKENS: Final = "count_tokens"
-"""The API that a request for a count is reported as."""
-
-
-class Unreachable(Exception):
-    """The engine is in a state that cannot be: a fault of ours."""
-
-
-@dataclass(frozen=True, slots=True)
-class GiveUp:
-    """Nothing is left to send: the client sees the provider's own first error."""
-
-
-GIVE_UP: Final = GiveUp()
-
-
-@dataclass(frozen=True, slots=True)
-class Delivered:
-    """A reply to *view* that can be passed on, and the bytes already read from it."""
-
-    view: View
-    reply: Reply
-    head: bytes
-    hides_usage: bool
-
-
-@dataclass(frozen=True, slots=True)
-class Undelivered:
-    """Why no reply was passed on: the request was refused, or the first overflow stands."""
-
-    refused: Reject | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,6 +103,7 @@ class Engine:
         self._counting = settings.counting
         self._clock = clock
         self._faults = faults
+        self._fail_open = FailOpen(catalogue, measurer, calls, faults)
 
     async def exchange(self, request: Request) -> Outcome:
         """Answer *request*: one generation is paid for, more only if the model recalls what left its view.
@@ -160,11 +120,11 @@ class Engine:
             raise
         except Exception as fault:  # noqa: BLE001 - fail open: a fault of ours costs compression, never the request
             self._faults.report("request", request.request_id, fault)
-            return await self._pass_through(run)
+            return await self._fail_open.pass_through(run)
 
     async def untouched(self, request: Request) -> Outcome:
         """Send the client's own bytes, after a fault of ours. Raises what the upstream raises."""
-        return await self._pass_through(Run(request, self._clock))
+        return await self._fail_open.pass_through(Run(request, self._clock))
 
     async def _with_features(self, run: Run) -> Outcome:
         """Answer a request that may concern a feature, or asks for a count."""
@@ -232,7 +192,7 @@ class Engine:
     async def _planned(self, measured: MeasuredRequest) -> FinalDecision:
         decision = await self._decide(measured)
         if self.measurer.mode_of(measured.request) == "observe":
-            return _as_observed(decision)
+            return as_observed(decision)
         return decision
 
     async def _decide(self, measured: MeasuredRequest) -> FinalDecision:
@@ -464,48 +424,6 @@ class Engine:
         counted = await self.measurer.tokens_of(asked, await self.measurer.located(asked), route)
         return int(counted * self.learned.get_cached(route, asked.tenant).learned.calibration.factor)
 
-    # After a fault of ours.
-
-    async def _pass_through(self, run: Run) -> Answer:
-        """The reply in hand, the first overflow's, or the reply to the client's own bytes."""
-        if run.reply is not None:
-            return self._untouched_answer(run, run.reply, b"".join(run.taken))
-        if run.instead is not None:
-            return self._untouched_answer(run, *run.instead)
-        upstream, model, body = self._destination(run.request)
-        reply = await self._calls.send_bytes(run, upstream, body, model)
-        return self._untouched_answer(run, reply, b"")
-
-    def _untouched_answer(self, run: Run, reply: Reply, head: bytes) -> Answer:
-        request = run.request
-        api = COUNT_TOKENS if request.purpose == "count" else request.api
-        model = request.path_model or model_of(request.body)
-        return Answer(
-            Report(request.request_id, api, model, run.upstream, outcome="degraded", reason=INTERNAL_ERROR), reply, head
-        )
-
-    def _destination(self, request: Request) -> tuple[str, str, bytes]:
-        """The upstream, the model's name and the body to send; each as plain as what still works allows."""
-        attempt, name = self._faults.attempt, request.request_id
-        model = request.path_model or attempt("request", name, lambda: model_of(request.body), "")
-        route = self._plain_route(model, name)
-        if route is None:
-            return self._catalogue.default_upstream, model, request.body
-        if request.path_model or route.model == route.requested_model:
-            return route.upstream, route.requested_model, request.body
-        rename = lambda: renamed(request.body, self.measurer.locate(request), route.model)  # noqa: E731
-        return route.upstream, route.requested_model, attempt("request", name, rename, request.body)
-
-    def _plain_route(self, model: str, request_id: str) -> Route | None:
-        """The route of *model*; None if resolving it is what fails. Raises ``NotFound``."""
-        try:
-            return self._catalogue.resolve(model)
-        except UllageError:
-            raise
-        except Exception as fault:  # noqa: BLE001 - the default upstream may still know the model
-            self._faults.report("request", request_id, fault)
-            return None
-
 
 class BoundEngine:
     """The engine as a feature sees it: for one request under way. See ``Planning``."""
@@ -575,16 +493,3 @@ class Continuation:
     def drop(self) -> None:
         """Close the reply in hand: the client is not to see it."""
         self._run.drop()
-
-
-def _as_observed(decision: FinalDecision) -> FinalDecision:
-    """The client's own bytes, with the figures of what *decision* would have sent."""
-    if isinstance(decision, TooLossy) or isinstance(decision.view, UncountedView):
-        return decision
-    view = decision.view
-    observation: Observation = "fits"
-    if isinstance(decision, Reject):
-        observation = "would_refuse"
-    elif view.body != view.request.body:
-        observation = "would_compact"
-    return Forward(replace(view, body=view.request.body, observation=observation))

@@ -1,18 +1,45 @@
-"""What has happened so far to one request: the only mutable object of its way through the engine."""
+"""What has happened so far to one request, the only mutable object of its way; and what sending can come to."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import Final
 
+from proxy.core.attempts import Attempts
+from proxy.core.decisions import Reject, View
 from proxy.core.overflow.kinds import Overflow
+from proxy.core.request import Request
 from proxy.engine.ports import Clock, Reply
 from proxy.engine.replies import DrainedReply
 
-if TYPE_CHECKING:
-    from proxy.core.attempts import Attempts
-    from proxy.core.decisions import View
-    from proxy.core.request import Request
+
+class Unreachable(Exception):
+    """The engine is in a state that cannot be: a fault of ours."""
+
+
+@dataclass(frozen=True, slots=True)
+class GiveUp:
+    """Nothing is left to send: the client sees the provider's own first error."""
+
+
+GIVE_UP: Final = GiveUp()
+
+
+@dataclass(frozen=True, slots=True)
+class Delivered:
+    """A reply to *view* that can be passed on, and the bytes already read from it."""
+
+    view: View
+    reply: Reply
+    head: bytes
+    hides_usage: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Undelivered:
+    """Why no reply was passed on: the request was refused, or the first overflow stands."""
+
+    refused: Reject | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,199 @@
+"""Views: what goes upstream for a measured request, built from its items, a record and the edits beside them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from proxy.core.apis.envelope import TOOLS, splice
+from proxy.core.compaction.prune import oldest_results
+from proxy.core.compaction.record import VERSION, Compaction, CompactionRecord
+from proxy.core.compaction.view import AssembledItems, RenderOptions, assemble, write_texts
+from proxy.core.conversation import Layout
+from proxy.core.decisions import (
+    NO_EDITS,
+    CountedView,
+    Edits,
+    LookedUp,
+    MeasuredRequest,
+    Policy,
+    Written,
+)
+from proxy.core.tokens.budget import TokenBudget, summary_output, to_our_tokens
+from proxy.core.tool_calls import pairs_of
+
+PRUNE_ATTEMPTS = 3
+"""How often the oldest results of a client's own compaction are chosen anew, once their placeholders were counted."""
+
+
+def build_view(measured: MeasuredRequest, written: Written) -> CountedView:
+    """The view after *written*: what the client sent, with the record's texts and the edits beside the items."""
+    found, target, record = written.found, written.target, written.record
+    if record is None and not measured.tools_json and written.lowered_output is None:
+        budget = measured.budget_for(replace(target, keep_addition=True))
+        in_vain = target.wait_for_summary and target.limit is None
+        edits = Edits(previous=found.first, nothing_to_fold=in_vain)
+        return replace(verbatim(measured, found.layout, budget), edits=edits)
+    return _compacted(measured, written)
+
+
+def verbatim(measured: MeasuredRequest, layout: Layout | None, budget: TokenBudget | None = None) -> CountedView:
+    """The client's own bytes, held against *budget* (the request's own by default)."""
+    counts = measured.counts
+    return CountedView(
+        measured=measured,
+        budget=without_addition_room(budget or measured.budget, measured.addition.tokens),
+        layout=layout,
+        body=measured.request.body,
+        counted=counts.total,
+        expected_tokens=expected_tokens(measured, -1, counts.total),
+        roles=counts.roles,
+        edits=NO_EDITS,
+    )
+
+
+def _compacted(measured: MeasuredRequest, written: Written) -> CountedView:
+    found, target, record = written.found, written.target, written.record
+    parsed, layout = measured.parsed, found.layout
+    budget = measured.budget_for(target)
+    has_addition = bool(measured.addition.tokens) and target.keep_addition and record is not None
+    items = _items_of(measured, layout, record, measured.addition.note if has_addition else "")
+    members: dict[str, str] = {}
+    thinking: dict[str, str] = {}
+    if measured.tools_json:
+        members[tools_member(measured)] = measured.tools_json
+    if has_addition:
+        members["tools"] = measured.addition.added_to(measured.tools_json or parsed.envelope.value("tools"))
+    if written.lowered_output is not None:
+        figure = max(int(written.lowered_output * measured.token_ratio), parsed.envelope.least_output)
+        thinking = parsed.envelope.thinking(figure)
+        members |= _output_members(measured, figure) | thinking
+    at = len(parsed.body[: parsed.scan.start].decode())
+    if target.keep_addition and not has_addition:
+        budget = without_addition_room(budget, measured.addition.tokens)
+    tokens = budget.fixed - measured.counts.roles.system + items.tokens
+    last = found.record.compaction if found.record else None
+    stages = record.compaction.stages if record else ()
+    used = {
+        "tools": measured.tools_json,
+        "output": written.lowered_output,
+        "thinking": thinking,
+        "recall": has_addition,
+    }
+    return CountedView(
+        measured=measured,
+        budget=budget,
+        layout=layout,
+        body=splice(parsed.envelope, at, items.content, members),
+        counted=tokens,
+        expected_tokens=expected_tokens(measured, record.compaction.boundary if record else -1, tokens),
+        roles=items.roles,
+        summary=items.summary_tokens,
+        edits=Edits(
+            record=record,
+            previous=found.first,
+            compacted_now=found.wrote or (record is not None and record.compaction != last),
+            lowered_output=written.lowered_output,
+            tools_shrunk=bool(measured.tools_json),
+            addition=has_addition,
+            stages=stages + tuple(name for name, value in used.items() if value),
+        ),
+    )
+
+
+def without_addition_room(budget: TokenBudget, tokens: int) -> TokenBudget:
+    """*budget* without the room that was kept for an addition of *tokens*."""
+    return replace(budget, fixed=budget.fixed - tokens) if tokens else budget
+
+
+def _items_of(measured: MeasuredRequest, layout: Layout, record: CompactionRecord | None, note: str) -> AssembledItems:
+    """The items of the view, with *note* at the end of the block."""
+    if record is None:
+        scan, roles = measured.parsed.scan, measured.counts.roles
+        return AssembledItems(measured.parsed.body[scan.start : scan.end], roles.system + roles.history, roles)
+    return assemble(measured.original(layout), record.compaction, record.block_with(note), record.edits, measured.count)
+
+
+def tools_member(measured: MeasuredRequest) -> str:
+    """The name of the counted member that holds the tools. Raises ``StopIteration`` if there is none."""
+    return next(key for key in TOOLS if key in measured.counts.members)
+
+
+def _output_members(measured: MeasuredRequest, figure: int) -> dict[str, str]:
+    """The members that state the output figure, lowered to *figure*."""
+    fields = measured.parsed.envelope.fields
+    return {key: str(figure) for key in measured.api_format.OUTPUT_FIGURES if key in fields}
+
+
+def expected_tokens(measured: MeasuredRequest, boundary: int, tokens: int) -> int:
+    """What the provider will count for a view of *tokens*; *boundary*: of its compaction, -1 if there is none."""
+    ratio = measured.token_ratio
+    expected = measured.anchor.expect(boundary, tokens, ratio) if measured.anchor else None
+    return int(tokens * ratio) if expected is None else expected
+
+
+# A client's own compaction.
+
+
+def client_compaction_view(measured: MeasuredRequest, policy: Policy) -> CountedView | None:
+    """The view for a client that compacts its conversation itself; None if that is too large for it.
+
+    What the model reads now is all that will be left, so nothing changes, whatever happened to the conversation
+    before. If it is too large, its answer gets the room a summary needs instead of what it asked for; after that its
+    oldest tool results give way, as many as have to. No record is read or written.
+    """
+    layout = measured.lay_out()
+    budget = replace(measured.budget, fixed=measured.counts.fixed)
+    view = verbatim(measured, layout, budget)
+    reserve = budget.reserve
+    if _excess(view, reserve) <= 0:
+        return view
+    if policy.lower_output != "never":
+        least = to_our_tokens(measured.parsed.envelope.least_output, measured.token_ratio)
+        reserve = min(reserve, summary_output(budget.window, least))
+    if _excess(view, reserve) <= 0:
+        return _with_reserve(view, layout, None, reserve)
+    return _pruned(view, policy, layout, reserve)
+
+
+def _excess(view: CountedView, reserve: int) -> int:
+    """Tokens by which *view* is too large beside an answer of *reserve*."""
+    return to_our_tokens(view.expected_tokens, view.measured.token_ratio) - view.budget.input_budget(reserve)
+
+
+def _pruned(view: CountedView, policy: Policy, layout: Layout, reserve: int) -> CountedView | None:
+    """*view* without as many of its oldest tool results as it takes beside an answer of *reserve* tokens, verified."""
+    measured, rules = view.measured, policy.rules
+    items, count = measured.parsed.items, layout.count
+    pairs = list(pairs_of(items, 0, count)) if rules.prune_pass.prune else []
+    pen = RenderOptions(measured.count, policy.tools)
+    over = _excess(view, reserve)
+    for _ in range(PRUNE_ATTEMPTS):
+        placeholders = oldest_results(pairs, items, over)
+        if placeholders is None:
+            return None
+        compaction = Compaction(count, 0, 0, placeholders=placeholders, stages=("prune",))
+        block, edits = write_texts(measured.original(layout), compaction, pen)
+        budget = view.budget
+        record = CompactionRecord(VERSION, compaction, block, edits, budget.window, budget.reserve, budget.fixed)
+        smaller = _with_reserve(view, layout, record, reserve)
+        excess = _excess(smaller, reserve)
+        if excess <= 0:
+            return smaller
+        over += excess
+    return None
+
+
+def _with_reserve(view: CountedView, layout: Layout, record: CompactionRecord | None, reserve: int) -> CountedView:
+    """The view of *record* with an output figure of at least *reserve* tokens, if that is less than was asked for."""
+    measured, budget = view.measured, view.budget
+    unshrunk = replace(measured, budget=budget, tools_json="")
+    found = LookedUp(layout, record)
+    written = Written(found, measured.target, record, None)
+    output: int | None = None
+    if measured.requested_output is not None and reserve < budget.reserve:
+        made = _compacted(unshrunk, replace(written, lowered_output=reserve)) if record else view
+        used = to_our_tokens(made.expected_tokens, measured.token_ratio)
+        output = min(budget.reserve, max(reserve, budget.window - used - budget.window // 64))
+    if record is None and output is None:
+        return view
+    return _compacted(unshrunk, replace(written, lowered_output=output))

@@ -1,0 +1,85 @@
+"""Fail open: after a fault of our own a request is still answered, at the price of its compression.
+
+What becomes of it depends on how far it came when the fault was met:
+
+    nothing was sent                  the client's own bytes are sent once
+    a reply is in hand                that reply, with the bytes already read from it
+    an overflow's reply was read      that first overflow's reply, as if there were no retries
+    a stream is running               what watched it is dropped, and the stream goes on (the server's observer, recall)
+
+Nothing is tried again and nothing is learned. An ``UllageError`` is no fault: it is refused on purpose, or the upstream
+failed. Neither is a cancellation: the client has gone.
+"""
+
+from __future__ import annotations
+
+from proxy.core.errors import UllageError
+from proxy.core.models import Catalogue, Route
+from proxy.core.report import INTERNAL_ERROR, Report
+from proxy.core.request import Request
+from proxy.engine.body_edits import renamed
+from proxy.engine.measuring import Measurer
+from proxy.engine.ports import Answer, Reply
+from proxy.engine.quick_check import model_of
+from proxy.engine.run import Run
+from proxy.engine.upstream_calls import UpstreamCalls
+from proxy.tasks import Faults
+
+COUNT_TOKENS = "count_tokens"
+"""The API that a request for a count is reported as."""
+
+
+class FailOpen:
+    """Answers requests as plainly as what still works allows."""
+
+    def __init__(self, catalogue: Catalogue, measurer: Measurer, calls: UpstreamCalls, faults: Faults) -> None:
+        self._catalogue = catalogue
+        self._measurer = measurer
+        self._calls = calls
+        self._faults = faults
+
+    async def pass_through(self, run: Run) -> Answer:
+        """The reply in hand, the first overflow's, or the reply to the client's own bytes.
+
+        Raises what the upstream raises.
+        """
+        if run.reply is not None:
+            return self._untouched_answer(run, run.reply, b"".join(run.taken))
+        if run.instead is not None:
+            return self._untouched_answer(run, *run.instead)
+        upstream, model, body = self._destination(run.request)
+        reply = await self._calls.send_bytes(run, upstream, body, model)
+        return self._untouched_answer(run, reply, b"")
+
+    def _untouched_answer(self, run: Run, reply: Reply, head: bytes) -> Answer:
+        request = run.request
+        api = COUNT_TOKENS if request.purpose == "count" else request.api
+        model = request.path_model or model_of(request.body)
+        return Answer(
+            Report(request.request_id, api, model, run.upstream, outcome="degraded", reason=INTERNAL_ERROR), reply, head
+        )
+
+    def _destination(self, request: Request) -> tuple[str, str, bytes]:
+        """The upstream, the model's name and the body to send; each as plain as what still works allows."""
+        attempt, name = self._faults.attempt, request.request_id
+        model = request.path_model or attempt("request", name, lambda: model_of(request.body), "")
+        route = self._plain_route(model, name)
+        if route is None:
+            return self._catalogue.default_upstream, model, request.body
+        if request.path_model or route.model == route.requested_model:
+            return route.upstream, route.requested_model, request.body
+
+        def rename() -> bytes:
+            return renamed(request.body, self._measurer.locate(request), route.model)
+
+        return route.upstream, route.requested_model, attempt("request", name, rename, request.body)
+
+    def _plain_route(self, model: str, request_id: str) -> Route | None:
+        """The route of *model*; None if resolving it is what fails. Raises ``NotFound``."""
+        try:
+            return self._catalogue.resolve(model)
+        except UllageError:
+            raise
+        except Exception as fault:  # noqa: BLE001 - the default upstream may still know the model
+            self._faults.report("request", request_id, fault)
+            return None
