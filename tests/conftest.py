@@ -13,6 +13,7 @@ from hypothesis import HealthCheck, settings
 
 from tests.stub import Answer, Rules, Stub
 from tests.support.proxy_process import Proxy
+from tests.support.shared_recordings import missing
 
 # The same examples on every run: a suite that is green once stays so. HYPOTHESIS_PROFILE=search looks for new ones.
 settings.register_profile("same", deadline=None, suppress_health_check=[HealthCheck.too_slow], derandomize=True)
@@ -52,6 +53,13 @@ def pytest_runtest_makereport(
     if report.when == "call":
         item.stash[FAILED] = report.failed
     return report
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Skip what needs recordings that are not at hand."""
+    reasons = [missing(name) for marker in item.iter_markers("shared") for name in marker.args]
+    if any(reasons):
+        pytest.skip("; ".join(filter(None, reasons)))
 
 
 @pytest.fixture

@@ -116,7 +116,7 @@ def main() -> int:
     if not overflow_recordings.FILE.is_file():
         print(f"no recordings at {overflow_recordings.FILE} (ULLAGE_SHARED names another folder)", file=sys.stderr)
         return 1
-    rows = overflow_recordings.read()
+    rows = overflow_recordings.rows()
     print(f"recorded             {tally(whole, rows)}")
     left_out = Tally()
     for provider in sorted({row["provider"] for row in rows}):

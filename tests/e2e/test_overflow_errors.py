@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import httpx
+import pytest
 
 from tests.conftest import StartProxy, StartStub
 from tests.stub import Fault, Stub
@@ -49,6 +50,7 @@ async def told(front: Proxy, server: Stub, row: Row) -> str:
     return f"sent {times} times, {answer.status_code}: {answer.text[:200]}"
 
 
+@pytest.mark.shared("overflow_errors.jsonl")
 async def test_recorded_errors(stub: StartStub, proxy: StartProxy) -> None:
     """Of recorded overflows at least 95 % are made good without the client's noticing; of all else nothing is touched.
 

@@ -15,7 +15,7 @@ import pytest
 from tests.conftest import StartProxy, StartStub
 from tests.stub import Seen, Stub
 from tests.stub.tokens import encoding
-from tests.support.recorded_conversations import FOLDER, RecordedConversation, read_all
+from tests.support.recorded_conversations import RecordedConversation, read_all
 from tests.support.tool_pair_checks import pair_violations
 from tests.support.view_checks import CacheTally, view_problems
 
@@ -25,10 +25,11 @@ PLACES = 60
 SHORT = 12
 AT_ONCE = 3
 RETRIES = 2
-needs_recordings = pytest.mark.skipif(
-    not any(FOLDER.glob("*.jsonl")), reason=f"no recorded conversations in {FOLDER} (ULLAGE_TRANSCRIPTS names another)"
-)
-pytestmark = [needs_recordings, pytest.mark.slow, pytest.mark.timeout(3600 if os.environ.get(FULL) else 600)]
+pytestmark = [
+    pytest.mark.shared("transcripts"),
+    pytest.mark.slow,
+    pytest.mark.timeout(3600 if os.environ.get(FULL) else 600),
+]
 
 
 @pytest.fixture(scope="module")

@@ -18,7 +18,7 @@ from tests.stub import Answer, Fault
 from tests.stub.faults import JSON, SSE, events
 from tests.stub.tokens import request_tokens
 from tests.support.proxy_process import Client, Proxy, until
-from tests.support.recorded_conversations import FOLDER, read_all
+from tests.support.recorded_conversations import read_all
 from tests.support.sample_conversations import chat_turn
 
 ABORTED_WITHIN = 2.0
@@ -61,7 +61,7 @@ async def post(
     return await web.post(f"{front.url}/chat/completions", content=body, headers=named)
 
 
-@pytest.mark.skipif(not any(FOLDER.glob("*.jsonl")), reason="no recorded conversations at hand")
+@pytest.mark.shared("transcripts")
 @pytest.mark.slow
 async def test_recorded_conversations_that_fit_leave_byte_for_byte(
     stub: StartStub, proxy: StartProxy, web: httpx.AsyncClient

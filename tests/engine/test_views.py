@@ -35,7 +35,7 @@ from tests.support.engine_fixtures import (
     plan_problems,
     text_of,
 )
-from tests.support.recorded_conversations import FOLDER, read_all
+from tests.support.recorded_conversations import read_all
 from tests.support.sample_conversations import (
     AGENT_TASK,
     AGENT_TOOLS,
@@ -420,7 +420,7 @@ async def test_without_folds_old_rounds_are_dropped(drop: bool) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not any(FOLDER.glob("*.jsonl")), reason=f"no recorded conversations in {FOLDER}")
+@pytest.mark.shared("transcripts")
 async def test_no_unread_result_is_cut_that_would_fit() -> None:
     """In recorded conversations, results at the end stay whole wherever older things can give way for them."""
     counts = Counts()

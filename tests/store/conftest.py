@@ -135,6 +135,16 @@ async def opener(tmp_path_factory: pytest.TempPathFactory, short_path: Path) -> 
     await opener.close()
 
 
+@pytest.fixture
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Operations of the store may take seconds: what is tested is what they do, on a machine that may be busy.
+
+    With the deadlines of a request (60 ms for an operation) a slow moment of the machine is a store that is down.
+    """
+    for deadline in ("OPERATION", "REQUEST"):
+        monkeypatch.setattr(f"proxy.store.deadlines.{deadline}", ANSWERS_WITHIN)
+
+
 async def eventually(true: Callable[[], bool], seconds: float = 10.0) -> None:
     """Wait until *true* says so; the bound is generous because the machine is shared."""
     deadline = time.monotonic() + seconds

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import gzip
 import json
-import os
-from pathlib import Path
 from typing import Any
 
-import pytest
+from tests.support.shared_recordings import RECORDINGS
 
-FOLDER = Path(os.environ.get("ULLAGE_SHARED") or Path(__file__).parents[3] / "shared")
-FILE = FOLDER / "overflow_errors.jsonl"
+FILE = RECORDINGS["overflow_errors.jsonl"]
 
 KINDS = {
     "input_too_long": "input",
@@ -32,13 +29,6 @@ Row = dict[str, Any]
 
 
 def rows() -> list[Row]:
-    """Every recorded answer; skips the test where the recordings are not at hand."""
-    if not FILE.is_file():
-        pytest.skip(f"no recorded error answers in {FOLDER} (ULLAGE_SHARED names another folder)")
-    return read()
-
-
-def read() -> list[Row]:
     """Every recorded answer."""
     return [json.loads(line) for line in FILE.read_text("utf-8").splitlines() if line]
 

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from tests.stub.tokens import fixed_tokens, message_tokens, request_tokens
-from tests.support.proxy_process import ROOT
+from tests.support.shared_recordings import RECORDINGS
 
-FOLDER = Path(os.environ.get("ULLAGE_TRANSCRIPTS", ROOT.parent / "shared" / "transcripts"))
+FOLDER = RECORDINGS["transcripts"]
 MIN_WINDOW = 2048
 Message = Mapping[str, Any]
 

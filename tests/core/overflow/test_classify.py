@@ -73,6 +73,7 @@ def said(message: str, status: int = 400, counted: int | None = None, **members:
     return classifier().answer(status, (), error(message, **members), prior)
 
 
+@pytest.mark.shared("overflow_errors.jsonl")
 def test_every_recorded_overflow_is_recognised() -> None:
     """What providers answer in place of an answer is read with its kind and the figures it states, exactly."""
     wanted = [row for row in rows() if row["overflow"] and not row["stream"] and row["id"] not in BROKEN_OFF]
@@ -89,6 +90,7 @@ def test_every_recorded_overflow_is_recognised() -> None:
     assert wrong == {}
 
 
+@pytest.mark.shared("overflow_errors.jsonl")
 def test_no_recorded_look_alike_is_taken_for_one() -> None:
     """Rates, output caps, other fields, outages and quotations are no overflows."""
     others = [row for row in rows() if not row["overflow"] and not row["stream"]]

@@ -82,6 +82,7 @@ def test_one_event(name: str, end: str) -> None:
     assert opening.finish() == expected
 
 
+@pytest.mark.shared("overflow_errors.jsonl")
 def test_recorded_streams() -> None:
     """Overflows in place of an answer are recognised with their limit; what comes after content is too late."""
     wanted = [r for r in rows() if r["overflow"] and (r["stream"] or r["status"] == 200)]
@@ -95,6 +96,7 @@ def test_recorded_streams() -> None:
         assert getattr(found, "limit", None) == row["limit"], row["id"]
 
 
+@pytest.mark.shared("overflow_errors.jsonl")
 def test_no_other_recorded_answer_is_an_overflow() -> None:
     """No answer that means something else is taken for an overflow, at its beginning or behind it."""
     others = [row for row in rows() if not row["overflow"] and (row["stream"] or row["status"] == 200)]
@@ -105,6 +107,7 @@ def test_no_other_recorded_answer_is_an_overflow() -> None:
         assert found is None or not (found.too_long or found.kind == "stop"), row["id"]
 
 
+@pytest.mark.shared("overflow_errors.jsonl")
 def test_recorded_answers_that_broke_off() -> None:
     """An overflow behind the first content is found, in streams and in whole answers."""
     late = [row for row in rows() if row["id"] in BROKEN_OFF]
@@ -116,6 +119,7 @@ def test_recorded_answers_that_broke_off() -> None:
         assert found.kind == ("stop" if row.get("implicit") else found.kind)
 
 
+@pytest.mark.shared("overflow_errors.jsonl")
 @settings(max_examples=60)
 @given(st.data())
 def test_recorded_streams_in_any_chunks(data: st.DataObject) -> None:
