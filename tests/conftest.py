@@ -13,14 +13,6 @@ from hypothesis import HealthCheck, settings
 
 from tests.stub import Answer, Rules, Stub
 from tests.support.proxy_process import Proxy
-from tests.support.recall_fixtures import (
-    WINDOW,
-    WORDING,
-    ProxyInProcess,
-    StartRecall,
-    model_answering,
-    proxy_in_process,
-)
 from tests.support.shared_recordings import missing
 
 # The same examples on every run: a suite that is green once stays so. HYPOTHESIS_PROFILE=search looks for new ones.
@@ -110,13 +102,17 @@ async def proxy(request: pytest.FixtureRequest) -> AsyncIterator[StartProxy]:
 
 
 @pytest.fixture
-async def start_recall(stub: StartStub, tmp_path: Path) -> AsyncIterator[StartRecall]:
+async def start_recall(stub: StartStub, tmp_path: Path) -> AsyncIterator[Callable[..., Awaitable[tuple[Stub, Any]]]]:
     """Starts an upstream whose model gives the answers, and a proxy in this process, with recall on, in front of it."""
+    from tests.support import recall_fixtures  # not above: the feature may be deleted
+
     async with AsyncExitStack() as stack:
 
-        async def start(api: str, *answers: Answer, **options: Any) -> tuple[Stub, ProxyInProcess]:
-            server = await stub(window=WINDOW, wording=WORDING[api])
-            server.script = model_answering(*answers)
-            return server, await stack.enter_async_context(proxy_in_process(server, tmp_path, **options))
+        async def start(api: str, *answers: Answer, **options: Any) -> tuple[Stub, Any]:
+            server = await stub(window=recall_fixtures.WINDOW, wording=recall_fixtures.WORDING[api])
+            server.script = recall_fixtures.model_answering(*answers)
+            return server, await stack.enter_async_context(
+                recall_fixtures.proxy_in_process(server, tmp_path, **options)
+            )
 
         yield start

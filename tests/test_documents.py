@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import ast
+import pkgutil
 import re
 from collections.abc import Iterator
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from proxy import app, cli
+from proxy import app, cli, features
 from proxy.core.errors import UllageError
 from proxy.settings import Settings
 
@@ -164,6 +166,8 @@ def test_every_error_of_our_own_is_listed() -> None:
     """docs/api.md lists the status and code of each error that the proxy itself answers, and no other."""
     rows = re.findall(r"^\| (\d{3}) \| `([a-z_]+)` \|", (ROOT / "docs" / "api.md").read_text(), re.MULTILINE)
     assert app, "imported, so that every error is defined"
+    for module in pkgutil.walk_packages(features.__path__, "proxy.features."):
+        import_module(module.name)  # the process opens them by name
     known = {(str(kind.status), kind.code) for kind in kinds_of(UllageError) if kind.__module__.startswith("proxy.")}
     assert set(rows) == known
 

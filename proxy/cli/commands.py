@@ -42,8 +42,7 @@ def main() -> None:
 
 def _show_version(wanted: bool) -> None:
     if wanted:
-        # Reading the package's metadata takes longer than showing the help.
-        from proxy.settings import version
+        from proxy import version
 
         typer.echo(f"ullage {version()}")
         raise typer.Exit

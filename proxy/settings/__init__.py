@@ -1,5 +1,6 @@
 """Configuration: read from YAML, environment and flags, here and nowhere else; errors name file, line, key, remedy."""
 
+from proxy import version
 from proxy.settings.compression import Compression, Stages
 from proxy.settings.load import Overrides, load
 from proxy.settings.packaged_data import (
@@ -10,7 +11,6 @@ from proxy.settings.packaged_data import (
     packaged,
     packaged_overflow_rules,
     prices,
-    version,
 )
 from proxy.settings.problems import Problem, SettingsError
 from proxy.settings.server import Limits, Server, Store

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import importlib.resources
 import importlib.util
 import re
@@ -98,14 +97,6 @@ def overflow_rules(settings: Settings) -> OverflowRules:
     """Return the configured overflow rules, followed by the packaged ones. Reads a file: call it in a thread."""
     own = [rule.model_dump(exclude_none=True) for rule in settings.overflow_rules]
     return read_rules(packaged_overflow_rules(), own)
-
-
-def version() -> str:
-    """Return the installed version; ``0+source`` in a checkout that is not installed."""
-    try:
-        return importlib.metadata.version("ullage")
-    except importlib.metadata.PackageNotFoundError:
-        return "0+source"
 
 
 def model_table() -> dict[str, ModelFacts]:

@@ -2,8 +2,8 @@
 
 An agent searches, reads, edits and runs tests in a repository that is made up; its user now and then adds a rule or a
 fact. What it says and does next refers back to what it wrote itself, to what its user said, or to what only a tool's
-output held, in about the shares that 48 recorded sessions have. In a chat a person plans an event, and what was agreed
-is taken up again later.
+output held. Recorded sessions refer to tools' output more often (docs/benchmarks.md has the shares). In a chat a person
+plans an event, and what was agreed is taken up again later.
 """
 
 from __future__ import annotations

@@ -7,11 +7,9 @@ from __future__ import annotations
 
 import asyncio
 import json
-from typing import Any
 
 import pytest
 
-from proxy.core.compaction.truncate import TruncateLimits
 from proxy.core.models import ModelRule
 from proxy.core.report import Usage
 from proxy.engine.engine import Counting
@@ -313,30 +311,6 @@ async def test_a_count_is_the_upstreams_where_it_has_one() -> None:
     assert len(played.bodies[0]) < len(session)
 
 
-COMPACT = {"edits": [{"type": "compact_20260112", "trigger": {"type": "input_tokens", "value": 4000}}]}
-
-
-@pytest.mark.parametrize(("system", "said"), [(6000, 10), (10, 6000)])
-async def test_a_size_to_compact_from_refuses_and_clips_nothing(system: int, said: int) -> None:
-    """What fits the window but not the size from which a client wants compaction goes up with every word of it."""
-    body: dict[str, Any] = {"model": "m", "max_tokens": 500, "system": prose(1, system)}
-    body["messages"] = [{"role": "user", "content": prose(2, said)}]
-    (played,) = await play(
-        """
-        client   >> asked, api=messages
-        upstream << stub
-        upstream >> 200 answer
-        client   << 200 answer
-        report   : outcome=verbatim
-        records  : 0
-        """,
-        EngineFixture(20_000, owned=["stub"]),
-        asked=json.dumps({**body, "context_management": COMPACT}).encode(),
-        answer=b"{}",
-    )
-    assert json.loads(played.bodies[0]) == body
-
-
 async def test_a_count_for_a_fallback_takes_no_key_along_and_records_nothing() -> None:
     """Where another model would answer, its upstream is asked without the client's key, and nothing is recorded."""
     small = ModelRule("small", "stub", 2048, steps=("", "big"))
@@ -376,17 +350,6 @@ async def test_a_count_is_ours_where_the_upstream_has_none(counting: Counting, s
         assert 100 * rounds < tokens or tokens < WINDOW
         assert played.answer.reply.status == 200
         assert played.answer.reply.header("Content-Type") == "application/json"
-
-
-@pytest.mark.parametrize("window", [None, 200_000])
-async def test_what_is_counted_is_what_would_be_sent(window: int | None) -> None:
-    """Results that are capped before they are first sent are counted as capped, known window or not."""
-    counts = []
-    for limits in (None, TruncateLimits(5, 50_000)):
-        engine = EngineFixture(window, counting="own", limits=limits)
-        (played,) = await play("client >> session, count", engine, session=agent_request("messages", 6))
-        counts.append(json.loads(await read_whole(played.answer))["input_tokens"])
-    assert counts[1] < 0.7 * counts[0]
 
 
 @pytest.mark.parametrize(("counting", "status"), [("relay", 404), ("auto", 401), ("auto", 500)])

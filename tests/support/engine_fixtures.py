@@ -8,7 +8,7 @@ import json
 import re
 import time
 from collections import Counter
-from collections.abc import Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -18,7 +18,7 @@ from proxy.core.compaction.prune import DedupRules, PrunePassRules, PruneRules
 from proxy.core.compaction.record import CompactionRecord, load
 from proxy.core.compaction.schedule import CompactionTarget
 from proxy.core.compaction.stages import CompactionRules, EnabledStages
-from proxy.core.compaction.truncate import MARKER, MIDDLE, OMITTED, SHORT_MARKER, TruncateLimits
+from proxy.core.compaction.truncate import MARKER, MIDDLE, OMITTED, SHORT_MARKER
 from proxy.core.decisions import CountedView, FinalDecision, KnownRoute, Policy, Reject, TooLossy
 from proxy.core.errors import UllageError
 from proxy.core.models import Catalogue, ModelRule, Route
@@ -37,11 +37,6 @@ from proxy.engine.records import CompactionRecords
 from proxy.engine.reports import report_of
 from proxy.engine.retries import Retries
 from proxy.engine.upstream_calls import CallSettings, UpstreamCalls
-from proxy.features.cap_results.feature import CapResults
-from proxy.features.client_compaction.feature import ClientCompaction, UpstreamCompaction
-from proxy.features.context_management.feature import ContextManagement
-from proxy.features.recall.answer import Recall
-from proxy.features.recall.session import Limits
 from proxy.settings import Settings, overflow_rules, tool_map
 from proxy.settings.tools import Tools
 from proxy.tasks import Faults
@@ -179,6 +174,16 @@ class Planned:
         return self.decision.error if isinstance(self.decision, Reject) else None
 
 
+FeaturesOf = Callable[["Replica"], Sequence[Feature]]
+"""Makes the features of a replica, out of its reader, records, catalogue and faults."""
+
+
+def without_features(replica: Replica) -> Sequence[Feature]:
+    """No feature at all: what the engine does by itself."""
+    del replica
+    return ()
+
+
 class Replica:
     """One replica: an engine with caches of its own over records that it may share."""
 
@@ -186,17 +191,14 @@ class Replica:
         self,
         records: Records | None = None,
         policy: Policy = POLICY,
-        serving: Mapping[str, UpstreamCompaction] | None = None,
-        owned: Sequence[str] = (),
         summaries: Summaries | None = None,
         upstream: Upstream | None = None,
         catalogue: Catalogue | None = None,
         mode: Mode = "on",
         counting: Mapping[str, Counting] | None = None,
-        limits: TruncateLimits | None = None,
         clock: Clock = time.perf_counter,
         calls: CallSettings | None = None,
-        recall: bool = False,
+        features: FeaturesOf = without_features,
         faults: Faults | None = None,
     ) -> None:
         self.book = records or DictRecords()
@@ -204,19 +206,9 @@ class Replica:
         self.policy = policy = replace(policy, tools=tool_map_of_package())
         self.reader = reader = Reader(tokenizers(), {}, {}, {}, {}, tool_map_of_package())
         self.learned = LearnedRoutes(self.book, {}, {}, time.monotonic)
-        catalogue = catalogue or Catalogue([ModelRule("*", "stub")], {}, "stub")
-        resolve = catalogue.resolve
-        self.compacting = ClientCompaction(
-            reader, self.book, resolve, policy.rules.shares, lambda: 1_760_000_000.0, serving or {}
-        )
-        self.managing = ContextManagement(reader, resolve, owned)
-        features: list[Feature] = [self.compacting, *([self.managing] if owned else [])]
-        if limits is not None:
-            features.append(CapResults(reader, limits))
-        faults = faults or Faults()
-        if recall:
-            features.append(Recall(reader, Limits(), faults))
-        hooks = Features(features)
+        self.catalogue = catalogue = catalogue or Catalogue([ModelRule("*", "stub")], {}, "stub")
+        self.faults = faults = faults or Faults()
+        hooks = Features(features(self))
         self.measurer = Measurer(catalogue, reader, self.book, self.learned, hooks, policy, mode, {})
         self.compactions = CompactionRecords(reader, self.book, policy, self.records, {}, summaries)
         retries = Retries(self.measurer, self.learned)

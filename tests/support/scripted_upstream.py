@@ -8,7 +8,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from proxy.core.compaction.truncate import TruncateLimits
 from proxy.core.decisions import Forward, Policy, Reject
 from proxy.core.errors import UllageError
 from proxy.core.models import Catalogue, ModelRule, Route
@@ -20,7 +19,7 @@ from proxy.tasks import Faults, Where
 from tests.stub import Rules, judge
 from tests.stub.rules import Wording, overflow_error
 from tests.support import api_formats
-from tests.support.engine_fixtures import POLICY, TENANT, DictRecords, Replica, chat_body
+from tests.support.engine_fixtures import POLICY, TENANT, DictRecords, FeaturesOf, Replica, chat_body, without_features
 from tests.support.sample_conversations import AGENT_TOOLS, agent_session
 
 WINDOW = 8192
@@ -168,9 +167,8 @@ class EngineFixture:
         mode: Mode = "on",
         counting: Counting = "auto",
         rules: Sequence[ModelRule] = (),
-        owned: Sequence[str] = (),
         policy: Policy = POLICY,
-        limits: TruncateLimits | None = None,
+        features: FeaturesOf = without_features,
     ) -> None:
         self.book = DictRecords()
         self.time = 0.0
@@ -180,12 +178,11 @@ class EngineFixture:
         self.replica = Replica(
             self.book,
             policy,
-            owned=owned,
             upstream=self.switch,
             catalogue=self.catalogue,
             mode=mode,
             counting={"stub": counting},
-            limits=limits,
+            features=features,
             clock=self.clock,
             faults=Faults(self._failed),
         )

@@ -16,11 +16,9 @@ from proxy.core.request import Request
 from proxy.engine.ports import Answer
 from proxy.engine.run import Run
 from proxy.engine.upstream_calls import CallSettings
-from proxy.features.history.history import History
-from proxy.features.history.routes import HistoryRoutes
 from proxy.server import ListedUpstream, Models, Server, ServerConfig
 from proxy.server.access import Access
-from proxy.store.archive_table import ArchiveTable
+from proxy.server.admin import OpenRoutes, no_routes
 from proxy.store.conversation_table import ConversationTable
 from proxy.store.encryption import Sealer
 from proxy.store.memory import MemoryBackend
@@ -134,7 +132,6 @@ class RunningServer:
     reports: list[Report]
     models: Models
     register: ConversationTable
-    conversations: History
     writers: list[asyncio.StreamWriter] = field(default_factory=list)
 
     async def connect(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
@@ -200,9 +197,10 @@ async def running_server(
     api_key: str | None = None,
     timeouts: Timeouts | None = None,
     host: str = "127.0.0.1",
+    open_routes: Callable[[ConversationTable], OpenRoutes] = lambda register: no_routes,
     **target: Any,
 ) -> AsyncIterator[RunningServer]:
-    """A server whose only upstream, ``up``, is a fresh stage."""
+    """A server whose only upstream, ``up``, is a fresh stage. *open_routes* gives routes over its conversations."""
     stage = ScriptedServer()
     config = config or ServerConfig(default_upstream="up")
     config = replace(config, hosts=config.hosts | HOSTS)
@@ -216,8 +214,6 @@ async def running_server(
         reports: list[Report] = []
         models = Models(upstream, [ListedUpstream("up")], "up", [], lambda model: {"context_length": 4096})
         register = a_register()
-        originals = ArchiveTable(register._access)
-        conversations = History(register, originals, time.time, compacts=True, summaries="background")
         server = Server(
             config,
             engine,
@@ -227,11 +223,11 @@ async def running_server(
             metrics=lambda: (b"ullage_up 1\n", "text/plain; version=0.0.4"),
             status=lambda: {"version": "test"},
             models=models,
-            open_routes=lambda access, limits: HistoryRoutes(access, conversations, limits).by_name(),
+            open_routes=open_routes(register),
         )
         at = await server.start(host, 0)
         try:
-            built = RunningServer(server, stage, engine, upstream, at, reports, models, register, conversations)
+            built = RunningServer(server, stage, engine, upstream, at, reports, models, register)
             yield built
         finally:
             for writer in built.writers:

@@ -11,10 +11,17 @@ from proxy.core.apis import chat, messages, responses
 from proxy.core.apis.base import ApiFormat
 from proxy.core.apis.json_scan import scan
 from proxy.core.compaction.truncate import MIDDLE, REST, TruncateLimits
-from proxy.features.cap_results.feature import cap_results
-from tests.support.engine_fixtures import chat_body, message_slices, tool_map_of_package
+from proxy.features.cap_results.feature import CapResults, cap_results
+from tests.support.engine_fixtures import FeaturesOf, chat_body, message_slices, tool_map_of_package, without_features
+from tests.support.scripted_upstream import EngineFixture, agent_request, read_whole
+from tests.support.transcript import play
 
 LIMITS = TruncateLimits(100, 5_000)
+
+
+def capping(limits: TruncateLimits) -> FeaturesOf:
+    """The feature with *limits*."""
+    return lambda replica: [CapResults(replica.reader, limits)]
 
 
 def done(conversation: list[dict[str, Any]]) -> list[bytes]:
@@ -93,3 +100,15 @@ def test_later_messages_change_nothing() -> None:
     first = done(begun)
     later = done([*begun, {"role": "assistant", "content": "ok"}, *session("Bash", "y\n" * 300)[1:]])
     assert later[: len(first)] == first
+
+
+@pytest.mark.parametrize("window", [None, 200_000])
+async def test_what_is_counted_is_what_would_be_sent(window: int | None) -> None:
+    """Results that are capped before they are first sent are counted as capped, known window or not."""
+    counts = []
+    for limits in (None, TruncateLimits(5, 50_000)):
+        features = capping(limits) if limits else without_features
+        engine = EngineFixture(window, counting="own", features=features)
+        (played,) = await play("client >> session, count", engine, session=agent_request("messages", 6))
+        counts.append(json.loads(await read_whole(played.answer))["input_tokens"])
+    assert counts[1] < 0.7 * counts[0]

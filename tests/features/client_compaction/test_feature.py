@@ -9,23 +9,25 @@ import pytest
 
 from proxy.core.report import Report
 from proxy.core.request import Request
+from proxy.core.tokens.budget import Shares
 from proxy.engine.engine import BoundEngine
 from proxy.engine.ports import Answer
 from proxy.engine.replies import LocalReply
 from proxy.engine.run import Run
 from proxy.features.client_compaction.compact_endpoint import Kind
 from proxy.features.client_compaction.compaction_item import pack
-from proxy.features.client_compaction.feature import UpstreamCompaction, is_unable
+from proxy.features.client_compaction.feature import ClientCompaction, UpstreamCompaction, is_unable
 from tests.support.engine_fixtures import TENANT, Replica
 
 
 async def test_other_apis_are_not_opened() -> None:
     """An item is opened only in the API that has such items."""
     desk = Replica()
+    feature = ClientCompaction(desk.reader, desk.book, desk.catalogue.resolve, Shares(), time.time, {})
     item = {"type": "compaction", "encrypted_content": pack("The port is 50713.", desk.book.item_key())}
     for api in ("chat", "messages"):
         request = Request(api, json.dumps({"messages": [item], "input": [item]}).encode(), TENANT, "r")
-        assert await desk.compacting.prepare(request, BoundEngine(desk.engine, Run(request, time.monotonic))) is request
+        assert await feature.prepare(request, BoundEngine(desk.engine, Run(request, time.monotonic))) is request
 
 
 @pytest.mark.parametrize(

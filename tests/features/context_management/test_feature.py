@@ -14,10 +14,13 @@ from proxy.core.request import Options, Request
 from proxy.engine.engine import BoundEngine
 from proxy.engine.run import Run
 from proxy.features.context_management.clearing import PLACEHOLDER
+from proxy.features.context_management.feature import ContextManagement
 from tests.stub import Rules, messages
 from tests.support.api_formats import request_body
-from tests.support.engine_fixtures import TENANT, Replica
-from tests.support.sample_conversations import AGENT_TOOLS, agent_session
+from tests.support.engine_fixtures import TENANT, FeaturesOf, Replica
+from tests.support.sample_conversations import AGENT_TOOLS, agent_session, prose
+from tests.support.scripted_upstream import EngineFixture
+from tests.support.transcript import play
 
 CATALOGUE = Catalogue([ModelRule("*", "stub", window=200_000)], {}, "stub")
 CLEAR = {"edits": [{"type": "clear_tool_uses_20250919", "trigger": {"type": "input_tokens", "value": 3000}}]}
@@ -29,10 +32,15 @@ def body(rounds: int, management: Any) -> dict[str, Any]:
     return made if management is None else {**made, "context_management": management}
 
 
+def managing(owned: tuple[str, ...]) -> FeaturesOf:
+    """The feature for the upstreams called *owned*."""
+    return lambda replica: [ContextManagement(replica.reader, replica.catalogue.resolve, owned)]
+
+
 async def served(raw: bytes, owned: tuple[str, ...] = ("stub",), **options: Any) -> Request:
     """The request as the engine plans it."""
     request = Request("messages", raw, TENANT, "r", Options(**options))
-    replica = Replica(owned=owned, catalogue=CATALOGUE)
+    replica = Replica(features=managing(owned), catalogue=CATALOGUE)
     engine = BoundEngine(replica.engine, Run(request, time.monotonic))
     for feature in replica.engine._features.concerned(request):
         request = await feature.prepare(request, engine)
@@ -91,7 +99,31 @@ async def test_what_does_not_concern_us_is_left_alone() -> None:
     assert (await served(raw, owned=("other",))).body is raw
     quoted = json.dumps({**body(2, None), "system": "Use context_management."}).encode()
     assert (await served(quoted)).body is quoted
-    replica = Replica(owned=("stub",), catalogue=CATALOGUE)
+    replica = Replica(features=managing(("stub",)), catalogue=CATALOGUE)
     for api in ("chat", "responses"):
         request = Request(api, raw, TENANT, "r")
-        assert replica.managing not in replica.engine._features.concerned(request)
+        assert replica.engine._features.concerned(request) == []
+
+
+COMPACT_EARLY = {"edits": [{"type": "compact_20260112", "trigger": {"type": "input_tokens", "value": 4000}}]}
+
+
+@pytest.mark.parametrize(("system", "said"), [(6000, 10), (10, 6000)])
+async def test_a_size_to_compact_from_refuses_and_clips_nothing(system: int, said: int) -> None:
+    """What fits the window but not the size from which a client wants compaction goes up with every word of it."""
+    body: dict[str, Any] = {"model": "m", "max_tokens": 500, "system": prose(1, system)}
+    body["messages"] = [{"role": "user", "content": prose(2, said)}]
+    (played,) = await play(
+        """
+        client   >> asked, api=messages
+        upstream << stub
+        upstream >> 200 answer
+        client   << 200 answer
+        report   : outcome=verbatim
+        records  : 0
+        """,
+        EngineFixture(20_000, features=managing(("stub",))),
+        asked=json.dumps({**body, "context_management": COMPACT_EARLY}).encode(),
+        answer=b"{}",
+    )
+    assert json.loads(played.bodies[0]) == body

@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 
 import pytest
 
 from proxy.core.errors import TooManyRequests
+from proxy.features.history.history import History
 from proxy.features.history.notes import RequestNote, dump, name_of
-from proxy.features.history.routes import BODY, BURST, Pace
+from proxy.features.history.routes import BODY, BURST, HistoryRoutes, Pace
 from proxy.server import ServerConfig
 from proxy.server.access import client_tenant
+from proxy.server.admin import OpenRoutes
+from proxy.store.archive_table import ArchiveTable
+from proxy.store.conversation_table import ConversationTable
 from proxy.summaries.codec import NOTE_VERSION as VERSION
 from tests.support.server_fixture import RawMessage, RunningServer, running_server
 
@@ -22,13 +27,23 @@ JSON = "Content-Type: application/json"
 WISH = json.dumps({"conversation": NAME}).encode()
 
 
+def history_of(table: ConversationTable) -> History:
+    """The history of the conversations in *table*."""
+    return History(table, ArchiveTable(table._access), time.time, compacts=True, summaries="background")
+
+
+def history_routes(table: ConversationTable) -> OpenRoutes:
+    """The routes by which callers read it."""
+    return lambda access, limits: HistoryRoutes(access, history_of(table), limits).by_name()
+
+
 async def known(at: RunningServer) -> None:
     """One conversation of one tenant."""
     last = RequestNote(VERSION, 0, "up,m", "chat", 9, 8192, 7000, 900, 900, "verbatim", (), 0, b"", 0, 0)
     at.register.save_conversation(TENANT, NAME, ROOT, 1.0, long_lived=False)
     at.register.save_note(TENANT, ROOT, name_of(last), dump(last), long_lived=False)
     await asyncio.sleep(0)
-    while not await at.conversations.show(TENANT, NAME):  # noqa: ASYNC110 - the register has no event
+    while not await history_of(at.register).show(TENANT, NAME):  # noqa: ASYNC110 - the register has no event
         await asyncio.sleep(0)
 
 
@@ -38,7 +53,7 @@ def status(got: RawMessage) -> int:
 
 async def test_a_caller_is_told_of_its_own_conversations() -> None:
     """Its list, and one by name, as JSON that nothing keeps; to a HEAD the head alone; never counted or relayed."""
-    async with running_server() as at:
+    async with running_server(open_routes=history_routes) as at:
         await known(at)
         got = await at.ask("GET", "/ullage/api/conversations?x=1", b"", MINE)
         assert [each["conversation"] for each in json.loads(got.body)["conversations"]] == [NAME]
@@ -52,7 +67,7 @@ async def test_a_caller_is_told_of_its_own_conversations() -> None:
 @pytest.mark.parametrize("name", [NAME[:-1] + "0", "short", "..%2fstatus", NAME + "/x", "a" * 5000])
 async def test_what_is_not_there_is_not_found(name: str) -> None:
     """Another name, another tenant's and what cannot be a name are one and the same 404."""
-    async with running_server() as at:
+    async with running_server(open_routes=history_routes) as at:
         await known(at)
         bodies = set()
         for path, headers in ((name, [MINE]), (NAME, ["Authorization: Bearer other"])):
@@ -64,7 +79,7 @@ async def test_what_is_not_there_is_not_found(name: str) -> None:
 
 async def test_a_wish_may_name_a_share() -> None:
     """How far the conversation goes down is repeated in the answer."""
-    async with running_server() as at:
+    async with running_server(open_routes=history_routes) as at:
         await known(at)
         wish = json.dumps({"conversation": NAME, "share": 0.25}).encode()
         got = await at.ask("POST", "/ullage/api/compact", wish, MINE, JSON)
@@ -74,7 +89,7 @@ async def test_a_wish_may_name_a_share() -> None:
 
 async def test_a_wish_is_accepted_for_a_known_conversation() -> None:
     """202 says what will happen; a second wish changes nothing; of another tenant's conversation nothing is known."""
-    async with running_server() as at:
+    async with running_server(open_routes=history_routes) as at:
         await known(at)
         for _ in range(2):
             got = await at.ask("POST", "/ullage/api/compact", WISH, MINE, JSON)
@@ -117,7 +132,7 @@ async def test_what_is_no_such_question_is_refused(
     method: str, path: str, body: bytes, headers: list[str], expected: int
 ) -> None:
     """Other methods, bodies, sites and callers are refused in words, and the connection's next request is answered."""
-    async with running_server() as at:
+    async with running_server(open_routes=history_routes) as at:
         await known(at)
         got = await at.ask(method, path, body, *headers)
         assert status(got) == expected
@@ -127,7 +142,7 @@ async def test_what_is_no_such_question_is_refused(
 
 async def test_who_asks_too_often_waits() -> None:
     """Beyond the burst a caller is told when to come back; others are not held up by it."""
-    async with running_server() as at:
+    async with running_server(open_routes=history_routes) as at:
         asked = (at.ask("GET", "/ullage/api/conversations", b"", MINE) for _ in range(int(BURST) + 70))
         got = await asyncio.gather(*asked)
         refused = [each for each in got if status(each) == 429]
@@ -154,7 +169,7 @@ def test_the_pace_comes_back() -> None:
 
 async def test_nothing_asked_for_is_logged(caplog: pytest.LogCaptureFixture) -> None:
     """Keys and names are in no log line."""
-    async with running_server(ServerConfig("up", admin_key="boss-key")) as at:
+    async with running_server(ServerConfig("up", admin_key="boss-key"), open_routes=history_routes) as at:
         await at.ask("GET", f"/ullage/api/conversations/{NAME}", b"", "Authorization: Bearer boss-key")
         await at.ask("POST", "/ullage/api/compact", WISH, MINE, JSON)
     assert "boss-key" not in caplog.text

@@ -10,6 +10,10 @@ import pytest
 from msgspec import structs
 
 from proxy.core.compaction.record import Compaction, CompactionRecord
+from proxy.engine.features import Feature
+from proxy.engine.summary_requests import summary_request_of
+from proxy.features.recall.answer import Recall
+from proxy.features.recall.session import Limits
 from proxy.features.recall.tool import MENTION, NAME, PART
 from tests.stub import chat, messages, responses
 from tests.support.api_formats import request_body, tools_of
@@ -20,13 +24,18 @@ from tests.support.sample_conversations import AGENT_TOOLS, agent_round, agent_s
 WIRES: dict[str, Any] = {"chat": chat, "messages": messages, "responses": responses}
 
 
+def offering(replica: Replica) -> list[Feature]:
+    """The feature, as it is by default."""
+    return [Recall(replica.reader, Limits(), replica.faults)]
+
+
 async def plan(
     api: str, chat: list[Any] | None = None, desk: Replica | None = None, window: int = WINDOW, **members: Any
 ) -> Planned:
     members = {"tools": AGENT_TOOLS, **members}
     tools = members.pop("tools")
     body = json.dumps(request_body(api, long_history() if chat is None else chat, tools, **members)).encode()
-    return await (desk or Replica(recall=True)).plan(body, window, api=api, model="gpt-4o-mini")
+    return await (desk or Replica(features=offering)).plan(body, window, api=api, model="gpt-4o-mini")
 
 
 @pytest.mark.parametrize("api", APIS)
@@ -53,7 +62,7 @@ async def test_a_view_that_leaves_something_out_offers_the_tool(api: str) -> Non
 async def test_a_request_without_it_never_hears_of_it(api: str, case: str) -> None:
     """Where the tool is not live for that very request, its view is the one it would have without the feature."""
     members: dict[str, Any] = {}
-    window, desk = WINDOW, Replica(recall=True)
+    window, desk = WINDOW, Replica(features=offering)
     chat = long_history()
     if case == "small":
         chat = agent_session(3, 100)
@@ -82,7 +91,7 @@ async def test_a_request_without_it_never_hears_of_it(api: str, case: str) -> No
 async def test_views_only_grow_between_two_events() -> None:
     """From the first event on the tools are the same on every request and replica, and the view grows at its end."""
     book = DictRecords()
-    desks = [Replica(book, recall=True), Replica(book, recall=True)]
+    desks = [Replica(book, features=offering), Replica(book, features=offering)]
     messages = agent_session(6, 300)
     tools, views = [], []
     for at in range(30):
@@ -118,3 +127,22 @@ def test_a_block_mentions_it_only_where_it_is_offered() -> None:
     assert record.block_with("") == "block"
     assert structs.replace(record, block="").block_with(MENTION) == ""
     assert PART > 1
+
+
+@pytest.mark.parametrize("api", ["chat", "messages", "responses"])
+async def test_a_warm_prompt_has_the_tools_that_were_sent(api: str) -> None:
+    """Where the view offers the recall tool, a prompt that is to be found in the provider's cache offers it too."""
+    body = json.dumps(request_body(api, agent_session(30, 300), AGENT_TOOLS)).encode()
+    plan = await Replica(features=offering).plan(body, 8192, api=api, model="gpt-4o-mini")
+    assert plan.view is not None
+    assert plan.view.layout is not None
+    record, measured = plan.view.edits.record, plan.view.measured
+    assert record is not None
+    passage = summary_request_of(measured, plan.view.layout, record.compaction.boundary, record, 0.05)
+    assert passage is not None
+    warm = passage.cached_prompt(len(measured.parsed.items))
+    assert warm is not None
+    sent = json.loads(plan.body)
+    assert json.loads(warm.envelope_json)["tools"] == sent["tools"]
+    assert plan.body.count(warm.items) == 1
+    assert NAME in warm.envelope_json
