@@ -81,6 +81,7 @@ def _frame(value: Any) -> Any:
 @pytest.mark.parametrize("api", WIRES)
 @settings(max_examples=40, phases=UNSHRUNK)
 @given(data=st.data(), window=windows, force=st.booleans())
+@pytest.mark.slow
 async def test_a_plan_is_valid_and_fits_or_refuses(api: str, data: st.DataObject, window: int, force: bool) -> None:
     """What a strict provider accepts it also accepts as a view that fits by its count, or it is refused for length."""
     body = data.draw(asked(api))

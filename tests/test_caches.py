@@ -51,6 +51,7 @@ async def _read(reader: Reader, api_format: ApiFormat, body: bytes) -> None:
 
 
 @pytest.mark.parametrize("api", ["chat", "messages", "responses"])
+@pytest.mark.slow
 async def test_a_prefix_takes_what_it_is_thought_to(api: str) -> None:
     """What a long conversation leaves in memory, its items included, is no more than is reckoned for it."""
     seen: dict[bytes, Item] = {}
@@ -108,6 +109,7 @@ def _usual(count: int) -> tuple[str, list[dict[str, object]]]:
 @pytest.mark.parametrize(
     ("make", "size"), [(_usual, 600), (_many_calls, 3_000), (_many_results, 3_000), (_long_name, 500_000)]
 )
+@pytest.mark.slow
 async def test_items_are_reckoned_by_what_a_client_put_into_them(
     make: Callable[[int], tuple[str, list[dict[str, object]]]], size: int
 ) -> None:

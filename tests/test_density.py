@@ -75,6 +75,7 @@ def test_the_check_leaves_out_only_the_files_of_these_functions() -> None:
     assert set(PYPROJECT["exclude"]) == {name.partition("::")[0] for name in COMPLEX}
 
 
+@pytest.mark.slow
 def test_no_expression_is_too_dense() -> None:
     """No nested or multi-line ternary and no dense comprehension in proxy/, but for those listed."""
     found = {module: list(dense_expressions(ast.parse((ROOT / module).read_text()))) for module in MODULES}

@@ -114,6 +114,7 @@ def test_every_page_is_reached_from_the_readme() -> None:
     assert [name_of(page) for page in PAPERS if page.resolve() not in reached] == []
 
 
+@pytest.mark.slow
 def test_every_setting_that_is_named_exists() -> None:
     """A setting in the papers, such as `server.limits.items`, is one of the configuration's schema."""
     named = {(name_of(page), path) for page in PAPERS for path in SETTING.findall(page.read_text())}

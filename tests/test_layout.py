@@ -96,11 +96,13 @@ def untested() -> set[str]:
     return {name for name in modules if not says_nothing(ROOT / name) and mirror_of(name) not in files}
 
 
+@pytest.mark.slow
 def test_every_module_has_its_test_file() -> None:
     """A module in proxy/ has its tests at the mirrored place, or a reason in the table above."""
     assert untested() - EXEMPT.keys() == set()
 
 
+@pytest.mark.slow
 def test_no_exemption_is_stale() -> None:
     """The table names only modules that exist and have no test file."""
     assert EXEMPT.keys() - untested() == set()

@@ -77,6 +77,7 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Installed:
     return Installed(wheel, home / "bin", empty)
 
 
+@pytest.mark.slow
 def test_wheel_holds_the_package_and_nothing_else(installed: Installed) -> None:
     """The wheel carries the code, its types, the configuration and the licence; no tests and no start-up hook."""
     with zipfile.ZipFile(installed.wheel) as archive:

@@ -53,6 +53,7 @@ def problems(api: str, body: bytes, window: int) -> list[str]:
 @pytest.mark.parametrize("api", WIRES)
 @settings(max_examples=15, phases=UNSHRUNK)
 @given(talk=turns(), share=st.sampled_from([0.15, 0.3, 0.6]), force=st.booleans())
+@pytest.mark.slow
 async def test_every_view_alternates(
     api: str, talk: tuple[list[Message], list[int]], share: float, force: bool
 ) -> None:

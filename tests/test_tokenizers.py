@@ -81,6 +81,7 @@ def test_long_texts(length: int) -> None:
 
 @pytest.mark.parametrize("letter", ["a", " ", "\n", "\t", "0", "=", "_", "的", "é", "\ud83d", "👩"])
 @pytest.mark.parametrize("encoding", ENCODINGS)
+@pytest.mark.slow
 def test_runs_of_one_character(encoding: str, letter: str) -> None:
     """Runs of one character count as tiktoken counts them, wherever they stand in a text."""
     for length in (2 * RUN + 1, 10 * RUN + 777):
@@ -192,6 +193,7 @@ print("litellm" in sys.modules)
 """
 
 
+@pytest.mark.slow
 def test_nothing_is_downloaded(tmp_path: Path) -> None:
     """A process that may not reach the network counts all the same, and never imports the package it reads from."""
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "TIKTOKEN_CACHE_DIR": str(tmp_path), "HOME": str(tmp_path)}

@@ -137,6 +137,7 @@ async def test_a_crashed_worker_is_replaced(folder):
     assert await run.task == 0
 
 
+@pytest.mark.slow
 async def test_a_drain_is_waited_for_and_a_second_signal_ends_it(folder):
     """Workers get their time to drain; a second signal ends them at once, so that nothing is left over."""
     run = Run(folder, count=1, drain=60, deaf=True)
@@ -171,6 +172,7 @@ async def test_workers_that_ignore_the_drain_are_killed(folder, monkeypatch):
     assert not alive(pid)
 
 
+@pytest.mark.slow
 async def test_workers_that_never_start_are_given_up(folder):
     """When no worker ever gets going the parent ends with code 1 instead of restarting for ever."""
     run = Run(folder, count=2, broken=[0, 1])
@@ -179,6 +181,7 @@ async def test_workers_that_never_start_are_given_up(folder):
     assert {facts["exit_code"] for event, facts in run.events if event == "worker.ended"} == {3}
 
 
+@pytest.mark.slow
 async def test_one_that_never_starts_does_not_end_the_others(folder):
     """A worker that fails at every start is tried again and again, while the healthy one goes on serving."""
     run = Run(folder, count=2, broken=[1])

@@ -48,6 +48,7 @@ def test_help_imports_nothing_heavy():
         assert command in ran.stdout
 
 
+@pytest.mark.slow
 def test_version_is_shown():
     """`ullage --version` names the program and a version."""
     ran = ullage("--version")
@@ -154,6 +155,7 @@ def answering():
         server.server_close()
 
 
+@pytest.mark.slow
 def test_health_asks_the_ready_route(answering):
     """Exit code 0 when the proxy is ready, 1 when it is not; the port comes from the environment or the URL."""
     port = answering(200)
@@ -176,6 +178,7 @@ def test_health_of_nothing():
     assert "Traceback" not in ran.stderr + bad.stderr
 
 
+@pytest.mark.slow
 def test_models_are_listed_without_a_network():
     """`ullage models` needs no server and no file for a published model; JSON has a member for every column."""
     ran = ullage("models", "gpt-5", "--json")
@@ -191,6 +194,7 @@ def test_models_are_listed_without_a_network():
     assert (row["age_seconds"], row["output_from"], row["encoding_from"]) == (None, "table", "family")
 
 
+@pytest.mark.slow
 def test_models_are_shown_as_a_table():
     """The table has a line for every configured rule, unfolded in a pipe; what is unreachable is said beside it."""
     ran = ullage("models", "--upstream", "http://127.0.0.1:1/v1")
@@ -204,6 +208,7 @@ def test_models_are_shown_as_a_table():
     assert "could not be reached" in ran.stderr
 
 
+@pytest.mark.slow
 def test_models_with_nothing_to_list(tmp_path):
     """With nothing configured and no pattern, and with a pattern nothing matches, the way on is said."""
     ran = ullage("models")
@@ -222,6 +227,7 @@ def past(folder, rounds=12):
     return file
 
 
+@pytest.mark.slow
 def test_replay_shows_what_would_have_become_of_past_conversations(tmp_path):
     """`ullage replay` prints a row for each conversation and draws the picture it is asked for."""
     picture = tmp_path / "p.png"
@@ -233,6 +239,7 @@ def test_replay_shows_what_would_have_become_of_past_conversations(tmp_path):
     assert picture.read_bytes().startswith(b"\x89PNG")
 
 
+@pytest.mark.slow
 def test_replay_says_what_is_missing(tmp_path):
     """A file that is not there, one without conversations and a picture's impossible place are told apart."""
     ran = ullage("replay", str(tmp_path / "none.jsonl"))
@@ -255,6 +262,7 @@ LONG = {
 }
 
 
+@pytest.mark.slow
 def test_fit_prints_the_view_and_nothing_else(tmp_path):
     """The view alone is on standard output, as bytes of one JSON document; the same from standard input."""
     file = tmp_path / "request.json"
@@ -271,6 +279,7 @@ def test_fit_prints_the_view_and_nothing_else(tmp_path):
     assert piped.stdout == ran.stdout
 
 
+@pytest.mark.slow
 def test_fit_explains(tmp_path):
     """With --explain there are tables in place of the view."""
     file = tmp_path / "request.json"
@@ -281,6 +290,7 @@ def test_fit_explains(tmp_path):
         assert word in ran.stdout
 
 
+@pytest.mark.slow
 def test_fit_refuses_with_a_sentence(tmp_path):
     """What cannot fit ends with the refusal's own words and exit code 1, what cannot be read with the file's name."""
     file = tmp_path / "request.json"

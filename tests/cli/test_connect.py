@@ -62,6 +62,7 @@ def test_the_window_is_the_known_one_and_roomy_tells_ten_times_that(tmp_path: Pa
 
 
 @pytest.mark.parametrize("name", WITH_FILES)
+@pytest.mark.slow
 def test_written_files_hold_what_was_printed_and_undo_leaves_none(tmp_path: Path, name: str) -> None:
     """Where no file was there, --write makes those that were printed, twice the same, and --undo removes them."""
     wanted = ("--model", "some-model", "--window", "32768")
@@ -144,6 +145,7 @@ def test_a_wrong_use_says_what_is_right(tmp_path: Path, arguments: list[str], sa
     assert said in connect(tmp_path, *arguments, code=2)
 
 
+@pytest.mark.slow
 def test_the_document_shows_what_is_printed(tmp_path: Path) -> None:
     """docs/clients.md holds exactly what ``ullage connect`` prints for each client it shows, and names only those."""
     text = (Path(__file__).parents[2] / "docs" / "clients.md").read_text()

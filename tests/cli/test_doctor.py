@@ -174,6 +174,7 @@ def test_what_is_near(url: str, near: bool) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:Item .* on TypedDict class:UserWarning")
+@pytest.mark.slow
 async def test_a_provider_that_is_bridged(stub: StartStub) -> None:
     """What LiteLLM speaks for is examined through it, by the model's own name; no list of models is no obstacle."""
     server = await stub(windows={"claude-3-haiku": 8_192}, wording="anthropic")
@@ -187,6 +188,7 @@ async def test_a_provider_that_is_bridged(stub: StartStub) -> None:
     assert levels(await examine(nobody, None))["models"] == "error"
 
 
+@pytest.mark.slow
 async def test_the_command(stub: StartStub) -> None:
     """The command prints findings or JSON, and exits 0 for a healthy server and 1 for one that cuts."""
     server = await stub(windows={"house-model": 8_192}, tells=True)

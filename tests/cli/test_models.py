@@ -23,6 +23,7 @@ def settings(**given: Any) -> Settings:
     return Settings.model_validate({"upstreams": [GONE], **given})
 
 
+@pytest.mark.slow
 async def test_without_a_pattern_what_is_configured_and_told(stub: StartStub) -> None:
     """Rules come first, in their order, then the models a server tells of: few lines, each with its origin."""
     server = await stub(window=8192, windows={"small": 4096}, tells=True)
@@ -90,6 +91,7 @@ def settings_of(url: str, path: Path, more: Mapping[tuple[str, ...], Any] | None
     return load(None, {("upstreams",): upstreams, ("store", "path"): str(path), **(more or {})}, {})
 
 
+@pytest.mark.slow
 async def test_models_shows_what_an_overflow_taught(stub: StartStub, proxy: StartProxy) -> None:
     """The stated window is shown to who holds the key whose traffic taught it, and to nobody else."""
     server = await stub(window=TRUE)
@@ -105,6 +107,7 @@ async def test_models_shows_what_an_overflow_taught(stub: StartStub, proxy: Star
         assert (row.context_window, row.window_from) == (None, "unknown")
 
 
+@pytest.mark.slow
 async def test_what_a_beta_flag_taught_has_a_row_of_its_own(stub: StartStub, proxy: StartProxy) -> None:
     """A window learned from requests with a flag is shown beside the model's own, with the flag."""
     model, flag = "claude-unheard-of", "context-1m-2025-08-07"

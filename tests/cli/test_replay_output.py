@@ -39,6 +39,7 @@ REFUSED = Turn(5000, None, 1000, 0, 0, False, ())
 
 
 @pytest.mark.parametrize("count", [0, 1, 3, MOST + 2])
+@pytest.mark.slow
 def test_a_picture_is_drawn(count: int, tmp_path: Path) -> None:
     """Any number of conversations makes a PNG, also with refused requests and with none at all."""
     found = [Replayed(f"s{at}", "m", 1200, (*TURNS, REFUSED)) for at in range(count)]

@@ -180,6 +180,7 @@ VALUES = st.recursive(
 
 
 @given(st.lists(VALUES, max_size=4), st.sampled_from(["a.json", "a.jsonl"]))
+@pytest.mark.slow
 def test_no_line_however_odd_is_an_error(values: list[Any], name: str) -> None:
     """Whatever JSON a file holds, it is read or left out."""
     for session in read_sessions(name, lines(*values)):

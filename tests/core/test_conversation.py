@@ -65,6 +65,7 @@ talks = st.one_of(conversation_strategies.conversations(with_orphans=True, long=
 @given(talks)
 @example([FILLER, call("1"), FILLER, result("1"), call("2"), result("2"), FILLER])
 @example([call("1"), call("1"), FILLER, result("1"), FILLER, result("1")])
+@pytest.mark.slow
 def test_a_cut_breaks_no_pair(messages: list[Message]) -> None:
     """Before and after any cut, only pairs are broken that the client broke."""
     raw = set(pair_violations(messages))
@@ -77,6 +78,7 @@ def test_a_cut_breaks_no_pair(messages: list[Message]) -> None:
 
 @settings(max_examples=100)
 @given(conversation_strategies.conversations())
+@pytest.mark.slow
 def test_whole_conversations_can_be_cut_at_every_round(messages: list[Message]) -> None:
     """Where every pair is whole, each user item and each start of the model's words is a cut."""
     roles = [item.role for item in items(messages)]
@@ -92,6 +94,7 @@ def test_whole_conversations_can_be_cut_at_every_round(messages: list[Message]) 
 
 @settings(max_examples=100)
 @given(talks)
+@pytest.mark.slow
 def test_places_are_where_a_request_could_have_ended(messages: list[Message]) -> None:
     """A place follows an item that is not the model's and stands last or before one of the model's."""
     read = items(messages)
@@ -105,6 +108,7 @@ def test_places_are_where_a_request_could_have_ended(messages: list[Message]) ->
 
 @settings(max_examples=100)
 @given(talks)
+@pytest.mark.slow
 def test_indexes_and_sums(messages: list[Message]) -> None:
     """Systems, users and the sums before each index are those of the items."""
     read = items(messages)
@@ -122,6 +126,7 @@ def test_indexes_and_sums(messages: list[Message]) -> None:
 
 @settings(max_examples=150)
 @given(talks, st.lists(st.integers(0, 40), max_size=3))
+@pytest.mark.slow
 def test_a_layout_continues_that_of_a_prefix(messages: list[Message], stops: list[int]) -> None:
     """Laying out step by step, wherever one stops, gives what one walk gives."""
     read = items(messages)

@@ -36,6 +36,7 @@ def test_what_belongs_to_one_connection_is_not_forwarded(name: str) -> None:
     assert intake.forward == [("authorization", "Bearer k")]
 
 
+@pytest.mark.slow
 def test_no_other_module_has_a_list_of_its_own() -> None:
     """Nowhere else do two credentials, or most of the hop-by-hop headers, stand in one literal."""
     found = []

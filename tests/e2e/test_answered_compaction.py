@@ -7,6 +7,7 @@ import itertools
 from typing import Any
 
 import httpx
+import pytest
 
 from tests.conftest import StartProxy, StartStub
 from tests.e2e.test_client_compaction import PROMPTS
@@ -71,6 +72,7 @@ async def grown(voice: SdkClient, server: Stub, front: Proxy, api: str, options:
                     return
 
 
+@pytest.mark.slow
 async def test_it_is_answered_from_a_summary_of_nearly_all(stub: StartStub, proxy: StartProxy) -> None:
     """In each API, streamed or not: no model is asked, facts and the user's words are in it, a new chain goes on."""
     server = await stub(window=WINDOW, wording="anthropic")

@@ -22,6 +22,7 @@ APIS: Mapping[str, dict[str, Any]] = {"messages": {"wording": "anthropic"}, "res
 
 
 @pytest.mark.parametrize("api", APIS)
+@pytest.mark.slow
 async def test_every_situation_is_answered(stub: StartStub, proxy: StartProxy, api: str) -> None:
     """A to F: long chats, agent loops, cold starts, pasted logs, huge results and parallel calls are all answered."""
     server = await stub(window=WINDOW, **APIS[api])
@@ -111,6 +112,7 @@ async def web() -> AsyncIterator[httpx.AsyncClient]:
 
 
 @pytest.mark.parametrize("api", APIS)
+@pytest.mark.slow
 async def test_an_api_is_passed_recovered_and_refused(
     stub: StartStub, proxy: StartProxy, web: httpx.AsyncClient, api: str
 ) -> None:
@@ -223,6 +225,7 @@ PLACES = [
 """An upstream's path, a client's path, and where it arrives."""
 
 
+@pytest.mark.slow
 async def test_managed_on_every_path_and_with_stored_histories(
     stub: StartStub, proxy: StartProxy, web: httpx.AsyncClient
 ) -> None:

@@ -7,6 +7,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from tests.conftest import StartProxy, StartStub
 from tests.e2e.test_conversations import OTHER, get, told_when
 from tests.e2e.test_store import frozen
@@ -39,6 +41,7 @@ async def until(front: Proxy, name: str, least: float, **labels: str) -> None:
 ITEMS = "ullage_archive_items_total"
 
 
+@pytest.mark.slow
 async def test_what_left_the_view_can_be_read_from_every_worker_and_replica(
     stub: StartStub, home: Path, proxy: StartProxy, remote: Valkey
 ) -> None:
@@ -86,6 +89,7 @@ async def test_what_left_the_view_can_be_read_from_every_worker_and_replica(
         assert (answer.status_code, answer.json()["error"]["code"]) == (503, "store_unavailable")
 
 
+@pytest.mark.slow
 async def test_a_store_that_hangs_costs_originals_and_no_request(
     stub: StartStub, home: Path, proxy: StartProxy, remote: Valkey
 ) -> None:

@@ -7,6 +7,7 @@ from itertools import pairwise
 from typing import Any
 
 import httpx
+import pytest
 
 from tests.conftest import StartProxy, StartStub
 from tests.stub import Answer, Call, Seen, Stub
@@ -56,6 +57,7 @@ async def session(voice: OpenAIClient, model: str, count: int, *, stream: bool) 
         history += voice.results(called, [log(at * 2 + number, 250) for number in range(len(called))])
 
 
+@pytest.mark.slow
 async def test_an_agent_session_crosses_the_window(stub: StartStub, proxy: StartProxy) -> None:
     """Parallel tool rounds with a picture reach the provider in its own strict form, whatever was known before."""
     server = await stub(window=WINDOW, wording="anthropic")
@@ -74,6 +76,7 @@ async def test_an_agent_session_crosses_the_window(stub: StartStub, proxy: Start
     await until(lambda: any(seen.verdict == "ok" for seen in server.summaries), 30)  # those go over the bridge, too
 
 
+@pytest.mark.slow
 async def test_what_clients_are_told(stub: StartStub, proxy: StartProxy) -> None:
     """Refusals, unknown members, missing keys: each has its status. Who leaves ends the call. No word is logged."""
     server = await stub(window=WINDOW, wording="anthropic")

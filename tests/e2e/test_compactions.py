@@ -43,6 +43,7 @@ def sent(server: Stub) -> list[dict[str, Any]]:
     return items
 
 
+@pytest.mark.slow
 async def test_a_compaction_is_answered_where_the_server_has_none(
     stub: StartStub, proxy: StartProxy, tmp_path: Path
 ) -> None:

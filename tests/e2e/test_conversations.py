@@ -63,6 +63,7 @@ def ageless(told: Mapping[str, Any]) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("mode", "behaviour"), [("background", "honest"), ("background", "failing"), ("inline", "honest")]
 )
+@pytest.mark.slow
 async def test_a_compaction_asked_for_waits_for_its_summary(
     stub: StartStub, home: Path, proxy: StartProxy, mode: str, behaviour: Behaviour
 ) -> None:
@@ -84,6 +85,7 @@ async def test_a_compaction_asked_for_waits_for_its_summary(
 
 
 @pytest.mark.parametrize("api", ["messages", "responses"])
+@pytest.mark.slow
 async def test_other_apis_are_compacted_on_request_as_well(
     stub: StartStub, home: Path, proxy: StartProxy, api: str
 ) -> None:
@@ -112,6 +114,7 @@ async def test_other_apis_are_compacted_on_request_as_well(
             assert (await client.get(path, headers=other)).status_code == 404
 
 
+@pytest.mark.slow
 async def test_no_model_is_asked_where_none_may_be(stub: StartStub, home: Path, proxy: StartProxy) -> None:
     """With summaries off a compaction asked for is written by rule, without a call."""
     server = await stub(window=WINDOW)
@@ -126,6 +129,7 @@ async def test_no_model_is_asked_where_none_may_be(stub: StartStub, home: Path, 
         assert loop.spent == 0
 
 
+@pytest.mark.slow
 async def test_a_wish_is_known_to_every_replica_and_granted_once(
     stub: StartStub, home: Path, proxy: StartProxy, remote: Valkey
 ) -> None:
@@ -151,6 +155,7 @@ async def test_a_wish_is_known_to_every_replica_and_granted_once(
         assert not (await thread(one, name))["compaction_wished"]
 
 
+@pytest.mark.slow
 async def test_what_became_of_a_conversation_is_told_alike_everywhere(
     stub: StartStub, home: Path, proxy: StartProxy, remote: Valkey
 ) -> None:

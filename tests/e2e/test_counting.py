@@ -46,6 +46,7 @@ async def drive(
 
 
 @pytest.mark.parametrize("factor", [1.0, 1.5, 0.8])
+@pytest.mark.slow
 async def test_another_tokenizer_is_learned(
     stub: StartStub, proxy: StartProxy, record_property: Any, factor: float
 ) -> None:
@@ -84,6 +85,7 @@ async def test_streams_teach_where_they_may_be_asked(stub: StartStub, proxy: Sta
         assert abs(int(told) / server.chats()[-1].tokens - 1) < 0.02
 
 
+@pytest.mark.slow
 async def test_a_lying_usage_does_no_harm(stub: StartStub, proxy: StartProxy) -> None:
     """Usage of three times the truth makes views smaller, never wrong: every request is answered."""
     server = await stub(window=WINDOW, usage_factor=3.0)
@@ -94,6 +96,7 @@ async def test_a_lying_usage_does_no_harm(stub: StartStub, proxy: StartProxy) ->
 
 
 @pytest.mark.parametrize("told", [131_072, None], ids=["window_told", "window_unknown"])
+@pytest.mark.slow
 async def test_a_silent_cut_is_reported_and_learned(stub: StartStub, proxy: StartProxy, told: int | None) -> None:
     """A server that cuts the prompt and answers is told in the log, with the remedy once, and cuts nothing more."""
     server = await stub(window=4_096, truncates=True)

@@ -6,6 +6,7 @@ import json
 from typing import Any
 
 import httpx
+import pytest
 
 from tests.conftest import StartProxy, StartStub
 from tests.e2e.test_recovery import AGENT
@@ -50,6 +51,7 @@ async def test_the_bigger_window_takes_what_would_be_clipped(stub: StartStub, pr
     assert [line["fallback"] for line in lines if line["event"] == "proxy.request_done"] == ["", "big"]
 
 
+@pytest.mark.slow
 async def test_a_client_key_stays_with_its_upstream(stub: StartStub, proxy: StartProxy) -> None:
     """A fallback at another upstream that has no key of its own gets none, and neither cookie nor organisation."""
     own, other = await stub(window=SMALL), await stub(window=LARGE)
@@ -65,6 +67,7 @@ async def test_a_client_key_stays_with_its_upstream(stub: StartStub, proxy: Star
     assert [seen.header(name) for name in headers] == ["", "", "", "t"]
 
 
+@pytest.mark.slow
 async def test_a_stream_is_rescued_by_the_fallback(stub: StartStub, proxy: StartProxy) -> None:
     """A stream whose model refuses whatever it is sent comes from the fallback, and the client sees no error."""
     own, other = await stub(window=100), await stub(window=LARGE)

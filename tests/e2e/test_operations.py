@@ -38,6 +38,7 @@ def own(answer: httpx.Response) -> dict[str, str]:
     return {k.removeprefix(prefix): v for k, v in answer.headers.items() if k.startswith(prefix)}
 
 
+@pytest.mark.slow
 async def test_headers_say_what_was_done(stub: StartStub, proxy: StartProxy, web: httpx.AsyncClient) -> None:
     """A verbatim, a counted, a compacted, a refused and an off answer each carry the headers that docs/api.md lists."""
     server = await stub(window=WINDOW)
@@ -103,6 +104,7 @@ async def test_health_is_told_apart(stub: StartStub, proxy: StartProxy, web: htt
     assert server.seen == []
 
 
+@pytest.mark.slow
 async def test_every_metric_of_the_guide_is_there_after_traffic(
     stub: StartStub, proxy: StartProxy, web: httpx.AsyncClient
 ) -> None:
@@ -148,6 +150,7 @@ async def test_every_metric_of_the_guide_is_there_after_traffic(
     assert total(figures, "ullage_overhead_seconds_count") == 5
 
 
+@pytest.mark.slow
 async def test_a_request_is_one_line_with_the_guides_fields(
     stub: StartStub, proxy: StartProxy, web: httpx.AsyncClient
 ) -> None:
@@ -177,6 +180,7 @@ async def test_a_request_is_one_line_with_the_guides_fields(
     assert all(line["level"] == "info" for line in log_lines(front) if line["event"] != "proxy.loop_lagged")
 
 
+@pytest.mark.slow
 async def test_the_commented_configuration_starts(stub: StartStub, proxy: StartProxy, web: httpx.AsyncClient) -> None:
     """``ullage serve --config config/ullage.yaml`` runs; flags and variables win over what the file says."""
     server = await stub()
@@ -192,6 +196,7 @@ async def test_the_commented_configuration_starts(stub: StartStub, proxy: StartP
     assert f"listening    http://127.0.0.1:{front.port}/v1" in summary
 
 
+@pytest.mark.slow
 async def test_an_agent_is_seen_in_the_figures(stub: StartStub, proxy: StartProxy, web: httpx.AsyncClient) -> None:
     """One conversation that is compacted once and continued counts one compaction, however many requests follow."""
     server = await stub(window=WINDOW)

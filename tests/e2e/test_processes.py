@@ -84,6 +84,7 @@ def slow(server: Stub, pieces: int, gap: float, times: int = 1) -> None:
     server.fail(Fault(gap=gap), times)
 
 
+@pytest.mark.slow
 async def test_two_workers_serve_and_a_crash_costs_only_its_own_requests(
     stub: StartStub, home: Path, proxy: StartProxy
 ) -> None:
@@ -123,6 +124,7 @@ async def test_two_workers_serve_and_a_crash_costs_only_its_own_requests(
 
 
 @pytest.mark.parametrize("count", [1, 2])
+@pytest.mark.slow
 async def test_a_drain_lets_a_stream_finish(stub: StartStub, home: Path, proxy: StartProxy, count: int) -> None:
     """After SIGTERM a running stream comes whole, readiness is 503, new requests are refused; the exit code is 0."""
     server = await stub()
@@ -146,6 +148,7 @@ async def test_a_drain_lets_a_stream_finish(stub: StartStub, home: Path, proxy: 
 
 
 @pytest.mark.parametrize("count", [1, 2])
+@pytest.mark.slow
 async def test_a_closed_terminal_drains_and_leaves_nothing(
     stub: StartStub, home: Path, proxy: StartProxy, count: int
 ) -> None:
@@ -178,6 +181,7 @@ async def test_a_closed_terminal_drains_and_leaves_nothing(
     await until_gone(home)
 
 
+@pytest.mark.slow
 async def test_two_workers_take_over_from_one_while_its_connections_wait(
     stub: StartStub, home: Path, proxy: StartProxy
 ) -> None:
@@ -211,6 +215,7 @@ async def answered(front: Proxy, tries: int = 5) -> int:
 
 
 @pytest.mark.parametrize("count", [1, 2])
+@pytest.mark.slow
 async def test_running_out_of_descriptors_is_told_and_survived(
     stub: StartStub, home: Path, proxy: StartProxy, count: int
 ) -> None:
@@ -234,6 +239,7 @@ async def test_running_out_of_descriptors_is_told_and_survived(
 
 
 @pytest.mark.parametrize("count", [1, 2])
+@pytest.mark.slow
 async def test_a_second_signal_ends_at_once(stub: StartStub, home: Path, proxy: StartProxy, count: int) -> None:
     """A second SIGTERM does not wait for a running stream, and nothing is left over."""
     server = await stub()
@@ -255,6 +261,7 @@ async def test_a_second_signal_ends_at_once(stub: StartStub, home: Path, proxy: 
 
 
 @pytest.mark.parametrize("count", [1, 2])
+@pytest.mark.slow
 async def test_a_signal_during_the_start_leaves_nothing(
     stub: StartStub, home: Path, proxy: StartProxy, count: int
 ) -> None:
@@ -270,6 +277,7 @@ async def test_a_signal_during_the_start_leaves_nothing(
 
 
 @pytest.mark.parametrize("count", [1, 2])
+@pytest.mark.slow
 async def test_a_killed_proxy_is_followed_by_one_that_adopts_its_server(
     stub: StartStub, home: Path, proxy: StartProxy, count: int
 ) -> None:
@@ -288,6 +296,7 @@ async def test_a_killed_proxy_is_followed_by_one_that_adopts_its_server(
 
 @pytest.mark.parametrize("count", [1, 2])
 @pytest.mark.parametrize("wrong", ["port", "store", "host"])
+@pytest.mark.slow
 async def test_a_start_that_fails_says_why_once_and_leaves_nothing(
     stub: StartStub, home: Path, proxy: StartProxy, count: int, wrong: str
 ) -> None:
@@ -317,6 +326,7 @@ async def test_a_start_that_fails_says_why_once_and_leaves_nothing(
     await until_gone(home)
 
 
+@pytest.mark.slow
 async def test_the_real_client_meets_a_restart_without_an_error(stub: StartStub, home: Path, proxy: StartProxy) -> None:
     """A client that keeps its connections open is answered again after the proxy was replaced."""
     server = await stub()

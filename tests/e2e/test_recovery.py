@@ -33,6 +33,7 @@ def asked(messages: list[dict[str, Any]], **more: Any) -> dict[str, Any]:
 
 @pytest.mark.parametrize("messages", [CHAT, AGENT], ids=["chat", "agent"])
 @pytest.mark.parametrize("how", ["whole", "stream", "inside_200"])
+@pytest.mark.slow
 async def test_an_overflow_is_recovered_from(
     stub: StartStub, proxy: StartProxy, how: str, messages: list[dict[str, Any]]
 ) -> None:
@@ -60,6 +61,7 @@ async def test_an_overflow_is_recovered_from(
         assert pair_violations(second.messages) == []
 
 
+@pytest.mark.slow
 async def test_what_was_learned_holds_for_the_next_request(stub: StartStub, proxy: StartProxy) -> None:
     """After one overflow the conversation and the caller's others are fitted ahead, at the true window."""
     server = await stub(window=TRUE)
@@ -70,6 +72,7 @@ async def test_what_was_learned_holds_for_the_next_request(stub: StartStub, prox
     assert [seen.verdict for seen in server.chats()] == ["overflow", "ok", "ok", "ok"]
 
 
+@pytest.mark.slow
 async def test_an_unknown_window_is_learned_from_the_first_overflow(stub: StartStub, proxy: StartProxy) -> None:
     """Of a model whose window nobody knows nothing is compressed ahead, until an overflow states it."""
     server = await stub()
@@ -89,6 +92,7 @@ async def test_an_unknown_window_is_learned_from_the_first_overflow(stub: StartS
 
 
 @pytest.mark.parametrize("inside", [False, True], ids=["status", "inside_200"])
+@pytest.mark.slow
 async def test_after_two_failed_retries_the_first_error_is_passed_verbatim(
     stub: StartStub, proxy: StartProxy, inside: bool
 ) -> None:
@@ -113,6 +117,7 @@ async def test_after_two_failed_retries_the_first_error_is_passed_verbatim(
     assert sizes[0] > sizes[1] > sizes[2]
 
 
+@pytest.mark.slow
 async def test_every_other_error_is_passed_verbatim_and_never_retried(stub: StartStub, proxy: StartProxy) -> None:
     """What is no overflow reaches the client as it came, once."""
     server = await stub(window=TOLD)
@@ -160,6 +165,7 @@ DONE = b"data: [DONE]\n\n"
         pytest.param(FULL + USAGE % (TRUE - 100, 100, TRUE) + DONE, id="a_stop_reason_and_usage"),
     ],
 )
+@pytest.mark.slow
 async def test_an_overflow_after_content_passes_and_teaches(stub: StartStub, proxy: StartProxy, ending: bytes) -> None:
     """What the client has begun to read is passed on to its end, once; the next request fits ahead."""
     server = await stub(window=TRUE)

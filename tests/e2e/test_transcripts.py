@@ -126,6 +126,7 @@ async def replayed(
 
 
 @pytest.mark.parametrize("share", [0.50, 0.25])
+@pytest.mark.slow
 async def test_every_conversation_is_answered(
     stub: StartStub,
     proxy: StartProxy,
@@ -146,6 +147,7 @@ async def test_every_conversation_is_answered(
     assert replay.ledger.compacted > 0
 
 
+@pytest.mark.slow
 async def test_impossible_windows_are_refused_before_the_upstream(
     stub: StartStub, proxy: StartProxy, recordings: list[RecordedConversation]
 ) -> None:

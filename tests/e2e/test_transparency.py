@@ -82,6 +82,7 @@ async def test_recorded_conversations_that_fit_leave_byte_for_byte(
 
 
 @pytest.mark.parametrize("size", ["small", "counted"])
+@pytest.mark.slow
 async def test_odd_bodies_leave_byte_for_byte(
     stub: StartStub, proxy: StartProxy, web: httpx.AsyncClient, size: str
 ) -> None:
@@ -97,6 +98,7 @@ async def test_odd_bodies_leave_byte_for_byte(
         assert size == "small" or not answer.headers["x-ullage-tokens"].startswith("<"), label
 
 
+@pytest.mark.slow
 async def test_a_body_that_is_no_chat_request_is_refused_readably_or_passed(
     stub: StartStub, proxy: StartProxy, web: httpx.AsyncClient
 ) -> None:
@@ -111,6 +113,7 @@ async def test_a_body_that_is_no_chat_request_is_refused_readably_or_passed(
         assert [seen.body for seen in server.seen] in ([], [body])
 
 
+@pytest.mark.slow
 async def test_a_repeated_key_that_decides_is_refused(
     stub: StartStub, proxy: StartProxy, web: httpx.AsyncClient
 ) -> None:
@@ -124,6 +127,7 @@ async def test_a_repeated_key_that_decides_is_refused(
     assert server.seen == []
 
 
+@pytest.mark.slow
 async def test_headers_go_both_ways(stub: StartStub, proxy: StartProxy, web: httpx.AsyncClient) -> None:
     """End-to-end headers pass in both directions; hop-by-hop ones and the proxy's own do not."""
     server = await stub()
@@ -145,6 +149,7 @@ async def test_headers_go_both_ways(stub: StartStub, proxy: StartProxy, web: htt
     assert arrived.keys() - sent.keys() == {"host", "content-length", "content-type"}
 
 
+@pytest.mark.slow
 async def test_every_route_passes_with_and_without_its_prefix(
     stub: StartStub, proxy: StartProxy, web: httpx.AsyncClient
 ) -> None:
@@ -169,6 +174,7 @@ async def test_every_route_passes_with_and_without_its_prefix(
             assert seen.body == sent
 
 
+@pytest.mark.slow
 async def test_the_real_client_uses_other_routes(stub: StartStub, proxy: StartProxy) -> None:
     """Models, embeddings and file uploads work through the real client, their bytes unchanged."""
     server = await stub()
@@ -184,6 +190,7 @@ async def test_the_real_client_uses_other_routes(stub: StartStub, proxy: StartPr
         assert server.seen[-1].header("content-type").startswith("multipart/form-data")
 
 
+@pytest.mark.slow
 async def test_a_large_upload_streams(stub: StartStub, proxy: StartProxy, web: httpx.AsyncClient) -> None:
     """An upload far larger than any limit of managed bodies passes without being held in memory."""
     server = await stub()
@@ -221,6 +228,7 @@ STREAMS = {
 
 
 @pytest.mark.parametrize("held", [False, True], ids=["small", "watched"])
+@pytest.mark.slow
 async def test_streams_pass_byte_for_byte(
     stub: StartStub, proxy: StartProxy, web: httpx.AsyncClient, held: bool
 ) -> None:
@@ -238,6 +246,7 @@ async def test_streams_pass_byte_for_byte(
 
 
 @pytest.mark.parametrize("held", [False, True], ids=["small", "watched"])
+@pytest.mark.slow
 async def test_a_chunk_is_seen_before_the_next_is_sent(
     stub: StartStub, proxy: StartProxy, web: httpx.AsyncClient, held: bool
 ) -> None:
@@ -268,6 +277,7 @@ LEAVING: dict[str, tuple[bool, Fault, int]] = {
 }
 
 
+@pytest.mark.slow
 async def test_a_client_that_leaves_ends_the_upstream_call(
     stub: StartStub, proxy: StartProxy, web: httpx.AsyncClient
 ) -> None:
@@ -291,6 +301,7 @@ async def test_a_client_that_leaves_ends_the_upstream_call(
     assert answer.status_code == 200
 
 
+@pytest.mark.slow
 async def test_a_client_that_leaves_an_upload_ends_it(
     stub: StartStub, proxy: StartProxy, web: httpx.AsyncClient
 ) -> None:
@@ -307,6 +318,7 @@ async def test_a_client_that_leaves_an_upload_ends_it(
     assert (server.seen[0].aborted_at or 0.0) - left < ABORTED_WITHIN
 
 
+@pytest.mark.slow
 async def test_a_compressed_stream_passes_compressed(
     stub: StartStub, proxy: StartProxy, web: httpx.AsyncClient
 ) -> None:

@@ -141,6 +141,7 @@ def written(messages: list[dict[str, Any]], around: dict[str, Any]) -> bytes:
 
 @settings(max_examples=120)
 @given(sequences(), st.sampled_from([2, 10_000]))
+@pytest.mark.slow
 def test_what_was_read_before_changes_nothing(sent: list[Body], size: int) -> None:
     """Every body reads as it does cold, whatever came before it, however much the memories still hold."""
 
@@ -154,6 +155,7 @@ def test_what_was_read_before_changes_nothing(sent: list[Body], size: int) -> No
 
 @settings(max_examples=40)
 @given(sequences())
+@pytest.mark.slow
 def test_readings_may_overlap(sent: list[Body]) -> None:
     """Bodies read at the same time do not disturb each other."""
 

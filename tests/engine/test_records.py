@@ -40,6 +40,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:Generating overly large repr")  
 
 @settings(max_examples=25, phases=UNSHRUNK)
 @given(growing_conversations())
+@pytest.mark.slow
 async def test_replicas_agree(case: tuple[list[Message], list[int], int]) -> None:
     """Two replicas that take turns, and one that starts cold with their records, send the same view."""
     messages, ends, window = case
@@ -55,6 +56,7 @@ async def test_replicas_agree(case: tuple[list[Message], list[int], int]) -> Non
 
 @pytest.mark.parametrize("session", SESSIONS)
 @pytest.mark.parametrize("members", [{}, {"max_tokens": 64}, {"tools": AGENT_TOOLS}], ids=["plain", "figure", "tools"])
+@pytest.mark.slow
 async def test_a_cold_start_equals_having_watched(session: str, members: dict[str, Any]) -> None:
     """With no record at all, a proxy that sees a conversation first at its n-th request sends what others send."""
     messages, desk = SESSIONS[session], Replica()

@@ -55,6 +55,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:Generating overly large repr")  
 
 @settings(max_examples=120, phases=UNSHRUNK)
 @given(request_bytes(with_orphans=True, max_size=24), windows, st.booleans())
+@pytest.mark.slow
 async def test_a_plan_fits_or_refuses(body: bytes, window: int, force: bool) -> None:
     """Whatever comes, a plan is a faithful view that fits by an independent count, or a refusal for length."""
     plan = await Replica().plan(body, window, CompactionTarget(force=force))
@@ -63,6 +64,7 @@ async def test_a_plan_fits_or_refuses(body: bytes, window: int, force: bool) -> 
 
 @settings(max_examples=60, phases=UNSHRUNK)
 @given(request_bytes(with_orphans=True, max_size=24), st.integers(4096, 32768))
+@pytest.mark.slow
 async def test_only_what_cannot_shrink_is_refused(body: bytes, window: int) -> None:
     """A request whose system text and tools take less than half the window is not refused."""
     asks = json.loads(body)
@@ -90,6 +92,7 @@ async def test_a_clients_own_orphans_pass() -> None:
 
 
 @pytest.mark.parametrize(("window", "result"), [(8192, 300), (8192, 700), (WINDOW, 300), (32768, 2500)])
+@pytest.mark.slow
 async def test_an_agent_loop_is_compacted_rarely_and_deeply(window: int, result: int, record_property: Any) -> None:
     """Sixty rounds: each view begins with the one before but at an event, events are rare, the window is well used."""
     desk, before, events, fills = Replica(), [], 0, []
@@ -121,6 +124,7 @@ async def test_an_agent_loop_is_compacted_rarely_and_deeply(window: int, result:
 
 @settings(max_examples=25, phases=UNSHRUNK)
 @given(growing_conversations())
+@pytest.mark.slow
 async def test_a_view_only_grows_between_events(case: tuple[list[Message], list[int], int]) -> None:
     """For any growing conversation each view is the one before with more behind it, unless the plan says event."""
     messages, ends, window = case
@@ -200,6 +204,7 @@ async def test_alternation_survives(system: bool) -> None:
 
 @settings(max_examples=25, phases=UNSHRUNK)
 @given(growing_conversations())
+@pytest.mark.slow
 async def test_no_system_message_is_added(case: tuple[list[Message], list[int], int]) -> None:
     """A view holds exactly the system messages the client sent, in order."""
     messages, _, window = case
@@ -317,6 +322,7 @@ async def test_a_fold_after_a_mild_event_digests_the_originals() -> None:
 
 @settings(max_examples=25, phases=UNSHRUNK)
 @given(conversation_strategies.agent_sessions(max_rounds=30), st.sampled_from([1500, 3000, 6000]))
+@pytest.mark.slow
 async def test_an_agents_view_only_grows_between_events(messages: list[Message], window: int) -> None:
     """Coding sessions fit at every request, cold and watched alike; between events the view grows at its end."""
     desk = Replica()
@@ -339,6 +345,7 @@ LARGE_TOOLS = [tool(f"tool_{at}", prose(at, 900), path="Where.") for at in range
 @pytest.mark.parametrize(
     ("window", "tools"), [(4096, []), (8192, AGENT_TOOLS), (32_768, AGENT_TOOLS), (32_768, LARGE_TOOLS)]
 )
+@pytest.mark.slow
 async def test_buffers_made_for_large_windows_work_in_small_ones(window: int, tools: list[Message]) -> None:
     """With the usual buffers a long session is answered to its end, compacted rarely, and keeps them free."""
     policy = replace(POLICY, buffers=USUAL)
@@ -385,6 +392,7 @@ async def test_what_the_provider_counted_compacts_before_it_refuses() -> None:
 
 @settings(max_examples=40, phases=UNSHRUNK)
 @given(request_bytes(with_orphans=True, max_size=24), windows)
+@pytest.mark.slow
 async def test_an_allocation_refuses_nothing(body: bytes, window: int) -> None:
     """Whatever the shares, a plan is a faithful view that fits, and is refused only where it is without shares."""
     for shares in (Allocation(recent=1.0), Allocation(system=0.5, reserve=0.5)):

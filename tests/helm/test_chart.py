@@ -209,6 +209,7 @@ def test_secrets_come_by_reference() -> None:
         ({"terminationGracePeriodSeconds": 300}, "terminationGracePeriodSeconds"),
     ],
 )
+@pytest.mark.slow
 def test_wrong_values_are_refused(values: dict[str, Any], word: str) -> None:
     """A key the chart does not know, a secret written out, or a pod killed while it drains is refused by name."""
     answer = helm("render", values)
@@ -251,6 +252,7 @@ def test_secrets_written_out_are_refused(config: dict[str, Any]) -> None:
 
 @needs_helm
 @pytest.mark.parametrize("values", [{}, EVERYTHING], ids=["defaults", "everything"])
+@pytest.mark.slow
 def test_rendered_configuration_is_accepted_by_the_proxy(values: dict[str, Any], tmp_path: Path) -> None:
     """`ullage check` finds nothing wrong with what the ConfigMap holds."""
     file = tmp_path / "ullage.yaml"

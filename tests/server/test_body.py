@@ -116,6 +116,7 @@ async def test_an_upload_that_stops_is_given_up_at_both_ends():
         assert await eventually(lambda: at.server.in_flight == 0)
 
 
+@pytest.mark.slow
 async def test_an_upload_slower_than_a_managed_body_may_be_arrives():
     """What is not kept in memory may come at the speed of a telephone line."""
     async with running_server(ServerConfig("up", limits=Limits(body_pause=1.0, body_rate=2**30, upload_rate=1))) as at:

@@ -35,6 +35,7 @@ async def two(stub, proxy):
     return await proxy(first.url, config=config), first, second
 
 
+@pytest.mark.slow
 async def test_the_list_names_each_model_where_a_request_would_go(two):
     """Models of all upstreams are listed once, those that no request would reach are not, configured names are."""
     front, first, second = two
@@ -46,6 +47,7 @@ async def test_the_list_names_each_model_where_a_request_would_go(two):
     assert second.seen[-1].header("authorization") == "", "the client's key went to somebody else's server"
 
 
+@pytest.mark.slow
 async def test_windows_are_told_and_the_upstreams_own_words_stand(two):
     """Entries carry the window under the names clients read; what the upstream says itself is not overwritten."""
     front, _, _ = two
@@ -57,6 +59,7 @@ async def test_windows_are_told_and_the_upstreams_own_words_stand(two):
     assert "context_length" not in by_name["odd"], "a window nobody knows was told"
 
 
+@pytest.mark.slow
 async def test_one_model_is_told_by_its_own_upstream(two):
     """GET /models/NAME goes where the model is served; a configured name its upstream does not list is told too."""
     front, first, second = two
@@ -66,6 +69,7 @@ async def test_one_model_is_told_by_its_own_upstream(two):
     assert (await get(front, "/models/named")).json()["id"] == "named"
 
 
+@pytest.mark.slow
 async def test_sdks_read_the_list(two):
     """The OpenAI and Anthropic SDKs iterate over it."""
     front, _, _ = two
@@ -76,6 +80,7 @@ async def test_sdks_read_the_list(two):
     assert "named" in names
 
 
+@pytest.mark.slow
 async def test_one_dead_upstream_costs_only_its_own_models(two):
     """With one upstream gone the others' models are still listed."""
     front, _, second = two
@@ -114,6 +119,7 @@ async def test_a_strange_list_is_no_error(body):
         assert json.loads(got.body)["data"] == []
 
 
+@pytest.mark.slow
 async def test_a_list_that_cannot_be_had_is_an_error(stub, proxy):
     """With the only upstream down the list is 502, and as soon as it answers, a list."""
     server = await stub()
@@ -140,6 +146,7 @@ async def test_an_upstream_that_hangs_is_a_timeout(monkeypatch):
         assert got.line.startswith("HTTP/1.1 504")
 
 
+@pytest.mark.slow
 async def test_names_from_the_configuration_are_listed_without_any_upstream(stub, proxy):
     """A model that the configuration names is told although nobody could be asked."""
     server = await stub()

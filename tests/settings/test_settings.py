@@ -160,6 +160,7 @@ def settings_named_in_sentences() -> Iterator[str]:
                 yield from dotted.findall(node.value)
 
 
+@pytest.mark.slow
 def test_every_setting_that_a_text_names_exists() -> None:
     """An error that says which key to change names one that can be changed."""
     named = set(settings_named_in_sentences()) - {"server.lock", "tools.yaml"}

@@ -136,6 +136,7 @@ async def test_it_ends_with_its_owner(start: Callable[..., object], short_path: 
     await server.close()
 
 
+@pytest.mark.slow
 async def test_a_frozen_server_does_not_outlive_its_owner(
     start: Callable[..., object], short_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -148,6 +149,7 @@ async def test_a_frozen_server_does_not_outlive_its_owner(
     assert not _alive(pid)
 
 
+@pytest.mark.slow
 async def test_an_owner_that_leaves_while_its_server_starts_again_does_not_wait_for_it(
     start: Callable[..., object], short_path: Path
 ) -> None:
@@ -163,6 +165,7 @@ async def test_an_owner_that_leaves_while_its_server_starts_again_does_not_wait_
     assert not _alive(again)
 
 
+@pytest.mark.slow
 async def test_a_killed_server_is_back_soon_with_its_data(opener: Opener) -> None:
     """After ``kill -9`` of the server the owner starts it again, and its records are there."""
     store = await opener("embedded")
@@ -198,6 +201,7 @@ async def test_the_server_of_a_killed_process_is_adopted_with_its_data(opener: O
     assert not _alive(second)
 
 
+@pytest.mark.slow
 async def test_a_guest_takes_over_when_the_owner_is_killed(opener: Opener) -> None:
     """A second process shares the server as a guest, and looks after it once the first is gone."""
     first = await asyncio.to_thread(Process, opener.directory, "first")
@@ -335,6 +339,7 @@ def _without_its_manifest_readable(data: Path) -> None:
 
 
 @pytest.mark.parametrize("spoil", [_garbled, _a_file, _of_a_later_version, _without_its_manifest_readable])
+@pytest.mark.slow
 async def test_damaged_data_is_moved_aside_and_begun_anew(opener: Opener, spoil: Callable[[Path], None]) -> None:
     """A store whose data cannot be read is embedded and up again, empty, says where the old data is, and lasts."""
     data, aside = opener.directory / "appendonlydir", opener.directory / "appendonlydir.damaged"
@@ -356,6 +361,7 @@ async def test_damaged_data_is_moved_aside_and_begun_anew(opener: Opener, spoil:
         await store.close()
 
 
+@pytest.mark.slow
 async def test_data_that_is_damaged_under_a_running_proxy_is_begun_anew(opener: Opener) -> None:
     """A server that died and cannot read its data comes back without it, and nobody has to restart the proxy."""
     store = await opener("embedded")

@@ -34,6 +34,7 @@ async def _slowest(store: Store, calls: int) -> float:
     return slowest
 
 
+@pytest.mark.slow
 async def test_a_hung_server_costs_little_and_is_used_again_when_it_wakes(valkey: Valkey, opener: Opener) -> None:
     """A frozen server delays each call by its deadline only, opens the breaker, and is back in use after it wakes."""
     store = await opener(valkey.url)
@@ -55,6 +56,7 @@ async def test_a_hung_server_costs_little_and_is_used_again_when_it_wakes(valkey
     assert opener.events.count("store.up") == 1
 
 
+@pytest.mark.slow
 async def test_a_killed_server_is_a_miss_and_its_data_is_back_after_restart(valkey: Valkey, opener: Opener) -> None:
     """Calls go on without a server that was killed, and find its records when it is back."""
     store = await opener(valkey.url)
@@ -69,6 +71,7 @@ async def test_a_killed_server_is_a_miss_and_its_data_is_back_after_restart(valk
     assert await store.records.newest(TENANT, ROOT, ROUTE, [A]) == (0, b"x")
 
 
+@pytest.mark.slow
 async def test_a_server_that_is_down_at_start_is_used_when_it_comes(short_path: Path, opener: Opener) -> None:
     """The store opens without its server, answers misses, and agrees on the key and works once the server is there."""
     server = Valkey(short_path)
@@ -121,6 +124,7 @@ async def _slow_line(port: int) -> AsyncIterator[int]:
         await asyncio.gather(*pumps, return_exceptions=True)
 
 
+@pytest.mark.slow
 async def test_cancelled_calls_never_get_each_others_answers(valkey_on_tcp: Valkey, opener: Opener) -> None:
     """However many callers leave midway on a slow line, every answer belongs to the place that was asked for."""
     async with _slow_line(valkey_on_tcp.port) as port:
@@ -314,6 +318,7 @@ async def test_a_url_cannot_bring_back_slow_defaults(url: str, opener: Opener) -
     await servers.close()
 
 
+@pytest.mark.slow
 async def test_a_cluster_keeps_conversations_and_its_breaker_is_per_node(short_path: Path, opener: Opener) -> None:
     """On a cluster records are fixed and found, hung nodes open their own breaker, and it recovers."""
     bus = ("--cluster-port", str(free_port()))  # by default 10,000 above the port, which may not exist

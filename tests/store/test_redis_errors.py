@@ -104,6 +104,7 @@ def _no_disk(server: Valkey) -> Callable[[], None]:
         (_no_disk, "disk", "store.refused"),
     ],
 )
+@pytest.mark.slow
 async def test_a_server_that_refuses_is_not_up_until_it_does_what_it_is_asked(
     valkey: Valkey, opener: Opener, spoil: Callable[[Valkey], Callable[[], None]], kind: str, event: str
 ) -> None:
@@ -157,6 +158,7 @@ async def test_a_replica_without_a_key_is_down_with_its_remedy(short_path: Path,
         server.kill()
 
 
+@pytest.mark.slow
 async def test_a_replica_that_serves_nothing_is_left_alone(valkey: Valkey, opener: Opener) -> None:
     """A replica that lost its master and may not show old data counts as a server that cannot serve."""
     store = await opener(valkey.url, key=b"k" * 32)
@@ -169,6 +171,7 @@ async def test_a_replica_that_serves_nothing_is_left_alone(valkey: Valkey, opene
 
 
 @pytest.mark.parametrize("operation", OPERATIONS)
+@pytest.mark.slow
 async def test_every_operation_has_a_trial_that_touches_no_record(
     valkey: Valkey, opener: Opener, operation: str
 ) -> None:

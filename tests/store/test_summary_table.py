@@ -115,6 +115,7 @@ async def test_a_hung_store_gives_nothing_and_takes_no_harm(valkey: Valkey, open
         valkey.signal(signal.SIGCONT)
 
 
+@pytest.mark.slow
 async def test_a_cluster_of_six_keeps_a_conversation_in_one_place(short_path: Path, opener: Opener) -> None:
     """Three masters and three replicas: everything of a conversation is in one slot, and a lost master is replaced."""
     async with six_nodes(short_path) as servers:
@@ -159,6 +160,7 @@ def _slot_of(server: Valkey, root: bytes) -> int:
     return int(server.say(f"CLUSTER KEYSLOT {key_names.event(root, 'r', A)}")[1:])
 
 
+@pytest.mark.slow
 async def test_a_cluster_that_is_resharded_keeps_every_record(short_path: Path, opener: Opener) -> None:
     """While a slot moves from one master to another its conversation is read and written, on either side, and after."""
     async with six_nodes(short_path) as servers:

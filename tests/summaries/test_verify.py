@@ -151,6 +151,7 @@ def test_plain_words_need_no_proof() -> None:
     assert set(checkable(said)) == {"E404", "src/a.py", "runTests", "https://a.example/x?y=1", "3"}
 
 
+@pytest.mark.slow
 def test_of_very_long_conversations_the_newest_words_are_heard() -> None:
     """An order beyond what is looked at is nobody's and goes; names are found wherever they stand."""
     old = ItemText("user", "Never push ledger_7 to main.")

@@ -38,6 +38,7 @@ async def test_a_history_far_larger_than_the_window_is_folded_in_chunks(stub: St
     await bench.close()
 
 
+@pytest.mark.slow
 async def test_one_and_a_half_million_tokens_are_folded_through_a_hundred_thousand(
     stub: StartStub, record_property: Any
 ) -> None:

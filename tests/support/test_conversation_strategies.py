@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any, cast
 
+import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
@@ -16,6 +17,7 @@ WIDE = Rules(window=10**9)
 
 
 @given(conversation_strategies.conversations())
+@pytest.mark.slow
 def test_pairs_are_whole(messages: list[dict[str, Any]]) -> None:
     """A conversation without orphans has no broken pair and ends where the model speaks next."""
     assert pair_violations(messages) == []
@@ -23,6 +25,7 @@ def test_pairs_are_whole(messages: list[dict[str, Any]]) -> None:
 
 
 @given(conversation_strategies.bodies(surrogates=False))
+@pytest.mark.slow
 def test_bodies_are_accepted(body: bytes) -> None:
     """Whatever the whitespace and key order, the strict upstream accepts the request."""
     verdict = judge(json.loads(body), WIDE)
@@ -30,6 +33,7 @@ def test_bodies_are_accepted(body: bytes) -> None:
 
 
 @given(conversation_strategies.requests(), st.data())
+@pytest.mark.slow
 def test_bytes_say_what_was_drawn(asked: dict[str, Any], data: st.DataObject) -> None:
     """Writing a request in any style and reading it again gives the same request."""
     assert json.loads(conversation_strategies.encode(cast(st.DrawFn, data.draw), asked)) == asked
@@ -51,6 +55,7 @@ def _sample(found: set[str], messages: list[dict[str, Any]]) -> None:
     found.update(shape for shape, present in shapes.items() if present)
 
 
+@pytest.mark.slow
 def test_awkward_shapes_occur() -> None:
     """Orphans, images, lone surrogates, reused ids, legacy calls and late system messages come up by themselves."""
     found: set[str] = set()

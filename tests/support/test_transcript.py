@@ -53,6 +53,7 @@ async def test_what_went_as_written_passes() -> None:
         ("replies  : closed, open", "records  : 77", "records"),
     ],
 )
+@pytest.mark.slow
 async def test_what_went_otherwise_fails(row: str, instead: str, says: str) -> None:
     """One row that is not so, and the failure names it."""
     assert row in RIGHT

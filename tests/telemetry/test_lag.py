@@ -6,6 +6,8 @@ import asyncio
 import threading
 import time
 
+import pytest
+
 from proxy.offload import LARGE, offload
 from proxy.telemetry.lag import LagWatch
 from tests.support.proxy_process import until
@@ -29,6 +31,7 @@ def hold_the_loop(seconds: float) -> None:
         pass
 
 
+@pytest.mark.slow
 async def test_a_busy_loop_is_measured_and_named() -> None:
     """A beat that comes too late is one line, with its seconds and the function that ran."""
     seen = Seen()
@@ -66,6 +69,7 @@ async def test_a_stopped_watch_leaves_nothing_behind() -> None:
     assert len(seen.lags) == count
 
 
+@pytest.mark.slow
 async def test_what_reads_a_large_body_is_named_too() -> None:
     """A thread that reads a large body while the loop is late is in the line as well."""
     seen = Seen()

@@ -109,6 +109,7 @@ async def test_a_stream_of_frames_is_openais():
         (500, "The system encountered an unexpected error.", "server_error", None),
     ],
 )
+@pytest.mark.slow
 async def test_amazons_refusals(status, text, kind, code, stream):
     """Status and words are Amazon's, an overflow has OpenAI's code, and a limit on the rate is none."""
     async with bedrock() as across:

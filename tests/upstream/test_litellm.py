@@ -176,6 +176,7 @@ async def test_another_provider(stream):
         ("529 Overloaded", "overloaded_error"),
     ],
 )
+@pytest.mark.slow
 async def test_a_refusal_keeps_status_words_and_pause(status, kind, stream):
     """The provider's own status, words, pause and request id reach the client, and it was asked once."""
     async with LiteLLMFixture() as across:
@@ -516,6 +517,7 @@ GUARDED = """
 """
 
 
+@pytest.mark.slow
 def test_nothing_is_fetched_and_nothing_loaded_early(tmp_path):
     """Importing the proxy loads no LiteLLM, loading LiteLLM touches no network, reads no .env, and ends in silence."""
     (tmp_path / ".env").write_text("ANTHROPIC_API_KEY=sk-from-a-file\nLITELLM_LOG=DEBUG\n")

@@ -28,6 +28,7 @@ VALUES = st.recursive(
 
 @settings(max_examples=300)
 @given(VALUES)
+@pytest.mark.slow
 def test_no_answer_is_an_error(answer: Any) -> None:
     """Whatever JSON a server answers, each reader gives sane windows or none, and raises nothing."""
     rows = probe_formats.rows(answer)

@@ -40,6 +40,7 @@ from tests.support.probe_fixtures import (
 from tests.support.proxy_process import until
 
 
+@pytest.mark.slow
 async def test_a_hanging_server_delays_nobody() -> None:
     """While a server hangs, callers get an answer at once, no second survey starts, and the first ends by itself."""
     async with probed_server({"/v1/models": hang}) as about:
@@ -374,6 +375,7 @@ async def test_an_endless_answer_is_given_up() -> None:
         assert "bytes" in str(about.probes.surveys()["up"]["trouble"])
 
 
+@pytest.mark.slow
 async def test_a_hanging_native_route_does_not_hide_the_next() -> None:
     """Of a server whose kind is not known, one route that hangs leaves time for the others."""
     async with probed_server({"/props": hang, "/info": INFO}) as about:

@@ -110,6 +110,7 @@ new_values = st.one_of(
 
 @settings(max_examples=120)
 @given(conversation_strategies.bodies(), st.data())
+@pytest.mark.slow
 def test_only_what_is_edited_changes(body: bytes, data: st.DataObject) -> None:
     """New items and members are put in place, and every other byte stays where it was."""
     found = scan(body, "messages")
@@ -139,6 +140,7 @@ def _pieces(text: str, fields: list[Any]) -> tuple[list[str], list[str]]:
 
 @settings(max_examples=60)
 @given(conversation_strategies.bodies())
+@pytest.mark.slow
 def test_nothing_edited_is_the_clients_body(body: bytes) -> None:
     """The list's own bytes put back give the body as it came."""
     found = scan(body, "messages")

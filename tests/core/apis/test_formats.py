@@ -169,6 +169,7 @@ def raws(draw: st.DrawFn, api: str) -> bytes:
 
 
 @pytest.mark.parametrize("api", APIS)
+@pytest.mark.slow
 def test_what_an_element_weighs(api: str) -> None:
     """An element without media is never counted below what the strict upstream bills, and hardly above it."""
 
@@ -226,6 +227,7 @@ def least(message: Element) -> int:
 
 
 @pytest.mark.parametrize("api", APIS)
+@pytest.mark.slow
 def test_clipping_keeps_everything_but_words(api: str) -> None:
     """A clipped element has its role, names, ids, media, thoughts and the shape of its arguments, and shorter texts."""
 
@@ -251,6 +253,7 @@ def test_clipping_keeps_everything_but_words(api: str) -> None:
 @given(elements("chat", surrogates=False), st.integers(0, 400))
 @example({"role": "assistant", "tool_calls": [call("f", json.dumps({"a": "\n" * 900, "b": '"' * 900}))]}, 100)
 @example({"role": "tool", "tool_call_id": "c", "content": "<|endoftext|>" * 400}, 60)
+@pytest.mark.slow
 def test_clipping_reaches_what_can_be_reached(message: Element, tokens: int) -> None:
     """The result takes at most what was asked for, unless what may not be clipped alone takes more.
 
@@ -316,6 +319,7 @@ def content_of(raw: bytes) -> str:
 
 @settings(max_examples=150)
 @given(raws("chat"), conversation_strategies.texts(long=False), st.booleans(), st.booleans())
+@pytest.mark.slow
 def test_added_text_leaves_the_content_in_one_run(raw: bytes, words: str, before: bool, pictures: bool) -> None:
     """The message's own content stays one unchanged run of bytes, and only the content member changes."""
     made = added(words, before=before, media=[PICTURE] if pictures else [])("chat", raw)
@@ -336,6 +340,7 @@ def test_added_text_leaves_the_content_in_one_run(raw: bytes, words: str, before
 
 @settings(max_examples=80)
 @given(raws("messages"), st.booleans(), st.booleans())
+@pytest.mark.slow
 def test_an_added_block_stands_beside_the_messages_own(raw: bytes, before: bool, marked: bool) -> None:
     """In Messages a block of ours stands before or after the message's own blocks, with a mark if it is given one."""
     mark = b'{"type":"ephemeral"}' if marked else b""

@@ -128,6 +128,7 @@ def echoed(message: Message, data: st.DataObject) -> Message:
 
 @settings(max_examples=80)
 @given(conversation_strategies.conversations(legacy=False), st.data())
+@pytest.mark.slow
 def test_an_echo_means_the_same(messages: list[Message], data: st.DataObject) -> None:
     """However a client writes an item anew, its digest stays."""
     for message in messages:
@@ -138,6 +139,7 @@ def test_an_echo_means_the_same(messages: list[Message], data: st.DataObject) ->
 
 @settings(max_examples=80)
 @given(conversation_strategies.conversations(with_orphans=True))
+@pytest.mark.slow
 def test_different_items_have_different_digests(messages: list[Message]) -> None:
     """Two items of a conversation share a digest only where they say the same."""
 

@@ -110,6 +110,7 @@ def awkward(draw: st.DrawFn, key: str = "messages") -> bytes:
 
 @settings(max_examples=60)
 @given(conversation_strategies.bodies(with_orphans=True))
+@pytest.mark.slow
 def test_requests_are_cut_into_the_clients_slices(body: bytes) -> None:
     """Of any request, in any style, the spans are the items as the client wrote them."""
     same(body)
@@ -142,6 +143,7 @@ def grown(messages: list[Any], keep: int, extra: dict[str, Any], style: st.DataO
 
 @settings(max_examples=80)
 @given(conversation_strategies.conversations(surrogates=False), st.data())
+@pytest.mark.slow
 def test_a_longer_conversation_extends_the_shorter(messages: list[Any], data: st.DataObject) -> None:
     """Continuing from the scan of a prefix finds the spans that scanning all of the body finds."""
     keep = data.draw(st.integers(1, len(messages)))
@@ -155,6 +157,7 @@ def test_a_longer_conversation_extends_the_shorter(messages: list[Any], data: st
 
 @settings(max_examples=300)
 @given(awkward(), st.data())
+@pytest.mark.slow
 def test_whatever_follows_a_known_prefix(body: bytes, data: st.DataObject) -> None:
     """Where a body begins like a known one and then goes anywhere, extending is right, or not tried."""
     known = scan(body, "messages")
@@ -188,6 +191,7 @@ def test_nothing_extends_an_empty_list() -> None:
 
 @settings(max_examples=100)
 @given(st.lists(st.booleans(), max_size=8), st.lists(st.booleans(), max_size=8), values, values, st.booleans())
+@pytest.mark.slow
 def test_a_list_given_twice_is_refused(
     first: list[bool], second: list[bool], left: str, right: str, between: bool
 ) -> None:

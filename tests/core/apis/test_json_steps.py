@@ -118,6 +118,7 @@ def test_what_is_no_json_cannot_be_decoded(raw: bytes) -> None:
 
 @settings(max_examples=100, deadline=None)
 @given(st.data())
+@pytest.mark.slow
 def test_what_is_parsed_in_steps_is_the_same(data: st.DataObject) -> None:
     """A large value is the same whether it is parsed at once or step by step."""
     inner = st.recursive(

@@ -25,6 +25,7 @@ def test_events_are_cut_apart_alike_in_any_chunking(events: list[str], end: str,
     assert splitter.flush() == b""
 
 
+@pytest.mark.slow
 def test_a_long_event_costs_no_more_per_byte_than_a_short_one() -> None:
     """An event that comes in many pieces is cut in time that grows with it and no faster."""
 

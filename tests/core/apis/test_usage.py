@@ -147,6 +147,7 @@ def test_compressed_answers_are_read_and_bombs_are_not():
     "piece",
     [b'"usage":{', b'"usage":{}', b'"usage" ', b'"usage":{"a":{"usage":{"b":"}"}', b'"usage":{"', b'{"usage":"}'],
 )
+@pytest.mark.slow
 def test_a_hostile_answer_costs_no_more_per_byte_than_an_honest_one(piece):
     """Keys, braces and quotes without end are read in time that grows with the answer, however it is cut."""
 

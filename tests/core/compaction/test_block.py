@@ -35,6 +35,7 @@ def folded_of(messages: list[Message]) -> FoldedItems:
 
 @settings(max_examples=60, phases=UNSHRUNK)
 @given(conversations(max_size=20), st.integers(BLOCK_FRAME, 1500), st.floats(0, 1))
+@pytest.mark.slow
 def test_caps_are_kept_and_nothing_is_invented(messages: list[Message], block: int, share: float) -> None:
     """For any folded rounds and caps: the block beside task and newest text fits its cap and states only what was."""
     folded = folded_of(messages)
@@ -52,6 +53,7 @@ def test_caps_are_kept_and_nothing_is_invented(messages: list[Message], block: i
 @pytest.mark.parametrize("pins", [4, 7, 10])
 @pytest.mark.parametrize("summed", [False, True])
 @pytest.mark.parametrize("block", [BLOCK_FRAME + 60, 500, 1500, 3000])
+@pytest.mark.slow
 def test_what_is_left_over_is_given_once(pins: int, summed: bool, block: int) -> None:
     """However much the user said and a model wrote, pins, steps and words in full share what the block has left."""
     entries = tuple(read_item_text(raw) for raw in message_slices(chat_body(agent_session(16, 200))))
@@ -203,6 +205,7 @@ async def test_a_later_block_holds_no_earlier_one(kind: str) -> None:
 
 
 @pytest.mark.parametrize("text", ["a" * 1_000_000, "QUFB" * 250_000, "ab. " * 250_000, "。" * 300_000, " " * 10**6])
+@pytest.mark.slow
 def test_a_megabyte_of_anything_costs_a_bounded_amount(text: str) -> None:
     """A huge pin, step or result is not counted piece by piece."""
     calls = size = 0

@@ -71,6 +71,7 @@ figures = st.builds(
 
 @settings(max_examples=200)
 @given(histories(), figures, st.booleans())
+@pytest.mark.slow
 def test_an_event_is_sound(items: list[Item], asked: TokenBudget, force: bool) -> None:
     """Any event cuts between rounds, keeps the newest round, makes the view smaller, and says how large it is."""
     plan = schedule(items, asked)
@@ -91,6 +92,7 @@ def test_an_event_is_sound(items: list[Item], asked: TokenBudget, force: bool) -
 
 @settings(max_examples=150)
 @given(histories(), figures)
+@pytest.mark.slow
 def test_going_on_from_an_event_equals_starting_over(items: list[Item], asked: TokenBudget) -> None:
     """For equal figures the fold from the start finds the events that were found request by request."""
     asked = replace(asked, reserve=asked.default_reserve)
@@ -307,6 +309,7 @@ def test_an_allocation_makes_an_event_deeper() -> None:
 
 @settings(max_examples=120)
 @given(histories(), figures, st.sampled_from([ALLOCATED, replace(RULES, allocation=Allocation(reserve=1.0))]))
+@pytest.mark.slow
 def test_an_allocation_never_makes_a_view_fit_less(
     items: list[Item], asked: TokenBudget, rules: CompactionRules
 ) -> None:

@@ -139,6 +139,7 @@ PATHOLOGICAL = {
 
 @settings(max_examples=300)
 @given(texts(surrogates=False), st.integers(1, 40), st.integers(0, 400))
+@pytest.mark.slow
 def test_the_result_fits_and_both_ends_stay(text: str, times: int, tokens: int) -> None:
     """Whatever the text, the result takes at most the tokens asked for, is made of the text's ends, and not empty."""
     text = text * times

@@ -63,6 +63,7 @@ def fold(raw: OriginalItems, cut: int, clips: tuple[tuple[int, int], ...] = ()) 
 
 @settings(max_examples=80, phases=UNSHRUNK)
 @given(st.data())
+@pytest.mark.slow
 def test_any_cut_gives_a_faithful_view(data: st.DataObject) -> None:
     """Wherever a conversation may be cut, whatever is clipped: kept bytes, whole pairs, one carrier, a true weight."""
     messages = data.draw(conversations(with_orphans=True, surrogates=False, max_size=14))

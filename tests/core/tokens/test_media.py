@@ -344,6 +344,7 @@ def test_published_examples(model: str, size: Size, detail: str, tokens: int) ->
     height=st.integers(0, 20_000),
     detail=st.sampled_from(["low", "high", "auto", "original", "?"]),
 )
+@pytest.mark.slow
 def test_any_size_has_a_price(model: str, width: int, height: int, detail: str) -> None:
     """Every size costs something, and no more than the provider lets one image cost."""
     assert 0 < prices(model).image.tokens((width, height), detail) <= 50_000

@@ -59,6 +59,7 @@ async def test_a_view_that_leaves_something_out_offers_the_tool(api: str) -> Non
 @pytest.mark.parametrize(
     "case", ["small", "no tools", "forced", "own name", "own compaction", "tiny window", "switched off"]
 )
+@pytest.mark.slow
 async def test_a_request_without_it_never_hears_of_it(api: str, case: str) -> None:
     """Where the tool is not live for that very request, its view is the one it would have without the feature."""
     members: dict[str, Any] = {}

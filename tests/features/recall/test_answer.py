@@ -31,6 +31,7 @@ from tests.support.recall_fixtures import (
 
 @every
 @both
+@pytest.mark.slow
 async def test_an_answer_without_a_recall_is_relayed(start_recall: StartRecall, api: str, stream: bool) -> None:
     """Where the tool is offered and not called, every byte of the answer is the upstream's."""
     server, door = await start_recall(api, Answer("I read on.", (READ,), reasoning="Hm."))
@@ -46,6 +47,7 @@ async def test_an_answer_without_a_recall_is_relayed(start_recall: StartRecall, 
 
 @every
 @both
+@pytest.mark.slow
 async def test_an_error_of_a_later_generation_is_told(start_recall: StartRecall, api: str, stream: bool) -> None:
     """A whole answer is the provider's error as it came; a stream that began ends with an error event."""
     server, door = await start_recall(api, Answer("Let me look.", (LOOK,)))
@@ -92,6 +94,7 @@ async def test_a_connection_that_breaks_later_ends_the_stream(start_recall: Star
 
 
 @every
+@pytest.mark.slow
 async def test_a_client_that_leaves_ends_what_is_under_way(start_recall: StartRecall, api: str) -> None:
     """Whoever leaves while the model is asked again leaves no call behind."""
     server, door = await start_recall(api, Answer("Let me look.", (LOOK,)))
@@ -128,6 +131,7 @@ async def test_a_stream_without_its_last_event_is_an_end_too(start_recall: Start
 
 @every
 @both
+@pytest.mark.slow
 async def test_an_overflow_that_states_nothing_is_answered_with_something_smaller(
     start_recall: StartRecall, api: str, stream: bool
 ) -> None:
@@ -205,6 +209,7 @@ async def test_an_overflow_again_makes_the_view_smaller_too(start_recall: StartR
 
 
 @every
+@pytest.mark.slow
 async def test_a_client_that_leaves_before_a_whole_answer_ends_the_call(start_recall: StartRecall, api: str) -> None:
     """Whoever does not wait for an answer that is no stream leaves no call behind either."""
     server, door = await start_recall(api, Answer("Let me look.", (LOOK,)))

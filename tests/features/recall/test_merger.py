@@ -66,6 +66,7 @@ def ours(answer: Answer) -> bool:
 
 @pytest.mark.parametrize("api", APIS)
 @given(answer=ANSWERS, size=st.integers(1, 300))
+@pytest.mark.slow
 def test_a_generation_without_a_recall_passes_byte_for_byte(api: str, answer: Answer, size: int) -> None:
     """Whatever else a model says and calls, in any chunking: every byte, in order."""
     answer = Answer(answer.text, tuple(call for call in answer.calls if call.name != NAME), answer.reasoning)
@@ -76,6 +77,7 @@ def test_a_generation_without_a_recall_passes_byte_for_byte(api: str, answer: An
 
 @pytest.mark.parametrize("api", APIS)
 @given(answers=st.lists(ANSWERS, min_size=1, max_size=3), size=st.integers(1, 300))
+@pytest.mark.slow
 def test_any_generations_make_one_valid_answer(api: str, answers: list[Answer], size: int) -> None:
     """One start, one end, running numbers, no call of the tool, and the last generation's calls and usage."""
     out, _, used = spliced(api, answers, size)
@@ -257,6 +259,7 @@ LONG = {"chat": (_chat_answer, 1000), "messages": (_messages_answer, 1000), "res
 
 
 @pytest.mark.parametrize("api", APIS)
+@pytest.mark.slow
 def test_a_long_answer_costs_no_more_per_byte_than_a_short_one(api: str) -> None:
     """Pieces, calls and items without number are joined, held and renumbered in time that grows with the answer."""
     answer, size = LONG[api]
@@ -326,6 +329,7 @@ def test_what_came_is_never_changed(pieces: Any) -> None:
     assert pieces == before
 
 
+@pytest.mark.slow
 def test_a_member_grows_in_even_steps() -> None:
     """Text, members of objects and elements of lists are put together in time that grows with them and no faster."""
     assert is_linear(lambda size: together(*["x" * 50] * size), 60_000)

@@ -6,6 +6,8 @@ import json
 import random
 from typing import Any
 
+import pytest
+
 from proxy.features.recall.merger import NOT_RUN
 from proxy.features.recall.search import LAST
 from proxy.features.recall.session import CALLS, TOO_MANY
@@ -39,6 +41,7 @@ def shown(server: Stub) -> str:
 
 @every
 @both
+@pytest.mark.slow
 async def test_what_left_the_view_is_found_and_answered_from(start_recall: StartRecall, api: str, stream: bool) -> None:
     """The tool shows the original words, the model goes on from them, and the client gets one answer."""
     server, door = await start_recall(
@@ -68,6 +71,7 @@ async def test_what_left_the_view_is_found_and_answered_from(start_recall: Start
 
 @every
 @both
+@pytest.mark.slow
 async def test_calls_beside_a_recall_are_made_again(start_recall: StartRecall, api: str, stream: bool) -> None:
     """The client's tools are called once, by the generation that has read what it asked for."""
     again = Call("run", '{"command": "ls"}')
@@ -79,6 +83,7 @@ async def test_calls_beside_a_recall_are_made_again(start_recall: StartRecall, a
 
 
 @every
+@pytest.mark.slow
 async def test_of_many_calls_at_once_some_are_answered(start_recall: StartRecall, api: str) -> None:
     """Each is a walk over the history, so the others are told that they were too many; the answer goes on."""
     server, door = await start_recall(api, Answer("All.", (LOOK,) * (CALLS + 3)), Answer("It is kingfisher."))
@@ -90,6 +95,7 @@ async def test_of_many_calls_at_once_some_are_answered(start_recall: StartRecall
 
 @every
 @both
+@pytest.mark.slow
 async def test_three_generations_and_no_more(start_recall: StartRecall, api: str, stream: bool) -> None:
     """The second look is told to be the last; what is called all the same is taken out, other calls stay."""
     one, two = Answer("One.", (LOOK, LOOK)), Answer("Two.", (LOOK,))
@@ -133,6 +139,7 @@ async def test_a_clients_own_tool_of_the_name_is_called_as_ever(start_recall: St
 
 @every
 @both
+@pytest.mark.slow
 async def test_switched_off_nothing_is_added(start_recall: StartRecall, api: str, stream: bool) -> None:
     """Without the setting, a compacted request has the client's tools and no others."""
     server, door = await start_recall(api, Answer("Yes."), enabled=False)
@@ -142,6 +149,7 @@ async def test_switched_off_nothing_is_added(start_recall: StartRecall, api: str
 
 @every
 @both
+@pytest.mark.slow
 async def test_an_overflow_of_a_later_generation_is_recovered(
     start_recall: StartRecall, api: str, stream: bool
 ) -> None:
@@ -166,6 +174,7 @@ async def test_an_overflow_of_a_later_generation_is_recovered(
 
 
 @every
+@pytest.mark.slow
 async def test_every_prompt_fits_however_often_it_is_asked(start_recall: StartRecall, api: str) -> None:
     """Whatever the model asks for, nothing that goes upstream is larger than the window allows."""
     calls = (
@@ -184,6 +193,7 @@ async def test_every_prompt_fits_however_often_it_is_asked(start_recall: StartRe
 
 @every
 @both
+@pytest.mark.slow
 async def test_a_request_that_is_only_observed_is_left_alone(start_recall: StartRecall, api: str, stream: bool) -> None:
     """Where nothing is changed there is no tool, and a call of that name is the client's own affair."""
     server, door = await start_recall(api, Answer("I read on.", (READ,)))
@@ -209,6 +219,7 @@ async def test_the_next_turn_knows_nothing_of_it(start_recall: StartRecall) -> N
 
 
 @every
+@pytest.mark.slow
 async def test_a_long_session_with_recalls_stays_valid_and_fits(start_recall: StartRecall, api: str) -> None:
     """An agent that looks things up again and again, alone and beside its tools, sends nothing too big or wrong."""
     server, door = await start_recall(api, Answer())
