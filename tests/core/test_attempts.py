@@ -50,4 +50,4 @@ def test_loops_are_found() -> None:
 )
 def test_what_is_news_after_an_overflow(status: int, own: bool, rescue: bool) -> None:
     """Success is; another no of the model itself is not, nor is any failure of a fallback."""
-    assert (is_news(status, rescue=False), is_news(status, rescue=True)) == (own, rescue)
+    assert (is_news(status, is_fallback=False), is_news(status, is_fallback=True)) == (own, rescue)
