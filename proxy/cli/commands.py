@@ -112,9 +112,9 @@ def check(file: Annotated[Path, typer.Argument(help="YAML file to check.")]) -> 
 @app.command()
 def schema() -> None:
     """Print the JSON Schema of the configuration file, for editors."""
-    from proxy.settings import Settings
+    from proxy.features.settings import AllSettings
 
-    document = {"$schema": "https://json-schema.org/draft/2020-12/schema", **Settings.model_json_schema()}
+    document = {"$schema": "https://json-schema.org/draft/2020-12/schema", **AllSettings.model_json_schema()}
     typer.echo(json.dumps(document, indent=2))
 
 
@@ -386,10 +386,11 @@ def _misused(name: str, client: Client | None, both: bool, nameless: bool) -> st
 
 def _settings(config: Path | None, overrides: Mapping[tuple[str, ...], object]) -> Settings:
     """The settings; ends the process with what is wrong with them."""
+    from proxy.features.settings import AllSettings
     from proxy.settings import SettingsError, load
 
     try:
-        return load(config, overrides, os.environ)
+        return load(config, overrides, os.environ, AllSettings)
     except SettingsError as error:
         _complain(error)
         raise typer.Exit(REFUSED) from error
