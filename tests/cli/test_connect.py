@@ -214,3 +214,11 @@ def test_a_value_in_the_way_is_named(tmp_path: Path) -> None:
     output = connect(tmp_path, "codex", "--write", code=1)
     assert f"{file} has another kind of value where model_providers.ullage should be" in output
     assert file.read_text() == 'model_providers = "none"\n'
+
+
+def test_the_address_is_the_one_that_the_proxys_file_configures(tmp_path: Path) -> None:
+    """With --config the client is pointed at the host and port of that file."""
+    config = tmp_path / "ullage.yaml"
+    config.write_text("server: {host: 0.0.0.0, port: 9000}\n")
+    output = connect(tmp_path, "openai", "--config", str(config))
+    assert "export OPENAI_BASE_URL=http://127.0.0.1:9000/v1\n" in output
