@@ -13,7 +13,7 @@ from urllib.parse import unquote
 import msgspec
 from aiohttp import StreamReader, web
 
-from proxy.core.client_compaction import METADATA_HEADER, announced
+from proxy.core.client_compaction import METADATA_HEADER, announced_client
 from proxy.core.errors import BodyTooLarge, InvalidRequest, Overloaded, UllageError
 from proxy.core.http_headers import CREDENTIALS, HOP_BY_HOP, OWN_PREFIX, WRITTEN_ANEW
 from proxy.core.request import Mode, Options, Origin, Purpose, Request
@@ -439,7 +439,7 @@ def read_request(body: bytes, path: RequestPath, headers: RequestHeaders, tenant
     seen = headers.seen
     session, epoch, client_compaction = "", 0, ""
     if not _CLIENT_NAMES.isdisjoint(seen):
-        session, epoch, client_compaction = session_of(seen), epoch_of(seen), announced(seen)
+        session, epoch, client_compaction = session_of(seen), epoch_of(seen), announced_client(seen)
     return Request(
         path.api,
         body,
