@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from proxy.core.apis.envelope import TOOLS, Envelope
 from proxy.core.attempts import first_max_loss
-from proxy.core.client_compaction import client_of
+from proxy.core.client_compaction import compacting_client
 from proxy.core.compaction.schedule import CompactionTarget, MaxLoss
 from proxy.core.compaction.truncate import shrink_tools
 from proxy.core.decisions import (
@@ -230,4 +230,4 @@ def _client_compaction(reading: CountedBody) -> str:
     if not spans:
         return ""
     history = reading.roles.assistant > 0
-    return client_of(reading.envelope, body[slice(*spans[0])], body[slice(*spans[-1])], history)
+    return compacting_client(reading.envelope, body[slice(*spans[0])], body[slice(*spans[-1])], history)
