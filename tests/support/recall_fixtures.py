@@ -136,7 +136,7 @@ async def proxy_in_process(
         metrics=None,
         status=dict,
         models=Models(upstream, [ListedUpstream("stub")], "stub", [], lambda model: {}),
-        open_routes=long_history.open_routes,
+        open_routes=history.open_routes,
         faults=noticed,
     )
     port = await server.start("127.0.0.1", 0)
