@@ -1,13 +1,14 @@
-"""Recognises a client's own compaction of its conversation, and whose it is: rules as data.
+"""Recognises a client's own compaction of its conversation, and names the client.
 
-If the client announces it (a header, an item), that holds; else its own prompt shows it, at the place where the client
-puts it. A wording that is not known is recognised by its intent, with the form of the request as evidence. What the
-user pasted, what a tool returned, and what merely quotes such a prompt is none.
+1. A header or an item announces it: that decides.
+2. Else the client's own prompt shows it, at the place where that client puts it (``RULES``).
+3. Else its intent shows it, with the form of the request as evidence. A request for a summary names three things close
+   together: a text to write (a summary, a handoff, a snapshot), its subject (the conversation), and its use: work goes
+   on from it (another agent, a new context, lost history).
 
-The intent: such a request names three things close together: something to be written (a summary, a handoff, a
-snapshot), what it is of (the conversation), and that work goes on from it (another agent, a new context, lost history).
-A text about such texts (code that makes them, a question on a prompt) names the same things; what it wants done first
-tells it apart.
+Text that a user pasted, that a tool returned or that merely quotes such a prompt is no compaction. A text about such
+texts (code that makes them, a question on a prompt) names the same three things; the work that it requests first tells
+it apart.
 """
 
 from __future__ import annotations
@@ -23,20 +24,22 @@ from proxy.core.apis.json_steps import decode
 from proxy.core.errors import InvalidRequest
 
 OTHER: Final = "other"
-"""The client of a compaction that only its form shows."""
+"""The client of a compaction that only its intent and form show."""
 
 METADATA_HEADER: Final = "x-codex-turn-metadata"
 """JSON with which Codex states the purpose of a request."""
 
 TRIGGER: Final = "compaction_trigger"
-"""The last input item of a request that wants a compaction item for an answer."""
+"""The type of the last input item of a request that is answered with a compaction item."""
+
+_TRIGGER: Final = TRIGGER.encode()
 
 
 @dataclass(frozen=True, slots=True)
 class PromptRule:
-    """*client* compacts if a text begins with *begins*: the system text, or a part of the last user message.
+    """*client* compacts if the system text, or a part of the last user message, begins with *begins*.
 
-    ``also`` has to occur in the same part, if the beginning alone is used for other things too.
+    ``also`` has to occur in the same part, because the beginning alone has other uses too.
     """
 
     client: str
@@ -70,42 +73,45 @@ RULES: Final = (
         "gemini-cli", "system", "You are a specialized system component responsible for distilling chat history"
     ),
 )
-"""How agents word it, present and before; seen on the wire of Claude Code 2.1, Codex 0.169, opencode 1.18 and qwen-code
-0.24, else in their code. They only name the client: other words for the same are recognised by their intent."""
+"""Prompts of agents, present and past. Those of Claude Code 2.1, Codex 0.169, opencode 1.18 and qwen-code 0.24 were
+recorded, the others read in the agents' code. A rule only names the client: other wordings are recognised by intent."""
 
 _SYSTEM_RULES: Final = tuple(rule for rule in RULES if rule.where == "system")
 
 CLIENTS: Final = frozenset({*(rule.client for rule in RULES), OTHER})
-"""Every label of a compaction."""
+"""Every name that a compaction's client can have."""
 
 _EDGE: Final = 16_384
-"""Bytes at each end of the last item in which a client's prompt is looked for; the longest is half of that."""
+"""Bytes at each end of the last item that are searched for a client's prompt; the longest one is half of that."""
 
-_BEGINS: Final = {
-    where: tuple(json.dumps(rule.begins)[1:-1].encode() for rule in RULES if rule.where == where)
+_TRIGGER_WITHIN: Final = 256
+"""Bytes at the beginning of an item within which its type stands."""
+
+_SYSTEM_WITHIN: Final = 1_024
+"""Bytes at the beginning of a first item within which a client's system prompt begins."""
+
+_SYSTEM_BEGINNINGS, _USER_BEGINNINGS = (
+    tuple(json.dumps(rule.begins)[1:-1].encode() for rule in RULES if rule.where == where)
     for where in ("system", "user")
-}
-"""The beginnings as they stand in JSON. Looked for one by one: three times as fast as all of them in one pattern."""
+)
+"""The beginnings of prompts as JSON. Searched for one by one: three times as fast as all of them in one pattern."""
 
-_NOTHING: Final = max(map(len, EMPTY))
-"""No list of tools is as short."""
+_LONGEST_EMPTY: Final = max(map(len, EMPTY))
+"""Characters of a list of tools that is empty, at most."""
 
 _HINT: Final = re.compile(
     rb"(?i)summar|compact|condens|compress|distil|hand-?o|checkpoint|snapshot|memento|extract|continuing"
     rb"|\\u(?:603b|6458|538b|6982|4ea4|8981)|\xe6\x80\xbb\xe7\xbb\x93|\xe6\x91\x98\xe8\xa6\x81|\xe5\x8e\x8b\xe7\xbc\xa9|\xe4\xba\xa4\xe6\x8e\xa5"
 )
-"""Without any of these, escaped or not, nothing asks for a summary: most requests need no closer look."""
+"""A text without any of these, escaped or not, requests no summary: most requests need no closer look."""
 
-_HINTED: Final = 4_096
-"""Bytes at each end in which such a word is looked for."""
-
-_SHORT: Final = 400
-"""Characters of a system text in which it defines what the model is."""
+_HINT_WITHIN: Final = 4_096
+"""Bytes at each end of the last item that are searched for such a word."""
 
 _TITLE: Final = re.compile(r"\b(?:title|headline|follow-?up|tags?|branch name|commit message)\b", re.IGNORECASE)
 
 
-def announced(headers: Mapping[str, str]) -> str:
+def announced_client(headers: Mapping[str, str]) -> str:
     """Return the client whose compaction *headers* (names in lower case) announce; empty if they announce none."""
     metadata = headers.get(METADATA_HEADER, "")
     if "compaction" not in metadata:
@@ -119,94 +125,110 @@ def announced(headers: Mapping[str, str]) -> str:
     return "codex"
 
 
-def client_of(envelope: Envelope, first: bytes, last: bytes, history: bool = False) -> str:
-    """Return the client whose compaction the request with *envelope* around its items is; empty if it is none.
+def compacting_client(envelope: Envelope, first: bytes, last: bytes, has_history: bool = False) -> str:
+    """Return the client whose compaction a request is; empty if it is none.
 
-    *first* and *last* are the bytes of its first and last items: nothing else is looked at. *history*: a model spoke
-    before. An unknown wording is recognised by its intent, and by the request's form: no tools that may be called, or
-    a history before it and words that leave nothing to call them for.
+    *envelope* is what stands around its items, *first* and *last* are the bytes of its first and last items; no other
+    item is looked at. *has_history* is True if a message of the model precedes the last item. An unknown wording is
+    recognised by its intent and by the request's form: it has no tools that the model may call, or it has a history
+    and words that leave nothing to call them for.
     """
-    called = _may_call(envelope)
-    system = _system_text(envelope, first, called=called)
+    may_call = _may_call_tools(envelope)
+    system = _system_text(envelope, first, may_call=may_call)
     for rule in _SYSTEM_RULES:
         if system.startswith(rule.begins):
             return rule.client
+    if len(last) <= 2 * _EDGE and b'"user"' not in last and _TRIGGER not in last:
+        return ""  # most last items are results of tools, and only a user's message can be a prompt
+    return _client_of_last(last, system, may_call=may_call, has_history=has_history)
+
+
+def _client_of_last(last: bytes, system: str, *, may_call: bool, has_history: bool) -> str:
+    """Return the client whose compaction the *last* item requests; empty if it requests none."""
     edges = last if len(last) <= 2 * _EDGE else last[:_EDGE] + last[-_EDGE:]
-    marked = TRIGGER.encode() in edges[:256] or _occurs("user", edges)
-    if not marked and not _may_ask(edges, system, called=called, history=history):
+    has_prompt = _TRIGGER in edges[:_TRIGGER_WITHIN] or any(begins in edges for begins in _USER_BEGINNINGS)
+    if not has_prompt and not _has_hint(edges, system, may_call=may_call, has_history=has_history):
         return ""
-    try:
-        value = decode(last)
-    except InvalidRequest:
+    item = _decoded_object(last)
+    if item is None:
         return ""
-    if not isinstance(value, dict):
-        return ""
-    known = _marked(value) if marked else ""
-    return known or (OTHER if _asks(value, system, called=called, history=history) else "")
+    client = _client_by_prompt(item) if has_prompt else ""
+    if not client and _has_intent(item, system, may_call=may_call, has_history=has_history):
+        return OTHER
+    return client
 
 
-def _system_text(envelope: Envelope, first: bytes, *, called: bool) -> str:
-    """Return the operator's words; of a *first* item only if tools may not be *called* or a rule's words occur."""
+def _system_text(envelope: Envelope, first: bytes, *, may_call: bool) -> str:
+    """Return the system text: that of the envelope, else that of the *first* item.
+
+    The item is decoded only if the model may call no tools, or if the beginning of a rule's prompt occurs in it.
+    """
     system = next(iter(envelope.texts.values()), "").lstrip()
-    if not system and (not called or _occurs("system", first[:1024])):
-        return _system(first)
-    return system
+    if system:
+        return system
+    head = first[:_SYSTEM_WITHIN]
+    if may_call and not any(begins in head for begins in _SYSTEM_BEGINNINGS):
+        return ""
+    return _system_item_text(first)
 
 
-def _may_ask(edges: bytes, system: str, *, called: bool, history: bool) -> bool:
-    """Return True if the last item may ask for a summary in other words; *called*: tools may be called."""
-    if called and (not history or len(edges) > _EDGE):
-        return False  # what asks for a text in place of a call is short
-    return _HINT.search(edges[:_HINTED] + edges[-_HINTED:]) is not None or is_summariser(system, history=history)
+def _has_hint(edges: bytes, system: str, *, may_call: bool, has_history: bool) -> bool:
+    """Return True if the last item, of which *edges* are both ends, may request a summary in unknown words."""
+    if may_call and (not has_history or len(edges) > _EDGE):
+        return False  # a request for a text in place of a call is short
+    if _HINT.search(edges[:_HINT_WITHIN] + edges[-_HINT_WITHIN:]) is not None:
+        return True
+    return is_summariser(system, has_history=has_history)
 
 
-def _asks(value: Mapping[str, Any], system: str, *, called: bool, history: bool) -> bool:
-    text = (list(_texts(value)) or [""])[-1]
-    if called:
-        return history and asks_elsewhere(text)
-    if _TITLE.search(system[:_SHORT]) or not text:
+def _has_intent(item: Mapping[str, Any], system: str, *, may_call: bool, has_history: bool) -> bool:
+    """Return True if the last text of *item*, or the *system* text, requests a summary to go on from."""
+    texts = list(_user_texts(item))
+    text = texts[-1] if texts else ""
+    if may_call:
+        return has_history and requests_text_only(text)
+    if _TITLE.search(system[:_OPENING]) or not text:
         return False
-    return asks_to_go_on(text) or asks_recap(text, history=history) or is_summariser(system, history=history)
+    if requests_continuation(text) or requests_recap(text, has_history=has_history):
+        return True
+    return is_summariser(system, has_history=has_history)
 
 
 def without_prompt(raw: bytes) -> bytes:
-    """Return the last item of a client's compaction without the words that ask for it; empty if it has no others."""
-    try:
-        value = decode(raw)
-    except InvalidRequest:
+    """Return the last item of a client's compaction without the prompt; empty if nothing else is in it."""
+    item = _decoded_object(raw)
+    if item is None:
         return b""
-    if not isinstance(value, dict) or value.get("role") != "user":
+    if item.get("role") != "user":
         return raw
-    content = value.get("content")
+    content = item.get("content")
     if not isinstance(content, list):
         return b""
-    kept = [part for part in content if not _is_prompt(part)]
-    if len(kept) == len(content):
-        kept = _without_last_text(content)
-    return json.dumps({**value, "content": kept}).encode() if kept else b""
+    rest = [part for part in content if not _is_prompt(part)]
+    if len(rest) == len(content):
+        rest = _without_last_text(content)
+    return json.dumps({**item, "content": rest}).encode() if rest else b""
 
 
 def _without_last_text(content: Sequence[Any]) -> list[Any]:
-    """Return *content* without its last text: a client that asks in words of its own does so there."""
+    """Return *content* without its last text, which holds the prompt of a client that no rule knows."""
     texts = [at for at, part in enumerate(content) if isinstance(part, dict) and isinstance(part.get("text"), str)]
     return [part for at, part in enumerate(content) if at not in texts[-1:]]
 
 
 def _is_prompt(part: Any) -> bool:
     text = part.get("text") if isinstance(part, dict) else None
-    return isinstance(text, str) and any(
-        rule.where == "user" and text.lstrip().startswith(rule.begins) for rule in RULES
-    )
+    if not isinstance(text, str):
+        return False
+    start = text.lstrip()
+    return any(rule.where == "user" and start.startswith(rule.begins) for rule in RULES)
 
 
-def _occurs(where: str, text: bytes) -> bool:
-    return any(begins in text for begins in _BEGINS[where])
-
-
-def _marked(value: Mapping[str, Any]) -> str:
-    if value.get("type") == TRIGGER:
+def _client_by_prompt(item: Mapping[str, Any]) -> str:
+    """Return the client that the type or the prompt of *item* names; empty if there is none."""
+    if item.get("type") == TRIGGER:
         return "codex"
-    for text in _texts(value):
+    for text in _user_texts(item):
         start = text.lstrip()
         for rule in RULES:
             if rule.where == "user" and start.startswith(rule.begins) and rule.also in start:
@@ -214,62 +236,71 @@ def _marked(value: Mapping[str, Any]) -> str:
     return ""
 
 
-def _texts(value: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the words of a user's message, part by part; nothing of any other item."""
-    if value.get("role") != "user":
-        return
-    content = value.get("content")
+def _user_texts(item: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the texts of a user's message, part by part; none of any other item."""
+    if item.get("role") == "user":
+        yield from _texts(item)
+
+
+def _texts(item: Mapping[str, Any]) -> Iterator[str]:
+    content = item.get("content")
     for part in content if isinstance(content, list) else [{"text": content}]:
         text = part.get("text") if isinstance(part, dict) else None
         if isinstance(text, str) and text.strip():
             yield text
 
 
-def _system(first: bytes) -> str:
-    """Return the text of a first item if it is the operator's; else an empty one."""
+def _system_item_text(first: bytes) -> str:
+    """Return the first text of a *first* item that is a system item; empty if it is none."""
     if b'"system"' not in first and b'"developer"' not in first:
         return ""
+    item = _decoded_object(first)
+    if item is None or item.get("role") not in ("system", "developer"):
+        return ""
+    return next(_texts(item), "").lstrip()
+
+
+def _decoded_object(raw: bytes) -> dict[str, Any] | None:
+    """Return the object of an item's bytes; None if it is none."""
     try:
-        value = decode(first)
+        value = decode(raw)
     except InvalidRequest:
-        return ""
-    if not isinstance(value, dict) or value.get("role") not in ("system", "developer"):
-        return ""
-    return next(_texts({**value, "role": "user"}), "").lstrip()
+        return None
+    return value if isinstance(value, dict) else None
 
 
-def _may_call(envelope: Envelope) -> bool:
-    """Return True if the model is given tools it may call."""
-    choice = envelope.value("tool_choice") if "tool_choice" in envelope.fields else ""
-    if "none" in choice:
+def _may_call_tools(envelope: Envelope) -> bool:
+    """Return True if the request has tools that the model may call."""
+    fields = envelope.fields
+    if "tool_choice" in fields and "none" in envelope.value("tool_choice"):
         return False
-    given = [envelope.fields[name] for name in TOOLS if name in envelope.fields]
-    return any(field.end - field.start > _NOTHING for field in given)
+    lists = [fields[name] for name in TOOLS if name in fields]
+    return any(field.end - field.start > _LONGEST_EMPTY for field in lists)
 
 
 HEAD, TAIL = 900, 1_600
-"""Characters at each end of a text that state its wish: a conversation may stand before or behind that."""
+"""Characters at each end of a text that state its request: a conversation may stand before or behind them."""
 
 _OPENING: Final = 400
-"""Characters of a system text in which it defines what the model is."""
+"""Characters at the beginning of a system text in which it defines the model's role."""
 
 _NEAR: Final = 120
-"""Characters around the first word of a wish in which another deed is looked for."""
+"""Characters around a match that are searched for other work."""
 
-_MADE: Final = re.compile(
+_SUMMARY: Final = re.compile(
     r"\b(?:summar(?:y|ies|i[sz]e[ds]?|i[sz]ing|i[sz]ation)|condens\w+|compact\w*|compress\w*|distil\w*|memento"
     r"|hand-?(?:off|over)|checkpoint|state_snapshot)\b|\bprompt for continuing|\bextract\b[^.\n]{0,60}\bcontext\b"
     r"|总结|摘要|压缩|概括|交接|要約",
     re.IGNORECASE,
 )
-_OF: Final = re.compile(
+_SUBJECT: Final = re.compile(
     r"\b(?:conversations?|chats?|dialog(?:ue)?s?|discussion|history|(?<!next )session|transcripts?|context|messages"
     r"|events|memory|progress|so far|task described above)\b|what you (?:have )?(?:finished|did)"
     r"|对话|会话|历史|上下文|到目前为止|会話",
     re.IGNORECASE,
 )
 _READER = r"(?:\w+ )?(?:agent|llm|language model|model|ai|assistant|instance|session|context|conversation)\b"
-_ON: Final = re.compile(
+_CONTINUATION: Final = re.compile(
     r"\bcontinu\w+|\bresum(?:e|es|ed|ing|ption)\b|\bcarry on\b|\b(?:pick|tak)(?:e|es|s|ing)? ?(?:up|over)\b"
     r"|\bhand-?(?:off|over)\b|\bout of (?:context|room)\b|\bonly (?:memory|context|record)\b"
     r"|\b(?:replace|overwrit)\w*\b|\bcompact(?:ion|ed|ing|s)?\b|\bmaximum number of tokens\b"
@@ -279,16 +310,16 @@ _ON: Final = re.compile(
     r"|继续|接手|后续|続け",
     re.IGNORECASE,
 )
-_ELSEWHERE: Final = re.compile(
+_TEXT_ONLY: Final = re.compile(
     rf"\b(?:another|next|other|future|new) {_READER}|\bcontext (?:checkpoint|window)\b|\bout of context\b"
     r"|\bmaximum number of tokens\b|\breplace\w* (?:\w+ ){0,3}(?:conversation|history|context|messages)\b"
     r"|\b(?:history|conversation) (?:\w+ ){0,3}replaced\b|\bonly (?:memory|context|record)\b"
     r"|(?:do not|don't|never|without) call(?:ing)? (?:a|any) tools?\b|\btext only\b",
     re.IGNORECASE,
 )
-"""What a request that may call tools must state: its answer is read outside this conversation, or calls nothing."""
+"""Words of a request that may call tools and wants none called, or whose answer is read outside this conversation."""
 
-_DEED: Final = re.compile(
+_OTHER_WORK: Final = re.compile(
     r"\b(?:function|script|class|method|endpoint|tests?|command|feature|implement\w*|refactor\w*|fix|bug|add|docs?"
     r"|documentation|readme|commit|translat\w+|explain|review|article|essay|e-?mail|boss|manager|tweet|blog|images?"
     r"|paragraph|judge|score|evaluate|classify|titles?|headline|follow-?up|tags?|branch name|prompt of|this prompt"
@@ -296,18 +327,18 @@ _DEED: Final = re.compile(
     r"|[\w/-]+\.(?:md|txt|json)\b|函数|代码|翻译|解释|文章",
     re.IGNORECASE,
 )
-"""What is wanted if a summary is not: code, a question on such texts, something for other people."""
+"""Words of a request for something else: code, an answer to a question on such texts, a text for other people."""
 
 _QUESTION: Final = re.compile(r"[^.!\n]{0,200}\?")
-_REQUEST: Final = re.compile(r"\b(?:can|could|would|will) you\b", re.IGNORECASE)
-"""A sentence that ends in a question mark asks about a summary, unless it asks somebody to write one."""
+_POLITE_REQUEST: Final = re.compile(r"\b(?:can|could|would|will) you\b", re.IGNORECASE)
+"""A sentence that ends in a question mark is a question about a summary, unless it begins like this."""
 
-_RECEIVED: Final = re.compile(
+_FOLLOW_UP: Final = re.compile(
     r"^\W*(?:this (?:session|conversation) is being continued|another language model|here is|i (?:have )?pasted"
     r"|continue\b|the previous|(?:is|are|was|were|does|did|do|has|have) (?:the|this|that|my|our|your)\b)",
     re.IGNORECASE,
 )
-"""How a message begins that hands a summary on to the model, or has a question on one, instead of asking for it."""
+"""Beginnings of messages that give the model a finished summary, or put a question on one."""
 
 _RECAP: Final = re.compile(
     r"\b(?:summari[sz]e|condense|compact|(?:create|write|provide|produce|generate|give)\b[^.:\n]{0,80}\bsummary)\b"
@@ -326,60 +357,71 @@ _ROLE: Final = re.compile(
 )
 
 
-def asks_to_go_on(text: str) -> bool:
-    """Return True if *text* asks, at its head or at its tail, for what is needed to go on with a conversation."""
-    return any(_wishes(window) for window in _ends(text))
+def requests_continuation(text: str) -> bool:
+    """Return True if *text* requests, in its head or its tail, a summary to go on with the conversation from."""
+    return any(_requests_summary(window, _CONTINUATION) for window in _windows(text))
 
 
-def asks_elsewhere(text: str) -> bool:
-    """Return True if *text* begins by asking so, for a reader who has nothing else, and leaves no other work."""
-    head = text.strip()[:HEAD]
-    return any(_wishes(window, _ELSEWHERE) for window in _ends(head))
+def requests_text_only(text: str) -> bool:
+    """Return True if *text* begins with a request for a summary that leaves no other work.
 
-
-def asks_recap(text: str, *, history: bool) -> bool:
-    """Return True if *text* asks for a summary of the conversation it stands in.
-
-    Without a *history* before it, it must not bring a conversation of its own.
+    Its reader has nothing but the summary, or no tools are to be called.
     """
-    for window in _ends(text):
-        found = _RECAP.search(window)
-        if found and not _is_other(window, found) and (history or not _PASTED.search(window, found.end())):
+    head = text.strip()[:HEAD]
+    return any(_requests_summary(window, _TEXT_ONLY) for window in _windows(head))
+
+
+def requests_recap(text: str, *, has_history: bool) -> bool:
+    """Return True if *text* requests a summary of the conversation that it stands in.
+
+    If the request *has_history*, the text may hold a pasted conversation as well; else it must not.
+    """
+    for window in _windows(text):
+        recap = _RECAP.search(window)
+        if recap is None or _has_other_purpose(window, recap):
+            continue
+        if has_history or not _PASTED.search(window, recap.end()):
             return True
     return False
 
 
-def is_summariser(text: str, *, history: bool) -> bool:
-    """Return True if a system *text* makes the model a summariser; with *history*, one after which work goes on."""
+def is_summariser(text: str, *, has_history: bool) -> bool:
+    """Return True if the system *text* makes the model a summariser.
+
+    If the request *has_history*, the text must also state that work goes on from the summary.
+    """
     head = text.strip()[:HEAD]
     role = _ROLE.search(head[:_OPENING])
     if role is None:
-        return not history and _wishes(head[:_OPENING])
-    if _is_other(head, role) or _OF.search(head, role.start(), role.end() + _NEAR) is None:
+        return not has_history and _requests_summary(head[:_OPENING], _CONTINUATION)
+    if _has_other_purpose(head, role) or _SUBJECT.search(head, role.start(), role.end() + _NEAR) is None:
         return False
-    return not history or _ON.search(head) is not None
+    return not has_history or _CONTINUATION.search(head) is not None
 
 
-def _ends(text: str) -> list[str]:
-    """Return head and tail of *text*, or all of it; without the head if its first line wants something else."""
+def _windows(text: str) -> list[str]:
+    """Return the head and the tail of *text*, or all of a short one; no head if its first line requests other work."""
     text = text.strip()
-    first = text.partition("\n")[0][:_NEAR]
-    wants_other = _DEED.search(first) is not None
-    if len(text) <= HEAD + TAIL:
-        return [] if wants_other else [text]
-    return [text[-TAIL:]] if wants_other else [text[:HEAD], text[-TAIL:]]
+    first_line = text.partition("\n")[0][:_NEAR]
+    is_short = len(text) <= HEAD + TAIL
+    if _OTHER_WORK.search(first_line) is not None:
+        return [] if is_short else [text[-TAIL:]]
+    return [text] if is_short else [text[:HEAD], text[-TAIL:]]
 
 
-def _wishes(window: str, what_for: re.Pattern[str] = _ON) -> bool:
-    made = _MADE.search(window)
-    if made is None or _RECEIVED.match(window) or _is_other(window, made):
+def _requests_summary(window: str, use: re.Pattern[str]) -> bool:
+    """Return True if *window* requests a summary of the conversation for a *use* of it."""
+    summary = _SUMMARY.search(window)
+    if summary is None or _FOLLOW_UP.match(window) or _has_other_purpose(window, summary):
         return False
-    return _OF.search(window) is not None and what_for.search(window) is not None
+    return _SUBJECT.search(window) is not None and use.search(window) is not None
 
 
-def _is_other(window: str, found: re.Match[str]) -> bool:
-    """Return True if *window* wants another thing, by the words around the match *found* in the same paragraph."""
-    start = max(found.start() - _NEAR, window.rfind("\n\n", 0, found.start()), 0)
-    if _DEED.search(window, start, found.end() + _NEAR // 2) is not None:
+def _has_other_purpose(window: str, match: re.Match[str]) -> bool:
+    """Return True if the words around *match*, in the same paragraph of *window*, request something else."""
+    start = max(match.start() - _NEAR, window.rfind("\n\n", 0, match.start()), 0)
+    if _OTHER_WORK.search(window, start, match.end() + _NEAR // 2) is not None:
         return True
-    return _QUESTION.match(window, found.end()) is not None and _REQUEST.search(window, start, found.start()) is None
+    if _QUESTION.match(window, match.end()) is None:
+        return False
+    return _POLITE_REQUEST.search(window, start, match.start()) is None

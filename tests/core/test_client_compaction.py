@@ -13,12 +13,12 @@ from proxy.core.client_compaction import (
     HEAD,
     METADATA_HEADER,
     TAIL,
-    announced,
-    asks_elsewhere,
-    asks_recap,
-    asks_to_go_on,
-    client_of,
+    announced_client,
+    compacting_client,
     is_summariser,
+    requests_continuation,
+    requests_recap,
+    requests_text_only,
     without_prompt,
 )
 
@@ -40,7 +40,7 @@ def asked(*items: dict[str, Any], **members: Any) -> str:
     """Whose compaction a request with these items is."""
     outline = read_envelope(json.dumps({"model": "m", "messages": [], **members}), ("max_tokens",))
     history = any(item.get("role") == "assistant" for item in items[:-1])
-    return client_of(outline, json.dumps(items[0]).encode(), json.dumps(items[-1]).encode(), history)
+    return compacting_client(outline, json.dumps(items[0]).encode(), json.dumps(items[-1]).encode(), history)
 
 
 RESULT = {"type": "tool_result", "tool_use_id": "t", "content": CLAUDE}
@@ -203,9 +203,9 @@ def test_everything_else_is_left_alone(items: list[Any], members: dict[str, Any]
 def test_nothing_that_cannot_be_read_is_a_compaction() -> None:
     """An element that is no JSON object is for others to refuse."""
     outline = read_envelope("{}", ())
-    assert client_of(outline, b"{", b'{"CRITICAL: Respond with TEXT ONLY') == ""
-    assert client_of(outline, b"[]", b'["CRITICAL: Respond with TEXT ONLY"]') == ""
-    assert client_of(outline, b'{"role":"system","content": You are a context summarization agent', b"1") == ""
+    assert compacting_client(outline, b"{", b'{"CRITICAL: Respond with TEXT ONLY') == ""
+    assert compacting_client(outline, b"[]", b'["CRITICAL: Respond with TEXT ONLY"]') == ""
+    assert compacting_client(outline, b'{"role":"system","content": You are a context summarization agent', b"1") == ""
 
 
 @pytest.mark.parametrize(
@@ -221,7 +221,7 @@ def test_nothing_that_cannot_be_read_is_a_compaction() -> None:
 )
 def test_headers_announce_a_compaction(said: str, client: str) -> None:
     """Codex says in a header what a request is for."""
-    assert announced({METADATA_HEADER: said} if said else {}) == client
+    assert announced_client({METADATA_HEADER: said} if said else {}) == client
 
 
 @pytest.mark.parametrize(
@@ -265,7 +265,7 @@ CHAT = "Ann: did you read it?\nBob: I did, it is fine.\n" * 100
 )
 def test_a_wish_to_go_on_is_found_at_either_end(text: str) -> None:
     """What is made, of what and what for: at the head or at the tail, before or behind a conversation."""
-    assert asks_to_go_on(text)
+    assert requests_continuation(text)
 
 
 @pytest.mark.parametrize(
@@ -283,36 +283,40 @@ def test_a_wish_to_go_on_is_found_at_either_end(text: str) -> None:
 )
 def test_other_deeds_are_no_wish_to_go_on(text: str) -> None:
     """Code, questions, translations and summaries that are handed on name the same things and want another."""
-    assert not asks_to_go_on(text)
+    assert not requests_continuation(text)
 
 
 def test_with_tools_the_reader_must_be_elsewhere() -> None:
     """If tools may be called, a wish to go on must say that its answer is read elsewhere or calls nothing."""
-    assert asks_elsewhere("Write a summary of this session for the next agent.")
-    assert asks_elsewhere("Summarize the conversation. Do not call any tools.")
-    assert not asks_elsewhere("Write a summary of this session and continue.")
-    assert not asks_elsewhere("x" * HEAD + " Write a summary of this session for the next agent.")
+    assert requests_text_only("Write a summary of this session for the next agent.")
+    assert requests_text_only("Summarize the conversation. Do not call any tools.")
+    assert not requests_text_only("Write a summary of this session and continue.")
+    assert not requests_text_only("x" * HEAD + " Write a summary of this session for the next agent.")
 
 
 def test_a_recap_is_of_the_conversation_it_stands_in() -> None:
     """A pasted conversation, and the history of something else, are not."""
-    assert asks_recap("Summarize our chat so far.", history=False)
-    assert asks_recap("Summarize our chat so far: what we did, what is left and what we wanted to do.", history=True)
-    assert not asks_recap("Summarize this chat:\n\n" + CHAT, history=False)
-    assert not asks_recap("Summarize the history of Rome.", history=True)
+    assert requests_recap("Summarize our chat so far.", has_history=False)
+    assert requests_recap(
+        "Summarize our chat so far: what we did, what is left and what we wanted to do.", has_history=True
+    )
+    assert not requests_recap("Summarize this chat:\n\n" + CHAT, has_history=False)
+    assert not requests_recap("Summarize the history of Rome.", has_history=True)
 
 
 def test_a_summariser_is_one_by_its_role() -> None:
     """The first words of a system text say so; before a history it must also say that things go on."""
-    assert is_summariser("You are an assistant that condenses conversations.", history=False)
-    assert not is_summariser("You are an assistant that condenses conversations.", history=True)
-    assert is_summariser("You condense chats.\nYour task is to summarize a chat so that it can continue.", history=True)
-    assert not is_summariser("You are a coding agent. Keep the conversation short.", history=False)
-    assert not is_summariser("You are a judge of how well a summary tells a conversation.", history=False)
+    assert is_summariser("You are an assistant that condenses conversations.", has_history=False)
+    assert not is_summariser("You are an assistant that condenses conversations.", has_history=True)
+    assert is_summariser(
+        "You condense chats.\nYour task is to summarize a chat so that it can continue.", has_history=True
+    )
+    assert not is_summariser("You are a coding agent. Keep the conversation short.", has_history=False)
+    assert not is_summariser("You are a judge of how well a summary tells a conversation.", has_history=False)
 
 
 def test_only_both_ends_are_looked_at() -> None:
     """What stands in the middle of a long text is told by somebody else, and costs nothing."""
     wish = " Write a summary of this session so that it can be resumed. "
-    assert asks_to_go_on("x " * 100 + wish)
-    assert not asks_to_go_on("x " * HEAD + wish + "x " * TAIL)
+    assert requests_continuation("x " * 100 + wish)
+    assert not requests_continuation("x " * HEAD + wish + "x " * TAIL)
