@@ -20,7 +20,7 @@ from proxy.core.compaction.truncate import TruncateLimits, clip, line_count, tru
 from proxy.core.conversation import Item, ItemText, Layout, WrittenResult
 from proxy.core.tokens.counting import NOTHING, RoleTotals, add_up
 from proxy.core.tokens.media import is_media
-from proxy.core.tool_calls import WRITTEN, Pair, as_result, failure_line, pairs_of, resaid
+from proxy.core.tool_calls import WRITTEN, Pair, as_result, failure_line, pairs_of, replace_written_result
 from proxy.core.tool_table import ToolMap
 
 Count = Callable[[str], int]
@@ -71,7 +71,7 @@ class OriginalItems:
         written = self.written_result(index)
         if written is None:
             return self.api.with_results(self.item(index), texts, media=media)
-        return resaid(self.item(index), "\n".join(texts), written, is_media if media else None)
+        return replace_written_result(self.item(index), "\n".join(texts), written, is_media if media else None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -275,7 +275,7 @@ def _call_of(original: OriginalItems, pair: Pair, tools: ToolMap) -> tuple[str, 
     text = original.api.read_item_text(original.item(pair.call_index))
     if pair.call_at != WRITTEN:
         return text.calls[pair.call_at]
-    calls = tools.forms.called(text.text)
+    calls = tools.text_format.find_calls(text.text)
     if len(calls) == 1 and calls[0][0]:
         return calls[0]
     return "tool", "{}"
