@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from proxy.core.apis.base import ApiFormat
-from proxy.core.apis.json_edit import level
+from proxy.core.apis.json_edit import common_cap
 from proxy.core.apis.json_scan import Span
 from proxy.core.compaction.block import FoldedItems, render_block
 from proxy.core.compaction.digest import command_of, digest_of
@@ -189,7 +189,7 @@ def _truncated(original: OriginalItems, index: int, tokens: int, count: Count) -
     texts = [text for text, _ in original.text(index).results]
     sizes = [count(text) for text in texts]
     room = tokens - (original.items[index].tokens - sum(sizes))
-    cap = level(sizes, max(len(texts), room))
+    cap = common_cap(sizes, max(len(texts), room))
     return [
         truncate_to(text, _limits(text, size, cap), cap, count, tail=True)
         for text, size in zip(texts, sizes, strict=True)
