@@ -1,4 +1,4 @@
-"""Clients as data: which settings of which file point each of them at the proxy."""
+"""The known clients: which settings of which files point each of them at the proxy."""
 
 from __future__ import annotations
 
@@ -6,22 +6,19 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from string import Formatter
-from typing import Any, Literal
+from typing import Any, Final
 
 import yaml
 from pydantic import BaseModel, ConfigDict, TypeAdapter
 
+from proxy.cli.config_files import Format, Step
 from proxy.core.tokens.budget import DEFAULT_RESERVE
 from proxy.settings import packaged
 
-Format = Literal["json", "toml", "yaml", "env"]
-Step = str | Mapping[str, str]
-"""One step into a document: a key, or the element of a list that has these members."""
+LEAST_THINKING: Final = 1024
+"""Fewest thinking tokens that the API accepts: https://platform.claude.com/docs/en/build-with-claude/extended-thinking"""
 
-LEAST_THINKING = 1024
-"""Tokens: https://docs.claude.com/en/docs/build-with-claude/extended-thinking"""
-
-_ALONE = re.compile(r"\{(\w+)\}")
+_PLACEHOLDER = re.compile(r"\{(\w+)\}")
 
 
 class _Data(BaseModel):
@@ -29,9 +26,9 @@ class _Data(BaseModel):
 
 
 class FileSetting(_Data):
-    """One value of a file: where it stands, and what it becomes.
+    """A value to set in a file: ``at`` is its path, ``to`` the value with placeholders.
 
-    ``missing``: only if there is none. ``least``: only if the window has at least so many tokens.
+    ``missing``: set it only if the file has none. ``least``: set it only if the window has at least so many tokens.
     """
 
     at: tuple[str | dict[str, str], ...]
@@ -50,7 +47,10 @@ class File(_Data):
 
 
 class Client(_Data):
-    """A client: the ``api`` it speaks, and by which files, variables or commands it is told where the model is."""
+    """A client: the ``api`` it speaks, and the files, environment variables or commands that configure it.
+
+    ``key`` is the environment variable that it reads its key from. ``needs_model``: its configuration names models.
+    """
 
     title: str
     api: str
@@ -64,9 +64,9 @@ class Client(_Data):
 
 @dataclass(frozen=True, slots=True)
 class ClientFacts:
-    """What a client is told. ``root`` is the proxy's address without a path, figures are in tokens.
+    """What a client is configured with. ``root`` is the proxy's address without a path; figures are in tokens.
 
-    ``window`` is what the client may believe, ``real`` the model's own window if that is another one.
+    ``window`` is the window that the client assumes, ``real_window`` the model's own if that is another one.
     """
 
     root: str
@@ -74,12 +74,12 @@ class ClientFacts:
     model: str | None = None
     window: int | None = None
     output: int | None = None
-    real: int | None = None
+    real_window: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """One value to be set, with everything filled in; ``missing``: only where there is none."""
+    """A value to set, with placeholders filled in. ``missing``: set it only if the file has none."""
 
     at: tuple[Step, ...]
     to: Any
@@ -87,52 +87,59 @@ class Change:
 
 
 def clients() -> dict[str, Client]:
-    """The known clients by the name they are asked for."""
+    """Return the known clients by name."""
     text = packaged("clients.yaml").read_text("utf-8")
     return TypeAdapter(dict[str, Client]).validate_python(yaml.safe_load(text))
 
 
 def changes(file: File, facts: ClientFacts) -> list[Change]:
-    """What *file* is to say; values about a model or window that *facts* does not know are left out."""
-    found = []
+    """Return the changes for *file*, without those that need a model or window that *facts* lacks."""
+    result = []
     for setting in file.set:
         if (facts.window or 0) < setting.least:
             continue
-        steps, value = fill_in(list(setting.at), facts), fill_in(setting.to, facts)
-        if value is not None and steps is not None and len(steps) == len(setting.at):
-            found.append(Change(tuple(steps), value, setting.missing))
-    return found
+        path, value = fill_in(list(setting.at), facts), fill_in(setting.to, facts)
+        if value is None or path is None or len(path) != len(setting.at):
+            continue
+        result.append(Change(tuple(path), value, setting.missing))
+    return result
 
 
 def fill_in(value: Any, facts: ClientFacts) -> Any:
-    """Return *value* with the names in braces replaced; None if one of them is not known.
+    """Return *value* with its placeholders replaced; None if one of them has no value.
 
-    A figure that stands alone becomes a number; members and elements that are not known are left out, and so is an
-    object of which none is.
+    A figure that is the whole text becomes a number. Members and elements without a value are left out, and so is an
+    object of which none is left.
     """
+    if isinstance(value, str):
+        return _fill_text(value, facts)
     if isinstance(value, dict):
-        return _filled_object(value, facts)
+        return _fill_object(value, facts)
     if isinstance(value, list):
         parts = [fill_in(part, facts) for part in value]
         return [part for part in parts if part is not None]
-    return _filled_text(value, facts) if isinstance(value, str) else value
+    return value
 
 
-def _filled_object(value: Mapping[str, Any], facts: ClientFacts) -> dict[str, Any] | None:
+def _fill_object(value: Mapping[str, Any], facts: ClientFacts) -> dict[str, Any] | None:
+    if not value:
+        return {}
     pairs = {fill_in(key, facts): fill_in(part, facts) for key, part in value.items()}
-    known = {key: part for key, part in pairs.items() if key is not None and part is not None}
-    return known if known or not value else None
+    complete = {key: part for key, part in pairs.items() if key is not None and part is not None}
+    return complete or None
 
 
-def _filled_text(value: str, facts: ClientFacts) -> str | int | None:
-    known = _known(facts)
-    if alone := _ALONE.fullmatch(value):
-        return known[alone[1]]
+def _fill_text(value: str, facts: ClientFacts) -> str | int | None:
+    values = _placeholder_values(facts)
+    if placeholder := _PLACEHOLDER.fullmatch(value):
+        return values[placeholder[1]]
     names = [name for _, name, _, _ in Formatter().parse(value) if name]
-    return None if any(known[name] is None for name in names) else value.format_map(known)
+    if any(values[name] is None for name in names):
+        return None
+    return value.format_map(values)
 
 
-def _known(facts: ClientFacts) -> dict[str, str | int | None]:
+def _placeholder_values(facts: ClientFacts) -> dict[str, str | int | None]:
     return {
         "root": facts.root,
         "url": f"{facts.root}/v1",
@@ -140,27 +147,29 @@ def _known(facts: ClientFacts) -> dict[str, str | int | None]:
         "model": facts.model,
         "window": facts.window,
         "text_window": None if facts.window is None else str(facts.window),
-        "output": _output(facts),
-        **_thinking(facts),
+        "output": _max_output(facts),
+        **_answer_and_thinking(facts),
     }
 
 
-def _output(facts: ClientFacts) -> int | None:
-    """The longest answer that goes with the window: clients that are told one figure want the other as well."""
-    window = facts.real or facts.window
+def _max_output(facts: ClientFacts) -> int | None:
+    """Return the longest answer that goes with the window: clients that take a window want this figure as well."""
+    window = facts.real_window or facts.window
     if window is None:
         return None
     return facts.output or min(window // 8, DEFAULT_RESERVE)
 
 
-def _thinking(facts: ClientFacts) -> dict[str, str | None]:
-    """The figures, as texts, of a client that thinks within its answer: at most a quarter of the window for both.
+def _answer_and_thinking(facts: ClientFacts) -> dict[str, str | None]:
+    """Return figures, as texts, for a client whose answers include thinking: a quarter of the window at most.
 
-    Thinking takes half of that, or nothing if that is less than the API takes.
+    Half of it is for thinking, or none if half is less than ``LEAST_THINKING``.
     """
-    window, output = facts.real or facts.window, _output(facts)
+    window, output = facts.real_window or facts.window, _max_output(facts)
     if window is None or output is None:
         return {"text_output": None, "text_thinking": None}
     output = min(output, window // 4)
-    thinking = output // 2 if output // 2 >= LEAST_THINKING else 0
+    thinking = output // 2
+    if thinking < LEAST_THINKING:
+        thinking = 0
     return {"text_output": str(output), "text_thinking": str(thinking)}

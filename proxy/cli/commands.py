@@ -1,7 +1,7 @@
-"""The command line. Exit codes: 0 done, 1 refused or invalid, 2 the command was used wrongly.
+"""The commands of ``ullage``. Exit codes: 0 done, 1 refused or invalid, 2 the command was used wrongly.
 
-Every command imports what it needs itself: the settings take a quarter of a second to import and the server more, and
-`ullage --help`, completion and the container's health check, run every few seconds, need neither.
+Every command imports what it needs itself: the settings take a quarter of a second to import, and the server more.
+``ullage --help``, completion and the container's health check, which runs every few seconds, need neither.
 """
 
 from __future__ import annotations
@@ -12,17 +12,25 @@ import os
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Final, NoReturn
 from urllib.parse import urlsplit
 
 import typer
 
 if TYPE_CHECKING:
     from proxy.cli.clients import Client, ClientFacts
+    from proxy.cli.explain import Fitted
+    from proxy.cli.session_files import Session
     from proxy.settings import Settings, SettingsError
 
-REFUSED = 1
-MISUSED = 2
+Overrides = dict[tuple[str, ...], object]
+"""Settings given as options, by their path; they replace those of the file and the environment."""
+
+REFUSED: Final = 1
+MISUSED: Final = 2
+
+HEALTH_SECONDS: Final = 3.0
+"""Time in which a proxy has to answer ``ullage health``."""
 
 app = typer.Typer(
     name="ullage",
@@ -67,26 +75,22 @@ def serve(
     workers: Annotated[int | None, typer.Option(help="Worker processes [default: 1].", min=1)] = None,
     store: Annotated[str | None, typer.Option(help="embedded, memory or a redis:// URL.", metavar="URL")] = None,
 ) -> None:
-    """Serve until told to stop."""
+    """Run the proxy.
+
+    The first SIGTERM, or Ctrl-C, lets running requests finish; a second one ends them.
+    """
     from proxy.settings import open_proxy_problem
 
-    overrides: dict[tuple[str, ...], object] = {
-        ("models", "*", "context_window"): window,
-        ("server", "host"): host,
-        ("server", "port"): port,
-        ("server", "workers"): workers,
-        ("store", "url"): store,
-        # Replaces the file's list whole: a key configured for one server must never go to another.
-        ("upstreams",): None if upstream is None else [{"name": "upstream", "base_url": upstream}],
-    }
-    given = {path: value for path, value in overrides.items() if value is not None}
-    settings = _settings(config, given)
+    server = {"host": host, "port": port, "workers": workers}
+    overrides = _overrides(upstream, window)
+    overrides.update({("server", name): value for name, value in server.items() if value is not None})
+    if store is not None:
+        overrides["store", "url"] = store
+    settings = _settings(config, overrides)
     if not settings.upstreams:
-        typer.echo("There is no upstream to serve. Try: ullage serve --upstream http://127.0.0.1:8000/v1", err=True)
-        raise typer.Exit(MISUSED)
+        _fail(MISUSED, "There is no upstream to serve. Try: ullage serve --upstream http://127.0.0.1:8000/v1")
     if (reason := open_proxy_problem(settings)) is not None:
-        typer.echo(f"Refusing to serve: {reason}", err=True)
-        raise typer.Exit(REFUSED)
+        _fail(REFUSED, f"Refusing to serve: {reason}")
     # Only now: a refusal should come at once, and the server takes a second to import.
     from proxy.app import run
 
@@ -95,7 +99,10 @@ def serve(
 
 @app.command()
 def check(file: Annotated[Path, typer.Argument(help="YAML file to check.")]) -> None:
-    """Say what is wrong with a configuration file: file, line, key and remedy."""
+    """Check a configuration file.
+
+    Prints each problem with file, line, key and remedy, or what would be served.
+    """
     from proxy.settings import open_proxy_problem
     from proxy.startup import settings_summary
 
@@ -104,8 +111,7 @@ def check(file: Annotated[Path, typer.Argument(help="YAML file to check.")]) -> 
     if not settings.upstreams:
         refusal = "no upstream is configured. Add one under upstreams, with name and base_url."
     if refusal is not None:
-        typer.echo(f"{file}: would not be served: {refusal}", err=True)
-        raise typer.Exit(REFUSED)
+        _fail(REFUSED, f"{file}: would not be served: {refusal}")
     typer.echo(f"{file}: OK\n{settings_summary(settings, {})}")
 
 
@@ -120,39 +126,38 @@ def schema() -> None:
 
 @app.command()
 def models(
-    pattern: Annotated[str | None, typer.Argument(help="Name or glob; quote it.", metavar="[PATTERN]")] = None,
+    pattern: Annotated[str | None, typer.Argument(help="Name or glob; quote it.", metavar="PATTERN")] = None,
     config: Annotated[Path | None, typer.Option(help="YAML file; see `ullage check`.", metavar="FILE")] = None,
     upstream: Annotated[str | None, typer.Option(help="The only upstream: http(s)://host/v1.", metavar="URL")] = None,
     key_env: Annotated[
-        str | None, typer.Option(help="Environment variable with a client's key: what its traffic taught.")
+        str | None, typer.Option(help="Variable with a client's key: shows what its traffic taught.", metavar="NAME")
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON, one object per model.")] = False,
 ) -> None:
-    """Show each model's window, limits, encoding and count factor, and where the window comes from."""
+    """Show the windows of models, and their sources.
 
-    overrides: dict[tuple[str, ...], object] = {}
-    if upstream is not None:
-        overrides["upstreams",] = [{"name": "upstream", "base_url": upstream}]
-    settings = _settings(config, overrides)
+    Shows limits, encodings and count factors as well: of configured models and of those that their servers list, or of
+    all models whose names match PATTERN.
+    """
+    settings = _settings(config, _overrides(upstream))
     import asyncio
     from dataclasses import asdict
 
-    from proxy.cli.models import list_models
+    from proxy.cli.models import list_models, show_models
 
-    found = asyncio.run(list_models(settings, pattern, os.environ.get(key_env, "") if key_env else ""))
-    for name, trouble in found.problems.items():
-        typer.echo(f"{name}: {trouble}", err=True)
-    rows = [asdict(row) for row in found.rows]
+    key = os.environ.get(key_env, "") if key_env else ""
+    listing = asyncio.run(list_models(settings, pattern, key))
+    for name, problem in listing.problems.items():
+        typer.echo(f"{name}: {problem}", err=True)
+    rows = [asdict(row) for row in listing.rows]
     if as_json:
         typer.echo(json.dumps(rows, indent=2))
     elif rows:
-        from proxy.cli.models import show_models
-
         show_models(rows)
+    if not rows and pattern is not None:
+        _fail(REFUSED, f"No model matches {pattern}.")
     if not rows:
-        nothing = "Nothing is configured. Try: ullage models 'gpt-5*', or give --upstream or --config."
-        typer.echo(nothing if pattern is None else f"No model matches {pattern}.", err=True)
-        raise typer.Exit(REFUSED)
+        _fail(REFUSED, "Nothing is configured. Try: ullage models 'gpt-5*', or give --upstream or --config.")
 
 
 @app.command()
@@ -166,84 +171,73 @@ def doctor(
     timeout: Annotated[float, typer.Option(help="Seconds each request may take.", min=1)] = 120.0,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Ask a live server what matters: its window, how it reports overflow, whether its counts agree with ours.
+    """Examine a live server.
 
-    Sends three short requests, of about 400 tokens each. Whether overflow is reported takes one that is longer than
-    the window: it is sent to a server on this machine or network, to any other one only with --yes, since a provider
-    that accepts it bills it. Exit code 1 if something stands in the way.
+    Shows its window, how it reports overflow, and whether its counts agree with ours. Sends three short requests, of
+    about 400 tokens each. Seeing how overflow is reported takes one that is longer than the window: it is sent to a
+    server on this machine or network, to any other one only with --yes, since a provider that accepts it bills it.
+    Exit code 1 if conversations cannot be kept inside the window.
     """
-
-    if key_env is not None and not os.environ.get(key_env):
-        typer.echo(f"The environment variable {key_env} is not set, or empty.", err=True)
-        raise typer.Exit(MISUSED)
-    overrides: dict[tuple[str, ...], object] = {}
-    if upstream is not None:
-        overrides["upstreams",] = [{"name": "upstream", "base_url": upstream}]
-    if window is not None:
-        overrides["models", model or "*", "context_window"] = window
-    settings = _settings(config, overrides)
+    key = os.environ.get(key_env, "") if key_env else ""
+    if key_env and not key:
+        _fail(MISUSED, f"The environment variable {key_env} is not set, or empty.")
+    settings = _settings(config, _overrides(upstream, window, model or "*"))
     if not settings.upstreams:
-        typer.echo("There is no server to ask. Try: ullage doctor --upstream http://127.0.0.1:8000/v1", err=True)
-        raise typer.Exit(MISUSED)
+        _fail(MISUSED, "There is no server to examine. Try: ullage doctor --upstream http://127.0.0.1:8000/v1")
     import asyncio
     from dataclasses import asdict
 
-    from proxy.cli.doctor import examine
+    from proxy.cli.doctor import examine, show_findings
 
-    key = os.environ[key_env] if key_env else ""
-    found = asyncio.run(examine(settings, model, key=key, oversize=yes, seconds=timeout))
+    result = asyncio.run(examine(settings, model, key=key, oversize=yes, seconds=timeout))
     if as_json:
-        typer.echo(json.dumps({**asdict(found), "healthy": found.healthy}, indent=2))
+        typer.echo(json.dumps({**asdict(result), "healthy": result.healthy}, indent=2))
     else:
-        from proxy.cli.doctor import show_findings
-
-        show_findings(found)
-    raise typer.Exit(0 if found.healthy else REFUSED)
+        show_findings(result)
+    if not result.healthy:
+        raise typer.Exit(REFUSED)
 
 
 @app.command()
 def replay(
-    place: Annotated[
-        Path, typer.Argument(help="Past conversations: a file, or a folder of files.", metavar="FILE|DIR")
-    ],
+    path: Annotated[Path, typer.Argument(help="Past conversations: a file, or a folder of files.", metavar="FILE|DIR")],
     window: Annotated[int | None, typer.Option(help="The model's window, in tokens.", min=1)] = None,
-    model: Annotated[str, typer.Option(help="Model of conversations that do not say theirs.")] = "gpt-5",
+    model: Annotated[str, typer.Option(help="Model of conversations that name none.")] = "gpt-5",
     plot: Annotated[Path | None, typer.Option(help="Draw pressure over time into this PNG.", metavar="FILE")] = None,
     config: Annotated[Path | None, typer.Option(help="YAML file; see `ullage check`.", metavar="FILE")] = None,
 ) -> None:
-    """Show what would have become of past conversations. Asks no server and keeps nothing.
+    """Show what Ullage would have done with past conversations.
 
-    Reads OpenAI requests (JSON, JSON Lines) and the session files of Claude Code, Codex, opencode (export), Cline, Roo
-    and Aider.
+    Needs no server and stores nothing. Reads OpenAI requests (JSON, JSON Lines) and the session files of Claude Code,
+    Codex, opencode (export), Cline, Roo and Aider.
     """
+    settings = _settings(config, _overrides(window=window))
+    sessions = _read_sessions(path)
+    from proxy.cli.replay_output import CannotPlot, draw_replays, replay_all, show_replays
 
-    overrides: dict[tuple[str, ...], object] = {}
-    if window is not None:
-        overrides["models", "*", "context_window"] = window
-    settings = _settings(config, overrides)
+    replays = replay_all(settings, sessions, model)
+    show_replays(replays)
+    if plot is None:
+        return
+    try:
+        draw_replays(replays, plot)
+    except CannotPlot as error:
+        _fail(REFUSED, f"{plot}: {error}")
+    except OSError as error:
+        _fail(MISUSED, f"{plot}: cannot be written: {error.strerror}.")
+
+
+def _read_sessions(path: Path) -> list[Session]:
+    """Return the conversations at *path*; end the process if there are none."""
     from proxy.cli.replay import find_sessions
 
     try:
-        sessions = list(find_sessions(place))
+        sessions = list(find_sessions(path))
     except OSError as error:
-        typer.echo(f"{place}: cannot be read: {error.strerror}.", err=True)
-        raise typer.Exit(MISUSED) from error
+        _fail(MISUSED, f"{path}: cannot be read: {error.strerror}.")
     if not sessions:
-        typer.echo(f"{place}: no conversation found. Known are OpenAI requests and agents' session files.", err=True)
-        raise typer.Exit(REFUSED)
-    from proxy.cli.replay_output import CannotPlot, draw_replays, replay_all, show_replays
-
-    found = replay_all(settings, sessions, model)
-    show_replays(found)
-    if plot is not None:
-        try:
-            draw_replays(found, plot)
-        except CannotPlot as error:
-            typer.echo(f"{plot}: {error}", err=True)
-            raise typer.Exit(REFUSED) from error
-        except OSError as error:
-            typer.echo(f"{plot}: cannot be written: {error.strerror}.", err=True)
-            raise typer.Exit(MISUSED) from error
+        _fail(REFUSED, f"{path}: no conversation found. Known are OpenAI requests and agents' session files.")
+    return sessions
 
 
 @app.command()
@@ -254,168 +248,85 @@ def fit(
     model: Annotated[str | None, typer.Option(help="Treat it as a request for this model.")] = None,
     explain: Annotated[bool, typer.Option("--explain", help="Show where the tokens are and what was done.")] = False,
 ) -> None:
-    """Print what would go upstream for a request, or explain it. Asks no server and keeps nothing."""
-    from proxy.core.errors import UllageError
-    from proxy.settings import SettingsError, load
+    """Print what would go upstream for a request.
 
-    try:
-        settings = load(config, {}, os.environ)
-        name, body = _read_request(request)
-    except SettingsError as error:
-        _complain(error)
-        raise typer.Exit(REFUSED) from error
-    except OSError as error:
-        typer.echo(f"{request}: cannot be read: {error.strerror}. Give a file, or - for standard input.", err=True)
-        raise typer.Exit(MISUSED) from error
+    Needs no server and stores nothing. --explain shows where its tokens are instead, and what each stage did.
+    """
+    from proxy.core.errors import UllageError
+
+    settings = _settings(config, {})
+    name, body = _read_request(request)
     import asyncio
 
-    from proxy.cli.explain import CannotFit, breakdown, fit_request, render
+    from proxy.cli.explain import CannotFit, fit_request
 
     try:
-        found = asyncio.run(fit_request(settings, body, model=model, window=window))
+        fitted = asyncio.run(fit_request(settings, body, model=model, window=window))
         if explain:
-            shown = breakdown(found)
+            _explain(fitted)
     except (UllageError, CannotFit) as error:
-        typer.echo(f"{name}: {error}", err=True)
-        raise typer.Exit(REFUSED) from error
-    if explain:
-        from rich.console import Console
-
-        render(shown, Console(highlight=False, markup=False, width=None if sys.stdout.isatty() else 200))
-    if found.error is not None:
-        typer.echo(f"{name}: {found.error.message}", err=True)
-        raise typer.Exit(REFUSED)
+        _fail(REFUSED, f"{name}: {error}")
+    if fitted.error is not None:
+        _fail(REFUSED, f"{name}: {fitted.error.message}")
     if not explain:
-        sys.stdout.buffer.write(found.view.body)
+        sys.stdout.buffer.write(fitted.view.body)
 
 
 def _read_request(name: str) -> tuple[str, bytes]:
-    """What to call the request in messages, and its bytes. Raises ``OSError``."""
+    """Return the name of a request for messages, and its bytes; end the process if it cannot be read."""
     if name == "-":
         return "standard input", sys.stdin.buffer.read()
-    return name, Path(name).read_bytes()
+    try:
+        return name, Path(name).read_bytes()
+    except OSError as error:
+        _fail(MISUSED, f"{name}: cannot be read: {error.strerror}. Give a file, or - for standard input.")
+
+
+def _explain(fitted: Fitted) -> None:
+    """Print where the tokens of a request are, and what each stage did."""
+    from rich.console import Console
+
+    from proxy.cli.explain import breakdown, render
+
+    console = Console(highlight=False, markup=False, width=None if sys.stdout.isatty() else 200)
+    render(breakdown(fitted), console)
 
 
 @app.command()
 def health(
-    url: Annotated[str | None, typer.Option(help="The proxy's address [default: the configured port].")] = None,
+    url: Annotated[
+        str | None, typer.Option(help="The proxy's address [default: http://127.0.0.1:8484].", metavar="URL")
+    ] = None,
 ) -> None:
-    """Ask a running proxy whether it is ready; exit 0 if so, else 1."""
+    """Ask a running proxy if it is ready: exit 0 if so, else 1."""
     address = url or configured_address(os.environ)
     try:
         status = readiness_status(address)
     except ValueError as error:
-        typer.echo(f"{address} is no http(s) URL: {error}", err=True)
-        raise typer.Exit(MISUSED) from error
+        _fail(MISUSED, f"{address} is no http(s) URL: {error}")
     except (OSError, http.client.HTTPException) as error:
-        typer.echo(f"{address} does not answer: {error}", err=True)
-        raise typer.Exit(REFUSED) from error
-    typer.echo("ready" if status == http.client.OK else f"not ready ({status})", err=status != http.client.OK)
-    raise typer.Exit(0 if status == http.client.OK else REFUSED)
-
-
-@app.command()
-def connect(
-    client: Annotated[str | None, typer.Argument(help="Its name; none: list them.", metavar="[CLIENT]")] = None,
-    model: Annotated[str | None, typer.Option(help="The model it is to ask for.")] = None,
-    window: Annotated[int | None, typer.Option(help="Its window in tokens [default: what is known].", min=1)] = None,
-    url: Annotated[str | None, typer.Option(help="The proxy's address [default: the configured port].")] = None,
-    key: Annotated[str | None, typer.Option(help="Environment variable that holds the key.", metavar="NAME")] = None,
-    config: Annotated[Path | None, typer.Option(help="The proxy's YAML file.", metavar="FILE")] = None,
-    roomy: Annotated[bool, typer.Option(help="Tell ten times the window: the client's own compaction rests.")] = False,
-    write: Annotated[bool, typer.Option("--write", help="Change the client's files.")] = False,
-    undo: Annotated[bool, typer.Option("--undo", help="Put back what --write changed.")] = False,
-) -> None:
-    """Print, write or take back a client's configuration: where the proxy is, and how large the window."""
-    import asyncio
-
-    from proxy.cli import connect as clients_of
-    from proxy.cli.clients import clients
-    from proxy.cli.models import limits
-
-    known = clients()
-    if client is None:
-        _list_clients(known)
-        return
-    settings = _settings(config, {})
-    journal = settings.store.path / clients_of.JOURNAL
-    chosen = known.get(client)
-    if problem := _misused(client, chosen, write and undo, model is None and not undo):
-        typer.echo(problem, err=True)
-        raise typer.Exit(MISUSED)
-    assert chosen is not None
-    try:
-        if undo:
-            said = clients_of.undo(client, chosen, journal)
-        else:
-            known_window, output = asyncio.run(limits(settings, model)) if model else (None, None)
-            root = (url or configured_address(os.environ)).rstrip("/").removesuffix("/v1")
-            facts = _client_facts(root, key or chosen.key, model, window or known_window, output, roomy=roomy)
-            said = clients_of.connect(client, chosen, facts, os.environ, journal if write else None)
-    except (clients_of.ConnectError, OSError) as error:
-        typer.echo(str(error), err=True)
-        raise typer.Exit(REFUSED) from error
-    typer.echo("\n".join(said))
-
-
-def _list_clients(known: Mapping[str, Client]) -> None:
-    for name, each in known.items():
-        typer.echo(f"{name:16}{each.title} ({each.api})")
-
-
-def _client_facts(
-    root: str, key: str, model: str | None, window: int | None, output: int | None, *, roomy: bool
-) -> ClientFacts:
-    """Return what a client is configured with; if *roomy*, it takes the window for ten times as large as it is."""
-    from proxy.cli.clients import ClientFacts
-
-    believed = window * 10 if window and roomy else window
-    return ClientFacts(root, key, model, believed, output, window)
-
-
-def _misused(name: str, client: Client | None, both: bool, nameless: bool) -> str:
-    """What is wrong with how `ullage connect` was used; empty if nothing is."""
-    if client is None:
-        return f"No client is called {name}. `ullage connect` lists them."
-    if both:
-        return "Give --write or --undo, not both."
-    if client.needs_model and nameless:
-        return f"{client.title} wants to be told its models: give --model NAME."
-    return ""
-
-
-def _settings(config: Path | None, overrides: Mapping[tuple[str, ...], object]) -> Settings:
-    """The settings; ends the process with what is wrong with them."""
-    from proxy.settings import SettingsError, load
-
-    try:
-        return load(config, overrides, os.environ)
-    except SettingsError as error:
-        _complain(error)
-        raise typer.Exit(REFUSED) from error
-
-
-def _complain(error: SettingsError) -> None:
-    for problem in error.problems:
-        typer.echo(str(problem), err=True)
-    count = len(error.problems)
-    typer.echo(f"{count} problem{'s' if count != 1 else ''}.", err=True)
-
-
-HEALTH_SECONDS = 3.0
-"""How long the proxy has to answer."""
+        _fail(REFUSED, f"{address} does not answer: {error}")
+    if status != http.client.OK:
+        _fail(REFUSED, f"not ready ({status})")
+    typer.echo("ready")
 
 
 def configured_address(environ: Mapping[str, str]) -> str:
-    """Where the proxy that *environ* configures is asked."""
+    """Return the address of the proxy that *environ* configures."""
     host = environ.get("ULLAGE_SERVER__HOST", "127.0.0.1")
-    # What listens everywhere is asked on this machine's own address.
+    return local_address(host, environ.get("ULLAGE_SERVER__PORT", "8484"))
+
+
+def local_address(host: str, port: int | str) -> str:
+    """Return the URL on this machine of a proxy that listens on *host*: the loopback address if it listens on all."""
     host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)  # noqa: S104 - compared, not bound
-    return f"http://{f'[{host}]' if ':' in host else host}:{environ.get('ULLAGE_SERVER__PORT', '8484')}"
+    if ":" in host:
+        host = f"[{host}]"
+    return f"http://{host}:{port}"
 
 
 def readiness_status(address: str) -> int:
-    """The status of its readiness route. Raises ``ValueError`` for no URL, ``OSError``, ``HTTPException``."""
+    """Return the status of the readiness route. Raises ``ValueError`` for no URL, ``OSError``, ``HTTPException``."""
     parts = urlsplit(address)
     if parts.scheme not in ("http", "https") or not parts.hostname:
         raise ValueError("give scheme and host, such as http://127.0.0.1:8484")
@@ -426,3 +337,119 @@ def readiness_status(address: str) -> int:
         return connection.getresponse().status
     finally:
         connection.close()
+
+
+@app.command()
+def connect(
+    client: Annotated[str | None, typer.Argument(help="Name of the client.", metavar="CLIENT")] = None,
+    model: Annotated[str | None, typer.Option(help="The model that it requests.")] = None,
+    window: Annotated[int | None, typer.Option(help="Its window in tokens [default: the known one].", min=1)] = None,
+    url: Annotated[
+        str | None, typer.Option(help="The proxy's address [default: as configured].", metavar="URL")
+    ] = None,
+    key: Annotated[str | None, typer.Option(help="Environment variable that holds the key.", metavar="NAME")] = None,
+    config: Annotated[Path | None, typer.Option(help="The proxy's YAML file.", metavar="FILE")] = None,
+    roomy: Annotated[
+        bool, typer.Option("--roomy", help="Write ten times the window, so that the client itself does not compact.")
+    ] = False,
+    write: Annotated[bool, typer.Option("--write", help="Change the client's files.")] = False,
+    undo: Annotated[bool, typer.Option("--undo", help="Put back what --write changed.")] = False,
+) -> None:
+    """Point a client at the proxy.
+
+    Prints the client's configuration: the proxy's address and the model's window. --write changes the client's own
+    files, --undo puts back what they held. Without CLIENT all clients are listed.
+    """
+    from proxy.cli import connect as commands
+    from proxy.cli.clients import clients
+
+    known = clients()
+    if client is None:
+        _list_clients(known)
+        return
+    if write and undo:
+        _fail(MISUSED, "Give --write or --undo, not both.")
+    chosen = _client_named(client, known)
+    if chosen.needs_model and model is None and not undo:
+        _fail(MISUSED, f"The configuration of {chosen.title} names models: give --model NAME.")
+    settings = _settings(config, {})
+    journal = settings.store.path / commands.JOURNAL
+    try:
+        if undo:
+            lines = commands.undo(client, chosen, journal)
+        else:
+            facts = _client_facts(settings, chosen, url, key, model, window, roomy=roomy)
+            lines = commands.connect(client, chosen, facts, os.environ, journal if write else None)
+    except (commands.ConnectError, OSError) as error:
+        _fail(REFUSED, str(error))
+    typer.echo("\n".join(lines))
+
+
+def _list_clients(known: Mapping[str, Client]) -> None:
+    for name, each in known.items():
+        typer.echo(f"{name:16}{each.title} ({each.api})")
+
+
+def _client_named(name: str, known: Mapping[str, Client]) -> Client:
+    """Return the client called *name*; end the process if there is none."""
+    if name not in known:
+        _fail(MISUSED, f"No client is called {name}. `ullage connect` lists them.")
+    return known[name]
+
+
+def _client_facts(
+    settings: Settings,
+    client: Client,
+    url: str | None,
+    key: str | None,
+    model: str | None,
+    window: int | None,
+    *,
+    roomy: bool,
+) -> ClientFacts:
+    """Return what a client is configured with; if *roomy*, it assumes a window ten times as large as the model's."""
+    import asyncio
+
+    from proxy.cli.clients import ClientFacts
+    from proxy.cli.models import limits
+
+    known_window, output = asyncio.run(limits(settings, model)) if model else (None, None)
+    window = window or known_window
+    assumed = window * 10 if window and roomy else window
+    address = url or local_address(settings.server.host, settings.server.port)
+    root = address.rstrip("/").removesuffix("/v1")
+    return ClientFacts(root, key or client.key, model, assumed, output, window)
+
+
+def _overrides(upstream: str | None = None, window: int | None = None, model: str = "*") -> Overrides:
+    """Return the overrides of the options --upstream and --window; *model* is the one that the window is for."""
+    overrides: Overrides = {}
+    if upstream is not None:
+        # Replaces the file's list whole: a key configured for one server must never go to another.
+        overrides["upstreams",] = [{"name": "upstream", "base_url": upstream}]
+    if window is not None:
+        overrides["models", model, "context_window"] = window
+    return overrides
+
+
+def _settings(config: Path | None, overrides: Overrides) -> Settings:
+    """Return the settings; print their problems and end the process if they have any."""
+    from proxy.settings import SettingsError, load
+
+    try:
+        return load(config, overrides, os.environ)
+    except SettingsError as error:
+        _fail(REFUSED, _problems(error))
+
+
+def _problems(error: SettingsError) -> str:
+    """Return the problems with the settings, and their number, as lines."""
+    count = len(error.problems)
+    total = "1 problem." if count == 1 else f"{count} problems."
+    return "\n".join([*map(str, error.problems), total])
+
+
+def _fail(code: int, message: str) -> NoReturn:
+    """Print *message* to standard error and end the process with *code*."""
+    typer.echo(message, err=True)
+    raise typer.Exit(code)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import resource
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
@@ -200,17 +201,14 @@ class Listener(web.Server):
             max_headers=limits.fields,
             auto_decompress=False,
         )
-        self._options = dict(self._kwargs)
-        self._head = limits.head
+        # The factory of connections for the event loop, in place of aiohttp's own, which makes another class.
+        loop = asyncio.get_running_loop()
+        self.connect = functools.partial(Connection, self, limits.head, loop=loop, **self._kwargs)
         self._most = limits.connections
         self._open: dict[Connection, None] = {}
         self._leaving: set[Connection] = set()
         self.refusals: Counter[str] = Counter()
         self.crowded = 0
-
-    def __call__(self) -> Connection:
-        """A new connection."""
-        return Connection(self, self._head, loop=asyncio.get_running_loop(), **self._options)
 
     def connection_made(self, handler: web.RequestHandler, transport: asyncio.Transport) -> None:
         """Count a connection in; above the limit the oldest idle one makes room, or the new one is refused.

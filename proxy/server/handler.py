@@ -7,12 +7,14 @@ import itertools
 import logging
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from functools import partial
-from typing import Final
+from typing import Any, Final, cast
 from urllib.parse import parse_qs
 
+import msgspec
 from aiohttp import web
+from msgspec import structs
 
 from proxy.core.errors import Forbidden, InvalidRequest, UllageError, UpstreamTimeout, UpstreamUnreachable
 from proxy.core.overflow.stream import LateOverflowDetector
@@ -58,33 +60,25 @@ _OUTDONE: Final = ("unknown-window", "fallback")
 """Reasons that say how a request was sent: a reason that says how it ended replaces them."""
 
 
-class Call:
-    """One request under way. ``path`` is where it goes; ``refusal``, if set, is the error that it is answered with."""
+class Call(msgspec.Struct):
+    """One request under way: its answer, its report, and its path. ``body`` reads its body once the caller is admitted.
 
-    __slots__ = ("at_end", "cors", "headers", "observer", "out", "path", "refusal", "report", "usage")
+    A Struct, since every request makes one and it is built in C.
+    """
 
-    def __init__(self, out: ResponseWriter, report: Report, path: RequestPath) -> None:
-        self.out = out
-        self.report = report
-        self.path = path
-        self.refusal: UllageError | None = None
-        self.observer: ReplyObserver | None = None
-        self.usage: Usage | None = None
-        self.at_end: Callable[[Report], Report] | None = None
-        self.cors: list[tuple[str, str]] = []
+    out: ResponseWriter
+    report: Report
+    path: RequestPath
+    body: BodyReader | None = None
+    observer: ReplyObserver | None = None
+    usage: Usage | None = None
+    at_end: Callable[[Report], Report] | None = None
+    cors: list[tuple[str, str]] = []
 
     def note(self, reason: str, status: int = 0) -> None:
         """Remember why the request did not end as it should have; the first reason stands."""
         report = self.report
         self.report = report.but(reason=report.reason or reason, status=self.out.status or status)
-
-    def final(self) -> Report:
-        """Return the report with status and usage."""
-        usage = self.usage
-        if usage is None:
-            usage = NO_USAGE if self.observer is None else self.observer.usage
-        report = self.report if self.at_end is None else self.at_end(self.report)
-        return report.but(status=self.out.status or report.status, usage=usage)
 
 
 class Handler:
@@ -120,34 +114,49 @@ class Handler:
 
     async def __call__(self, request: web.BaseRequest) -> ResponseWriter:
         """Answer *request*; what is returned is written already."""
-        path = read_path(request.method, request.raw_path)
-        if self._drain.is_full and self._quick_refusal.concerns(request, path):
+        path, drain = read_path(request.method, request.raw_path), self._drain
+        if len(drain.running) >= drain.limit and self._quick_refusal.concerns(request, path):
             return self._quick_refusal.refuse(request, path)
         out = ResponseWriter(request, self._limits.write)
-        if self._drain.draining:
+        if drain.draining:
             out.keep_alive = False
         if path.api == "relay" and is_local(path.path) and self._access.knows_host(request.headers.get("host", "")):
             await self._local.answer(request, path.path, out)
             return out
         began = time.perf_counter()
         call = Call(out, Report(f"{self._prefix}-{next(self._count):x}", path.api), path)
-        call.refusal = self._drain.enter()
+        task = cast("asyncio.Task[Any]", asyncio.current_task())
+        drain.running.add(task)
         try:
-            await self._serve(request, call)
+            answering = self._admit(request, call)
+            if answering is not None:
+                await answering
         except BaseException as error:
             if not self._is_settled(request, call, error):
                 raise
         finally:
-            self._drain.leave()
-            if self._drain.draining:
+            drain.running.discard(task)
+            if drain.draining:
                 out.keep_alive = False
-            try:
-                report, seconds = call.final(), time.perf_counter() - began
-                for observe in self._observers:
-                    observe(report, seconds)
-            except Exception as fault:  # noqa: BLE001 - what is noted of an answer must not cost it
-                self._faults.report("after", call.report.request_id, fault)
+            self._finish(call, began)
         return out
+
+    def _finish(self, call: Call, began: float) -> None:
+        """Release the body, and give the observers the report with status, usage and the seconds since *began*."""
+        if call.body is not None and call.body.taken:
+            call.body.release()
+        try:
+            usage, report = call.usage, call.report
+            if usage is None:
+                usage = NO_USAGE if call.observer is None else call.observer.usage
+            if call.at_end is not None:
+                report = call.at_end(report)
+            report = structs.replace(report, status=call.out.status or report.status, usage=usage)
+            seconds = time.perf_counter() - began
+            for observe in self._observers:
+                observe(report, seconds)
+        except Exception as fault:  # noqa: BLE001 - what is noted of an answer must not cost it
+            self._faults.report("after", call.report.request_id, fault)
 
     def _is_settled(self, request: web.BaseRequest, call: Call, error: BaseException) -> bool:
         """Answer with *error*, or note that the client left. Return False if *error* is to be raised again."""
@@ -171,41 +180,43 @@ class Handler:
                 return False
         return True
 
-    async def _serve(self, request: web.BaseRequest, call: Call) -> None:
+    def _admit(self, request: web.BaseRequest, call: Call) -> Coroutine[Any, Any, None] | None:
+        """Return what is left to do to answer *request*; None if it was a browser's question and is answered."""
         if not self._access.knows_host(request.headers.get("host", "")):
             raise Forbidden(FOREIGN_HOST)
         headers = read_headers(request.raw_headers)
-        origin = self._access.check_origin(headers)
-        if origin:
-            call.cors = response.answer_headers(origin)
-            if response.is_preflight(request):
-                response.empty(call.out, 204, [*call.cors, *response.preflight_headers(request)])
-                return
-        if call.refusal is not None:
-            raise call.refusal
+        from_browser = "origin" in headers.seen or "sec-fetch-site" in headers.seen
+        if from_browser and self._is_preflight_answered(request, call, headers):
+            return None
+        if self._drain.draining or len(self._drain.running) > self._drain.limit:
+            raise self._drain.refusal()
         tenant = self._access.admit(headers)
         path = call.path.path
         if request.method == "CONNECT" or not path.startswith("/"):
             raise InvalidRequest("This is a reverse proxy: send the path of an API route.")
         if "upgrade" in headers.seen and headers.seen["upgrade"].lower() == "websocket":
-            await self._tunnel(request, call, headers)
-            return
-        reader = BodyReader(request.content, self._limits, self._drain.body_bytes, tenant)
-        try:
-            if call.path.api == "relay":
-                await self._relay(request, call, headers, reader)
-            else:
-                await self._managed(request, call, headers, reader, tenant)
-        finally:
-            if reader.taken:
-                reader.release()
+            return self._tunnel(request, call, headers)
+        reader = call.body = BodyReader(request.content, self._limits, self._drain.body_bytes, tenant)
+        if call.path.api == "relay":
+            return self._relay(request, call, headers, reader)
+        return self._managed(request, call, headers, reader)
 
-    async def _managed(
-        self, request: web.BaseRequest, call: Call, headers: RequestHeaders, reader: BodyReader, tenant: bytes
-    ) -> None:
+    def _is_preflight_answered(self, request: web.BaseRequest, call: Call, headers: RequestHeaders) -> bool:
+        """Check the page that a browser's request comes from. Return True if it was a preflight, which is answered."""
+        origin = self._access.check_origin(headers)
+        if not origin:
+            return False
+        call.cors = response.answer_headers(origin)
+        if not response.is_preflight(request):
+            return False
+        response.empty(call.out, 204, [*call.cors, *response.preflight_headers(request)])
+        return True
+
+    async def _managed(self, request: web.BaseRequest, call: Call, headers: RequestHeaders, reader: BodyReader) -> None:
         if "expect" in headers.seen:
             check_declared(request.content_length, self._limits)
             send_continue(request, headers)
+        tenant = reader.tenant
         body = plain = await reader.whole(request.content_length)
         answer, request_id = self._engine.exchange, call.report.request_id
         try:

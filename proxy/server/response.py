@@ -168,11 +168,10 @@ class ResponseWriter:
         """True if the answer is complete or given up."""
         return self._ended
 
-    async def prepare(self, request: web.BaseRequest) -> None:
-        """Do nothing: the head is written by ``start``."""
+    async def prepare(self, *_: object) -> None:
+        """Do nothing. aiohttp calls this and ``write_eof`` at the end; ``start`` and ``finish`` have written all."""
 
-    async def write_eof(self) -> None:
-        """Do nothing: the end is written by ``finish``."""
+    write_eof = prepare
 
     def _reset_at_close(self) -> None:
         """Let the connection end by a reset: an orderly end would say that the body is complete."""

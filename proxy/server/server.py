@@ -72,7 +72,7 @@ class Server:
         """Listen on *port*, or on a free one if it is 0, and return it. Raises ``OSError`` if it is taken."""
         self._listener = Listener(self._handler, self._limits)
         self._sockets = await asyncio.get_running_loop().create_server(
-            self._listener, host, port, reuse_port=reuse_port, backlog=1024, start_serving=False
+            self._listener.connect, host, port, reuse_port=reuse_port, backlog=1024, start_serving=False
         )
         addresses = [socket.getsockname() for socket in self._sockets.sockets]
         self._access.loopback = all(_is_loopback(address[0]) for address in addresses)

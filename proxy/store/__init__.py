@@ -4,8 +4,7 @@ from proxy.store.backend import EmbeddedUnavailable, StoreError, StoreMisconfigu
 from proxy.store.breaker import Breaker, Patience
 from proxy.store.embedded import EmbeddedServer, is_running
 from proxy.store.encryption import ensure_master_key, find_master_key
-from proxy.store.state import INSTEAD, StoreState, describe_store, store_status
-from proxy.store.store import Store, open_store
+from proxy.store.store import INSTEAD, Store, StoreState, describe_store, open_store, store_status
 from proxy.store.summary_table import Lease, SummaryTable
 
 __all__ = [

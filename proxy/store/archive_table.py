@@ -30,14 +30,14 @@ class ArchiveTable:
         return hmac.digest(key, b"original\0" + content, "sha256")[:16]
 
     async def save(self, tenant: bytes, root_hash: bytes, name: bytes, plain: bytes, seconds: float) -> bool:
-        """Store *plain* for *seconds* from now. Return False if the store did not take it."""
+        """Store *plain* for *seconds* from now. Return False if it is too long or the store does not answer."""
         if len(plain) > MAX_PLAIN:
             return False
         if len(plain) < OFF_LOOP:
             packed = pack(plain)
         else:
             packed = await asyncio.to_thread(pack, plain)
-        key = key_names.original(root_hash, name)
+        key = key_names.archived(root_hash, name)
         sealed = self._access.sealer.seal_packed(tenant, key, packed)
         try:
             present = await self._access.run_with_retries(lambda: self._backend.claim(key, sealed, seconds))
@@ -55,7 +55,7 @@ class ArchiveTable:
         """
         if not names:
             return []
-        keys = [key_names.original(root_hash, name) for name in names]
+        keys = [key_names.archived(root_hash, name) for name in names]
         try:
             values = await self._access.run_with_retries(lambda: self._backend.read(keys))
         except Unavailable as error:

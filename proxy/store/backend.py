@@ -1,18 +1,21 @@
-"""The interface between the tables and the place that stores their bytes, and the errors of this room.
+"""The interface between the tables and the place that stores their bytes, and the errors of the store.
 
-No error reaches a request: ``Unavailable`` is handled by the tables, the others end the start.
+No error reaches a request. The tables handle ``Unavailable``; the others end the start.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 from proxy.store.breaker import State
 
+Warn = Callable[[str, dict[str, object]], None]
+"""Takes ``(event, facts)`` for the log."""
+
 
 class StoreError(Exception):
-    """Base of all errors of this room."""
+    """Base of all errors of the store."""
 
 
 class StoreMisconfigured(StoreError):

@@ -1,7 +1,8 @@
-"""A circuit breaker: decides if a server is worth a call. Pure but for the clock and the dice it is given.
+"""A circuit breaker: decides if a server is worth a call. Pure but for the clock and the dice that it gets.
 
-Closed: everything is let through; a few failures close together, or in a row, open it. Open: nothing passes until the
-pause is over. Half-open: exactly one call passes; its success closes the breaker, its failure doubles the pause.
+- ``closed``: every call goes out. A few failures within a short time, or in a row, open it.
+- ``open``: no call goes out until the pause is over.
+- ``half-open``: exactly one call goes out. Its success closes the breaker, its failure doubles the pause.
 """
 
 from __future__ import annotations
@@ -14,7 +15,10 @@ from typing import Literal
 State = Literal["closed", "open", "half-open"]
 
 FAILURES, WITHIN = 5, 10.0
+"""Failures within so many seconds that open a server's breaker."""
+
 FIRST_PAUSE, LONGEST_PAUSE = 2.0, 30.0
+"""Seconds of the first pause, and of the longest."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +26,7 @@ class Patience:
     """When a breaker opens and for how long; times in seconds.
 
     It opens after *failures* within *within*, or, if that is None, after that many without a success in between.
-    *lost* is how long a probe that never reported back keeps the next one from going out.
+    *lost* is how long a half-open call that never reported back holds up the next one.
     """
 
     failures: int = FAILURES
@@ -59,9 +63,9 @@ class Breaker:
         return True
 
     def succeeded(self) -> None:
-        """The server answered."""
+        """Count that the server answered."""
         if self.state == "open":
-            return  # an answer that was under way when the others failed proves nothing yet
+            return  # this answer was under way when the others failed: it proves nothing yet
         if self.state == "half-open":
             self.state = "closed"
             self._pause = self._patience.first_pause
@@ -70,7 +74,7 @@ class Breaker:
             self._failures.clear()
 
     def failed(self) -> None:
-        """The server did not answer, or only to say that it cannot serve."""
+        """Count that the server did not answer, or only that it cannot serve."""
         now = self._clock()
         if self.state == "half-open":
             self._pause = min(self._pause * 2, self._patience.longest_pause)

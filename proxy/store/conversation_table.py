@@ -1,7 +1,7 @@
 """Facts about conversations for their owners: root hashes, notes, requests to compact; each tenant its own.
 
-Writing happens in the background and is not waited for. Reading raises ``StoreUnavailable`` if the store does not
-answer: an empty answer would be a lie.
+Writes happen in the background. Reads raise ``StoreUnavailable`` if the store does not answer: an empty answer would be
+wrong.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ NOTES, ROOTS, LISTED = 64, 16, 200
 """Most notes of a root hash, root hashes of a conversation, and conversations of a tenant that are stored."""
 
 SHORT_LIFETIME: Final = 24 * 3600.0
-"""Seconds that a conversation is known which was not compacted."""
+"""Seconds for which a conversation is known that was not compacted."""
 
-Kind = Literal["event", "summary", "lease", "refused", "mark"]
-"""Kinds of keys for a prefix of a conversation; ``event`` is a compaction record, ``mark`` a request to compact."""
+Kind = Literal["record", "summary", "lease", "failure", "request"]
+"""Kinds of keys of a conversation; ``record`` is a compaction record, ``request`` an operator's one to compact."""
 
 T = TypeVar("T")
 
@@ -41,9 +41,9 @@ class ConversationTable:
 
         *long_lived*: it was compacted, so that it is known for as long as its records.
         """
-        seconds = LIFETIME if long_lived else SHORT_LIFETIME
-        roots = key_names.known(self._name(tenant, conversation))
-        listed = key_names.listed(self._list_name(tenant))
+        seconds = _lifetime(long_lived=long_lived)
+        roots = key_names.roots(self._name(tenant, conversation))
+        listed = key_names.conversations(self._list_name(tenant))
         self._write(lambda: self._backend.score_member(roots, root_hash, now, ROOTS, seconds))
         self._write(lambda: self._backend.score_member(listed, conversation.encode(), now, LISTED, LIFETIME))
 
@@ -51,18 +51,18 @@ class ConversationTable:
         """Save *value* as the note called *field*; of more than ``NOTES`` the one whose name sorts first is removed."""
         name = key_names.notes(root_hash)
         sealed = self._access.sealer.seal(tenant, _sealed_to(name, field), value)
-        seconds = LIFETIME if long_lived else SHORT_LIFETIME
+        seconds = _lifetime(long_lived=long_lived)
         self._write(lambda: self._backend.set_field(name, field, sealed, NOTES, seconds))
 
     async def conversations(self, tenant: bytes) -> list[tuple[str, float]]:
         """Names of the tenant's newest conversations with the time of their last request (Unix time), newest first."""
-        name = key_names.listed(self._list_name(tenant))
+        name = key_names.conversations(self._list_name(tenant))
         members = await self._read(lambda: self._backend.top_members(name, LISTED))
         return [(member.decode("ascii", "replace"), at) for member, at in members]
 
     async def root_hashes(self, tenant: bytes, conversation: str) -> list[bytes]:
         """Root hashes of the conversation called *conversation*, the one used last first."""
-        name = key_names.known(self._name(tenant, conversation))
+        name = key_names.roots(self._name(tenant, conversation))
         members = await self._read(lambda: self._backend.top_members(name, ROOTS))
         return [root_hash for root_hash, _ in members if len(root_hash) == 16]
 
@@ -70,8 +70,8 @@ class ConversationTable:
         """The notes on *root_hash* by name, without those of other tenants and those that were tampered with."""
         name, sealer = key_names.notes(root_hash), self._access.sealer
         notes: dict[str, bytes] = {}
-        for raw, sealed in (await self._read(lambda: self._backend.read_fields(name))).items():
-            field = raw.decode("ascii", "replace")
+        for field_bytes, sealed in (await self._read(lambda: self._backend.read_fields(name))).items():
+            field = field_bytes.decode("ascii", "replace")
             value = sealer.open(tenant, _sealed_to(name, field), sealed)
             if value is not None:
                 notes[field] = value
@@ -80,8 +80,8 @@ class ConversationTable:
     async def which_exist(self, root_hash: bytes, wanted: Sequence[tuple[Kind, str | bytes, bytes]]) -> list[bool]:
         """For each of *wanted*, True if it exists.
 
-        A compaction record is named by its route and prefix hash, a mark by nothing more, the others by text policy and
-        prefix hash.
+        A compaction record is named by its route and prefix hash, the others by text policy and prefix hash. A request
+        has no name beside the conversation's.
         """
         if not wanted:
             return []
@@ -93,7 +93,7 @@ class ConversationTable:
 
         *extent* is ``now``, or the share of its room that it is compacted to.
         """
-        name = key_names.mark(root_hash)
+        name = key_names.compaction_request(root_hash)
         sealed = self._access.sealer.seal(tenant, name, extent.encode())
         await self._read(lambda: self._backend.claim(name, sealed, seconds))
 
@@ -115,6 +115,12 @@ class ConversationTable:
         return hmac.digest(self._access.sealer.prefix_key(tenant), b"listed", "sha256")[:16]
 
 
+def _lifetime(*, long_lived: bool) -> float:
+    if long_lived:
+        return LIFETIME
+    return SHORT_LIFETIME
+
+
 def _sealed_to(name: str, field: str) -> str:
     """The name a note is sealed to, so that no value of another conversation or note passes for it."""
     return f"{name}#{field}"
@@ -122,8 +128,8 @@ def _sealed_to(name: str, field: str) -> str:
 
 def _key_name(root_hash: bytes, kind: Kind, scope: str | bytes, prefix_hash: bytes) -> str:
     if isinstance(scope, str):
-        return key_names.event(root_hash, scope, prefix_hash)
-    if kind == "mark":
-        return key_names.mark(root_hash)
-    names = {"summary": key_names.summary, "lease": key_names.lease, "refused": key_names.refused}
+        return key_names.record(root_hash, scope, prefix_hash)
+    if kind == "request":
+        return key_names.compaction_request(root_hash)
+    names = {"summary": key_names.summary, "lease": key_names.lease, "failure": key_names.failed_summary}
     return names[kind](root_hash, scope, prefix_hash)

@@ -1,4 +1,4 @@
-"""Deadlines of the store, for an operation, a request and a connection: no request pays for a store that hangs."""
+"""Deadlines of the store, so that no request waits for a store that hangs."""
 
 from __future__ import annotations
 
@@ -8,38 +8,38 @@ from typing import Any, Final
 from weakref import WeakKeyDictionary
 
 OPERATION: Final = 0.060
-"""Seconds that a caller waits for one operation, and at most as long again for its turn."""
+"""Seconds that a caller waits for one operation. It may wait as long for a free connection before that."""
 
 REQUEST: Final = 0.150
-"""Seconds that a caller waits in vain at most, over all its operations."""
+"""Seconds that a caller waits in all for operations that get no answer."""
 
-FORGOTTEN: Final = 1.0
-"""Seconds after which a caller's waits are forgotten: a connection's task serves one request after the other."""
+FULL_AGAIN: Final = 1.0
+"""Seconds after which a caller has its full time again: the task of a connection serves many requests."""
 
 CONNECT: Final = 2.0
 """Seconds to connect to a server at start and in the background, where no request waits."""
 
 SOCKET: Final = 1.0
-"""Seconds after which the client's socket gives up: for operations whose caller has stopped waiting."""
+"""Seconds after which the client's socket gives up, for operations whose caller no longer waits."""
 
 
 class WaitBudget:
-    """The time that each caller, known by its task, may still wait; *clock* gives monotonic seconds."""
+    """The time that each caller may still wait. A caller is a task; *clock* gives monotonic seconds."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
         self._spent: WeakKeyDictionary[asyncio.Task[Any], tuple[float, float]] = WeakKeyDictionary()
-        """By task: since when (monotonic), and seconds waited in vain."""
+        """By task: when it first waited in vain (monotonic), and the seconds waited in vain since."""
 
     def left(self, most: float) -> float:
-        """Seconds that the running task may wait for its next operation: *most*, or what is left to it."""
+        """Seconds that the running task may wait for its next operation, at most *most*."""
         if not self._spent:
             return most
         _, spent = self._of_this_task()
         return max(0.0, min(most, REQUEST - spent))
 
     def spend(self, seconds: float) -> None:
-        """Take *seconds* that the running task waited in vain off its budget."""
+        """Take *seconds*, which the running task waited in vain, off its budget."""
         task = asyncio.current_task()
         if task is not None:
             since, spent = self._of_this_task()
@@ -50,4 +50,6 @@ class WaitBudget:
         if task is None:
             return now, 0.0
         since, spent = self._spent.get(task, (now, 0.0))
-        return (since, spent) if now - since < FORGOTTEN else (now, 0.0)
+        if now - since >= FULL_AGAIN:
+            return now, 0.0
+        return since, spent

@@ -1,11 +1,12 @@
 """A private Valkey on a unix socket, shared by every process that opens the same data directory.
 
-Three file locks coordinate the processes. A lock ends with its holder, even by ``kill -9``:
+Three file locks coordinate the processes. A lock ends with its holder, even after ``kill -9``:
 
-- ``owner.lock``: its holder starts, monitors and stops the server. Every other process is a guest and tries for it.
-- ``server.lock``: the server process inherits and holds it. A process that acquires it knows that no server runs. So a
-  running server is adopted, whichever process started it, and two servers never write the same files.
-- ``users.lock``: shared by owner and guests. Only the last to leave stops the server.
+- ``owner.lock``: its holder starts, monitors and stops the server. All other processes are guests. Each guest tries to
+  acquire the lock from time to time, and so becomes the owner when the owner ends.
+- ``server.lock``: the server process inherits it. A process that can acquire it knows that no server runs. So a running
+  server is adopted, whichever process started it, and two servers never write the same files.
+- ``users.lock``: owner and guests share it. Only the last one to leave stops the server.
 """
 
 from __future__ import annotations
@@ -21,27 +22,27 @@ from pathlib import Path
 from typing import Any, Final
 from urllib.parse import quote
 
-from proxy.store.backend import EmbeddedUnavailable
+from proxy.store.backend import EmbeddedUnavailable, Warn
 from proxy.store.embedded_paths import binary, known_socket, private_directory, socket_path
-from proxy.store.state import Warn
 from proxy.tasks import Spawn
 
 START: Final = 20.0
 """Seconds to start a server: reading back a full append-only file takes a few."""
 
 STOP = 10.0
-"""Seconds after each signal until a server must have ended."""
+"""Seconds that a server has to end after each signal."""
 
 _SHUTDOWN: Final = 1.0
-"""Seconds after ``SHUTDOWN``: an idle server ends within milliseconds."""
+"""Seconds that a server has to end after ``SHUTDOWN``: an idle one takes milliseconds."""
 
 _OWNER_POLL, _GUEST_POLL, _AFTER_FAILURE = 0.25, 1.0, 5.0
-"""Seconds between two looks at the server."""
+"""Seconds between two checks of the server: by its owner, by a guest, and after a failed start."""
 
 _POLL: Final = 0.02
-"""Seconds between two looks at a server that starts or ends."""
+"""Seconds between two checks of a server that starts or ends."""
 
 _MAX_LOG: Final = 1024 * 1024
+"""Bytes of the server's log from which a new one is begun at the next start."""
 
 _SETTINGS: Final = {
     "port": "0",
@@ -60,7 +61,7 @@ https://redis.io/docs/latest/develop/reference/eviction/
 
 
 class EmbeddedServer:
-    """The private server, as one process uses it; made by ``start``."""
+    """The private server as one process uses it; ``start`` builds it."""
 
     def __init__(self, directory: Path, program: Path, warn: Warn) -> None:
         self._directory = directory.absolute()
@@ -116,7 +117,7 @@ class EmbeddedServer:
             self._monitoring.cancel()
             await asyncio.wait({self._monitoring})
         self._usage.release()
-        # Others may be leaving at this moment: the last one to try sees that all others are gone.
+        # Others may leave at this moment. The last one to acquire both locks stops the server.
         for _ in range(3):
             if self._ownership.is_held or self._ownership.acquire():
                 if self._usage.acquire():
@@ -126,7 +127,7 @@ class EmbeddedServer:
         self._close_locks()
 
     async def _join(self, deadline: float) -> None:
-        # Not free while the last user of a former server is stopping it.
+        # The lock is not free while the last user of a former server stops it.
         while not self._usage.acquire(shared=True):
             await self._pause(deadline)
         while True:
@@ -151,12 +152,15 @@ class EmbeddedServer:
 
     async def _monitor(self) -> None:
         while True:
-            await asyncio.sleep(_OWNER_POLL if self.owner else _GUEST_POLL)
+            pause = _GUEST_POLL
+            if self.owner:
+                pause = _OWNER_POLL
+            await asyncio.sleep(pause)
             if self.owner or self._ownership.acquire():
                 try:
                     await self._restart_if_gone()
                 except (EmbeddedUnavailable, OSError):
-                    # The backend reports that the server does not answer; here it is only tried again.
+                    # The backend reports that the server does not answer. Here it is only tried again.
                     await asyncio.sleep(_AFTER_FAILURE)
 
     async def _restart_if_gone(self) -> None:
@@ -177,9 +181,10 @@ class EmbeddedServer:
             lock.close()
 
     async def _start_server(self, deadline: float) -> None:
-        """Start the server, or adopt a running one; if it cannot start with its data, start it without.
+        """Start the server, or adopt a running one. If it cannot start with its data, start it without.
 
-        Only if a server starts without its data was the data the reason: otherwise the data is put back.
+        The data is moved aside for that. If the server does not start without it either, it is put back: the data was
+        not the reason.
         """
         try:
             await self._start_or_adopt(deadline)
@@ -194,7 +199,9 @@ class EmbeddedServer:
                 _discard(self._data)
                 self._aside.rename(self._data)
                 raise
-            advice = "no request fails of this, texts are made again; remove what was moved aside once you have seen it"
+            advice = (
+                "no request fails because of this: texts are written again; remove the moved data when you have seen it"
+            )
             cause = f"its data cannot be read: {self._log} says why"
             self._warn("store.begun_anew", {"cause": cause, "moved_to": str(self._aside), "advice": advice})
 
@@ -253,10 +260,15 @@ class EmbeddedServer:
 
     def _signal(self, number: signal.Signals) -> None:
         try:
-            pid = self._child.pid if self._child is not None else int(self._pid_file.read_text())
-            os.kill(pid, number)
+            os.kill(self._server_pid(), number)
         except (OSError, ValueError):
             return  # it ended by itself, or before it wrote its process id
+
+    def _server_pid(self) -> int:
+        """The server's process id. Raises ``OSError`` or ``ValueError`` if it has not written one yet."""
+        if self._child is not None:
+            return self._child.pid
+        return int(self._pid_file.read_text())
 
     async def _gone_within(self, seconds: float) -> bool:
         deadline = time.monotonic() + seconds
@@ -315,8 +327,11 @@ class FileLock:
 
     def acquire(self, *, shared: bool = False) -> bool:
         """Acquire the lock without waiting. Return False if another process holds it."""
+        mode = fcntl.LOCK_EX
+        if shared:
+            mode = fcntl.LOCK_SH
         try:
-            fcntl.flock(self.handle, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
+            fcntl.flock(self.handle, mode | fcntl.LOCK_NB)
         except BlockingIOError:
             return False
         self.is_held = True

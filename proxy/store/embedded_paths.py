@@ -7,6 +7,7 @@ import os
 import platform
 import stat
 import tempfile
+from collections.abc import Iterable
 from pathlib import Path
 
 from proxy.store.backend import EmbeddedUnavailable
@@ -35,8 +36,10 @@ def binary() -> Path:
     machine = _SAME_MACHINE.get(machine, machine)
     if system == "linux" and machine == "arm64":
         machine = "aarch64"
-    roots = spec.submodule_search_locations if spec is not None else None
-    for root in roots or ():
+    roots: Iterable[str] = ()
+    if spec is not None:
+        roots = spec.submodule_search_locations or ()
+    for root in roots:
         program = Path(root) / "_binaries" / f"{system}-{machine}" / "valkey-server"
         if os.access(program, os.X_OK):
             return program
@@ -60,11 +63,12 @@ def socket_path(directory: Path) -> Path:
     Only for the owner, which creates a missing private directory. Raises ``OSError``.
     """
     known = known_socket(directory)
-    if known is not None and (known.parent == directory.absolute() or _is_private(known.parent)):
-        return known
-    if known is not None and not known.parent.exists():
-        known.parent.mkdir(mode=0o700)  # it was cleaned up; guests still look for the socket there
-        return known
+    if known is not None:
+        if known.parent == directory.absolute() or _is_private(known.parent):
+            return known
+        if not known.parent.exists():
+            known.parent.mkdir(mode=0o700)  # it was cleaned up; guests still look for the socket there
+            return known
     elsewhere = Path(tempfile.mkdtemp(prefix="ullage-")) / _NAME
     draft = directory / f"{_NOTE}.draft"
     draft.write_text(str(elsewhere), encoding="utf-8")
@@ -78,7 +82,9 @@ def known_socket(directory: Path) -> Path | None:
     if len(os.fsencode(inside)) <= LONGEST_SOCKET:
         return inside
     note = directory / _NOTE
-    return Path(note.read_text(encoding="utf-8")) if note.exists() else None
+    if not note.exists():
+        return None
+    return Path(note.read_text(encoding="utf-8"))
 
 
 def _is_private(directory: Path) -> bool:

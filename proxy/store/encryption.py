@@ -1,6 +1,6 @@
 """Sealed values, and the keys that seal them.
 
-A value is compressed, encrypted, and bound to its name and tenant, so that no other value passes for it.
+A value is compressed, encrypted, and bound to its name and tenant, so that none of another name or tenant opens.
 
 Layout: version (1 byte: how it is compressed), key id (1 byte), nonce (12 bytes), AES-256-GCM ciphertext with its tag.
 Version, key id and the value's name are authenticated with it. Random nonces of 12 bytes are safe for 2**32 values of
@@ -34,7 +34,7 @@ MAX_PLAIN = 8 * 1024 * 1024
 """Most bytes of a value before it is compressed."""
 
 DEFLATE, ZSTD = 1, 2
-"""Versions: of records, which are small, and of originals, which may be large."""
+"""Versions, by how a value is compressed: deflate for records, which are small, zstd for archived originals."""
 
 _ZSTD_LEVEL = 3
 _HEAD, _NONCE, _TAG = 2, 12, 16
@@ -67,8 +67,9 @@ class Sealer:
         return key
 
     def item_key(self) -> bytes:
-        """The secret (32 bytes) that proves which items in a request are ours; the same for every tenant, since
-        credentials change.
+        """The secret (32 bytes) that proves which items in a request are ours.
+
+        It is the same for every tenant, since credentials change.
         """
         return derive(self.names, b"item", b"")
 
@@ -132,7 +133,7 @@ class _Ring:
 
 
 def derive(secret: bytes, purpose: bytes, tenant: bytes) -> bytes:
-    """32 bytes for one *purpose* and one *tenant* (empty: all), from which *secret* cannot be found."""
+    """32 bytes for one *purpose* and one *tenant* (empty: all), from which *secret* cannot be derived."""
     info = b"ullage1|" + purpose + b"|" + tenant
     return HKDF(algorithm=SHA256(), length=32, salt=None, info=info).derive(secret)
 
@@ -164,7 +165,9 @@ def _unpack_deflate(packed: bytes) -> bytes | None:
     except zlib.error:
         return None
     is_whole = inflate.eof and not inflate.unused_data
-    return plain if is_whole and len(plain) <= MAX_PLAIN else None
+    if not is_whole or len(plain) > MAX_PLAIN:
+        return None
+    return plain
 
 
 _UNPACK: Final[Mapping[int, Callable[[bytes], bytes | None]]] = {DEFLATE: _unpack_deflate, ZSTD: _unpack_zstd}
@@ -208,7 +211,7 @@ def ensure_master_key(directory: Path) -> bytes:
 
 
 async def share_master_key(backend: Backend, ours: bytes) -> tuple[bytes, bool]:
-    """The key that every replica of this store uses, and True if it was missing. Raises ``Unavailable``."""
+    """The key that every replica of this store uses, and True if there was none before. Raises ``Unavailable``."""
     (shared,) = await backend.read([key_names.MASTER])
     if shared is None:
         shared = await backend.claim(key_names.MASTER, ours, None)
@@ -225,10 +228,10 @@ async def share_naming_secret(backend: Backend, ring: Sequence[bytes]) -> bytes:
     The first key of *ring* that has one in the store decides; if none has, it is derived from the first key. Either way
     it is stored for the first key, which seals from now on.
     """
-    names = [key_names.names(derive(key, b"fingerprint", b"")[:8]) for key in ring]
+    names = [key_names.naming_secret(derive(key, b"fingerprint", b"")[:8]) for key in ring]
     values = await backend.read(names)
-    opened = [Sealer(key).open(b"", name, value) for key, name, value in zip(ring, names, values, strict=True)]
-    secret = next((each for each in opened if each is not None), None) or naming_secret(ring[0])
+    opened = (Sealer(key).open(b"", name, value) for key, name, value in zip(ring, names, values, strict=True))
+    secret = next((each for each in opened if each is not None), naming_secret(ring[0]))
     if values[0] is not None:
         return secret
     theirs = await backend.claim(names[0], Sealer(ring[0]).seal(b"", names[0], secret), None)

@@ -14,20 +14,20 @@ MASTER = "ullage1:master"
 TRIAL = "ullage1:trial"
 
 
-def names(fingerprint: bytes) -> str:
+def naming_secret(fingerprint: bytes) -> str:
     """The naming secret, for holders of the master key with this *fingerprint*."""
     return f"ullage1:{{names}}:{_text(fingerprint)}"
 
 
-def event(root_hash: bytes, route: str, prefix_hash: bytes) -> str:
+def record(root_hash: bytes, route: str, prefix_hash: bytes) -> str:
     """The compaction record at *prefix_hash* of a conversation on *route* (``upstream,model``)."""
-    return _of_conversation(root_hash, "e", sha256(route.encode()).digest()[:8], prefix_hash)
+    return _of_conversation(root_hash, "e", _route_digest(route), prefix_hash)
 
 
-def events(root_hash: bytes, route: str, prefix_hashes: Sequence[bytes]) -> list[str]:
-    """The compaction records at many *prefix_hashes* of one conversation, as ``event`` names each."""
-    before = _of_conversation(root_hash, "e", sha256(route.encode()).digest()[:8])
-    return [f"{before}:{_text(prefix_hash)}" for prefix_hash in prefix_hashes]
+def records(root_hash: bytes, route: str, prefix_hashes: Sequence[bytes]) -> list[str]:
+    """The compaction records at many *prefix_hashes* of one conversation, as ``record`` names each."""
+    prefix = _of_conversation(root_hash, "e", _route_digest(route))
+    return [f"{prefix}:{text}" for text in _texts(prefix_hashes)]
 
 
 def summary(root_hash: bytes, policy: bytes, prefix_hash: bytes) -> str:
@@ -40,12 +40,12 @@ def lease(root_hash: bytes, policy: bytes, prefix_hash: bytes) -> str:
     return _of_conversation(root_hash, "k", policy, prefix_hash)
 
 
-def refused(root_hash: bytes, policy: bytes, prefix_hash: bytes) -> str:
+def failed_summary(root_hash: bytes, policy: bytes, prefix_hash: bytes) -> str:
     """The mark that a summary of what follows the compaction at *prefix_hash* failed."""
     return _of_conversation(root_hash, "x", policy, prefix_hash)
 
 
-def mark(root_hash: bytes) -> str:
+def compaction_request(root_hash: bytes) -> str:
     """An operator's request to compact the conversation."""
     return _of_conversation(root_hash, "m")
 
@@ -55,32 +55,32 @@ def notes(root_hash: bytes) -> str:
     return _of_conversation(root_hash, "n")
 
 
-def original(root_hash: bytes, digest: bytes) -> str:
+def archived(root_hash: bytes, digest: bytes) -> str:
     """An archived original; *digest* is a keyed one of its content."""
     return _of_conversation(root_hash, "a", digest)
 
 
-def known(name: bytes) -> str:
+def roots(name: bytes) -> str:
     """The root hashes of one conversation; *name* is a keyed digest of its name."""
     return f"ullage1:{{{_text(name)}}}:c"
 
 
-def listed(tenant: bytes) -> str:
+def conversations(tenant: bytes) -> str:
     """The list of a tenant's newest conversations; *tenant* is a keyed digest."""
     return f"ullage1:{{{_text(tenant)}}}:l"
 
 
-def bucket(tenant: bytes, kind: str, slot: int) -> str:
+def spending(tenant: bytes, kind: str, slot: int) -> str:
     """The count of a tenant's tokens of one *kind* in the time *slot*; *tenant* is a keyed digest."""
     return f"ullage1:b:{{{_text(tenant)}}}:{kind}:{slot}"
 
 
-def pause(tenant: bytes) -> str:
+def summary_pause(tenant: bytes) -> str:
     """The mark that summaries pause for a tenant; *tenant* is a keyed digest."""
     return f"ullage1:b:{{{_text(tenant)}}}:pause"
 
 
-def lesson(name: bytes) -> str:
+def learned_route(name: bytes) -> str:
     """The limits of a route learned from one tenant's requests; *name* is a keyed digest of both."""
     return f"ullage1:f:{_text(name)}"
 
@@ -88,14 +88,25 @@ def lesson(name: bytes) -> str:
 def trial(key: str, operation: str) -> str:
     """The key on which *operation* is tried on the server that has *key*: it is in the same hash slot."""
     tagged = re.search(r"\{(.+?)\}", key)
-    return f"ullage1:{{{tagged[1] if tagged else key}}}:t:{operation}"
+    tag = tagged[1] if tagged else key
+    return f"ullage1:{{{tag}}}:t:{operation}"
 
 
 def _of_conversation(root_hash: bytes, kind: str, *parts: bytes) -> str:
     # In braces, the root hash is the cluster's hash tag, so that one MGET may read many keys of a conversation:
     # https://redis.io/docs/latest/operate/oss_and_stack/reference/cluster-spec/#hash-tags
-    return ":".join((f"ullage1:{{{_text(root_hash)}}}:{kind}", *map(_text, parts)))
+    root, *others = _texts((root_hash, *parts))
+    return ":".join((f"ullage1:{{{root}}}:{kind}", *others))
+
+
+def _route_digest(route: str) -> bytes:
+    return sha256(route.encode()).digest()[:8]
+
+
+def _texts(values: Sequence[bytes]) -> list[str]:
+    """*values* in the alphabet of URLs, without padding."""
+    return [urlsafe_b64encode(value).rstrip(b"=").decode("ascii") for value in values]
 
 
 def _text(value: bytes) -> str:
-    return urlsafe_b64encode(value).rstrip(b"=").decode("ascii")
+    return _texts([value])[0]

@@ -11,9 +11,10 @@ import msgspec
 from proxy.store.breaker import State
 
 MAX_BYTES = 64 * 1024 * 1024
+"""Bytes of all entries at most."""
 
 _ENTRY = 200
-"""Bytes that a key, its expiry and the dictionary's slot take beside the value, about."""
+"""Bytes that an entry takes beside its value, about: the key, the expiry, the slot in the dictionary."""
 
 
 class MemoryBackend:
@@ -37,7 +38,10 @@ class MemoryBackend:
         present = self._get(key)
         if present is not None:
             return present
-        self._entries[key] = (value, None if seconds is None else self._clock() + seconds)
+        until = None
+        if seconds is not None:
+            until = self._clock() + seconds
+        self._entries[key] = (value, until)
         self._bytes += _ENTRY + len(value)
         while self._bytes > self._max_bytes:
             self._drop(next(iter(self._entries)))

@@ -51,14 +51,14 @@ _CONNECTION_OPTIONS: Final[dict[str, Any]] = {
 are seconds long.
 """
 
-# Lua scripts, for steps that read and write: a server runs nothing else meanwhile
-# (https://redis.io/topics/eval-intro).
+# Lua scripts, for operations that read and write: a server runs nothing else meanwhile
+# (https://redis.io/docs/latest/develop/programmability/eval-intro/).
 
 _EXTEND: Final = "return redis.call('get', KEYS[1]) == ARGV[1] and redis.call('pexpire', KEYS[1], ARGV[2]) or 0"
-"""Renews a lease for its holder only."""
+"""Renews a lease that is still ours."""
 
 _RELEASE: Final = "return redis.call('get', KEYS[1]) == ARGV[1] and redis.call('unlink', KEYS[1]) or 0"
-"""Gives a lease back for its holder only."""
+"""Releases a lease that is still ours."""
 
 _SWAP: Final = """
 if redis.call('get', KEYS[1]) ~= ARGV[1] then return 0 end
@@ -68,7 +68,7 @@ return 1
 """Replaces a value without a moment in which it is missing; a value written meanwhile stays."""
 
 _ADD: Final = "redis.call('incrby', KEYS[1], ARGV[1]) return redis.call('pexpire', KEYS[1], ARGV[2])"
-"""Adds to a count that expires when nothing is added any more."""
+"""Adds to a count, which expires some time after the last addition."""
 
 _SET_FIELD: Final = """
 redis.call('hset', KEYS[1], ARGV[1], ARGV[2])
@@ -125,7 +125,9 @@ class RedisBackend:
         states = {breaker.state for breaker in self._breakers.values()}
         if "open" in states:
             return "open"
-        return "half-open" if "half-open" in states else "closed"
+        if "half-open" in states:
+            return "half-open"
+        return "closed"
 
     @property
     def refusal(self) -> str:
@@ -142,7 +144,7 @@ class RedisBackend:
                 await self._client.initialize()
                 info = await self._server_info()
         except errors.NoPermissionError:
-            return  # a server that does not allow INFO is trusted to be new enough
+            return  # this user may not run INFO: the server counts as new enough
         except FAULTS as error:
             raise Unavailable(kind_of(error)) from error
         version = str(info.get("redis_version", ""))
@@ -176,7 +178,9 @@ class RedisBackend:
 
     async def claim(self, key: str, value: bytes, seconds: float | None) -> bytes | None:
         """Store *value* unless *key* exists. Return the value that is there, or None if *value* was stored."""
-        lifetime = None if seconds is None else int(seconds * 1000)
+        lifetime: int | None = None
+        if seconds is not None:
+            lifetime = int(seconds * 1000)
         present = await self._operate(
             "claim", key, lambda: self._client.set(key, value, nx=True, get=True, px=lifetime)
         )
@@ -254,7 +258,7 @@ class RedisBackend:
                     continue  # the server is gone, and its connections with it
 
     async def _operate(self, operation: str, key: str, call: Callable[[], Awaitable[T]]) -> T:
-        """The reply to *call*; a refusal is remembered under *operation*. Raises ``Unavailable``."""
+        """The reply to *call*; a refusal is noted under *operation*. Raises ``Unavailable``."""
         began, left = self._clock(), self._wait_budget.left(deadlines.OPERATION)
         node = self._node_of(key)
         try:
@@ -309,7 +313,9 @@ class RedisBackend:
             node = self._client.get_node_from_key(key)
         except errors.RedisError:
             return ""  # the slot map is not known yet
-        return node.name if node is not None else ""
+        if node is None:
+            return ""
+        return node.name
 
     def _has_left(self, node: str) -> bool:
         return isinstance(self._client, RedisCluster) and self._client.get_node(node_name=node) is None
@@ -342,7 +348,7 @@ class RedisBackend:
 
 
 async def _perform(breaker: Breaker, call: Callable[[], Awaitable[T]]) -> T | Unavailable:
-    """The reply to *call*, or why there is none; the breaker counts it."""
+    """The reply to *call*, or ``Unavailable`` with the reason; *breaker* counts it."""
     try:
         reply = await call()
     except asyncio.CancelledError:
@@ -404,10 +410,14 @@ def _through_sentinel(scheme: str, rest: str) -> tuple[Sentinel, Redis]:
     service, _, database = path.strip("/").partition("/")
     if not service:
         raise ValueError("it names no Sentinel service: redis+sentinel://host:port,host:port/service")
-    given = {name: values[0] for name, values in parse_qs(query).items()}
-    login = {name: given.pop(f"sentinel_{name}") for name in ("username", "password") if f"sentinel_{name}" in given}
-    if given:
-        raise ValueError(f"it has options that are not known: {', '.join(sorted(given))}")
+    unknown = {name: values[0] for name, values in parse_qs(query).items()}
+    login: dict[str, str] = {}
+    for name in ("username", "password"):
+        value = unknown.pop(f"sentinel_{name}", None)
+        if value is not None:
+            login[name] = value
+    if unknown:
+        raise ValueError(f"it has options that are not known: {', '.join(sorted(unknown))}")
     options = _options(f"{scheme}://{credentials}localhost/{database}")
     encrypted = options.pop("connection_class", None) is SSLConnection
     options.pop("host")
@@ -437,4 +447,6 @@ def _cluster(scheme: str, rest: str) -> RedisCluster:
 def _harmless(error: BaseException) -> str:
     """The text of *error* if it is ours: the library's may quote a password from the URL."""
     is_ours = isinstance(error, ValueError) and str(error).startswith("it")
-    return str(error) if is_ours else "it is not a valid URL"
+    if not is_ours:
+        return "it is not a valid URL"
+    return str(error)

@@ -1,7 +1,7 @@
-"""Names for what goes wrong on a server, and the operations that it refuses at present.
+"""The kinds of errors of a server, and the operations that it refuses at present.
 
-A full server still reads, and a user may have one command and lack another. So a refused operation is tried again by
-itself, on a key of its own: only that proves that it works.
+A full server still reads, and a user may have one command and lack another. So each refused operation is tried again
+on a key of its own: nothing else proves that it works.
 """
 
 from __future__ import annotations
@@ -64,11 +64,14 @@ def kind_of(error: BaseException) -> str:
         prefix, _, _ = str(error).partition(" ")
         if prefix in _PREFIXES:
             return _PREFIXES[prefix]
-    return next((kind for cause, kind in _KINDS if isinstance(error, cause)), "error")
+    for cause, kind in _KINDS:
+        if isinstance(error, cause):
+            return kind
+    return "error"
 
 
 TRIAL_LIFETIME: Final = 60.0
-"""Seconds that a key lives which a trial writes."""
+"""Seconds that the key of a trial lives."""
 
 _TRIALS: Final[Mapping[str, Callable[[Backend, str], Awaitable[object]]]] = {
     "read": lambda backend, key: backend.read([key]),

@@ -1,15 +1,17 @@
-"""Opens the configured store, of whatever kind, and keeps it usable."""
+"""Opens the configured store, keeps it usable, and describes its state to operators."""
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
+from dataclasses import dataclass
 from pathlib import Path
 
 from proxy.store.archive_table import ArchiveTable
-from proxy.store.backend import EmbeddedUnavailable, StoreMisconfigured, StoreUnsupported, Unavailable
+from proxy.store.backend import EmbeddedUnavailable, StoreMisconfigured, StoreUnsupported, Unavailable, Warn
+from proxy.store.breaker import State
 from proxy.store.conversation_table import ConversationTable
 from proxy.store.embedded import EmbeddedServer
 from proxy.store.encryption import (
@@ -23,23 +25,77 @@ from proxy.store.encryption import (
 from proxy.store.memory import MemoryBackend
 from proxy.store.redis import RedisBackend
 from proxy.store.redis_errors import REFUSALS, try_again, try_writing
-from proxy.store.state import StoreState, ThrottledWarnings, Warn
 from proxy.store.summary_table import SummaryTable
-from proxy.store.tables import RecordTable, TableAccess
+from proxy.store.tables import RecordTable, TableAccess, ThrottledWarnings
 from proxy.tasks import Spawn
 
 SHORTEST_KEY = 16
 """Bytes of a master key at least: a key of AES-128."""
 
 _LOOK, _REREAD = 1.0, 60.0
-"""Seconds between two looks at a store that does not work, and at one that does."""
+"""Seconds between two checks of a store that does not work, and of one that does."""
+
+INSTEAD = ", in place of the configured store, which cannot be used"
+
+
+@dataclass(frozen=True, slots=True)
+class StoreState:
+    """The state of the store, for health, metrics and the status page.
+
+    ``owner``: this process runs the private server; None unless the store is embedded. ``refusal`` is a kind of
+    ``redis_errors.REFUSALS`` if a server answers but refuses operations, else empty. ``instead``: memory replaces the
+    configured store. ``errors`` counts by kind. ``latency`` is a running mean of operations, ``seconds`` their sum.
+    """
+
+    kind: str
+    url_redacted: str
+    up: bool
+    breaker: State
+    owner: bool | None
+    refusal: str
+    instead: bool
+    errors: Mapping[str, int]
+    hits: int
+    misses: int
+    operations: int
+    seconds: float
+    latency: float
+
+
+def describe_store(state: StoreState, path: Path) -> str:
+    """The store in one line, for the start; *path* is the embedded one's directory."""
+    place = {"embedded": str(path), "memory": "this process only"}.get(state.kind, state.url_redacted)
+    if state.owner is False:
+        place += ", shared with the process that started it"
+    return f"{state.kind}  ({place}{_trouble(state)})"
+
+
+def store_status(state: StoreState) -> dict[str, object]:
+    """The store as JSON, for the status page."""
+    return {
+        "kind": state.kind,
+        "up": state.up,
+        "breaker": state.breaker,
+        "refusal": state.refusal or None,
+        "errors": dict(state.errors),
+    }
+
+
+def _trouble(state: StoreState) -> str:
+    if state.up:
+        return ""
+    if state.instead:
+        return INSTEAD
+    if state.refusal:
+        return f", refuses what it is asked ({state.refusal}): {REFUSALS[state.refusal]}"
+    return ", not reachable: serving without it"
 
 
 class Store:
-    """An open store, made by ``open_store``: its tables, its state for operators, and its end.
+    """An open store; ``open_store`` builds it.
 
-    ``records`` is what the engine reads and writes, ``summaries`` what summaries need, ``conversations`` what owners
-    are shown, ``archive`` holds originals. *instead*: it replaces the configured store, which cannot be used.
+    ``records`` is for the engine, ``summaries`` for summaries, ``conversations`` for what owners are shown, ``archive``
+    for originals. *instead*: it replaces the configured store, which cannot be used.
     """
 
     def __init__(
@@ -60,7 +116,9 @@ class Store:
     def state(self) -> StoreState:
         """The state of the store right now."""
         access, backend = self._access, self._access.backend
-        refusal = backend.refusal
+        refusal, owner = backend.refusal, None
+        if self._embedded is not None:
+            owner = self._embedded.owner
         return StoreState(
             kind=self._kind,
             url_redacted=redacted(self._url),
@@ -68,7 +126,7 @@ class Store:
             breaker=backend.breaker,
             refusal=refusal,
             instead=self._instead,
-            owner=self._embedded.owner if self._embedded is not None else None,
+            owner=owner,
             errors=self._warnings.snapshot(),
             hits=access.hits,
             misses=access.misses,
@@ -78,7 +136,7 @@ class Store:
         )
 
     def attach(self, monitoring: asyncio.Task[None], embedded: EmbeddedServer | None) -> None:
-        """Own the task that monitors the store, and the private server, until ``close``."""
+        """Have ``close`` end the task that monitors the store, and the private server."""
         self._monitoring = monitoring
         self._embedded = embedded
 
@@ -96,7 +154,7 @@ class Store:
 class StoreMonitor:
     """Brings a server that was down at start into use, and keeps all replicas on one master key.
 
-    *ring* are the configured master keys, the one that seals first; empty if the key is kept in the store.
+    *ring* are the configured master keys, the one that seals first; empty if the key is in the store.
     """
 
     def __init__(
@@ -107,7 +165,7 @@ class StoreMonitor:
         self._warnings = warnings
         self._ring = tuple(ring)
         self._master = ring[0] if ring else new_master_key()
-        self._agreed = False
+        self._has_shared = False
         access.ready = False
 
     async def first(self) -> None:
@@ -123,21 +181,21 @@ class StoreMonitor:
 
     async def run(self) -> None:
         """Monitor the store until cancelled."""
-        rested = 0.0
+        since_check = 0.0
         while True:
             await asyncio.sleep(_LOOK)
-            rested += _LOOK
-            if rested >= _REREAD or not self._settled:
-                rested = 0.0
+            since_check += _LOOK
+            if since_check >= _REREAD or not self._works:
+                since_check = 0.0
                 await self._check()
 
     @property
-    def _settled(self) -> bool:
+    def _works(self) -> bool:
         return self._access.ready and self._servers.breaker == "closed" and not self._servers.refusal
 
     async def _check(self) -> None:
         try:
-            if not self._settled:
+            if not self._works:
                 await self._servers.connect()
                 await self._servers.probe()
                 await try_again(self._servers, self._servers.refusals)
@@ -160,8 +218,10 @@ class StoreMonitor:
         if self._access.ready:
             return
         self._warnings.count(error.kind)
-        advice = {"advice": REFUSALS[error.kind]} if error.kind in REFUSALS else {}
-        self._warnings.change("store", False, "store.down", cause=error.kind, **advice)
+        facts = {"cause": error.kind}
+        if error.kind in REFUSALS:
+            facts["advice"] = REFUSALS[error.kind]
+        self._warnings.change("store", False, "store.down", **facts)
 
     async def _share_key(self) -> None:
         """Agree with the other replicas on the secrets. Raises ``Unavailable``."""
@@ -169,26 +229,26 @@ class StoreMonitor:
             await self._share_naming_secret()
         else:
             await self._share_master_key()
-        self._agreed = True
+        self._has_shared = True
 
     async def _share_naming_secret(self) -> None:
         names = await share_naming_secret(self._servers, self._ring)
         if names == self._access.sealer.names:
             return
-        if self._agreed:
-            self._warnings.say("store.names_changed", advice="somebody replaced or emptied the store's secrets")
+        if self._has_shared:
+            self._warnings.log("store.names_changed", advice="the store's secrets were replaced or removed")
         self._access.sealer = Sealer(self._ring[0], self._ring[1:], names)
 
     async def _share_master_key(self) -> None:
         shared, was_missing = await share_master_key(self._servers, self._master)
-        if was_missing and self._agreed:
-            self._warnings.say("store.key_restored")
-        if not self._agreed:
-            advice = "whoever can read the store can read summaries; set store.key"
-            self._warnings.say("store.key_in_store", advice=advice)
+        if was_missing and self._has_shared:
+            self._warnings.log("store.key_restored")
+        if not self._has_shared:
+            advice = "everybody who can read the store can read summaries; set store.key"
+            self._warnings.log("store.key_in_store", advice=advice)
         elif shared != self._master:
-            self._warnings.say("store.key_changed", advice="somebody replaced the master key in the store")
-        if shared != self._master or not self._agreed:
+            self._warnings.log("store.key_changed", advice="the master key in the store was replaced")
+        if shared != self._master or not self._has_shared:
             self._access.sealer = Sealer(shared)
         self._master = shared
 
@@ -207,23 +267,28 @@ async def open_store(
     """Open the store at *url*: ``embedded``, ``memory``, or a server's URL.
 
     A server that is down is used once it is up.
+
     *key* is the master key, at least 16 bytes. Without one it is in *directory* (``embedded``) or in the store. Values
-    that were sealed with one of *others*, or with the key in *directory*, open too. *instead*: ``memory`` replaces the
-    configured store, so that it never counts as up. *warn* logs an event with facts: never a key, value or password.
+    sealed with one of *others*, or with the key in *directory*, open too. *instead*: ``memory`` replaces the configured
+    store, so that it never counts as up. *warn* logs an event with facts: never a key, value or password.
+
     Raises ``StoreMisconfigured`` and ``StoreUnsupported``, both worded for the operator.
     """
     warnings = ThrottledWarnings(warn, clock)
     _refuse_short_keys(key, others)
-    ring = tuple(dict.fromkeys((key, *others))) if key is not None else ()
+    ring: tuple[bytes, ...] = ()
+    if key is not None:
+        ring = tuple(dict.fromkeys((key, *others)))
     embedded: EmbeddedServer | None = None
     if url == "embedded":
         try:
             embedded, ring = await _start_embedded(directory, key, others, spawn, warn)
         except (EmbeddedUnavailable, OSError, ValueError) as error:
-            warnings.say("store.memory_instead", cause=str(error))
+            warnings.log("store.memory_instead", cause=str(error))
             url, instead = "memory", True
     if url == "memory":
-        access = TableAccess(MemoryBackend(), Sealer(key or new_master_key()), spawn=spawn, warnings=warnings)
+        sealer = Sealer(key or new_master_key())
+        access = TableAccess(MemoryBackend(), sealer, spawn=spawn, warnings=warnings)
         return Store("memory", url, access, warnings, instead=instead)
     return await _open_servers(url, embedded, ring, spawn, warnings)
 
@@ -256,21 +321,25 @@ async def _start_embedded(
 def _embedded_ring(directory: Path, key: bytes | None, others: Sequence[bytes]) -> tuple[bytes, ...]:
     if key is None:
         return tuple(dict.fromkeys((ensure_master_key(directory), *others)))
+    keys = [key, *others]
     former = find_master_key(directory)
-    keys = (key, *others) if former is None else (key, *others, former)
+    if former is not None:
+        keys.append(former)
     return tuple(dict.fromkeys(keys))
 
 
 async def _open_servers(
     url: str, embedded: EmbeddedServer | None, ring: Sequence[bytes], spawn: Spawn, warnings: ThrottledWarnings
 ) -> Store:
-    kind = "embedded" if embedded is not None else url.partition("://")[0]
+    kind, server_url = url.partition("://")[0], url
     async with AsyncExitStack() as opened:
         if embedded is not None:
             opened.push_async_callback(embedded.close)
-        servers = RedisBackend(embedded.url if embedded is not None else url, spawn=spawn)
+            kind, server_url = "embedded", embedded.url
+        servers = RedisBackend(server_url, spawn=spawn)
         opened.push_async_callback(servers.close)
-        sealer = Sealer(ring[0], ring[1:]) if ring else Sealer(new_master_key())
+        first, *others = ring or [new_master_key()]
+        sealer = Sealer(first, others)
         access = TableAccess(servers, sealer, spawn=spawn, warnings=warnings)
         store = Store(kind, url, access, warnings)
         monitor = StoreMonitor(servers, access, warnings, ring)
@@ -287,4 +356,6 @@ def redacted(url: str) -> str:
     if "@" in options:
         return f"{scheme}://***"  # a question mark in a password hides where the options begin
     _, at, hosts = bare.rpartition("@")
-    return f"{scheme}{separator}***@{hosts}" if at else f"{scheme}{separator}{bare}"
+    if at:
+        return f"{scheme}{separator}***@{hosts}"
+    return f"{scheme}{separator}{bare}"

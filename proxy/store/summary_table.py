@@ -1,6 +1,6 @@
-"""The store's part of summaries: texts, leases to write one, marks of failure, counts of spending.
+"""Summaries in the store: texts, leases to write one, marks of failure, counts of spending.
 
-Nothing here raises. If the store does not answer, nothing is found, no lease is granted and nothing is counted.
+Nothing here raises. If the store does not answer, there is no summary and no lease, and nothing is counted.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Lease:
             return True
 
     async def release(self) -> None:
-        """Give the lease back."""
+        """Release the lease."""
         try:
             await self._access.run(self._access.backend.release(self._name, self._value))
         except Unavailable as error:
@@ -73,15 +73,17 @@ class SummaryTable:
         except Unavailable as error:
             self._access.count_failure(error)
             return None
-        return Lease(self._access, name, value) if present is None else None
+        if present is not None:
+            return None
+        return Lease(self._access, name, value)
 
     async def is_refused(self, root_hash: bytes, policy: bytes, prefix_hash: bytes) -> bool:
         """True if a summary since this prefix failed not long ago."""
-        return bool(await self._read([key_names.refused(root_hash, policy, prefix_hash)]))
+        return bool(await self._read([key_names.failed_summary(root_hash, policy, prefix_hash)]))
 
     def refuse(self, root_hash: bytes, policy: bytes, prefix_hash: bytes, seconds: float) -> None:
         """Mark for *seconds* that a summary since this prefix failed, in the background."""
-        name = key_names.refused(root_hash, policy, prefix_hash)
+        name = key_names.failed_summary(root_hash, policy, prefix_hash)
         self._access.run_in_background(self._mark(name, seconds), "summary refusal")
 
     async def spending(self, tenant: bytes, now: float) -> tuple[int, int, bool]:
@@ -91,23 +93,26 @@ class SummaryTable:
         """
         name, slot = self._name(tenant), int(now // SLOT)
         slots = range(slot, slot - SLOTS - 1, -1)
-        names = [key_names.pause(name), *(key_names.bucket(name, kind, at) for kind in ("in", "out") for at in slots)]
-        values = await self._read(names)
+        sent = [key_names.spending(name, "in", at) for at in slots]
+        spent = [key_names.spending(name, "out", at) for at in slots]
+        values = await self._read([key_names.summary_pause(name), *sent, *spent])
         if not values:
             return 0, 0, False
-        counts = [_number(value) for value in values[1:]]
-        return sum(counts[: len(slots)]), sum(counts[len(slots) :]), values[0] is not None
+        pause, *counts = values
+        return _sum(counts[: len(slots)]), _sum(counts[len(slots) :]), pause is not None
 
     def count(self, tenant: bytes, kind: str, tokens: int, now: float) -> None:
         """Add *tokens* that *tenant* sent (``in``) or that its summaries took (``out``), in the background."""
-        name = key_names.bucket(self._name(tenant), kind, int(now // SLOT))
+        name = key_names.spending(self._name(tenant), kind, int(now // SLOT))
         self._access.run_in_background(
             self._access.run(self._backend.add(name, tokens, SLOT * (SLOTS + 1))), "spending"
         )
 
     def pause(self, tenant: bytes, seconds: float) -> None:
         """Pause summaries for *tenant* for *seconds*, in the background."""
-        self._access.run_in_background(self._mark(key_names.pause(self._name(tenant)), seconds), "summary pause")
+        self._access.run_in_background(
+            self._mark(key_names.summary_pause(self._name(tenant)), seconds), "summary pause"
+        )
 
     async def _mark(self, name: str, seconds: float) -> None:
         await self._access.run(self._backend.claim(name, _MARK, seconds))
@@ -119,13 +124,14 @@ class SummaryTable:
         except Unavailable as error:
             self._access.count_failure(error)
             return []
-        return values if any(value is not None for value in values) else []
+        if all(value is None for value in values):
+            return []
+        return values
 
     def _name(self, tenant: bytes) -> bytes:
         return hmac.digest(self._access.sealer.prefix_key(tenant), b"spending", "sha256")[:16]
 
 
-def _number(value: bytes | None) -> int:
-    if value is None or not value.lstrip(b"-").isdigit():
-        return 0
-    return int(value)
+def _sum(counts: Sequence[bytes | None]) -> int:
+    """The sum of *counts*; one that is missing or no number counts as zero."""
+    return sum(int(count) for count in counts if count is not None and count.lstrip(b"-").isdigit())

@@ -1,6 +1,7 @@
 """The compaction records that the engine reads and writes, and what every table of the store shares.
 
-Nothing here raises to the engine. A failure is counted, reported once per change of state, and answered as a miss.
+Nothing here raises to the engine. A failure is counted, and the engine gets a miss. The log has one line for each
+change of state, and one a minute for repeated errors.
 """
 
 from __future__ import annotations
@@ -8,16 +9,16 @@ from __future__ import annotations
 import asyncio
 import hmac
 import time
-from collections.abc import Callable, Coroutine, Sequence
+from collections import Counter
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any, Final, TypeVar
 
 from cachetools import TTLCache
 
 from proxy.store import deadlines, key_names
-from proxy.store.backend import Backend, Unavailable
+from proxy.store.backend import Backend, Unavailable, Warn
 from proxy.store.encryption import MAX_PLAIN, Sealer
 from proxy.store.redis_errors import REFUSALS
-from proxy.store.state import ThrottledWarnings
 from proxy.tasks import Spawn
 
 LIFETIME: Final = 7 * 24 * 3600.0
@@ -32,6 +33,9 @@ PAUSES: Final = (0.05, 0.2)
 MAX_HASHES: Final = 512
 """Prefix hashes that one look-up reads at most."""
 
+WARN_EVERY: Final = 60.0
+"""Seconds between two lines of the log about the same kind of error."""
+
 _LATENCY_SHARE: Final = 0.05
 """Weight of the newest operation in the running mean of latency."""
 
@@ -42,6 +46,39 @@ _REQUESTS_FOR, _REQUESTS = 5.0, 4096
 """Seconds that an operator's request is remembered between ``newest`` and ``pop_request``, and how many are."""
 
 T = TypeVar("T")
+
+
+class ThrottledWarnings:
+    """Counts errors by kind; logs changes of state at once, repeated errors once a minute, and no key or value."""
+
+    def __init__(self, warn: Warn, clock: Callable[[], float] = time.monotonic) -> None:
+        self._warn = warn
+        self._clock = clock
+        self._logged_at: dict[str, float] = {}
+        self._states: dict[str, object] = {"store": True}
+        self.counts: Counter[str] = Counter()
+
+    def log(self, event: str, /, **facts: object) -> None:
+        """Log *event* now."""
+        self._warn(event, facts)
+
+    def change(self, subject: str, state: object, event: str, /, **facts: object) -> None:
+        """Log *event* if *subject* was in another *state* before."""
+        if self._states.get(subject) != state:
+            self._states[subject] = state
+            self._warn(event, facts)
+
+    def count(self, kind: str, event: str = "", **facts: object) -> None:
+        """Count one error of *kind*; log *event* unless it was logged within the last minute."""
+        self.counts[kind] += 1
+        now = self._clock()
+        if event and now - self._logged_at.get(event, -WARN_EVERY) >= WARN_EVERY:
+            self._logged_at[event] = now
+            self._warn(event, {"kind": kind, **facts})
+
+    def snapshot(self) -> Mapping[str, int]:
+        """The number of errors of each kind so far."""
+        return dict(self.counts)
 
 
 class TableAccess:
@@ -81,8 +118,10 @@ class TableAccess:
             seconds = self._clock() - began
             self.operations += 1
             self.seconds += seconds
-            share = 1.0 if self.operations == 1 else _LATENCY_SHARE
-            self.latency += (seconds - self.latency) * share
+            if self.operations == 1:
+                self.latency = seconds
+            else:
+                self.latency += (seconds - self.latency) * _LATENCY_SHARE
             self.report_state()
 
     async def run_with_retries(self, operation: Callable[[], Coroutine[Any, Any, T]]) -> T:
@@ -128,17 +167,18 @@ class TableAccess:
             return None
 
     def first_of(self, tenant: bytes, names: Sequence[str], values: Sequence[bytes | None]) -> tuple[int, bytes] | None:
-        """The first of *values* that opens, as ``(index, value)``; what does not open is removed."""
+        """The first of *values* that opens, as ``(index, value)``. Values that do not open are removed."""
         for index, (name, value) in enumerate(zip(names, values, strict=True)):
             if value is None:
                 continue
             plain = self.sealer.open(tenant, name, value)
-            if plain is not None:
-                self.hits += 1
-                self._keep_alive(tenant, name, value, plain)
-                return index, plain
-            self._count_unreadable(value)
-            self.run_in_background(self.backend.remove(name), "store removal")
+            if plain is None:
+                self._count_unreadable(value)
+                self.run_in_background(self.backend.remove(name), "store removal")
+                continue
+            self.hits += 1
+            self._keep_alive(tenant, name, value, plain)
+            return index, plain
         self.misses += 1
         return None
 
@@ -191,10 +231,11 @@ class TableAccess:
             return await self.run(self.backend.claim(name, sealed, LIFETIME))
 
     def _keep_alive(self, tenant: bytes, name: str, value: bytes, plain: bytes) -> None:
-        """Renew a value in use, and seal it with the present key: the former one may be removed some day."""
+        """Renew a value in use. One that a former key sealed is sealed anew: that key may be removed some day."""
         if not self.sealer.is_former(value):
             self._renew(name)
-        elif name not in self._renewed:  # at most once an hour: a replica that seals with the former key does the same
+        elif name not in self._renewed:
+            # At most once an hour: a replica that still seals with the former key does the same the other way round.
             self._renewed[name] = True
             sealed = self.sealer.seal(tenant, name, plain)
             self.run_in_background(self.run(self.backend.swap(name, value, sealed, LIFETIME)), "store rotation")
@@ -205,7 +246,7 @@ class TableAccess:
             self.run_in_background(self.backend.refresh(name, LIFETIME), "store renewal")
 
     def report_state(self) -> None:
-        """Log that the store is up, down or refusing operations, if that changed."""
+        """Log that the store is up, down or refuses operations, if that changed."""
         state, refusal = self.backend.breaker, self.backend.refusal
         if state == "open" or not self.ready:
             self._warnings.change("store", False, "store.down", state=state)
@@ -253,11 +294,11 @@ class RecordTable:
         self, tenant: bytes, root_hash: bytes, route: str, prefix_hashes: Sequence[bytes]
     ) -> tuple[int, bytes] | None:
         """The record under the first of *prefix_hashes* (512 are read) that has one, as ``(index, record)``."""
-        names = key_names.events(root_hash, route, prefix_hashes[:MAX_HASHES])
+        names = key_names.records(root_hash, route, prefix_hashes[:MAX_HASHES])
         if not names:
             return None
-        # An operator's request is read along: that costs no operation of its own.
-        request = key_names.mark(root_hash)
+        # An operator's request is read with the records: that costs no operation of its own.
+        request = key_names.compaction_request(root_hash)
         values = await self._access.read_values([*names, request])
         if values is None:
             return None
@@ -269,16 +310,18 @@ class RecordTable:
         self, tenant: bytes, root_hash: bytes, route: str, prefix_hash: bytes, record: bytes, *, replace: bool = False
     ) -> bytes:
         """Store *record* unless the boundary has one, or *replace*; return the one that is valid from now on."""
-        return await self._access.write(tenant, key_names.event(root_hash, route, prefix_hash), record, replace=replace)
+        return await self._access.write(
+            tenant, key_names.record(root_hash, route, prefix_hash), record, replace=replace
+        )
 
     async def pop_request(self, tenant: bytes, root_hash: bytes) -> str:
-        """The extent of an operator's request to compact this conversation, as ``newest`` saw: ``now``, or a share.
+        """Remove an operator's request to compact this conversation, if ``newest`` read one, and return its extent.
 
-        Return an empty string if there is no request. Only one caller gets it.
+        The extent is ``now``, or a share of the room; empty if there is no request. Only one caller gets it.
         """
         if not self._requests:
             return ""
-        name = key_names.mark(root_hash)
+        name = key_names.compaction_request(root_hash)
         value = self._requests.pop(name, None)
         if value is None:
             return ""
@@ -290,10 +333,12 @@ class RecordTable:
         except Unavailable as error:
             self._access.count_failure(error)
             return ""
-        return extent.decode("ascii", "replace") if released else ""
+        if not released:
+            return ""  # another replica was first
+        return extent.decode("ascii", "replace")
 
     async def read_route(self, tenant: bytes, route: str) -> bytes | None:
-        """The value last saved about *route* for *tenant*; None if there is none or the store does not answer."""
+        """The last value saved about *route* for *tenant*; None if there is none or the store does not answer."""
         name = self._route_name(tenant, route)
         try:
             (value,) = await self._access.run(self._backend.read([name]))
@@ -306,11 +351,13 @@ class RecordTable:
         """Save *value* about *route* for *tenant* in the background; the last one saved is valid."""
         name = self._route_name(tenant, route)
         sealed = self._access.sealer.seal(tenant, name, value)
-        self._access.run_in_background(self._replace(name, sealed), "store lesson")
+        self._access.run_in_background(self._replace(name, sealed), "learned route")
 
     async def _replace(self, name: str, sealed: bytes) -> None:
         await self._access.run(self._backend.remove(name))
         await self._access.run(self._backend.claim(name, sealed, ROUTE_LIFETIME))
 
     def _route_name(self, tenant: bytes, route: str) -> str:
-        return key_names.lesson(hmac.digest(self.prefix_key(tenant), b"lesson\0" + route.encode(), "sha256")[:16])
+        return key_names.learned_route(
+            hmac.digest(self.prefix_key(tenant), b"lesson\0" + route.encode(), "sha256")[:16]
+        )

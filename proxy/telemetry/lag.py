@@ -48,7 +48,8 @@ class LagWatch:
         """Begin to watch the loop of the calling thread."""
         self._loop = asyncio.get_running_loop()
         self._thread = threading.get_ident()
-        self._next()
+        self._due = self._loop.time() + BEAT
+        self._beat = self._loop.call_at(self._due, self._come)
         threading.Thread(target=self._look, name="loop lag", daemon=True).start()
 
     def stop(self) -> None:
@@ -57,17 +58,15 @@ class LagWatch:
         if self._beat is not None:
             self._beat.cancel()
 
-    def _next(self) -> None:
-        self._ran = ()
-        self._due = self._loop.time() + BEAT
-        self._beat = self._loop.call_at(self._due, self._come)
-
     def _come(self) -> None:
+        """Measure how late this beat is, and plan the next one. One call: it runs twenty times a second."""
         lag = max(0.0, self._loop.time() - self._due)
         self._observe(lag)
         if lag >= self._too_late:
             self._warn(lag, self._ran)
-        self._next()
+        self._ran = ()
+        self._due = self._loop.time() + BEAT
+        self._beat = self._loop.call_at(self._due, self._come)
 
     def _look(self) -> None:
         # The first look counts: what ran then has run for most of the time the line is about.

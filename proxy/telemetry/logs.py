@@ -74,9 +74,9 @@ class Logs:
     ) -> None:
         self.writer = LineWriter(fd)
         is_terminal = os.isatty(fd)
-        render: Callable[[object, str, Fields], bytes] = _json
+        self._render: Callable[[Fields], bytes] = msgspec.json.encode
         if style == "console" or (style == "auto" and is_terminal):
-            render = _Console(colors=is_terminal if colors is None else colors)
+            self._render = _Console(colors=is_terminal if colors is None else colors)
         self._level = logging.getLevelNamesMapping()[level.upper()]
         self.log: structlog.typing.FilteringBoundLogger = structlog.wrap_logger(
             _Sink(self.writer),
@@ -84,12 +84,11 @@ class Logs:
                 structlog.processors.add_log_level,
                 structlog.processors.TimeStamper(fmt="iso", utc=True),
                 only_facts,
-                render,
+                self._rendered,
             ],
             wrapper_class=structlog.make_filtering_bound_logger(self._level),
             cache_logger_on_first_use=True,
         )
-        self._render = render
         self._stamp = structlog.processors.TimeStamper(fmt="iso", utc=True)
         self._handler: _Library | None = None
         self._refusals = 0
@@ -128,7 +127,19 @@ class Logs:
         line["event"] = "proxy.request_done"
         line["level"] = "info"
         # Past structlog's logger: nothing in this line is left for the allow-list to judge.
-        self.writer.write(self._render(None, "info", self._stamp(None, "info", line)) + b"\n")
+        stamped = self._stamp(None, "info", line)
+        try:
+            rendered = self._render(stamped)
+        except _NOT_ENCODED:
+            rendered = _plain_json(stamped)
+        self.writer.write(rendered + b"\n")
+
+    def _rendered(self, _logger: object, _method: str, fields: Fields) -> bytes:
+        """Return the line of *fields*; structlog's last processor."""
+        try:
+            return self._render(fields)
+        except _NOT_ENCODED:
+            return _plain_json(fields)
 
     def tell_refusals(self) -> None:
         """Write how many refused requests got no line since the last time, if any. Call it every second."""
@@ -246,21 +257,21 @@ def _plain(text: str) -> str:
     return short if short.isprintable() else short.encode("unicode_escape").decode("ascii")[: 2 * LONGEST_TEXT]
 
 
-def _json(_logger: object, _method: str, fields: Fields) -> bytes:
-    try:
-        return msgspec.json.encode(fields)
-    except (UnicodeEncodeError, OverflowError):
-        # Lone surrogates and integers above 64 bits, which only the standard library can write.
-        return json.dumps(dict(fields)).encode()
+_NOT_ENCODED = (UnicodeEncodeError, OverflowError)
+"""What msgspec raises for lone surrogates and integers above 64 bits, which only the standard library can write."""
+
+
+def _plain_json(fields: Fields) -> bytes:
+    return json.dumps(dict(fields)).encode()
 
 
 class _Console:
     def __init__(self, *, colors: bool) -> None:
         self._render = structlog.dev.ConsoleRenderer(colors=colors, pad_event_to=24)
 
-    def __call__(self, logger: object, method: str, fields: Fields) -> bytes:
+    def __call__(self, fields: Fields) -> bytes:
         shown = {name: value for name, value in fields.items() if value not in (None, "", [], {}, False)}
-        return str(self._render(logger, method, shown)).encode("utf-8", "replace")
+        return str(self._render(None, "", shown)).encode("utf-8", "replace")
 
 
 class _Sink:
@@ -306,13 +317,17 @@ class LineWriter:
 
     ``write`` never blocks: when the reader is gone or stuck and *most_bytes* wait, further lines are dropped and
     counted in ``dropped``. Safe to call from any thread.
+
+    Lines wait in pieces of at most ``PIPE_BUF`` bytes, each one write, which a pipe takes whole: workers share one
+    pipe, and larger writes of theirs would interleave
+    (https://pubs.opengroup.org/onlinepubs/9799919799/functions/write.html). A longer line is a piece of its own.
     """
 
     def __init__(self, fd: int, most_bytes: int = MOST_BYTES) -> None:
         self.dropped = 0
         self._fd = fd
         self._most = most_bytes
-        self._waiting: list[bytes] = []
+        self._pieces: list[bytearray] = []
         self._size = 0
         self._lock = threading.Lock()
         self._wake = threading.Event()
@@ -327,7 +342,11 @@ class LineWriter:
                 self.dropped += 1
                 return
             self._size += len(line)
-            self._waiting.append(line)
+            pieces = self._pieces
+            if pieces and len(pieces[-1]) + len(line) <= PIPE_BUF:
+                pieces[-1] += line
+            else:
+                pieces.append(bytearray(line))
         if not self._wake.is_set():
             self._wake.set()
 
@@ -343,13 +362,14 @@ class LineWriter:
             self._wake.clear()
             closing = self._closing.is_set()
             with self._lock:
-                lines, self._waiting = self._waiting, []
-            if not all(map(self._put, _pieces(lines))) or closing:
+                pieces, self._pieces = self._pieces, []
+            if not all(map(self._put, pieces)) or closing:
                 return
-            if lines:
+            if pieces:
                 self._closing.wait(BATCH_SECONDS)
 
-    def _put(self, piece: bytes) -> bool:
+    def _put(self, piece: bytearray) -> bool:
+        """Write *piece*. Return False if the reader is gone."""
         rest = memoryview(piece)
         while rest:
             try:
@@ -368,23 +388,3 @@ class LineWriter:
             with self._lock:
                 self._size -= written
         return True
-
-
-def _pieces(lines: list[bytes]) -> list[bytes]:
-    """Return *lines* joined into writes of at most ``PIPE_BUF`` bytes, which a pipe takes whole.
-
-    Workers share one pipe, and larger writes of theirs would interleave
-    (https://pubs.opengroup.org/onlinepubs/9799919799/functions/write.html). A longer line is a write of its own.
-    """
-    pieces: list[bytes] = []
-    piece: list[bytes] = []
-    size = 0
-    for line in lines:
-        if size + len(line) > PIPE_BUF and piece:
-            pieces.append(b"".join(piece))
-            piece, size = [], 0
-        piece.append(line)
-        size += len(line)
-    if piece:
-        pieces.append(b"".join(piece))
-    return pieces

@@ -100,7 +100,8 @@ class Telemetry:
     """Counts what requests and the store did.
 
     *directory* is where worker processes keep their figures; ``PROMETHEUS_MULTIPROC_DIR`` must have named it before
-    this module was imported. ``None``: this process is the only one.
+    this module was imported. ``None``: this process is the only one. ``loop_lag`` adds the seconds by which the event
+    loop was late for something that was due.
     """
 
     def __init__(self, version: str, directory: Path | None = None) -> None:
@@ -119,6 +120,7 @@ class Telemetry:
         self._routes: dict[tuple[str, str, str, int, str], _Route] = {}
         self._families = _Families(self._registry)
         self._families.gauges[BUILD_INFO.name].labels(version).set(1)
+        self.loop_lag: Add = self._families.histograms[LOOP_LAG.name].observe
 
     def observe(self, report: Report, duration: float) -> None:
         """Count one finished request; *duration* in seconds."""
@@ -131,8 +133,8 @@ class Telemetry:
             if value == nothing:
                 continue
             amount: Any = value if metric.amount is None else metric.amount(report, value)
-            if amount is None:
-                continue
+            if amount in (None, route.shown.get(metric)):
+                continue  # nothing to add, or a gauge shows it already
             if metric.own is not None:
                 route[metric, metric.own](amount)
                 continue
@@ -153,10 +155,6 @@ class Telemetry:
         """Show how many summary jobs run, and how many summarisers are not called because they failed."""
         self._families.gauges[SUMMARIES_RUNNING.name].set(running)
         self._families.gauges[SUMMARY_BREAKERS.name].set(broken)
-
-    def loop_lag(self, seconds: float) -> None:
-        """Note how late the event loop was for something that was due."""
-        self._families.histograms[LOOP_LAG.name].observe(seconds)
 
     def in_flight(self, count: int) -> None:
         """Show how many requests this process has under way."""
@@ -234,7 +232,7 @@ class _Families:
         self.counters: dict[str, Counter] = {}
         self.gauges: dict[str, Gauge] = {}
         self.histograms: dict[str, Histogram] = {}
-        self.latest: dict[tuple[Metric, tuple[str, ...]], tuple[Value, float]] = {}
+        self.shown: dict[tuple[Metric, tuple[str, ...]], dict[Value, float]] = {}
         metrics = {metric.name: metric for metric in (*(metric for metric, _ in _ROWS), *PROCESS)}
         for name, metric in metrics.items():
             labels = metric.labels + metric.by
@@ -260,14 +258,13 @@ class _Families:
 
     def _set(self, metric: Metric, labels: tuple[str, ...], own: Value, amount: float) -> None:
         """Let a gauge show *amount* under its *own* labels only, among all with the same *labels*."""
-        before = self.latest.get((metric, labels))
-        if before == (own, amount):
-            return
-        self.latest[metric, labels] = (own, amount)
         gauge = self.gauges[metric.name]
-        if before is not None and before[0] != own:
+        shown = self.shown[metric, labels]
+        for other in shown.keys() - {own}:
             # A label cannot be taken out again when worker processes keep their figures in files.
-            gauge.labels(*labels, *_own_labels(before[0])).set(0)
+            gauge.labels(*labels, *_own_labels(other)).set(0)
+        shown.clear()
+        shown[own] = amount
         gauge.labels(*labels, *_own_labels(own)).set(amount)
 
 
@@ -280,7 +277,8 @@ class _Route(dict[tuple[Metric, Value], Add]):
 
     They are looked up once: ``labels()`` costs more than the count itself.
 
-    A key is a metric and the value or values of its own labels.
+    A key is a metric and the value or values of its own labels. ``shown`` is what each gauge shows, on all routes with
+    the same labels of it.
     """
 
     def __init__(self, families: _Families, labels: Mapping[str, str], projects: set[str]) -> None:
@@ -288,6 +286,11 @@ class _Route(dict[tuple[Metric, Value], Add]):
         self._families = families
         self._labels = labels
         self._projects = projects
+        self.shown = {
+            metric: families.shown.setdefault((metric, self._labels_of(metric)), {})
+            for metric, _ in _ROWS
+            if metric.kind == "gauge"
+        }
         for metric, _ in _ROWS:
             if metric.from_zero and metric.own is not None:
                 self[metric, metric.own] = self._adder(metric, metric.own)
@@ -301,4 +304,7 @@ class _Route(dict[tuple[Metric, Value], Add]):
         return add
 
     def _adder(self, metric: Metric, own: Value) -> Add:
-        return self._families.adder(metric, tuple(self._labels[name] for name in metric.labels), own)
+        return self._families.adder(metric, self._labels_of(metric), own)
+
+    def _labels_of(self, metric: Metric) -> tuple[str, ...]:
+        return tuple(self._labels[name] for name in metric.labels)

@@ -17,7 +17,6 @@ import aiohttp
 from aiohttp import payload
 from aiohttp.abc import AbstractStreamWriter
 from aiohttp.client_proto import ResponseHandler
-from aiohttp.connector import Connection
 from multidict import CIMultiDict
 from yarl import URL
 
@@ -304,8 +303,7 @@ class DirectReply:
         """Abort what is still under way; harmless when the body was read to its end."""
         # A response lets go of its connection once its body is complete.
         if self._response.connection is not None:
-            _reset(self._response.connection)
-        self._response.close()
+            self._response.close()
 
     def tunnel(self) -> Tunnel:
         """Return the upgraded connection; only if ``status`` is 101, and once."""
@@ -427,13 +425,12 @@ class AbortingResponse(aiohttp.ClientResponse):
     first flushes its buffer: an upload would go on to an upstream whose answer has no reader.
     """
 
-    async def start(self, connection: Connection) -> aiohttp.ClientResponse:
-        """Return the response once its head is here. Reset the connection if the wait is cancelled or fails."""
-        try:
-            return await super().start(connection)
-        except BaseException:
-            _reset(connection)
-            raise
+    def close(self) -> None:
+        """Reset the connection if it is still in use. aiohttp calls this, too, if the wait for the head fails."""
+        transport = self.connection.transport if self.connection is not None else None
+        if transport is not None:
+            transport.abort()
+        super().close()
 
 
 class FailingProtocol(ResponseHandler):
@@ -489,9 +486,3 @@ class BytesBody(payload.Payload):
     async def write(self, writer: AbstractStreamWriter) -> None:
         """Write the body."""
         await writer.write(self._value)
-
-
-def _reset(connection: Connection) -> None:
-    transport = connection.transport
-    if transport is not None:
-        transport.abort()

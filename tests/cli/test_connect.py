@@ -39,21 +39,23 @@ def connect(home: Path, *arguments: str, code: int = 0) -> str:
 
 def test_without_a_client_all_are_listed(tmp_path: Path) -> None:
     """The list names every client and the API it speaks."""
-    said = connect(tmp_path)
-    assert [line.split()[0] for line in said.splitlines()] == list(clients())
+    output = connect(tmp_path)
+    assert [line.split()[0] for line in output.splitlines()] == list(clients())
 
 
 def test_printing_changes_nothing(tmp_path: Path) -> None:
     """Without --write the configuration is printed, ready to paste, and no file is made."""
-    said = connect(tmp_path, "codex", "--model", "gpt-5-mini", "--window", "32768", "--url", "http://10.0.0.1:9000/v1")
-    told = tomllib.loads(said)
-    assert told["model_providers"]["ullage"]["base_url"] == "http://10.0.0.1:9000/v1"
-    assert told["model_context_window"] == 32_768
+    output = connect(
+        tmp_path, "codex", "--model", "gpt-5-mini", "--window", "32768", "--url", "http://10.0.0.1:9000/v1"
+    )
+    document = tomllib.loads(output)
+    assert document["model_providers"]["ullage"]["base_url"] == "http://10.0.0.1:9000/v1"
+    assert document["model_context_window"] == 32_768
     assert not list(tmp_path.rglob("config.toml"))
 
 
 def test_the_window_is_the_known_one_and_roomy_tells_ten_times_that(tmp_path: Path) -> None:
-    """Asked for a model that the table knows, its window is told; --roomy makes it ten times as large."""
+    """Asked for a model that the table knows, its window is written; --roomy makes it ten times as large."""
     plain, roomy = (
         tomllib.loads(connect(tmp_path, "codex", "--model", "gpt-4o", *extra))["model_context_window"]
         for extra in ((), ("--roomy",))
@@ -115,8 +117,8 @@ def test_what_the_user_changed_since_is_left_alone(tmp_path: Path) -> None:
     file.write_text(CODEX)
     connect(tmp_path, "codex", "--model", "gpt-5-mini", "--write")
     file.write_text(file.read_text().replace('"gpt-5-mini"', '"o4"'))
-    said = connect(tmp_path, "codex", "--undo")
-    assert "left alone" in said
+    output = connect(tmp_path, "codex", "--undo")
+    assert "left alone" in output
     assert tomllib.loads(file.read_text()) == {"model": "o4", "mcp_servers": {"x": {"command": "y"}}}
     assert "Nothing" in connect(tmp_path, "codex", "--undo")
 
@@ -126,23 +128,23 @@ def test_a_file_that_cannot_be_kept_whole_is_not_touched(tmp_path: Path) -> None
     file = tmp_path / ".claude" / "settings.json"
     file.parent.mkdir()
     file.write_text('{\n  // mine\n  "model": "opus"\n}\n')
-    said = connect(tmp_path, "claude-code", "--write", code=1)
-    assert str(file) in said
-    assert "by hand" in said
+    output = connect(tmp_path, "claude-code", "--write", code=1)
+    assert str(file) in output
+    assert "by hand" in output
     assert "// mine" in file.read_text()
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "output"),
     [
         (["nobody"], "No client is called nobody"),
         (["codex", "--write", "--undo"], "not both"),
         (["opencode"], "--model NAME"),
     ],
 )
-def test_a_wrong_use_says_what_is_right(tmp_path: Path, arguments: list[str], said: str) -> None:
+def test_a_wrong_use_says_what_is_right(tmp_path: Path, arguments: list[str], output: str) -> None:
     """An unknown client, contradicting options and a missing model end with code 2 and the remedy."""
-    assert said in connect(tmp_path, *arguments, code=2)
+    assert output in connect(tmp_path, *arguments, code=2)
 
 
 @pytest.mark.slow
@@ -153,22 +155,70 @@ def test_the_document_shows_what_is_printed(tmp_path: Path) -> None:
     assert len(tested) >= 7
     assert tested.keys() <= clients().keys()
     for name in tested:
-        said = connect(tmp_path, name, "--model", "MODEL", "--window", "32768").replace(str(tmp_path), "~").rstrip()
-        assert f"```text\n{said}\n```\n" in text, name
+        output = connect(tmp_path, name, "--model", "MODEL", "--window", "32768").replace(str(tmp_path), "~").rstrip()
+        assert f"```text\n{output}\n```\n" in text, name
 
 
 def test_what_a_file_must_have_is_only_added_where_it_is_missing(tmp_path: Path) -> None:
     """Continue's file gets the name and version it needs; one that has them keeps its own, and undo takes back ours."""
     file = tmp_path / ".continue/config.yaml"
     connect(tmp_path, "continue", "--write", "--model", "m")
-    told = yaml.safe_load(file.read_text())
-    assert (told["name"], told["version"], told["schema"]) == ("Ullage", "1.0.0", "v1")
+    document = yaml.safe_load(file.read_text())
+    assert (document["name"], document["version"], document["schema"]) == ("Ullage", "1.0.0", "v1")
     connect(tmp_path, "continue", "--undo")
     assert not file.exists()
     own = "name: mine\nversion: 2.0.0\nmodels: []\n"
     file.write_text(own)
     connect(tmp_path, "continue", "--write", "--model", "m")
-    told = yaml.safe_load(file.read_text())
-    assert (told["name"], told["version"], told["schema"]) == ("mine", "2.0.0", "v1")
+    document = yaml.safe_load(file.read_text())
+    assert (document["name"], document["version"], document["schema"]) == ("mine", "2.0.0", "v1")
     connect(tmp_path, "continue", "--undo")
     assert file.read_text() == own
+
+
+def test_writing_again_with_another_model_is_undone_whole(tmp_path: Path) -> None:
+    """After two models were written, --undo takes back both, also if the user edited the file meanwhile."""
+    file = tmp_path / ".config" / "opencode" / "opencode.json"
+    file.parent.mkdir(parents=True)
+    own = '{\n  "theme": "dark"\n}\n'
+    file.write_text(own)
+    for model in ("first", "second"):
+        connect(tmp_path, "opencode", "--write", "--model", model)
+    connect(tmp_path, "opencode", "--undo")
+    assert file.read_text() == own
+    for model in ("first", "second"):
+        connect(tmp_path, "opencode", "--write", "--model", model)
+    file.write_text(file.read_text().replace('"dark"', '"light"'))
+    connect(tmp_path, "opencode", "--undo")
+    assert json.loads(file.read_text()) == {"theme": "light"}
+
+
+def test_what_the_user_added_between_two_writes_stays(tmp_path: Path) -> None:
+    """A setting added after the first --write and before the second one is still there after --undo."""
+    file = tmp_path / ".codex" / "config.toml"
+    file.parent.mkdir()
+    file.write_text(CODEX)
+    connect(tmp_path, "codex", "--model", "gpt-5-mini", "--write")
+    file.write_text(file.read_text() + '\n[mcp_servers.new]\ncommand = "z"\n')
+    connect(tmp_path, "codex", "--model", "gpt-5-nano", "--write")
+    connect(tmp_path, "codex", "--undo")
+    restored = tomllib.loads(file.read_text())
+    assert restored == {"model": "o3", "mcp_servers": {"x": {"command": "y"}, "new": {"command": "z"}}}
+
+
+def test_a_value_in_the_way_is_named(tmp_path: Path) -> None:
+    """A text where a table should be is left as it is, and the message names the file and the value."""
+    file = tmp_path / ".codex" / "config.toml"
+    file.parent.mkdir()
+    file.write_text('model_providers = "none"\n')
+    output = connect(tmp_path, "codex", "--write", code=1)
+    assert f"{file} has another kind of value where model_providers.ullage should be" in output
+    assert file.read_text() == 'model_providers = "none"\n'
+
+
+def test_the_address_is_the_one_that_the_proxys_file_configures(tmp_path: Path) -> None:
+    """With --config the client is pointed at the host and port of that file."""
+    config = tmp_path / "ullage.yaml"
+    config.write_text("server: {host: 0.0.0.0, port: 9000}\n")
+    output = connect(tmp_path, "openai", "--config", str(config))
+    assert "export OPENAI_BASE_URL=http://127.0.0.1:9000/v1\n" in output

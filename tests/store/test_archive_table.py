@@ -40,7 +40,7 @@ async def test_what_is_kept_again_lives_longer(valkey: Valkey, opener: Opener) -
     archive = (await opener(valkey.url, key=KEY)).archive
     name = archive.name(TENANT, b"digest")
     assert await archive.save(TENANT, ROOT, name, b"a line of a log\n" * 5000, 10)
-    key = key_names.original(ROOT, name)
+    key = key_names.archived(ROOT, name)
     assert int(valkey.say(f"PTTL {key}").strip().lstrip(":")) <= 10_000
     assert await archive.save(TENANT, ROOT, name, b"a line of a log\n" * 5000, 1000)
     assert int(valkey.say(f"PTTL {key}").strip().lstrip(":")) > 900_000

@@ -87,14 +87,14 @@ async def test_notes_are_sealed_to_their_place(valkey: Valkey, opener: Opener) -
 async def test_a_wish_is_seen_by_the_next_look_and_granted_once(store: Store, opener: Opener) -> None:
     """A wish comes along when records are looked for, is another tenant's to nobody, and is taken by one."""
     await store.conversations.request_compaction(TENANT, ROOT, 60)
-    assert await store.conversations.which_exist(ROOT, [("mark", b"", b"")]) == [True]
+    assert await store.conversations.which_exist(ROOT, [("request", b"", b"")]) == [True]
     assert not await store.records.pop_request(TENANT, ROOT)
     await store.records.newest(TENANT, SECOND, "a,b", [b"c" * 16])
     assert not await store.records.pop_request(TENANT, SECOND)
     await store.records.newest(TENANT, ROOT, "a,b", [b"c" * 16])
     assert await store.records.pop_request(TENANT, ROOT)
     assert not await store.records.pop_request(TENANT, ROOT)
-    assert await store.conversations.which_exist(ROOT, [("mark", b"", b"")]) == [False]
+    assert await store.conversations.which_exist(ROOT, [("request", b"", b"")]) == [False]
     await store.records.newest(TENANT, ROOT, "a,b", [b"c" * 16])
     assert not await store.records.pop_request(TENANT, ROOT)
     await store.conversations.request_compaction(TENANT, ROOT, 60)
@@ -117,8 +117,8 @@ async def test_what_is_there_of_a_place_is_told(store: Store, opener: Opener) ->
     await store.records.save(TENANT, ROOT, "a,b", chain, b"record")
     await store.summaries.save(TENANT, ROOT, policy, chain, b"text")
     assert await store.summaries.lease(ROOT, policy, chain, 60)
-    wanted = [("event", "a,b", chain), ("event", "a,c", chain), ("summary", policy, chain), ("lease", policy, chain)]
-    assert await store.conversations.which_exist(ROOT, [*wanted, ("refused", policy, chain)]) == [
+    wanted = [("record", "a,b", chain), ("record", "a,c", chain), ("summary", policy, chain), ("lease", policy, chain)]
+    assert await store.conversations.which_exist(ROOT, [*wanted, ("failure", policy, chain)]) == [
         True,
         False,
         True,

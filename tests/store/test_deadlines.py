@@ -7,7 +7,7 @@ import gc
 
 import pytest
 
-from proxy.store.deadlines import FORGOTTEN, REQUEST, WaitBudget
+from proxy.store.deadlines import FULL_AGAIN, REQUEST, WaitBudget
 
 
 async def test_a_caller_has_one_patience_for_all_its_operations() -> None:
@@ -20,7 +20,7 @@ async def test_a_caller_has_one_patience_for_all_its_operations() -> None:
     assert waits.left(0.06) == pytest.approx(REQUEST - 0.12)
     waits.spend(0.03)
     assert waits.left(0.06) == 0
-    now[0] += FORGOTTEN
+    now[0] += FULL_AGAIN
     assert waits.left(0.06) == 0.06
     waits.spend(0.01)
     assert waits.left(REQUEST) == pytest.approx(REQUEST - 0.01)

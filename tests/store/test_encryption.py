@@ -201,7 +201,7 @@ async def test_a_key_that_replaces_a_lost_one_names_anew() -> None:
 async def test_names_that_somebody_wrote_are_not_believed() -> None:
     """What does not open with the key is passed over, and left where it is."""
     store = MemoryBackend()
-    (place,) = [key_names.names(derive(b"1" * 32, b"fingerprint", b"")[:8])]
+    (place,) = [key_names.naming_secret(derive(b"1" * 32, b"fingerprint", b"")[:8])]
     await store.claim(place, b"forged", None)
     assert await encryption.share_naming_secret(store, [b"1" * 32]) == naming_secret(b"1" * 32)
 

@@ -12,65 +12,69 @@ digests = st.binary(min_size=16, max_size=16)
 
 
 @given(digests, st.text(max_size=80), digests)
-def test_an_event_is_named_by_root_route_and_place(root: bytes, route: str, chain: bytes) -> None:
+def test_a_record_is_named_by_root_hash_route_and_prefix_hash(root: bytes, route: str, chain: bytes) -> None:
     """Every name is printable ASCII of one fixed shape, with the root alone as the cluster's hash tag."""
-    assert re.fullmatch(r"ullage1:\{[\w-]{22}\}:e:[\w-]{11}:[\w-]{22}", key_names.event(root, route, chain), re.ASCII)
+    assert re.fullmatch(r"ullage1:\{[\w-]{22}\}:e:[\w-]{11}:[\w-]{22}", key_names.record(root, route, chain), re.ASCII)
 
 
 @given(st.lists(st.tuples(digests, st.text(max_size=20), digests), min_size=2, max_size=2, unique=True))
-def test_different_places_have_different_names(places: list[tuple[bytes, str, bytes]]) -> None:
-    """Two events share a name only if root, route and place are the same."""
-    first, second = (key_names.event(*place) for place in places)
+def test_different_records_have_different_names(places: list[tuple[bytes, str, bytes]]) -> None:
+    """Two records share a name only if root hash, route and prefix hash are the same."""
+    first, second = (key_names.record(*place) for place in places)
     assert first != second
 
 
 @given(digests, st.text(max_size=20), st.lists(digests, max_size=4))
 def test_many_records_are_named_as_each_is_alone(root: bytes, route: str, hashes: list[bytes]) -> None:
     """Reading many records at once finds what was stored one by one."""
-    assert key_names.events(root, route, hashes) == [key_names.event(root, route, each) for each in hashes]
+    assert key_names.records(root, route, hashes) == [key_names.record(root, route, each) for each in hashes]
 
 
 def test_all_names_of_a_conversation_share_a_slot() -> None:
     """What stands between the braces depends on the root only."""
-    names = [key_names.event(b"r" * 16, route, chain * 16) for route in ("a,m", "b,n") for chain in (b"c", b"d")]
+    names = [key_names.record(b"r" * 16, route, chain * 16) for route in ("a,m", "b,n") for chain in (b"c", b"d")]
     assert len({re.search(r"\{(.*)\}", name)[1] for name in names if re.search(r"\{(.*)\}", name)}) == 1  # type: ignore[index]
 
 
 def test_a_name_is_what_other_versions_wrote() -> None:
-    """The name of a given event never changes, or a deployment would forget every conversation."""
-    assert key_names.event(bytes(16), "openai,gpt-5", b"\xff" * 16) == (
+    """The name of a given record never changes, or a deployment would forget every conversation."""
+    assert key_names.record(bytes(16), "openai,gpt-5", b"\xff" * 16) == (
         "ullage1:{AAAAAAAAAAAAAAAAAAAAAA}:e:mUc4ItsxUug:_____________________w"
     )
 
 
 def test_names_around_summaries_share_the_conversations_slot() -> None:
-    """Text, lease and refusal of a conversation carry its root as hash tag; a tenant's figures carry the tenant."""
+    """Summary, lease and failure of a conversation carry its root as hash tag; a tenant's figures carry the tenant."""
     root, policy, chain = b"r" * 16, b"p" * 8, b"c" * 16
-    names = [kind(root, policy, chain) for kind in (key_names.summary, key_names.lease, key_names.refused)]
-    tags = {re.search(r"\{(.*)\}", name)[1] for name in (*names, key_names.event(root, "r", chain))}  # type: ignore[index]
+    names = [kind(root, policy, chain) for kind in (key_names.summary, key_names.lease, key_names.failed_summary)]
+    tags = {re.search(r"\{(.*)\}", name)[1] for name in (*names, key_names.record(root, "r", chain))}  # type: ignore[index]
     assert len(tags) == 1
     assert [name.split("}:")[1][0] for name in names] == ["s", "k", "x"]
-    figures = [key_names.pause(b"t" * 16), key_names.bucket(b"t" * 16, "in", 1), key_names.bucket(b"t" * 16, "out", 2)]
+    figures = [
+        key_names.summary_pause(b"t" * 16),
+        key_names.spending(b"t" * 16, "in", 1),
+        key_names.spending(b"t" * 16, "out", 2),
+    ]
     assert len({name.partition("}")[0] for name in figures}) == 1
     assert len({*names, *figures}) == 6
 
 
-def test_what_is_told_of_a_conversation_shares_its_slot() -> None:
-    """A wish comes along with the look for records, and a page of the archive is one question."""
+def test_all_keys_of_a_conversation_share_its_slot() -> None:
+    """A request to compact is read along with the records, and a page of the archive in one operation."""
     root = b"r" * 16
     names = [
-        key_names.mark(root),
+        key_names.compaction_request(root),
         key_names.notes(root),
-        key_names.original(root, b"d" * 16),
-        key_names.event(root, "r", b"c" * 16),
+        key_names.archived(root, b"d" * 16),
+        key_names.record(root, "r", b"c" * 16),
     ]
     assert len({name.partition("}")[0] for name in names}) == len({*names}) - 3 == 1
-    assert key_names.names(b"a" * 8).partition("}")[0] == key_names.names(b"b" * 8).partition("}")[0]
-    assert len({key_names.known(b"n" * 16), key_names.listed(b"n" * 16)}) == 2
+    assert key_names.naming_secret(b"a" * 8).partition("}")[0] == key_names.naming_secret(b"b" * 8).partition("}")[0]
+    assert len({key_names.roots(b"n" * 16), key_names.conversations(b"n" * 16)}) == 2
 
 
 def test_a_trial_is_in_the_slot_of_its_key() -> None:
     """What is tried goes to the server that has the key, whether that has a hash tag or not."""
-    for key in (key_names.MASTER, key_names.event(b"r" * 16, "route", b"c" * 16), key_names.lesson(b"l" * 16)):
+    for key in (key_names.MASTER, key_names.record(b"r" * 16, "route", b"c" * 16), key_names.learned_route(b"l" * 16)):
         assert key_slot(key_names.trial(key, "claim").encode()) == key_slot(key.encode())
         assert key_names.trial(key, "claim").startswith("ullage1:")

@@ -356,7 +356,7 @@ async def test_the_master_a_sentinel_names_is_used(short_path: Path, valkey_on_t
         store = await opener(f"redis+sentinel://127.0.0.1:{free_port()},127.0.0.1:{sentinel.port}/main/0")
         assert store.state().up
         assert await store.records.save(TENANT, ROOT, ROUTE, A, b"x") == b"x"
-        assert valkey_on_tcp.say(f"EXISTS {key_names.event(ROOT, ROUTE, A)}").startswith(":1")
+        assert valkey_on_tcp.say(f"EXISTS {key_names.record(ROOT, ROUTE, A)}").startswith(":1")
         await store.close()
     finally:
         sentinel.kill()

@@ -121,7 +121,7 @@ async def test_a_server_that_refuses_is_not_up_until_it_does_what_it_is_asked(
         await asyncio.sleep(0.02)
         if not store.state().up:
             break
-        valkey.say(f"UNLINK {key_names.event(ROOT, ROUTE, B)}")
+        valkey.say(f"UNLINK {key_names.record(ROOT, ROUTE, B)}")
     assert (store.state().up, store.state().refusal, store.state().breaker) == (False, kind, "closed")
     assert await store.records.newest(TENANT, ROOT, ROUTE, [A]) == (0, b"x")
     for _ in range(5):
@@ -177,7 +177,7 @@ async def test_every_operation_has_a_trial_that_touches_no_record(
 ) -> None:
     """A trial works on a server that is well, more than once, and on a key of its own that ends."""
     store = await opener(valkey.url, key=b"k" * 32)
-    place = key_names.event(ROOT, ROUTE, A)
+    place = key_names.record(ROOT, ROUTE, A)
     await store.records.save(TENANT, ROOT, ROUTE, A, b"x")
     for _ in range(2):
         await trial(store._access.backend, Refused(operation, "", place))

@@ -4,17 +4,26 @@ from __future__ import annotations
 
 import stat
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.store import StoreMisconfigured, StoreUnsupported, key_names
+from proxy.store import (
+    StoreMisconfigured,
+    StoreState,
+    StoreUnsupported,
+    describe_store,
+    key_names,
+    store_status,
+)
 from proxy.store.embedded import FileLock
 from proxy.store.encryption import Sealer
 from proxy.store.store import redacted
 from tests.store.conftest import Opener, Valkey, eventually
 
+HERE = Path("/data/ullage")
 TENANT, ROOT, ROUTE, A, B = b"t" * 32, b"r" * 16, "openai,gpt-5", b"a" * 16, b"b" * 16
 
 
@@ -152,7 +161,7 @@ def raw(valkey: Valkey, place: bytes) -> bytes:
     """The value of a record, by its hexadecimal form: no byte of it may be lost on the way."""
     each = "function(c) return string.format('%02x', string.byte(c)) end"
     answer = valkey.say(
-        f"EVAL \"return (redis.call('get', KEYS[1]):gsub('.', {each}))\" 1 {key_names.event(ROOT, ROUTE, place)}"
+        f"EVAL \"return (redis.call('get', KEYS[1]):gsub('.', {each}))\" 1 {key_names.record(ROOT, ROUTE, place)}"
     )
     return bytes.fromhex(answer.split()[1])
 
@@ -174,7 +183,7 @@ async def test_a_new_master_key_finds_and_opens_what_the_old_one_sealed(valkey: 
     last = await opener(valkey.url, key=NEW, others=[OLD])
     for place in (A, B):
         assert await last.records.newest(TENANT, ROOT, ROUTE, [place])
-        await eventually(lambda at=place: Sealer(NEW).open(TENANT, key_names.event(ROOT, ROUTE, at), raw(valkey, at)))
+        await eventually(lambda at=place: Sealer(NEW).open(TENANT, key_names.record(ROOT, ROUTE, at), raw(valkey, at)))
     alone = await opener(valkey.url, key=NEW)
     assert await alone.records.newest(TENANT, ROOT, ROUTE, [A]) == (0, b"old")
     assert alone.records.prefix_key(TENANT) == before.records.prefix_key(TENANT)
@@ -205,3 +214,39 @@ async def test_every_key_is_long_enough(opener: Opener) -> None:
     """A short key is refused with the name of its setting."""
     with pytest.raises(StoreMisconfigured, match=r"store\.other_keys"):
         await opener("memory", key=NEW, others=[b"short"])
+
+
+def _state(**facts: object) -> StoreState:
+    usual = {"kind": "redis", "url_redacted": "redis://h", "up": True, "breaker": "closed", "owner": None}
+    usual |= {"refusal": "", "instead": False, "errors": {}, "hits": 0, "misses": 0}
+    return StoreState(**{**usual, "operations": 0, "seconds": 0.0, "latency": 0.0, **facts})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("state", "words"),
+    [
+        (_state(), "redis  (redis://h)"),
+        (_state(kind="embedded", owner=True), "embedded  (/data/ullage)"),
+        (_state(kind="embedded", owner=False), "embedded  (/data/ullage, shared with the process that started it)"),
+        (_state(kind="memory"), "memory  (this process only)"),
+        (_state(up=False), "redis  (redis://h, not reachable: serving without it)"),
+    ],
+)
+def test_it_is_described_in_a_line(state: StoreState, words: str) -> None:
+    """The start-up summary says which store it is and whether it can be used."""
+    assert describe_store(state, HERE) == words
+
+
+def test_what_is_wrong_is_said_with_its_remedy() -> None:
+    """A store that refuses is shown with the reason and what to do, and memory in place of another as such."""
+    refused = describe_store(_state(up=False, refusal="readonly"), HERE)
+    assert "readonly" in refused
+    assert "redis+sentinel://" in refused
+    assert "in place of the configured store" in describe_store(_state(kind="memory", up=False, instead=True), HERE)
+
+
+def test_the_status_names_the_refusal() -> None:
+    """JSON has null if nothing is refused."""
+    assert store_status(_state())["refusal"] is None
+    found = store_status(_state(up=False, refusal="disk", errors={"disk": 3}))
+    assert found == {"kind": "redis", "up": False, "breaker": "closed", "refusal": "disk", "errors": {"disk": 3}}

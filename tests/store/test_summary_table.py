@@ -140,11 +140,11 @@ async def test_a_cluster_of_six_keeps_a_conversation_in_one_place(short_path: Pa
         assert all(held), "the conversations are not spread over the masters"
         for root in roots:
             names = {
-                key_names.event(root, "r", A),
+                key_names.record(root, "r", A),
                 key_names.summary(root, POLICY, B),
                 key_names.lease(root, POLICY, A),
             }
-            names |= {key_names.notes(root), key_names.original(root, A)}
+            names |= {key_names.notes(root), key_names.archived(root, A)}
             assert sum(names <= found for found in held) == 1
         await eventually(lambda: sum(keys_of(server) == held[0] for server in servers) == 2)
         servers[0].kill()
@@ -157,7 +157,7 @@ async def test_a_cluster_of_six_keeps_a_conversation_in_one_place(short_path: Pa
 
 
 def _slot_of(server: Valkey, root: bytes) -> int:
-    return int(server.say(f"CLUSTER KEYSLOT {key_names.event(root, 'r', A)}")[1:])
+    return int(server.say(f"CLUSTER KEYSLOT {key_names.record(root, 'r', A)}")[1:])
 
 
 @pytest.mark.slow
@@ -190,7 +190,7 @@ async def test_a_cluster_that_is_resharded_keeps_every_record(short_path: Path, 
                 while await store.records.newest(TENANT, root, "r", [A]) != (0, b"event"):  # noqa: ASYNC110
                     await asyncio.sleep(0.05)
         await eventually(lambda: store.state().up, 20)
-        assert all(key_names.event(root, "r", A) in keys_of(onward) for root in roots)
+        assert all(key_names.record(root, "r", A) in keys_of(onward) for root in roots)
 
 
 async def test_a_server_that_evicts_anything_never_gives_a_wrong_answer(valkey: Valkey, opener: Opener) -> None:
@@ -221,7 +221,7 @@ async def test_a_server_that_evicts_anything_never_gives_a_wrong_answer(valkey: 
 async def test_a_record_sealed_by_a_later_version_is_a_miss(valkey: Valkey, opener: Opener) -> None:
     """A replica of this version beside a later one: neither fails, both end with one record that both can read."""
     store = await opener(valkey.url, key=b"k" * 32)
-    name = key_names.event(ROOT, "r", A)
+    name = key_names.record(ROOT, "r", A)
     assert await store.records.save(TENANT, ROOT, "r", A, b"old") == b"old"
     sealed = (await store._access.backend.read([name]))[0]
     assert sealed is not None

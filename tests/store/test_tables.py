@@ -11,6 +11,7 @@ import pytest
 from proxy.engine.ports import Records
 from proxy.store import Store, key_names
 from proxy.store.encryption import MAX_PLAIN
+from proxy.store.tables import WARN_EVERY, ThrottledWarnings
 from tests.store.conftest import Opener, Valkey, eventually
 
 TENANT, OTHER, ROOT, ROUTE = b"t" * 32, b"o" * 32, b"r" * 16, "openai,gpt-5"
@@ -111,7 +112,7 @@ async def test_two_replicas_race_and_agree(valkey: Valkey, opener: Opener) -> No
 async def test_a_spoiled_value_is_a_miss_an_alarm_and_gone(valkey: Valkey, opener: Opener) -> None:
     """Bytes nobody sealed under our name are never an answer: they are reported, removed and replaced."""
     store = await opener(valkey.url)
-    name = key_names.event(ROOT, ROUTE, A)
+    name = key_names.record(ROOT, ROUTE, A)
     valkey.say(f"SET {name} poison")
     assert await store.records.newest(TENANT, ROOT, ROUTE, [A]) is None
     assert "store.integrity" in opener.events
@@ -124,7 +125,7 @@ async def test_a_spoiled_value_is_a_miss_an_alarm_and_gone(valkey: Valkey, opene
 async def test_a_value_of_another_type_is_cleared_once(valkey: Valkey, opener: Opener) -> None:
     """A list under our name is a miss for readers, and a writer puts its record in its place."""
     store = await opener(valkey.url)
-    valkey.say(f"LPUSH {key_names.event(ROOT, ROUTE, A)} x")
+    valkey.say(f"LPUSH {key_names.record(ROOT, ROUTE, A)} x")
     assert await store.records.newest(TENANT, ROOT, ROUTE, [A]) is None
     assert await store.records.save(TENANT, ROOT, ROUTE, A, b"good") == b"good"
     assert await store.records.newest(TENANT, ROOT, ROUTE, [A]) == (0, b"good")
@@ -136,7 +137,7 @@ async def test_records_live_seven_days_from_their_last_use(valkey: Valkey, opene
     """A record starts with seven days, and a reader gives it seven days again."""
     writer, reader = await opener(valkey.url), await opener(valkey.url)
     await writer.records.save(TENANT, ROOT, ROUTE, A, b"x")
-    name, week = key_names.event(ROOT, ROUTE, A), 7 * 24 * 3600
+    name, week = key_names.record(ROOT, ROUTE, A), 7 * 24 * 3600
 
     def left() -> int:
         return int(valkey.say(f"TTL {name}")[1:])
@@ -163,3 +164,18 @@ async def test_nothing_readable_is_in_the_store(short_path: Path, valkey: Valkey
     assert TENANT not in kept
     assert b"gpt-5" not in kept
     assert b"ullage1:master" not in kept
+
+
+def test_changes_are_logged_once_and_repeated_errors_once_a_minute() -> None:
+    """Every error is counted; the log has every change, and repeated errors once a minute."""
+    logged, now = [], 0.0
+    warnings = ThrottledWarnings(lambda event, facts: logged.append((event, facts)), lambda: now)
+    for state in (True, False, False, False, True):
+        warnings.change("store", state, "up" if state else "down")
+    for _ in range(100):
+        warnings.count("oom", "full")
+    warnings.count("slow")
+    now = WARN_EVERY
+    warnings.count("oom", "full")
+    assert logged == [("down", {}), ("up", {}), ("full", {"kind": "oom"}), ("full", {"kind": "oom"})]
+    assert warnings.snapshot() == {"oom": 101, "slow": 1}

@@ -22,8 +22,7 @@ from proxy.server.admin import OpenRoutes, no_routes
 from proxy.store.conversation_table import ConversationTable
 from proxy.store.encryption import Sealer
 from proxy.store.memory import MemoryBackend
-from proxy.store.state import ThrottledWarnings
-from proxy.store.tables import TableAccess
+from proxy.store.tables import TableAccess, ThrottledWarnings
 from proxy.tasks import Tasks
 from proxy.upstream import Target, Timeouts, Upstreams
 from tests.support.engine_fixtures import Replica

@@ -16,8 +16,7 @@ from proxy.engine.ports import CachedPrompt, Prefix, SummaryRequest
 from proxy.store import Breaker, Patience, SummaryTable
 from proxy.store.encryption import Sealer
 from proxy.store.memory import MemoryBackend
-from proxy.store.state import ThrottledWarnings
-from proxy.store.tables import TableAccess
+from proxy.store.tables import TableAccess, ThrottledWarnings
 from proxy.summaries import JobCaches, Jobs, SpendingLimits, SummaryConfig, Writer, load_prompts
 from proxy.tasks import Tasks
 from proxy.upstream import Target, Upstreams

@@ -117,11 +117,11 @@ class History:
         )
         if not last and not events and not jobs:
             return None
-        wanted: list[tuple[Kind, str | bytes, bytes]] = [("mark", b"", b"")]
-        wanted += [("event", note.route, note.chain) for note in events]
+        wanted: list[tuple[Kind, str | bytes, bytes]] = [("request", b"", b"")]
+        wanted += [("record", note.route, note.chain) for note in events]
         for note in jobs:
             wanted += [("summary", note.policy, note.prefix_hash)]
-            wanted += [("lease", note.policy, note.last_compaction), ("refused", note.policy, note.last_compaction)]
+            wanted += [("lease", note.policy, note.last_compaction), ("failure", note.policy, note.last_compaction)]
         there = await self._register.which_exist(root, wanted)
         return self._shown(last, events, jobs, there)
 

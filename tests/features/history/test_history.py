@@ -94,7 +94,7 @@ async def test_a_wish_says_what_will_happen(summaries: str, word: str) -> None:
     assert (got["threads"], got["expires_in_seconds"]) == (2, REQUEST_SECONDS)
     assert word in str(got["message"])
     for root in (b"r" * 16, b"s" * 16):
-        assert await register.which_exist(root, [("mark", b"", b"")]) == [True]
+        assert await register.which_exist(root, [("request", b"", b"")]) == [True]
 
 
 async def test_where_nothing_is_compacted_a_wish_is_refused() -> None:
