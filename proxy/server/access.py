@@ -64,7 +64,7 @@ class Access:
         """Return the caller's tenant (32 bytes), and stop a proxy key from being forwarded. Raises ``Unauthorized``."""
         if self._keys:
             return self._by_proxy_key(headers)
-        return client_tenant(headers.seen)
+        return client_tenant(headers.by_name)
 
     def check_origin(self, headers: RequestHeaders) -> str:
         """Return the listed foreign origin of this request, or an empty string. Raises ``Forbidden`` for others.
@@ -72,23 +72,23 @@ class Access:
         ``Sec-Fetch-Site`` (https://www.w3.org/TR/fetch-metadata/#sec-fetch-site-header) covers requests for which
         browsers send no ``Origin``.
         """
-        origin = headers.seen.get("origin")
+        origin = headers.by_name.get("origin")
         if origin is None:
-            if headers.seen.get("sec-fetch-site", "") == "cross-site" and "*" not in self._origins:
+            if headers.by_name.get("sec-fetch-site", "") == "cross-site" and "*" not in self._origins:
                 raise Forbidden("Requests from other web sites are not accepted (server.origins).")
             return ""
         if origin in self._origins or "*" in self._origins:
             return origin
-        if "sec-fetch-site" in headers.seen and headers.seen["sec-fetch-site"] == "cross-site":
+        if "sec-fetch-site" in headers.by_name and headers.by_name["sec-fetch-site"] == "cross-site":
             raise Forbidden("Requests from other web sites are not accepted (server.origins).")
-        if origin.partition("://")[2] != headers.seen.get("host", "") or not origin.startswith("http"):
+        if origin.partition("://")[2] != headers.by_name.get("host", "") or not origin.startswith("http"):
             raise Forbidden("Requests from this web origin are not accepted; list it in server.origins to allow it.")
         return ""
 
     def check_admin(self, headers: RequestHeaders, names: Iterable[str]) -> None:
         """Raise unless the request has the admin key, or none is configured and the caller is on this machine."""
         if self._admin is not None:
-            if not hmac.compare_digest(_digest(_bearer(headers.seen.get("authorization", ""))), self._admin):
+            if not hmac.compare_digest(_digest(_bearer(headers.by_name.get("authorization", ""))), self._admin):
                 raise Unauthorized("This page needs 'Authorization: Bearer <server.admin_key>'.")
             return
         if not self._is_local(names):
@@ -132,7 +132,7 @@ class Access:
         tenant, whose conversations are shown to the admin key, or on this machine, only.
         Raises ``Unauthorized`` and ``Forbidden``.
         """
-        seen = dict(headers.seen)
+        seen = dict(headers.by_name)
         admin = self._admin is not None and hmac.compare_digest(
             _digest(_bearer(seen.get("authorization", ""))), self._admin
         )
@@ -154,7 +154,7 @@ class Access:
         own = headers.own.get("key")
         if own is not None:
             return self._tenant_of(own)
-        sent = {name: _bearer(headers.seen[name]) for name in CREDENTIALS if name in headers.seen}
+        sent = {name: _bearer(headers.by_name[name]) for name in CREDENTIALS if name in headers.by_name}
         matching = {name: key for name, key in sent.items() if self._known(key)}
         if not matching:
             raise Unauthorized("Send one of the proxy's access keys as bearer token, x-api-key or x-ullage-key.")

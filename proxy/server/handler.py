@@ -185,7 +185,7 @@ class Handler:
         if not self._access.knows_host(request.headers.get("host", "")):
             raise Forbidden(FOREIGN_HOST)
         headers = read_headers(request.raw_headers)
-        from_browser = "origin" in headers.seen or "sec-fetch-site" in headers.seen
+        from_browser = "origin" in headers.by_name or "sec-fetch-site" in headers.by_name
         if from_browser and self._is_preflight_answered(request, call, headers):
             return None
         if self._drain.draining or len(self._drain.running) > self._drain.limit:
@@ -194,7 +194,7 @@ class Handler:
         path = call.path.path
         if request.method == "CONNECT" or not path.startswith("/"):
             raise InvalidRequest("This is a reverse proxy: send the path of an API route.")
-        if "upgrade" in headers.seen and headers.seen["upgrade"].lower() == "websocket":
+        if "upgrade" in headers.by_name and headers.by_name["upgrade"].lower() == "websocket":
             return self._tunnel(request, call, headers)
         reader = call.body = BodyReader(request.content, self._limits, self._drain.body_bytes, tenant)
         if call.path.api == "relay":
@@ -213,14 +213,14 @@ class Handler:
         return True
 
     async def _managed(self, request: web.BaseRequest, call: Call, headers: RequestHeaders, reader: BodyReader) -> None:
-        if "expect" in headers.seen:
+        if "expect" in headers.by_name:
             check_declared(request.content_length, self._limits)
             send_continue(request, headers)
         tenant = reader.tenant
         body = plain = await reader.whole(request.content_length)
         answer, request_id = self._engine.exchange, call.report.request_id
         try:
-            if "content-encoding" in headers.seen:
+            if "content-encoding" in headers.by_name:
                 plain = await decoded(body, headers, reader, self._limits)
             parsed = read_request(plain, call.path, headers, tenant, request_id)
         except UllageError:
@@ -263,16 +263,16 @@ class Handler:
         if request.method == "GET" and (listed := listed_model(call.path.path)) is not None:
             await self._list(listed, call, headers)
             return
-        if "expect" in headers.seen:
+        if "expect" in headers.by_name:
             send_continue(request, headers)
         body, model = await self._relayed_body(request, headers, reader)
         if isinstance(body, Upload) and request.content_length is not None:
-            headers.forward.append(("Content-Length", str(request.content_length)))
+            headers.end_to_end.append(("Content-Length", str(request.content_length)))
         upstream = self._upstream_of(call, model)
         method, path = request.method, call.path
         self._access.check_stateless(method, path.path, upstream)
         added = self._config.headers_of(model)
-        sending = self._upstream.send(upstream, method, path.path_qs, headers.forward, body, added)
+        sending = self._upstream.send(upstream, method, path.path_qs, headers.end_to_end, body, added)
         if isinstance(body, Upload):
             try:
                 async with body.moving():
@@ -293,11 +293,11 @@ class Handler:
         if not request.can_read_body:
             return None, ""
         progress = Progress(self._limits.body_pause, self._limits.upload_rate)
-        if not headers.seen.get("content-type", "").lower().startswith("application/json"):
+        if not headers.by_name.get("content-type", "").lower().startswith("application/json"):
             return Upload(b"", request.content, self._limits.idle, progress), ""
         first, is_complete = await reader.peek()
         model = ""
-        if "content-encoding" not in headers.seen:
+        if "content-encoding" not in headers.by_name:
             model = named_model(first, complete=is_complete)
         if not is_complete:
             return Upload(first, request.content, self._limits.idle, progress), model
@@ -315,9 +315,9 @@ class Handler:
         """Answer for one model, or for all if *model* is empty."""
         self._upstream_of(call, model)
         if model:
-            answer = await self._models.one(call.path.path_qs, model, headers.forward, self._route)
+            answer = await self._models.one(call.path.path_qs, model, headers.end_to_end, self._route)
         else:
-            answer = await self._models.list(call.path.path_qs, headers.forward, self._route)
+            answer = await self._models.list(call.path.path_qs, headers.end_to_end, self._route)
         is_sized = any(name.lower() == "content-length" for name, _ in answer.headers)
         call.out.start(answer.status, [*answer.headers, *response_headers(call.report), *call.cors], sized=is_sized)
         call.out.write(answer.body)
@@ -331,7 +331,7 @@ class Handler:
         upstream = self._upstream_of(call, parse_qs(query).get("model", [""])[0])
         call.report = call.report.but(stream=True)
         self._access.check_stateless("GET", path, upstream)
-        reply = await self._upstream.upgrade(upstream, call.path.path_qs, headers.forward)
+        reply = await self._upstream.upgrade(upstream, call.path.path_qs, headers.end_to_end)
         if reply.status == websocket.SWITCHING:
             call.report = call.report.but(status=reply.status)
             await websocket.relay(request, call.out, reply)
