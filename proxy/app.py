@@ -250,7 +250,7 @@ class Process:
             self.telemetry.learned_windows(len(self._engine.learned.shown_windows()))
             self.telemetry.lines_dropped(self._logs.writer.dropped)
             self._report_descriptors()
-            self._logs.tell_refusals()
+            self._logs.log_refusals()
             if self._jobs is not None:
                 self.telemetry.summaries_state(running=self._jobs.running, broken=self._jobs.open_breakers)
             await asyncio.sleep(HOUSEKEEPING_SECONDS)

@@ -1,4 +1,4 @@
-"""The walk of one request through the server: admitted, read, answered by the engine or relayed, reported once."""
+"""Handles a request from its head to its report: admits it, reads it, has it answered or relayed, reports it once."""
 
 from __future__ import annotations
 
@@ -51,13 +51,13 @@ from proxy.tasks import Faults
 _LOG: Final = logging.getLogger(__name__)
 
 _LEFT: Final = 499
-"""The logged status if the client left: nginx's, which others took over.
+"""The logged status if the client left. It is nginx's, which others took over.
 
 https://learn.microsoft.com/en-us/dotnet/api/microsoft.aspnetcore.http.statuscodes.status499clientclosedrequest
 """
 
-_OUTDONE: Final = ("unknown-window", "fallback")
-"""Reasons that say how a request was sent: a reason that says how it ended replaces them."""
+_SENT_HOW: Final = ("unknown-window", "fallback")
+"""Reasons that say how a request was sent. A reason that says how it ended replaces them."""
 
 
 class Call(msgspec.Struct):
@@ -76,7 +76,7 @@ class Call(msgspec.Struct):
     cors: list[tuple[str, str]] = []
 
     def note(self, reason: str, status: int = 0) -> None:
-        """Remember why the request did not end as it should have; the first reason stands."""
+        """Record the reason of a bad end in the report, unless it has one."""
         report = self.report
         self.report = report.but(reason=report.reason or reason, status=self.out.status or status)
 
@@ -113,7 +113,7 @@ class Handler:
         self._count = itertools.count(1)
 
     async def __call__(self, request: web.BaseRequest) -> ResponseWriter:
-        """Answer *request*; what is returned is written already."""
+        """Answer *request*. The answer is written when it is returned."""
         path, drain = read_path(request.method, request.raw_path), self._drain
         if len(drain.running) >= drain.limit and self._quick_refusal.concerns(request, path):
             return self._quick_refusal.refuse(request, path)
@@ -147,15 +147,15 @@ class Handler:
             call.body.release()
         try:
             usage, report = call.usage, call.report
-            if usage is None:
-                usage = NO_USAGE if call.observer is None else call.observer.usage
+            if usage is None and call.observer is not None:
+                usage = call.observer.usage
             if call.at_end is not None:
                 report = call.at_end(report)
-            report = structs.replace(report, status=call.out.status or report.status, usage=usage)
+            report = structs.replace(report, status=call.out.status or report.status, usage=usage or NO_USAGE)
             seconds = time.perf_counter() - began
             for observe in self._observers:
                 observe(report, seconds)
-        except Exception as fault:  # noqa: BLE001 - what is noted of an answer must not cost it
+        except Exception as fault:  # noqa: BLE001 - an observer's fault must not cost the answer
             self._faults.report("after", call.report.request_id, fault)
 
     def _is_settled(self, request: web.BaseRequest, call: Call, error: BaseException) -> bool:
@@ -181,7 +181,7 @@ class Handler:
         return True
 
     def _admit(self, request: web.BaseRequest, call: Call) -> Coroutine[Any, Any, None] | None:
-        """Return what is left to do to answer *request*; None if it was a browser's question and is answered."""
+        """Return the coroutine that answers *request*, or None for a preflight, which is answered. Raises refusals."""
         if not self._access.knows_host(request.headers.get("host", "")):
             raise Forbidden(FOREIGN_HOST)
         headers = read_headers(request.raw_headers)
@@ -248,15 +248,15 @@ class Handler:
     def _complete(self, call: Call, answer: Answer) -> None:
         """Learn from the usage of an answer that came to its end."""
         if answer.report.reason == SERVED or call.observer is None:
-            call.usage = NO_USAGE  # no provider reported what this cost
+            call.usage = NO_USAGE  # no provider answered it
             return
         call.usage = call.observer.usage
         try:
             was_cut = answer.learn(call.usage)
-        except Exception as fault:  # noqa: BLE001 - what is learned from an answer must not cost it
+        except Exception as fault:  # noqa: BLE001 - a fault while learning must not cost the answer
             self._faults.report("after", call.report.request_id, fault)
             return
-        if was_cut and call.report.reason in ("", *_OUTDONE):
+        if was_cut and call.report.reason in ("", *_SENT_HOW):
             call.report = call.report.but(reason="silently_truncated")
 
     async def _relay(self, request: web.BaseRequest, call: Call, headers: RequestHeaders, reader: BodyReader) -> None:
@@ -307,7 +307,9 @@ class Handler:
 
     def _upstream_of(self, call: Call, model: str) -> str:
         """Return the upstream of *model*, the default one if that is empty, and report both."""
-        upstream = self._route(model) if model else self._config.default_upstream
+        upstream = self._config.default_upstream
+        if model:
+            upstream = self._route(model)
         call.report = call.report.but(model=model, upstream=upstream)
         return upstream
 
@@ -325,9 +327,9 @@ class Handler:
 
     async def _tunnel(self, request: web.BaseRequest, call: Call, headers: RequestHeaders) -> None:
         path, _, query = call.path.path_qs.partition("?")
-        refusal = response.UpgradeRefused() if api_path(path) == "responses" else None
-        if refusal and not self._config.websockets:
-            raise refusal
+        is_responses = api_path(path) == "responses"
+        if is_responses and not self._config.websockets:
+            raise response.UpgradeRefused
         upstream = self._upstream_of(call, parse_qs(query).get("model", [""])[0])
         call.report = call.report.but(stream=True)
         self._access.check_stateless("GET", path, upstream)
@@ -335,10 +337,10 @@ class Handler:
         if reply.status == websocket.SWITCHING:
             call.report = call.report.but(status=reply.status)
             await websocket.relay(request, call.out, reply)
-        elif refusal:
+        elif is_responses:
             # Clients of this route go on without a WebSocket at once after 426, and repeat the upgrade after others.
             reply.close()
-            raise refusal
+            raise response.UpgradeRefused
         else:
             await self._pass(call, reply, b"")
 
@@ -396,8 +398,10 @@ class Handler:
         try:
             if out.status:
                 call.note(error.code)
-                is_stream = call.report.stream
-                out.break_off(response.last_event(error, call.path.error_api) if is_stream else b"")
+                last = b""
+                if call.report.stream:
+                    last = response.last_event(error, call.path.error_api)
+                out.break_off(last)
                 return
             if not request.content.is_eof():
                 out.keep_alive = False
