@@ -93,7 +93,7 @@ class EarlyOverflowDetector:
         self._decoder = ContentDecoder(encoding, 2 * LONGEST) if encoding else None
         self._buffer = bytearray()
         self._is_stream: bool | None = None
-        self._cutter = EventCutter()
+        self._cutter: EventCutter | None = None
         self._searched = 0
         self._has_error = False
         self._claim: Callable[[Prior], Overflow | None] | None = None
@@ -119,7 +119,7 @@ class EarlyOverflowDetector:
         """The verdict at the end of the answer, whose last event may lack its blank line."""
         if self.verdict != "undecided":
             return self.verdict
-        rest = self._cutter.flush() if self._is_stream else bytes(self._buffer)
+        rest = bytes(self._buffer) if self._cutter is None else self._cutter.flush()
         if not rest.strip():
             return self.verdict
         if self._is_stream is False:
@@ -134,6 +134,8 @@ class EarlyOverflowDetector:
         return found if found is not None and found.too_long else None
 
     def _feed_events(self, data: bytes) -> None:
+        if self._cutter is None:
+            self._cutter = EventCutter()
         for event in self._cutter.feed(data):
             self._read(event.rstrip(b"\r\n"))
             if self.verdict != "undecided":
