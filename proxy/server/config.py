@@ -17,9 +17,9 @@ class Limits:
     ``body`` bounds a managed body, as sent and inflated; ``inflation`` the factor by which it may inflate; ``peek`` the
     part of a relayed JSON body that is read for its model; ``in_flight_bytes`` all request bodies in memory together.
     A body that is read whole must come at ``body_rate`` bytes a second or faster in the long run, a relayed one at
-    ``upload_rate``, both without a pause of more than ``body_pause`` seconds. ``header`` bounds one header field, ``head`` a whole request head, ``fields`` their number.
-    ``write`` is the most seconds in which a client takes nothing of its answer, ``idle`` those in which an upstream
-    takes nothing of an upload.
+    ``upload_rate``, both without a pause of more than ``body_pause`` seconds. ``header`` bounds one header field,
+    ``head`` a whole request head, ``fields`` their number. ``write`` is the most seconds in which a client takes
+    nothing of its answer, ``idle`` those in which an upstream takes nothing of an upload.
     """
 
     body: int = 64 * 2**20
