@@ -111,7 +111,7 @@ class HistoryRoutes:
             raise NotFound("Wishes are sent with POST to /ullage/api/compact.")
         # A page of another site cannot send JSON without a preflight request, which is refused:
         # https://developer.mozilla.org/en-US/docs/Web/HTTP/CORS
-        if not headers.seen.get("content-type", "").lower().startswith("application/json"):
+        if not headers.by_name.get("content-type", "").lower().startswith("application/json"):
             raise InvalidRequest("Send the body as application/json.")
         reader = BodyReader(request.content, self._limits, self._body_bytes, tenant)
         try:
