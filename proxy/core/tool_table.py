@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
-from proxy.core.apis.json_steps import ONE_CALL, decode, dismantle, encoded
+from proxy.core.apis.json_steps import ONE_CALL, decode, dismantle, encode_in_steps
 from proxy.core.conversation import Call
 from proxy.core.errors import InvalidRequest
 from proxy.core.tool_calls import NO_TEXT_FORMAT, TextToolFormat, short_digest
@@ -236,7 +236,7 @@ def _case(tool: Tool, values: Any) -> Tool:
 def _repeat_key(name: str, values: Any, large: bool) -> int:
     """Return a number, never zero, that is equal for equal calls; *large* arguments are written in steps."""
     if large:
-        text = encoded(values, _SORTED.encode, ordered=True)
+        text = encode_in_steps(values, _SORTED.encode, ordered=True)
     else:
         text = _SORTED.encode(values)
     return short_digest(f"{name}\0{text}") or 1

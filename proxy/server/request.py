@@ -16,8 +16,17 @@ from aiohttp import StreamReader, web
 from proxy.core.client_compaction import METADATA_HEADER, announced_client
 from proxy.core.errors import BodyTooLarge, InvalidRequest, Overloaded, UllageError
 from proxy.core.http_headers import CREDENTIALS, HOP_BY_HOP, OWN_PREFIX, WRITTEN_ANEW
-from proxy.core.request import Mode, Options, Origin, Purpose, Request
-from proxy.core.session_names import EPOCH_HEADER, SESSION_HEADERS, epoch_of, session_of
+from proxy.core.request import (
+    EPOCH_HEADER,
+    SESSION_HEADERS,
+    Mode,
+    Options,
+    Origin,
+    Purpose,
+    Request,
+    epoch_in_headers,
+    session_in_headers,
+)
 from proxy.engine.quick_check import model_of
 from proxy.server.body import Progress, inflated
 from proxy.server.config import Limits
@@ -439,7 +448,7 @@ def read_request(body: bytes, path: RequestPath, headers: RequestHeaders, tenant
     seen = headers.seen
     session, epoch, client_compaction = "", 0, ""
     if not _CLIENT_NAMES.isdisjoint(seen):
-        session, epoch, client_compaction = session_of(seen), epoch_of(seen), announced_client(seen)
+        session, epoch, client_compaction = session_in_headers(seen), epoch_in_headers(seen), announced_client(seen)
     return Request(
         path.api,
         body,
