@@ -460,22 +460,16 @@ _MODEL_FIRST: Final = re.compile(rb'\s*\{\s*"model"\s*:\s*"([^"\\]{1,256})"')
 
 def read_request(body: bytes, path: RequestPath, headers: RequestHeaders, tenant: bytes, request_id: str) -> Request:
     """Return the engine's request, by *body*, path and headers. Raises ``InvalidRequest``."""
-<<<<<<< HEAD
-    seen = headers.seen
-    session, epoch, client_compaction = "", 0, ""
-    if not _CLIENT_NAMES.isdisjoint(seen):
-        session, epoch, client_compaction = session_in_headers(seen), epoch_in_headers(seen), announced_client(seen)
-=======
     by_name = headers.by_name
     session, epoch, client_compaction, variant = "", 0, "", ""
     if not _CLIENT_NAMES.isdisjoint(by_name):
-        session, epoch, client_compaction = session_of(by_name), epoch_of(by_name), announced_client(by_name)
+        session, epoch = session_in_headers(by_name), epoch_in_headers(by_name)
+        client_compaction = announced_client(by_name)
     if "anthropic-beta" in by_name:
         variant = window_variant(by_name["anthropic-beta"])
     requested = NO_OPTIONS
     if headers.own:
         requested = options(headers.own)
->>>>>>> main
     return Request(
         path.api,
         body,
