@@ -249,6 +249,11 @@ def test_replay_says_what_is_missing(tmp_path):
     ran = ullage("replay", str(tmp_path / "empty.jsonl"))
     assert (ran.returncode, ran.stdout) == (1, "")
     assert "no conversation found" in ran.stderr
+    unknown = tmp_path / "unknown.jsonl"
+    unknown.write_text(json.dumps({"model": "unknown-model", "messages": agent_session(2, 10)}))
+    ran = ullage("replay", str(unknown))
+    assert ran.returncode == 1
+    assert "its window is not known: give --window" in ran.stdout
     ran = ullage("replay", str(past(tmp_path, 2)), "--window", "4096", "--plot", str(tmp_path / "no" / "p.png"))
     assert ran.returncode == 2
     assert "cannot be written" in ran.stderr

@@ -138,6 +138,9 @@ def test_a_file_that_cannot_be_kept_whole_is_not_touched(tmp_path: Path) -> None
     ("arguments", "output"),
     [
         (["nobody"], "No client is called nobody"),
+        (["codx"], "Did you mean codex?"),
+        (["cline"], "--model NAME"),
+        (["llama-index"], "--model NAME"),
         (["codex", "--write", "--undo"], "not both"),
         (["opencode"], "--model NAME"),
     ],
@@ -222,3 +225,23 @@ def test_the_address_is_the_one_that_the_proxys_file_configures(tmp_path: Path) 
     config.write_text("server: {host: 0.0.0.0, port: 9000}\n")
     output = connect(tmp_path, "openai", "--config", str(config))
     assert "export OPENAI_BASE_URL=http://127.0.0.1:9000/v1\n" in output
+
+
+@pytest.mark.parametrize(
+    ("arguments", "advice"),
+    [
+        (["codex"], "Without --model NAME"),
+        (["opencode", "--model", "unknown-model"], "The window of unknown-model is not known: give --window N"),
+        (["llama-index", "--model", "unknown-model"], "The window of unknown-model is not known: give --window N"),
+        (["codex", "--model", "unknown-model", "--window", "9000"], ""),
+        (["codex", "--model", "gpt-4o"], ""),
+        (["openai"], ""),
+    ],
+)
+def test_a_missing_window_is_pointed_out(tmp_path: Path, arguments: list[str], advice: str) -> None:
+    """If a client could be told the window and it is not known, the last line says which option gives it."""
+    last = connect(tmp_path, *arguments).splitlines()[-1]
+    if advice:
+        assert advice in last
+    else:
+        assert "--" not in last
