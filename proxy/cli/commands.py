@@ -287,12 +287,10 @@ def _read_request(name: str) -> tuple[str, bytes]:
 
 def _explain(fitted: Fitted) -> None:
     """Print where the tokens of a request are, and what each stage did."""
-    from rich.console import Console
-
     from proxy.cli.explain import breakdown, render
+    from proxy.cli.output import table_console
 
-    console = Console(highlight=False, markup=False, width=None if sys.stdout.isatty() else 200)
-    render(breakdown(fitted), console)
+    render(breakdown(fitted), table_console())
 
 
 @app.command()

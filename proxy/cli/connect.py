@@ -79,8 +79,9 @@ def client_files(client: Client, facts: ClientFacts, environ: Mapping[str, str])
 
 
 def _path(file: File, environ: Mapping[str, str]) -> Path:
-    folder = environ.get(file.home, "") if file.home else ""
-    path = Path(folder) / Path(file.path).name if folder else Path(file.path)
+    path = Path(file.path)
+    if folder := environ.get(file.home):
+        path = Path(folder) / path.name
     return path.expanduser().resolve()
 
 
