@@ -205,8 +205,8 @@ class Process:
                 "version": configuration.version(),
                 "workers": worker.count,
                 "upstreams": list(upstream.names),
-                "windows": probes.known(),
-                "probes": probes.surveys(),
+                "windows": probes.stated_windows(),
+                "probes": probes.last_probes(),
                 **windows_status(catalogue, engine.learned, time.perf_counter()),
                 "store": store_status(store.state()),
                 "summaries": jobs.status() if jobs is not None else {"mode": "off"},
@@ -241,7 +241,7 @@ class Process:
             self.telemetry.learned_windows(len(self._engine.learned.shown_windows()))
             self.telemetry.lines_dropped(self._logs.writer.dropped)
             self._report_descriptors()
-            self._logs.tell_refusals()
+            self._logs.log_refusals()
             if self._jobs is not None:
                 self.telemetry.summaries_state(running=self._jobs.running, broken=self._jobs.open_breakers)
             await asyncio.sleep(HOUSEKEEPING_SECONDS)
