@@ -353,8 +353,7 @@ def assemble(
         if carrier >= 0:
             own.append(_carrier_item(original, carrier, edits, count))
             summary_tokens -= own[-1].tokens
-        if carrier == compaction.cut:
-            start += 1
+        start += carrier == compaction.cut  # the carrier is written already
     tail = sorted(index for index in edits if index >= start)
     pieces += _slices(original, start, tail, edits)
     own += [original.items[index] for index in range(start, len(original.items)) if index not in edits]
