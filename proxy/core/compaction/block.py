@@ -203,12 +203,9 @@ class _Sentences:
             if len(others) >= SENTENCES and self.whole[at] and not sentence_rank(self.texts[at]):
                 continue  # thousands of short texts: only one that asks for something can still be chosen
             for sentence in self.of(at):
-                if len(sentence.text) > READ:
-                    continue
-                if sentence_rank(sentence.text):
-                    directing.append(sentence)
-                else:
-                    others.append(sentence)
+                ranked = directing if sentence_rank(sentence.text) else others
+                if len(sentence.text) <= READ:
+                    ranked.append(sentence)
                 if len(directing) == SENTENCES:
                     return directing
         return [*directing, *others][:SENTENCES]
