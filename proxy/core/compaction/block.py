@@ -202,13 +202,16 @@ class _Sentences:
         for at in range(len(self.texts) - 1, -1, -1):
             if len(others) >= SENTENCES and self.whole[at] and not sentence_rank(self.texts[at]):
                 continue  # thousands of short texts: only one that asks for something can still be chosen
-            for sentence in self.of(at):
+            for sentence in self._rankable(at):
                 ranked = directing if sentence_rank(sentence.text) else others
-                if len(sentence.text) <= READ:
-                    ranked.append(sentence)
+                ranked.append(sentence)
                 if len(directing) == SENTENCES:
                     return directing
         return [*directing, *others][:SENTENCES]
+
+    def _rankable(self, at: int) -> list[_Sentence]:
+        """The sentences of text *at* that are not too long to be ranked."""
+        return [sentence for sentence in self.of(at) if len(sentence.text) <= READ]
 
 
 def _split(text: str, at: int, *, whole: bool) -> list[_Sentence]:
