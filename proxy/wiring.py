@@ -29,6 +29,7 @@ from proxy.engine.features import Features
 from proxy.engine.learned_routes import LearnedRoutes, NoticeCallback, ignore_notice
 from proxy.engine.measuring import Measurer, ShrunkTools
 from proxy.engine.ports import Reply, Upgradable, Upstream
+from proxy.engine.quick_check import QuickCheck
 from proxy.engine.reading import Reader
 from proxy.engine.records import CompactionRecords
 from proxy.engine.retries import Retries
@@ -94,12 +95,14 @@ def open_engine(
     features = Features([*open_features(parts), *(history.features if history else ())])
     shrunk_tools: ShrunkTools = caches.LockedCache(CACHED_TOOL_ARRAYS)
     mode = settings.compression.mode
+    quick_check = QuickCheck(catalogue, learned, policy, mode, time.monotonic)
     measurer = Measurer(catalogue, reader, store.records, learned, features, policy, mode, shrunk_tools)
     retries = Retries(measurer, learned)
     sending = UpstreamCalls(upstream, catalogue, measurer, retries, classifier, calls or CallSettings(), faults)
     counting = {each.name: each.count_tokens for each in settings.upstreams}
     return Engine(
         catalogue,
+        quick_check,
         measurer,
         records,
         learned,
@@ -196,7 +199,7 @@ def _prune_pass(stages: Stages) -> PrunePassRules:
 
 def _truncate_limits(stages: Stages) -> TruncateLimits | None:
     wanted = stages.truncate
-    return TruncateLimits(wanted.max_lines, wanted.max_bytes, wanted.share) if wanted.enabled else None
+    return TruncateLimits(max_bytes=wanted.max_bytes, share=wanted.share) if wanted.enabled else None
 
 
 def open_models(settings: Settings, catalogue: Catalogue, upstream: Upstreams) -> Models:

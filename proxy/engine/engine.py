@@ -44,13 +44,14 @@ from proxy.core.request import Mode, Request
 from proxy.engine.body_edits import rerouted
 from proxy.engine.fail_open import COUNT_TOKENS, FailOpen
 from proxy.engine.features import Continued, Extend, Features
-from proxy.engine.learned_routes import LearnedRoutes, SentPrompt
+from proxy.engine.learned_routes import LearnedRoutes, SentPrompt, sent_prompt
 from proxy.engine.measuring import Measurer
 from proxy.engine.ports import Answer, Clock, Outcome, Refusal, Reply
+from proxy.engine.quick_check import QuickCheck
 from proxy.engine.records import CompactionRecords
 from proxy.engine.replies import LocalReply
 from proxy.engine.reports import report_of
-from proxy.engine.retries import Retries, sent_prompt
+from proxy.engine.retries import Retries
 from proxy.engine.run import GIVE_UP, Delivered, GiveUp, Run, Undelivered, Unreachable
 from proxy.engine.upstream_calls import Accepted, NotNews, Overflowed, UpstreamCalls
 from proxy.offload import load_of, offload
@@ -80,6 +81,7 @@ class Engine:
     def __init__(
         self,
         catalogue: Catalogue,
+        quick_check: QuickCheck,
         measurer: Measurer,
         records: CompactionRecords,
         learned: LearnedRoutes,
@@ -93,6 +95,7 @@ class Engine:
     ) -> None:
         self.measurer = measurer
         self._catalogue = catalogue
+        self._quick_check = quick_check
         self._records = records
         self.learned = learned
         self._calls = calls
@@ -147,7 +150,6 @@ class Engine:
                 answer = await feature.answer_planned(request, view, self._report(run, view))
                 if answer is not None:
                     return answer
-        run.attempts = Attempts(view.known.route.steps, view)
         delivery = await self._deliver(run, decision)
         if isinstance(delivery, Delivered):
             return await self._answered(run, delivery)
@@ -164,7 +166,8 @@ class Engine:
         Raises ``InvalidRequest`` and ``NotFound``.
         """
         loss: MaxLoss | None = "any" if dry_run else None
-        measured = await self.measurer.measure(request, loss, dry_run=dry_run, count_always=count_always)
+        view = None if count_always else await self._quick_check.view(request)
+        measured = view or await self.measurer.measure(request, loss, dry_run=dry_run)
         if isinstance(measured, UncountedView):
             return Forward(measured)
         first = await self._planned(measured)
@@ -184,7 +187,8 @@ class Engine:
 
     async def plan(self, request: Request, max_loss: MaxLoss, *, dry_run: bool = False) -> FinalDecision:
         """Plan *request* for the model it names, without sending it. Raises ``InvalidRequest`` and ``NotFound``."""
-        measured = await self.measurer.measure(request, max_loss, dry_run=dry_run)
+        view = await self._quick_check.view(request)
+        measured = view or await self.measurer.measure(request, max_loss, dry_run=dry_run)
         if isinstance(measured, UncountedView):
             return Forward(measured)
         return await self._planned(measured)
@@ -269,16 +273,17 @@ class Engine:
 
     async def _next(self, run: Run, view: View, overflow: Overflow | None) -> Forward | GiveUp:
         """What to send after *view* was refused; *overflow* is None if that told nothing new."""
-        if self.measurer.mode_of(run.request) != "on" or run.attempts is None:
+        if self.measurer.mode_of(run.request) != "on":
             return GIVE_UP
         run.resume_planning()
+        attempts = run.attempts = run.attempts or Attempts(view.known.route.steps, view)
         if overflow is not None:
             await self._learn_refusal(run, view, overflow)
         decision: Forward | GiveUp = GIVE_UP
-        for move in run.attempts.after(view, overflow):
+        for move in attempts.after(view, overflow):
             match move:
                 case Shrink():
-                    decision = await self._smaller(run.attempts, move)
+                    decision = await self._smaller(attempts, move)
                 case Fallback():
                     decision = await self._by_fallback(run.request, move.model)
                 case other:
@@ -317,7 +322,8 @@ class Engine:
         if run.unsure is not None and is_good and not view.request.fallback_model:
             await self._retries.learn(*run.unsure)
         report = self._report(run, view)
-        asyncio.get_running_loop().call_soon(self._after_answer, view, report, reply.status)
+        if self._records.counts_answers or isinstance(view, CountedView):
+            asyncio.get_running_loop().call_soon(self._after_answer, view, report, reply.status)
         ending = LateOverflowDetector(self._classifier, reply.headers) if is_good else None
         answer = Answer(report, reply, delivery.head, ending=ending, hides_usage=delivery.hides_usage)
         if is_good:

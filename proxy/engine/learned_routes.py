@@ -6,16 +6,18 @@ conversations, in this process only.
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
+from typing import Final
 
 import msgspec
 from msgspec import structs
 
 from proxy.core import learned_window
-from proxy.core.decisions import KnownRoute, UsageAnchor
+from proxy.core.decisions import KnownRoute, UncountedView, UsageAnchor, View
 from proxy.core.learned_window import (
     NOTHING,
     Calibration,
@@ -53,6 +55,12 @@ https://docs.ollama.com/context-length, https://github.com/ggml-org/llama.cpp/tr
 """
 
 RAISE_ANY = "Raise the server's context (Ollama: num_ctx; llama.cpp: --ctx-size; others: context length, rope scaling)"
+
+BYTES_PER_TOKEN = 12
+"""A token of a request's JSON has hardly ever more bytes, whitespace and escapes included: English has 4 to 5."""
+
+MEDIA: Final = re.compile(rb'"(?:image|input_(?:image|audio|file)|file"|document"|audio|video|item_reference")')
+"""What items hold whose price says nothing of a vocabulary."""
 
 NoticeCallback = Callable[[str, Mapping[str, object]], None]
 """Logs an event with its facts."""
@@ -105,6 +113,32 @@ class SentPrompt:
     is_counted: bool = True
 
 
+def sent_prompt(view: View) -> SentPrompt | None:
+    """What the answer to *view* can teach; None if what the provider counts says nothing of what we counted."""
+    if isinstance(view, UncountedView):
+        return None if view.is_off or view.bound else _uncounted_prompt(view)
+    if view.observation or view.measured.parsed.envelope.has_unseen_input:
+        return None
+    measured, record = view.measured, view.edits.record
+    output = int((view.lowered_output or view.budget.reserve) * measured.token_ratio)
+    return SentPrompt(
+        measured.route,
+        measured.request.tenant,
+        view.counted,
+        measured.prefix_hashes[-1] if measured.prefix_hashes else b"",
+        record.compaction.boundary if record else -1,
+        is_text=not measured.counts.roles.media,
+        output_tokens=output,
+    )
+
+
+def _uncounted_prompt(view: UncountedView) -> SentPrompt:
+    """Usage feedback for a request sent without a token count (context window unknown)."""
+    body, tenant = view.request.body, view.request.tenant
+    is_text = not MEDIA.search(body)
+    return SentPrompt(view.known.route, tenant, len(body) // BYTES_PER_TOKEN, b"", -1, is_text, is_counted=False)
+
+
 def ignore_notice(event: str, facts: Mapping[str, object]) -> None:
     """Log nothing."""
     del event, facts
@@ -129,6 +163,8 @@ class LearnedRoutes:
         self._notice = notice
         self._wall = wall
         self._warned: set[str] = set()
+        self.generation = 0
+        """Rises with everything that is learned here, so that what was derived from it can be found old."""
 
     def get_cached(self, route: Route, tenant: bytes) -> CachedRoute:
         """What this process knows of *route*; the prior of its model's family if it knows nothing."""
@@ -289,6 +325,7 @@ class LearnedRoutes:
     def _save(self, route: Route, tenant: bytes, learned: LearnedRoute) -> CachedRoute:
         before, now = self.get_cached(route, tenant).learned, self._wall()
         cached = self._known[route.learned_key, tenant] = CachedRoute(learned, self._clock())
+        self.generation += 1
         self._records.save_route(tenant, route.learned_key, msgspec.msgpack.encode(learned))
         window = believed(route, learned.learned_window, now)
         if window is not None and window != believed(route, before.learned_window, now):

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import MutableMapping
 from dataclasses import replace
 
-from cachetools import LRUCache
-
 from proxy.core.apis.envelope import TOOLS, Envelope
 from proxy.core.attempts import first_max_loss
 from proxy.core.client_compaction import compacting_client
@@ -25,17 +23,13 @@ from proxy.core.decisions import (
 )
 from proxy.core.models import Catalogue, Route
 from proxy.core.request import Mode, Request
-from proxy.core.tokens.budget import TokenBudget, answer_reserve, input_limit
+from proxy.core.tokens.budget import TokenBudget
 from proxy.engine.features import Features
 from proxy.engine.learned_routes import LearnedRoutes
 from proxy.engine.ports import Records
-from proxy.engine.quick_check import Head, bound, read_head
 from proxy.engine.reading import CountedBody, LocatedBody, Reader
 from proxy.engine.reports import OBSERVED
 from proxy.offload import offload
-
-LOWEST_MARKS = 1_024
-"""Low marks that are remembered: one for each window and output figure in use."""
 
 ShrunkTools = MutableMapping[tuple[bytes, str, str, int], tuple[str, int]]
 """Tools arrays that were made smaller, and their tokens: a bounded mapping."""
@@ -63,45 +57,38 @@ class Measurer:
         self._features = features
         self._mode = mode
         self._shrunk_tools = shrunk_tools
-        self._lowest_marks: LRUCache[tuple[int | None, ...], int] = LRUCache(LOWEST_MARKS)
 
     def mode_of(self, request: Request) -> Mode:
         """The mode of *request*: its own if it asks for less than it gets, else the configured one."""
         return self._mode if request.options.mode == "on" else request.options.mode
 
     async def measure(
-        self, request: Request, max_loss: MaxLoss | None = None, *, dry_run: bool = False, count_always: bool = False
+        self, request: Request, max_loss: MaxLoss | None = None, *, dry_run: bool = False
     ) -> MeasuredRequest | UncountedView:
         """Measure *request* for the model it names.
 
         *max_loss* is the most its view may lose, None for as much as its overflow policy allows at first. The client's
-        own bytes are returned if nothing is to be counted: mode off, no known window, or (but for *count_always*) so
-        few bytes that they fit. That is found without a count, a hash or, once the route was asked for, a wait.
+        own bytes are returned if nothing is to be counted: mode off, or no known window.
 
         Raises ``InvalidRequest`` and ``NotFound``.
         """
-        options, mode = request.options, self.mode_of(request)
-        head = read_head(request.api, request.body)
-        named = head if head is not None else (await self.located(request)).envelope
-        route = self._catalogue.resolve(request.path_model or named.model, len(request.body))
+        mode, located = self.mode_of(request), await self.located(request)
+        envelope = located.envelope
+        route = self._catalogue.resolve(request.path_model or envelope.model, len(request.body))
         if request.window_variant:
             route = replace(route, variant=request.window_variant)
-        # So that a process which has just started knows what other replicas learned before it answers by bytes alone.
-        learned = self._learned.get_fresh(route, request.tenant) or await self._learned.get(route, request.tenant)
-        known = self._learned.known_route(route, request.tenant, learned, options.window)
+        learned = await self._learned.get(route, request.tenant)
+        known = self._learned.known_route(route, request.tenant, learned, request.options.window)
         if mode == "off" or known.window is None:
-            return _uncounted(request, known, named, is_off=mode == "off")
-        if head is not None and not count_always and not options.compact_now:
-            reserved = answer_reserve(head.requested, route.max_output, known.window)
-            budget = input_limit(known.window, reserved, route.max_input)
-            tokens = bound(request.body, head, self._lowest_mark(route, known.window, budget))
-            if tokens:
-                return _uncounted(request, known, head, bound=tokens, budget=budget)
+            return UncountedView(
+                request, known, envelope.model, envelope.stream, envelope.session, request.body, is_off=mode == "off"
+            )
         if mode == "observe":
             # What was only considered must never be taken for what was sent: it is recorded under a name of its own.
-            request = replace(request, options=replace(options, conversation=options.conversation + OBSERVED))
+            options = replace(request.options, conversation=request.options.conversation + OBSERVED)
+            request = replace(request, options=options)
         target = self._first_target(request, route, mode, max_loss, dry_run=dry_run)
-        return await self.count(request, await self.located(request), known, known.window, target)
+        return await self.count(request, located, known, known.window, target)
 
     async def measure_anyway(self, request: Request, assumed_window: int) -> MeasuredRequest:
         """Measure *request*, against *assumed_window* provider tokens if its model's window is unknown.
@@ -177,21 +164,6 @@ class Measurer:
         feature = self._features.adding
         return NO_ADDITION if feature is None else feature.addition(request, envelope, route, window)
 
-    # The client's own bytes.
-
-    def _lowest_mark(self, route: Route, window: int, budget: int) -> int:
-        """The lowest low mark that a request inside *budget* can have: what has fewer bytes needs no closer look.
-
-        A token of JSON is more than two bytes, so that its tokens are under half of the mark.
-        """
-        name = (window, budget, route.max_output, route.max_input, route.price_tier)
-        mark = self._lowest_marks.get(name)
-        if mark is None:
-            figures = self.policy.budget(route, window, None, 0, 1.0)
-            mark = figures.low(self.policy.rules.marks, min(budget, figures.baseline))
-            self._lowest_marks[name] = mark
-        return mark
-
     # What the view must reach.
 
     def _first_target(
@@ -250,28 +222,6 @@ class Measurer:
             step = max(1, budget.window // 64)
             targets.append(rules.allocation.for_tools(budget.window, -(-others // step) * step))
         return min(targets, default=None)
-
-
-def _uncounted(
-    request: Request,
-    known: KnownRoute,
-    named: Head | Envelope,
-    *,
-    bound: int = 0,
-    budget: int | None = None,
-    is_off: bool = False,
-) -> UncountedView:
-    return UncountedView(
-        request=request,
-        known=known,
-        model=named.model,
-        stream=named.stream is True,
-        session=named.session,
-        body=request.body,
-        bound=bound,
-        budget=budget,
-        is_off=is_off,
-    )
 
 
 def _client_compaction(reading: CountedBody) -> str:

@@ -1,32 +1,47 @@
-"""The first look at a body: whether its bytes alone show that it fits, before anything is located or counted."""
+"""The quick check: requests whose bytes alone show that they fit are passed on without being measured.
+
+A token of text is at least one byte, and JSON is never shorter than the text it stands for. So a body of fewer bytes
+than its window has tokens fits, if all of its input is text. One typed decode proves that: the types below admit the
+members and parts that hold text, and whatever else may bring input (an image, a stored conversation) has no place in
+them. What they do not admit is measured like any other request.
+"""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from types import MappingProxyType
-from typing import Any, Final, Protocol
+from typing import Any, Final, Literal
 
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from proxy.core.apis.json_scan import ESCAPED_LETTER
 from proxy.core.apis.json_steps import UNREADABLE
-from proxy.core.session_names import session_in
+from proxy.core.decisions import KnownRoute, Policy, UncountedView
+from proxy.core.models import SMALLEST_WINDOW, Catalogue, Route
+from proxy.core.request import Mode, Request, session_in_body
+from proxy.core.tokens.budget import answer_reserve, input_limit
+from proxy.engine.learned_routes import LearnedRoutes
+from proxy.engine.ports import Clock
 
 TOOLS_ALLOWANCE: Final = 512
 """Tokens that a provider's own rendering of tools may add to what their bytes bound."""
 
-HEAD_BYTES: Final = 262_144
-"""Bodies up to this size are first tried by their bytes alone; larger ones are soon known by their prefix anyway."""
-
-MEDIA: Final = re.compile(rb'"(?:image|input_(?:image|audio|file)|file"|document"|audio|video|item_reference")')
-"""What parts of an item hold whose bytes do not bound their tokens."""
+MOST_BYTES: Final = 262_144
+"""Bodies up to this size are checked; larger ones are soon known by their prefix anyway."""
 
 HOSTED: Final = b'"mcp"'
-"""A kind of tool whose description the provider fetches by itself."""
+"""A kind of tool whose description the provider fetches by itself.
 
-_LIST: Final = ord("[")
+https://platform.openai.com/docs/guides/tools-connectors-mcp
+"""
+
+MOST_LIMITS: Final = 1_024
+"""Limits that are remembered, one for each model, output figure and tenant. They come from clients, so are bounded."""
+
+LIMITS_SECONDS: Final = 5.0
+"""How long limits are remembered: servers report new windows, and what was learned expires."""
 
 
 class _Named(msgspec.Struct):
@@ -37,145 +52,271 @@ _NAMED: Final = msgspec.json.Decoder(_Named)
 
 
 def model_of(body: bytes) -> str:
-    """The model that *body* names, read apart from all else; empty if it names none."""
+    """Return the model that *body* names, read apart from all else; empty if it names none."""
     try:
         return _NAMED.decode(body).model
     except (msgspec.DecodeError, UnicodeError, RecursionError):
         return ""
 
 
-class Head(Protocol):
-    """The members that decide where a request goes and whether it may need a closer look."""
-
-    model: str
-    stream: bool | None
-
-    @property
-    def requested(self) -> int | None:
-        """The output figure the request states."""
-
-    @property
-    def session(self) -> str:
-        """What the body calls the conversation; empty where it says nothing of it."""
-
-    def bounded(self) -> bool:
-        """Whether no token of the input is less than a byte of the body."""
-
-    def has_tools(self) -> bool:
-        """Whether tools come with it, whose rendering adds tokens of its own."""
+# Chat completions: https://platform.openai.com/docs/api-reference/chat/create
 
 
-class _Message(msgspec.Struct):
-    content: msgspec.Raw = msgspec.Raw()
+class _Text(msgspec.Struct, tag_field="type", tag="text"):
+    pass
+
+
+class _Refusal(msgspec.Struct, tag_field="type", tag="refusal"):
+    pass
+
+
+class _ChatMessage(msgspec.Struct):
+    content: str | list[_Text | _Refusal] | None = None
+    audio: None = None
 
 
 class _Chat(msgspec.Struct):
-    """A body of ``/v1/chat/completions`` or ``/v1/messages``."""
-
-    messages: list[_Message]
+    messages: list[_ChatMessage]
     model: str = ""
     stream: bool | None = None
     max_tokens: int | None = None
     max_completion_tokens: int | None = None
     tools: msgspec.Raw | UnsetType = UNSET
     functions: msgspec.Raw | UnsetType = UNSET
-    audio: msgspec.Raw | UnsetType = UNSET
-    prompt: msgspec.Raw | UnsetType = UNSET
-    conversation: msgspec.Raw | UnsetType = UNSET
-    previous_response_id: msgspec.Raw | UnsetType = UNSET
-    mcp_servers: msgspec.Raw | UnsetType = UNSET
+    audio: None = None
     prompt_cache_key: str | None = None
     metadata: Any = None
 
     @property
-    def requested(self) -> int | None:
+    def requested_output(self) -> int | None:
         return self.max_completion_tokens or self.max_tokens
 
     @property
-    def session(self) -> str:
-        return session_in({"metadata": self.metadata, "prompt_cache_key": self.prompt_cache_key})
+    def allowance(self) -> int | None:
+        has_tools = self.tools is not UNSET or self.functions is not UNSET
+        return TOOLS_ALLOWANCE if has_tools else 0
 
-    def has_tools(self) -> bool:
-        return self.tools is not UNSET or self.functions is not UNSET
 
-    def bounded(self) -> bool:
-        elsewhere = (self.audio, self.prompt, self.conversation, self.previous_response_id, self.mcp_servers)
-        if any(member is not UNSET for member in elsewhere):
-            return False
-        return all(_is_text(message.content) for message in self.messages)
+# Messages: https://docs.anthropic.com/en/api/messages
+
+
+class _Thinking(msgspec.Struct, tag_field="type", tag="thinking"):
+    pass
+
+
+class _RedactedThinking(msgspec.Struct, tag_field="type", tag="redacted_thinking"):
+    pass
+
+
+class _ToolUse(msgspec.Struct, tag_field="type", tag="tool_use"):
+    pass
+
+
+class _ToolResult(msgspec.Struct, tag_field="type", tag="tool_result"):
+    content: str | list[_Text] | None = None
+
+
+class _Turn(msgspec.Struct):
+    content: str | list[_Text | _ToolUse | _ToolResult | _Thinking | _RedactedThinking]
+
+
+class _Messages(msgspec.Struct):
+    messages: list[_Turn]
+    model: str = ""
+    stream: bool | None = None
+    max_tokens: int | None = None
+    system: str | list[_Text] | None = None
+    tools: msgspec.Raw | UnsetType = UNSET
+    mcp_servers: None = None
+    container: None = None
+    prompt_cache_key: str | None = None
+    metadata: Any = None
+
+    @property
+    def requested_output(self) -> int | None:
+        return self.max_tokens
+
+    @property
+    def allowance(self) -> int | None:
+        return 0 if self.tools is UNSET else TOOLS_ALLOWANCE
+
+
+# Responses: https://platform.openai.com/docs/api-reference/responses/create
+
+
+class _Part(msgspec.Struct):
+    type: Literal["input_text", "output_text", "refusal", "summary_text", "reasoning_text"]
+
+
+class _ResponsesItem(msgspec.Struct):
+    type: Literal[
+        "message",
+        "function_call",
+        "function_call_output",
+        "custom_tool_call",
+        "custom_tool_call_output",
+        "local_shell_call",
+        "local_shell_call_output",
+        "reasoning",
+    ] = "message"
+    content: str | list[_Part] | None = None
+    output: str | list[_Part] | None = None
+    role: str | None = None
 
 
 class _Responses(msgspec.Struct):
-    """A body of ``/v1/responses``."""
-
-    input: msgspec.Raw | UnsetType = UNSET
+    input: str | list[_ResponsesItem] = ""
     model: str = ""
     stream: bool | None = None
     max_output_tokens: int | None = None
     tools: msgspec.Raw | UnsetType = UNSET
-    prompt: msgspec.Raw | UnsetType = UNSET
-    conversation: msgspec.Raw | UnsetType = UNSET
-    previous_response_id: msgspec.Raw | UnsetType = UNSET
+    prompt: None = None
+    conversation: None = None
+    previous_response_id: None = None
     prompt_cache_key: str | None = None
     metadata: Any = None
 
     @property
-    def requested(self) -> int | None:
+    def requested_output(self) -> int | None:
         return self.max_output_tokens
 
     @property
-    def session(self) -> str:
-        return session_in({"metadata": self.metadata, "prompt_cache_key": self.prompt_cache_key})
-
-    def has_tools(self) -> bool:
-        return self.tools is not UNSET
-
-    def bounded(self) -> bool:
-        elsewhere = (self.prompt, self.conversation, self.previous_response_id)
-        if any(member is not UNSET for member in elsewhere):
-            return False
-        if self.tools is not UNSET and HOSTED in bytes(self.tools):
-            return False
-        return self.input is UNSET or _is_text(self.input)
+    def allowance(self) -> int | None:
+        if self.tools is UNSET:
+            return 0
+        return None if HOSTED in bytes(self.tools) else TOOLS_ALLOWANCE
 
 
-class _Reader:
-    """Reads the heads of one API. *deciding* finds the members that must not occur twice."""
+Textual = _Chat | _Messages | _Responses
+"""A body all of whose input is text.
 
-    def __init__(self, kind: type[_Chat] | type[_Responses], deciding: bytes) -> None:
+``requested_output`` is the output figure that it states. ``allowance`` are the tokens that the provider may add to what
+the bytes bound, None if it may add any number.
+"""
+
+
+class _Decoder:
+    """Decodes the textual bodies of one API. *deciding* matches the members that must not occur twice."""
+
+    def __init__(self, kind: type[Textual], deciding: bytes) -> None:
         self._decoder = msgspec.json.Decoder(kind)
         self._deciding = re.compile(deciding)
 
-    def read(self, body: bytes) -> Head | None:
+    def decode(self, body: bytes) -> Textual | None:
+        """Return the textual body *body*; None if it may hold other input, or a deciding member twice."""
+        if len(body) > MOST_BYTES or len(self._deciding.findall(body)) > 2:
+            return None
         try:
-            head = self._decoder.decode(body)
+            return self._decoder.decode(body)
         except UNREADABLE:
             return None
-        # Where these words occur more often, the exact scanner tells where.
-        sole = len(self._deciding.findall(body)) <= 2 and not ESCAPED_LETTER.search(body)
-        return head if sole else None
 
 
-_MESSAGES: Final = _Reader(_Chat, rb'"m(?:odel|essages)"')
-_READERS: Final[Mapping[str, _Reader]] = MappingProxyType(
-    {"chat": _MESSAGES, "messages": _MESSAGES, "responses": _Reader(_Responses, rb'"(?:model|input)"')}
+_DECIDING: Final = rb'"m(?:odel|essages)"'
+DECODERS: Final[Mapping[str, _Decoder]] = MappingProxyType(
+    {
+        "chat": _Decoder(_Chat, _DECIDING),
+        "messages": _Decoder(_Messages, _DECIDING),
+        "responses": _Decoder(_Responses, rb'"(?:model|input)"'),
+    }
 )
 
 
-def read_head(api: str, body: bytes) -> Head | None:
-    """The head of *body*; ``None`` where it is large, or takes the exact scanner to say what it is."""
-    return _READERS[api].read(body) if len(body) <= HEAD_BYTES else None
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What a request of few bytes is held against, while ``generation`` is current and until the second ``until``.
 
-
-def bound(body: bytes, head: Head, low: int) -> int:
-    """Tokens that bound the body's input, if that alone shows it is under the *low* mark; else zero.
-
-    A token is at least one byte of text, and JSON is never shorter than the text it stands for.
+    ``known`` is the route and its window. ``budget`` are the tokens of its input, and ``mark`` the lowest low mark
+    that a request inside that budget can have.
     """
-    tokens = len(body) + (TOOLS_ALLOWANCE if head.has_tools() else 0)
-    return tokens if tokens <= low and head.bounded() else 0
+
+    known: KnownRoute
+    budget: int
+    mark: int
+    generation: int
+    until: float
 
 
-def _is_text(content: msgspec.Raw) -> bool:
-    view = memoryview(content)
-    return not (view.nbytes and view[0] == _LIST and MEDIA.search(view))
+class QuickCheck:
+    """Finds the requests that fit by their bytes, and those that are not measured at all."""
+
+    def __init__(self, catalogue: Catalogue, learned: LearnedRoutes, policy: Policy, mode: Mode, clock: Clock) -> None:
+        self._catalogue = catalogue
+        self._learned = learned
+        self._policy = policy
+        self._mode = mode
+        self._clock = clock
+        self._limits: dict[tuple[object, ...], Limits] = {}
+
+    async def view(self, request: Request) -> UncountedView | None:
+        """Return the client's own bytes if they show that they fit, or are not to be measured; None to measure them.
+
+        Waits only for what other replicas learned of the route, once in a while. Raises ``NotFound``.
+        """
+        textual = DECODERS[request.api].decode(request.body)
+        if textual is None:
+            return None
+        body = request.body
+        limits = self._cached(request, textual) or await self._look_up(request, textual)
+        is_off = self._mode == "off" or request.options.mode == "off"
+        tokens = 0
+        if not is_off and limits.known.window is not None:
+            allowance = textual.allowance
+            if allowance is None or len(body) + allowance > limits.mark or request.options.compact_now:
+                return None
+            tokens = len(body) + allowance
+        session = ""
+        if textual.metadata or textual.prompt_cache_key:
+            session = session_in_body({"metadata": textual.metadata, "prompt_cache_key": textual.prompt_cache_key})
+        return UncountedView(
+            request=request,
+            known=limits.known,
+            model=textual.model,
+            stream=textual.stream is True,
+            session=session,
+            body=body,
+            bound=tokens,
+            budget=limits.budget if tokens else None,
+            is_off=is_off,
+        )
+
+    def _cached(self, request: Request, textual: Textual) -> Limits | None:
+        """Return the limits of a *textual* request, if they are known and still hold."""
+        limits = self._limits.get(_key(request, textual))
+        if limits is None or limits.generation != self._learned.generation or limits.until < self._clock():
+            return None
+        return limits
+
+    async def _look_up(self, request: Request, textual: Textual) -> Limits:
+        """Look the limits of a *textual* request up, and remember them if its window is known."""
+        route = self._catalogue.resolve(request.path_model or textual.model, len(request.body))
+        if request.window_variant:
+            route = replace(route, variant=request.window_variant)
+        # So that a process which has just started knows what other replicas learned before it answers by bytes alone.
+        learned = await self._learned.get(route, request.tenant)
+        known = self._learned.known_route(route, request.tenant, learned, request.options.window)
+        generation, until = self._learned.generation, self._clock() + LIMITS_SECONDS
+        if known.window is None:
+            return Limits(known, 0, 0, generation, until)
+        reserved = answer_reserve(textual.requested_output, route.max_output, known.window)
+        budget = input_limit(known.window, reserved, route.max_input)
+        limits = Limits(known, budget, self._lowest_mark(route, known.window, budget), generation, until)
+        if len(self._limits) >= MOST_LIMITS:
+            self._limits.clear()
+        self._limits[_key(request, textual)] = limits
+        return limits
+
+    def _lowest_mark(self, route: Route, window: int, budget: int) -> int:
+        """Return the lowest low mark of a request inside *budget*: what has fewer bytes needs no closer look.
+
+        A token of JSON is more than two bytes, so that its tokens are under half of the mark.
+        """
+        figures = self._policy.budget(route, window, None, 0, 1.0)
+        return figures.low(self._policy.rules.marks, min(budget, figures.baseline))
+
+
+def _key(request: Request, textual: Textual) -> tuple[object, ...]:
+    """Return all that decides the limits of a *textual* request; of its size, if it is worth asking a server for."""
+    is_small = len(request.body) <= SMALLEST_WINDOW
+    model, output = request.path_model or textual.model, textual.requested_output
+    return model, output, request.tenant, request.options.window, request.window_variant, is_small

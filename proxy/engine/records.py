@@ -59,6 +59,11 @@ class CompactionRecords:
         self._summaries = summaries
         self._need_no_summary: LRUCache[RecordKey, int] = LRUCache(NEED_NO_SUMMARY)
 
+    @property
+    def counts_answers(self) -> bool:
+        """True if every answer counts: what summaries may cost is a share of what answers did."""
+        return self._summaries is not None
+
     async def look_up(self, measured: MeasuredRequest) -> LookedUp:
         """The layout, the newest record of the conversation, and whether an operator asked for a compaction.
 

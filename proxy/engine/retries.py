@@ -12,7 +12,6 @@ from proxy.core.decisions import (
     Forward,
     KnownRoute,
     MeasuredRequest,
-    UncountedView,
     View,
 )
 from proxy.core.errors import InvalidRequest
@@ -21,16 +20,12 @@ from proxy.core.overflow.kinds import Overflow
 from proxy.core.report import Usage
 from proxy.core.tokens.budget import answer_reserve
 from proxy.engine.body_edits import with_lower_output, with_truncation
-from proxy.engine.learned_routes import LearnedRoutes, SentPrompt
+from proxy.engine.learned_routes import MEDIA, LearnedRoutes, SentPrompt, sent_prompt
 from proxy.engine.measuring import Measurer
-from proxy.engine.quick_check import MEDIA
 from proxy.engine.reading import LocatedBody
 
 STATED = frozenset({"configured", "server", "request"})
 """Sources of a window that a person or the server stated: a table may be wrong about this server."""
-
-BYTES_PER_TOKEN = 12
-"""A token of a request's JSON has hardly ever more bytes, whitespace and escapes included: English has 4 to 5."""
 
 UNKNOWN_WINDOW_SHARE = 2
 """Tokens for each byte of the body that a window is taken to have if nothing is known but that the body is too much."""
@@ -140,32 +135,6 @@ class Retries:
             return None
         located = await self._measurer.located(replace(view.request, body=view.body))
         return with_lower_output(located, view, overflow.limit)
-
-
-def sent_prompt(view: View) -> SentPrompt | None:
-    """What the answer to *view* can teach; None if what the provider counts says nothing of what we counted."""
-    if isinstance(view, UncountedView):
-        return None if view.is_off or view.bound else _uncounted_prompt(view)
-    if view.observation or view.measured.parsed.envelope.has_unseen_input:
-        return None
-    measured, record = view.measured, view.edits.record
-    output = int((view.lowered_output or view.budget.reserve) * measured.token_ratio)
-    return SentPrompt(
-        measured.route,
-        measured.request.tenant,
-        view.counted,
-        measured.prefix_hashes[-1] if measured.prefix_hashes else b"",
-        record.compaction.boundary if record else -1,
-        is_text=not measured.counts.roles.media,
-        output_tokens=output,
-    )
-
-
-def _uncounted_prompt(view: UncountedView) -> SentPrompt:
-    """Usage feedback for a request sent without a token count (context window unknown)."""
-    body, tenant = view.request.body, view.request.tenant
-    is_text = not MEDIA.search(body)
-    return SentPrompt(view.known.route, tenant, len(body) // BYTES_PER_TOKEN, b"", -1, is_text, is_counted=False)
 
 
 def _after(refused: View, view: View) -> View:

@@ -1,4 +1,4 @@
-"""The number of requests under way, the end of a process, and refusals that cost next to nothing."""
+"""Bounds the number of requests under way, ends them when the process ends, and refuses at little cost."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import itertools
 import os
 import time
 from collections.abc import Sequence
-from typing import Any, Final, cast
+from typing import Any, Final
 
 from aiohttp import web
 
@@ -20,67 +20,56 @@ from proxy.server.request import BodyBytes, RequestPath, is_local
 from proxy.server.response import ResponseWriter
 from proxy.tasks import Faults
 
-_GOODBYE: Final = 2.0
+_CUT_SECONDS: Final = 2.0
 """Seconds that a cut request may take to end its answer."""
 
 
 class Drain:
-    """Requests of one process: counted on the way in, waited for and then cut when it drains.
+    """Requests of one process: waited for and then cut when it drains.
 
-    ``is_full``: one more request would be too many.
+    ``running`` are the tasks of the requests under way; the handler adds and removes each. There may be ``limit``.
     """
 
     FULL: Final = "The proxy handles as many requests as it may (server.limits.in_flight). Try again soon."
 
     def __init__(self, limits: Limits) -> None:
-        self._limit = limits.in_flight
-        self._running: set[asyncio.Task[Any]] = set()
+        self.limit = limits.in_flight
+        self.running: set[asyncio.Task[Any]] = set()
         self.body_bytes = BodyBytes(limits.in_flight_bytes)
-        self.is_full = self._limit == 0
         self.ready = False
         self.draining = False
         self.cutting = False
 
     def __len__(self) -> int:
         """Return the number of requests under way."""
-        return len(self._running)
+        return len(self.running)
 
-    def enter(self) -> Overloaded | None:
-        """Count the request of the running task, until ``leave``. Return the reason to refuse it, if there is one."""
-        task = asyncio.current_task()
-        if task is None:
-            raise RuntimeError("requests are handled inside tasks")
-        self._running.add(task)
-        self.is_full = len(self._running) >= self._limit
+    def refusal(self) -> Overloaded:
+        """Return the error for a request that came after the end began, or that is one too many."""
         if self.draining:
             return Overloaded("The proxy is shutting down. Try again: another one will answer.")
-        return Overloaded(self.FULL) if len(self._running) > self._limit else None
-
-    def leave(self) -> None:
-        """End the count of the running task's request."""
-        self._running.discard(cast("asyncio.Task[Any]", asyncio.current_task()))
-        self.is_full = len(self._running) >= self._limit
+        return Overloaded(self.FULL)
 
     async def drain(self, seconds: float) -> None:
         """Refuse new requests, give running ones *seconds*, then end them."""
         self.draining = True
         loop = asyncio.get_running_loop()
         end = loop.time() + seconds
-        while self._running and (left := end - loop.time()) > 0:
-            await asyncio.wait(self._running, timeout=left)
+        while self.running and (left := end - loop.time()) > 0:
+            await asyncio.wait(self.running, timeout=left)
         self.cutting = True
-        late = list(self._running)
+        late = list(self.running)
         for task in late:
             task.cancel()
         if late:
-            await asyncio.wait(late, timeout=_GOODBYE)
+            await asyncio.wait(late, timeout=_CUT_SECONDS)
 
 
 class QuickRefusal:
     """Refuses requests while the proxy is full, at little cost.
 
-    At three times the capacity there are two refusals for each answer, and what they cost is missing there: some 60 µs
-    each here, twice that in the handler. It answers a program's plain POST only: not a browser's request, no other
+    At three times the capacity there are two refusals for each answer, and they take time from it: some 60 µs each
+    here, twice that in the handler. Only a program's plain POST is refused here: not a browser's request, no other
     method, and nothing during the shut-down.
     """
 
@@ -121,6 +110,6 @@ class QuickRefusal:
         try:
             for observe in self._observers:
                 observe(report, seconds)
-        except Exception as fault:  # noqa: BLE001 - what is noted of an answer must not cost it
+        except Exception as fault:  # noqa: BLE001 - an observer's fault must not cost the answer
             self._faults.report("after", identity, fault)
         return out

@@ -1,6 +1,6 @@
 """Prometheus metrics: those of requests from the table of a report's fields, the others from ``PROCESS`` below.
 
-With several workers one answer covers them all.
+With several workers each answer of ``/metrics`` covers them all.
 """
 
 from __future__ import annotations
@@ -82,13 +82,13 @@ _ROWS: Final = tuple((metric, metric.when or field.name) for field in FIELDS for
 _WHEN: Final = tuple(dict.fromkeys(when for _, when in _ROWS if when != DURATION))
 _READ: Final = attrgetter(*_WHEN)
 _BLANK: Final = dict(zip(_WHEN, _READ(Report("", "")), strict=True))
-_AT: Final = {when: place for place, when in enumerate((*_WHEN, DURATION))}
+_AT: Final = {when: index for index, when in enumerate((*_WHEN, DURATION))}
 
 _OF_REPORTS: Final = tuple(
     (metric, _AT[when], object() if metric.always else _BLANK.get(when)) for metric, when in _ROWS
 )
-"""Each of them with the place of that attribute in what ``_READ`` gives and the duration behind it, and the value of it
-that adds nothing."""
+"""Each of these metrics with the index of its attribute in ``(*_READ(report), duration)``, and the value that adds
+nothing."""
 
 _ROUTE: Final = ("api", "model", "upstream", "status", "outcome")
 """The labels that a report's metrics may have beside their own; together they name one kind of request."""
@@ -100,7 +100,8 @@ class Telemetry:
     """Counts what requests and the store did.
 
     *directory* is where worker processes keep their figures; ``PROMETHEUS_MULTIPROC_DIR`` must have named it before
-    this module was imported. ``None``: this process is the only one.
+    this module was imported. ``None``: this process is the only one. ``loop_lag`` adds the seconds by which the event
+    loop was late for something that was due.
     """
 
     def __init__(self, version: str, directory: Path | None = None) -> None:
@@ -119,6 +120,7 @@ class Telemetry:
         self._routes: dict[tuple[str, str, str, int, str], _Route] = {}
         self._families = _Families(self._registry)
         self._families.gauges[BUILD_INFO.name].labels(version).set(1)
+        self.loop_lag: Add = self._families.histograms[LOOP_LAG.name].observe
 
     def observe(self, report: Report, duration: float) -> None:
         """Count one finished request; *duration* in seconds."""
@@ -131,8 +133,8 @@ class Telemetry:
             if value == nothing:
                 continue
             amount: Any = value if metric.amount is None else metric.amount(report, value)
-            if amount is None:
-                continue
+            if amount in (None, route.shown.get(metric)):
+                continue  # nothing to add, or a gauge shows it already
             if metric.own is not None:
                 route[metric, metric.own](amount)
                 continue
@@ -150,28 +152,24 @@ class Telemetry:
             self._families.histograms[SUMMARY_SECONDS.name].observe(report.seconds)
 
     def summaries_state(self, *, running: int, broken: int) -> None:
-        """Show how many summary jobs run, and how many summarisers are not called because they failed."""
+        """Show the numbers of summary jobs that run, and of summarisers that are not called because they failed."""
         self._families.gauges[SUMMARIES_RUNNING.name].set(running)
         self._families.gauges[SUMMARY_BREAKERS.name].set(broken)
 
-    def loop_lag(self, seconds: float) -> None:
-        """Note how late the event loop was for something that was due."""
-        self._families.histograms[LOOP_LAG.name].observe(seconds)
-
     def in_flight(self, count: int) -> None:
-        """Show how many requests this process has under way."""
+        """Show the number of requests that this process has under way."""
         self._families.gauges[IN_FLIGHT.name].set(count)
 
     def refused_connections(self, totals: Mapping[str, int]) -> None:
-        """Count what was refused before it was a request, by this process's totals so far for each reason."""
+        """Count refusals before a request was read, from this process's totals so far for each reason."""
         refused = self._families.counters[REFUSED_CONNECTIONS.name]
         for reason, total in totals.items():
             refused.labels(reason).inc(total - self._refused.get(reason, 0))
             self._refused[reason] = total
 
     def store_state(self, *, up: bool, breaker: Breaker = "closed") -> None:
-        """Show the store's state. Call it on every change: several workers cannot be asked when metrics are read."""
-        self._families.gauges[STORE_UP.name].set(1 if up else 0)
+        """Show the store's state. Call it on every change: reading metrics reaches files of other workers, not them."""
+        self._families.gauges[STORE_UP.name].set(int(up))
         self._families.gauges[STORE_BREAKER.name].set(_BREAKER[breaker])
 
     def store_error(self, kind: str) -> None:
@@ -184,11 +182,11 @@ class Telemetry:
         self._families.counters[INTERNAL_ERRORS.name].labels(where).inc()
 
     def archived(self, outcome: str, count: int) -> None:
-        """Count *count* originals with which something happened."""
+        """Count *count* originals, by the *outcome* of archiving them."""
         self._families.counters[ARCHIVED.name].labels(outcome).inc(count)
 
     def lines_dropped(self, count: int) -> None:
-        """Show how many log lines this process has dropped so far."""
+        """Show the number of log lines that this process has dropped so far."""
         self._families.gauges[LINES_DROPPED.name].set(count)
 
     def without_descriptor(self, count: int) -> None:
@@ -196,7 +194,7 @@ class Telemetry:
         self._families.counters[WITHOUT_DESCRIPTOR.name].inc(count)
 
     def learned_windows(self, count: int) -> None:
-        """Show how many windows this process has learned from overflows and cuts."""
+        """Show the number of windows that this process has learned from overflows and cuts."""
         self._families.gauges[LEARNED_WINDOWS.name].set(count)
 
     def exposition(self) -> tuple[bytes, str]:
@@ -204,7 +202,7 @@ class Telemetry:
         return generate_latest(self._shown), CONTENT_TYPE_PLAIN_0_0_4
 
     def _route(self, report: Report) -> _Route:
-        """Return the series of the kind of request that *report* is about. They are made if this is the first."""
+        """Return the series for requests like that of *report*. Make them for the first one."""
         model = self._model(report.model)
         key = (report.api, model, report.upstream, report.status, report.outcome)
         route = self._routes.get(key)
@@ -234,7 +232,7 @@ class _Families:
         self.counters: dict[str, Counter] = {}
         self.gauges: dict[str, Gauge] = {}
         self.histograms: dict[str, Histogram] = {}
-        self.latest: dict[tuple[Metric, tuple[str, ...]], tuple[Value, float]] = {}
+        self.shown: dict[tuple[Metric, tuple[str, ...]], dict[Value, float]] = {}
         metrics = {metric.name: metric for metric in (*(metric for metric, _ in _ROWS), *PROCESS)}
         for name, metric in metrics.items():
             labels = metric.labels + metric.by
@@ -248,31 +246,36 @@ class _Families:
                 self.histograms[name] = Histogram(name, metric.about, labels, registry=registry, buckets=metric.buckets)
 
     def adder(self, metric: Metric, labels: tuple[str, ...], own: Value) -> Add:
-        """Return what adds to the series of *metric* with these *labels* and its *own*, or sets it if it is a gauge."""
+        """Return the function that adds to the series of *metric* with *labels* and its *own*; it sets a gauge."""
         if metric.kind == "gauge":
             return partial(self._set, metric, labels, own)
         every = labels + _own_labels(own)
         if metric.kind == "histogram":
             histogram = self.histograms[metric.name]
-            return (histogram.labels(*every) if every else histogram).observe
+            if every:
+                histogram = histogram.labels(*every)
+            return histogram.observe
         counter = self.counters[metric.name]
-        return (counter.labels(*every) if every else counter).inc
+        if every:
+            counter = counter.labels(*every)
+        return counter.inc
 
     def _set(self, metric: Metric, labels: tuple[str, ...], own: Value, amount: float) -> None:
         """Let a gauge show *amount* under its *own* labels only, among all with the same *labels*."""
-        before = self.latest.get((metric, labels))
-        if before == (own, amount):
-            return
-        self.latest[metric, labels] = (own, amount)
         gauge = self.gauges[metric.name]
-        if before is not None and before[0] != own:
+        shown = self.shown[metric, labels]
+        for other in shown.keys() - {own}:
             # A label cannot be taken out again when worker processes keep their figures in files.
-            gauge.labels(*labels, *_own_labels(before[0])).set(0)
+            gauge.labels(*labels, *_own_labels(other)).set(0)
+        shown.clear()
+        shown[own] = amount
         gauge.labels(*labels, *_own_labels(own)).set(amount)
 
 
 def _own_labels(own: Value) -> tuple[str, ...]:
-    return own if isinstance(own, tuple) else (own,)
+    if isinstance(own, tuple):
+        return own
+    return (own,)
 
 
 class _Route(dict[tuple[Metric, Value], Add]):
@@ -280,7 +283,8 @@ class _Route(dict[tuple[Metric, Value], Add]):
 
     They are looked up once: ``labels()`` costs more than the count itself.
 
-    A key is a metric and the value or values of its own labels.
+    A key is a metric and the value or values of its own labels. ``shown`` is what each gauge shows, on all routes with
+    the same labels of it.
     """
 
     def __init__(self, families: _Families, labels: Mapping[str, str], projects: set[str]) -> None:
@@ -288,6 +292,11 @@ class _Route(dict[tuple[Metric, Value], Add]):
         self._families = families
         self._labels = labels
         self._projects = projects
+        self.shown = {
+            metric: families.shown.setdefault((metric, self._labels_of(metric)), {})
+            for metric, _ in _ROWS
+            if metric.kind == "gauge"
+        }
         for metric, _ in _ROWS:
             if metric.from_zero and metric.own is not None:
                 self[metric, metric.own] = self._adder(metric, metric.own)
@@ -301,4 +310,7 @@ class _Route(dict[tuple[Metric, Value], Add]):
         return add
 
     def _adder(self, metric: Metric, own: Value) -> Add:
-        return self._families.adder(metric, tuple(self._labels[name] for name in metric.labels), own)
+        return self._families.adder(metric, self._labels_of(metric), own)
+
+    def _labels_of(self, metric: Metric) -> tuple[str, ...]:
+        return tuple(self._labels[name] for name in metric.labels)

@@ -1,7 +1,11 @@
-"""What the proxy costs beside a minimal relay: ``python -m tests.bench [--rounds N] [--json FILE]``.
+"""What the proxy costs beside a minimal relay: ``python -m tests.bench [--rounds N] [--kinds WORD ...] [--json FILE]``.
 
 Starts a canned upstream, the relay and a real ``ullage serve``; runs short slices of the same traffic through each, and
-straight to the upstream, in changing order; prints medians. Read the ratios, not the microseconds.
+straight to the upstream, in changing order; prints medians. CPU is that of a process and all its threads. A slice
+begins when nothing is left to do of what came before it, summaries among that. Read the ratios, not the microseconds.
+
+``--kinds`` takes parts of the names below, and ``start``. ``--neighbours FOLDER`` measures other proxies as well, each
+installed in an environment in FOLDER (``tests/bench/subjects.py`` names them).
 """
 
 from __future__ import annotations
@@ -9,13 +13,14 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import os
 import random
 import statistics
 import sys
+import tempfile
 from collections import defaultdict
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from contextlib import AsyncExitStack
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -23,167 +28,225 @@ from rich.console import Console
 from rich.table import Table
 
 from tests.bench.bodies import KINDS, WINDOWS, Kind
-from tests.bench.cpu import cpu_seconds, family
-from tests.support.proxy_process import ROOT, Proxy, free_port
+from tests.bench.cpu import cpu_seconds, family, resident_bytes
+from tests.bench.programs import idle, listening, program
+from tests.bench.subjects import Subject, configuration, subjects
+from tests.support.proxy_process import Proxy, free_port
 
-SUBJECTS = ("direct", "relay", "ullage")
+START = "start"
+"""The kind that is no traffic: what a process costs until it is ready."""
+
+STARTS, SETTLED_AFTER = 3, 10.0
+"""Processes that are started one after the other, and seconds from a start until its memory is read."""
+
+BEHIND = 0.4
+"""Seconds after a slice in which what happens behind the answers of bodies never seen still belongs to it."""
+
+HELD_SLICES = 2
+"""Slices in which the holds of the loop are looked at, by a process of its own: looking costs something."""
 
 
 @dataclass
 class Samples:
-    """Figures of one subject and kind, one entry a slice: microseconds of CPU, and latencies."""
+    """Figures of one subject and kind, one entry a slice: microseconds of CPU, and of the median latency."""
 
     cpu: list[float] = field(default_factory=list)
     p50: list[float] = field(default_factory=list)
-    p99: list[float] = field(default_factory=list)
-
-    def added(self, direct: Samples) -> dict[str, float]:
-        """The medians of what this subject adds to the latencies of *direct*."""
-        pairs = {"p50": (self.p50, direct.p50), "p99": (self.p99, direct.p99)}
-        return {name: statistics.median(own) - statistics.median(bare) for name, (own, bare) in pairs.items()}
+    outcomes: set[str] = field(default_factory=set)
 
 
-@asynccontextmanager
-async def program(module: str, *arguments: str) -> AsyncIterator[asyncio.subprocess.Process]:
-    """A running ``python -m module``, ended on the way out."""
-    process = await asyncio.create_subprocess_exec(
-        sys.executable,
-        "-m",
-        module,
-        *arguments,
-        cwd=ROOT,
-        stdin=asyncio.subprocess.PIPE,
-        stdout=asyncio.subprocess.PIPE,
-    )
-    try:
-        yield process
-    finally:
-        if process.returncode is None:
-            process.terminate()
-        await process.wait()
+@dataclass(frozen=True)
+class Row:
+    """One kind: microseconds of CPU for each request or event, and the ratio to the relay with its quartiles.
+
+    ``added_p50`` is the ratio of the latencies added to those of the upstream. ``held_ms`` are the longest hold of the
+    loop in each slice of bodies never seen.
+    """
+
+    kind: str
+    subject: str
+    relay_us: float
+    us: float
+    ratio: float
+    lower: float
+    upper: float
+    added_p50: float | None
+    outcomes: list[str]
+    held_ms: list[float] = field(default_factory=list)
 
 
-async def listening(port: int) -> None:
-    """Return when *port* accepts connections."""
-    async with asyncio.timeout(20):
-        while True:
-            try:
-                _, writer = await asyncio.open_connection("127.0.0.1", port)
-            except OSError:
-                await asyncio.sleep(0.05)
-            else:
-                writer.close()
-                return
+@dataclass(frozen=True)
+class StartRow:
+    """What starting costs: CPU seconds until ready and after ten seconds, and MiB resident then."""
+
+    kind: str
+    ready_cpu_s: float
+    settled_cpu_s: float
+    resident_mib: float
 
 
-async def slice_of(kind: Kind, port: int, pid: int, seed: int) -> tuple[float, list[float]]:
-    """Microseconds of CPU per request (or event, for a stream), and the latencies, of one slice."""
-    async with program("tests.bench.load", str(port), kind.name, str(seed)) as load:
-        assert load.stdin is not None
-        assert load.stdout is not None
-        if (await load.stdout.readline()).strip() != b"ready":
+@dataclass
+class Load:
+    """The load generator's process."""
+
+    process: asyncio.subprocess.Process
+
+    async def slice_of(self, kind: Kind, subject: Subject, seed: int) -> tuple[float, list[float], list[str]]:
+        """Microseconds of CPU per request (or event, for a stream), latencies, and outcomes of one slice."""
+        await self._send(json.dumps({"port": subject.port, "kind": kind.name, "seed": seed, "most": subject.most}))
+        if (await self._line()).strip() != b"ready":
             raise RuntimeError("the load generator failed; its message is above")
-        pids = family(pid)
-        before = cpu_seconds(pids)
-        load.stdin.write(b"go\n")
-        done = json.loads(await load.stdout.readline())
-        used = cpu_seconds(pids) - before
-        latencies: list[float] = json.loads(await load.stdout.readline())
-    return used * 1e6 / (done["events"] if kind.stream else done["requests"]), latencies
+        await idle(subject.pids)
+        before = cpu_seconds(subject.pids)
+        await self._send("go")
+        done = json.loads(await self._line())
+        if kind.fresh:
+            await asyncio.sleep(BEHIND)
+        used = cpu_seconds(subject.pids) - before
+        latencies: list[float] = json.loads(await self._line())
+        return used * 1e6 / (done["events"] if kind.stream else done["requests"]), latencies, done["outcomes"]
+
+    async def _send(self, line: str) -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.write(line.encode() + b"\n")
+        await self.process.stdin.drain()
+
+    async def _line(self) -> bytes:
+        assert self.process.stdout is not None
+        line = await self.process.stdout.readline()
+        if not line:
+            raise RuntimeError("the load generator ended; its message is above")
+        return line
 
 
-async def run(rounds: int) -> dict[str, dict[str, Samples]]:
-    """All samples by kind and subject."""
-    ports = {name: free_port() for name in ("direct", "relay")}
-    upstream = f"http://127.0.0.1:{ports['direct']}"
-    models = [
-        {"name": m, "upstream": "mock", "context_window": w, "tokenizer": "o200k_base"} for m, w in WINDOWS.items()
-    ]
-    config = {"upstreams": [{"name": "mock", "base_url": f"{upstream}/v1"}], "models": models}
-    samples: dict[str, dict[str, Samples]] = defaultdict(lambda: defaultdict(Samples))
-    async with (
-        program("tests.bench.mock", str(ports["direct"])) as mock,
-        program("tests.bench.relay", str(ports["relay"]), upstream) as relay,
-        Proxy(f"{upstream}/v1", config=config) as proxy,
-    ):
-        await asyncio.gather(*map(listening, ports.values()))
-        pids = {"direct": mock.pid, "relay": relay.pid, "ullage": proxy.pid}
-        ports["ullage"] = proxy.port
+Measured = dict[str, dict[str, Samples]]
+"""Samples by kind and subject."""
+
+
+async def run(rounds: int, kinds: list[Kind], neighbours: Path | None) -> tuple[Measured, list[float]]:
+    """All samples, and the longest holds of the loop."""
+    port = free_port()
+    samples: Measured = defaultdict(lambda: defaultdict(Samples))
+    async with AsyncExitStack() as stack:
+        mock = await stack.enter_async_context(program("tests.bench.mock", str(port)))
+        await listening(port)
+        everyone = await stack.enter_async_context(subjects(mock.pid, port, neighbours))
+        load = Load(await stack.enter_async_context(program("tests.bench.load")))
         order = random.Random(1)
-        for number in range(rounds + 1):
-            for kind in KINDS:
-                for subject in order.sample(SUBJECTS, len(SUBJECTS)):
-                    cpu, latencies = await slice_of(kind, ports[subject], pids[subject], number)
+        for number in range(rounds + 1):  # the first round warms up
+            for kind in kinds:
+                for subject in order.sample(everyone, len(everyone)):
+                    cpu, latencies, outcomes = await load.slice_of(kind, subject, number)
                     if number:
-                        _note(samples[kind.name][subject], cpu, latencies)
+                        _note(samples[kind.name][subject.name], cpu, latencies, outcomes)
             print(f"round {number} of {rounds} done", file=sys.stderr)
-    return samples
+        fresh = next((kind for kind in kinds if kind.fresh), None)
+        held = await holds(load, fresh, f"http://127.0.0.1:{port}") if fresh else []
+    return samples, held
 
 
-def _note(samples: Samples, cpu: float, latencies: list[float]) -> None:
+def _note(samples: Samples, cpu: float, latencies: list[float], outcomes: list[str]) -> None:
     samples.cpu.append(cpu)
-    if not latencies:
-        return
-    samples.p50.append(latencies[len(latencies) // 2])
-    samples.p99.append(latencies[min(len(latencies) - 1, int(len(latencies) * 0.99))])
+    samples.outcomes.update(filter(None, outcomes))
+    if latencies:
+        samples.p50.append(statistics.median(latencies))
 
 
-def table(samples: dict[str, dict[str, Samples]]) -> list[dict[str, Any]]:
-    """A row of medians and ratios for each kind; microseconds."""
+async def holds(load: Load, kind: Kind, upstream: str) -> list[float]:
+    """The longest hold of the loop in each of a few slices, in milliseconds, by a process that looks at itself."""
+    with tempfile.TemporaryDirectory(prefix="ulg-") as folder:
+        file = Path(folder) / "lags"
+        file.touch()
+        under = (sys.executable, "-m", "tests.bench.beat", str(file))
+        async with Proxy(f"{upstream}/v1", config=configuration(upstream, WINDOWS), under=under) as proxy:
+            subject, longest = Subject("held", proxy.port, family(proxy.pid)), []
+            for number in range(HELD_SLICES + 1):  # the first one warms up
+                before = len(file.read_text())
+                await load.slice_of(kind, subject, 500 + number)
+                longest.append(max(map(float, file.read_text()[before:].split()), default=0.0) * 1e3)
+        return longest[1:]
+
+
+async def starts() -> StartRow:
+    """What starting a process costs, as the median of a few."""
+    ready, settled, memory = [], [], []
+    loop, upstream = asyncio.get_running_loop(), f"http://127.0.0.1:{free_port()}"
+    async with AsyncExitStack() as stack:
+        begun = []
+        for _ in range(STARTS):
+            moment = loop.time()
+            proxy = Proxy(f"{upstream}/v1", config=configuration(upstream, WINDOWS))
+            await stack.enter_async_context(proxy)
+            ready.append(cpu_seconds(family(proxy.pid)))
+            begun.append((moment, family(proxy.pid)))
+            await idle(begun[-1][1])
+        for moment, pids in begun:
+            await asyncio.sleep(max(0.0, moment + SETTLED_AFTER - loop.time()))
+            settled.append(cpu_seconds(pids))
+            memory.append(resident_bytes(pids) / 2**20)
+    return StartRow("start", *map(statistics.median, (ready, settled, memory)))
+
+
+def rows_of(samples: Measured, held: list[float]) -> list[Row]:
+    """The medians and ratios of each kind and subject."""
     rows = []
-    for kind in KINDS:
-        direct, relay, ours = (samples[kind.name][subject] for subject in SUBJECTS)
-        # Slices of one round lie seconds apart: their ratio is steadier than the ratio of two medians.
-        ratio = statistics.median(mine / theirs for mine, theirs in zip(ours.cpu, relay.cpu, strict=True))
-        middle = {"relay_cpu": statistics.median(relay.cpu), "ullage_cpu": statistics.median(ours.cpu)}
-        row: dict[str, Any] = {"kind": kind.name, **middle, "cpu": ratio}
-        if not kind.stream:
-            theirs, mine = relay.added(direct), ours.added(direct)
-            for name in ("p50", "p99"):
-                row |= {f"relay_{name}": theirs[name], f"ullage_{name}": mine[name]}
-                row[name] = mine[name] / theirs[name] if theirs[name] > 0 else None
-        rows.append(row)
+    for name, by_subject in samples.items():
+        for subject, own in by_subject.items():
+            if subject in ("direct", "relay"):
+                continue
+            # Slices of one round lie seconds apart: their ratio is steadier than the ratio of two medians.
+            ratios = [mine / theirs for mine, theirs in zip(own.cpu, by_subject["relay"].cpu, strict=True)]
+            lower, middle, upper = statistics.quantiles(ratios, n=4) if len(ratios) > 1 else ratios * 3
+            medians = statistics.median(by_subject["relay"].cpu), statistics.median(own.cpu)
+            figures = (middle, lower, upper, _added(by_subject, own), sorted(own.outcomes))
+            is_fresh = next(kind for kind in KINDS if kind.name == name).fresh
+            rows.append(Row(name, subject, *medians, *figures, held if is_fresh and subject == "ullage" else []))
     return rows
 
 
-def show(rows: list[dict[str, Any]]) -> None:
-    """Print *rows* as a table."""
-    columns = (
-        "kind",
-        "relay_cpu",
-        "ullage_cpu",
-        "cpu",
-        "relay_p50",
-        "ullage_p50",
-        "p50",
-        "relay_p99",
-        "ullage_p99",
-        "p99",
-    )
-    grid = Table(title="CPU us a request (or event); added latency us; ratios ullage / relay")
-    for column in columns:
-        grid.add_column(column, justify="left" if column == "kind" else "right")
+def _added(by_subject: dict[str, Samples], own: Samples) -> float | None:
+    """The ratio of what a subject and what the relay add to the median latency; None if the relay adds nothing."""
+    if not own.p50:
+        return None
+    direct, theirs = (statistics.median(by_subject[name].p50) for name in ("direct", "relay"))
+    return (statistics.median(own.p50) - direct) / (theirs - direct) if theirs > direct else None
+
+
+def show(rows: list[Row], start: StartRow | None) -> None:
+    """Print *rows* and *start* as tables."""
+    grid = Table(title=f"CPU of a request (or event), and its ratio to the relay; load {os.getloadavg()[0]:.1f}")
+    for column in ("kind", "subject", "relay us", "us", "ratio", "quartiles", "added P50", "held ms", "outcomes"):
+        grid.add_column(column, justify="left" if column in {"kind", "subject", "outcomes"} else "right")
     for row in rows:
-        grid.add_row(*(_cell(column, row.get(column)) for column in columns))
-    Console(width=140).print(grid)
-
-
-def _cell(column: str, value: object) -> str:
-    if not isinstance(value, float):
-        return "" if value is None else str(value)
-    return f"{value:.2f}x" if column in {"cpu", "p50", "p99"} else f"{value:.0f}"
+        cells = [row.kind, row.subject, f"{row.relay_us:.0f}", f"{row.us:.0f}", f"{row.ratio:.2f}"]
+        cells += [f"{row.lower:.2f}-{row.upper:.2f}", "" if row.added_p50 is None else f"{row.added_p50:.1f}"]
+        grid.add_row(*cells, " ".join(f"{each:.0f}" for each in row.held_ms), " ".join(row.outcomes))
+    console = Console(width=150)
+    if rows:
+        console.print(grid)
+    if start is not None:
+        figures = f"ready after {start.ready_cpu_s:.2f} CPU seconds; after {SETTLED_AFTER:.0f} s "
+        console.print(f"{figures}{start.settled_cpu_s:.2f} CPU seconds, {start.resident_mib:.0f} MiB resident")
 
 
 def main() -> None:
     """Run the comparison and print it."""
-    parser = argparse.ArgumentParser(prog="python -m tests.bench", description=__doc__)
-    parser.add_argument("--rounds", type=int, default=9, help="measured slices of each kind and subject")
+    parser = argparse.ArgumentParser(
+        prog="python -m tests.bench", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--rounds", type=int, default=7, help="measured slices of each kind and subject")
+    names = ", ".join(kind.name for kind in KINDS)
+    parser.add_argument("--kinds", nargs="+", default=[""], help=f"parts of the names of the kinds: {names}, {START}")
+    parser.add_argument("--neighbours", type=Path, help="folder of other proxies' environments")
     parser.add_argument("--json", type=Path, help="write the rows to this file as well")
     given = parser.parse_args()
-    rows = table(asyncio.run(run(given.rounds)))
-    show(rows)
+    start = asyncio.run(starts()) if any(word in START for word in given.kinds) else None
+    kinds = [kind for kind in KINDS if any(word in kind.name for word in given.kinds)]
+    rows = rows_of(*asyncio.run(run(given.rounds, kinds, given.neighbours))) if kinds else []
+    show(rows, start)
     if given.json:
-        given.json.write_text(json.dumps(rows, indent=1))
+        written: list[Any] = [asdict(row) for row in rows]
+        given.json.write_text(json.dumps([*written, asdict(start)] if start else written, indent=1))
 
 
 if __name__ == "__main__":

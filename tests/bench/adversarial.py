@@ -24,8 +24,8 @@ import httpx
 from rich.console import Console
 from rich.table import Table
 
-from tests.bench.__main__ import listening, program
 from tests.bench.cpu import cpu_seconds, family
+from tests.bench.programs import listening, program
 from tests.support.proxy_process import Proxy, free_port
 from tests.support.sample_conversations import prose
 

@@ -1,4 +1,4 @@
-"""CPU time of a process and its Python children, from the scheduler's own nanosecond counters."""
+"""CPU time and memory of a process and its Python children, from the kernel's own counters."""
 
 from __future__ import annotations
 
@@ -26,7 +26,19 @@ def cpu_seconds(pids: list[int]) -> float:
     """CPU seconds that all threads of *pids* have used so far."""
     total = 0
     for pid in pids:
-        for task in (PROC / str(pid) / "task").iterdir():
-            with suppress(FileNotFoundError, ProcessLookupError):
-                total += int((task / "schedstat").read_text().split()[0])
+        with suppress(FileNotFoundError, ProcessLookupError):
+            for task in (PROC / str(pid) / "task").iterdir():
+                with suppress(FileNotFoundError, ProcessLookupError):
+                    total += int((task / "schedstat").read_text().split()[0])
     return total / 1e9
+
+
+def resident_bytes(pids: list[int]) -> int:
+    """Bytes of physical memory that *pids* hold, pages they share with others included."""
+    total = 0
+    for pid in pids:
+        with suppress(FileNotFoundError, ProcessLookupError):
+            for line in (PROC / str(pid) / "status").read_text().splitlines():
+                if line.startswith("VmRSS:"):
+                    total += int(line.split()[1]) * 1024
+    return total

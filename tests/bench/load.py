@@ -1,7 +1,8 @@
-"""The load generator: bounded, in its own process, over raw connections.
+"""The load generator: a process that runs one slice of traffic for each line on its standard input.
 
-Prints ``ready`` when its sessions are warm and starts at the next line on its standard input. Prints a line of JSON
-when its busy part is done (requests and events), and another with the latencies of a connection that is alone.
+A line is a JSON object: ``port``, ``kind``, ``seed`` and ``most``, the requests of a connection at most. The answers
+are ``ready`` once the sessions are warm; after another line of input, a JSON object when the busy part is done; and a
+list with the latencies of a connection that is alone, in microseconds.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import asyncio
 import json
 import sys
 import time
+from functools import lru_cache
 
 from uvloop import run
 
@@ -21,12 +23,21 @@ HEAD = (
     "content-length: %d\r\n\r\n"
 )
 
+LONGEST_SLICE = 180.0
+"""Seconds after which a slice has failed."""
+
+OUTCOME = b"x-ullage-outcome:"
+
+cached_session = lru_cache(maxsize=32)(session)
+"""The bodies of a session: each subject of a round gets the same ones."""
+
 
 class Connection:
     """One keep-alive connection that sends a body and reads the whole answer."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._reader, self._writer = reader, writer
+        self.outcome = ""
 
     async def ask(self, body: bytes) -> tuple[float, int]:
         """Seconds until the answer's last byte, and the number of events it held."""
@@ -35,6 +46,7 @@ class Connection:
         head = (await self._reader.readuntil(b"\r\n\r\n")).lower()
         if not head.startswith(b"http/1.1 200"):
             raise RuntimeError(f"not answered: {head[:200]!r} {await self._reader.read(400)!r}")
+        self.outcome = head.partition(OUTCOME)[2].partition(b"\r\n")[0].strip().decode()
         length = head.partition(b"content-length:")[2].partition(b"\r\n")[0]
         events = 0
         if length:
@@ -51,43 +63,49 @@ class Connection:
 
 
 async def drive(link: Connection, bodies: list[bytes]) -> list[tuple[float, int]]:
-    """What every body but the first, which warmed the connection up, took and brought."""
+    """The seconds and events of every body but the first, which warmed the connection up."""
     return [await link.ask(body) for body in bodies[1:]]
 
 
-async def opened(port: int, kind: Kind, seeds: range) -> list[tuple[Connection, list[bytes]]]:
+async def opened(port: int, kind: Kind, seeds: range, most: int) -> list[tuple[Connection, list[bytes]]]:
     """A warm connection and its session for each seed."""
-    found = []
+    links = []
     for seed in seeds:
-        link, bodies = Connection(*await asyncio.open_connection("127.0.0.1", port)), session(kind, seed)
+        link = Connection(*await asyncio.open_connection("127.0.0.1", port))
+        bodies = cached_session(kind, seed)[: most + 1]
         if not kind.stream:
             await link.ask(bodies[0])
-        found.append((link, bodies))
-    return found
+        links.append((link, bodies))
+    return links
 
 
-async def measure(port: int, kind: Kind, seed: int) -> None:
-    """Say ``ready``, keep all connections busy, say what was done; then say how long one connection alone waits."""
-    links = await opened(port, kind, range(seed * 100, seed * 100 + kind.connections))
-    alone = [] if kind.stream else await opened(port, kind, range(seed * 100 + 99, seed * 100 + 100))
+async def measure(port: int, kind: str, seed: int, most: int) -> None:
+    """Run one slice and print what the module says."""
+    traffic = next(each for each in KINDS if each.name == kind)
+    first = seed * 100
+    links = await opened(port, traffic, range(first, first + traffic.connections), most)
+    alone = []
+    if not traffic.stream and not traffic.fresh:
+        alone = await opened(port, traffic, range(first + 99, first + 100), most)
     print("ready", flush=True)
     await asyncio.to_thread(sys.stdin.readline)
-    async with asyncio.timeout(120):
+    async with asyncio.timeout(LONGEST_SLICE):
         rows = await asyncio.gather(*(drive(link, bodies) for link, bodies in links))
         answers = [answer for row in rows for answer in row]
-        print(json.dumps({"requests": len(answers), "events": sum(events for _, events in answers)}), flush=True)
+        outcomes = sorted({link.outcome for link, _ in links})
+        events = sum(events for _, events in answers)
+        print(json.dumps({"requests": len(answers), "events": events, "outcomes": outcomes}), flush=True)
         waits = [seconds for link, bodies in alone for seconds, _ in await drive(link, bodies)]
     print(json.dumps(sorted(round(seconds * 1e6, 1) for seconds in waits)), flush=True)
     for link, _ in links + alone:
         link.close()
 
 
-def main() -> None:
-    """Run one slice: port, name of the kind, seed."""
-    port, name, seed = int(sys.argv[1]), sys.argv[2], int(sys.argv[3])
-    kind = next(kind for kind in KINDS if kind.name == name)
-    run(measure(port, kind, seed))
+async def serve() -> None:
+    """Run slices until the input ends."""
+    while line := await asyncio.to_thread(sys.stdin.readline):
+        await measure(**json.loads(line))
 
 
 if __name__ == "__main__":
-    main()
+    run(serve())

@@ -28,10 +28,10 @@ from typing import cast
 
 import uvloop
 
-from tests.bench.__main__ import listening, program
-from tests.bench.bodies import WINDOWS, Kind, session
+from tests.bench.bodies import CHAT, WINDOWS, Kind, session
 from tests.bench.cpu import cpu_seconds, family
 from tests.bench.load import HEAD
+from tests.bench.programs import listening, program
 from tests.support.proxy_process import Proxy, free_port
 
 DEADLINE = 2.0
@@ -46,7 +46,7 @@ UNSENT = "no connection left"
 ROUNDS, SETTLE, END = 4, 1.0, 15.0
 """Slices of each kind, seconds at a slice's beginning that are not counted, and those that wait for last answers."""
 
-CHAT, AGENT = Kind("1 KB chat", 1_000, 0, 1, 200), Kind("50 KB agent", 50_000, 1_200, 12, 24)
+SMALL_CHAT, AGENT = Kind("1 KB chat", 1_000, 0, 1, 200, CHAT), Kind("50 KB agent", 50_000, 1_200, 12, 24)
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,12 @@ class Case:
         return f"{self.kind.name}, upstream {self.after * 1000:.0f} ms"
 
 
-CASES = (Case(CHAT, 0.25, 64, 0.9), Case(AGENT, 0.25, 64, 0.9), Case(CHAT, 0.0, 16, 0.3), Case(AGENT, 0.0, 16, 0.3))
+CASES = (
+    Case(SMALL_CHAT, 0.25, 64, 0.9),
+    Case(AGENT, 0.25, 64, 0.9),
+    Case(SMALL_CHAT, 0.0, 16, 0.3),
+    Case(AGENT, 0.0, 16, 0.3),
+)
 
 
 @dataclass

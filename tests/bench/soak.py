@@ -20,10 +20,10 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from tests.bench.__main__ import listening, program
-from tests.bench.bodies import ROOMY, TIGHT, Kind, session
+from tests.bench.bodies import CHAT, ROOMY, TIGHT, Kind, session
 from tests.bench.cpu import PROC, family
 from tests.bench.load import Connection
+from tests.bench.programs import listening, program
 from tests.support.proxy_process import Proxy, free_port
 
 MIB = 2**20
@@ -37,12 +37,12 @@ SPARE = 8
 EVERY, PAUSE, CONNECTIONS = 5.0, 0.02, 4
 """Seconds between two looks, seconds a connection rests after each request, and connections of each kind."""
 
-WINDOWS = {ROOMY: 24_576, TIGHT: 8_192}
+WINDOWS = {CHAT: 24_576, ROOMY: 24_576, TIGHT: 8_192}
 KINDS = (
-    Kind("chat", 1_000, 0, 20, CONNECTIONS),
+    Kind("chat", 1_000, 0, 20, CONNECTIONS, CHAT),
     Kind("agent", 60_000, 2_500, 16, CONNECTIONS, TIGHT),
     Kind("long agent", 160_000, 9_000, 14, CONNECTIONS),
-    Kind("stream", 1_000, 0, 1, CONNECTIONS, stream=True),
+    Kind("stream", 1_000, 0, 1, CONNECTIONS, CHAT, stream=True),
 )
 
 

@@ -448,7 +448,7 @@ async def test_what_goes_wrong_beside_an_answer_costs_no_request(monkeypatch: py
         client   << 200 answer
         """,
         engine,
-        session=agent_body(600),
+        session=agent_body(5_000),
         answer=b'{"choices": []}',
     )
     await asyncio.sleep(0)

@@ -7,16 +7,15 @@ from typing import Any
 
 import pytest
 
-from proxy.engine.quick_check import HEAD_BYTES, TOOLS_ALLOWANCE, bound, read_head
+from proxy.engine.quick_check import DECODERS, MOST_BYTES, TOOLS_ALLOWANCE
 
 WORDS = [{"role": "user", "content": "hi"}]
 
 
 def bounded(api: str, **members: Any) -> bool:
-    """Whether the bytes of a small request show that it is under a high mark."""
-    body = json.dumps(members).encode()
-    head = read_head(api, body)
-    return head is not None and bound(body, head, 100_000) > 0
+    """True if the bytes of a request with *members* bound its tokens."""
+    textual = DECODERS[api].decode(json.dumps(members).encode())
+    return textual is not None and textual.allowance is not None
 
 
 @pytest.mark.parametrize(
@@ -28,6 +27,8 @@ def bounded(api: str, **members: Any) -> bool:
         ("responses", {"input": "hi"}),
         ("responses", {"input": [{"role": "user", "content": [{"type": "input_text", "text": "x"}]}]}),
         ("responses", {"model": "m"}),
+        ("responses", {"input": [{"type": "custom_tool_call", "call_id": "c", "name": "f", "input": '"image"'}]}),
+        ("chat", {"messages": [{"role": "tool", "tool_call_id": "c", "content": '{"type": "image"}'}]}),
         ("responses", {"input": "hi", "tools": [{"type": "function", "name": "f"}]}),
     ],
 )
@@ -40,6 +41,10 @@ def test_text_is_bounded_by_its_bytes(api: str, members: dict[str, Any]) -> None
     ("api", "members"),
     [
         ("messages", {"messages": [{"role": "user", "content": [{"type": "image", "source": {}}]}]}),
+        ("messages", {"messages": [{"role": "user", "content": [{"type": "not_yet_known"}]}]}),
+        ("messages", {"messages": WORDS, "system": [{"type": "image"}]}),
+        ("chat", {"messages": [{"role": "assistant", "audio": {"id": "audio_1"}}]}),
+        ("chat", {"messages": WORDS, "audio": {"voice": "alloy"}}),
         ("messages", {"messages": [{"content": [{"type": "tool_result", "content": [{"type": "document"}]}]}]}),
         ("messages", {"messages": WORDS, "mcp_servers": [{}]}),
         ("responses", {"input": [{"role": "user", "content": [{"type": "input_image"}]}]}),
@@ -62,28 +67,26 @@ def test_what_bytes_do_not_bound(api: str, members: dict[str, Any]) -> None:
     [
         ("responses", b'{"model":"a","input":"x","input":"y"}'),
         ("responses", b'{"model":"a","input":[{"type":"custom_tool_call","input":"x"}]}'),
-        ("responses", b'{"model":"a","in\\u0070ut":"x"}'),
         ("messages", b'{"messages":[],"model":"a","model":"b"}'),
         ("messages", b'{"messages":"x"}'),
         ("messages", b"{"),
-        ("chat", b'{"messages":[]}' + b" " * HEAD_BYTES),
+        ("chat", b'{"messages":[]}' + b" " * MOST_BYTES),
     ],
 )
 def test_what_takes_the_exact_scanner(api: str, body: bytes) -> None:
-    """What occurs twice, is spelled oddly, is no JSON or is large is not judged by its head."""
-    assert read_head(api, body) is None
+    """What occurs twice, is no JSON or is large is not judged by its bytes."""
+    assert DECODERS[api].decode(body) is None
 
 
 def test_figures_and_names() -> None:
     """The output figure, tools and the session are read where each API has them."""
-    chat = read_head("chat", b'{"messages":[],"max_tokens":5,"max_completion_tokens":7,"functions":[]}')
-    claude = read_head("messages", b'{"messages":[],"max_tokens":5,"metadata":{"session_id":"s-1"}}')
-    codex = read_head("responses", b'{"input":"x","max_output_tokens":9,"tools":[],"prompt_cache_key":"k"}')
+    chat = DECODERS["chat"].decode(b'{"messages":[],"max_tokens":5,"max_completion_tokens":7,"functions":[]}')
+    claude = DECODERS["messages"].decode(b'{"messages":[],"max_tokens":5,"metadata":{"session_id":"s-1"}}')
+    codex = DECODERS["responses"].decode(b'{"input":"x","max_output_tokens":9,"tools":[],"prompt_cache_key":"k"}')
     assert chat is not None
     assert claude is not None
     assert codex is not None
-    assert [head.requested for head in (chat, claude, codex)] == [7, 5, 9]
-    assert [head.has_tools() for head in (chat, claude, codex)] == [True, False, True]
-    assert [head.session for head in (chat, claude, codex)] == ["", "s-1", "k"]
-    assert bound(b"x" * 10, codex, 10 + TOOLS_ALLOWANCE) == 10 + TOOLS_ALLOWANCE
-    assert bound(b"x" * 11, codex, 10 + TOOLS_ALLOWANCE) == 0
+    assert [body.requested_output for body in (chat, claude, codex)] == [7, 5, 9]
+    assert [body.allowance for body in (chat, claude, codex)] == [TOOLS_ALLOWANCE, 0, TOOLS_ALLOWANCE]
+    assert [body.prompt_cache_key for body in (chat, claude, codex)] == [None, None, "k"]
+    assert claude.metadata == {"session_id": "s-1"}

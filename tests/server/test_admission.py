@@ -215,16 +215,16 @@ async def test_a_drain_waits_and_then_cuts():
     cut = asyncio.Event()
 
     async def request(seconds):
-        refusal = gate.enter()
+        gate.running.add(asyncio.current_task())
         try:
-            if refusal is not None:
-                raise refusal
+            if gate.draining or len(gate.running) > gate.limit:
+                raise gate.refusal()
             await asyncio.sleep(seconds)
         except asyncio.CancelledError:
             cut.set()
             raise
         finally:
-            gate.leave()
+            gate.running.discard(asyncio.current_task())
 
     async with asyncio.TaskGroup() as group:
         short = group.create_task(request(0.05))

@@ -32,6 +32,7 @@ from proxy.engine.features import Feature, Features
 from proxy.engine.learned_routes import LearnedRoutes
 from proxy.engine.measuring import Measurer
 from proxy.engine.ports import Clock, Records, Reply, Summaries, Upgradable, Upstream
+from proxy.engine.quick_check import QuickCheck
 from proxy.engine.reading import Reader
 from proxy.engine.records import CompactionRecords
 from proxy.engine.reports import report_of
@@ -218,6 +219,7 @@ class Replica:
         )
         self.engine = Engine(
             catalogue,
+            QuickCheck(catalogue, self.learned, policy, mode, time.monotonic),
             self.measurer,
             self.compactions,
             self.learned,

@@ -265,17 +265,14 @@ class Schedule:
         if pruned is not None:
             return pruned
         folded = stages.fold(boundary, last, limit, replace(levels, goal=goal))
-        found = self._truncated(boundary, last, levels, folded)
-        found = self._dropped(boundary, last, limit, levels, found)
-        found = self._within_budget(boundary, last, levels, found)
-        if not _saves(found, present):
-            found = None
-        left = _tokens_after(found, present)
-        if left > levels.budget:
-            return stages.clip(boundary, found or last, levels.clip_to, levels.budget) or found
-        if was_refused and found is None:
+        smaller = self._reduced(boundary, last, present, limit, levels, folded)
+        if not _saves(smaller, present):
+            smaller = None
+        if _tokens_after(smaller, present) > levels.budget:
+            return stages.clip(boundary, smaller or last, levels.clip_to, levels.budget) or smaller
+        if was_refused and smaller is None:
             return stages.clip(boundary, last, levels.clip_to, levels.clip_to)
-        return found
+        return smaller
 
     def _relieved(self, boundary: int, last: Compaction, levels: Levels) -> Compaction | None:
         """*last* with those results truncated that it left whole because no model had read them.
@@ -289,32 +286,43 @@ class Schedule:
             return None
         return truncated
 
+    def _reduced(
+        self,
+        boundary: int,
+        last: Compaction | None,
+        present: int,
+        limit: int,
+        levels: Levels,
+        folded: Compaction | None,
+    ) -> Compaction | None:
+        """*folded* after stages 4 to 6, each only if those before it are not enough."""
+        smaller = self._truncated(boundary, last, present, levels, folded)
+        if not self._enabled.fold and _tokens_after(smaller, present) > levels.high:
+            smaller = self._dropped(boundary, last, limit, levels) or smaller
+        if smaller is not None and self._may_shrink_block(smaller):
+            smaller = self._with_smaller_block(boundary, smaller, levels)
+        if _tokens_after(smaller, present) > levels.budget:
+            smaller = self._within_budget(boundary, last, levels, smaller)
+        return smaller
+
     def _truncated(
-        self, boundary: int, last: Compaction | None, levels: Levels, folded: Compaction | None
+        self, boundary: int, last: Compaction | None, present: int, levels: Levels, folded: Compaction | None
     ) -> Compaction | None:
         """*folded* with large results truncated; *folded* itself if that is not needed.
 
-        Nothing is cut short for the sake of a fold that saves nothing, while all of it fits.
+        If the *present* view fits and the fold saves nothing, no result is truncated.
         """
-        present = self.view_tokens(boundary, last)
         left = _tokens_after(folded, present)
         if left <= levels.clip_to or (present <= levels.budget and not _saves(folded, present)):
             return folded
         return self._stages.truncate(boundary, folded or last, levels, levels.clip_to) or folded
 
-    def _dropped(
-        self, boundary: int, last: Compaction | None, limit: int, levels: Levels, found: Compaction | None
-    ) -> Compaction | None:
-        """*found* with rounds dropped if nothing may be folded, and with a smaller block if its block is too big."""
-        left = _tokens_after(found, self.view_tokens(boundary, last))
-        if not self._enabled.fold and left > levels.high:
-            dropped = self._stages.fold(boundary, last, limit, levels, bare=True)
-            if dropped is not None and dropped.view_tokens > levels.clip_to:
-                dropped = self._stages.truncate(boundary, dropped, levels, levels.clip_to) or dropped
-            found = dropped or found
-        if found is not None and self._may_shrink_block(found):
-            return self._with_smaller_block(boundary, found, levels)
-        return found
+    def _dropped(self, boundary: int, last: Compaction | None, limit: int, levels: Levels) -> Compaction | None:
+        """*last* with rounds dropped, and with large results truncated if that is not enough; None without rounds."""
+        dropped = self._stages.fold(boundary, last, limit, levels, bare=True)
+        if dropped is None or dropped.view_tokens <= levels.clip_to:
+            return dropped
+        return self._stages.truncate(boundary, dropped, levels, levels.clip_to) or dropped
 
     def _with_smaller_block(self, boundary: int, compaction: Compaction, levels: Levels) -> Compaction:
         """*compaction* with a smaller block if its view is still above the high mark, or if that keeps results whole.
@@ -334,18 +342,16 @@ class Schedule:
         return compaction
 
     def _within_budget(
-        self, boundary: int, last: Compaction | None, levels: Levels, found: Compaction | None
+        self, boundary: int, last: Compaction | None, levels: Levels, smaller: Compaction | None
     ) -> Compaction | None:
-        """*found* with unread results truncated, then with a smaller block, as far as the budget requires it."""
-        stages, base = self._stages, found or last
-        left = _tokens_after(found, self.view_tokens(boundary, last))
-        if left > levels.budget:
-            unread = stages.unread(boundary, base)
-            found = stages.truncate(boundary, base, levels, levels.budget, unread) or found
-        if found is None or found.view_tokens <= levels.budget or not self._may_shrink_block(found):
-            return found
-        tokens = found.block_tokens - (found.view_tokens - levels.clip_to)
-        return stages.with_smaller_block(boundary, found, max(BLOCK_FRAME, levels.clip_to // 4, tokens))
+        """*smaller* with unread results truncated, then with a smaller block if that is not enough for the budget."""
+        stages, base = self._stages, smaller or last
+        unread = stages.unread(boundary, base)
+        truncated = stages.truncate(boundary, base, levels, levels.budget, unread) or smaller
+        if truncated is None or truncated.view_tokens <= levels.budget or not self._may_shrink_block(truncated):
+            return truncated
+        tokens = truncated.block_tokens - (truncated.view_tokens - levels.clip_to)
+        return stages.with_smaller_block(boundary, truncated, max(BLOCK_FRAME, levels.clip_to // 4, tokens))
 
     def _may_shrink_block(self, compaction: Compaction) -> bool:
         return self._enabled.drop and "fold" in compaction.stages

@@ -27,7 +27,7 @@ from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Any
 
-from proxy.core.apis.usage import usage_of
+from proxy.core.apis.usage import read_usage
 from proxy.core.content_encoding import decode_content
 from proxy.core.overflow.error_body import ErrorParts, error_parts, is_error, parse_body
 from proxy.core.overflow.evidence import NOTHING_KNOWN, EchoFilter, Prior, agrees, check_claim
@@ -457,4 +457,4 @@ def _usage(value: Any) -> Usage:
     usage, response = value.get("usage"), value.get("response")
     if not usage and isinstance(response, dict):
         usage = response.get("usage")
-    return usage_of(usage)
+    return read_usage(usage)

@@ -93,7 +93,7 @@ class EarlyOverflowDetector:
         self._decoder = ContentDecoder(encoding, 2 * LONGEST) if encoding else None
         self._buffer = bytearray()
         self._is_stream: bool | None = None
-        self._cutter = EventCutter()
+        self._cutter: EventCutter | None = None
         self._searched = 0
         self._has_error = False
         self._claim: Callable[[Prior], Overflow | None] | None = None
@@ -122,7 +122,7 @@ class EarlyOverflowDetector:
         if self.verdict != "undecided":
             return self.verdict
         rest = bytes(self._buffer)
-        if self._is_stream:
+        if self._cutter is not None:
             rest = self._cutter.flush()
         if not rest.strip():
             return self.verdict
@@ -139,6 +139,8 @@ class EarlyOverflowDetector:
         return _too_long(self._claim(prior))
 
     def _feed_events(self, data: bytes) -> None:
+        if self._cutter is None:
+            self._cutter = EventCutter()
         for event in self._cutter.feed(data):
             self._read_event(event.rstrip(b"\r\n"))
             if self.verdict != "undecided":
