@@ -162,7 +162,7 @@ class Probes:
         return _find(server.windows, model)
 
     async def close(self) -> None:
-        """End what is under way, and ask nothing more."""
+        """End the probes under way, and begin no others."""
         self._servers.clear()
         for task in self._tasks.values():
             task.cancel()
