@@ -47,9 +47,9 @@ class Policy:
     def budget(self, route: Route, window: int, requested: int | None, fixed: int, token_ratio: float) -> TokenBudget:
         """The token budget of a request; *window* and *requested* are in the provider's tokens, *fixed* in ours."""
         default = answer_reserve(None, route.max_output, window)
+        reserved = answer_reserve(requested, route.max_output, window)
         max_input = None if route.max_input is None else to_our_tokens(route.max_input, token_ratio)
         price_cap = to_our_tokens(economy_cap(window, route.price_tier), token_ratio) if self.economy else None
-        reserved = answer_reserve(requested, route.max_output, window)
         return TokenBudget(
             to_our_tokens(window, token_ratio),
             to_our_tokens(reserved, token_ratio),
@@ -151,7 +151,7 @@ class UsageAnchor:
 
 @dataclass(frozen=True, slots=True)
 class MeasuredRequest:
-    """A request measured once for one model.
+    """A request measured once for one model; ``size`` is what work on all of it weighs.
 
     ``budget`` counts the tools array as small as it is made (``tools_json``, empty if it stays as it is) and the
     addition. ``prefix_hashes`` name the conversation after each item. ``count`` counts text for this route, ``lay_out``
@@ -161,6 +161,7 @@ class MeasuredRequest:
     request: Request
     known: KnownRoute
     parsed: ParsedBody
+    size: int
     counts: TokenCounts
     prefix_hashes: tuple[bytes, ...] = field(repr=False)
     budget: TokenBudget
@@ -172,16 +173,6 @@ class MeasuredRequest:
     target: CompactionTarget
     count: Callable[[str], int] = field(repr=False, compare=False)
     lay_out: Callable[[], Layout] = field(repr=False, compare=False)
-
-    @property
-    def route(self) -> Route:
-        """The upstream and model."""
-        return self.known.route
-
-    @property
-    def token_ratio(self) -> float:
-        """Provider tokens per token of our count."""
-        return self.known.token_ratio
 
     @property
     def api_format(self) -> ApiFormat:

@@ -148,7 +148,7 @@ def _verified(measured: MeasuredRequest, policy: Policy, written: Written) -> De
     view = build_view(measured, written)
     reserve = written.lowered_output or view.budget.reserve
     room = view.budget.input_budget(reserve)
-    excess = to_our_tokens(view.expected_tokens, measured.token_ratio) - room
+    excess = to_our_tokens(view.expected_tokens, measured.known.token_ratio) - room
     if excess <= 0:
         return Forward(view)
     found = _go_on_from(written)
@@ -255,7 +255,7 @@ def is_quiet(measured: MeasuredRequest, policy: Policy) -> bool:
 def provider_compacts(measured: MeasuredRequest) -> bool:
     """True if the client wants the provider to shorten the conversation itself, before it is too long."""
     limit = measured.parsed.envelope.provider_compacts_from
-    return limit is not None and limit <= measured.budget.window * measured.token_ratio
+    return limit is not None and limit <= measured.budget.window * measured.known.token_ratio
 
 
 def decided_before(
@@ -323,14 +323,14 @@ def _with_lowered_output(
 
 def _smaller_reserves(measured: MeasuredRequest, budget: TokenBudget) -> list[int]:
     """The reserves to try instead of the request's own, larger ones first."""
-    least = to_our_tokens(measured.parsed.envelope.least_output, measured.token_ratio)
+    least = to_our_tokens(measured.parsed.envelope.least_output, measured.known.token_ratio)
     half, small = budget.window // 2, min(1024, budget.window // 4)
     return [reserve for reserve in (max(least, half), max(least, small)) if reserve < budget.reserve]
 
 
 def _room_left(measured: MeasuredRequest, budget: TokenBudget, used: int) -> int | None:
     """The output figure beside *used* tokens of input; None if that is no less than what was asked for."""
-    least = to_our_tokens(measured.parsed.envelope.least_output, measured.token_ratio)
+    least = to_our_tokens(measured.parsed.envelope.least_output, measured.known.token_ratio)
     left = max(1, least, budget.window - used - budget.window // 64)
     return left if left < budget.reserve else None
 
@@ -359,7 +359,7 @@ def is_certain(view: CountedView, reserve: int) -> bool:
 def refusal(view: CountedView, reserve: int) -> ContextTooLong:
     """Why the request goes nowhere: what is too large, and by how much. *view* is the smallest beside *reserve*."""
     measured, budget = view.measured, view.budget
-    counts, ratio = measured.counts, measured.token_ratio
+    counts, ratio = measured.counts, measured.known.token_ratio
     parts = {
         "tools": counts.beside.tools - (counts.fixed - budget.fixed),
         "system messages": counts.roles.system + counts.beside.system,

@@ -34,7 +34,7 @@ def report_of_local(measured: MeasuredRequest, **facts: Any) -> Report:
         request.request_id,
         request.api,
         request.path_model or envelope.model,
-        measured.route.upstream,
+        measured.known.route.upstream,
         envelope.stream,
         "compacted",
         SERVED,
@@ -114,7 +114,7 @@ def _uncounted_reason(view: UncountedView) -> str:
 
 def _counted(view: CountedView, policy: Policy, facts: dict[str, Any]) -> Report:
     measured, budget, request = view.measured, view.budget, view.request
-    ratio, counts, edits = measured.token_ratio, measured.counts, view.edits
+    ratio, counts, edits = measured.known.token_ratio, measured.counts, view.edits
     envelope, root = measured.parsed.envelope, measured.root_hash(view.layout) if view.layout else b""
     reserve = edits.lowered_output or budget.reserve
     # As small as they were made: the rest of the fixed part stays as the client sent it.

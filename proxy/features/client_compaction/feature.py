@@ -133,7 +133,7 @@ class ClientCompaction(Feature):
         measured = await engine.measure(request, ASSUMED_WINDOW)
         opened = await self._opened(engine.received)
         parsed, envelope = measured.parsed, measured.parsed.envelope
-        count = self._reader.count(measured.route.encoding, measured.route.model)
+        count = self._reader.count(measured.known.route.encoding, measured.known.route.model)
         size = load_of(len(parsed.body), len(parsed.items))
         compaction = await offload(size, compact, measured, kind, frozenset(opened.ours), self._shares, count)
         item = compaction_item(compaction, self._records.item_key())

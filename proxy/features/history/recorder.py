@@ -45,7 +45,7 @@ class HistoryRecorder(Feature):
             return
         if report.observed or report.client_compaction:
             return
-        root, route, record = view.measured.root_hash(view.layout), view.measured.route.name, view.edits.record
+        root, route, record = view.measured.root_hash(view.layout), view.measured.known.route.name, view.edits.record
         fresh = report.event and record is not None
         key = (route, root)
         if not fresh and key in self._recent:
@@ -75,7 +75,7 @@ def _last(report: Report, view: CountedView, layout: Layout, now: int) -> Reques
     return RequestNote(
         version=NOTE_VERSION,
         made=now,
-        route=view.measured.route.name,
+        route=view.measured.known.route.name,
         api=report.api,
         items=layout.count,
         window=report.window or 0,
@@ -95,12 +95,12 @@ def _event(
     report: Report, view: CountedView, layout: Layout, record: CompactionRecord, now: int, archive: str
 ) -> CompactionNote:
     measured, event, previous = view.measured, record.compaction, view.edits.previous
-    factor = measured.token_ratio
+    factor = measured.known.token_ratio
     kept = sum(measured.parsed.items[i].tokens for i in event.anchors)
     return CompactionNote(
         version=NOTE_VERSION,
         made=now,
-        route=measured.route.name,
+        route=measured.known.route.name,
         chain=measured.prefix_hashes[event.boundary - 1],
         place=event.boundary,
         since=previous.cut if previous else 0,
