@@ -2,7 +2,7 @@
 
 import asyncio
 
-from proxy.pipe import MOST_BUFFERED, Pipe
+from proxy.pipe import MAX_BUFFERED, Pipe
 
 
 class Source:
@@ -40,7 +40,7 @@ async def test_too_much_pauses_the_source_until_it_was_taken():
     """Above the limit the source is told to wait, and goes on once the bytes are taken."""
     source = Source()
     pipe = Pipe(source)
-    pipe.feed_data(b"x" * (MOST_BUFFERED + 1))
+    pipe.feed_data(b"x" * (MAX_BUFFERED + 1))
     assert source.paused
     await pipe.next()
     assert not source.paused

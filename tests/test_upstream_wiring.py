@@ -76,7 +76,7 @@ async def test_who_may_be_asked() -> None:
     upstream = open_upstream(given)
     assert upstream.names == ("up", "quiet", "hosted")
     probes = open_probes(given, upstream, Tasks(lambda name, error: None))
-    assert set(probes.surveys()) == {"up"}
+    assert set(probes.last_probes()) == {"up"}
     await upstream.close()
 
 

@@ -185,7 +185,7 @@ async def test_workers_that_never_start_are_given_up(folder):
 async def test_one_that_never_starts_does_not_end_the_others(folder):
     """A worker that fails at every start is tried again and again, while the healthy one goes on serving."""
     run = Run(folder, count=2, broken=[1])
-    await run.until(lambda: run.names().count("worker.ended") > workers.MOST_FALSE_STARTS)
+    await run.until(lambda: run.names().count("worker.ended") > workers.MAX_FALSE_STARTS)
     assert alive(run.started()[0])
     run.supervisor.stop()
     assert await run.task == 0

@@ -201,7 +201,7 @@ async def _resolve(exam: _Examination, settings: Settings) -> tuple[Route, Serve
     """Return the model's route, and its window as the server states it; None if it states none."""
     tasks = Tasks(ignore_failure)
     probes = open_probes(settings, exam.upstream, tasks)
-    await probes.survey(exam.name, [exam.model])
+    await probes.probe_now(exam.name, [exam.model])
     stated = find(dict(probes.windows(exam.name)), exam.model)
     await tasks.finish(0.0)
     catalogue = await asyncio.to_thread(open_catalogue, settings, lambda *_: stated)

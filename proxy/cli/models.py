@@ -100,9 +100,9 @@ async def _ask_servers(settings: Settings, names: Sequence[str]) -> tuple[Server
     upstream = open_upstream(settings)
     try:
         probes = open_probes(settings, upstream, tasks)
-        await asyncio.gather(*(probes.survey(each.name, names) for each in settings.upstreams))
+        await asyncio.gather(*(probes.probe_now(each.name, names) for each in settings.upstreams))
         windows = {each.name: probes.windows(each.name) for each in settings.upstreams}
-        states = probes.surveys().items()
+        states = probes.last_probes().items()
         return windows, {name: str(state["trouble"]) for name, state in states if state["trouble"]}
     finally:
         await upstream.close()

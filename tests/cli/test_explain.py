@@ -11,6 +11,7 @@ from rich.console import Console
 
 from proxy.cli.explain import CannotFit, api_of, breakdown, fit_request, render
 from proxy.core.errors import InvalidRequest
+from proxy.features.settings import AllSettings
 from proxy.settings import Settings
 from tests.support import api_formats
 from tests.support.engine_fixtures import Replica, chat_body, count_tokens, message_problems, message_slices
@@ -53,7 +54,7 @@ async def test_small_requests_pass_and_are_counted_all_the_same() -> None:
 async def test_every_breakdown_adds_up(factor: float, recall: bool) -> None:
     """Regions, kinds and the table of stages tell one and the same size, before and after, whatever the model."""
     model = "gpt-4o" if factor == 1.0 else "claude-sonnet-4-5"
-    settings = Settings.model_validate({"compression": {"recall": {"enabled": recall}}})
+    settings = AllSettings.model_validate({"compression": {"recall": {"enabled": recall}}})
     fitted = await fit_request(settings, long_session(), model=model, window=6000)
     assert ("recall" in fitted.report.stages) is recall
     shown, report = breakdown(fitted), fitted.report

@@ -350,11 +350,11 @@ async def test_a_content_encoding_is_taken_off_with_its_header() -> None:
     headers = intake(("content-encoding", "gzip"))
     packed = gzip.compress(BODY)
     assert await decoded(packed, headers, reader_of(packed), Limits()) == BODY
-    assert headers.forward == []
+    assert headers.end_to_end == []
     broken = intake(("content-encoding", "gzip"))
     with pytest.raises(InvalidRequest):
         await decoded(BODY, broken, reader_of(BODY), Limits())
-    assert [name for name, _ in broken.forward] == ["content-encoding"]
+    assert [name for name, _ in broken.end_to_end] == ["content-encoding"]
 
 
 def test_a_wish_that_cannot_be_is_refused() -> None:

@@ -241,10 +241,10 @@ def test_a_flood_of_refusals_is_counted_instead_of_written(logged):
     for _ in range(MOST_REFUSALS + 25):
         logs.request_done(full, 0.001)
     logs.request_done(full.but(reason="request_too_large", status=413), 0.001)
-    logs.tell_refusals()
-    logs.tell_refusals()
+    logs.log_refusals()
+    logs.log_refusals()
     logs.request_done(full, 0.001)
-    logs.tell_refusals()
+    logs.log_refusals()
     written = [json.loads(line) for line in lines()]
     done = [line["reason"] for line in written if line["event"] == "proxy.request_done"]
     assert done == ["overloaded"] * MOST_REFUSALS + ["request_too_large", "overloaded"]

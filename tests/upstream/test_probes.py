@@ -55,7 +55,7 @@ async def test_a_hanging_server_delays_nobody() -> None:
         assert len(about.tasks) == 1
         await about.settle()
         assert about.site.paths == ["/v1/models"]
-        assert "no answer" in str(about.probes.surveys()["up"]["trouble"])
+        assert "no answer" in str(about.probes.last_probes()["up"]["trouble"])
 
 
 async def test_what_is_sent() -> None:
@@ -93,7 +93,7 @@ async def test_answers_are_kept_and_renewed() -> None:
         renewed = about.probes.window_of("up", "my-lora")
         assert renewed is not None
         assert (renewed.context_window, renewed.since) == (8192, about.clock.time)
-        assert about.probes.known()[0]["age_seconds"] == 0.0
+        assert about.probes.stated_windows()[0]["age_seconds"] == 0.0
 
 
 async def test_failures_are_tried_again_ever_later() -> None:
@@ -114,11 +114,11 @@ async def test_failures_are_tried_again_ever_later() -> None:
         assert pauses[0] == pytest.approx(FIRST_RETRY, rel=0.15)
         assert pauses[1] == pytest.approx(2 * FIRST_RETRY, rel=0.15)
         assert pauses[-1] == pytest.approx(FRESH_SECONDS, rel=0.15)
-        assert about.probes.surveys()["up"]["trouble"] == "an answer that is no JSON"
+        assert about.probes.last_probes()["up"]["trouble"] == "an answer that is no JSON"
         about.site.routes["/v1/models"] = VLLM
         about.clock.time += 2 * FRESH_SECONDS
         await about.ask("my-lora")
-        assert about.probes.surveys()["up"]["trouble"] == ""
+        assert about.probes.last_probes()["up"]["trouble"] == ""
 
 
 async def test_a_model_that_is_loading_is_asked_about_soon() -> None:
@@ -138,7 +138,7 @@ async def test_names_of_clients_fill_no_memory() -> None:
             assert await about.ask(f"model-{number}") is None
         assert len(about.site.asked) == 1
         assert len(about.probes._servers["up"].wanted) <= MOST_WANTED
-        assert {row["model"] for row in about.probes.known()} == {"my-lora", "Qwen/Qwen2.5-7B-Instruct"}
+        assert {row["model"] for row in about.probes.stated_windows()} == {"my-lora", "Qwen/Qwen2.5-7B-Instruct"}
 
 
 async def test_a_server_that_is_not_there() -> None:
@@ -146,9 +146,9 @@ async def test_a_server_that_is_not_there() -> None:
     async with probed_server({}) as about:
         gone = Upstreams([Target("up", "http://127.0.0.1:1/v1")])
         probes = Probes({"up": "http://127.0.0.1:1/v1"}, gone.send, about.tasks.spawn, about.clock, "ullage/test")
-        await probes.survey("up", ["m"])
+        await probes.probe_now("up", ["m"])
         assert probes.window_of("up", "m") is None
-        assert probes.surveys()["up"]["trouble"]
+        assert probes.last_probes()["up"]["trouble"]
         await gone.close()
 
 
@@ -156,7 +156,7 @@ async def test_only_those_given_are_asked() -> None:
     """An upstream that may not be asked is never asked, and nobody is where it is not worth it."""
     async with probed_server({"/v1/models": VLLM}) as about:
         assert about.probes.window_of("another", "m") is None
-        await about.probes.survey("another")
+        await about.probes.probe_now("another")
         assert about.probes.window_of("up", "m", False) is None
         await about.settle()
         assert about.site.paths == []
@@ -207,8 +207,8 @@ async def test_what_one_process_was_told_the_others_know() -> None:
             each.clock.time += 100
         assert await second.ask("my-lora") == told
         assert first.site.paths == ["/v1/models"]
-        assert second.probes.known()[0]["age_seconds"] == 100.0
-        assert second.probes.surveys()["up"]["age_seconds"] == 100.0
+        assert second.probes.stated_windows()[0]["age_seconds"] == 100.0
+        assert second.probes.last_probes()["up"]["age_seconds"] == 100.0
         second.clock.time += FRESH_SECONDS - 101
         await second.ask("my-lora")
         assert first.site.paths == ["/v1/models"], "as old as it may be"
@@ -372,7 +372,7 @@ async def test_an_endless_answer_is_given_up() -> None:
 
     async with probed_server({"/v1/models": pour}) as about:
         assert await about.ask("m") is None
-        assert "bytes" in str(about.probes.surveys()["up"]["trouble"])
+        assert "bytes" in str(about.probes.last_probes()["up"]["trouble"])
 
 
 @pytest.mark.slow
@@ -402,4 +402,4 @@ async def test_an_answer_in_an_encoding_is_refused() -> None:
 
     async with probed_server({"/v1/models": squeezed}) as about:
         assert await about.ask("m") is None
-        assert "encoding" in str(about.probes.surveys()["up"]["trouble"])
+        assert "encoding" in str(about.probes.last_probes()["up"]["trouble"])

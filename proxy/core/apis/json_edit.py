@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
 
-from proxy.core.apis.base import Count
 from proxy.core.apis.json_scan import Field, Span, elements, members
 from proxy.core.apis.json_steps import ONE_CALL, decode, dismantle, encoded, parsed
 from proxy.core.errors import InvalidRequest
 
 Path = tuple[str | int, ...]
+Count = Callable[[str], int]
 Clip = Callable[[str, int], str]
 
 MOST_PARTS = 64

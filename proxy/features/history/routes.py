@@ -108,7 +108,7 @@ class HistoryRoutes:
         if request.method != "POST" or name:
             raise NotFound("Wishes are sent with POST to /ullage/api/compact.")
         # A page of another site can send no JSON without being asked first.
-        if not headers.seen.get("content-type", "").lower().startswith("application/json"):
+        if not headers.by_name.get("content-type", "").lower().startswith("application/json"):
             raise InvalidRequest("Send the body as application/json.")
         reader = BodyReader(request.content, self._limits, self._body_bytes, tenant)
         try:
