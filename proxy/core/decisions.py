@@ -15,12 +15,12 @@ from proxy.core.apis.base import ApiFormat
 from proxy.core.apis.envelope import Envelope
 from proxy.core.apis.json_scan import Scan
 from proxy.core.compaction.record import Compaction, CompactionRecord
-from proxy.core.compaction.schedule import CompactionTarget, LowerOutput, Schedule
+from proxy.core.compaction.schedule import CompactionTarget, LowerOutput, MaxLoss, Schedule
 from proxy.core.compaction.stages import CompactionRules
 from proxy.core.compaction.view import OriginalItems
 from proxy.core.conversation import Item, Layout
 from proxy.core.errors import ContextTooLong
-from proxy.core.models import Route
+from proxy.core.models import COMPRESS, Route
 from proxy.core.request import Request
 from proxy.core.tokens.budget import NO_BUFFERS, Buffers, TokenBudget, answer_reserve, economy_cap, to_our_tokens
 from proxy.core.tokens.counting import Members, RoleTotals
@@ -75,6 +75,13 @@ class KnownRoute:
     window_source: str
     stated_window: int | None
     token_ratio: float
+
+    @property
+    def first_max_loss(self) -> MaxLoss:
+        """How much the asked model may lose before another step of its overflow policy is looked at."""
+        if self.route.steps == (COMPRESS,):
+            return "any"
+        return "no_drop" if self.route.steps[0] == COMPRESS else "none"
 
 
 @dataclass(frozen=True, slots=True)

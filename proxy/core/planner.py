@@ -129,8 +129,10 @@ def _after_lookup(measured: MeasuredRequest, policy: Policy, found: LookedUp) ->
 def _planned(measured: MeasuredRequest, policy: Policy, found: LookedUp, target: CompactionTarget) -> Decision:
     """The next step towards *target*: an existing record is verified, a new compaction needs its block."""
     last = found.record.compaction if found.record else None
-    decided = decided_before(measured, policy, found, target)
-    compaction, lowered_output = decided or choose_compaction(measured, policy, found.layout, last, target)
+    compaction, lowered_output = last, None
+    if last is not None or not _is_below_high_mark(measured, policy, target):
+        decided = decided_before(measured, policy, found, target)
+        compaction, lowered_output = decided or choose_compaction(measured, policy, found.layout, last, target)
     edited = bool(measured.tools_json) or lowered_output is not None
     if _exceeds(target.max_loss, compaction, last, edited):
         return TooLossy()
@@ -242,6 +244,15 @@ def without_addition(
 TIGHTER_TARGETS = (tighter_limit, without_default_reserve, without_addition)
 
 # What the schedule is asked.
+
+
+def _is_below_high_mark(measured: MeasuredRequest, policy: Policy, target: CompactionTarget) -> bool:
+    """True if no compaction can be due at any boundary: the whole history together stays below the high mark."""
+    if not target.is_plain:
+        return False
+    budget = measured.budget_for(target)
+    high = budget.high(policy.rules.marks, budget.baseline)
+    return budget.quantised_fixed + measured.counts.history <= min(high, budget.ceiling, budget.baseline, budget.input)
 
 
 def is_quiet(measured: MeasuredRequest, policy: Policy) -> bool:

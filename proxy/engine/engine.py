@@ -50,9 +50,8 @@ from proxy.engine.ports import Answer, Clock, Outcome, Refusal, Reply
 from proxy.engine.quick_check import QuickCheck
 from proxy.engine.records import CompactionRecords
 from proxy.engine.replies import LocalReply
-from proxy.engine.reports import report_of
 from proxy.engine.retries import Retries
-from proxy.engine.run import GIVE_UP, Delivered, GiveUp, Run, Undelivered, Unreachable
+from proxy.engine.run import GIVE_UP, Delivered, GiveUp, Run, Undelivered, Unreachable, report_of
 from proxy.engine.upstream_calls import Accepted, NotNews, Overflowed, UpstreamCalls
 from proxy.offload import offload
 from proxy.tasks import Faults

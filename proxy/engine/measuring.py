@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 
 from proxy.core.apis.envelope import TOOLS, Envelope
-from proxy.core.attempts import first_max_loss
 from proxy.core.client_compaction import compacting_client
 from proxy.core.compaction.schedule import CompactionTarget, MaxLoss
 from proxy.core.compaction.truncate import shrink_tools
@@ -27,7 +26,7 @@ from proxy.engine.features import Features
 from proxy.engine.learned_routes import KnownRoutes, LearnedRoutes
 from proxy.engine.ports import Cache, Records
 from proxy.engine.reading import CountedBody, LocatedBody, Reader
-from proxy.engine.reports import OBSERVED
+from proxy.engine.run import OBSERVED
 from proxy.offload import load_of, offload
 
 ShrunkTools = Cache[tuple[bytes, str, str, int], tuple[str, int]]
@@ -84,7 +83,7 @@ class Measurer:
             # What was only considered must never be taken for what was sent: it is recorded under a name of its own.
             options = replace(request.options, conversation=request.options.conversation + OBSERVED)
             request = replace(request, options=options)
-        target = self._first_target(request, known.route, mode, max_loss, dry_run=dry_run)
+        target = self._first_target(request, known, mode, max_loss, dry_run=dry_run)
         return await self.count(request, located, known, known.window, target)
 
     async def measure_anyway(self, request: Request, assumed_window: int) -> MeasuredRequest:
@@ -166,11 +165,11 @@ class Measurer:
     # What the view must reach.
 
     def _first_target(
-        self, request: Request, route: Route, mode: Mode, max_loss: MaxLoss | None, *, dry_run: bool
+        self, request: Request, known: KnownRoute, mode: Mode, max_loss: MaxLoss | None, *, dry_run: bool
     ) -> CompactionTarget:
         compacts_now = request.options.compact_now
         if max_loss is None:
-            max_loss = "any" if mode == "observe" or compacts_now else first_max_loss(route.steps)
+            max_loss = "any" if mode == "observe" or compacts_now else known.first_max_loss
         return CompactionTarget(
             force=compacts_now,
             wait_for_summary=compacts_now,

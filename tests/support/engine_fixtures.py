@@ -35,8 +35,8 @@ from proxy.engine.ports import Clock, Records, Reply, Summaries, Upgradable, Ups
 from proxy.engine.quick_check import QuickCheck
 from proxy.engine.reading import Reader
 from proxy.engine.records import CompactionRecords
-from proxy.engine.reports import report_of
 from proxy.engine.retries import Retries
+from proxy.engine.run import report_of
 from proxy.engine.upstream_calls import CallSettings, UpstreamCalls
 from proxy.settings import Settings, overflow_rules, tool_map
 from proxy.settings.tools import Tools

@@ -20,7 +20,7 @@ from proxy.engine.features import Feature, Planning
 from proxy.engine.ports import Answer, Outcome, Records
 from proxy.engine.reading import Reader
 from proxy.engine.replies import LocalReply
-from proxy.engine.reports import report_of_local
+from proxy.engine.run import report_of_local
 from proxy.features.client_compaction.compact_endpoint import Kind, compact, compaction_item, is_trigger, response
 from proxy.features.client_compaction.compaction_item import PREFIX, OpenedBody, open_items
 from proxy.offload import load_of, offload
