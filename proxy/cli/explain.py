@@ -16,7 +16,7 @@ from rich.table import Table
 from proxy.cli.offline import offline_engine
 from proxy.core.apis.base import Count
 from proxy.core.apis.envelope import TOOLS
-from proxy.core.apis.json_steps import whole
+from proxy.core.apis.json_steps import read_integer
 from proxy.core.compaction.record import CompactionRecord
 from proxy.core.conversation import Item, ItemText
 from proxy.core.decisions import CountedView, MeasuredRequest, Reject
@@ -161,7 +161,7 @@ async def _counted(
 def api_of(body: bytes) -> str:
     """Return the API that *body* is a request of, by its shape. Raises ``InvalidRequest`` if it is no request."""
     try:
-        value = json.loads(body, parse_int=whole)
+        value = json.loads(body, parse_int=read_integer)
     except (ValueError, RecursionError) as error:
         raise InvalidRequest(f"is no JSON: {error}. Give the body of one request.") from error
     if not isinstance(value, dict):

@@ -16,8 +16,17 @@ from aiohttp import StreamReader, web
 from proxy.core.client_compaction import METADATA_HEADER, announced_client
 from proxy.core.errors import BodyTooLarge, InvalidRequest, Overloaded, UllageError
 from proxy.core.http_headers import CREDENTIALS, HOP_BY_HOP, OWN_PREFIX, WRITTEN_ANEW
-from proxy.core.request import Mode, Options, Origin, Purpose, Request
-from proxy.core.session_names import EPOCH_HEADER, SESSION_HEADERS, epoch_of, session_of
+from proxy.core.request import (
+    EPOCH_HEADER,
+    SESSION_HEADERS,
+    Mode,
+    Options,
+    Origin,
+    Purpose,
+    Request,
+    epoch_in_headers,
+    session_in_headers,
+)
 from proxy.engine.quick_check import model_of
 from proxy.server.body import Progress, inflated
 from proxy.server.config import Limits
@@ -454,7 +463,8 @@ def read_request(body: bytes, path: RequestPath, headers: RequestHeaders, tenant
     by_name = headers.by_name
     session, epoch, client_compaction, variant = "", 0, "", ""
     if not _CLIENT_NAMES.isdisjoint(by_name):
-        session, epoch, client_compaction = session_of(by_name), epoch_of(by_name), announced_client(by_name)
+        session, epoch = session_in_headers(by_name), epoch_in_headers(by_name)
+        client_compaction = announced_client(by_name)
     if "anthropic-beta" in by_name:
         variant = window_variant(by_name["anthropic-beta"])
     requested = NO_OPTIONS

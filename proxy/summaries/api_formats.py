@@ -9,7 +9,7 @@ from fnmatch import fnmatchcase
 from types import MappingProxyType
 from typing import Any, Final
 
-from proxy.core.apis.usage import usage_of
+from proxy.core.apis.usage import read_usage
 
 REASONING_MODELS: Final = ("o1*", "o3*", "o4*", "gpt-5*")
 """Models that take ``max_completion_tokens`` only, and reason inside it:
@@ -129,7 +129,7 @@ def _continue_chat(
 def _parse_chat(answer: Mapping[str, Any]) -> ModelAnswer:
     choice = answer["choices"][0]
     message = choice["message"]
-    usage = usage_of(answer.get("usage"))
+    usage = read_usage(answer.get("usage"))
     return ModelAnswer(
         text=_text(message.get("content")),
         called_tools=bool(message.get("tool_calls") or message.get("function_call")),
@@ -153,7 +153,7 @@ def _continue_messages(
 
 def _parse_messages(answer: Mapping[str, Any]) -> ModelAnswer:
     parts = answer["content"]
-    usage = usage_of(answer.get("usage"))
+    usage = read_usage(answer.get("usage"))
     return ModelAnswer(
         text=_text(parts),
         called_tools=any(isinstance(part, Mapping) and part.get("type") == "tool_use" for part in parts),
@@ -186,7 +186,7 @@ def _continue_responses(
 
 def _parse_responses(answer: Mapping[str, Any]) -> ModelAnswer:
     items = [item for item in answer["output"] if isinstance(item, Mapping)]
-    usage = usage_of(answer.get("usage"))
+    usage = read_usage(answer.get("usage"))
     return ModelAnswer(
         text="".join(_text(item.get("content")) for item in items if item.get("type") == "message"),
         called_tools=any(str(item.get("type", "")).endswith("_call") for item in items),

@@ -284,7 +284,7 @@ def _call_of(original: OriginalItems, pair: Pair, tools: ToolMap) -> tuple[str, 
 def _target(name: str, arguments: str, tools: ToolMap) -> str:
     """What a call was about: a path or the like, else its command, else what the table of tools makes of it."""
     targets = tools.targets(name, arguments)
-    return targets[0] if targets else command_of(arguments) or tools.about(arguments)
+    return targets[0] if targets else command_of(arguments) or tools.subject(arguments)
 
 
 def _names(original: OriginalItems, pair: Pair, count: Count) -> list[str]:

@@ -24,7 +24,7 @@ from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Any
 
-from proxy.core.apis.usage import usage_of
+from proxy.core.apis.usage import read_usage
 from proxy.core.content_encoding import decode_content
 from proxy.core.overflow.error_body import ErrorParts, error_parts, is_error, parse_body
 from proxy.core.overflow.evidence import NOTHING_KNOWN, EchoFilter, Prior, agrees, check_claim
@@ -425,4 +425,4 @@ def _reasons(value: Any) -> Iterator[str]:
 
 def _usage(value: Any) -> Usage:
     response = value.get("response")
-    return usage_of(value.get("usage") or (response.get("usage") if isinstance(response, dict) else None))
+    return read_usage(value.get("usage") or (response.get("usage") if isinstance(response, dict) else None))
