@@ -19,7 +19,7 @@ from msgspec import structs
 from proxy.core import learned_window
 from proxy.core.decisions import KnownRoute, UncountedView, UsageAnchor, View
 from proxy.core.learned_window import (
-    NOTHING,
+    NOTHING_LEARNED,
     Calibration,
     LearnedWindow,
     is_credible,
@@ -80,7 +80,7 @@ class LearnedRoute(msgspec.Struct, frozen=True, rename={"learned_window": "belie
     """
 
     calibration: Calibration
-    learned_window: LearnedWindow = NOTHING
+    learned_window: LearnedWindow = NOTHING_LEARNED
 
     @property
     def stated_window(self) -> int | None:
@@ -200,7 +200,7 @@ class LearnedRoutes:
     def window(self, route: Route, learned: LearnedRoute) -> int | None:
         """The window that holds for *route*, in the provider's tokens; None if it is unknown."""
         taught = learned.learned_window
-        return route.window if taught is NOTHING else believed(route, taught, self._wall())
+        return route.window if taught is NOTHING_LEARNED else believed(route, taught, self._wall())
 
     def known_route(self, route: Route, tenant: bytes, cached: CachedRoute, most: int | None) -> KnownRoute:
         """What is known of *route*, its window no larger than *most* provider tokens if a request asks for that.
@@ -208,7 +208,7 @@ class LearnedRoutes:
         ``stated_window`` is set only if an error stated the window; otherwise it is that of the budget.
         """
         learned, window = cached.learned, route.window
-        if learned.learned_window is not NOTHING:
+        if learned.learned_window is not NOTHING_LEARNED:
             window = believed(route, learned.learned_window, self._wall())
         source: str = route.source if window == route.window else "learned"
         if most is not None and (window is None or most < window):
@@ -278,7 +278,7 @@ class LearnedRoutes:
             self._anchors[route.name, sent.prefix_hash] = UsageAnchor(counted, reported, sent.boundary)
             calibration = with_report(calibration, counted, reported) if sent.is_text else calibration
         taught = learned.learned_window
-        if taught is not NOTHING:
+        if taught is not NOTHING_LEARNED:
             taught = learned_window.with_answer(taught, reported, self._wall())
         if calibration.factor != learned.calibration.factor or taught is not learned.learned_window:
             self._save(route, tenant, LearnedRoute(calibration, taught))
@@ -294,7 +294,7 @@ class LearnedRoutes:
         rows: dict[tuple[str, int, str], float] = {}
         for (name, _), cached in list(self._known.items()):
             taught = cached.learned.learned_window
-            if taught is NOTHING:
+            if taught is NOTHING_LEARNED:
                 continue
             stated, level = learned_window.stated_limit(taught, now), learned_window.inferred_window(taught, now)
             for how, figure, at in (("stated", stated, taught.stated_at), ("worked out", level, taught.inferred_at)):
@@ -410,4 +410,8 @@ def load(value: bytes | None) -> LearnedRoute | None:
         learned = msgspec.msgpack.decode(value, type=LearnedRoute)
     except (msgspec.DecodeError, UnicodeError):
         return None
-    return structs.replace(learned, learned_window=NOTHING) if learned.learned_window == NOTHING else learned
+    return (
+        structs.replace(learned, learned_window=NOTHING_LEARNED)
+        if learned.learned_window == NOTHING_LEARNED
+        else learned
+    )

@@ -189,7 +189,7 @@ class Reader:
             return self.locate(api_format, tenant, listed)
         if len(where.spans) > MANY and where.end - where.start < LEAST_ITEM * len(where.spans):
             raise InvalidRequest(f"{len(where.spans)} messages or items that hold hardly anything are no conversation.")
-        raw = where.outline(body)
+        raw = where.without_items(body)
         name = _key(scope, raw)
         envelope = self._envelopes.get(name)
         if envelope is None:

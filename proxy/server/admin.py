@@ -33,7 +33,7 @@ def no_routes(access: Access, limits: Limits) -> Mapping[str, Route]:
 
 
 class OwnRoutes:
-    """Answers what ``request.is_local`` names; *added* are the routes that features add, by name."""
+    """Answers the paths of ``request.is_local``; *added* are the routes that features add, by name."""
 
     def __init__(
         self,

@@ -143,7 +143,7 @@ class Handler:
 
     def _finish(self, call: Call, began: float) -> None:
         """Release the body, and give the observers the report with status, usage and the seconds since *began*."""
-        if call.body is not None and call.body.taken:
+        if call.body is not None and call.body.counted:
             call.body.release()
         try:
             usage, report = call.usage, call.report
@@ -213,6 +213,7 @@ class Handler:
         return True
 
     async def _managed(self, request: web.BaseRequest, call: Call, headers: RequestHeaders, reader: BodyReader) -> None:
+        """Read a request of a managed route, have the engine answer it, and pass the answer on."""
         if "expect" in headers.by_name:
             check_declared(request.content_length, self._limits)
             send_continue(request, headers)
@@ -260,6 +261,7 @@ class Handler:
             call.report = call.report.but(reason="silently_truncated")
 
     async def _relay(self, request: web.BaseRequest, call: Call, headers: RequestHeaders, reader: BodyReader) -> None:
+        """Relay a request of any other route to its upstream, and pass the answer on."""
         if request.method == "GET" and (listed := listed_model(call.path.path)) is not None:
             await self._list(listed, call, headers)
             return
@@ -326,6 +328,7 @@ class Handler:
         call.out.finish()
 
     async def _tunnel(self, request: web.BaseRequest, call: Call, headers: RequestHeaders) -> None:
+        """Relay a WebSocket to its upstream. Raises ``UpgradeRefused`` if the route has none."""
         path, _, query = call.path.path_qs.partition("?")
         is_responses = api_path(path) == "responses"
         if is_responses and not self._config.websockets:

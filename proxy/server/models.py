@@ -90,7 +90,7 @@ class Models:
     async def list(self, path_qs: str, headers: Sequence[tuple[str, str]], route: Route) -> ModelsAnswer:
         """Return the merged list: each model once, from the upstream that a request for it would go to.
 
-        If no upstream has a list, return the default one's answer. Raises what asking an upstream raises if none
+        If no upstream has a list, return the default one's answer. Raises the first upstream's ``UllageError`` if none
         answers and the configuration names no model.
         """
         answers, failures = await self._ask_all(path_qs, headers)
@@ -130,7 +130,7 @@ class Models:
         return entries
 
     async def one(self, path_qs: str, model: str, headers: Sequence[tuple[str, str]], route: Route) -> ModelsAnswer:
-        """Return one model, as its own upstream describes it. Raises ``NotFound``, and what asking raises."""
+        """Return one model, as its own upstream describes it. Raises ``UllageError``."""
         model = unquote(model)
         name = route(model)
         upstream = next((upstream for upstream in self._upstreams if upstream.name == name), ListedUpstream(name))

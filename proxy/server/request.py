@@ -41,9 +41,9 @@ _MANAGED: Final[Mapping[str, tuple[str, Purpose]]] = {
     "responses": ("responses", "answer"),
     "responses/compact": ("responses", "compact"),
 }
-"""Managed routes below an API's root: their API, and what a request is for."""
+"""Managed routes below an API's root, each with its API and the purpose of its requests."""
 
-# Plain names only: what an upstream could decode into another path is none.
+# Plain names only, which no upstream can decode into another path.
 _DEPLOYMENT: Final = re.compile(r"/openai/deployments/((?!\.\.?/)[\w.~-]+)/(.+)", re.ASCII)
 
 # What RFC 3986 (section 3.3) lets stand in a segment, but for escapes and the semicolon that begins parameters.
@@ -239,8 +239,8 @@ class RequestHeaders:
 
     def drop(self, names: Iterable[str]) -> None:
         """Keep the headers called *names* (lower case) from being forwarded."""
-        gone = frozenset(names)
-        self.end_to_end = [pair for pair in self.end_to_end if pair[0].lower() not in gone]
+        dropped = frozenset(names)
+        self.end_to_end = [pair for pair in self.end_to_end if pair[0].lower() not in dropped]
 
 
 def read_headers(raw_headers: Iterable[tuple[bytes, bytes]]) -> RequestHeaders:
@@ -261,7 +261,7 @@ def read_headers(raw_headers: Iterable[tuple[bytes, bytes]]) -> RequestHeaders:
             headers.own[name[len(OWN_PREFIX) :]] = value
     connection = by_name.get("connection", "")
     if connection.lower() not in _PLAIN:
-        # Never let a client use this to strip what decides who it is.
+        # A client must not use this to remove the credential that names its tenant.
         named = {token.strip().lower() for token in connection.split(",")} - CREDENTIALS
         headers.drop(named)
     return headers
@@ -297,7 +297,7 @@ def options(own: Mapping[str, str]) -> Options:
 
 
 def _sort(raw: bytes) -> tuple[str, str, int]:
-    """Return a header's name as spelled and in lower case, and what is done with it."""
+    """Return a header's name as spelled and in lower case, and its kinds: ``_FORWARD``, ``_READ``, ``_OWN``."""
     spelled = raw.decode("ascii", "replace")
     name = spelled.lower()
     if name.startswith(OWN_PREFIX):
@@ -380,11 +380,11 @@ class BodyReader(msgspec.Struct):
     limits: Limits
     account: BodyBytes
     tenant: bytes
-    taken: int = 0
+    counted: int = 0
 
     def count(self, size: int) -> None:
         """Count the body as *size* bytes, if that is more than before. Raises ``Overloaded``."""
-        more = size - self.taken
+        more = size - self.counted
         if more <= 0:
             return
         account, tenant = self.account, self.tenant
@@ -394,23 +394,23 @@ class BodyReader(msgspec.Struct):
                 "Try again soon."
             )
         of_tenant = account.by_tenant[tenant]
-        if of_tenant > self.taken and of_tenant + more > account.limit - account.total:
+        if of_tenant > self.counted and of_tenant + more > account.limit - account.total:
             raise Overloaded(
                 "The requests of this caller have their share of the request bytes that the proxy has in memory "
                 "(server.limits.in_flight_bytes). Try again soon."
             )
         account.by_tenant[tenant] = of_tenant + more
         account.total += more
-        self.taken = size
+        self.counted = size
 
     def release(self) -> None:
-        """Give the account back what this body took; harmless when called again."""
+        """Count this body no longer; harmless when called again."""
         account, tenant = self.account, self.tenant
-        account.total -= self.taken
-        account.by_tenant[tenant] -= self.taken
+        account.total -= self.counted
+        account.by_tenant[tenant] -= self.counted
         if not account.by_tenant[tenant]:
             del account.by_tenant[tenant]
-        self.taken = 0
+        self.counted = 0
 
     async def whole(self, declared: int | None) -> bytes:
         """Return the body, of *declared* bytes, as sent.

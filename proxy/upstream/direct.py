@@ -68,7 +68,7 @@ class Upstreams:
         return name in self._targets
 
     async def warm(self) -> None:
-        """Load what bridged upstreams need, seconds of work, so that the first request does not wait for it."""
+        """Load LiteLLM for bridged upstreams, seconds of work, so that the first request does not wait for it."""
         if self._bridge is not None and self._bridged:
             await self._bridge.warm()
 
@@ -129,7 +129,7 @@ class Upstreams:
         return cast("DirectReply", await self.send(target, "GET", path_qs, upgrading, None, may_switch=True))
 
     async def _wait_to_reconnect(self, to: _ReadyTarget, error: aiohttp.ClientConnectorError, pause: float) -> None:
-        """Wait for *pause* seconds before connecting again. Raise what *error* means if that is of no use."""
+        """Wait for *pause* seconds before connecting again. Raise ``UllageError`` if *error* makes that useless."""
         last = pause == _NO_MORE
         exhausted = error.errno in _NO_DESCRIPTOR
         self.without_descriptor += exhausted
@@ -414,7 +414,7 @@ class VerbatimRequest(aiohttp.ClientRequest):
     """
 
     def update_auto_headers(self, skip_auto_headers: Iterable[str] | None) -> None:  # noqa: ARG002
-        """Add nothing; what the client left out stays out."""
+        """Add no header."""
         # Read again when the body is attached, which would add its Content-Type.
         self._skip_auto_headers = _SKIPPED
 

@@ -63,7 +63,7 @@ class Bridged:
 
 
 class BridgedReply:
-    """An answer in OpenAI's shape: ``ports.Reply`` over what LiteLLM returned."""
+    """An answer in OpenAI's shape: ``ports.Reply`` over LiteLLM's return value."""
 
     close_delimited = False
 

@@ -57,7 +57,10 @@ SILENT: Final = (
     "api.deepseek.com",
     "api.perplexity.ai",
 )
-"""Hosted APIs, by the end of their host names, without a route that states a window and needs no key."""
+"""Hosted APIs, by the end of their host names, without a route that states a window and needs no key.
+
+OpenAI's entries of models, for one, have no window: https://platform.openai.com/docs/api-reference/models/list.
+"""
 
 
 class SharedProbeCache:
@@ -162,7 +165,7 @@ class Probes:
         return _find(server.windows, model)
 
     async def close(self) -> None:
-        """End what is under way, and ask nothing more."""
+        """End the probes under way, and begin no others."""
         self._servers.clear()
         for task in self._tasks.values():
             task.cancel()

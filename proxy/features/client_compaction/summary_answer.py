@@ -1,4 +1,4 @@
-"""Answers a client's own compaction from a summary that is ready, instead of by the model that the client asks.
+"""Answers a client's own compaction from a summary that is ready, in place of the model that the client names.
 
 Only if the operator allows it, and only if a model's verified summary covers nearly all of the conversation. What came
 after it is described as a block describes folded rounds. The user's words stand in the answer as they were.
@@ -49,7 +49,7 @@ class SummaryAnswers(Feature):
     async def answer_planned(self, request: Request, view: CountedView, report: Report) -> Answer | None:
         """Return an answer of our own to *request*, which would be sent as *view*.
 
-        None if it is no compaction of a client's, asks for more than a text, or no summary is ready for it.
+        Return None if it is no client's compaction, if it needs more than a text, or if no summary is ready for it.
         """
         measured = view.measured
         envelope = measured.parsed.envelope
@@ -107,7 +107,7 @@ class SummaryAnswers(Feature):
 
 
 def _entries(original: OriginalItems) -> dict[int, ItemText]:
-    """Return what the items say, by index, without system messages and without the client's prompt for a summary."""
+    """Return the texts of the items by index, without system messages and without the client's prompt for a summary."""
     items = original.items
     indexes = [i for i in range(len(items)) if items[i].role != "system"]
     entries = {i: original.text(i) for i in indexes[:-1]}
@@ -139,11 +139,15 @@ def _wants_usage(envelope: Envelope) -> bool:
 
 
 def _format(member: object) -> object:
-    return member.get("format") if isinstance(member, dict) else None
+    if not isinstance(member, dict):
+        return None
+    return member.get("format")
 
 
 def _member(envelope: Envelope, name: str) -> Any:
-    return json.loads(envelope.value(name)) if name in envelope.fields else None
+    if name not in envelope.fields:
+        return None
+    return json.loads(envelope.value(name))
 
 
 def _encodable(text: str) -> str:
