@@ -12,7 +12,7 @@ from types import ModuleType
 
 import pytest
 
-from proxy.caches import LockedCache, SizedCache, envelopes, items, prefixes
+from proxy.caches import LockedCache, envelopes, items, prefixes
 from proxy.core.apis.base import ApiFormat
 from proxy.core.conversation import Item
 from proxy.core.decisions import API_FORMATS
@@ -27,7 +27,7 @@ TENANT = b"t" * 32
 
 def test_the_longest_unused_go_first() -> None:
     """The sum of what is kept never exceeds the limit, and what was used last stays."""
-    memory: SizedCache[str, bytes] = SizedCache(10, len)
+    memory: LockedCache[str, bytes] = LockedCache(10, len)
     memory["a"], memory["b"] = b"1234", b"5678"
     assert memory["a"] == b"1234"
     memory["c"] = b"90ab"
@@ -37,7 +37,7 @@ def test_the_longest_unused_go_first() -> None:
 
 def test_what_is_too_large_is_not_kept() -> None:
     """A value above the limit is no error and pushes nothing out."""
-    memory: SizedCache[str, bytes] = SizedCache(10, len)
+    memory: LockedCache[str, bytes] = LockedCache(10, len)
     memory["a"] = b"1234"
     memory["a"] = b"x" * 11
     memory["b"] = b"x" * 11

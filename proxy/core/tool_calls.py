@@ -15,8 +15,11 @@ import re
 import struct
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Final
+
+import msgspec
+from msgspec.structs import replace
 
 from proxy.core.apis.json_edit import quoted
 from proxy.core.apis.json_scan import elements, members
@@ -72,8 +75,7 @@ _TROUBLE = re.compile(
 _EDGE = 600
 
 
-@dataclass(frozen=True, slots=True)
-class Pair:
+class Pair(msgspec.Struct, frozen=True, gc=False):
     """A tool result with its call. ``index`` and ``call_index`` are items, ``at`` and ``call_at`` positions in them."""
 
     index: int

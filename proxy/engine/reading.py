@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Mapping, MutableMapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
+
+from msgspec.structs import replace
 
 from proxy.core.apis.base import ApiFormat
 from proxy.core.apis.envelope import SYSTEM, TOOLS, Envelope, read_envelope
