@@ -11,6 +11,7 @@ from urllib.parse import urlsplit
 
 from proxy import settings as configuration
 from proxy.core.models import Catalogue
+from proxy.features.settings import summary_lines
 from proxy.settings import Model, Settings, Upstream, is_loopback
 
 CONNECT_SECONDS: Final = 3.0
@@ -82,10 +83,7 @@ def settings_summary(settings: Settings, facts: Mapping[str, str]) -> str:
     lines.append(("compression", _compression(settings)))
     if settings.compression.mode == "on":
         lines.append(("summaries", _summaries(settings)))
-        if settings.compression.recall.enabled:
-            lines.append(("recall", "on: compacted requests get one more tool, and answers that use it are edited"))
-    if settings.archive.enabled:
-        lines.append(("archive", f"originals of what leaves a view, sealed, for {settings.archive.days:g} days"))
+    lines += summary_lines(settings)
     return "\n".join(f"  {name:<12} {text}" for name, text in lines)
 
 

@@ -14,6 +14,11 @@ Spawn = Callable[[Coroutine[Any, Any, Any], str], "asyncio.Task[Any]"]
 """Starts a background task under a name: ``Tasks.spawn``."""
 
 
+def ignore_failure(name: str, error: BaseException) -> None:
+    """Drop the failure of a background task: for commands, whose output shows what is missing."""
+    del name, error
+
+
 class Tasks:
     """Starts background tasks by name, reports their failures, and ends them together.
 

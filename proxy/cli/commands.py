@@ -118,9 +118,9 @@ def check(file: Annotated[Path, typer.Argument(help="YAML file to check.")]) -> 
 @app.command()
 def schema() -> None:
     """Print the JSON Schema of the configuration file, for editors."""
-    from proxy.settings import Settings
+    from proxy.features.settings import AllSettings
 
-    document = {"$schema": "https://json-schema.org/draft/2020-12/schema", **Settings.model_json_schema()}
+    document = {"$schema": "https://json-schema.org/draft/2020-12/schema", **AllSettings.model_json_schema()}
     typer.echo(json.dumps(document, indent=2))
 
 
@@ -434,10 +434,11 @@ def _overrides(upstream: str | None = None, window: int | None = None, model: st
 
 def _settings(config: Path | None, overrides: Overrides) -> Settings:
     """Return the settings; print their problems and end the process if they have any."""
+    from proxy.features.settings import AllSettings
     from proxy.settings import SettingsError, load
 
     try:
-        return load(config, overrides, os.environ)
+        return load(config, overrides, os.environ, AllSettings)
     except SettingsError as error:
         _fail(REFUSED, _problems(error))
 

@@ -17,7 +17,7 @@ from typing import Any, Literal, get_args
 from proxy.core.apis.json_steps import ONE_CALL, decode, dismantle, encoded
 from proxy.core.conversation import Call
 from proxy.core.errors import InvalidRequest
-from proxy.core.tool_calls import NO_FORMS, Forms, short_digest
+from proxy.core.tool_calls import NO_TEXT_FORMAT, TextToolFormat, short_digest
 
 Kind = Literal[
     "file_read",
@@ -101,15 +101,19 @@ PROTECTED = Tool("protected")
 
 
 class ToolMap:
-    """The table of tools, compiled. Made of names and globs; ``protected`` are names and globs of their own.
+    """The table of tools by names and globs, compiled; ``protected`` are names and globs of further tools.
 
-    ``forms`` are how calls and results are written as text.
+    ``text_format`` describes calls and results that are written as text.
     """
 
     def __init__(
-        self, tools: Mapping[str, Tool], protected: Sequence[str] = (), keys: Keys = Keys(), forms: Forms = NO_FORMS
+        self,
+        tools: Mapping[str, Tool],
+        protected: Sequence[str] = (),
+        keys: Keys = Keys(),
+        text_format: TextToolFormat = NO_TEXT_FORMAT,
     ) -> None:
-        self.forms = forms
+        self.text_format = text_format
         named = {**tools, **dict.fromkeys(protected, PROTECTED)}
         self._exact = {name: tool for name, tool in named.items() if not _is_glob(name)}
         self._folded = {name.lower(): tool for name, tool in reversed(self._exact.items())}

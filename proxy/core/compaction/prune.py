@@ -14,7 +14,7 @@ from types import MappingProxyType
 
 from proxy.core.compaction.record import Placeholder, PlaceholderReason, placeholder_tokens
 from proxy.core.conversation import Call, Item, Layout, Result, unread_from
-from proxy.core.tool_calls import Pair, mentioned, pairs_of
+from proxy.core.tool_calls import Pair, pairs_of, unpack_mentions
 from proxy.core.tool_table import REPEATABLE
 
 END_OF_FILE = 2**62
@@ -369,7 +369,7 @@ class _LaterUse:
         self._decides = facts is not None and facts.decides
         if facts is not None:
             names = [name for call in facts.calls for name in call.names]
-            self._mentions.update({*mentioned(facts.mentions), *names})
+            self._mentions.update({*unpack_mentions(facts.mentions), *names})
 
 
 def first_protected(layout: Layout, start: int, end: int, rules: PruneRules) -> int:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from proxy.core.apis.base import ApiFormat
-from proxy.core.apis.json_edit import level
+from proxy.core.apis.json_edit import common_cap
 from proxy.core.apis.json_scan import Span
 from proxy.core.compaction.block import FoldedItems, render_block
 from proxy.core.compaction.digest import command_of, digest_of
@@ -20,7 +20,7 @@ from proxy.core.compaction.truncate import TruncateLimits, clip, line_count, tru
 from proxy.core.conversation import Item, ItemText, Layout, WrittenResult
 from proxy.core.tokens.counting import NOTHING, RoleTotals, add_up
 from proxy.core.tokens.media import is_media
-from proxy.core.tool_calls import WRITTEN, Pair, as_result, failure_line, pairs_of, resaid
+from proxy.core.tool_calls import WRITTEN, Pair, as_result, failure_line, pairs_of, replace_written_result
 from proxy.core.tool_table import ToolMap
 
 Count = Callable[[str], int]
@@ -71,7 +71,7 @@ class OriginalItems:
         written = self.written_result(index)
         if written is None:
             return self.api.with_results(self.item(index), texts, media=media)
-        return resaid(self.item(index), "\n".join(texts), written, is_media if media else None)
+        return replace_written_result(self.item(index), "\n".join(texts), written, is_media if media else None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,7 +189,7 @@ def _truncated(original: OriginalItems, index: int, tokens: int, count: Count) -
     texts = [text for text, _ in original.text(index).results]
     sizes = [count(text) for text in texts]
     room = tokens - (original.items[index].tokens - sum(sizes))
-    cap = level(sizes, max(len(texts), room))
+    cap = common_cap(sizes, max(len(texts), room))
     return [
         truncate_to(text, _limits(text, size, cap), cap, count, tail=True)
         for text, size in zip(texts, sizes, strict=True)
@@ -275,7 +275,7 @@ def _call_of(original: OriginalItems, pair: Pair, tools: ToolMap) -> tuple[str, 
     text = original.api.read_item_text(original.item(pair.call_index))
     if pair.call_at != WRITTEN:
         return text.calls[pair.call_at]
-    calls = tools.forms.called(text.text)
+    calls = tools.text_format.find_calls(text.text)
     if len(calls) == 1 and calls[0][0]:
         return calls[0]
     return "tool", "{}"

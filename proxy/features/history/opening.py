@@ -12,6 +12,7 @@ from proxy.features.history.archive import Archive, ArchiveLimits
 from proxy.features.history.history import History
 from proxy.features.history.recorder import LEAST_SECONDS, HistoryRecorder
 from proxy.features.history.routes import HistoryRoutes
+from proxy.features.history.settings import archive_settings
 from proxy.features.opening import OpenHistory
 from proxy.server.access import Access
 from proxy.server.admin import Route
@@ -47,7 +48,7 @@ def open_history(settings: Settings, store: Store, tasks: Tasks, observe: Callab
 
 def open_archive(settings: Settings, store: Store, tasks: Tasks, observe: Callable[[str, int], None]) -> Archive | None:
     """Return what archives what left the views; None if nothing is archived."""
-    wanted = settings.archive
+    wanted = archive_settings(settings)
     if not wanted.enabled:
         return None
     limits = ArchiveLimits(wanted.days * DAY_SECONDS, wanted.max_item, wanted.queue)
