@@ -5,8 +5,11 @@ It never digests an earlier block, because the client sends the originals again 
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+
+import msgspec
 
 from proxy.core.compaction.digest import digest_of, plain_arguments
 from proxy.core.compaction.sentence_ranking import SENTENCE_END, Round, round_scores, rounds_of, sentence_rank
@@ -68,7 +71,8 @@ def render_block(folded: FoldedItems, block_tokens: int, text_tokens: int, count
     leave over goes to the user's words, then to the rounds that are worth most, in full.
     """
     frame = count(HEADER) + count(FOOTER) + HEADINGS
-    pins = choose_pins(folded.user_texts, max(0, block_tokens - text_tokens - frame), count)
+    user_texts = _UserTexts(folded.user_texts, count)
+    pins = user_texts.pins(max(0, block_tokens - text_tokens - frame))
     pin_tokens = _list_tokens(pins, count)
     written = f"{SUMMARY}\n{summary}" if summary else ""
     free = max(0, text_tokens - (count(written) + 2 if written else 0))
@@ -80,7 +84,7 @@ def render_block(folded: FoldedItems, block_tokens: int, text_tokens: int, count
     digest_tokens = sum(count(line) + 1 for line in digest)
     left = block_tokens - frame - (text_tokens - free) - step_tokens - pin_tokens - digest_tokens
     if left > 0 and pins != list(folded.user_texts):
-        pins = choose_pins(folded.user_texts, pin_tokens + left, count)
+        pins = user_texts.pins(pin_tokens + left)
         left -= _list_tokens(pins, count) - pin_tokens
     if left > SHORTEST:
         steps = _with_words(rounds, steps, left, count)
@@ -140,24 +144,35 @@ def _gaps(lines: Sequence[str]) -> str:
 # What users wrote.
 
 
-def choose_pins(texts: Sequence[str], tokens: int, count: Count) -> list[str]:
-    """The user texts in at most *tokens*: all of them if they fit, "" for one of which nothing is kept.
+class _UserTexts:
+    """The user's texts, from which pins are chosen. Tokens and ranks of equal texts are computed once."""
 
-    Otherwise sentences are kept, each word for word: those that constrain before those that ask before the rest, and
-    newer before older.
-    """
-    known = {text: count(text) + 2 for text in dict.fromkeys(texts)}
-    sizes = [known[text] for text in texts]
-    if sum(sizes) <= tokens:
-        return list(texts)
-    short = max(24, tokens // 8)
-    sentences = _Sentences(texts, [size <= short for size in sizes])
-    kept = _affordable(sentences, tokens, count)
-    return [_excerpt(text, sentences.of(at), kept[at]) if at in kept else "" for at, text in enumerate(texts)]
+    def __init__(self, texts: Sequence[str], count: Count) -> None:
+        self._texts = texts
+        self._count = count
+        sizes = {text: count(text) + 2 for text in dict.fromkeys(texts)}
+        self._sizes = [sizes[text] for text in texts]
+        self._tokens = sum(self._sizes)
+        self._rank = functools.cache(sentence_rank)
+
+    def pins(self, tokens: int) -> list[str]:
+        """The user texts in at most *tokens*: all of them if they fit, "" for one of which nothing is kept.
+
+        Otherwise sentences are kept, each word for word: those that constrain before those that ask before the rest,
+        and newer before older.
+        """
+        if self._tokens <= tokens:
+            return list(self._texts)
+        short = max(24, tokens // 8)
+        sentences = _Sentences(self._texts, [size <= short for size in self._sizes], self._rank)
+        kept = _affordable(sentences, tokens, self._count)
+        pins = [""] * len(self._texts)
+        for at, indexes in kept.items():
+            pins[at] = _excerpt(self._texts[at], sentences.of(at), indexes)
+        return pins
 
 
-@dataclass(frozen=True, slots=True)
-class _Sentence:
+class _Sentence(msgspec.Struct, frozen=True, gc=False):
     """Sentence ``index`` of the text ``at``: its words, and their start and end in that text."""
 
     at: int
@@ -173,9 +188,10 @@ class _Sentences:
     A text for which *whole* is true counts as one sentence.
     """
 
-    def __init__(self, texts: Sequence[str], whole: Sequence[bool]) -> None:
+    def __init__(self, texts: Sequence[str], whole: Sequence[bool], rank: Callable[[str], int]) -> None:
         self.texts = texts
         self.whole = whole
+        self.rank = rank
         self._found: dict[int, list[_Sentence]] = {}
 
     def of(self, at: int) -> list[_Sentence]:
@@ -190,11 +206,11 @@ class _Sentences:
         telling: list[_Sentence] = []
         others: list[_Sentence] = []
         for at in range(len(self.texts) - 1, -1, -1):
-            if len(others) >= SENTENCES and self.whole[at] and not sentence_rank(self.texts[at]):
+            if len(others) >= SENTENCES and self.whole[at] and not self.rank(self.texts[at]):
                 continue  # thousands of short texts: only one that asks for something can still be chosen
             for sentence in self.of(at):
                 if len(sentence.text) <= READ:
-                    (telling if sentence_rank(sentence.text) else others).append(sentence)
+                    (telling if self.rank(sentence.text) else others).append(sentence)
                 if len(telling) == SENTENCES:
                     return telling
         return [*telling, *others][:SENTENCES]
@@ -217,7 +233,7 @@ def _affordable(sentences: _Sentences, tokens: int, count: Count) -> dict[int, s
     """The best sentences that together take at most *tokens*: their indexes by text."""
     kept: dict[int, set[int]] = {}
     misses = 0
-    for sentence in sorted(sentences.newest(), key=lambda each: (-sentence_rank(each.text), -each.at)):
+    for sentence in sorted(sentences.newest(), key=lambda each: (-sentences.rank(each.text), -each.at)):
         cost = count(sentence.text) + _mark_tokens(sentences.of(sentence.at), sentence.at in kept)
         if cost <= tokens:
             kept.setdefault(sentence.at, set()).add(sentence.index)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import re
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from heapq import nsmallest
@@ -64,6 +63,9 @@ _NAME = re.compile(
     r"|(?=[A-Z0-9]*\d)(?=[A-Z0-9]*[A-Z])[A-Z0-9]{4,12}"
 )
 _NUMBER = re.compile(r"[$€£¥]?\d{3,}(?:[.,:]\d+)*%?|[$€£¥]?\d+\.\d+%?|\d{1,2}(?:[:.]\d{2}){1,2}|\d{4}-\d{2}-\d{2}")
+_WHOLE = re.compile(rf"(?:{_URL.pattern}|{_PATH.pattern}|{_NAME.pattern}|{_ERROR.pattern})|({_NUMBER.pattern})")
+"""A piece of text that is a name itself, or a number."""
+
 _INSIDE = re.compile(rf"(?<![\w.])(?:({_PATH.pattern}|{_ERROR.pattern}|{_NAME.pattern})|({_NUMBER.pattern}))(?![\w/])")
 """A name inside a piece of text that is no name itself: behind a sigil, a quote mark or an escape."""
 
@@ -105,7 +107,7 @@ class _Name:
     """The mentions of one name: how many items mention it, by worth, and the newest of them as a share of all."""
 
     is_number: bool
-    mentions: Counter[float]
+    mentions: dict[float, int]
     newest: float = 0.0
 
     def worth(self) -> float:
@@ -143,8 +145,8 @@ def _mentions(entries: Sequence[ItemText]) -> dict[str, _Name]:
             for name, is_number in dict(_tokens(text, known_pieces, phrases=worth > WRITTEN["tool"])).items():
                 known = names.get(name)
                 if known is None:
-                    known = names[name] = _Name(is_number, Counter())
-                known.mentions[worth] += 1
+                    known = names[name] = _Name(is_number, {})
+                known.mentions[worth] = known.mentions.get(worth, 0) + 1
                 known.newest = (index + 1) / total
     return names
 
@@ -241,16 +243,14 @@ def _tokens(text: str, known: _Known, *, phrases: bool) -> Iterator[tuple[str, b
 
 def _named(token: str) -> Iterator[tuple[str, bool]]:
     """*token* itself if it is a name or a number, else those inside it; each with True for a number."""
-    """The names in *token*, and whether each is a figure."""
-    if _URL.fullmatch(token) or _PATH.fullmatch(token) or _NAME.fullmatch(token) or _ERROR.fullmatch(token):
-        yield token, False
-    elif _NUMBER.fullmatch(token):
-        yield token, True
-    else:
-        for match in _INSIDE.finditer(token):
-            found = match.group().rstrip(".")
-            if len(found) > 2:
-                yield found, match.lastindex == 2
+    whole = _WHOLE.fullmatch(token)
+    if whole is not None:
+        yield token, whole.lastindex == 1
+        return
+    for match in _INSIDE.finditer(token):
+        found = match.group().rstrip(".")
+        if len(found) > 2:
+            yield found, match.lastindex == 2
 
 
 def _files(entries: Sequence[ItemText]) -> Iterator[str]:
