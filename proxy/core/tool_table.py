@@ -120,6 +120,8 @@ class ToolMap:
         globs = [(re.compile(fnmatch.translate(name), re.IGNORECASE), t) for name, t in named.items() if _is_glob(name)]
         self._globs = sorted(globs, key=lambda entry: entry[1].kind != "protected")
         self._keys = keys
+        self._range_keys = frozenset((*keys.first, *keys.count, *keys.last))
+        self._target_keys = frozenset((*keys.path, *keys.pair))
 
     def find(self, name: str) -> Tool:
         """Return the tool *name*: exactly, without its server's prefix, in any case, by a glob; else an unknown one."""
@@ -176,8 +178,7 @@ class ToolMap:
             return
         keys = tool.path or self._keys.path
         yield from _texts(values, keys)
-        for key in self._keys.many:
-            yield from _members(values.get(key), keys)
+        yield from _members(values, self._keys.many, keys)
 
     def _range(self, tool: Tool, values: Any) -> tuple[int, int]:
         """Return the first and last line, counted from one; last 0 if it is open, first 0 if the range is not known."""
@@ -197,12 +198,13 @@ class ToolMap:
 
         Under a name that is none of the usual ones it may be a range of anything: bytes, pages, the last lines.
         """
-        keys = self._keys
-        ranges = (*keys.first, *keys.count, *keys.last)
-        usual = {*tool.path, *keys.path, *ranges, *keys.pair}
-        if any(_holds_figure(value) for key, value in values.items() if key not in usual):
-            return True
-        return any(_is_odd(values.get(key)) for key in ranges)
+        for key, value in values.items():
+            if key in self._range_keys:
+                if _is_odd(value):
+                    return True
+            elif key not in self._target_keys and key not in tool.path and _holds_figure(value):
+                return True
+        return False
 
 
 NO_TOOLS = ToolMap({})
@@ -236,20 +238,27 @@ def _is_glob(name: str) -> bool:
 
 
 def _plain(path: str) -> str:
-    return _SLASHES.sub("/", _DOTS.sub("", _SLASHES.sub("/", path.strip())))
+    path = path.strip()
+    if "\\" not in path and "//" not in path and "./" not in path:
+        return path
+    return _SLASHES.sub("/", _DOTS.sub("", _SLASHES.sub("/", path)))
 
 
 def _basename(path: str) -> str:
     return path.rstrip("/").rpartition("/")[2]
 
 
-def _members(value: Any, keys: Sequence[str]) -> Iterator[str]:
-    """Yield the paths in a list of paths or of objects with one."""
-    for member in value if isinstance(value, list) else [value]:
-        if isinstance(member, str) and member:
-            yield member
-        elif isinstance(member, dict):
-            yield from _texts(member, keys)
+def _members(values: Mapping[str, Any], lists: Sequence[str], keys: Sequence[str]) -> Iterator[str]:
+    """Yield the paths under the keys *lists*: each holds a list of paths or of objects with one, or one of these."""
+    for key in lists:
+        value = values.get(key)
+        if value is None:
+            continue
+        for member in value if isinstance(value, list) else [value]:
+            if isinstance(member, str) and member:
+                yield member
+            elif isinstance(member, dict):
+                yield from _texts(member, keys)
 
 
 def _texts(values: Mapping[str, Any], keys: Sequence[str]) -> Iterator[str]:
@@ -281,8 +290,11 @@ def _pair_range(pair: Any) -> tuple[int, int]:
 
 def _figure(values: Mapping[str, Any], keys: Sequence[str]) -> int | None:
     """Return the first of the figures under *keys*; models write them as texts, too."""
-    found = (values.get(key) for key in keys)
-    return next((int(str(value)) for value in found if type(value) is int or _is_digits(value)), None)
+    for key in keys:
+        value: Any = values.get(key)
+        if type(value) is int or _is_digits(value):
+            return int(value)
+    return None
 
 
 def _is_digits(value: Any) -> bool:
@@ -299,12 +311,12 @@ def _holds_figure(value: Any) -> bool:
     stack = [value]
     while stack:
         node = stack.pop()
-        if _is_figure(node):
-            return True
         if isinstance(node, dict):
             stack.extend(node.values())
         elif isinstance(node, list):
             stack.extend(node)
+        elif _is_figure(node):
+            return True
     return False
 
 

@@ -142,7 +142,7 @@ def _mentions(entries: Sequence[ItemText]) -> dict[str, _Name]:
     total = max(1, len(entries))
     for index, entry in enumerate(entries):
         for text, worth in _texts(entry):
-            for name, is_number in dict(_tokens(text, known_pieces, phrases=worth > WRITTEN["tool"])).items():
+            for name, is_number in _tokens(text, known_pieces, phrases=worth > WRITTEN["tool"]).items():
                 known = names.get(name)
                 if known is None:
                     known = names[name] = _Name(is_number, {})
@@ -223,34 +223,33 @@ class _Known(dict[str, tuple[tuple[str, bool], ...]]):
         token = piece.strip(".,:;!?…。，：；！？-")
         names: tuple[tuple[str, bool], ...] = ()
         if 2 < len(token) <= LONGEST and not _PLAIN.fullmatch(token):
-            names = tuple(_named(token))
+            names = _named(token)
         if len(self) < MOST_PIECES and len(piece) <= LONGEST:
             self[piece] = names
         return names
 
 
-def _tokens(text: str, known: _Known, *, phrases: bool) -> Iterator[tuple[str, bool]]:
-    """Every token of *text* worth naming, each with True for a number; with *phrases* also titles of several words."""
+def _tokens(text: str, known: _Known, *, phrases: bool) -> dict[str, bool]:
+    """Every token of *text* worth naming, True for a number; with *phrases* also titles of several words."""
+    found: dict[str, bool] = {}
     for start in range(0, len(text), _WINDOW):
         window = text[start : start + _WINDOW]
         for piece in _SPLIT.findall(window):
-            if found := known[piece]:
-                yield from found
+            if names := known[piece]:
+                found.update(names)
         for match in _QUOTED.finditer(window):
             if phrases or not any(map(str.isspace, match.group(1))):
-                yield match.group(1), False
+                found[match.group(1)] = False
+    return found
 
 
-def _named(token: str) -> Iterator[tuple[str, bool]]:
+def _named(token: str) -> tuple[tuple[str, bool], ...]:
     """*token* itself if it is a name or a number, else those inside it; each with True for a number."""
     whole = _WHOLE.fullmatch(token)
     if whole is not None:
-        yield token, whole.lastindex == 1
-        return
-    for match in _INSIDE.finditer(token):
-        found = match.group().rstrip(".")
-        if len(found) > 2:
-            yield found, match.lastindex == 2
+        return ((token, whole.lastindex == 1),)
+    inside = ((match.group().rstrip("."), match.lastindex == 2) for match in _INSIDE.finditer(token))
+    return tuple((name, is_number) for name, is_number in inside if len(name) > 2)
 
 
 def _files(entries: Sequence[ItemText]) -> Iterator[str]:
