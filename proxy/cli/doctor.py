@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import ipaddress
 import json
-import sys
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -16,6 +15,7 @@ from pydantic import SecretStr
 
 from proxy.cli import diagnosis
 from proxy.cli.diagnosis import Attempt, Finding, Level, Window
+from proxy.cli.output import table_console, window_source
 from proxy.core.apis.usage import UsageTap
 from proxy.core.errors import NotFound, UllageError
 from proxy.core.learned_window import prior_calibration
@@ -157,8 +157,7 @@ async def _connected(settings: Settings, name: str, seconds: float) -> AsyncIter
 async def _examine(exam: _Examination, settings: Settings, oversize: bool) -> None:
     await _choose_model(exam)
     route, stated = await _resolve(exam, settings)
-    source = f"{route.source}: {route.window_origin}" if route.window_origin else route.source
-    known = Window(route.window, source, remedy(route))
+    known = Window(route.window, window_source(route), remedy(route))
     exam.findings.append(diagnosis.window(known))
     if stated is not None and route.source == "configured" and known.tokens:
         exam.findings.extend(diagnosis.smaller_window(known.tokens, stated.context_window, stated.origin))
@@ -201,7 +200,7 @@ async def _resolve(exam: _Examination, settings: Settings) -> tuple[Route, Serve
     """Return the model's route, and its window as the server states it; None if it states none."""
     tasks = Tasks(ignore_failure)
     probes = open_probes(settings, exam.upstream, tasks)
-    await probes.survey(exam.name, [exam.model])
+    await probes.probe_now(exam.name, [exam.model])
     stated = find(dict(probes.windows(exam.name)), exam.model)
     await tasks.finish(0.0)
     catalogue = await asyncio.to_thread(open_catalogue, settings, lambda *_: stated)
@@ -316,7 +315,6 @@ def _one_line(body: bytes) -> str:
 
 def show_findings(result: Diagnosis) -> None:
     """Print the findings on a server, with their remedies."""
-    from rich.console import Console
     from rich.table import Table
 
     table = Table(box=None, show_header=False, pad_edge=False)
@@ -329,7 +327,7 @@ def show_findings(result: Diagnosis) -> None:
         table.add_row(sign, finding.topic, _plain(finding.text))
         if finding.remedy:
             table.add_row("", "", f"[dim]{_plain(finding.remedy)}[/]")
-    console = Console(highlight=False, width=None if sys.stdout.isatty() else 10_000)
+    console = table_console(markup=True)
     console.print(f"{_plain(result.model or '(no model)')} at {_plain(result.base_url)}", markup=True)
     console.print(table)
     console.print(f"{result.sent:,} tokens were sent, by our count.")

@@ -14,9 +14,10 @@ from rich.console import Console
 from rich.table import Table
 
 from proxy.cli.offline import offline_engine
+from proxy.cli.output import window_source
 from proxy.core.apis.base import Count
 from proxy.core.apis.envelope import TOOLS
-from proxy.core.apis.json_steps import whole
+from proxy.core.apis.json_steps import read_integer
 from proxy.core.compaction.record import CompactionRecord
 from proxy.core.conversation import Item, ItemText
 from proxy.core.decisions import CountedView, MeasuredRequest, Reject
@@ -161,7 +162,7 @@ async def _counted(
 def api_of(body: bytes) -> str:
     """Return the API that *body* is a request of, by its shape. Raises ``InvalidRequest`` if it is no request."""
     try:
-        value = json.loads(body, parse_int=whole)
+        value = json.loads(body, parse_int=read_integer)
     except (ValueError, RecursionError) as error:
         raise InvalidRequest(f"is no JSON: {error}. Give the body of one request.") from error
     if not isinstance(value, dict):
@@ -257,8 +258,7 @@ def _facts(fitted: Fitted) -> Iterator[tuple[str, str]]:
     yield "outcome", report.outcome
     factor = "" if ratio == 1.0 else f" x {ratio:g}"
     yield "model", f"{route.model or '(none)'}  {route.encoding}{factor}"
-    origin = f"{route.source}: {route.window_origin}" if route.window_origin else route.source
-    yield "window", f"{report.window or 0:,}  ({origin})"
+    yield "window", f"{report.window or 0:,}  ({window_source(route)})"
     default = "" if measured.requested_output else "  (the default: the request sets no limit)"
     yield "reserve", f"{tokens(budget.reserve)}{default}"
     yield "budget", f"{report.budget or 0:,}"

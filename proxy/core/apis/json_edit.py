@@ -9,7 +9,7 @@ from itertools import groupby
 from typing import Any
 
 from proxy.core.apis.json_scan import Field, Span, elements, members
-from proxy.core.apis.json_steps import ONE_CALL, decode, dismantle, encoded, parsed
+from proxy.core.apis.json_steps import ONE_CALL, decode, dismantle, encode_in_steps, parse
 from proxy.core.errors import InvalidRequest
 
 Path = tuple[str | int, ...]
@@ -40,11 +40,11 @@ def quoted(value: Any) -> str:
     if isinstance(value, str):
         text = _WRITER.encode(value)
     else:
-        text = encoded(value, _WRITER.encode)
+        text = encode_in_steps(value, _WRITER.encode)
     try:
         text.encode()
     except UnicodeEncodeError:
-        return encoded(value, _ASCII_WRITER.encode)
+        return encode_in_steps(value, _ASCII_WRITER.encode)
     return text
 
 
@@ -64,7 +64,7 @@ def leaves(value: Any, path: Path = ()) -> Iterator[tuple[Path, str]]:
 def argument_slots(path: Path, text: str) -> Iterator[Slot]:
     """Yield the texts inside a call's JSON arguments; all of *text* if it is no JSON, which clipping cannot spoil."""
     try:
-        value = parsed(text)
+        value = parse(text)
     except (ValueError, RecursionError):
         yield Slot(path, text)
         return
