@@ -8,7 +8,7 @@ https://platform.openai.com/docs/api-reference/responses/create
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 from typing import Any, Final
 
