@@ -6,17 +6,16 @@ value is weighed by an estimate from above.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import gc
 import sys
-import threading
-from collections import OrderedDict
-from collections.abc import Callable, Iterator, MutableMapping, Sequence
+from collections.abc import Callable, Sequence
 from itertools import chain
 from operator import attrgetter
-from typing import Any, TypeVar
+from typing import TypeVar
 
-from cachetools import LRUCache
+from cachebox import LRUCache
 
 from proxy.core.apis.envelope import Envelope
 from proxy.core.compaction.record import CompactionRecord
@@ -52,86 +51,30 @@ K = TypeVar("K")
 V = TypeVar("V")
 
 
-class LockedCache(MutableMapping[K, V]):
-    """A mapping that threads may share; the least recently used values are dropped first.
+class SizedCache(LRUCache[K, V]):
+    """A mapping of at most *limit* bytes as *size* weighs values, which threads may share.
 
-    Its values weigh at most *limit* together: as *size* weighs them, one each without it. A value above the limit is
-    not stored, and the key keeps its former value. A body's thousands of items are all looked up and stored here, for
-    which ``cachetools`` takes three times as long.
+    The least recently used are dropped first. A value above the limit is not stored, and the key keeps its former one.
     """
 
-    def __init__(self, limit: int, size: Callable[[V], int] | None = None) -> None:
-        self.currsize = 0
-        self._limit = limit
-        self._size = size
-        self._lock = threading.Lock()
-        self._values: OrderedDict[K, tuple[V, int]] = OrderedDict()
-
-    def get(self, key: K, default: Any = None) -> Any:
-        """Return the value of *key*, or *default*."""
-        with self._lock:
-            entry = self._values.get(key)
-            if entry is None:
-                return default
-            self._values.move_to_end(key)
-            return entry[0]
-
-    def __getitem__(self, key: K) -> V:
-        with self._lock:
-            value, _ = self._values[key]
-            self._values.move_to_end(key)
-            return value
+    def __init__(self, limit: int, size: Callable[[V], int]) -> None:
+        super().__init__(limit, getsizeof=lambda _, value: size(value))
 
     def __setitem__(self, key: K, value: V) -> None:
-        size = 1 if self._size is None else self._size(value)
-        if size > self._limit:
-            return
-        with self._lock:
-            former = self._values.pop(key, None)
-            if former is not None:
-                self.currsize -= former[1]
-            self.currsize += size
-            self._values[key] = value, size
-            while self.currsize > self._limit:
-                _, (_, dropped) = self._values.popitem(last=False)
-                self.currsize -= dropped
-
-    def __delitem__(self, key: K) -> None:
-        with self._lock:
-            _, size = self._values.pop(key)
-            self.currsize -= size
-
-    def __iter__(self) -> Iterator[K]:
-        with self._lock:
-            return iter(list(self._values))
-
-    def __len__(self) -> int:
-        return len(self._values)
+        with contextlib.suppress(OverflowError):  # it alone is above the limit
+            self.insert(key, value)
 
 
-class UnlockedCache(LRUCache[K, V]):
-    """As ``LockedCache``, for one thread: it is read many times for one request."""
-
-    def __setitem__(self, key: K, value: V) -> None:
-        if self.getsizeof(value) <= self.maxsize:
-            super().__setitem__(key, value)
-
-
-def items() -> LockedCache[bytes, Item]:
+def items() -> SizedCache[bytes, Item]:
     """Return a cache of items. One message can hold any number of calls, with ids of any length."""
-    return LockedCache(ITEM_BYTES, _item_size)
+    return SizedCache(
+        ITEM_BYTES, lambda item: PLAIN + len(item.facts.mentions if item.facts else b"") + _linked([item])
+    )
 
 
-def _item_size(item: Item) -> int:
-    if item.facts is None and not item.calls and not item.answers:
-        return PLAIN  # nearly all that a chat holds
-    mentions = item.facts.mentions if item.facts is not None else b""
-    return PLAIN + len(mentions) + _linked([item])
-
-
-def prefixes() -> LockedCache[bytes, CachedPrefix]:
+def prefixes() -> SizedCache[bytes, CachedPrefix]:
     """Return a cache of the prefixes that bodies began with."""
-    return LockedCache(PREFIX_BYTES, lambda known: 1000 + ITEM * len(known.scan.spans) + _linked(known.items))
+    return SizedCache(PREFIX_BYTES, lambda known: 1000 + ITEM * len(known.scan.spans) + _linked(known.items))
 
 
 def _linked(read: Sequence[Item]) -> int:
@@ -140,25 +83,25 @@ def _linked(read: Sequence[Item]) -> int:
     return CALL * max(0, len(named) - len(read)) + sum(map(len, named))
 
 
-def envelopes() -> LockedCache[bytes, Envelope]:
+def envelopes() -> SizedCache[bytes, Envelope]:
     """Return a cache of envelopes, which are mostly tools and system texts. A character takes four bytes at most."""
-    return LockedCache(
+    return SizedCache(
         OUTLINE_BYTES, lambda outline: 2000 + 4 * (len(outline.text) + sum(map(len, outline.texts.values())))
     )
 
 
-def records() -> UnlockedCache[tuple[str, bytes], CompactionRecord]:
-    """Return a cache of compaction records, for the event loop alone."""
-    return UnlockedCache(RECORD_BYTES, _record_size)
+def records() -> SizedCache[tuple[str, bytes], CompactionRecord]:
+    """Return a cache of compaction records."""
+    return SizedCache(RECORD_BYTES, _record_size)
 
 
 def _record_size(record: CompactionRecord) -> int:
     return 512 + 4 * len(record.block) + sum(map(len, record.edits.values()))
 
 
-def texts() -> LockedCache[tuple[bytes, bytes], Summary]:
+def texts() -> SizedCache[tuple[bytes, bytes], Summary]:
     """Return a cache of summaries."""
-    return LockedCache(TEXT_BYTES, lambda summary: 400 + 4 * len(summary.text))
+    return SizedCache(TEXT_BYTES, lambda summary: 400 + 4 * len(summary.text))
 
 
 def keep_large_blocks() -> None:
