@@ -102,9 +102,12 @@ async def measure(port: int, kind: str, seed: int, most: int) -> None:
 
 
 async def serve() -> None:
-    """Run slices until the input ends."""
+    """Run slices until the input ends; one that fails prints an object with ``failed``."""
     while line := await asyncio.to_thread(sys.stdin.readline):
-        await measure(**json.loads(line))
+        try:
+            await measure(**json.loads(line))
+        except (RuntimeError, OSError, TimeoutError, asyncio.IncompleteReadError) as error:
+            print(json.dumps({"failed": f"{type(error).__name__}: {error}"[:300]}), flush=True)
 
 
 if __name__ == "__main__":
