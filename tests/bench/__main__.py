@@ -110,7 +110,10 @@ class Load:
             await asyncio.sleep(BEHIND)
         used = cpu_seconds(subject.pids) - before
         latencies: list[float] = json.loads(await self._line())
-        return used * 1e6 / (done["events"] if kind.stream else done["requests"]), latencies, done["outcomes"]
+        units = done["events"] if kind.stream else done["requests"]
+        if not units:
+            raise SliceFailed("a stream without events")
+        return used * 1e6 / units, latencies, done["outcomes"]
 
     async def _send(self, line: str) -> None:
         assert self.process.stdin is not None

@@ -47,10 +47,10 @@ class Connection:
         if not head.startswith(b"http/1.1 200"):
             raise RuntimeError(f"not answered: {head[:200]!r} {await self._reader.read(400)!r}")
         self.outcome = head.partition(OUTCOME)[2].partition(b"\r\n")[0].strip().decode()
-        length = head.partition(b"content-length:")[2].partition(b"\r\n")[0]
+        length = head.partition(b"\r\ncontent-length:")[2].partition(b"\r\n")[0]
         events = 0
         if length:
-            await self._reader.readexactly(int(length))
+            events = (await self._reader.readexactly(int(length))).count(b"data: ")
         else:
             while size := int(await self._reader.readuntil(b"\r\n"), 16):
                 events += (await self._reader.readexactly(size + 2)).count(b"data: ")
