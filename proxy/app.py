@@ -1,8 +1,8 @@
-"""One process's life: start, listen, drain, close; with several workers, the parent that owns what they share.
+"""The life of a process: start, listen, drain, close. With several workers, the parent that owns what they share.
 
-A process ends on SIGTERM, which both service managers send first and follow with SIGKILL after a grace period:
-https://kubernetes.io/docs/concepts/workloads/pods/pod-termination/ and
-https://www.freedesktop.org/software/systemd/man/252/systemd.kill.html. ``server.drain`` has to be shorter than theirs.
+A process ends on SIGTERM. Kubernetes and systemd send SIGKILL after a grace period, which must be longer than
+``server.drain``: https://kubernetes.io/docs/concepts/workloads/pods/pod-termination/ and
+https://www.freedesktop.org/software/systemd/man/latest/systemd.kill.html.
 """
 
 from __future__ import annotations
@@ -18,8 +18,9 @@ from collections import Counter
 from collections.abc import Mapping
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from proxy import caches
 from proxy import settings as configuration
@@ -64,15 +65,18 @@ from proxy.workers import Shutdown, Supervisor, Worker, new_event_loop, reserve
 if TYPE_CHECKING:
     from proxy.telemetry.metrics import Telemetry
 
-HOUSEKEEPING_SECONDS = 1.0
-"""How often the gauges of ``/metrics`` are updated."""
+HOUSEKEEPING_SECONDS: Final = 1.0
+"""Interval at which the gauges of ``/metrics`` are updated."""
 
-HISTORY_SECONDS = 2.0
+HISTORY_SECONDS: Final = 2.0
 """Time for queued originals to reach the store when a process ends."""
+
+TASK_SECONDS: Final = 1.0
+"""Time for background tasks to end before they are cancelled."""
 
 
 def run(settings: Settings) -> int:
-    """Serve until a signal ends it; return the exit code."""
+    """Serve until a signal ends the process; return the exit code."""
     if settings.server.workers > 1:
         return _run_many(settings)
     with asyncio.Runner(loop_factory=new_event_loop) as runner:
@@ -81,7 +85,7 @@ def run(settings: Settings) -> int:
 
 @dataclass(frozen=True, slots=True)
 class StartOptions:
-    """The settings of a process, and what its parent found out about the store.
+    """The settings of a process, and the facts about the store that its parent already knows.
 
     ``key`` is the master key, if the parent owns it; ``previous_key`` opens records sealed before a key was configured.
     ``is_fallback``: the store in ``settings`` replaces the configured one, which cannot be used.
@@ -94,7 +98,7 @@ class StartOptions:
 
 
 async def serve(options: StartOptions, worker: Worker) -> int:
-    """Build, listen, work, drain and close one process; return the exit code."""
+    """Run one process from its start to its end; return the exit code."""
     settings = options.settings
     caches.keep_large_blocks()
     sys.setswitchinterval(SWITCH_SECONDS)
@@ -104,7 +108,7 @@ async def serve(options: StartOptions, worker: Worker) -> int:
     try:
         process = await Process.build(options, worker, logs, tasks)
     except (CannotListen, StoreMisconfigured, StoreUnsupported) as error:
-        await tasks.finish(1.0)
+        await tasks.finish(TASK_SECONDS)
         logs.close()
         return _cannot_start(error)
     housekeeping = tasks.spawn(process.update_gauges(), "housekeeping")
@@ -114,15 +118,15 @@ async def serve(options: StartOptions, worker: Worker) -> int:
     await shutdown.requested.wait()
     await shutdown.run_unless_immediate(process.drain(settings.server.drain))
     lag.stop()
-    housekeeping.cancel()  # it runs for ever: ``finish`` must not wait for it
+    housekeeping.cancel()  # it never ends by itself: ``finish`` would wait for it
     await process.close()
-    await tasks.finish(1.0)
+    await tasks.finish(TASK_SECONDS)
     logs.close()
     return 0
 
 
 class Process:
-    """Everything that one process owns. ``build`` makes it, ``close`` ends it."""
+    """Everything that one process owns. ``build`` opens it, ``close`` closes it."""
 
     def __init__(
         self,
@@ -150,7 +154,7 @@ class Process:
 
     @classmethod
     async def build(cls, options: StartOptions, worker: Worker, logs: Logs, tasks: Tasks) -> Process:
-        """Return a process that serves. Raises ``CannotListen``, and what ``open_store`` raises."""
+        """Return a process that listens. Raises ``CannotListen``, and the errors of ``open_store``."""
         store = await _open_store(options, logs, tasks)
         bridge = open_bridge(options.settings, tasks)
         upstream = open_upstream(options.settings, bridge)
@@ -165,30 +169,20 @@ class Process:
     async def _listening(
         cls, settings: Settings, worker: Worker, logs: Logs, tasks: Tasks, store: Store, upstream: Upstreams
     ) -> Process:
-        # Only here: the client reads the folder that workers share from the environment, once, when it is imported
-        # (https://prometheus.github.io/client_python/multiprocess/).
-        from proxy.telemetry.metrics import Telemetry
-
-        folder = os.environ.get(multiprocess.VARIABLE)
-        telemetry = Telemetry(configuration.version(), Path(folder) if folder else None)
+        telemetry = _open_telemetry()
         tokenizers = Tokenizers()
-
-        def log_windows(name: str, windows: Mapping[str, ServerWindow]) -> None:
-            examples = [f"{model}={window.context_window}" for model, window in list(windows.items())[:5]]
-            logs.log.info("upstream.windows", upstream=name, count=len(windows), windows=examples)
-
-        probes = open_probes(settings, upstream, tasks, log_windows, store.records)
+        probes = open_probes(settings, upstream, tasks, partial(_log_windows, logs), store.records)
         catalogue = await asyncio.to_thread(open_catalogue, settings, probes.window_of)
 
         def observe_summary(report: SummaryReport) -> None:
             telemetry.summary(report)
             logs.summary_done(report)
 
-        faults = Faults(logs.fault, telemetry.fault)
         history = open_history(settings, store, tasks, telemetry.archived)
         note = history.note_summary
         jobs = open_summaries(settings, catalogue, tokenizers, store, upstream, tasks, observe_summary, note)
         config = server_config(settings)
+        faults = Faults(logs.fault, telemetry.fault)
         engine = await asyncio.to_thread(
             open_engine,
             settings,
@@ -211,8 +205,8 @@ class Process:
                 "version": configuration.version(),
                 "workers": worker.count,
                 "upstreams": list(upstream.names),
-                "windows": probes.known(),
-                "probes": probes.surveys(),
+                "windows": probes.stated_windows(),
+                "probes": probes.last_probes(),
                 **windows_status(catalogue, engine.learned, time.perf_counter()),
                 "store": store_status(store.state()),
                 "summaries": jobs.status() if jobs is not None else {"mode": "off"},
@@ -224,11 +218,8 @@ class Process:
         routes = history.open_routes
         observers = (telemetry.observe, logs.request_done)
         server = Server(config, engine, upstream, upstream_of, observers, metrics, status, models, routes, faults)
-        host, is_alone = settings.server.host, worker.count == 1
-        try:
-            port = await server.start(host, settings.server.port, reuse_port=not is_alone)
-        except OSError as error:
-            raise CannotListen(host, settings.server.port, error) from error
+        is_alone = worker.count == 1
+        port = await _listen(server, settings, shared=not is_alone)
         if is_alone:
             print_summary(settings, catalogue, port, describe_store(store.state(), settings.store.path))
             tasks.spawn(warn_of_unreachable(settings, logs.warn), "look for the upstreams")
@@ -250,7 +241,7 @@ class Process:
             self.telemetry.learned_windows(len(self._engine.learned.shown_windows()))
             self.telemetry.lines_dropped(self._logs.writer.dropped)
             self._report_descriptors()
-            self._logs.tell_refusals()
+            self._logs.log_refusals()
             if self._jobs is not None:
                 self.telemetry.summaries_state(running=self._jobs.running, broken=self._jobs.open_breakers)
             await asyncio.sleep(HOUSEKEEPING_SECONDS)
@@ -284,6 +275,31 @@ class Process:
         await self._store.close()
 
 
+def _open_telemetry() -> Telemetry:
+    """Return the metrics of this process, in the folder that workers share if there is one."""
+    # prometheus_client reads that folder from the environment, once, when it is imported:
+    # https://prometheus.github.io/client_python/multiprocess/
+    from proxy.telemetry.metrics import Telemetry
+
+    folder = os.environ.get(multiprocess.VARIABLE)
+    return Telemetry(configuration.version(), Path(folder) if folder else None)
+
+
+def _log_windows(logs: Logs, upstream: str, windows: Mapping[str, ServerWindow]) -> None:
+    """Log how many windows *upstream* states, with the first five of them."""
+    examples = [f"{model}={window.context_window}" for model, window in list(windows.items())[:5]]
+    logs.log.info("upstream.windows", upstream=upstream, count=len(windows), windows=examples)
+
+
+async def _listen(server: Server, settings: Settings, *, shared: bool) -> int:
+    """Listen on the configured address; return the port. If *shared*, workers use it too. Raises ``CannotListen``."""
+    host, port = settings.server.host, settings.server.port
+    try:
+        return await server.start(host, port, reuse_port=shared)
+    except OSError as error:
+        raise CannotListen(host, port, error) from error
+
+
 def _run_many(settings: Settings) -> int:
     with asyncio.Runner(loop_factory=new_event_loop) as runner:
         return runner.run(_supervise(settings))
@@ -292,12 +308,12 @@ def _run_many(settings: Settings) -> int:
 async def _supervise(settings: Settings) -> int:
     """Own the port and the embedded store, and restart workers that crash; return the exit code."""
     logs, tasks = _start_logging(settings)
-    # From here on a signal no longer ends this process on the spot: what it has started must be ended first.
+    # From here on a signal does not kill this process: it has to end first what it starts.
     shutdown = Shutdown()
     shutdown.handle_signals()
     async with AsyncExitStack() as opened:
         opened.callback(logs.close)
-        opened.push_async_callback(tasks.finish, 1.0)
+        opened.push_async_callback(tasks.finish, TASK_SECONDS)
         try:
             reserved = opened.enter_context(_reserve_port(settings))
             options, store = await _shared_store(settings, opened, logs, tasks)
@@ -338,15 +354,15 @@ def _start_logging(settings: Settings) -> tuple[Logs, Tasks]:
 
 
 class NoMetricsDirectory(Exception):
-    """No directory can be made in which workers share their metrics; the text says what to do."""
+    """No directory can be created in which workers share their metrics; the text says what to do."""
 
     def __init__(self, error: OSError) -> None:
         reason = error.strerror or str(error)
-        super().__init__(f"workers share figures in a temporary directory: {reason}. Set TMPDIR, or use one worker.")
+        super().__init__(f"workers share metrics in a temporary directory: {reason}. Set TMPDIR, or use one worker.")
 
 
 class CannotListen(Exception):
-    """The configured address cannot be listened on; the text says which, why, and what to do."""
+    """The configured address cannot be listened on; the text names it, and says why and what to do."""
 
     def __init__(self, host: str, port: int, error: OSError) -> None:
         remedy = ""
@@ -356,8 +372,8 @@ class CannotListen(Exception):
 
 
 def _reason(error: OSError) -> str:
-    """Return the system's words for *error*. The resolver's error numbers are negative and have none."""
-    if error.errno and error.errno > 0:
+    """Return the system's text for *error*."""
+    if error.errno and error.errno > 0:  # the resolver's numbers are negative and have none
         return os.strerror(error.errno)
     return error.strerror or type(error).__name__
 
@@ -385,24 +401,26 @@ async def _shared_store(
     """
     url, path = settings.store.url, settings.store.path
     if url not in ("embedded", "memory"):
-        # Opened here once, so that a mistake is reported once and not by every worker at each of its starts.
+        # Opened here once, so that a mistake is reported once, and not by every worker each time it starts.
         store = await _open_store(StartOptions(settings), logs, tasks)
         await store.close()
         return StartOptions(settings), describe_store(store.state(), path)
-    is_fallback = url == "embedded"
+    is_fallback, note = False, ""
     if url == "embedded":
         options = await _start_private_server(settings, opened, logs, tasks)
         if options is not None:
             return options, f"embedded  ({path})"
-    logs.log.warning("store.memory_per_worker", advice="workers may word the same event differently")
-    description = "memory  (each worker its own" + (INSTEAD if is_fallback else "") + ")"
-    return StartOptions(_with_store(settings, "memory"), is_fallback=is_fallback), description
+        is_fallback, note = True, INSTEAD
+    logs.log.warning("store.memory_per_worker", advice="workers may word the same compaction differently")
+    return StartOptions(
+        _with_store(settings, "memory"), is_fallback=is_fallback
+    ), f"memory  (each worker its own{note})"
 
 
 async def _start_private_server(
     settings: Settings, opened: AsyncExitStack, logs: Logs, tasks: Tasks
 ) -> StartOptions | None:
-    """Start the private server and return what workers need to use it; log why and return None if it does not start."""
+    """Start the private server; return what workers need to use it. If it does not start, log why and return None."""
     path = settings.store.path
     embedded: EmbeddedServer | None = None
     try:

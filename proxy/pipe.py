@@ -1,4 +1,4 @@
-"""One direction of an upgraded connection: its bytes are passed on as they come.
+"""One direction of an upgraded connection: a bounded buffer between the side that sends and the side that receives.
 
 A module of its own because ``server`` and ``upstream`` both use it and do not import each other.
 """
@@ -8,8 +8,8 @@ from __future__ import annotations
 import asyncio
 from typing import Final, Protocol
 
-MOST_BUFFERED: Final = 2**17
-"""Bytes buffered at most; then nothing more is read from the source until they have been taken."""
+MAX_BUFFERED: Final = 2**17
+"""Bytes above which the source is paused until the buffer has been read."""
 
 
 class Source(Protocol):
@@ -31,30 +31,30 @@ class Pipe:
         self._buffered = 0
         self._ended = False
         self._paused = False
-        self._news = asyncio.Event()
+        self._changed = asyncio.Event()
 
     def feed_data(self, data: bytes) -> tuple[bool, bytes]:
-        """Buffer *data*. The result says that the message goes on and that no bytes are left over."""
+        """Buffer *data*. Returns what a parser does of an unfinished message: False, and no bytes left over."""
         self._chunks.append(bytes(data))
         self._buffered += len(data)
-        if self._buffered > MOST_BUFFERED and not self._paused:
+        if self._buffered > MAX_BUFFERED and not self._paused:
             self._paused = True
             self._source.pause_reading()
-        self._news.set()
+        self._changed.set()
         return False, b""
 
     def feed_eof(self) -> None:
-        """Note that the connection has ended."""
+        """End the data: the connection was closed."""
         self._ended = True
-        self._news.set()
+        self._changed.set()
 
     async def next(self) -> bytes:
-        """Return the buffered bytes, waiting for some; empty at the end of the connection."""
+        """Return the buffered bytes as soon as there are some; empty at the end of the connection."""
         while not self._chunks:
             if self._ended:
                 return b""
-            self._news.clear()
-            await self._news.wait()
+            self._changed.clear()
+            await self._changed.wait()
         data, self._chunks, self._buffered = b"".join(self._chunks), [], 0
         if self._paused:
             self._paused = False

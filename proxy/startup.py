@@ -1,4 +1,4 @@
-"""What the operator reads at the start: the summary, a line to paste, and which upstreams cannot be reached."""
+"""Messages for the operator at the start: a summary of the settings, and warnings of unreachable upstreams."""
 
 from __future__ import annotations
 
@@ -11,10 +11,11 @@ from urllib.parse import urlsplit
 
 from proxy import settings as configuration
 from proxy.core.models import Catalogue
+from proxy.features.settings import summary_lines
 from proxy.settings import Model, Settings, Upstream, is_loopback
 
 CONNECT_SECONDS: Final = 3.0
-"""Time in which an upstream has to accept a connection; then the operator is warned."""
+"""Time in which an upstream has to accept a connection before the operator is warned."""
 
 Warn = Callable[[str, dict[str, object]], None]
 
@@ -27,8 +28,8 @@ def print_summary(settings: Settings, catalogue: Catalogue, port: int, store: st
         if rule.context_window is None and route.source == "table":
             facts[f"window {rule.name}"] = f"{route.window:,} tokens, by the model table"
     text = settings_summary(settings, facts)
-    paste = f"export OPENAI_BASE_URL={_reached(settings.server.host, port)}"
-    print(f"ullage {configuration.version()}\n{text}\n{paste}", file=sys.stderr, flush=True)  # noqa: T201
+    export = f"export OPENAI_BASE_URL={_local_base_url(settings.server.host, port)}"
+    print(f"ullage {configuration.version()}\n{text}\n{export}", file=sys.stderr, flush=True)  # noqa: T201
 
 
 def bracketed(host: str) -> str:
@@ -37,7 +38,7 @@ def bracketed(host: str) -> str:
 
 
 async def warn_of_unreachable(settings: Settings, warn: Warn) -> None:
-    """Warn of each upstream that accepts no connection. Nothing else follows: it may start later."""
+    """Warn of each upstream that accepts no connection. It is only a warning: the upstream may start later."""
     addressed = [upstream for upstream in settings.upstreams if upstream.base_url]
     causes = await asyncio.gather(*(connection_problem(upstream.base_url) for upstream in addressed))
     for upstream, cause in zip(addressed, causes, strict=True):
@@ -56,14 +57,15 @@ async def connection_problem(base_url: str) -> str:
     except TimeoutError:
         return f"no connection within {CONNECT_SECONDS:g} seconds"
     except OSError as error:
-        # asyncio words a refused connection itself, with the address twice.
-        return os.strerror(error.errno) if error.errno and error.errno > 0 else str(error)
+        if error.errno and error.errno > 0:
+            return os.strerror(error.errno)  # asyncio's own text has the address twice
+        return str(error)
     writer.close()
     return ""
 
 
-def _reached(host: str, port: int) -> str:
-    """Return the base URL for clients on this machine: what listens everywhere is reached on the loopback address."""
+def _local_base_url(host: str, port: int) -> str:
+    """Return the base URL for clients on this machine: the loopback address if the proxy listens on all addresses."""
     local = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)  # noqa: S104 - compared, not bound
     return f"http://{bracketed(local)}:{port}/v1"
 
@@ -82,52 +84,56 @@ def settings_summary(settings: Settings, facts: Mapping[str, str]) -> str:
     lines.append(("compression", _compression(settings)))
     if settings.compression.mode == "on":
         lines.append(("summaries", _summaries(settings)))
-        if settings.compression.recall.enabled:
-            lines.append(("recall", "on: compacted requests get one more tool, and answers that use it are edited"))
-    if settings.archive.enabled:
-        lines.append(("archive", f"originals of what leaves a view, sealed, for {settings.archive.days:g} days"))
+    lines.extend(summary_lines(settings))
     return "\n".join(f"  {name:<12} {text}" for name, text in lines)
 
 
 def _listening(settings: Settings, facts: Mapping[str, str]) -> str:
     server = settings.server
-    host = f"[{server.host}]" if ":" in server.host else server.host
-    address = facts.get("address") or f"http://{host}:{server.port}"
-    processes = f"  ({server.workers} workers)" if server.workers > 1 else ""
-    return f"{address}/v1{processes}"
+    address = facts.get("address") or f"http://{bracketed(server.host)}:{server.port}"
+    if server.workers > 1:
+        return f"{address}/v1  ({server.workers} workers)"
+    return f"{address}/v1"
 
 
 def _upstream(upstream: Upstream, settings: Settings) -> str:
-    key = "its own key" if upstream.api_key else "the client's key"
+    address = upstream.base_url
+    if upstream.bridged:
+        address = f"{upstream.provider} through LiteLLM  {upstream.base_url}".rstrip()
+    key = "the client's key"
     if upstream.has_ambient_credentials:
-        key = "its surroundings' credentials"
+        key = "its environment's credentials"
+    elif upstream.api_key:
+        key = "its own key"
     default = ", default" if upstream == settings.default_upstream() else ""
-    where = f"{upstream.provider} through LiteLLM  {upstream.base_url}" if upstream.bridged else upstream.base_url
-    return f"{upstream.name}  {where.rstrip()}  ({key}{default})"
+    return f"{upstream.name}  {address}  ({key}{default})"
 
 
 def _compression(settings: Settings) -> str:
-    marks = settings.compression
-    if marks.mode == "off":
+    compression = settings.compression
+    if compression.mode == "off":
         return "off"
-    return f"{marks.mode}: above {marks.high_mark:.0%} of the room, down to {marks.low_mark:.0%}"
+    return f"{compression.mode}: above {compression.high_mark:.0%} of the room, down to {compression.low_mark:.0%}"
+
+
+def _rule(rule: Model, facts: Mapping[str, str]) -> str:
+    name = f"{rule.name}  = {rule.model}" if rule.model else rule.name
+    text = f"{name}  window: {facts.get(f'window {rule.name}') or _window(rule)}"
+    if rule.upstream:
+        text += f"  -> {rule.upstream}"
+    if rule.fallbacks:
+        steps = [step if isinstance(step, str) else step.fallback for step in rule.overflow]
+        text += f"  on overflow: {', '.join(steps)}"
+    return text
 
 
 def _window(rule: Model) -> str:
     if rule.context_window is not None:
         return f"{rule.context_window:,} tokens"
-    assumed = rule.unknown_window
-    last = "learned from the first overflow" if assumed == "learn" else f"{assumed:,} tokens"
+    last = "learned from the first overflow"
+    if rule.unknown_window != "learn":
+        last = f"{rule.unknown_window:,} tokens"
     return f"asked of the server, else by the model table, else {last}"
-
-
-def _rule(rule: Model, facts: Mapping[str, str]) -> str:
-    window = facts.get(f"window {rule.name}") or _window(rule)
-    target = f"  -> {rule.upstream}" if rule.upstream else ""
-    order = "".join(f", {step if isinstance(step, str) else step.fallback}" for step in rule.overflow)[2:]
-    policy = f"  on overflow: {order}" if rule.fallbacks else ""
-    name = f"{rule.name}  = {rule.model}" if rule.model else rule.name
-    return f"{name}  window: {window}{target}{policy}"
 
 
 def _store(settings: Settings) -> str:
@@ -142,17 +148,19 @@ def _store(settings: Settings) -> str:
 
 
 def _summaries(settings: Settings) -> str:
-    wanted = settings.summaries
-    if wanted.mode == "off":
+    summaries = settings.summaries
+    if summaries.mode == "off":
         return "off, no model is asked"
-    writer = wanted.model or "the request's own model, with its own key"
-    return f"{wanted.mode}, by {writer}; at most {wanted.spend:.0%} of the tokens a client sends in an hour"
+    writer = summaries.model or "the request's own model, with its own key"
+    return f"{summaries.mode}, by {writer}; at most {summaries.spend:.0%} of the tokens a client sends in an hour"
 
 
 def _access(settings: Settings) -> str:
     count = len(settings.server.access_keys)
-    if count:
-        return f"{count} access key{'s' if count > 1 else ''}"
+    if count > 1:
+        return f"{count} access keys"
+    if count == 1:
+        return "1 access key"
     if is_loopback(settings.server.host):
         return "this machine only, no key"
     return "anybody who reaches the address"

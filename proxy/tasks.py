@@ -1,17 +1,22 @@
-"""Background tasks with names, and optional work: a failure of either is reported and costs no request."""
+"""Named background tasks, and faults of our own: a failure of either is reported and costs no request."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 from collections.abc import Callable, Coroutine
-from typing import Any, Final, Literal, Protocol, TypeVar
+from typing import Any, Final, Literal, TypeVar
 
 T = TypeVar("T")
 OnFailure = Callable[[str, BaseException], None]
 
 Spawn = Callable[[Coroutine[Any, Any, Any], str], "asyncio.Task[Any]"]
 """Starts a background task under a name: ``Tasks.spawn``."""
+
+
+def ignore_failure(name: str, error: BaseException) -> None:
+    """Drop the failure of a background task: for commands, whose output shows what is missing."""
+    del name, error
 
 
 class Tasks:
@@ -33,7 +38,7 @@ class Tasks:
         return task
 
     async def finish(self, seconds: float) -> None:
-        """Wait *seconds* for running tasks, then cancel the others and wait until they have ended."""
+        """Wait *seconds* for running tasks, then cancel the rest and wait until these have ended."""
         if not self._tasks:
             return
         _, late = await asyncio.wait(self._tasks, timeout=seconds)
@@ -54,37 +59,33 @@ class Tasks:
 
 _LOG: Final = logging.getLogger(__name__)
 
-Where = Literal["request", "answer", "after"]
-"""Where a fault occurred: planning a request, watching its answer, or the work after the answer."""
+FaultPhase = Literal["request", "answer", "after"]
+"""What a fault interrupted: planning a request, watching its answer, or the work after the answer."""
+
+ReportFault = Callable[[FaultPhase, str, Exception], None]
+"""Logs or counts a fault: its phase, the request's id, the exception. Never its text, which may quote the request."""
 
 
-class ReportFault(Protocol):
-    """Reports a fault."""
-
-    def __call__(self, where: Where, request_id: str, fault: Exception) -> None:
-        """Log the type and the frames of *fault*, and count it. Never log its text: it may quote the request."""
-
-
-def log_fault(where: Where, request_id: str, fault: Exception) -> None:
+def log_fault(phase: FaultPhase, request_id: str, fault: Exception) -> None:
     """Write *fault* to the library log, whose lines hold its type and frames only."""
-    _LOG.error("internal error in %s of %s", where, request_id, exc_info=fault)
+    _LOG.error("internal error in %s of %s", phase, request_id, exc_info=fault)
 
 
 class Faults:
-    """Faults of our own that cost no request: reported by type and place, never by text, to each of *reports*."""
+    """Faults of our own that cost no request: each is passed to all of *reports*, or to the library log."""
 
     def __init__(self, *reports: ReportFault) -> None:
         self._reports = reports or (log_fault,)
 
-    def report(self, where: Where, request_id: str, fault: Exception) -> None:
+    def report(self, phase: FaultPhase, request_id: str, fault: Exception) -> None:
         """Report *fault*."""
         for each in self._reports:
-            each(where, request_id, fault)
+            each(phase, request_id, fault)
 
-    def attempt(self, where: Where, request_id: str, work: Callable[[], T], instead: T) -> T:
-        """Return the result of *work*; after a fault report it and return *instead*."""
+    def attempt(self, phase: FaultPhase, request_id: str, work: Callable[[], T], default: T) -> T:
+        """Return the result of *work*; after a fault report it and return *default*."""
         try:
             return work()
         except Exception as fault:  # noqa: BLE001 - an optional part of an answer must not cost the answer
-            self.report(where, request_id, fault)
-            return instead
+            self.report(phase, request_id, fault)
+            return default

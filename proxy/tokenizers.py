@@ -1,8 +1,8 @@
-"""Counts tokens with tiktoken, whose only importer this is, with vocabularies from an installed package: offline.
+"""Counts tokens with tiktoken, offline: the vocabularies come from an installed package. Only this module imports it.
 
-tiktoken downloads a vocabulary that is not in its cache folder. litellm's package holds these files under the names
-that the cache gives them (the SHA-1 of their address), so it can serve as that folder:
-https://github.com/openai/tiktoken/blob/main/tiktoken/load.py
+tiktoken downloads a vocabulary that is not in its cache folder, where a file's name is the SHA-1 of its address
+(https://github.com/openai/tiktoken/blob/main/tiktoken/load.py). The litellm package holds the files under these names,
+so that its folder can be used as the cache.
 """
 
 from __future__ import annotations
@@ -15,24 +15,31 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import MappingProxyType
+from typing import Final
 
 import tiktoken
 
-CHUNK = 16_384
-"""Characters encoded at once, at most: the encoder takes more than proportionally long for a longer word.
+CHUNK: Final = 16_384
+"""Most characters encoded at once: the encoder's time for one word grows faster than the word.
 
-A longer text is cut before a space after a word, which changes nothing: no token reaches over that edge. If there is
-none within ``SEARCHED`` characters, the ``SEAM`` characters on both sides are counted again to correct for the cut.
+A longer text is cut before a space that follows a word. This changes no count, because no token reaches across such an
+edge. If there is none within ``SEARCHED`` characters, the ``SEAM`` characters on both sides of the cut are counted
+again, together and apart, to correct for it.
 """
 
-SEARCHED, SEAM = 4_096, 512
+SEARCHED: Final = 4_096
+SEAM: Final = 512
 
-RUN = 3_072
-"""Characters by which a longer run of one character is shortened: a multiple of every token (3 digits, 2^n)."""
+RUN: Final = 3_072
+"""A longer run of one character is shortened by multiples of this length, which is a whole number of its tokens.
 
-_BLOCK = 1_024
+Tokens of one character are 3 digits or a power of two long.
+"""
 
-VOCABULARIES: Mapping[str, tuple[str, str]] = MappingProxyType(
+_BLOCK: Final = 1_024
+"""Step in characters in which runs are searched; ``RUN`` is a multiple of it."""
+
+VOCABULARIES: Final[Mapping[str, tuple[str, str]]] = MappingProxyType(
     {
         "o200k_base": (
             "fb374d419588a4632f3f557e76b4b70aebbca790",
@@ -49,7 +56,7 @@ VOCABULARIES: Mapping[str, tuple[str, str]] = MappingProxyType(
 The hashes are those of https://github.com/openai/tiktoken/blob/main/tiktoken_ext/openai_public.py
 """
 
-_SCRIPTS = tuple(
+_SCRIPTS: Final = tuple(
     (re.compile(f"[{kind}]"), weight)
     for kind, weight in {
         r"A-Za-z0-9\x00-\x20\x7f": 0.35,
@@ -60,21 +67,21 @@ _SCRIPTS = tuple(
         "\U00010000-\U0010ffff": 3.0,  # emoji
     }.items()
 )
-"""Tokens of one character, by its script: a little above what the older vocabularies give for plain text."""
+"""Tokens of one character by its script: a little above what older vocabularies need for plain text."""
 
-_RUN = re.compile(r"[A-Za-z0-9+/=_-]{24,}")
-_DIGIT = re.compile("[0-9]")
+_LONG_WORD: Final = re.compile(r"[A-Za-z0-9+/=_-]{24,}")
+_DIGIT: Final = re.compile("[0-9]")
 
 
 class Tokenizers:
     """Counts tokens by encoding; safe to use from many threads. Nothing is ever downloaded.
 
-    If the vocabulary of an encoding is missing, or has another hash, its tokens are estimated from the text's scripts
-    with a margin; ``estimated`` names such encodings.
+    If the vocabulary of an encoding is missing, or has another hash, its tokens are estimated from the text's scripts.
+    ``estimated`` names these encodings.
     """
 
     def __init__(self, folder: Path | None = None) -> None:
-        self._folder = folder if folder is not None else packaged_vocabularies()
+        self._folder = folder or packaged_vocabularies()
         self._lock = threading.Lock()
         self._counts: dict[str, Callable[[str], int]] = {}
         self.estimated: set[str] = set()
@@ -91,13 +98,11 @@ class Tokenizers:
             return self._counts[encoding]
 
     def _load(self, encoding: str) -> Callable[[str], int]:
-        name, expected = VOCABULARIES.get(encoding, ("", ""))
-        file = self._folder / name if self._folder and name else None
-        if file is None or not file.is_file() or hashlib.sha256(file.read_bytes()).hexdigest() != expected:
+        if self._folder is None or not _is_intact(self._folder, encoding):
             self.estimated.add(encoding)
             return estimate
         before = os.environ.get("TIKTOKEN_CACHE_DIR")
-        os.environ["TIKTOKEN_CACHE_DIR"] = str(file.parent)  # the hash was just checked: nothing is downloaded
+        os.environ["TIKTOKEN_CACHE_DIR"] = str(self._folder)  # the hash was just checked: nothing is downloaded
         try:
             loaded = tiktoken.get_encoding(encoding)
         finally:
@@ -105,22 +110,32 @@ class Tokenizers:
                 del os.environ["TIKTOKEN_CACHE_DIR"]
             else:
                 os.environ["TIKTOKEN_CACHE_DIR"] = before
-        return lambda text: _encode(loaded, text)
+        return lambda text: _encoded_length(loaded, text)
 
 
-def _encode(encoding: tiktoken.Encoding, text: str) -> int:
-    known = 0
+def _is_intact(folder: Path, encoding: str) -> bool:
+    """True if *folder* holds the vocabulary of *encoding*, with the published hash."""
+    if encoding not in VOCABULARIES:
+        return False
+    name, expected = VOCABULARIES[encoding]
+    file = folder / name
+    return file.is_file() and hashlib.sha256(file.read_bytes()).hexdigest() == expected
+
+
+def _encoded_length(encoding: tiktoken.Encoding, text: str) -> int:
+    """Return the tokens of *text*; long runs of one character and long texts are counted in parts."""
+    runs = 0
     if len(text) > 2 * RUN:
-        # A megabyte of one character is a single word to the encoder, which takes it most of a second.
-        text, cut = shortened(text)
-        known = sum(times * len(encoding.encode_ordinary(letter * RUN)) for letter, times in cut.items())
+        # A megabyte of one character is a single word to the encoder, which takes most of a second for it.
+        text, removed = shortened(text)
+        runs = sum(times * len(encoding.encode_ordinary(letter * RUN)) for letter, times in removed.items())
     if len(text) <= CHUNK:
-        return known + len(encoding.encode_ordinary(text))
-    return known + _joint(text, lambda piece: len(encoding.encode_ordinary(piece)))
+        return runs + len(encoding.encode_ordinary(text))
+    return runs + _count_in_pieces(text, lambda piece: len(encoding.encode_ordinary(piece)))
 
 
-def _joint(text: str, count: Callable[[str], int]) -> int:
-    """Return the count of *text* as a whole, from the counts of its pieces."""
+def _count_in_pieces(text: str, count: Callable[[str], int]) -> int:
+    """Return the count of *text* as a whole from the counts of its pieces, corrected where a cut split a word."""
     total = at = 0
     for piece in pieces(text):
         if at and not piece.startswith(" "):
@@ -142,7 +157,7 @@ def pieces(text: str) -> Iterator[str]:
 
 
 def _edge(text: str, start: int, end: int) -> int:
-    """Return the position of the last space between *start* and *end* that follows no white space; else *end*."""
+    """Return the last position from *start* to *end* of a space that follows a word; *end* if there is none."""
     at = text.rfind(" ", start, end)
     while at > start and text[at - 1].isspace():
         at = text.rfind(" ", start, at)
@@ -151,38 +166,38 @@ def _edge(text: str, start: int, end: int) -> int:
 
 def shortened(text: str) -> tuple[str, dict[str, int]]:
     """Return *text* with long runs of a character cut by multiples of ``RUN``, and the multiples by character."""
-    pieces: list[str] = []
-    cut: dict[str, int] = {}
-    done = at = 0
+    parts: list[str] = []
+    removed: dict[str, int] = {}
+    copied = at = 0
     while at < len(text):
         letter, end = text[at], at
         while text[end : end + _BLOCK] == letter * _BLOCK:
             end += _BLOCK
         times = (end - at) // RUN - 1
         if times > 0:
-            pieces.append(text[done:at])
-            done = at + times * RUN
-            cut[letter] = cut.get(letter, 0) + times
+            parts.append(text[copied:at])
+            copied = at + times * RUN
+            removed[letter] = removed.get(letter, 0) + times
         at = max(end, at + _BLOCK)
-    return ("".join([*pieces, text[done:]]), cut) if cut else (text, cut)
+    if not removed:
+        return text, removed
+    return "".join([*parts, text[copied:]]), removed
 
 
 def estimate(text: str) -> int:
-    """Return the tokens of *text* estimated from its scripts, without a vocabulary: rather too many than too few.
-
-    Long runs with digits in them (hashes, base64) hold no words: most pairs of their characters are a token.
-    """
-    return int(sum(map(_estimate, pieces(text)))) + bool(text)
+    """Return an estimate of the tokens of *text* by its scripts, without a vocabulary: rather too high than too low."""
+    return int(sum(map(_estimate_piece, pieces(text)))) + bool(text)
 
 
-def _estimate(text: str) -> float:
-    dense = sum(len(run) for run in _RUN.findall(text) if _DIGIT.search(run))
+def _estimate_piece(text: str) -> float:
     scripts = sum(weight * len(kind.findall(text)) for kind, weight in _SCRIPTS)
+    # Hashes and base64 hold no words: two of their characters are about a token.
+    dense = sum(len(word) for word in _LONG_WORD.findall(text) if _DIGIT.search(word))
     return scripts + 0.5 * dense
 
 
 def packaged_vocabularies() -> Path | None:
-    """Return the folder of vocabulary files in the litellm package, found without importing it; None without one."""
+    """Return the folder of vocabulary files in the litellm package, without importing it; None if there is none."""
     spec = importlib.util.find_spec("litellm")
     if spec is None or not spec.submodule_search_locations:
         return None

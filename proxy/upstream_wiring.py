@@ -1,4 +1,4 @@
-"""Builds what reaches upstreams from the settings: connections, the model catalogue, probes and summarisers."""
+"""Builds from the settings whatever calls upstreams: connections, the model catalogue, probes and summary jobs."""
 
 from __future__ import annotations
 
@@ -35,25 +35,28 @@ from proxy.tokenizers import Tokenizers
 from proxy.upstream import Bridge, Bridged, OnWindows, Probes, SharedProbeCache, Target, Timeouts, Upstreams
 
 NO_UPSTREAM: Final = "-"
-"""The upstream of every model if none is configured: then nothing is served, but models can be listed."""
+"""The upstream of every model if none is configured: nothing can be served then, but models can be listed."""
 
 ANTHROPIC: Final = "anthropic"
 OWN_ADDRESSES: Final = {ANTHROPIC: "https://api.anthropic.com/v1"}
-"""Base URLs of providers that speak one of our other APIs: such requests are sent there without LiteLLM.
+"""Base URLs of providers that speak one of our other APIs: requests in that API are sent there without LiteLLM.
 
-https://docs.claude.com/en/api/overview
+https://platform.claude.com/docs/en/api/overview
 """
 
-
 SUMMARISER: Final = Patience(failures=3, within=None, first_pause=60.0, longest_pause=1800.0, lost=300.0)
-"""After three failures in a row a summariser is not asked for a minute at first."""
+"""After three failures in a row a summariser rests: for a minute at first, for half an hour at most."""
 
-CACHED_TENANTS, CACHED_PASSAGES = 10_000, 50_000
-"""Bounds of the caches for summary jobs, by tenant and by passage of a conversation."""
+CACHED_TENANTS: Final = 10_000
+CACHED_STRETCHES: Final = 50_000
+"""Entries of the caches for summary jobs, by tenant and by stretch of a conversation."""
 
 
-def open_catalogue(settings: Settings, told: WindowLookup | None = None) -> Catalogue:
-    """The catalogue of *settings* and of the published table, 3 MB that are read here: call it in a thread."""
+def open_catalogue(settings: Settings, reported: WindowLookup | None = None) -> Catalogue:
+    """Return the catalogue of *settings* and of the published table; *reported* looks up what servers state.
+
+    It reads 3 MB: call it in a thread.
+    """
     table = read_published_table(
         {
             name: ModelLimits(None, facts.max_input_tokens, facts.max_output_tokens, facts.price_tier)
@@ -61,21 +64,21 @@ def open_catalogue(settings: Settings, told: WindowLookup | None = None) -> Cata
         }
     )
     default = settings.default_upstream().name if settings.upstreams else NO_UPSTREAM
-    rules = [
-        ModelRule(
-            rule.name,
-            rule.upstream,
-            rule.context_window,
-            rule.max_output_tokens,
-            rule.tokenizer,
-            rule.unknown_window if isinstance(rule.unknown_window, int) else None,
-            rule.max_input_tokens,
-            tuple(COMPRESS if step == "compress" else step.fallback for step in rule.overflow),
-            rule.model,
-        )
-        for rule in settings.models
-    ]
-    return Catalogue(rules, table, default, told)
+    return Catalogue([_model_rule(rule) for rule in settings.models], table, default, reported)
+
+
+def _model_rule(rule: configuration.Model) -> ModelRule:
+    return ModelRule(
+        rule.name,
+        rule.upstream,
+        window=rule.context_window,
+        max_output=rule.max_output_tokens,
+        encoding=rule.tokenizer,
+        unknown_window=None if rule.unknown_window == "learn" else rule.unknown_window,
+        max_input=rule.max_input_tokens,
+        steps=tuple(COMPRESS if step == "compress" else step.fallback for step in rule.overflow),
+        model=rule.model,
+    )
 
 
 def open_upstream(settings: Settings, bridge: Bridge | None = None) -> Upstreams:
@@ -103,10 +106,10 @@ def open_bridge(settings: Settings, tasks: Tasks) -> Bridge:
             upstream.provider,
             _bridged_address(upstream),
             _key(upstream),
-            upstream.has_ambient_credentials,
-            _headers(upstream),
-            upstream.options,
-            _timeouts(upstream),
+            ambient=upstream.has_ambient_credentials,
+            headers=_headers(upstream),
+            options=upstream.options,
+            timeouts=_timeouts(upstream),
         )
         for upstream in settings.upstreams
         if upstream.bridged
@@ -115,9 +118,14 @@ def open_bridge(settings: Settings, tasks: Tasks) -> Bridge:
 
 
 def _bridged_address(upstream: configuration.Upstream) -> str | None:
-    # Without an address LiteLLM takes one from the environment, and that may be the address of this proxy.
+    """Return the base URL for LiteLLM; None for its own default.
+
+    Without one LiteLLM reads the environment, which may hold the address of this proxy: ours is given where we know it.
+    """
     base_url = upstream.base_url or OWN_ADDRESSES.get(upstream.provider)
-    return base_url.removesuffix("/v1") if base_url and upstream.provider == ANTHROPIC else base_url
+    if base_url and upstream.provider == ANTHROPIC:
+        return base_url.removesuffix("/v1")
+    return base_url
 
 
 def _key(upstream: configuration.Upstream) -> str | None:
@@ -125,7 +133,11 @@ def _key(upstream: configuration.Upstream) -> str | None:
 
 
 def _keys(upstream: configuration.Upstream) -> list[str]:
-    return [*filter(None, [_key(upstream)]), *credentials(_headers(upstream))]
+    """Return every credential that *upstream* is configured with: its key, and those in its headers."""
+    keys = credentials(_headers(upstream))
+    if key := _key(upstream):
+        return [key, *keys]
+    return [*keys]
 
 
 def _headers(upstream: configuration.Upstream) -> dict[str, str]:
@@ -133,8 +145,8 @@ def _headers(upstream: configuration.Upstream) -> dict[str, str]:
 
 
 def _timeouts(upstream: configuration.Upstream) -> Timeouts:
-    given = upstream.timeouts
-    return Timeouts(given.connect, given.first_byte, given.idle, given.total, given.keep_alive)
+    timeouts = upstream.timeouts
+    return Timeouts(timeouts.connect, timeouts.first_byte, timeouts.idle, timeouts.total, timeouts.keep_alive)
 
 
 def open_model_names(settings: Settings) -> NameOf:
@@ -169,9 +181,9 @@ def open_probes(
     on_windows: OnWindows | None = None,
     records: Records | None = None,
 ) -> Probes:
-    """Build the probes that ask upstreams for their windows; *on_windows* is called with news.
+    """Build the probes that ask upstreams for their windows; *on_windows* is called when windows change.
 
-    With *records*, an answer that one process received is known to the others.
+    With *records*, processes share the answers.
     """
     probed = {each.name: each.base_url for each in settings.upstreams if each.probe and not each.bridged}
     agent = f"ullage/{configuration.version()}"
@@ -196,37 +208,37 @@ def open_summaries(
     on_report: OnReport,
     on_note: OnNote = ignore_note,
 ) -> Jobs | None:
-    """Build the jobs that write summaries; None if no model is to be asked."""
-    wanted = settings.summaries
-    if wanted.mode == "off" or settings.compression.mode != "on":
+    """Build the jobs that write summaries; None if no summaries are written."""
+    configured = settings.summaries
+    if configured.mode == "off" or settings.compression.mode != "on":
         return None
     config = SummaryConfig(
-        mode=wanted.mode,
-        model=wanted.model,
-        allowed_tenants=tenants_of(key.get_secret_value() for key in wanted.allow) if wanted.allow else None,
-        allow_subscriptions=wanted.subscription_tokens,
+        mode=configured.mode,
+        model=configured.model,
+        allowed_tenants=tenants_of(key.get_secret_value() for key in configured.allow) if configured.allow else None,
+        allow_subscriptions=configured.subscription_tokens,
         keyed_upstreams=frozenset(up.name for up in settings.upstreams if up.carries_key),
         subscription_upstreams=frozenset(
             up.name for up in settings.upstreams if any(map(is_subscription_key, _keys(up)))
         ),
-        max_jobs=wanted.jobs,
-        timeout=wanted.timeout,
+        max_jobs=configured.jobs,
+        timeout=configured.timeout,
         headers_of=open_model_headers(settings),
     )
     agent = f"ullage/{configuration.version()} (summary)"
-    writer = Writer(upstream, tokenizers, load_prompts(), agent, wanted.timeout, aligned=wanted.aligned)
+    writer = Writer(upstream, tokenizers, load_prompts(), agent, configured.timeout, aligned=configured.aligned)
     job_caches = JobCaches(
-        caches.texts(),
-        LRUCache(CACHED_PASSAGES),
-        LRUCache(CACHED_PASSAGES),
-        LRUCache(CACHED_PASSAGES),
-        LRUCache(CACHED_TENANTS),
-        LRUCache(CACHED_TENANTS),
+        summaries=caches.texts(),
+        not_before=LRUCache(CACHED_STRETCHES),
+        too_expensive=LRUCache(CACHED_STRETCHES),
+        failures=LRUCache(CACHED_STRETCHES),
+        breakers=LRUCache(CACHED_TENANTS),
+        waiting_until=LRUCache(CACHED_TENANTS),
     )
     return Jobs(
         store.summaries,
         writer,
-        SpendingLimits(store.summaries, wanted.spend, LRUCache(CACHED_TENANTS), time.monotonic, time.time),
+        SpendingLimits(store.summaries, configured.spend, LRUCache(CACHED_TENANTS), time.monotonic, time.time),
         config,
         job_caches,
         resolve=catalogue.resolve,

@@ -199,7 +199,7 @@ def _prune_pass(stages: Stages) -> PrunePassRules:
 
 def _truncate_limits(stages: Stages) -> TruncateLimits | None:
     wanted = stages.truncate
-    return TruncateLimits(wanted.max_lines, wanted.max_bytes, wanted.share) if wanted.enabled else None
+    return TruncateLimits(max_bytes=wanted.max_bytes, share=wanted.share) if wanted.enabled else None
 
 
 def open_models(settings: Settings, catalogue: Catalogue, upstream: Upstreams) -> Models:

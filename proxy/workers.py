@@ -1,9 +1,10 @@
-"""Several worker processes under one parent, and the signals that end either.
+"""Several worker processes under one parent, and the signals that end the parent and the workers.
 
 The parent runs ``Supervisor(...).run()``, which starts workers, restarts those that crash, drains and ends them. Each
 worker is a fresh interpreter that runs one coroutine function, named as ``module:function`` and called as
 ``await function(argument, worker)``; its result is the exit code. Workers share a port with SO_REUSEPORT
-(https://man7.org/linux/man-pages/man7/socket.7.html): the parent keeps a ``reserve``d socket, each worker binds one.
+(https://man7.org/linux/man-pages/man7/socket.7.html): the parent reserves it with a socket that does not listen, and
+each worker binds and listens on one of its own.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ import sys
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 new_event_loop: Callable[[], asyncio.AbstractEventLoop] = asyncio.new_event_loop
 try:
@@ -29,20 +30,20 @@ except ImportError:  # no wheel for this platform (https://uvloop.readthedocs.io
 else:
     new_event_loop = uvloop.new_event_loop
 
-FIRST_BACKOFF = 0.1
-LONGEST_BACKOFF = 10.0
-"""Seconds before a crashed worker is started again; doubled after each crash."""
+FIRST_BACKOFF: Final = 0.1
+LONGEST_BACKOFF: Final = 10.0
+"""Seconds before a crashed worker is started again: the first, doubled after each crash up to the longest."""
 
-SETTLED_SECONDS = 5.0
-"""Lifetime from which on a worker counts as started; a crash after it begins again at ``FIRST_BACKOFF``."""
+SETTLED_SECONDS: Final = 5.0
+"""A worker that lived this long has started; after a later crash the backoff begins again at ``FIRST_BACKOFF``."""
 
-MOST_FALSE_STARTS = 5
-"""Failed starts in a row of every worker after which the parent gives up: the set-up is wrong."""
+MAX_FALSE_STARTS: Final = 5
+"""Failed starts in a row of every worker after which the parent gives up: the configuration must be wrong."""
 
-KILL_GRACE = 2.0
-"""Seconds beyond the drain after which a worker is killed."""
+KILL_GRACE: Final = 2.0
+"""Seconds after the end of the drain at which a worker is killed."""
 
-_LENGTH = struct.Struct(">Q")
+_LENGTH: Final = struct.Struct(">Q")
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,9 +66,9 @@ OnExit = Callable[[int], None]
 
 
 class Shutdown:
-    """The end of a process, as signals ask for it: the first one for a drain, a second one for an immediate end.
+    """The end of a process: the first signal requests a drain, a second one an immediate end.
 
-    ``requested`` is set by the first signal, ``immediate`` by the second.
+    The first signal sets ``requested``, the second one ``immediate``.
     """
 
     def __init__(self) -> None:
@@ -79,7 +80,7 @@ class Shutdown:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self.stop)
-        # ``nohup`` starts a process with SIGHUP ignored: it has to stay so.
+        # ``nohup`` starts a process with SIGHUP ignored, and it must stay ignored:
         # https://pubs.opengroup.org/onlinepubs/9699919799/utilities/nohup.html
         if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
             loop.add_signal_handler(signal.SIGHUP, self.hang_up)
@@ -95,28 +96,28 @@ class Shutdown:
         self.requested.set()
 
     async def run_unless_immediate(self, work: Coroutine[Any, Any, None]) -> None:
-        """Run *work* to its end, or cancel it as soon as the end has to be immediate."""
+        """Run *work* to its end, or cancel it when an immediate end is requested."""
         async with asyncio.TaskGroup() as group:
-            job = group.create_task(work, name="drain")
-            alarm = group.create_task(self.immediate.wait(), name="second signal")
-            await asyncio.wait({job, alarm}, return_when=asyncio.FIRST_COMPLETED)
-            job.cancel()
-            alarm.cancel()
+            drain = group.create_task(work, name="drain")
+            immediate = group.create_task(self.immediate.wait(), name="second signal")
+            await asyncio.wait({drain, immediate}, return_when=asyncio.FIRST_COMPLETED)
+            drain.cancel()
+            immediate.cancel()
 
 
 def reserve(host: str, port: int) -> socket.socket:
-    """Return a socket bound to *host* and *port* (0: any free one) that workers can share; it does not listen.
+    """Return a socket bound to *host* and *port* (0: any free one) that does not listen; workers can share its port.
 
-    Keep it open while workers run. Raises ``OSError`` if another process listens there: SO_REUSEPORT alone would let
-    two proxies of one user share a port unnoticed.
+    Keep it open while workers run. Raises ``OSError`` if another process listens there.
     """
     family, kind, proto, _, address = _resolve(host, port)
     if port:
+        # SO_REUSEPORT alone would let two proxies of one user share a port unnoticed.
         with socket.socket(family, kind, proto) as probe:
             _bind(probe, family, address, socket.SO_REUSEADDR)
     reserved = socket.socket(family, kind, proto)
     try:
-        # Connections that a single process closed wait for a minute (TIME_WAIT) and did not share their port.
+        # Connections of an earlier process stay in TIME_WAIT for a minute, without having shared their port.
         reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         _bind(reserved, family, address, socket.SO_REUSEPORT)
     except OSError:
@@ -157,9 +158,9 @@ class Supervisor:
     """Keeps *count* workers running until a signal ends them, or until none of them can be started.
 
     *main* is ``module:function``. *argument* is anything that can be pickled; it reaches the worker through a pipe, so
-    that secrets show neither in the process list nor in the environment. *drain* is the time in seconds that workers
-    have to end after the first signal; a second signal ends them immediately (*shutdown*). *on_exit* is called with the
-    pid of each worker that ended.
+    that secrets show neither in the process list nor in the environment. Workers have *drain* seconds to end after the
+    first signal; a second one ends them immediately (*shutdown*). *on_exit* is called with the pid of each worker that
+    ended.
     """
 
     def __init__(
@@ -196,8 +197,8 @@ class Supervisor:
                 ]
                 killed = await self._end_on_shutdown(slots)
         finally:
-            self._send(signal.SIGKILL)
-        return 1 if killed or self._hopeless else 0
+            self._signal_all(signal.SIGKILL)
+        return 1 if killed or self._cannot_start else 0
 
     def stop(self) -> None:
         """Drain and end the workers; called again, end them immediately."""
@@ -209,30 +210,32 @@ class Supervisor:
         return {index: process.pid for index, process in self._processes.items()}
 
     @property
-    def _hopeless(self) -> bool:
-        return min(self._false_starts) >= MOST_FALSE_STARTS
+    def _cannot_start(self) -> bool:
+        return min(self._false_starts) >= MAX_FALSE_STARTS
 
     async def _restart_forever(self, index: int) -> None:
+        """Run worker *index* again and again until the shutdown, or until no worker can be started."""
         backoff = FIRST_BACKOFF
         while not self._shutdown.requested.is_set():
-            began = time.monotonic()
+            started = time.monotonic()
             code = await self._run_one(index)
-            lived = time.monotonic() - began
+            lifetime = time.monotonic() - started
             if self._shutdown.requested.is_set():
                 return
-            if lived >= SETTLED_SECONDS:
+            if lifetime >= SETTLED_SECONDS:
                 self._false_starts[index], backoff = 0, FIRST_BACKOFF
             else:
                 self._false_starts[index] += 1
-            self._log_event("worker.ended", worker=index, exit_code=code, seconds=round(lived, 2))
-            if self._hopeless:
+            self._log_event("worker.ended", worker=index, exit_code=code, seconds=round(lifetime, 2))
+            if self._cannot_start:
                 self._log_event("worker.given_up", count=sum(self._false_starts))
                 self._shutdown.requested.set()
                 return
-            await _wait(self._shutdown.requested, backoff)
+            await _wait_for(self._shutdown.requested, backoff)
             backoff = min(2 * backoff, LONGEST_BACKOFF)
 
     async def _run_one(self, index: int) -> int:
+        """Start worker *index* and wait for its end; return its exit code."""
         command = [sys.executable, "-m", "proxy.workers", self._main, str(index), str(self._count)]
         # A session of its own: Ctrl-C in a terminal reaches the parent alone, which then drains the workers.
         process = await asyncio.create_subprocess_exec(
@@ -243,10 +246,10 @@ class Supervisor:
         try:
             if process.stdin is not None:
                 process.stdin.write(_LENGTH.pack(len(self._payload)) + self._payload)
-            # A signal that came while the process was being made has not reached it.
+            # A signal that arrived while the process was being created has not reached it.
             if self._shutdown.requested.is_set():
                 process.send_signal(signal.SIGKILL if self._shutdown.immediate.is_set() else signal.SIGTERM)
-            # The pipe stays open: its end tells the worker that the parent is gone.
+            # The pipe stays open: the worker shuts down when it is closed, because the parent is gone then.
             return await process.wait()
         finally:
             self._processes.pop(index, None)
@@ -258,32 +261,34 @@ class Supervisor:
     async def _end_on_shutdown(self, slots: Sequence[asyncio.Task[None]]) -> bool:
         """Wait for the shutdown, then end the workers. Return True if some had to be killed."""
         await self._shutdown.requested.wait()
-        self._send(signal.SIGTERM)
+        self._signal_all(signal.SIGTERM)
         async with asyncio.TaskGroup() as group:
-            hurry = group.create_task(self._shutdown.immediate.wait(), name="second-signal")
-            ended = group.create_task(_all(slots), name="workers-ended")
-            await asyncio.wait({hurry, ended}, timeout=self._drain + KILL_GRACE, return_when=asyncio.FIRST_COMPLETED)
+            immediate = group.create_task(self._shutdown.immediate.wait(), name="second-signal")
+            ended = group.create_task(_wait_all(slots), name="workers-ended")
+            seconds = self._drain + KILL_GRACE
+            await asyncio.wait({immediate, ended}, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
             if self._shutdown.immediate.is_set():
-                self._send(signal.SIGTERM)
+                self._signal_all(signal.SIGTERM)
                 await asyncio.wait({ended}, timeout=KILL_GRACE)
-            hurry.cancel()
-            late = list(self._processes)
-            for index in late:
+            immediate.cancel()
+            running = list(self._processes)
+            for index in running:
                 self._log_event("worker.killed", worker=index)
-            self._send(signal.SIGKILL)
-        return bool(late)
+            self._signal_all(signal.SIGKILL)
+        return bool(running)
 
-    def _send(self, number: signal.Signals) -> None:
+    def _signal_all(self, number: signal.Signals) -> None:
         for process in list(self._processes.values()):
             if process.returncode is None:
                 process.send_signal(number)
 
 
-async def _all(tasks: Sequence[asyncio.Task[None]]) -> None:
+async def _wait_all(tasks: Sequence[asyncio.Task[None]]) -> None:
     await asyncio.wait(tasks)
 
 
-async def _wait(event: asyncio.Event, seconds: float) -> None:
+async def _wait_for(event: asyncio.Event, seconds: float) -> None:
+    """Wait until *event* is set, for *seconds* at most."""
     try:
         await asyncio.wait_for(event.wait(), seconds)
     except TimeoutError:
@@ -293,42 +298,42 @@ async def _wait(event: asyncio.Event, seconds: float) -> None:
 def run_worker(name: str, worker: Worker) -> int:
     """Run ``module:function`` *name* with the argument read from standard input; return the exit code."""
     pipe = os.dup(0)
-    # Nothing that reads standard input in the worker may take the bytes of this pipe, or its end.
+    # Standard input becomes empty, so that no other reader in the worker consumes the bytes of this pipe.
     null = os.open(os.devnull, os.O_RDONLY)
     os.dup2(null, 0)
     os.close(null)
-    (length,) = _LENGTH.unpack(_read(pipe, _LENGTH.size))
-    argument = pickle.loads(_read(pipe, length))  # noqa: S301 - written by our own parent, over a private pipe
+    (length,) = _LENGTH.unpack(_read_exactly(pipe, _LENGTH.size))
+    argument = pickle.loads(_read_exactly(pipe, length))  # noqa: S301 - written by our own parent, over a private pipe
     module, _, function = name.partition(":")
     main: WorkerMain = getattr(importlib.import_module(module), function)
 
-    async def body() -> int:
+    async def run_main() -> int:
         loop = asyncio.get_running_loop()
-        loop.add_reader(pipe, _orphaned, loop, pipe)
+        loop.add_reader(pipe, _end_if_orphaned, loop, pipe)
         try:
             return await main(argument, worker)
         finally:
             loop.remove_reader(pipe)
 
     with asyncio.Runner(loop_factory=new_event_loop) as runner:
-        return runner.run(body())
+        return runner.run(run_main())
 
 
-def _orphaned(loop: asyncio.AbstractEventLoop, pipe: int) -> None:
-    """Shut down when the parent has gone: it owned the store, and it alone would restart this worker."""
+def _end_if_orphaned(loop: asyncio.AbstractEventLoop, pipe: int) -> None:
+    """Shut down if the parent is gone: it owned the store, and it alone would restart this worker."""
     if not os.read(pipe, 1):
         loop.remove_reader(pipe)
         os.kill(os.getpid(), signal.SIGTERM)
 
 
-def _read(pipe: int, length: int) -> bytes:
-    parts = bytearray()
-    while len(parts) < length:
-        part = os.read(pipe, length - len(parts))
-        if not part:
+def _read_exactly(pipe: int, length: int) -> bytes:
+    data = bytearray()
+    while len(data) < length:
+        chunk = os.read(pipe, length - len(data))
+        if not chunk:
             raise EOFError("the parent ended before it had sent this worker its argument")
-        parts += part
-    return bytes(parts)
+        data += chunk
+    return bytes(data)
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ import pytest
 
 from proxy import app, cli, features
 from proxy.core.errors import UllageError
-from proxy.settings import Settings
+from proxy.features.settings import AllSettings
 
 ROOT = Path(__file__).parents[1]
 README = ROOT / "README.md"
@@ -67,7 +67,7 @@ def settings_of(schema: dict[str, Any], definitions: dict[str, Any]) -> dict[str
 
 
 def is_setting(path: str) -> bool:
-    schema = Settings.model_json_schema()
+    schema = AllSettings.model_json_schema()
     definitions = schema.get("$defs", {})
     for key in path.replace("[]", "").split("."):
         members = settings_of(schema, definitions)

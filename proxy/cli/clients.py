@@ -61,6 +61,12 @@ class Client(_Data):
     environment: dict[str, str] = {}
     commands: tuple[str, ...] = ()
 
+    @property
+    def takes_window(self) -> bool:
+        """True if its configuration can state the model's window."""
+        values = [*(setting.to for file in self.files for setting in file.set), *self.commands]
+        return any("window}" in str(value) for value in values)
+
 
 @dataclass(frozen=True, slots=True)
 class ClientFacts:

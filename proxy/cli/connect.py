@@ -62,7 +62,15 @@ def _instructions(client: Client, facts: ClientFacts) -> list[str]:
         lines.append(f"# The key is read from {facts.key}.")
     if client.note:
         lines.append(f"# {client.note}")
+    if client.takes_window and facts.window is None:
+        lines.append(f"# {_window_advice(facts)}")
     return lines
+
+
+def _window_advice(facts: ClientFacts) -> str:
+    if facts.model is None:
+        return "Without --model NAME neither a model nor its window is configured."
+    return f"The window of {facts.model} is not known: give --window N to configure it."
 
 
 def client_files(client: Client, facts: ClientFacts, environ: Mapping[str, str]) -> list[ClientFile]:
@@ -71,8 +79,9 @@ def client_files(client: Client, facts: ClientFacts, environ: Mapping[str, str])
 
 
 def _path(file: File, environ: Mapping[str, str]) -> Path:
-    folder = environ.get(file.home, "") if file.home else ""
-    path = Path(folder) / Path(file.path).name if folder else Path(file.path)
+    path = Path(file.path)
+    if folder := environ.get(file.home):
+        path = Path(folder) / path.name
     return path.expanduser().resolve()
 
 

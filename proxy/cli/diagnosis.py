@@ -1,32 +1,32 @@
-"""What observations of a server mean for keeping conversations inside its window, and what to do about each."""
+"""Findings from requests to a server: what each observation means for keeping conversations inside its window."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Literal
+from typing import Final, Literal
 
 from proxy.core.learned_window import TOLERANCE
 from proxy.core.overflow.kinds import Overflow
 
 Level = Literal["ok", "info", "warning", "error"]
 
-AGREES = 0.02
-"""A stated limit this near to the window that is gone by is the same figure."""
+AGREEMENT: Final = 0.02
+"""Relative difference up to which a stated limit and the known window are the same figure."""
 
-CUT = 0.85
-"""Less than this share of the same text, by the factor its beginning had, can only mean that the rest was cut away."""
+CUT: Final = 0.85
+"""A prompt read as less than this share of what its size predicts was cut silently."""
 
-FRAME = 40
-"""Tokens that a chat template may add to a short request without saying anything of the vocabulary."""
+FRAME: Final = 40
+"""Tokens that a chat template may add to a short request, whatever the vocabulary."""
 
-USUAL_FACTORS = (0.8, 1.6)
-"""Tokens of a provider per token of our count on plain English; outside of it something else is wrong."""
+USUAL_FACTORS: Final = (0.8, 1.6)
+"""A provider's tokens for each of ours, on plain English; a factor outside means that something else is wrong."""
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One thing that was looked at. ``remedy`` is what to do, where something is to be done."""
+    """One observation; ``remedy`` is what to do about it, empty if there is nothing to do."""
 
     topic: str
     level: Level
@@ -36,7 +36,7 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """The window that is gone by, in tokens, and who says so; ``None``: nobody."""
+    """The window that the proxy would use, in tokens, and the source of this figure; None if it has none."""
 
     tokens: int | None = None
     source: str = ""
@@ -44,40 +44,47 @@ class Window:
 
 
 @dataclass(frozen=True, slots=True)
-class Tried:
-    """One request that was sent: our count of its input, and how it was answered.
+class Attempt:
+    """One request: our count of its input, and how it was answered.
 
-    ``prompt`` is what the answer's usage says of the input; ``said`` the beginning of an error's text.
+    ``prompt`` are the input tokens that the answer's usage reports, ``error`` is the beginning of an error's text.
     """
 
     counted: int
     status: int
     prompt: int | None = None
     overflow: Overflow | None = None
-    said: str = ""
+    error: str = ""
 
 
 def window(known: Window) -> Finding:
-    """Whether anybody knows the window."""
+    """Return the finding on the window that the proxy would use."""
     if known.tokens is None:
-        remedy = "Set context_window, or the first overflow has to teach it."
-        return Finding("window", "warning", "nobody says how large it is", remedy)
+        remedy = "Set context_window; otherwise it is learned from the first overflow."
+        return Finding("window", "warning", "its size is not known", remedy)
     return Finding("window", "ok", f"{known.tokens:,} tokens, by {known.source}")
 
 
-def count(small: Tried, expected: float) -> Iterator[Finding]:
-    """What the usage of a short request says, when our count was *expected* to be off by that factor."""
-    if small.prompt is None:
+def smaller_window(configured: int, stated: int, origin: str) -> Iterator[Finding]:
+    """Yield a finding if the server states a window smaller than the configured one."""
+    if stated < configured:
+        text = f"the server itself states {stated:,} ({origin}), less than the {configured:,} configured"
+        yield Finding("window", "warning", text, f"Set context_window: {stated}, or leave it out.")
+
+
+def count(short: Attempt, expected: float) -> Iterator[Finding]:
+    """Yield the finding on the usage of a short request; *expected* is the factor that the model's family has."""
+    if short.prompt is None:
         remedy = "Nothing to do: windows are kept by our own count, with a family's usual factor."
         yield Finding("usage", "warning", "answers carry no usage, so the count cannot be corrected by it", remedy)
         return
-    factor = small.prompt / max(1, small.counted)
-    text = f"{small.prompt:,} tokens for {small.counted:,} of our count: factor {factor:.2f}"
-    least, most = USUAL_FACTORS
-    if not least <= factor <= most:
+    factor = short.prompt / max(1, short.counted)
+    text = f"{short.prompt:,} tokens for {short.counted:,} of our count: factor {factor:.2f}"
+    lowest, highest = USUAL_FACTORS
+    if not lowest <= factor <= highest:
         remedy = "Check what it counts: the factor is learned, but one like this may leave cached or system tokens out."
         yield Finding("usage", "warning", text, remedy)
-    elif small.prompt > (expected + TOLERANCE) * small.counted + FRAME:
+    elif short.prompt > (expected + TOLERANCE) * short.counted + FRAME:
         remedy = f"Nothing to do: it is learned from the first answers (assumed until then: {expected:.2f})."
         yield Finding("usage", "info", text, remedy)
     else:
@@ -85,7 +92,7 @@ def count(small: Tried, expected: float) -> Iterator[Finding]:
 
 
 def stream(status: int, prompt: int | None) -> Finding:
-    """Whether a streamed answer that was asked for its usage told it."""
+    """Return the finding on a streamed request that asked for its usage."""
     if status != 200:
         return Finding("stream", "error", f"a streamed request is answered {status}", "Check that it can stream.")
     if prompt is None:
@@ -94,62 +101,71 @@ def stream(status: int, prompt: int | None) -> Finding:
     return Finding("stream", "ok", "streamed answers carry usage when a client asks for it")
 
 
-def overflow(large: Tried, known: Window, factor: float) -> Iterator[Finding]:
-    """What the answer to a request above the window says; *factor*: the provider's tokens for one of ours."""
-    sent = int(large.counted * factor)
-    if large.status == 200:
-        yield from _accepted(large, known, sent)
-    elif large.overflow is not None and large.overflow.too_long:
-        yield from _refused(large, large.overflow, known)
-    elif large.status == 429 or (large.overflow is not None and large.overflow.kind == "rate_limit"):
+def overflow(long: Attempt, known: Window, factor: float) -> Iterator[Finding]:
+    """Yield the findings on a request longer than the window; *factor* is the provider's tokens for each of ours."""
+    tokens = int(long.counted * factor)
+    if long.status == 200:
+        yield from _accepted(long, known, tokens)
+    elif long.overflow is not None and long.overflow.too_long:
+        yield from _refused(long.status, long.overflow, known)
+    elif long.status == 429 or (long.overflow is not None and long.overflow.kind == "rate_limit"):
         remedy = "Try again later, or with a key that may spend more per minute."
         yield Finding("overflow", "warning", "a rate limit answered first; not known how it reports overflow", remedy)
-    elif large.status >= 500:
-        text = f"{sent:,} tokens are answered {large.status}, which says nothing of length: {large.said or '(empty)'}"
+    elif long.status >= 500:
+        text = f"{tokens:,} tokens are answered {long.status}, which does not mention length: {long.error or '(empty)'}"
         yield Finding("overflow", "error", text, "Set context_window: a request above it must never get there.")
     else:
-        text = f"{sent:,} tokens are refused with an error nobody recognises: {large.status} {large.said or '(empty)'}"
+        text = f"{tokens:,} tokens are refused with an unknown error: {long.status} {long.error or '(empty)'}"
         yield Finding("overflow", "error", text, "Set context_window, and report this error so that it is recognised.")
 
 
-def was_cut(tried: Tried, known: Window, factor: float) -> bool:
-    """Whether the usage of an accepted request says that not all of it was read."""
-    if tried.prompt is None:
+def was_cut(attempt: Attempt, known: Window, factor: float) -> bool:
+    """True if the usage of an accepted request proves that part of its prompt was not read."""
+    if attempt.prompt is None:
         return False
-    expected = factor * tried.counted
-    return tried.prompt < CUT * expected or (known.tokens is not None and tried.prompt <= known.tokens < CUT * expected)
+    expected = CUT * factor * attempt.counted
+    if attempt.prompt < expected:
+        return True
+    return known.tokens is not None and attempt.prompt <= known.tokens < expected
 
 
-def _accepted(large: Tried, known: Window, sent: int) -> Iterator[Finding]:
-    above = f"the window of {known.tokens:,}" if known.tokens else "what was tried"
-    if large.prompt is None:
-        remedy = "Set context_window to what is certain: a cut prompt could not be told from a whole one."
-        yield Finding("overflow", "warning", f"{sent:,} tokens are accepted without usage, above {above}", remedy)
-    elif was_cut(large, known, sent / max(1, large.counted)):
-        text = f"it cuts prompts without a word: {large.prompt:,} of {sent:,} tokens were read"
+def _accepted(long: Attempt, known: Window, tokens: int) -> Iterator[Finding]:
+    if long.prompt is None:
+        above = f"the window of {known.tokens:,}" if known.tokens else "every size that was tried"
+        remedy = "Set context_window to what is certain: without usage a cut prompt looks like a whole one."
+        yield Finding("overflow", "warning", f"{tokens:,} tokens are accepted without usage, above {above}", remedy)
+    elif was_cut(long, known, tokens / max(1, long.counted)):
+        text = f"it cuts prompts without a word: {long.prompt:,} of {tokens:,} tokens were read"
         yield Finding("overflow", "error", text, known.remedy)
     elif known.tokens:
-        text = f"{large.prompt:,} tokens are accepted: the window is larger than {known.tokens:,}"
+        text = f"{long.prompt:,} tokens are accepted: the window is larger than {known.tokens:,}"
         yield Finding("overflow", "warning", text, "Set context_window to what the server really has, to use it.")
     else:
-        text = f"up to {large.prompt:,} tokens are accepted, and no limit was met"
+        text = f"up to {long.prompt:,} tokens are accepted, and no limit was met"
         yield Finding("overflow", "info", text, "Set context_window if it is known.")
 
 
-def _refused(large: Tried, said: Overflow, known: Window) -> Iterator[Finding]:
-    if said.kind == "payload":
+def _refused(status: int, error: Overflow, known: Window) -> Iterator[Finding]:
+    if error.kind == "payload":
         remedy = "Set context_window small enough that no request grows to that many bytes."
         yield Finding("overflow", "warning", "refused for its bytes, before its tokens were looked at", remedy)
         return
-    yield Finding("overflow", "ok", f"refused with {large.status}, and recognised as too long")
-    if said.window is None:
-        remedy = "" if known.tokens else "Set context_window: it can only be worked out from repeated refusals."
-        level: Level = "info" if known.tokens else "warning"
-        yield Finding("limit", level, "the error states no limit", remedy)
-    elif known.tokens is None or abs(said.window - known.tokens) <= AGREES * known.tokens:
-        yield Finding("limit", "ok", f"the error states {said.window:,} tokens")
+    yield Finding("overflow", "ok", f"refused with {status}, and recognised as too long")
+    if error.window is not None:
+        yield _limit(error.window, known)
+    elif known.tokens:
+        yield Finding("limit", "info", "the error states no limit")
     else:
-        text = f"the error states {said.window:,} tokens, and {known.source} {known.tokens:,}"
-        smaller = said.window < known.tokens
-        remedy = f"Set context_window: {said.window}." if smaller else "Set context_window to use all of it."
-        yield Finding("limit", "warning", text, remedy)
+        remedy = "Set context_window: it can only be worked out from repeated refusals."
+        yield Finding("limit", "warning", "the error states no limit", remedy)
+
+
+def _limit(stated: int, known: Window) -> Finding:
+    """Return the finding on the window that an error states."""
+    if known.tokens is None or abs(stated - known.tokens) <= AGREEMENT * known.tokens:
+        return Finding("limit", "ok", f"the error states {stated:,} tokens")
+    text = f"the error states {stated:,} tokens, and {known.source} {known.tokens:,}"
+    remedy = "Set context_window to use all of it."
+    if stated < known.tokens:
+        remedy = f"Set context_window: {stated}."
+    return Finding("limit", "warning", text, remedy)

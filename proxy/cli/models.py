@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import sys
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from typing import Final
 
+from proxy.cli.offline import ignore_warning
+from proxy.cli.output import table_console, window_source
 from proxy.core import learned_window
 from proxy.core.errors import NotFound
 from proxy.core.learned_window import prior_calibration
@@ -18,7 +19,7 @@ from proxy.engine.learned_routes import LearnedRoute, believed, load
 from proxy.server.access import client_tenant, proxy_tenant
 from proxy.settings import Settings
 from proxy.store import Store, StoreMisconfigured, StoreUnsupported, is_running, open_store
-from proxy.tasks import Tasks
+from proxy.tasks import Tasks, ignore_failure
 from proxy.upstream import find
 from proxy.upstream_wiring import open_catalogue, open_probes, open_upstream
 
@@ -28,11 +29,10 @@ MAX_PER_SERVER: Final = 50
 ANY_MODEL: Final = "*"
 
 VARIANTS: Final = ("context-1m-2025-08-07",)
-"""Values of ``anthropic-beta`` that change a window; what traffic taught is kept apart for each.
+"""Values of ``anthropic-beta`` that change a window; what traffic taught is stored for each of them separately.
 
-https://docs.claude.com/en/docs/build-with-claude/context-windows
+https://platform.claude.com/docs/en/build-with-claude/context-windows
 """
-
 
 ServerWindows = Mapping[str, Mapping[str, ServerWindow]]
 """Windows that servers state, by upstream and model."""
@@ -42,8 +42,8 @@ ServerWindows = Mapping[str, Mapping[str, ServerWindow]]
 class ModelRow:
     """One model. Figures are in tokens, None if unknown; each ``from`` names the source of a figure.
 
-    ``age_seconds``: since a server stated the window or traffic taught it; None if neither did. ``sent_as``: the
-    model's name at its upstream if ``model`` is another name. ``variant``: the beta flag for which the row holds.
+    ``age_seconds`` is the time since a server stated the window or traffic taught it, None if neither did. ``sent_as``
+    is the model's name at its upstream if ``model`` is another one. ``variant`` is the beta flag that the row is for.
     """
 
     model: str
@@ -64,7 +64,7 @@ class ModelRow:
 
 @dataclass(frozen=True, slots=True)
 class ModelListing:
-    """The rows, and by upstream why its models are not known."""
+    """The rows, and for each upstream that could not be asked the reason."""
 
     rows: tuple[ModelRow, ...]
     problems: Mapping[str, str]
@@ -73,38 +73,36 @@ class ModelListing:
 async def list_models(settings: Settings, pattern: str | None, key: str = "") -> ModelListing:
     """Return the models whose names match the glob *pattern*; without one, configured ones and those that servers list.
 
-    What traffic taught is taken from clients with *key*, or with any access key. Each upstream is asked once, for
-    a few seconds at most; one that cannot be reached is left out.
+    What traffic taught is that of clients with *key*, or of all holders of access keys. Each upstream is asked once,
+    for a few seconds at most; one that cannot be reached is left out.
     """
     names = [rule.name for rule in settings.models if not _is_glob(rule.name)]
     if pattern and not _is_glob(pattern):
         names.append(pattern)
     server_windows, problems = await _ask_servers(settings, names)
 
-    def known(name: str, model: str, _ask: bool) -> ServerWindow | None:
-        return find(server_windows.get(name, {}), model)
+    def window_of(upstream: str, model: str, _ask: bool) -> ServerWindow | None:
+        return find(server_windows.get(upstream, {}), model)
 
-    catalogue = await asyncio.to_thread(open_catalogue, settings, known)
+    catalogue = await asyncio.to_thread(open_catalogue, settings, window_of)
     routes = list(_routes(settings, catalogue, server_windows, pattern))
     variants = [replace(route, variant=flag) for route in routes if "claude" in route.model for flag in VARIANTS]
     learned = await learned_windows(settings, [*routes, *variants], key)
     # A flag's window is known only from traffic.
-    changed = [route for route in variants if _has_window(learned.get(route.learned_key))]
-    shown = [*routes, *changed]
-    rows = [_row(settings, route, server_windows, learned.get(route.learned_key)) for route in shown]
+    listed = [*routes, *(route for route in variants if _has_window(learned.get(route.learned_key)))]
+    rows = [_row(settings, route, server_windows, learned.get(route.learned_key)) for route in listed]
     return ModelListing(tuple(rows), problems)
 
 
 async def _ask_servers(settings: Settings, names: Sequence[str]) -> tuple[ServerWindows, dict[str, str]]:
     """Ask each upstream for the windows of *names*; return them, and the problems, by upstream."""
-    failures: list[BaseException] = []
-    tasks = Tasks(lambda _, error: failures.append(error))
+    tasks = Tasks(ignore_failure)
     upstream = open_upstream(settings)
     try:
         probes = open_probes(settings, upstream, tasks)
-        await asyncio.gather(*(probes.survey(each.name, names) for each in settings.upstreams))
+        await asyncio.gather(*(probes.probe_now(each.name, names) for each in settings.upstreams))
         windows = {each.name: probes.windows(each.name) for each in settings.upstreams}
-        states = probes.surveys().items()
+        states = probes.last_probes().items()
         return windows, {name: str(state["trouble"]) for name, state in states if state["trouble"]}
     finally:
         await upstream.close()
@@ -122,12 +120,16 @@ def _names(
     pattern: str | None,
 ) -> list[str]:
     """Return every name that matches *pattern*, sorted; without one the rules in their order, then servers' models."""
-    configured = [rule.name for rule in settings.models] or ([ANY_MODEL] if settings.upstreams else [])
+    configured = [rule.name for rule in settings.models]
+    if not configured and settings.upstreams:
+        configured = [ANY_MODEL]
     if pattern is None:
         return [*configured, *_server_model_names(server_windows, MAX_PER_SERVER)]
     every = {*configured, *_server_model_names(server_windows, None), *catalogue.published_names}
     matching = sorted(name for name in every if not _is_glob(name) and fnmatchcase(name, pattern))
-    return matching or ([] if _is_glob(pattern) else [pattern])
+    if not matching and not _is_glob(pattern):
+        return [pattern]
+    return matching
 
 
 def _routes(
@@ -136,10 +138,11 @@ def _routes(
     server_windows: ServerWindows,
     pattern: str | None,
 ) -> Iterable[Route]:
+    """Yield the routes of all names, without those for which no rule is configured."""
     for name in dict.fromkeys(_names(settings, catalogue, server_windows, pattern)):
         try:
             yield catalogue.resolve(name)
-        except NotFound:  # no rule matches it, so a request for it would be refused
+        except NotFound:  # a request for it would be refused
             continue
 
 
@@ -153,48 +156,53 @@ def _row(
     server_windows: ServerWindows,
     learned: LearnedFacts | None,
 ) -> ModelRow:
-    rule = settings.model(route.model)
-    stated = find(server_windows.get(route.upstream, {}), route.model) if route.source == "server" else None
+    stated = None
+    if route.source == "server":
+        stated = find(server_windows.get(route.upstream, {}), route.model)
     window = route.window
-    origin = f"{route.source}: {route.window_origin}" if route.window_origin else route.source
-    age = None if route.window_since is None else round(max(0.0, time.perf_counter() - route.window_since), 1)
-    factor, factor_from = _factor(route, learned)
+    window_from, age = window_source(route), None
+    if route.window_since is not None:
+        age = round(max(0.0, time.perf_counter() - route.window_since), 1)
     if learned is not None and learned.window is not None:
-        window, origin, age = learned.window, f"learned: {learned.how}", learned.age_seconds
+        window, window_from, age = learned.window, f"learned: {learned.how}", learned.age_seconds
+    factor, factor_from = _factor(route, learned)
+    is_renamed = route.requested_model not in ("", route.model)
     return ModelRow(
-        route.requested_model or route.model,
-        route.upstream,
-        window,
-        route.max_input,
-        route.max_output,
-        route.encoding,
-        factor,
-        origin,
-        age,
-        _output_from(route, rule.max_output_tokens, stated),
-        "configured" if route.configured_encoding else "family",
-        factor_from,
-        route.model if route.requested_model not in ("", route.model) else "",
-        route.variant,
+        model=route.requested_model or route.model,
+        upstream=route.upstream,
+        context_window=window,
+        max_input_tokens=route.max_input,
+        max_output_tokens=route.max_output,
+        encoding=route.encoding,
+        factor=factor,
+        window_from=window_from,
+        age_seconds=age,
+        output_from=_output_from(route, settings.model(route.model).max_output_tokens, stated),
+        encoding_from="configured" if route.configured_encoding else "family",
+        factor_from=factor_from,
+        sent_as=route.model if is_renamed else "",
+        variant=route.variant,
     )
 
 
-def _factor(route: Route, taught: LearnedFacts | None) -> tuple[float, str]:
-    """Return the provider's tokens for each of our own, and where the figure comes from."""
-    factor = prior_calibration(route.model, configured_encoding=route.configured_encoding).factor
-    if taught is not None and taught.factor != factor:
-        return taught.factor, "learned"
+def _factor(route: Route, learned: LearnedFacts | None) -> tuple[float, str]:
+    """Return the provider's tokens for each of our own, and the source of this figure."""
+    prior = prior_calibration(route.model, configured_encoding=route.configured_encoding).factor
+    if learned is not None and learned.factor != prior:
+        return learned.factor, "learned"
     if route.configured_encoding:
-        return factor, "configured"
-    return factor, "family" if factor != 1.0 else "default"
+        return prior, "configured"
+    return prior, "default" if prior == 1.0 else "family"
 
 
-def _output_from(route: Route, configured: int | None, server_windows: ServerWindow | None) -> str:
+def _output_from(route: Route, configured: int | None, stated: ServerWindow | None) -> str:
     if route.max_output is None:
         return "unknown"
     if configured is not None:
         return "configured"
-    return "server" if server_windows is not None and server_windows.max_output_tokens is not None else "table"
+    if stated is not None and stated.max_output_tokens is not None:
+        return "server"
+    return "table"
 
 
 def _is_glob(name: str) -> bool:
@@ -202,7 +210,7 @@ def _is_glob(name: str) -> bool:
 
 
 async def limits(settings: Settings, model: str) -> tuple[int | None, int | None]:
-    """Return the window and the longest answer of *model* in tokens; None for what is not known."""
+    """Return the window and the longest answer of *model* in tokens; None for a figure that is not known."""
     rows = (await list_models(settings, model)).rows
     if not rows:
         return None, None
@@ -211,7 +219,10 @@ async def limits(settings: Settings, model: str) -> tuple[int | None, int | None
 
 @dataclass(frozen=True, slots=True)
 class LearnedFacts:
-    """What traffic taught of a route: its window in tokens, if any, how it is known, and the count factor."""
+    """What traffic taught of a route: its window in tokens, the source of that figure, and the count factor.
+
+    ``window`` is None if traffic taught none, or the one that is known anyway.
+    """
 
     window: int | None
     how: str
@@ -222,35 +233,28 @@ class LearnedFacts:
 async def learned_windows(settings: Settings, routes: Iterable[Route], key: str = "") -> Mapping[str, LearnedFacts]:
     """Return what the store has of *routes*, by ``learned_key``; empty if it cannot be read.
 
-    Without access keys each client key has learned for itself: then *key* is looked up, or callers without a key. A
-    private server is asked if it runs and never started.
+    Without access keys each client key has learned for itself: then *key* is looked up, or callers without a key. An
+    embedded store is read if it runs; it is never started.
     """
     url, path = settings.store.url, settings.store.path
     if url == "memory" or (url == "embedded" and not await is_running(path)):
         return {}
-    problems: list[BaseException] = []
-    tasks = Tasks(lambda _, error: problems.append(error))
-    secret = settings.store.key.get_secret_value().encode() if settings.store.key else None
+    tasks = Tasks(ignore_failure)
+    own_key = settings.store.key.get_secret_value().encode() if settings.store.key else None
+    other_keys = [each.get_secret_value().encode() for each in settings.store.other_keys]
     try:
-        others = [key.get_secret_value().encode() for key in settings.store.other_keys]
         store = await open_store(
-            url, directory=path, key=secret, others=others, spawn=tasks.spawn, warn=_ignore_warning
+            url, directory=path, key=own_key, others=other_keys, spawn=tasks.spawn, warn=ignore_warning
         )
     except (StoreMisconfigured, StoreUnsupported):
         return {}
+    tenants = visible_tenants(settings, key)
     try:
-        found = {
-            route.learned_key: await _smallest_learned(store, route, visible_tenants(settings, key)) for route in routes
-        }
+        learned = {route.learned_key: await _smallest_learned(store, route, tenants) for route in routes}
     finally:
         await store.close()
         await tasks.finish(1.0)
-    return {name: learned for name, learned in found.items() if learned is not None}
-
-
-def _ignore_warning(event: str, facts: Mapping[str, object]) -> None:
-    """Drop a warning of the store: a command has no log, and it shows what can be read."""
-    del event, facts
+    return {route_key: facts for route_key, facts in learned.items() if facts is not None}
 
 
 def visible_tenants(settings: Settings, key: str) -> list[bytes]:
@@ -262,30 +266,30 @@ def visible_tenants(settings: Settings, key: str) -> list[bytes]:
     return [client_tenant({"authorization": f"Bearer {key}"}), client_tenant({"x-api-key": key})]
 
 
-async def _smallest_learned(store: Store, route: Route, callers: Iterable[bytes]) -> LearnedFacts | None:
-    """Return what was learned of *route* for *callers*; of several windows the smallest."""
+async def _smallest_learned(store: Store, route: Route, tenants: Iterable[bytes]) -> LearnedFacts | None:
+    """Return what was learned of *route* for *tenants*; of several windows the smallest."""
     now = time.time()
-    found = []
-    for tenant in callers:
+    facts = []
+    for tenant in tenants:
         learned_route = load(await store.records.read_route(tenant, route.learned_key))
         if learned_route is not None:
-            found.append(_learned_facts(route, learned_route, now))
-    return min(found, key=lambda each: each.window or learned_window.MOST, default=None)
+            facts.append(_learned_facts(route, learned_route, now))
+    return min(facts, key=lambda each: each.window or learned_window.MOST, default=None)
 
 
 def _learned_facts(route: Route, learned_route: LearnedRoute, now: float) -> LearnedFacts:
-    window = believed(route, learned_route.learned_window, now)
-    factor = learned_route.calibration.factor
+    learned, factor = learned_route.learned_window, learned_route.calibration.factor
+    window = believed(route, learned, now)
     if window is None or window == route.window:
         return LearnedFacts(None, "", factor)
-    stated = window == learned_route.learned_window.stated
-    at = learned_route.learned_window.stated_at if stated else learned_route.learned_window.inferred_at
-    return LearnedFacts(window, "stated by an error" if stated else "worked out", factor, round(max(0.0, now - at), 1))
+    how, since = "worked out", learned.inferred_at
+    if window == learned.stated:
+        how, since = "stated by an error", learned.stated_at
+    return LearnedFacts(window, how, factor, round(max(0.0, now - since), 1))
 
 
 def show_models(rows: list[dict[str, object]]) -> None:
     """Print a table of the rows of ``ullage models --json``."""
-    from rich.console import Console
     from rich.table import Table
 
     table = Table(box=None, header_style="bold", pad_edge=False)
@@ -301,22 +305,23 @@ def show_models(rows: list[dict[str, object]]) -> None:
         table.add_column(title)
     for row in rows:
         age = row["age_seconds"]
-        cells = {**row, "model": _model(row), "age_seconds": None if age is None else f"{age:g} s"}
-        cells.pop("sent_as", None)
-        cells.pop("variant", None)
-        table.add_row(*map(_cell, cells.values()))
-    # A pipe has no width: nothing is folded in it.
-    console = Console(highlight=False, markup=False, width=None if sys.stdout.isatty() else 10_000)
-    console.print(table)
+        cells = {**row, "model": _model_cell(row), "age_seconds": None if age is None else f"{age:g} s"}
+        table.add_row(*(_cell(value) for name, value in cells.items() if name not in ("sent_as", "variant")))
+    table_console().print(table)
 
 
-def _model(row: Mapping[str, object]) -> str:
-    own = f" ({row['sent_as']})" if row.get("sent_as") else ""
-    variant = f" with {row['variant']}" if row.get("variant") else ""
-    return f"{row['model']}{own}{variant}"
+def _model_cell(row: Mapping[str, object]) -> str:
+    text = str(row["model"])
+    if row.get("sent_as"):
+        text += f" ({row['sent_as']})"
+    if row.get("variant"):
+        text += f" with {row['variant']}"
+    return text
 
 
 def _cell(value: object) -> str:
     if value is None:
         return "-"
-    return f"{value:,}" if isinstance(value, int) else str(value)
+    if isinstance(value, int):
+        return f"{value:,}"
+    return str(value)

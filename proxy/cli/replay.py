@@ -1,4 +1,4 @@
-"""Past conversations through the engine, with no upstream: what would have been sent, how often, and what it costs."""
+"""``ullage replay``: plans the requests of past conversations, without an upstream, and prices what would be sent."""
 
 from __future__ import annotations
 
@@ -8,32 +8,31 @@ import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
 from proxy import settings as configuration
+from proxy.cli.offline import offline_engine
 from proxy.cli.session_files import Message, Session, read_sessions
 from proxy.core.decisions import Reject
 from proxy.core.errors import UllageError
 from proxy.core.request import Request
 from proxy.engine.engine import Engine
 from proxy.settings import Prices, Settings
-from proxy.store import open_store
-from proxy.tasks import Tasks
 from proxy.tokenizers import Tokenizers
 from proxy.upstream_wiring import open_catalogue
-from proxy.wiring import Offline, open_engine
 
-KINDS = (".jsonl", ".json", ".md")
-"""Ends of the names of files that are looked into."""
+SUFFIXES: Final = (".jsonl", ".json", ".md")
+"""Suffixes of the files that are read in a folder."""
 
-TENANT = hashlib.sha256(b"replay").digest()
+TENANT: Final = hashlib.sha256(b"replay").digest()
 
 
 @dataclass(frozen=True, slots=True)
-class Turn:
-    """One request of a conversation, in tokens: as the client sent it, as it went upstream, and what was repeated.
+class PlannedRequest:
+    """One request of a conversation, in tokens: ``before`` as the client sent it, ``after`` as it goes upstream.
 
-    ``repeated`` and ``repeated_before`` are the tokens at the beginning that the request before had too, of the view
-    and of the client's own; ``after`` is ``None`` where the request was refused.
+    ``repeated`` are those tokens of ``after`` that the previous request began with too: the provider may have them
+    cached. ``repeated_before`` is the same of the client's own requests. ``after`` is None if the request was refused.
     """
 
     before: int
@@ -41,164 +40,187 @@ class Turn:
     budget: int | None
     repeated: int
     repeated_before: int
-    event: bool
+    compacted: bool
     stages: tuple[str, ...]
 
     @property
+    def pressure_before(self) -> float | None:
+        """The client's tokens as a share of the budget; None without a budget."""
+        return self.before / self.budget if self.budget else None
+
+    @property
     def pressure(self) -> float | None:
-        """How full the budget is with what is sent."""
-        return self.after / self.budget if self.after is not None and self.budget else None
+        """Share of the budget that is used upstream; None if the request was refused or has no budget."""
+        if self.after is None or not self.budget:
+            return None
+        return self.after / self.budget
 
 
 @dataclass(frozen=True, slots=True)
-class Replayed:
-    """One conversation, replayed; ``trouble`` says why it could not be."""
+class Replay:
+    """One conversation, replayed. ``problem`` says why its requests could not be planned."""
 
     name: str
     model: str
     window: int | None
-    turns: tuple[Turn, ...]
+    requests: tuple[PlannedRequest, ...]
     prices: Prices | None = None
-    trouble: str = ""
+    problem: str = ""
 
     @property
     def answered(self) -> int:
-        """Requests that would have been sent."""
-        return sum(turn.after is not None for turn in self.turns)
+        """Number of requests that would have been sent."""
+        return sum(each.after is not None for each in self.requests)
 
     @property
     def answered_before(self) -> int:
-        """Requests that fitted as the client sent them."""
-        return sum(turn.budget is None or turn.before <= turn.budget for turn in self.turns)
+        """Number of requests that fitted as the client sent them."""
+        return sum(each.budget is None or each.before <= each.budget for each in self.requests)
 
     @property
-    def events(self) -> int:
-        """Compactions."""
-        return sum(turn.event for turn in self.turns)
+    def compactions(self) -> int:
+        """Number of compactions."""
+        return sum(each.compacted for each in self.requests)
 
     @property
     def before(self) -> int:
         """Tokens of all requests as the client sent them."""
-        return sum(turn.before for turn in self.turns)
+        return sum(each.before for each in self.requests)
 
     @property
     def after(self) -> int:
         """Tokens of all requests that were sent."""
-        return sum(turn.after or 0 for turn in self.turns)
+        return sum(each.after or 0 for each in self.requests)
 
     @property
     def repeated(self) -> float:
-        """Share of what was sent that the provider had in the request before."""
-        return sum(turn.repeated for turn in self.turns) / max(1, self.after)
+        """Share of the tokens sent that the previous request began with too."""
+        return sum(each.repeated for each in self.requests) / max(1, self.after)
 
     @property
     def cost(self) -> float | None:
-        """US dollars of the input that was sent, the repeated part at the price of cached tokens."""
+        """US dollars of the input sent, the repeated part at the price of cached tokens; None without prices."""
         if self.prices is None:
             return None
-        return sum(self.prices.cost(turn.after, turn.repeated) for turn in self.turns if turn.after is not None)
+        return sum(self.prices.cost(each.after, each.repeated) for each in self.requests if each.after is not None)
 
     @property
     def cost_before(self) -> float | None:
-        """The same for what the client sent, as if every request had been accepted."""
+        """US dollars of what the client sent, as if every request had been accepted; None without prices."""
         if self.prices is None:
             return None
-        return sum(self.prices.cost(turn.before, turn.repeated_before) for turn in self.turns)
+        return sum(self.prices.cost(each.before, each.repeated_before) for each in self.requests)
 
 
-def find_sessions(place: Path) -> Iterator[Session]:
-    """The conversations in a file, or in all files below a folder, in the order of their paths.
+def find_sessions(path: Path) -> Iterator[Session]:
+    """Yield the conversations in a file, or in all files below a folder, in the order of their paths.
 
-    Raises ``OSError`` where *place* itself cannot be read.
+    Raises ``OSError`` if a file cannot be read.
     """
-    files = sorted(each for each in place.rglob("*") if each.suffix in KINDS) if place.is_dir() else [place]
-    for file in files:
-        name = file.name if file == place else str(file.relative_to(place))
-        yield from read_sessions(name, file.read_text("utf-8", "replace"))
+    if not path.is_dir():
+        yield from _sessions_in(path, path.name)
+        return
+    for file in sorted(each for each in path.rglob("*") if each.suffix in SUFFIXES and each.is_file()):
+        yield from _sessions_in(file, str(file.relative_to(path)))
+
+
+def _sessions_in(file: Path, name: str) -> list[Session]:
+    return read_sessions(name, file.read_text("utf-8", "replace"))
 
 
 async def replay(
-    settings: Settings, sessions: Sequence[Session], model: str, done: Callable[[], None] = lambda: None
-) -> list[Replayed]:
-    """What would have become of each of *sessions*; *done* is called after each.
+    settings: Settings, sessions: Sequence[Session], model: str, on_replayed: Callable[[], None] = lambda: None
+) -> list[Replay]:
+    """Plan every request of *sessions*; *on_replayed* is called after each session.
 
-    *model* is that of sessions that do not say theirs. Asks no server and keeps nothing.
+    *model* is the model of sessions that name none. Needs no server and stores nothing.
     """
-    failures: list[BaseException] = []
-    tasks = Tasks(lambda _, error: failures.append(error))
-    store = await open_store("memory", directory=settings.store.path, key=None, spawn=tasks.spawn, warn=_quiet)
-    try:
-        catalogue = await asyncio.to_thread(open_catalogue, settings)
-        engine = open_engine(settings, catalogue, Tokenizers(), store, Offline())
-        costs = await asyncio.to_thread(configuration.prices, {session.model or model for session in sessions})
-        found = []
+    catalogue = await asyncio.to_thread(open_catalogue, settings)
+    prices = await asyncio.to_thread(configuration.prices, {session.model or model for session in sessions})
+    replays = []
+    async with offline_engine(settings, catalogue, Tokenizers()) as engine:
         for session in sessions:
-            found.append(await _replay(engine, session, session.model or model, costs.get(session.model or model)))
-            done()
-        return found
-    finally:
-        await store.close()
-        await tasks.finish(1.0)
+            name = session.model or model
+            replays.append(await _replay(engine, session, name, prices.get(name)))
+            on_replayed()
+    return replays
 
 
-def _quiet(event: str, facts: object) -> None:
-    """A store of one process has nothing to warn of."""
-    del event, facts
-
-
-async def _replay(engine: Engine, session: Session, model: str, prices: Prices | None) -> Replayed:
-    turns: list[Turn] = []
+async def _replay(engine: Engine, session: Session, model: str, prices: Prices | None) -> Replay:
+    requests: list[PlannedRequest] = []
     window: int | None = None
-    sent: tuple[bytes, int] = (b"", 0)
-    raw = 0
+    sent, sent_tokens, client_tokens = b"", 0, 0  # of the previous request
     for body in request_bodies(session, model):
         try:
-            request = Request("chat", body, TENANT, session.name)
-            decision = await engine.first_plan(request, count_always=True)
+            decision = await engine.first_plan(Request("chat", body, TENANT, session.name), count_always=True)
         except UllageError as error:
-            return Replayed(session.name, model, window, tuple(turns), prices, error.message)
+            return Replay(session.name, model, window, tuple(requests), prices, error.message)
         report = engine.report(decision)
         if report.window is None:
-            return Replayed(session.name, model, None, (), prices, "its window is not known: give --window")
+            return Replay(session.name, model, None, (), prices, "its window is not known: give --window")
         window = report.window
+        view, after = decision.view.body, report.tokens_after or 0
+        is_refused = isinstance(decision, Reject)
+        if is_refused:
+            view, after = b"", 0
         before = report.tokens_before or 0
-        after = None if isinstance(decision, Reject) else report.tokens_after or 0
-        view = (b"", 0) if after is None else (decision.view.body, after)
-        repeated = _repeated(sent, *view)
-        turns.append(Turn(before, after, report.budget, repeated, raw, report.event, report.stages))
-        raw, sent = before, view
-    return Replayed(session.name, model, window, tuple(turns), prices)
+        planned = PlannedRequest(
+            before,
+            None if is_refused else after,
+            report.budget,
+            _repeated_tokens(sent, sent_tokens, view, after),
+            client_tokens,
+            report.event,
+            report.stages,
+        )
+        requests.append(planned)
+        sent, sent_tokens, client_tokens = view, after, before
+    return Replay(session.name, model, window, tuple(requests), prices)
 
 
 def request_bodies(session: Session, model: str) -> Iterator[bytes]:
-    """Every request of *session*, as a client sends them: one before each thing the model said, and a last one."""
-    head = {"model": model, **({"tools": session.tools} if session.tools else {})}
-    start = _bytes(head)[:-1] + b',"messages":['
-    pieces = [_bytes(message) for message in session.messages]
-    for end in request_lengths(session.messages):
-        yield start + b",".join(pieces[:end]) + b"]}"
+    """Yield every request of *session*, as a client would have sent it."""
+    members: dict[str, object] = {"model": model}
+    if session.tools:
+        members["tools"] = session.tools
+    head = _json(members).removesuffix(b"}") + b',"messages":['
+    messages = [_json(message) for message in session.messages]
+    for length in request_lengths(session.messages):
+        yield head + b",".join(messages[:length]) + b"]}"
 
 
 def request_lengths(messages: Sequence[Message]) -> list[int]:
-    """Lengths at which *messages* were a request: after something the model did not say, before something it said."""
+    """Return the lengths at which *messages* were a request: where the model's turn begins, and the end."""
     roles = [str(message.get("role")) for message in messages]
-    following = [*roles[1:], "assistant"]
-    silent = ("assistant", "system", "developer")
-    pairs = enumerate(zip(roles, following, strict=False), 1)
-    return [at for at, (role, after) in pairs if role not in silent and after == "assistant"]
+    lengths = []
+    for length, (role, following) in enumerate(zip(roles, [*roles[1:], "assistant"], strict=True), 1):
+        if role not in ("assistant", "system", "developer") and following == "assistant":
+            lengths.append(length)
+    return lengths
 
 
-def _bytes(value: object) -> bytes:
+def _json(value: object) -> bytes:
     return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "backslashreplace")
 
 
-def _repeated(sent: tuple[bytes, int], body: bytes, tokens: int) -> int:
-    """Tokens at the beginning of *body* that what was *sent* before had too, by the share of bytes."""
-    before, weight = sent
-    low, high = 0, min(len(before), len(body))
+def _repeated_tokens(previous: bytes, previous_tokens: int, body: bytes, tokens: int) -> int:
+    """Return the tokens at the beginning of *body* that the *previous* body began with too.
+
+    They are estimated by the share of bytes. A body that only continues the previous one repeats all of its tokens.
+    """
+    common = _common_prefix(previous, body)
+    if common >= len(previous) - len(b"]}") > 0:
+        return min(previous_tokens, tokens)
+    return int(tokens * common / max(1, len(body)))
+
+
+def _common_prefix(first: bytes, second: bytes) -> int:
+    """Return the length of the longest common prefix, by bisection."""
+    low, high = 0, min(len(first), len(second))
     while low < high:
         middle = (low + high + 1) // 2
-        low, high = (middle, high) if before[low:middle] == body[low:middle] else (low, middle - 1)
-    if low >= len(before) - len(b"]}") > 0:
-        return min(weight, tokens)
-    return int(tokens * low / max(1, len(body)))
+        if first[low:middle] == second[low:middle]:
+            low = middle
+        else:
+            high = middle - 1
+    return low

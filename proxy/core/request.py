@@ -1,9 +1,14 @@
-"""One managed request as the server hands it to the engine: plain values."""
+"""One managed request as the server hands it to the engine, and the name of its conversation in headers and bodies."""
 
 from __future__ import annotations
 
+import base64
+import hashlib
+import json
+import re
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Final, Literal
 
 Mode = Literal["on", "observe", "off"]
 
@@ -71,3 +76,68 @@ class Request:
     prepared: tuple[str, ...] = ()
     asked_model: str = ""
     fallback_model: str = ""
+
+
+SESSION_HEADERS: Final = (
+    "x-claude-code-session-id",
+    "thread-id",
+    "session-id",
+    "x-session-id",
+    "x-session-affinity",
+)
+"""Headers in which agents name their session, the most trusted first: Claude Code, Codex, opencode."""
+
+EPOCH_HEADER: Final = "x-codex-window-id"
+"""Codex: a session and, behind a colon, how often the client has compacted it."""
+
+_LONGEST_NAME: Final = 256
+_SESSION: Final = re.compile(r"session[_-]([0-9A-Za-z-]{8,})")
+
+
+def session_in_headers(headers: Mapping[str, str]) -> str:
+    """Return the session in request *headers* (names in lower case); empty if there is none."""
+    for name in SESSION_HEADERS:
+        if headers.get(name):
+            return headers[name][:_LONGEST_NAME]
+    return headers.get(EPOCH_HEADER, "").rpartition(":")[0][:_LONGEST_NAME]
+
+
+def epoch_in_headers(headers: Mapping[str, str]) -> int:
+    """Return how often the client has compacted its own history, by its headers; 0 if they do not state it."""
+    number = headers.get(EPOCH_HEADER, "").rpartition(":")[2]
+    if number.isascii() and number.isdigit() and len(number) < 9:
+        return int(number)
+    return 0
+
+
+def session_in_body(members: Mapping[str, Any]) -> str:
+    """Return the session in decoded *members* of a body; empty if there is none."""
+    conversation, metadata = members.get("conversation"), members.get("metadata")
+    if isinstance(conversation, dict):
+        conversation = conversation.get("id")
+    if not isinstance(metadata, dict):
+        metadata = {}
+    user = metadata.get("user_id")
+    if isinstance(user, str):
+        user = _session_in_user_id(user)
+    for name in (conversation, user, metadata.get("session_id"), members.get("prompt_cache_key")):
+        if isinstance(name, str) and name:
+            return name[:_LONGEST_NAME]
+    return ""
+
+
+def _session_in_user_id(text: str) -> str:
+    """Return the session in Claude Code's ``user_id``: JSON of an object, or a name that ends in the session."""
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError):
+        match = _SESSION.search(text)
+        return match[1] if match else ""
+    session = value.get("session_id") if isinstance(value, dict) else None
+    return session if isinstance(session, str) else ""
+
+
+def public_session_name(tenant: bytes, session: str) -> str:
+    """Return the public name of a tenant's session, which reveals neither; people see it, views do not depend on it."""
+    digest = hashlib.sha256(b"ullage session\0" + tenant + session.encode("utf-8", "surrogatepass")).digest()
+    return base64.urlsafe_b64encode(digest[:12]).decode()

@@ -1,10 +1,10 @@
-"""What later decisions need to know of tool calls and their results: numbers and short digests, never text.
+"""Facts of tool calls and their results that later decisions need: numbers and short digests, never text.
 
 They are computed once, when an item is first seen. A call and its result stand in two items and are joined by their id.
 
 Some models know no tool calls of the API: their clients write calls and results as text. A user's message is read as a
-result only if it begins as one and the model's message before it asked for one. Further parts of that message are the
-user's, unless the client is known to add them by itself.
+result only if it begins as one and a call of the model stands in the message before it. Further parts of that message
+are the user's own words, except for parts that the client is known to add.
 """
 
 from __future__ import annotations
@@ -14,8 +14,9 @@ import json
 import re
 import struct
 import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import islice
 from typing import Any, Final
 
 from proxy.core.apis.json_edit import quoted
@@ -30,10 +31,12 @@ WRITTEN = -1
 """The position of a call that the model wrote as text."""
 
 MOST_MENTIONS = 128
-"""File names, and openings of quotations, of one text that are stored."""
+"""File names, and openings of quotations, that are stored of one text."""
 
-_LOOKED_AT = 65_536
-# From no place inside a word, and no further than a name goes: else a long word costs the square of its length.
+_SEARCHED = 65_536
+"""Characters of a text that are searched for mentions and errors."""
+
+# A match never begins inside a word and is no longer than a name: else a long word costs the square of its length.
 _NAME = re.compile(r"(?<=/)[\w.@+-]{3,}|(?<!\w)\w[\w@+-]{0,199}(?:\.\w+)+")
 _QUOTE = re.compile(r"[`\"'«「“\n>](?=[`\"'>\s]{0,8}([^`\"'>\s][^\n]{19}))")
 _DECISION = re.compile(
@@ -49,27 +52,33 @@ _FAILED = re.compile(
 )
 _EXIT = re.compile(r"\bexit(?:ed)?(?: with)?(?: code| status)?[:=]? {0,2}(?:-|[1-9])", re.IGNORECASE)
 _PARTIAL = (
-    *(
-        "truncat",
-        "omitted",
-        "more lines",
-        "lines left",
-        "remaining",
-        "not shown",
-        "offset",
-        "read more",
-        "[...",
-        "clipped",
-    ),
-    *("too large", "too long", "exceeds", "start_line", "use line"),
+    "truncat",
+    "omitted",
+    "more lines",
+    "lines left",
+    "remaining",
+    "not shown",
+    "offset",
+    "read more",
+    "[...",
+    "clipped",
+    "too large",
+    "too long",
+    "exceeds",
+    "start_line",
+    "use line",
 )
-"""Words by which a tool states that something is missing; plain words, because every result is searched for them."""
+"""Words of results that lack a part. Plain words and no pattern, because every result is searched for them."""
 
 _NUMBERED = re.compile(r"^[ 0]{0,8}(\d{1,8})(?:\t|→|[ ]?[|:│]|  )")
-_TROUBLE = re.compile(
+_MOST_UNNUMBERED = 12
+"""Lines by which the numbers of a listing and its length may differ: headings, notes, wrapped lines."""
+
+_ERROR_LINE = re.compile(
     r"\b(?:error|failed|failure|exception|fatal|cannot|denied|not found)\b|错误|失败|エラー", re.IGNORECASE
 )
 _EDGE = 600
+"""Characters at each end of a result that are searched for its state."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,45 +107,46 @@ def facts_of(entry: ItemText, call: Callable[[str, str], Call]) -> ItemFacts | N
     """Return the facts of one item's words; None if it neither calls, answers nor mentions anything."""
     calls = tuple(call(name, arguments) for name, arguments in entry.calls)
     results = tuple(_result(text, failed=failed) for text, failed in entry.results)
-    written = entry.text[:_LOOKED_AT] if entry.role == "assistant" else ""
-    mentions = _mentions(written) if written else b""
-    decides = bool(written and _DECISION.search(written))
-    return ItemFacts(calls, results, mentions, decides) if calls or results or mentions or decides else None
+    mentions, decides = b"", False
+    if entry.role == "assistant" and entry.text:
+        text = entry.text[:_SEARCHED]
+        mentions = _mentions(text)
+        decides = _DECISION.search(text) is not None
+    if not (calls or results or mentions or decides):
+        return None
+    return ItemFacts(calls, results, mentions, decides)
 
 
-def mentioned(mentions: bytes) -> Sequence[int]:
-    """Return the digests in a packed *mentions*."""
+def unpack_mentions(mentions: bytes) -> Sequence[int]:
+    """Return the digests that are packed in *mentions*."""
     return struct.unpack(f"{len(mentions) // 4}I", mentions)
 
 
 def pairs_of(items: Sequence[Item], start: int, end: int) -> list[Pair]:
     """Return every result with its call in ``items[start:end]``, in order; later calls may use an id again."""
-    return list(_pairs(items, start, end))
-
-
-def _pairs(items: Sequence[Item], start: int, end: int) -> Iterator[Pair]:
-    waiting: dict[str, tuple[int, int, Call]] = {}
+    pairs: list[Pair] = []
+    calls: dict[str, tuple[int, int, Call]] = {}
     for index in range(start, end):
-        facts = items[index].facts
+        item, facts = items[index], items[index].facts
         if facts is None:
             continue
         if facts.written_call is not None:
-            waiting[f"written:{index}"] = (index, WRITTEN, facts.written_call)
-        if len(items[index].calls) == len(facts.calls):
-            named = zip(items[index].calls, facts.calls, strict=True)
-            waiting.update({name: (index, at, call) for at, (name, call) in enumerate(named)})
-        if len(items[index].answers) != len(facts.results):
-            continue  # which result is whose is not known
-        for at, (name, result) in enumerate(zip(items[index].answers, facts.results, strict=True)):
-            if name in waiting:
-                yield Pair(index, at, *waiting[name], result)
+            calls[written_id(index)] = (index, WRITTEN, facts.written_call)
+        if len(item.calls) == len(facts.calls):
+            calls.update((name, (index, at, facts.calls[at])) for at, name in enumerate(item.calls))
+        if len(item.answers) != len(facts.results):
+            continue  # nothing shows which result answers which call
+        pairs += [
+            Pair(index, at, *calls[name], facts.results[at]) for at, name in enumerate(item.answers) if name in calls
+        ]
+    return pairs
 
 
 def _mentions(text: str) -> bytes:
     names = [match.group().rstrip(".") for match in _NAME.finditer(text)]
     quotes = [match.group(1) for match in _QUOTE.finditer("\n" + text)]
-    found = list(dict.fromkeys([*names[:MOST_MENTIONS], *quotes[:MOST_MENTIONS]]))
-    return struct.pack(f"{len(found)}I", *map(_crc, found))
+    mentions = dict.fromkeys([*names[:MOST_MENTIONS], *quotes[:MOST_MENTIONS]])
+    return struct.pack(f"{len(mentions)}I", *map(_crc, mentions))
 
 
 def _crc(text: str) -> int:
@@ -144,47 +154,55 @@ def _crc(text: str) -> int:
 
 
 def _result(text: str, *, failed: bool) -> Result:
-    edges = text if len(text) <= 2 * _EDGE else text[:_EDGE] + "\n" + text[-_EDGE:]
+    edges = text
+    if len(text) > 2 * _EDGE:
+        edges = text[:_EDGE] + "\n" + text[-_EDGE:]
     folded = edges.lower()
     lines = text.count("\n") + (not text.endswith("\n") and bool(text))
     first, last = _numbers(edges, lines)
+    opening = 0
+    if len(text) >= OPENING:
+        opening = _crc(text.lstrip("`\"'> \n\t")[:OPENING])
+    failed = failed or _FAILED.match(edges) is not None or ("exit" in folded and _EXIT.search(edges) is not None)
     return Result(
-        short_digest(text),
-        _crc(text.lstrip("`\"'> \n\t")[:OPENING]) if len(text) >= OPENING else 0,
-        not (failed or _FAILED.match(edges) or ("exit" in folded and _EXIT.search(edges))),
-        lines,
-        len(text.encode("utf-8", "replace")),
-        any(word in folded for word in _PARTIAL),
-        first,
-        last,
+        digest=short_digest(text),
+        opening=opening,
+        ok=not failed,
+        lines=lines,
+        size=len(text.encode("utf-8", "replace")),
+        partial=any(word in folded for word in _PARTIAL),
+        first=first,
+        last=last,
     )
 
 
 def _numbers(edges: str, lines: int) -> tuple[int, int]:
     """Return the first and the last line number that a listing shows; zeros if it is none."""
-    found = [int(match.group(1)) for line in edges.splitlines() if (match := _NUMBERED.match(line))]
-    if len(found) < min(2, lines) or not found:
+    numbers = [int(match.group(1)) for line in edges.splitlines() if (match := _NUMBERED.match(line))]
+    if not numbers or len(numbers) < min(2, lines):
         return 0, 0
-    first, last = found[0], found[-1]
-    return (first, last) if 0 < first <= last and abs(last - first + 1 - lines) <= 12 else (0, 0)
+    first, last = numbers[0], numbers[-1]
+    if not 0 < first <= last or abs(last - first + 1 - lines) > _MOST_UNNUMBERED:
+        return 0, 0
+    return first, last
 
 
 def failure_line(text: str) -> str:
     """Return the first line of a result that reports an error; empty if there is none."""
-    return next((line.strip() for line in text[:_LOOKED_AT].splitlines() if _TROUBLE.search(line)), "")
+    return next((line.strip() for line in text[:_SEARCHED].splitlines() if _ERROR_LINE.search(line)), "")
 
 
 MOST_CALLS: Final = 16
-"""Calls of one text that are looked at."""
+"""Calls that are read of one text, for each pattern."""
 
 _CALLS_WITHIN: Final = 65_536
-"""Characters of a model's text in which calls are looked for, from its end: it calls when it has spoken."""
+"""Characters at the end of a model's text that are searched for calls: a model speaks first and then calls."""
 
 _BEGINNING: Final = 1_024
-"""Characters of a text within which a result has to say that it is one."""
+"""Characters at the beginning of a text that must show that it is a result."""
 
 _AFTER: Final = 4_096
-"""Characters after the name of a call in which its arguments stand."""
+"""Characters behind the name of a call that are searched for its arguments."""
 
 _ARGUMENT: Final = re.compile(r'<(?:parameter(?:=| name="))?(?P<key>\w{1,64})"?>\s{0,8}(?P<value>[^<]{0,1000})</')
 _DECODER: Final = json.JSONDecoder()
@@ -192,67 +210,70 @@ _CLOSING: Final = re.compile(r"</(\w+)>\s*\Z")
 
 
 @dataclass(frozen=True, slots=True)
-class Forms:
-    """How calls and results are written as text: patterns, and the beginnings of parts that a client adds itself.
+class TextToolFormat:
+    """How clients write calls and results as text: patterns of both, and the beginnings of parts that a client adds.
 
-    A pattern may have the groups ``name`` and ``arguments``: the tool's name, and where JSON begins that holds its
+    A pattern may have the groups ``name`` and ``arguments``: the tool's name, and the beginning of JSON that holds its
     arguments or, in the members ``name`` and ``arguments``, both.
     """
 
-    calls: tuple[re.Pattern[str], ...] = ()
-    results: tuple[re.Pattern[str], ...] = ()
-    added: tuple[str, ...] = ()
+    call_patterns: tuple[re.Pattern[str], ...] = ()
+    result_patterns: tuple[re.Pattern[str], ...] = ()
+    added_prefixes: tuple[str, ...] = ()
 
-    def called(self, text: str) -> list[tuple[str, str]]:
-        """Return name and arguments (JSON) of each call in a model's *text*, in no particular order."""
+    def find_calls(self, text: str) -> list[tuple[str, str]]:
+        """Return name and arguments (JSON) of each call in a model's *text*, by pattern and not in the text's order."""
         end = text[-_CALLS_WITHIN:]
-        found = [match for pattern in self.calls for match in _first(pattern, end)]
-        return [_call(match, end) for match in found]
+        return [
+            _call(match, end) for pattern in self.call_patterns for match in islice(pattern.finditer(end), MOST_CALLS)
+        ]
 
-    def result(self, content: Any) -> WrittenResult | None:
-        """Return the result that a message's *content* begins as; None if it begins otherwise."""
+    def find_result(self, content: Any) -> WrittenResult | None:
+        """Return the result that a message's *content* begins with; None if it begins otherwise."""
         texts = [_text(part) for part in content] if isinstance(content, list) else [content]
         if not texts or not isinstance(texts[0], str):
             return None
-        beginning = texts[0][:_BEGINNING]
-        match = next((found for pattern in self.results if (found := pattern.match(beginning))), None)
+        match = self._match_result(texts[0])
         if match is None:
             return None
-        own = self._own_parts(texts, match.end())
-        said = tuple(at for at in range(own, len(texts)) if self._is_said(texts[at]))
-        return WrittenResult(name_digest(match.groupdict().get("name") or ""), match.end(), own, said)
+        head = match.end()
+        parts = self._result_parts(texts, head)
+        user_parts = tuple(at for at in range(parts, len(texts)) if self._is_user_text(texts[at]))
+        return WrittenResult(name_digest(match.groupdict().get("name") or ""), head, parts, user_parts)
 
-    def _own_parts(self, texts: Sequence[str | None], head: int) -> int:
-        """Return how many of *texts* are the result's; its text stands in the second if the first is but a head."""
-        is_head = not (texts[0] or "")[head:].strip()
-        own = 2 if is_head and len(texts) > 1 and texts[1] is not None else 1
-        while own < len(texts) and self._begins(texts[own]):
-            own += 1
-        return own
+    def _match_result(self, text: str) -> re.Match[str] | None:
+        beginning = text[:_BEGINNING]
+        for pattern in self.result_patterns:
+            if match := pattern.match(beginning):
+                return match
+        return None
 
-    def _begins(self, text: str | None) -> bool:
-        return text is not None and any(pattern.match(text[:_BEGINNING]) for pattern in self.results)
+    def _result_parts(self, texts: Sequence[str | None], head: int) -> int:
+        """Return how many of *texts* belong to the result: its head, its text if that is another part, and others."""
+        is_only_head = not (texts[0] or "")[head:].strip()
+        parts = 1
+        if is_only_head and len(texts) > 1 and texts[1] is not None:
+            parts = 2
+        while parts < len(texts) and self._is_result(texts[parts]):
+            parts += 1
+        return parts
 
-    def _is_said(self, text: str | None) -> bool:
-        return text is not None and bool(text.strip()) and not text.lstrip().startswith(self.added)
+    def _is_result(self, text: str | None) -> bool:
+        return text is not None and self._match_result(text) is not None
+
+    def _is_user_text(self, text: str | None) -> bool:
+        return text is not None and bool(text.strip()) and not text.lstrip().startswith(self.added_prefixes)
 
 
-NO_FORMS = Forms()
-
-
-def _first(pattern: re.Pattern[str], text: str) -> Iterator[re.Match[str]]:
-    for at, match in enumerate(pattern.finditer(text)):
-        if at == MOST_CALLS:
-            return
-        yield match
+NO_TEXT_FORMAT = TextToolFormat()
 
 
 def _call(match: re.Match[str], text: str) -> tuple[str, str]:
+    """Return name and arguments (JSON) of the call that *match* found in *text*; no arguments if they are no JSON."""
     groups = match.groupdict()
     name = groups.get("name") or ""
     if groups.get("arguments") is None:
-        inside = text[match.end() - 1 : match.end() + _AFTER].partition(f"</{name}>")[0] if name else ""
-        return name, json.dumps({found["key"]: found["value"].strip() for found in _ARGUMENT.finditer(inside)})
+        return name, json.dumps(_tagged_arguments(match, text, name))
     try:
         value, _ = _DECODER.raw_decode(text, match.start("arguments"))
     except (ValueError, RecursionError):
@@ -264,57 +285,67 @@ def _call(match: re.Match[str], text: str) -> tuple[str, str]:
     return name, value if isinstance(value, str) else json.dumps(value)
 
 
-def read_calls(item: Item, entry: ItemText, forms: Forms, call: Callable[[str, str], Call]) -> Item:
-    """Return *item* with the facts of the calls written in it, if it is a model's; *entry* are its words."""
+def _tagged_arguments(match: re.Match[str], text: str, name: str) -> dict[str, str]:
+    """Return the arguments between tags up to the closing tag of *name*; none for a call without a name."""
+    if not name:
+        return {}
+    inside = text[match.end() - 1 : match.end() + _AFTER].partition(f"</{name}>")[0]
+    return {argument["key"]: argument["value"].strip() for argument in _ARGUMENT.finditer(inside)}
+
+
+def with_written_call(
+    item: Item, entry: ItemText, text_format: TextToolFormat, call: Callable[[str, str], Call]
+) -> Item:
+    """Return *item*, with the words *entry*, and the facts of the calls that a model wrote in it as text."""
     if item.role != "assistant" or item.calls:
         return item
-    calls = [(name, call(name, arguments)) for name, arguments in forms.called(entry.text)]
-    # What comes of a protected one, such as a question, is what the user says.
-    asks = tuple(dict.fromkeys(name_digest(name) for name, known in calls if known.kind != "protected"))
-    if not asks:
+    calls = [(name, call(name, arguments)) for name, arguments in text_format.find_calls(entry.text)]
+    # The result of a protected tool, such as a question, is what the user answered: it stays a user's message.
+    tools = tuple(dict.fromkeys(name_digest(name) for name, facts in calls if facts.kind != "protected"))
+    if not tools:
         return item
-    # Results of several calls come in one text: nothing tells which part of it is whose.
-    wrote = calls[0][1] if len(calls) == 1 else Call("unknown")
-    return replace(item, facts=replace(item.facts or NO_FACTS, written_call=wrote, called_tools=asks))
+    # Results of several calls come in one text, and nothing shows which part of it belongs to which call.
+    written_call = calls[0][1] if len(calls) == 1 else Call("unknown")
+    return replace(item, facts=replace(item.facts or NO_FACTS, written_call=written_call, called_tools=tools))
 
 
-def read_result(
+def with_written_result(
     item: Item,
     raw: bytes,
     read_item_text: Callable[[bytes], ItemText],
-    forms: Forms,
+    text_format: TextToolFormat,
     call: Callable[[str, str], Call],
     count: Callable[[str], int],
 ) -> Item:
-    """Return the user's *item* of the bytes *raw* with the facts of the result that it begins as, if it does."""
-    written = forms.result(decode(raw).get("content"))
+    """Return the user's *item* of the bytes *raw*, with the facts of the result that it begins with, if it does."""
+    written = text_format.find_result(decode(raw).get("content"))
     if written is None:
         return item
     result = as_result(raw, read_item_text(raw), written)
-    facts = facts_of(result, call)
-    said = count(result.user_text) if result.user_text else 0
-    return replace(item, user_tokens=said, facts=replace(facts or NO_FACTS, written_result=written))
+    facts = facts_of(result, call) or NO_FACTS
+    user_tokens = count(result.user_text) if result.user_text else 0
+    return replace(item, user_tokens=user_tokens, facts=replace(facts, written_result=written))
 
 
-def settled(items: Sequence[Item], start: int) -> tuple[Item, ...]:
-    """Return ``items[start:]``; those that begin as results become results if the model's message before asked for one.
+def join_written_results(items: Sequence[Item], start: int) -> tuple[Item, ...]:
+    """Return ``items[start:]``, of which those that answer a call written as text have become tool items.
 
-    Each depends only on what stands before it, so that an item is the same in every later request.
+    Each depends only on the items before it, so that it is the same in every later request.
     """
-    at, asks = _asked(items, start)
-    found: list[Item] = []
+    call_index, tools = _last_written_calls(items, start)
+    joined: list[Item] = []
     for index in range(start, len(items)):
         item = items[index]
         facts = item.facts or NO_FACTS
         if item.role == "assistant":
-            at, asks = index, facts.called_tools
+            call_index, tools = index, facts.called_tools
         elif item.role == "user":
-            if facts.written_result is not None and _is_asked(facts.written_result.tool, asks):
-                item = replace(item, role="tool", answers=(written_id(at),))
+            if facts.written_result is not None and _may_answer(facts.written_result.tool, tools):
+                item = replace(item, role="tool", answers=(written_id(call_index),))
             else:
-                asks = ()
-        found.append(item)
-    return tuple(found)
+                tools = ()
+        joined.append(item)
+    return tuple(joined)
 
 
 def written_id(index: int) -> str:
@@ -322,8 +353,11 @@ def written_id(index: int) -> str:
     return f"written:{index}"
 
 
-def _asked(items: Sequence[Item], start: int) -> tuple[int, tuple[int, ...]]:
-    """Return the model's last message before *start* and the tools it called, if the user has not spoken since."""
+def _last_written_calls(items: Sequence[Item], start: int) -> tuple[int, tuple[int, ...]]:
+    """Return the index of the model's last message before *start*, and the tools that it called in its text.
+
+    If a user's message follows it, there are none: -1 and an empty tuple.
+    """
     for index in range(start - 1, -1, -1):
         item = items[index]
         if item.role == "assistant":
@@ -333,20 +367,23 @@ def _asked(items: Sequence[Item], start: int) -> tuple[int, tuple[int, ...]]:
     return -1, ()
 
 
-def _is_asked(name: int, asks: Sequence[int]) -> bool:
-    return bool(asks) and (not name or name in asks or 0 in asks)
+def _may_answer(tool: int, called_tools: Sequence[int]) -> bool:
+    """Return True if a result of *tool* may answer one of *called_tools*; 0 is a tool without a name."""
+    return bool(called_tools) and (not tool or tool in called_tools or 0 in called_tools)
 
 
 def as_result(raw: bytes, entry: ItemText, written: WrittenResult) -> ItemText:
     """Return *entry*, the words of a message, as those of the tool result that it is."""
     content = decode(raw).get("content")
-    texts = [_text(part) or "" for part in content] if isinstance(content, list) else [str(content)]
-    own = "\n".join(texts[: written.parts])[written.head :]
-    said = "\n".join(texts[at] for at in written.user_parts)
-    return replace(entry, role="tool", user_text=said, results=((own.strip("\n"), False),))
+    texts = [str(content)]
+    if isinstance(content, list):
+        texts = [_text(part) or "" for part in content]
+    result = "\n".join(texts[: written.parts])[written.head :]
+    user_text = "\n".join(texts[at] for at in written.user_parts)
+    return replace(entry, role="tool", user_text=user_text, results=((result.strip("\n"), False),))
 
 
-def resaid(
+def replace_written_result(
     raw: bytes, text: str, written: WrittenResult, is_media: Callable[[Mapping[str, Any]], bool] | None
 ) -> bytes:
     """Return the message with *text* in place of its result; its head, its end and all other parts stay.
@@ -354,27 +391,28 @@ def resaid(
     Parts of the result for which *is_media* is true stay as well.
     """
     source = raw.decode()
-    field = next(found for found in reversed(members(source)) if found.key == "content")
+    field = next(field for field in reversed(members(source)) if field.key == "content")
     value = source[field.start : field.end]
     content = json.loads(value)
     if isinstance(content, str):
-        made = quoted(_framed(content, text, written))
-        return (source[: field.start] + made + source[field.end :]).encode()
+        replaced = quoted(_framed(content, text, written))
+        return (source[: field.start] + replaced + source[field.end :]).encode()
     parts = [value[start:end] for start, end in elements(value, 0)[0]]
-    first = {**content[0], "text": _framed(_text(content[0]) or "", text, written)}
-    media = [
-        part
-        for part, node in zip(parts[1 : written.parts], content[1 : written.parts], strict=True)
-        if is_media is not None and is_media(node)
-    ]
-    made = "[" + ",".join([quoted(first), *media, *parts[written.parts :]]) + "]"
-    return (source[: field.start] + made + source[field.end :]).encode()
+    first = quoted({**content[0], "text": _framed(_text(content[0]) or "", text, written)})
+    media: list[str] = []
+    if is_media is not None:
+        media = [parts[at] for at in range(1, written.parts) if is_media(content[at])]
+    replaced = "[" + ",".join([first, *media, *parts[written.parts :]]) + "]"
+    return (source[: field.start] + replaced + source[field.end :]).encode()
 
 
 def _framed(whole: str, text: str, written: WrittenResult) -> str:
+    """Return *text* between the head of the *whole* result and the closing tag that belongs to it."""
     head = whole[: written.head].rstrip()
     closing = _CLOSING.search(whole, max(written.head, len(whole) - _BEGINNING))
-    end = closing.group().strip() if closing and f"<{closing[1]}>" in head else ""
+    end = ""
+    if closing is not None and f"<{closing[1]}>" in head:
+        end = closing.group().strip()
     return "\n".join(piece for piece in (head, text, end) if piece)
 
 

@@ -1,7 +1,7 @@
 """The table of tools: the kind of each call's tool, and the files or folders that the call names.
 
-Clients name their tools and arguments as they like, so all names are data. Nothing here ever fails: arguments that are
-cut off, no JSON or of an odd shape give a call of which only the kind is known.
+Clients name their tools and arguments as they like, so all names are data. No arguments raise an error: of a call with
+arguments that are cut off, no JSON or of an odd shape, only the kind is known.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
-from proxy.core.apis.json_steps import ONE_CALL, decode, dismantle, encoded
+from proxy.core.apis.json_steps import ONE_CALL, decode, dismantle, encode_in_steps
 from proxy.core.conversation import Call
 from proxy.core.errors import InvalidRequest
-from proxy.core.tool_calls import NO_FORMS, Forms, short_digest
+from proxy.core.tool_calls import NO_TEXT_FORMAT, TextToolFormat, short_digest
 
 Kind = Literal[
     "file_read",
@@ -39,7 +39,7 @@ Kind = Literal[
 KINDS: tuple[Kind, ...] = get_args(Kind)
 
 REPEATABLE = frozenset({"file_read", "grep", "glob"})
-"""Kinds whose calls only look: the same call with the same result brings nothing new."""
+"""Kinds whose calls only read: an equal call with an equal result adds nothing."""
 
 TARGETED = REPEATABLE | {"file_edit", "file_write", "list", "media_read", "search_semantic"}
 """Kinds whose arguments name files or folders."""
@@ -52,7 +52,7 @@ _DOTS = re.compile(r"(?:^|(?<=/))\./+")
 _SLASHES = re.compile(r"[/\\]+")
 _SORTED = json.JSONEncoder(sort_keys=True, separators=(",", ":"))
 _LINES = re.compile(r"\s*\d{1,9}(?:[\s,:;-]+\d{1,9})*\s*")
-"""A figure, or a range of lines, written as a text."""
+"""A number, or a range of lines, written as a text."""
 
 UNKNOWN_RANGE = (0, 0)
 """The first and last line of a call whose range is not known."""
@@ -63,11 +63,11 @@ LONGEST_FIGURE, LONGEST_RANGE = 9, 64
 
 @dataclass(frozen=True, slots=True)
 class Tool:
-    """One tool: its kind, or the kinds it takes by the value of its argument ``by`` (``*``: any other value).
+    """One tool: its kind, or its kinds in ``cases`` by the value of its argument ``by`` (``*``: any other value).
 
     ``path`` are the argument keys that name its target, if not the usual ones; ``patch`` those whose text is a patch
-    with file headers. ``base`` is the number of a file's first line; ``limit`` the lines it reads unless told
-    otherwise; ``unit`` says what its range counts.
+    with file headers. ``base`` is the number of a file's first line, ``limit`` the default number of lines it reads,
+    ``unit`` the unit of its range.
     """
 
     kind: Kind = "unknown"
@@ -84,7 +84,7 @@ class Tool:
 class Keys:
     """The usual argument keys: of a path, of lists of paths or of objects with a path, and of a range of lines.
 
-    ``about`` are those that say what a call without a path is about.
+    ``about`` are those that name the subject of a call without a path, such as its query.
     """
 
     path: tuple[str, ...] = ()
@@ -101,15 +101,19 @@ PROTECTED = Tool("protected")
 
 
 class ToolMap:
-    """The table of tools, compiled. Made of names and globs; ``protected`` are names and globs of their own.
+    """The table of tools by names and globs, compiled; ``protected`` are names and globs of further tools.
 
-    ``forms`` are how calls and results are written as text.
+    ``text_format`` describes calls and results that are written as text.
     """
 
     def __init__(
-        self, tools: Mapping[str, Tool], protected: Sequence[str] = (), keys: Keys = Keys(), forms: Forms = NO_FORMS
+        self,
+        tools: Mapping[str, Tool],
+        protected: Sequence[str] = (),
+        keys: Keys = Keys(),
+        text_format: TextToolFormat = NO_TEXT_FORMAT,
     ) -> None:
-        self.forms = forms
+        self.text_format = text_format
         named = {**tools, **dict.fromkeys(protected, PROTECTED)}
         self._exact = {name: tool for name, tool in named.items() if not _is_glob(name)}
         self._folded = {name.lower(): tool for name, tool in reversed(self._exact.items())}
@@ -129,7 +133,7 @@ class ToolMap:
         return next((tool for pattern, tool in self._globs if pattern.match(name) or pattern.match(bare)), UNKNOWN)
 
     def call(self, name: str, arguments: str) -> Call:
-        """Return the facts of one call. Arguments are only read if its kind has a use for them."""
+        """Return the facts of one call; arguments are only read if its kind needs them."""
         tool = self.find(name)
         if not tool.by and tool.kind not in TARGETED:
             return Call(tool.kind)
@@ -138,71 +142,78 @@ class ToolMap:
             tool = _case(tool, values)
         if tool.kind not in TARGETED:
             return Call(tool.kind)
-        paths = list(dict.fromkeys(self._paths(tool, values, arguments)))[:MOST_PATHS]
+        written = self._paths(tool, values, arguments)
+        paths = list(dict.fromkeys(_normalised(path) for path in written))[:MOST_PATHS]
         names = tuple(zlib.crc32(_basename(path).encode("utf-8", "replace")) for path in paths)
-        same = _same(name, values, large) if tool.kind in REPEATABLE and isinstance(values, dict) else 0
+        repeat_key = 0
+        if tool.kind in REPEATABLE and isinstance(values, dict):
+            repeat_key = _repeat_key(name, values, large)
         first, last = self._range(tool, values)
         if large:
             dismantle(values)
-        return Call(tool.kind, same, tuple(map(short_digest, paths)), names, first, last, tool.limit)
+        return Call(tool.kind, repeat_key, tuple(map(short_digest, paths)), names, first, last, tool.limit)
 
     def targets(self, name: str, arguments: str) -> list[str]:
         """Return the paths that a call names, as the client wrote them."""
         tool, values = self.find(name), _values(arguments)
         if tool.by and isinstance(values, dict):
             tool = tool.cases.get(str(values.get(tool.by))) or tool.cases.get("*", UNKNOWN)
-        return list(dict.fromkeys(self._written(tool, values, arguments))) if tool.kind in TARGETED else []
+        if tool.kind not in TARGETED:
+            return []
+        return list(dict.fromkeys(self._paths(tool, values, arguments)))
 
-    def about(self, arguments: str) -> str:
+    def subject(self, arguments: str) -> str:
         """Return the subject of a call without a path, such as its query; empty if it has none."""
         values = _values(arguments)
-        found = [values.get(key) for key in self._keys.about] if isinstance(values, dict) else []
-        return next((text for text in found if isinstance(text, str) and text.strip()), "")
+        if not isinstance(values, dict):
+            return ""
+        for key in self._keys.about:
+            text = values.get(key)
+            if isinstance(text, str) and text.strip():
+                return text
+        return ""
 
     def _paths(self, tool: Tool, values: Any, arguments: str) -> Iterator[str]:
-        for path in self._written(tool, values, arguments):
-            yield _plain(path)
-
-    def _written(self, tool: Tool, values: Any, arguments: str) -> Iterator[str]:
+        """Yield the paths in a call's arguments, as the client wrote them; *values* is their JSON, if they are any."""
         if tool.patch:
-            texts = [values.get(key) for key in tool.patch] if isinstance(values, dict) else [arguments]
-            for text in texts:
-                yield from _HEADER.findall(text) if isinstance(text, str) else ()
+            patches = [values.get(key) for key in tool.patch] if isinstance(values, dict) else [arguments]
+            for patch in patches:
+                yield from _HEADER.findall(patch) if isinstance(patch, str) else ()
         if not isinstance(values, dict):
             return
         keys = tool.path or self._keys.path
         yield from _texts(values, keys)
         for key in self._keys.many:
-            yield from _members(values.get(key), keys)
+            yield from _paths_in_list(values.get(key), keys)
 
     def _range(self, tool: Tool, values: Any) -> tuple[int, int]:
         """Return the first and last line, counted from one; last 0 if it is open, first 0 if the range is not known."""
         keys = self._keys
         if not isinstance(values, dict) or self._has_unknown_figure(tool, values):
             return UNKNOWN_RANGE
-        pair = next((values[key] for key in keys.pair if values.get(key)), None)
-        if pair is not None:
-            return _pair_range(pair)
+        for key in keys.pair:
+            if values.get(key):
+                return _pair_range(values[key])
         first, count, last = (_figure(values, group) for group in (keys.first, keys.count, keys.last))
         if tool.unit != "lines" and (first, count, last) != (None, None, None):
             return UNKNOWN_RANGE
         return _line_range(first, count or 0, last or 0, tool.base)
 
     def _has_unknown_figure(self, tool: Tool, values: Mapping[str, Any]) -> bool:
-        """Return True if a figure may limit the call in a way that is not known.
+        """Return True if a figure may limit the call in an unknown way.
 
-        Under a name that is none of the usual ones it may be a range of anything: bytes, pages, the last lines.
+        Under an unusual key it may be a range of anything: bytes, pages, the last lines.
         """
         keys = self._keys
         ranges = (*keys.first, *keys.count, *keys.last)
         usual = {*tool.path, *keys.path, *ranges, *keys.pair}
         if any(_holds_figure(value) for key, value in values.items() if key not in usual):
             return True
-        return any(_is_odd(values.get(key)) for key in ranges)
+        return any(_is_no_figure(values.get(key)) for key in ranges)
 
 
 NO_TOOLS = ToolMap({})
-"""A table that knows no tool: every call is of an unknown kind."""
+"""A table without tools: every call is of an unknown kind."""
 
 
 def _values(arguments: str) -> Any:
@@ -215,15 +226,19 @@ def _values(arguments: str) -> Any:
 
 
 def _case(tool: Tool, values: Any) -> Tool:
-    """Return the tool that *tool* acts as with *values*, of which one member decides."""
+    """Return the case of *tool* that the arguments *values* select."""
     action = values.get(tool.by) if isinstance(values, dict) else None
     if not isinstance(action, str):
         return UNKNOWN
     return tool.cases.get(action) or tool.cases.get("*", UNKNOWN)
 
 
-def _same(name: str, values: Any, large: bool) -> int:
-    text = encoded(values, _SORTED.encode, ordered=True) if large else _SORTED.encode(values)
+def _repeat_key(name: str, values: Any, large: bool) -> int:
+    """Return a number, never zero, that is equal for equal calls; *large* arguments are written in steps."""
+    if large:
+        text = encode_in_steps(values, _SORTED.encode, ordered=True)
+    else:
+        text = _SORTED.encode(values)
     return short_digest(f"{name}\0{text}") or 1
 
 
@@ -231,7 +246,7 @@ def _is_glob(name: str) -> bool:
     return any(char in name for char in "*?[")
 
 
-def _plain(path: str) -> str:
+def _normalised(path: str) -> str:
     return _SLASHES.sub("/", _DOTS.sub("", _SLASHES.sub("/", path.strip())))
 
 
@@ -239,13 +254,14 @@ def _basename(path: str) -> str:
     return path.rstrip("/").rpartition("/")[2]
 
 
-def _members(value: Any, keys: Sequence[str]) -> Iterator[str]:
-    """Yield the paths in a list of paths or of objects with one."""
-    for member in value if isinstance(value, list) else [value]:
-        if isinstance(member, str) and member:
-            yield member
-        elif isinstance(member, dict):
-            yield from _texts(member, keys)
+def _paths_in_list(value: Any, keys: Sequence[str]) -> Iterator[str]:
+    """Yield the paths in a list of paths or of objects with one; *value* may be a single one as well."""
+    elements = value if isinstance(value, list) else [value]
+    for element in elements:
+        if isinstance(element, str) and element:
+            yield element
+        elif isinstance(element, dict):
+            yield from _texts(element, keys)
 
 
 def _texts(values: Mapping[str, Any], keys: Sequence[str]) -> Iterator[str]:
@@ -276,22 +292,25 @@ def _pair_range(pair: Any) -> tuple[int, int]:
 
 
 def _figure(values: Mapping[str, Any], keys: Sequence[str]) -> int | None:
-    """Return the first of the figures under *keys*; models write them as texts, too."""
-    found = (values.get(key) for key in keys)
-    return next((int(str(value)) for value in found if type(value) is int or _is_digits(value)), None)
+    """Return the first figure under one of *keys*; models also write figures as texts. None if there is none."""
+    for key in keys:
+        value = values.get(key)
+        if type(value) is int or _is_digits(value):
+            return int(str(value))
+    return None
 
 
 def _is_digits(value: Any) -> bool:
     return isinstance(value, str) and value.isascii() and value.isdecimal() and len(value) <= LONGEST_FIGURE
 
 
-def _is_odd(value: Any) -> bool:
-    """Return True if *value*, in place of a figure, is something else."""
+def _is_no_figure(value: Any) -> bool:
+    """Return True if *value* is set and is no figure."""
     return not (value is None or isinstance(value, int) or _is_digits(value))
 
 
 def _holds_figure(value: Any) -> bool:
-    """Return True if there is a figure, or a range of lines as a text, anywhere in *value*."""
+    """Return True if a figure, or a range of lines as a text, is anywhere in *value*."""
     stack = [value]
     while stack:
         node = stack.pop()

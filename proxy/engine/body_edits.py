@@ -6,7 +6,7 @@ import json
 from dataclasses import replace
 
 from proxy.core.apis.envelope import Envelope, splice
-from proxy.core.apis.portable import MARKS, PORTABLE, WITHOUT
+from proxy.core.apis.portable import MEMBERS_WITHOUT_REASONING, PORTABLE, SEALED_HINT
 from proxy.core.decisions import API_FORMATS, CountedView, UncountedView, View
 from proxy.core.request import Request
 from proxy.core.tokens.budget import input_limit, to_our_tokens
@@ -19,7 +19,7 @@ def rerouted(request: Request, located: LocatedBody, model: str) -> bytes:
     edits = {"model": json.dumps(model)}
     items = _portable_items(request.api, located)
     if items != body[where.start : where.end]:
-        edits |= WITHOUT.get(request.api, {})
+        edits |= MEMBERS_WITHOUT_REASONING.get(request.api, {})
     at = len(body[: where.start].decode())
     edited = splice(envelope, at, items, {key: value for key, value in edits.items() if key in envelope.fields})
     if "model" in envelope.fields:
@@ -31,11 +31,11 @@ def _portable_items(api: str, located: LocatedBody) -> bytes:
     """The items without what only the model that wrote it can read; the client's own bytes if there is nothing such."""
     body, where = located.body, located.scan
     items = body[where.start : where.end]
-    if not MARKS.search(items):
+    if not SEALED_HINT.search(items):
         return items
     portable = PORTABLE[api]
     originals = [body[start:end] for start, end in where.spans]
-    left = [portable(item) if MARKS.search(item) else item for item in originals]
+    left = [portable(item) if SEALED_HINT.search(item) else item for item in originals]
     return items if left == originals else b",".join(filter(None, left))
 
 

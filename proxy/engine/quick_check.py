@@ -20,8 +20,7 @@ from msgspec import UNSET, UnsetType
 from proxy.core.apis.json_steps import UNREADABLE
 from proxy.core.decisions import KnownRoute, Policy, UncountedView
 from proxy.core.models import SMALLEST_WINDOW, Catalogue, Route
-from proxy.core.request import Mode, Request
-from proxy.core.session_names import session_in
+from proxy.core.request import Mode, Request, session_in_body
 from proxy.core.tokens.budget import answer_reserve, input_limit
 from proxy.engine.learned_routes import LearnedRoutes
 from proxy.engine.ports import Clock
@@ -268,7 +267,7 @@ class QuickCheck:
             tokens = len(body) + allowance
         session = ""
         if textual.metadata or textual.prompt_cache_key:
-            session = session_in({"metadata": textual.metadata, "prompt_cache_key": textual.prompt_cache_key})
+            session = session_in_body({"metadata": textual.metadata, "prompt_cache_key": textual.prompt_cache_key})
         return UncountedView(
             request=request,
             known=limits.known,

@@ -15,7 +15,7 @@ from proxy.core.errors import InvalidRequest
 from proxy.core.tokens.counting import NOTHING, Members, RoleTotals, add_up, injected_memories
 from proxy.core.tokens.media import Meter, prices
 from proxy.core.tokens.tools import reads_declarations, tools_tokens
-from proxy.core.tool_calls import facts_of, read_calls, read_result, settled
+from proxy.core.tool_calls import facts_of, join_written_results, with_written_call, with_written_result
 from proxy.core.tool_table import NO_TOOLS, ToolMap
 from proxy.engine.ports import Counter
 from proxy.offload import load_of, offload
@@ -207,7 +207,7 @@ class Reader:
         count = self.count(encoding, model)
         scope = _scope(api_format, measure, tenant)
         items = seen + self._read_items(api_format, count, scope, located.body, spans[len(seen) :])
-        items = seen + settled(items, len(seen))
+        items = seen + join_written_results(items, len(seen))
         roles = add_up(items, prefix.roles if prefix is not None and seen else NOTHING)
         cached = self._cache_prefix(located, measure, items, roles)
         sizes = self._sizes_of(scope, located.envelope.counted(), encoding, model)
@@ -364,9 +364,9 @@ def read_one(api_format: ApiFormat, raw: bytes, count: Callable[[str], int], too
     if item.role == "system" or (item.role == "tool" and not item.answers):
         return item
     if item.role == "user":
-        return read_result(item, raw, api_format.read_item_text, tools.forms, tools.call, count)
+        return with_written_result(item, raw, api_format.read_item_text, tools.text_format, tools.call, count)
     entry = api_format.read_item_text(raw)
-    return read_calls(replace(item, facts=facts_of(entry, tools.call)), entry, tools.forms, tools.call)
+    return with_written_call(replace(item, facts=facts_of(entry, tools.call)), entry, tools.text_format, tools.call)
 
 
 def _items_seen(prefix: CachedPrefix | None, where: Scan, measure: str) -> tuple[Item, ...]:

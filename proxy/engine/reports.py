@@ -8,8 +8,7 @@ from typing import Any
 
 from proxy.core.decisions import CountedView, MeasuredRequest, Policy, UncountedView, View
 from proxy.core.report import SERVED, Outcome, Report
-from proxy.core.request import Request
-from proxy.core.session_names import name_of
+from proxy.core.request import Request, public_session_name
 from proxy.core.tokens.budget import borrowed
 from proxy.core.tokens.counting import regions, to_provider_tokens
 
@@ -53,7 +52,7 @@ def conversation_of(request: Request, session: str) -> str:
     *session* is what the body calls it.
     """
     named = request.options.conversation.removesuffix(OBSERVED) or request.session or session
-    return name_of(request.tenant, named) if named else ""
+    return public_session_name(request.tenant, named) if named else ""
 
 
 def _base(view: View, model: str, session: str, facts: dict[str, Any]) -> dict[str, Any]:

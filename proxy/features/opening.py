@@ -9,26 +9,18 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from importlib import import_module
-from typing import Any, Final
 
 from proxy.core.models import Route
 from proxy.core.tokens.budget import Shares
 from proxy.engine.features import Feature
 from proxy.engine.reading import Reader
 from proxy.engine.records import CompactionRecords
+from proxy.features.settings import FOLDERS, HISTORY, feature_module
 from proxy.server.admin import OpenRoutes, no_routes
 from proxy.settings import Settings
 from proxy.store import Store
 from proxy.summaries import OnNote, ignore_note
 from proxy.tasks import Faults, Tasks
-
-FOLDERS: Final = ("client_compaction", "context_management", "cap_results", "recall")
-"""The folders in the order in which their features prepare a request.
-
-Items of ours are opened before anything is read of a conversation, and a result is capped after it may have been
-cleared. ``history`` comes after them: it only notes what was answered.
-"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,27 +58,16 @@ def open_features(parts: FeatureParts) -> list[Feature]:
     """Return the features that the settings switch on, in the order in which they prepare a request."""
     features: list[Feature] = []
     for name in FOLDERS:
-        folder = _opening(name)
-        if folder is not None:
-            features += folder.open_features(parts)
+        opening = feature_module(name, "opening")
+        if opening is not None:
+            features += opening.open_features(parts)
     return features
 
 
 def open_history(settings: Settings, store: Store, tasks: Tasks, observe: Callable[[str, int], None]) -> OpenHistory:
     """Return the history of conversations. *observe* counts what became of how many archived items."""
-    folder = _opening("history")
-    if folder is None:
+    opening = feature_module(HISTORY, "opening")
+    if opening is None:
         return OpenHistory()
-    history: OpenHistory = folder.open_history(settings, store, tasks, observe)
+    history: OpenHistory = opening.open_history(settings, store, tasks, observe)
     return history
-
-
-def _opening(name: str) -> Any:
-    """Return the module that opens the features of one folder; None if the folder was deleted."""
-    folder = f"proxy.features.{name}"
-    try:
-        return import_module(f"{folder}.opening")
-    except ModuleNotFoundError as error:
-        if error.name in (folder, f"{folder}.opening"):
-            return None
-        raise

@@ -1,4 +1,4 @@
-"""HTTP in: routes, the LLM handler, auth, limits and deadlines, health, admin."""
+"""Serves clients over HTTP: routes, access, limits and deadlines, health, admin."""
 
 from proxy.server.access import tenants_of
 from proxy.server.config import HeadersOf, Limits, NameOf, ServerConfig, no_headers, same_name

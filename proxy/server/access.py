@@ -1,4 +1,4 @@
-"""Access: keys, web origins, the admin key, and the tenant that a request belongs to."""
+"""Decides who may call: keys, web origins, the admin key; and names the tenant of each request."""
 
 from __future__ import annotations
 
@@ -34,11 +34,14 @@ class Access:
 
     def __init__(self, config: ServerConfig) -> None:
         self._keys = tuple(_digest(key) for key in config.access_keys)
-        self._admin = _digest(config.admin_key) if config.admin_key else None
+        self._admin = None
+        if config.admin_key:
+            self._admin = _digest(config.admin_key)
         self._origins = config.origins
         self._hosts = config.hosts
-        shares = bool(config.access_keys) and config.relay != "all"
-        self._shared_upstreams = config.keyed_upstreams if shares else frozenset()
+        self._shared_upstreams: frozenset[str] = frozenset()
+        if config.access_keys and config.relay != "all":
+            self._shared_upstreams = config.keyed_upstreams
         self._open_metrics = config.open_metrics
         self.loopback = False
 
@@ -48,7 +51,7 @@ class Access:
         return len(self._keys) > 1 and bool(self._shared_upstreams)
 
     def knows_host(self, host: str) -> bool:
-        """Return False if *host* (a ``Host`` field's value) is a name that anybody may have pointed at this machine.
+        """Return False if *host* (a ``Host`` field's value) is a name that others may have pointed at this machine.
 
         A page of any site can have its own name resolve to 127.0.0.1 (DNS rebinding). Its browser then takes this
         listener for that site and sends neither a foreign ``Origin`` nor a credential that could be missed, but it
@@ -57,14 +60,17 @@ class Access:
         """
         if not self.loopback or not host:
             return True
-        name = (host.rpartition(":")[0] if host.rpartition(":")[2].isdecimal() else host).lower().removesuffix(".")
+        name, _, port = host.rpartition(":")
+        if not port.isdecimal():
+            name = host
+        name = name.lower().removesuffix(".")
         return name == "localhost" or name in self._hosts or _is_address(name)
 
     def admit(self, headers: RequestHeaders) -> bytes:
         """Return the caller's tenant (32 bytes), and stop a proxy key from being forwarded. Raises ``Unauthorized``."""
         if self._keys:
             return self._by_proxy_key(headers)
-        return client_tenant(headers.seen)
+        return client_tenant(headers.by_name)
 
     def check_origin(self, headers: RequestHeaders) -> str:
         """Return the listed foreign origin of this request, or an empty string. Raises ``Forbidden`` for others.
@@ -72,23 +78,23 @@ class Access:
         ``Sec-Fetch-Site`` (https://www.w3.org/TR/fetch-metadata/#sec-fetch-site-header) covers requests for which
         browsers send no ``Origin``.
         """
-        origin = headers.seen.get("origin")
+        origin = headers.by_name.get("origin")
         if origin is None:
-            if headers.seen.get("sec-fetch-site", "") == "cross-site" and "*" not in self._origins:
+            if headers.by_name.get("sec-fetch-site", "") == "cross-site" and "*" not in self._origins:
                 raise Forbidden("Requests from other web sites are not accepted (server.origins).")
             return ""
         if origin in self._origins or "*" in self._origins:
             return origin
-        if "sec-fetch-site" in headers.seen and headers.seen["sec-fetch-site"] == "cross-site":
+        if headers.by_name.get("sec-fetch-site") == "cross-site":
             raise Forbidden("Requests from other web sites are not accepted (server.origins).")
-        if origin.partition("://")[2] != headers.seen.get("host", "") or not origin.startswith("http"):
+        if origin.partition("://")[2] != headers.by_name.get("host", "") or not origin.startswith("http"):
             raise Forbidden("Requests from this web origin are not accepted; list it in server.origins to allow it.")
         return ""
 
     def check_admin(self, headers: RequestHeaders, names: Iterable[str]) -> None:
         """Raise unless the request has the admin key, or none is configured and the caller is on this machine."""
         if self._admin is not None:
-            if not hmac.compare_digest(_digest(_bearer(headers.seen.get("authorization", ""))), self._admin):
+            if not hmac.compare_digest(_digest(_bearer(headers.by_name.get("authorization", ""))), self._admin):
                 raise Unauthorized("This page needs 'Authorization: Bearer <server.admin_key>'.")
             return
         if not self._is_local(names):
@@ -103,7 +109,7 @@ class Access:
             self.check_admin(headers, names)
 
     def check_stateless(self, method: str, path: str, upstream: str) -> None:
-        """Raise ``Forbidden`` if *path* could reach what others keep under the key that callers of *upstream* share."""
+        """Raise ``Forbidden`` if *path* could reach data stored under the key that callers of *upstream* share."""
         if upstream in self._shared_upstreams and not is_stateless(method, path):
             raise Forbidden(
                 "Behind shared access keys only stateless routes are relayed: what others keep under the upstream's "
@@ -111,9 +117,9 @@ class Access:
             )
 
     def check_stored(self, body: bytes, upstream: str, headers: Iterable[tuple[str, str]] = ()) -> None:
-        """Raise ``Forbidden`` if *body* goes on from what *upstream* may have stored for the caller of another key.
+        """Raise ``Forbidden`` if *body* continues data that *upstream* may have stored for another caller.
 
-        So may one of which *headers*, that go with it, say that it has a content-encoding still.
+        A body that, by its *headers*, has a content-encoding cannot be checked, and is forbidden too.
         """
         if len(self._keys) <= 1 or upstream not in self._shared_upstreams:
             return
@@ -132,7 +138,7 @@ class Access:
         tenant, whose conversations are shown to the admin key, or on this machine, only.
         Raises ``Unauthorized`` and ``Forbidden``.
         """
-        seen = dict(headers.seen)
+        seen = dict(headers.by_name)
         admin = self._admin is not None and hmac.compare_digest(
             _digest(_bearer(seen.get("authorization", ""))), self._admin
         )
@@ -154,7 +160,7 @@ class Access:
         own = headers.own.get("key")
         if own is not None:
             return self._tenant_of(own)
-        sent = {name: _bearer(headers.seen[name]) for name in CREDENTIALS if name in headers.seen}
+        sent = {name: _bearer(headers.by_name[name]) for name in CREDENTIALS if name in headers.by_name}
         matching = {name: key for name, key in sent.items() if self._known(key)}
         if not matching:
             raise Unauthorized("Send one of the proxy's access keys as bearer token, x-api-key or x-ullage-key.")
@@ -175,12 +181,12 @@ class Access:
 
 
 def is_stateless(method: str, path: str) -> bool:
-    """True if a call of *path* neither reads nor stores anything that another caller with the same key can reach."""
+    """True if a call of *path* neither reads nor stores data that another caller with the same key can reach."""
     plain = plain_path(path)
     if plain is None:
         return False
     if method == "POST":
-        # By the name as it stands: managed routes are recognised by it, and an escaped one would slip past them.
+        # Managed routes are recognised by the unescaped path: an escaped one would slip past them.
         return api_path(path) in _STATELESS_POST or api_path(plain).startswith(_STATELESS_TREES)
     name = api_path(plain)
     return method in ("GET", "HEAD") and (name in ("models", "realtime") or name.startswith("models/"))
@@ -219,5 +225,8 @@ def _digest(key: str) -> bytes:
 
 
 def _bearer(value: str) -> str:
+    """Return the token of a header's *value*, with or without the scheme."""
     scheme, _, token = value.partition(" ")
-    return token.strip() if scheme.lower() == "bearer" else value
+    if scheme.lower() == "bearer":
+        return token.strip()
+    return value

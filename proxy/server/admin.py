@@ -1,4 +1,4 @@
-"""The routes that are the proxy's own: health, metrics, status. Never counted, never relayed."""
+"""Answers the proxy's own routes: health, metrics, status. They are neither counted nor relayed."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def no_routes(access: Access, limits: Limits) -> Mapping[str, Route]:
 
 
 class OwnRoutes:
-    """Answers what ``request.is_local`` names; *added* are the routes that features add, by name."""
+    """Answers the paths of ``request.is_local``; *added* are the routes that features add, by name."""
 
     def __init__(
         self,
@@ -53,17 +53,17 @@ class OwnRoutes:
 
     async def answer(self, request: web.BaseRequest, path: str, out: ResponseWriter) -> None:
         """Write the whole answer."""
-        more: list[tuple[str, str]] = []
+        retry_after: list[tuple[str, str]] = []
         try:
             status, body, kind = await self._respond(request, path)
         except UllageError as error:
             status, body, kind = error.status, error_body(error, "chat"), "application/json"
             if isinstance(error, Overloaded | TooManyRequests):
-                more = [("retry-after", str(error.retry_after))]
+                retry_after = [("retry-after", str(error.retry_after))]
             if not request.content.is_eof():
                 out.keep_alive = False
-        headers = [("content-type", kind), ("content-length", str(len(body))), ("cache-control", "no-store"), *more]
-        out.start(status, headers, sized=True)
+        headers = [("content-type", kind), ("content-length", str(len(body))), ("cache-control", "no-store")]
+        out.start(status, [*headers, *retry_after], sized=True)
         out.write(body)
         out.finish()
 
@@ -94,7 +94,9 @@ class OwnRoutes:
     def _ready(self) -> tuple[int, bytes, str]:
         if self._drain.draining:
             return _json(503, {"status": "draining"})
-        return _json(200, {"status": "ready"}) if self._drain.ready else _json(503, {"status": "starting"})
+        if not self._drain.ready:
+            return _json(503, {"status": "starting"})
+        return _json(200, {"status": "ready"})
 
 
 def _json(status: int, value: dict[str, object]) -> tuple[int, bytes, str]:
@@ -102,5 +104,5 @@ def _json(status: int, value: dict[str, object]) -> tuple[int, bytes, str]:
 
 
 def as_json(value: Mapping[str, Any]) -> bytes:
-    """*value* as people and programs read it."""
+    """Return *value* as JSON, with the letters of all languages as they are."""
     return json.dumps(value, ensure_ascii=False).encode("utf-8", "replace")

@@ -1,4 +1,4 @@
-"""The number of requests under way, the end of a process, and refusals that cost next to nothing."""
+"""Bounds the number of requests under way, ends them when the process ends, and refuses at little cost."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from proxy.server.request import BodyBytes, RequestPath, is_local
 from proxy.server.response import ResponseWriter
 from proxy.tasks import Faults
 
-_GOODBYE: Final = 2.0
+_CUT_SECONDS: Final = 2.0
 """Seconds that a cut request may take to end its answer."""
 
 
@@ -62,14 +62,14 @@ class Drain:
         for task in late:
             task.cancel()
         if late:
-            await asyncio.wait(late, timeout=_GOODBYE)
+            await asyncio.wait(late, timeout=_CUT_SECONDS)
 
 
 class QuickRefusal:
     """Refuses requests while the proxy is full, at little cost.
 
-    At three times the capacity there are two refusals for each answer, and what they cost is missing there: some 60 µs
-    each here, twice that in the handler. It answers a program's plain POST only: not a browser's request, no other
+    At three times the capacity there are two refusals for each answer, and they take time from it: some 60 µs each
+    here, twice that in the handler. Only a program's plain POST is refused here: not a browser's request, no other
     method, and nothing during the shut-down.
     """
 
@@ -110,6 +110,6 @@ class QuickRefusal:
         try:
             for observe in self._observers:
                 observe(report, seconds)
-        except Exception as fault:  # noqa: BLE001 - what is noted of an answer must not cost it
+        except Exception as fault:  # noqa: BLE001 - an observer's fault must not cost the answer
             self._faults.report("after", identity, fault)
         return out

@@ -1,4 +1,4 @@
-"""Request bodies: read whole under a limit while they make progress, inflated safely, or handed on as a stream."""
+"""Reads request bodies as they make progress, inflates them under limits, or passes them on as a stream."""
 
 from __future__ import annotations
 
@@ -19,7 +19,15 @@ from proxy.server.config import Limits
 
 _STEP: Final = 2**18
 _ANY_RATIO: Final = 2**16
-"""Bytes that any compressed body may unfold to: so little does no harm, however much it repeats itself."""
+"""Bytes that any compressed body may inflate to, whatever the ratio: so few do no harm."""
+
+
+_WINDOWS: Final = {"gzip": (31,), "x-gzip": (31,), "deflate": (15, -15)}
+"""The ``wbits`` of each content coding, in the order in which they are tried.
+
+Some clients send ``deflate`` without zlib's header: https://www.rfc-editor.org/rfc/rfc9110#section-8.4.1.2. The numbers
+are those of https://docs.python.org/3/library/zlib.html#zlib.decompress.
+"""
 
 
 class UnsupportedEncoding(UllageError):
@@ -31,10 +39,10 @@ class UnsupportedEncoding(UllageError):
 
 
 class Progress:
-    """Patience with a client that sends a body: at most *pause* seconds without a byte, and *rate* bytes a second.
+    """Waits for a client that sends a body: at most *pause* seconds without a byte, and *rate* bytes a second.
 
-    Bytes above the rate buy patience for later, but never more than *pause*: a body that stops is given up as soon
-    after its first byte as after its last but one, whatever length it declared.
+    Bytes above the rate add time for later, but never more than *pause*: a body that stops is given up as soon after
+    its first byte as after its last but one, whatever length it declared.
     """
 
     def __init__(self, pause: float, rate: int) -> None:
@@ -55,7 +63,7 @@ class Progress:
 
 
 class Upload:
-    """The rest of a client's body as a stream: what was already read, then every chunk as it arrives.
+    """The rest of a client's body as a stream: the bytes already read, then every chunk as it arrives.
 
     Use it inside ``moving``: the receiver may not pause for more than *idle* seconds, and the sender must show
     *progress*.
@@ -70,7 +78,7 @@ class Upload:
 
     @contextlib.asynccontextmanager
     async def moving(self) -> AsyncIterator[None]:
-        """A context that raises ``TimeoutError`` if the next chunk is not taken in time."""
+        """Return a context that raises ``TimeoutError`` if the next chunk is not taken in time."""
         async with asyncio.timeout(self._idle) as deadline:
             self._deadline = deadline
             try:
@@ -99,34 +107,33 @@ class Upload:
 
 
 async def inflated(body: bytes, encoding: str, limits: Limits) -> bytes:
-    """*body* without its content coding. A bomb costs no more memory than *limits* allow.
+    """Return *body* without its content coding. A bomb costs no more memory than *limits* allow.
 
     Raises ``BodyTooLarge`` above ``limits.body`` and ``InflatesTooFar`` above ``limits.inflation`` times its size.
     """
     coding = encoding.strip().lower()
     if coding in ("", "identity"):
         return body
-    if coding not in ("gzip", "x-gzip", "deflate"):
+    if coding not in _WINDOWS:
         raise UnsupportedEncoding(
             f"Request bodies in content-encoding {coding[:40]!r} are not read; send gzip, deflate or none."
         )
-    # It may be a hundred times as large as it came, and that is what takes the time.
+    # It may inflate a hundredfold, and that takes the time.
     return await offload(min(limits.body, len(body) * limits.inflation), _inflate, body, coding, limits)
 
 
 def _inflate(body: bytes, coding: str, limits: Limits) -> bytes:
-    try:
-        return _members(body, 31 if coding != "deflate" else 15, limits)
-    except zlib.error as error:
-        if coding == "deflate":
-            try:
-                return _members(body, -15, limits)
-            except zlib.error:
-                pass
-        raise InvalidRequest(f"The request body is not valid {coding}.") from error
+    error: zlib.error | None = None
+    for window in _WINDOWS[coding]:
+        try:
+            return _members(body, window, limits)
+        except zlib.error as invalid:
+            error = error or invalid
+    raise InvalidRequest(f"The request body is not valid {coding}.") from error
 
 
 def _members(body: bytes, window: int, limits: Limits) -> bytes:
+    """Return all members of the compressed *body*, inflated and joined."""
     parts: list[bytes] = []
     size = 0
     most = max(limits.inflation * len(body), _ANY_RATIO)
@@ -163,7 +170,7 @@ async def _next(content: StreamReader) -> bytes:
 def renamed(body: bytes, name: str) -> bytes:
     """Return the JSON object *body* with *name* for its model and every other byte as it is; *body* if it names none.
 
-    Of a member that occurs twice the last one counts, as parsers have it.
+    Of a member that occurs twice the last one counts, as it does for parsers.
     """
     try:
         text = body.decode()

@@ -1,4 +1,4 @@
-"""The server's settings as plain values, and the callables it is given."""
+"""The server's settings as plain values, and the types of the callables that it gets."""
 
 from __future__ import annotations
 
@@ -14,13 +14,12 @@ from proxy.core.report import Report
 class Limits:
     """Bounds of one process: bytes, counts and seconds.
 
-    ``body`` bounds a managed body, as sent and inflated; ``inflation`` how many times its size it may unfold to;
-    ``peek`` a relayed JSON body read to learn its model;
-    ``in_flight_bytes`` all request bodies in memory together. A body that is kept in memory comes at ``body_rate``
-    bytes a second or faster in the long run, a relayed one at ``upload_rate``, both without a pause of more than
-    ``body_pause`` seconds. ``header`` bounds one header field, ``head`` a whole request head, ``fields`` their number.
-    ``write`` is how long a client may take nothing of what waits for it, ``idle`` how long an
-    upstream may take nothing of an upload.
+    ``body`` bounds a managed body, as sent and inflated; ``inflation`` the factor by which it may inflate; ``peek`` the
+    part of a relayed JSON body that is read for its model; ``in_flight_bytes`` all request bodies in memory together.
+    A body that is read whole must come at ``body_rate`` bytes a second or faster in the long run, a relayed one at
+    ``upload_rate``, both without a pause of more than ``body_pause`` seconds. ``header`` bounds one header field,
+    ``head`` a whole request head, ``fields`` their number. ``write`` is the most seconds in which a client takes
+    nothing of its answer, ``idle`` those in which an upstream takes nothing of an upload.
     """
 
     body: int = 64 * 2**20
@@ -44,7 +43,7 @@ Route = Callable[[str], str]
 """The upstream of a model."""
 
 Observe = Callable[[Report, float], None]
-"""Is given each request's report and its seconds, once."""
+"""Takes each request's report and its seconds, once."""
 
 Metrics = Callable[[], tuple[bytes, str]]
 """The metrics as text, and its content type; called in a thread."""
@@ -72,14 +71,14 @@ def same_name(model: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class ServerConfig:
-    """Who is let in, which upstream has unnamed models, and the limits.
+    """The server's settings: who may call, the upstream of models without a rule, and the limits.
 
     ``keyed_upstreams`` are those with an API key of their own: behind ``access_keys`` only stateless routes reach
     them, unless ``relay`` is ``all``. ``websockets``: the Responses
     route's are relayed too. ``origins`` are web origins (``https://host``) allowed to call, ``*`` for any.
     ``open_metrics``: ``/metrics`` needs no admin key beside access keys.
     ``hosts`` are names (lower case) under which a loopback listener may be called beside addresses and localhost.
-    ``usage_upstreams`` are asked for usage in every stream; clients that did not ask for it do not see it.
+    ``usage_upstreams`` report usage in every stream; clients that did not request it do not see it.
     ``headers_of`` gives the headers added for a model, ``name_of`` the upstream's name for it.
     """
 

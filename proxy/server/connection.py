@@ -1,4 +1,4 @@
-"""Client connections: aiohttp's parser and loop under limits, with static errors and an end that loses no request."""
+"""Makes client connections: aiohttp's parser and loop, with limits, fixed error texts, and an end between requests."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def descriptors_short(descriptor: int) -> int:
 
     The requests under way need a reserve for their upstreams and the store. A new connection gets the lowest number
     that is free, so a number inside the reserve says that all below it are in use. The whole reserve is freed then:
-    the next connections get low numbers, which would not tell how full it is.
+    the next connections get low numbers, which say nothing of the reserve.
     """
     limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     reserve = max(_LEAST_RESERVE, limit // 8)
@@ -85,11 +85,11 @@ def descriptors_short(descriptor: int) -> int:
 
 
 class HeadLimit:
-    """aiohttp's parser, given up when what it collects of a request's head or trailers grows above *limit* bytes.
+    """aiohttp's parser, with a limit of bytes for a whole head and for trailers.
 
     aiohttp bounds one field and their number; the head may still be as large as both multiplied, and is in memory
-    before any key is looked at. Bytes count until a request or a part of its body comes out of them: what comes in
-    and comes out as neither is a head, trailers, or what stands beside chunks.
+    before any key is read. Bytes count until the parser makes a request or a part of its body of them. The others
+    belong to a head, to trailers, or to the frames of chunks.
     """
 
     def __init__(self, parser: Any, limit: int) -> None:
@@ -99,7 +99,7 @@ class HeadLimit:
         self._payload: StreamReader = EMPTY_PAYLOAD
         self._body = 0
         self._refused = False
-        # The rest of what aiohttp's connection asks of a parser.
+        # The other methods of a parser that aiohttp's connection calls.
         self.pause_reading: Callable[[], None] = parser.pause_reading
         self.message_consumed: Callable[[], None] = parser.message_consumed
         self.set_upgraded: Callable[[bool], None] = parser.set_upgraded
@@ -153,16 +153,19 @@ class Connection(web.RequestHandler):
         exc: BaseException | None = None,
         message: str | None = None,  # noqa: ARG002
     ) -> web.StreamResponse:
-        """A closing answer that repeats nothing of what was sent."""
+        """Return an answer that closes the connection and repeats nothing of the request."""
         if request.writer.output_size > 0:
             raise ConnectionError("the answer has begun")
         body = _BROKEN
         if isinstance(exc, HttpProcessingError):
             # Its frames hold the connection's last 256 KiB, and aiohttp's hold it: a cycle until the next collection.
             exc.__traceback__ = None
-            too_large = isinstance(exc, LineTooLong) or exc.message == _MANY_FIELDS
-            self._refusals["head_too_large" if too_large else "not_http"] += 1
-            status, body = (HeadTooLarge.status, _TOO_LARGE) if too_large else (400, _UNREADABLE)
+            if isinstance(exc, LineTooLong) or exc.message == _MANY_FIELDS:
+                self._refusals["head_too_large"] += 1
+                status, body = HeadTooLarge.status, _TOO_LARGE
+            else:
+                self._refusals["not_http"] += 1
+                status, body = 400, _UNREADABLE
         response = web.Response(status=status, body=body, content_type="application/json")
         response.force_close()
         return response
@@ -171,7 +174,7 @@ class Connection(web.RequestHandler):
     def idle(self) -> bool:
         """True if no request is waiting or answered on it; one may be arriving.
 
-        aiohttp tells it nowhere but in these two members.
+        aiohttp has no public member for it.
         """
         return self._current_request is None and not self._messages
 
@@ -182,7 +185,7 @@ class Connection(web.RequestHandler):
 
 
 class Listener(web.Server):
-    """Makes connections, not more than may be; knows those that are open, and how many requests were none.
+    """Makes connections up to the limit, and counts those that it refuses.
 
     ``refusals`` counts by reason: ``head_too_large``, ``not_http``; ``full`` for a connection above the limit, and
     ``made_room`` for an idle one that was closed in its favour. ``crowded`` counts connections that came when hardly
@@ -211,10 +214,10 @@ class Listener(web.Server):
         self.crowded = 0
 
     def connection_made(self, handler: web.RequestHandler, transport: asyncio.Transport) -> None:
-        """Count a connection in; above the limit the oldest idle one makes room, or the new one is refused.
+        """Add a connection. Above the limit the oldest idle one is closed, or else the new one is refused.
 
-        The same holds for descriptors: without any left uvloop drops new connections without a word, and asyncio
-        tries to take them again without end.
+        The same holds for descriptors: without any left uvloop drops new connections silently, and asyncio tries to
+        accept them again without end.
         """
         super().connection_made(handler, transport)
         short = descriptors_short(transport.get_extra_info("socket").fileno())
@@ -229,21 +232,25 @@ class Listener(web.Server):
             self._open[cast("Connection", handler)] = None
             return
         self.refusals["full"] += 1
-        transport.write(_CROWDED_ANSWER if crowded else _FULL_ANSWER)
+        answer = _FULL_ANSWER
+        if crowded:
+            answer = _CROWDED_ANSWER
+        transport.write(answer)
         handler.force_close()
 
     def connection_lost(self, handler: web.RequestHandler, exc: BaseException | None = None) -> None:
-        """Count a connection out."""
+        """Remove a connection."""
         self._open.pop(cast("Connection", handler), None)
         self._leaving.discard(cast("Connection", handler))
         super().connection_lost(handler, exc)
 
     def close_idle(self) -> None:
-        """Close the connections on which nothing is under way."""
+        """Close the connections on which no request is under way."""
         for connection in self.connections:
             cast("Connection", connection).close_if_idle()
 
     def _make_room(self) -> bool:
+        """Close the oldest idle connection. Return False if none is idle."""
         idle = next((connection for connection in self._open if connection.idle), None)
         if idle is None:
             return False
@@ -255,5 +262,5 @@ class Listener(web.Server):
 
 
 def _size_of(message: RawRequestMessage) -> int:
-    """Bytes of a head, without its line ends and spaces."""
+    """Return the bytes of a head, without its line ends and spaces."""
     return len(message.path) + sum(len(name) + len(value) for name, value in message.raw_headers)

@@ -1,4 +1,4 @@
-"""The walk of one request through the server: admitted, read, answered by the engine or relayed, reported once."""
+"""Handles a request from its head to its report: admits it, reads it, has it answered or relayed, reports it once."""
 
 from __future__ import annotations
 
@@ -51,13 +51,13 @@ from proxy.tasks import Faults
 _LOG: Final = logging.getLogger(__name__)
 
 _LEFT: Final = 499
-"""The logged status if the client left: nginx's, which others took over.
+"""The logged status if the client left. It is nginx's, which others took over.
 
 https://learn.microsoft.com/en-us/dotnet/api/microsoft.aspnetcore.http.statuscodes.status499clientclosedrequest
 """
 
-_OUTDONE: Final = ("unknown-window", "fallback")
-"""Reasons that say how a request was sent: a reason that says how it ended replaces them."""
+_SENT_HOW: Final = ("unknown-window", "fallback")
+"""Reasons that say how a request was sent. A reason that says how it ended replaces them."""
 
 
 class Call(msgspec.Struct):
@@ -76,7 +76,7 @@ class Call(msgspec.Struct):
     cors: list[tuple[str, str]] = []
 
     def note(self, reason: str, status: int = 0) -> None:
-        """Remember why the request did not end as it should have; the first reason stands."""
+        """Record the reason of a bad end in the report, unless it has one."""
         report = self.report
         self.report = report.but(reason=report.reason or reason, status=self.out.status or status)
 
@@ -113,7 +113,7 @@ class Handler:
         self._count = itertools.count(1)
 
     async def __call__(self, request: web.BaseRequest) -> ResponseWriter:
-        """Answer *request*; what is returned is written already."""
+        """Answer *request*. The answer is written when it is returned."""
         path, drain = read_path(request.method, request.raw_path), self._drain
         if len(drain.running) >= drain.limit and self._quick_refusal.concerns(request, path):
             return self._quick_refusal.refuse(request, path)
@@ -143,19 +143,19 @@ class Handler:
 
     def _finish(self, call: Call, began: float) -> None:
         """Release the body, and give the observers the report with status, usage and the seconds since *began*."""
-        if call.body is not None and call.body.taken:
+        if call.body is not None and call.body.counted:
             call.body.release()
         try:
             usage, report = call.usage, call.report
-            if usage is None:
-                usage = NO_USAGE if call.observer is None else call.observer.usage
+            if usage is None and call.observer is not None:
+                usage = call.observer.usage
             if call.at_end is not None:
                 report = call.at_end(report)
-            report = structs.replace(report, status=call.out.status or report.status, usage=usage)
+            report = structs.replace(report, status=call.out.status or report.status, usage=usage or NO_USAGE)
             seconds = time.perf_counter() - began
             for observe in self._observers:
                 observe(report, seconds)
-        except Exception as fault:  # noqa: BLE001 - what is noted of an answer must not cost it
+        except Exception as fault:  # noqa: BLE001 - an observer's fault must not cost the answer
             self._faults.report("after", call.report.request_id, fault)
 
     def _is_settled(self, request: web.BaseRequest, call: Call, error: BaseException) -> bool:
@@ -181,11 +181,11 @@ class Handler:
         return True
 
     def _admit(self, request: web.BaseRequest, call: Call) -> Coroutine[Any, Any, None] | None:
-        """Return what is left to do to answer *request*; None if it was a browser's question and is answered."""
+        """Return the coroutine that answers *request*, or None for a preflight, which is answered. Raises refusals."""
         if not self._access.knows_host(request.headers.get("host", "")):
             raise Forbidden(FOREIGN_HOST)
         headers = read_headers(request.raw_headers)
-        from_browser = "origin" in headers.seen or "sec-fetch-site" in headers.seen
+        from_browser = "origin" in headers.by_name or "sec-fetch-site" in headers.by_name
         if from_browser and self._is_preflight_answered(request, call, headers):
             return None
         if self._drain.draining or len(self._drain.running) > self._drain.limit:
@@ -194,7 +194,7 @@ class Handler:
         path = call.path.path
         if request.method == "CONNECT" or not path.startswith("/"):
             raise InvalidRequest("This is a reverse proxy: send the path of an API route.")
-        if "upgrade" in headers.seen and headers.seen["upgrade"].lower() == "websocket":
+        if "upgrade" in headers.by_name and headers.by_name["upgrade"].lower() == "websocket":
             return self._tunnel(request, call, headers)
         reader = call.body = BodyReader(request.content, self._limits, self._drain.body_bytes, tenant)
         if call.path.api == "relay":
@@ -213,14 +213,15 @@ class Handler:
         return True
 
     async def _managed(self, request: web.BaseRequest, call: Call, headers: RequestHeaders, reader: BodyReader) -> None:
-        if "expect" in headers.seen:
+        """Read a request of a managed route, have the engine answer it, and pass the answer on."""
+        if "expect" in headers.by_name:
             check_declared(request.content_length, self._limits)
             send_continue(request, headers)
         tenant = reader.tenant
         body = plain = await reader.whole(request.content_length)
         answer, request_id = self._engine.exchange, call.report.request_id
         try:
-            if "content-encoding" in headers.seen:
+            if "content-encoding" in headers.by_name:
                 plain = await decoded(body, headers, reader, self._limits)
             parsed = read_request(plain, call.path, headers, tenant, request_id)
         except UllageError:
@@ -248,31 +249,32 @@ class Handler:
     def _complete(self, call: Call, answer: Answer) -> None:
         """Learn from the usage of an answer that came to its end."""
         if answer.report.reason == SERVED or call.observer is None:
-            call.usage = NO_USAGE  # no provider reported what this cost
+            call.usage = NO_USAGE  # no provider answered it
             return
         call.usage = call.observer.usage
         try:
             was_cut = answer.learn(call.usage)
-        except Exception as fault:  # noqa: BLE001 - what is learned from an answer must not cost it
+        except Exception as fault:  # noqa: BLE001 - a fault while learning must not cost the answer
             self._faults.report("after", call.report.request_id, fault)
             return
-        if was_cut and call.report.reason in ("", *_OUTDONE):
+        if was_cut and call.report.reason in ("", *_SENT_HOW):
             call.report = call.report.but(reason="silently_truncated")
 
     async def _relay(self, request: web.BaseRequest, call: Call, headers: RequestHeaders, reader: BodyReader) -> None:
+        """Relay a request of any other route to its upstream, and pass the answer on."""
         if request.method == "GET" and (listed := listed_model(call.path.path)) is not None:
             await self._list(listed, call, headers)
             return
-        if "expect" in headers.seen:
+        if "expect" in headers.by_name:
             send_continue(request, headers)
         body, model = await self._relayed_body(request, headers, reader)
         if isinstance(body, Upload) and request.content_length is not None:
-            headers.forward.append(("Content-Length", str(request.content_length)))
+            headers.end_to_end.append(("Content-Length", str(request.content_length)))
         upstream = self._upstream_of(call, model)
         method, path = request.method, call.path
         self._access.check_stateless(method, path.path, upstream)
         added = self._config.headers_of(model)
-        sending = self._upstream.send(upstream, method, path.path_qs, headers.forward, body, added)
+        sending = self._upstream.send(upstream, method, path.path_qs, headers.end_to_end, body, added)
         if isinstance(body, Upload):
             try:
                 async with body.moving():
@@ -293,11 +295,11 @@ class Handler:
         if not request.can_read_body:
             return None, ""
         progress = Progress(self._limits.body_pause, self._limits.upload_rate)
-        if not headers.seen.get("content-type", "").lower().startswith("application/json"):
+        if not headers.by_name.get("content-type", "").lower().startswith("application/json"):
             return Upload(b"", request.content, self._limits.idle, progress), ""
         first, is_complete = await reader.peek()
         model = ""
-        if "content-encoding" not in headers.seen:
+        if "content-encoding" not in headers.by_name:
             model = named_model(first, complete=is_complete)
         if not is_complete:
             return Upload(first, request.content, self._limits.idle, progress), model
@@ -307,7 +309,9 @@ class Handler:
 
     def _upstream_of(self, call: Call, model: str) -> str:
         """Return the upstream of *model*, the default one if that is empty, and report both."""
-        upstream = self._route(model) if model else self._config.default_upstream
+        upstream = self._config.default_upstream
+        if model:
+            upstream = self._route(model)
         call.report = call.report.but(model=model, upstream=upstream)
         return upstream
 
@@ -315,30 +319,31 @@ class Handler:
         """Answer for one model, or for all if *model* is empty."""
         self._upstream_of(call, model)
         if model:
-            answer = await self._models.one(call.path.path_qs, model, headers.forward, self._route)
+            answer = await self._models.one(call.path.path_qs, model, headers.end_to_end, self._route)
         else:
-            answer = await self._models.list(call.path.path_qs, headers.forward, self._route)
+            answer = await self._models.list(call.path.path_qs, headers.end_to_end, self._route)
         is_sized = any(name.lower() == "content-length" for name, _ in answer.headers)
         call.out.start(answer.status, [*answer.headers, *response_headers(call.report), *call.cors], sized=is_sized)
         call.out.write(answer.body)
         call.out.finish()
 
     async def _tunnel(self, request: web.BaseRequest, call: Call, headers: RequestHeaders) -> None:
+        """Relay a WebSocket to its upstream. Raises ``UpgradeRefused`` if the route has none."""
         path, _, query = call.path.path_qs.partition("?")
-        refusal = response.UpgradeRefused() if api_path(path) == "responses" else None
-        if refusal and not self._config.websockets:
-            raise refusal
+        is_responses = api_path(path) == "responses"
+        if is_responses and not self._config.websockets:
+            raise response.UpgradeRefused
         upstream = self._upstream_of(call, parse_qs(query).get("model", [""])[0])
         call.report = call.report.but(stream=True)
         self._access.check_stateless("GET", path, upstream)
-        reply = await self._upstream.upgrade(upstream, call.path.path_qs, headers.forward)
+        reply = await self._upstream.upgrade(upstream, call.path.path_qs, headers.end_to_end)
         if reply.status == websocket.SWITCHING:
             call.report = call.report.but(status=reply.status)
             await websocket.relay(request, call.out, reply)
-        elif refusal:
+        elif is_responses:
             # Clients of this route go on without a WebSocket at once after 426, and repeat the upgrade after others.
             reply.close()
-            raise refusal
+            raise response.UpgradeRefused
         else:
             await self._pass(call, reply, b"")
 
@@ -396,8 +401,10 @@ class Handler:
         try:
             if out.status:
                 call.note(error.code)
-                is_stream = call.report.stream
-                out.break_off(response.last_event(error, call.path.error_api) if is_stream else b"")
+                last = b""
+                if call.report.stream:
+                    last = response.last_event(error, call.path.error_api)
+                out.break_off(last)
                 return
             if not request.content.is_eof():
                 out.keep_alive = False

@@ -1,4 +1,4 @@
-"""``GET /v1/models``: what can be called here, over all upstreams, with the windows that clients look for."""
+"""Answers ``GET /v1/models``: the models of all upstreams, with the windows that clients read there."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ Figures = Callable[[str], Mapping[str, int]]
 
 @dataclass(frozen=True, slots=True)
 class ListedUpstream:
-    """An upstream; one that ``speaks`` the clients' APIs can be asked for its models."""
+    """An upstream. One that ``speaks`` the clients' APIs has a list of its models."""
 
     name: str
     speaks: bool = True
@@ -45,20 +45,24 @@ class ModelsAnswer:
 
     @property
     def document(self) -> dict[str, Any]:
-        """The body as an object; empty if it is none, or the answer is no success."""
+        """The body as an object; empty if it is no object, or if the answer is no success."""
         if self.status != 200:
             return {}
         try:
-            found = msgspec.json.decode(self.body)
+            document = msgspec.json.decode(self.body)
         except msgspec.DecodeError:
             return {}
-        return found if isinstance(found, dict) else {}
+        if not isinstance(document, dict):
+            return {}
+        return document
 
     @property
     def models(self) -> Iterator[tuple[str, dict[str, Any]]]:
         """Each model of a list, with its entry."""
         data = self.document.get("data")
-        for entry in data if isinstance(data, list) else ():
+        if not isinstance(data, list):
+            return
+        for entry in data:
             if isinstance(entry, dict) and isinstance(entry.get("id"), str):
                 yield entry["id"], entry
 
@@ -70,10 +74,15 @@ class Models:
     """
 
     def __init__(
-        self, upstream: Upstream, places: Sequence[ListedUpstream], default: str, named: Sequence[str], figures: Figures
+        self,
+        client: Upstream,
+        upstreams: Sequence[ListedUpstream],
+        default: str,
+        named: Sequence[str],
+        figures: Figures,
     ) -> None:
-        self._upstream = upstream
-        self._places = tuple(places)
+        self._client = client
+        self._upstreams = tuple(upstreams)
         self._default = default
         self._named = tuple(named)
         self._figures = figures
@@ -81,7 +90,7 @@ class Models:
     async def list(self, path_qs: str, headers: Sequence[tuple[str, str]], route: Route) -> ModelsAnswer:
         """Return the merged list: each model once, from the upstream that a request for it would go to.
 
-        If no upstream has a list, return the default one's answer. Raises what asking an upstream raises if none
+        If no upstream has a list, return the default one's answer. Raises the first upstream's ``UllageError`` if none
         answers and the configuration names no model.
         """
         answers, failures = await self._ask_all(path_qs, headers)
@@ -102,11 +111,11 @@ class Models:
         self, path_qs: str, headers: Sequence[tuple[str, str]]
     ) -> tuple[dict[str, ModelsAnswer], Sequence[UllageError]]:
         """Ask every upstream for its list; return the answers by upstream, and the errors of those without one."""
-        listing = [place for place in self._places if place.speaks]
-        results = await asyncio.gather(*(self._ask(place, path_qs, headers) for place in listing))
+        speaking = [upstream for upstream in self._upstreams if upstream.speaks]
+        results = await asyncio.gather(*(self._ask(upstream, path_qs, headers) for upstream in speaking))
         answers = {
-            place.name: result
-            for place, result in zip(listing, results, strict=True)
+            upstream.name: result
+            for upstream, result in zip(speaking, results, strict=True)
             if isinstance(result, ModelsAnswer)
         }
         return answers, [result for result in results if isinstance(result, UllageError)]
@@ -121,11 +130,13 @@ class Models:
         return entries
 
     async def one(self, path_qs: str, model: str, headers: Sequence[tuple[str, str]], route: Route) -> ModelsAnswer:
-        """Return one model, as its own upstream describes it. Raises ``NotFound``, and what asking raises."""
+        """Return one model, as its own upstream describes it. Raises ``UllageError``."""
         model = unquote(model)
         name = route(model)
-        place = next((place for place in self._places if place.name == name), ListedUpstream(name))
-        answer = await self._heard(place, path_qs, headers) if place.speaks else None
+        upstream = next((upstream for upstream in self._upstreams if upstream.name == name), ListedUpstream(name))
+        answer = None
+        if upstream.speaks:
+            answer = await self._fetch(upstream, path_qs, headers)
         if answer is not None and answer.document:
             return _json_answer(self._completed(answer.document), answer.headers)
         if answer is None or (answer.status in (404, 405) and model in self._named):
@@ -135,28 +146,30 @@ class Models:
         return answer
 
     async def _ask(
-        self, place: ListedUpstream, path_qs: str, headers: Sequence[tuple[str, str]]
+        self, upstream: ListedUpstream, path_qs: str, headers: Sequence[tuple[str, str]]
     ) -> ModelsAnswer | UllageError:
         try:
             async with asyncio.timeout(PATIENCE):
-                return await self._heard(place, path_qs, headers)
+                return await self._fetch(upstream, path_qs, headers)
         except TimeoutError:
-            return UpstreamTimeout(place.name, PATIENCE)
+            return UpstreamTimeout(upstream.name, PATIENCE)
         except UllageError as error:
             return error  # the other upstreams' models are listed all the same
 
-    async def _heard(self, place: ListedUpstream, path_qs: str, headers: Sequence[tuple[str, str]]) -> ModelsAnswer:
-        # Only the default upstream may see the client's key: it is not known whose it is otherwise.
-        left_out = {"accept-encoding"} | (set() if place.name == self._default else CREDENTIALS)
+    async def _fetch(self, upstream: ListedUpstream, path_qs: str, headers: Sequence[tuple[str, str]]) -> ModelsAnswer:
+        left_out = {"accept-encoding"}
+        if upstream.name != self._default:
+            # The client's key is the default upstream's: no other one may see it.
+            left_out |= CREDENTIALS
         sent = [pair for pair in headers if pair[0].lower() not in left_out]
-        reply = await self._upstream.send(place.name, "GET", path_qs, sent, None)
+        reply = await self._client.send(upstream.name, "GET", path_qs, sent, None)
         try:
             return ModelsAnswer(reply.status, reply.headers, await _whole(reply))
         finally:
             reply.close()
 
     def _completed(self, entry: dict[str, Any]) -> dict[str, Any]:
-        """*entry* with the figures it lacks."""
+        """Return *entry* with the figures it lacks."""
         return {**self._figures(str(entry.get("id", ""))), **entry}
 
 

@@ -1,4 +1,4 @@
-"""A request as it came: its path, its headers and its body; and the ``Request`` that the engine gets."""
+"""Reads the path, the headers and the body of a request, and makes the ``Request`` that the engine gets."""
 
 from __future__ import annotations
 
@@ -16,8 +16,17 @@ from aiohttp import StreamReader, web
 from proxy.core.client_compaction import METADATA_HEADER, announced_client
 from proxy.core.errors import BodyTooLarge, InvalidRequest, Overloaded, UllageError
 from proxy.core.http_headers import CREDENTIALS, HOP_BY_HOP, OWN_PREFIX, WRITTEN_ANEW
-from proxy.core.request import Mode, Options, Origin, Purpose, Request
-from proxy.core.session_names import EPOCH_HEADER, SESSION_HEADERS, epoch_of, session_of
+from proxy.core.request import (
+    EPOCH_HEADER,
+    SESSION_HEADERS,
+    Mode,
+    Options,
+    Origin,
+    Purpose,
+    Request,
+    epoch_in_headers,
+    session_in_headers,
+)
 from proxy.engine.quick_check import model_of
 from proxy.server.body import Progress, inflated
 from proxy.server.config import Limits
@@ -32,9 +41,9 @@ _MANAGED: Final[Mapping[str, tuple[str, Purpose]]] = {
     "responses": ("responses", "answer"),
     "responses/compact": ("responses", "compact"),
 }
-"""Managed routes below an API's root: their API, and what a request is for."""
+"""Managed routes below an API's root, each with its API and the purpose of its requests."""
 
-# Plain names only: what an upstream could decode into another path is none.
+# Plain names only, which no upstream can decode into another path.
 _DEPLOYMENT: Final = re.compile(r"/openai/deployments/((?!\.\.?/)[\w.~-]+)/(.+)", re.ASCII)
 
 # What RFC 3986 (section 3.3) lets stand in a segment, but for escapes and the semicolon that begins parameters.
@@ -63,17 +72,19 @@ def api_path(path: str) -> str:
         if path.startswith(root):
             return path[len(root) :]
     deployed = _DEPLOYMENT.fullmatch(path)
-    return deployed[2] if deployed else path.lstrip("/")
+    if deployed is not None:
+        return deployed[2]
+    return path.lstrip("/")
 
 
 def is_stranger(path: str) -> bool:
-    """Return True if *path* is below none of the APIs' roots and is no API's path without its root either."""
+    """True if *path* is below none of the APIs' roots, nor an API's path without its root."""
     rooted = path.startswith(ROOTS[:-1]) or _DEPLOYMENT.fullmatch(path) is not None
     return not rooted and path.lstrip("/").partition("/")[0] not in _RESOURCES
 
 
 def misses_root(path: str) -> bool:
-    """Return True if *path* ends as an API's route does: its client was given a base URL with another path."""
+    """True if *path* ends as an API's route does: its client was given a base URL with another path."""
     return path.endswith(tuple(f"/{name}" for name in (*_MANAGED, "completions", "embeddings", "models")))
 
 
@@ -121,18 +132,22 @@ def listed_model(path: str) -> str | None:
         return None
     if name == "models":
         return ""
-    model = name.removeprefix("models/")
-    return model if model != name and model else None
+    prefix, _, model = name.partition("/")
+    if prefix != "models" or not model:
+        return None
+    return model
 
 
 def _error_api(path: str) -> str:
     """Return the API whose error shape callers of *path* understand."""
     name = api_path(path).partition("/")[0]
-    return name if name in ("messages", "responses") else "chat"
+    if name in ("messages", "responses"):
+        return name
+    return "chat"
 
 
 def plain_path(path: str) -> str | None:
-    """*path* without escapes; None if some server might take it for another path.
+    """Return *path* without escapes, or None if some server might take it for another path.
 
     Servers and what stands before them decode once or twice, resolve ``..``, cut off ``;parameters``, merge slashes and
     take a backslash for one, in any order. A path of ordinary characters in which nothing of that is left to do is the
@@ -153,8 +168,7 @@ def request_target(raw: str) -> str:
     """
     if raw.startswith("/") or "://" not in raw:
         return raw
-    slash = raw.find("/", raw.index("://") + 3)
-    return raw[slash:] if slash >= 0 else "/"
+    return "/" + raw.partition("://")[2].partition("/")[2]
 
 
 def send_continue(request: web.BaseRequest, headers: RequestHeaders) -> None:
@@ -162,7 +176,7 @@ def send_continue(request: web.BaseRequest, headers: RequestHeaders) -> None:
 
     https://www.rfc-editor.org/rfc/rfc9110#section-10.1.1
     """
-    expect = headers.seen.get("expect")
+    expect = headers.by_name.get("expect")
     if expect is None:
         return
     if expect.lower() != "100-continue":
@@ -172,8 +186,8 @@ def send_continue(request: web.BaseRequest, headers: RequestHeaders) -> None:
 
 
 # "expect" is answered here; "http2-settings" belongs to an upgrade (https://www.rfc-editor.org/rfc/rfc7540#section-3.2.1).
-_STAYS: Final = HOP_BY_HOP | WRITTEN_ANEW | {"expect", "http2-settings"}
-_SINGLE: Final = CREDENTIALS | {
+_NOT_FORWARDED: Final = HOP_BY_HOP | WRITTEN_ANEW | {"expect", "http2-settings"}
+_READ_HERE: Final = CREDENTIALS | {
     "anthropic-beta",
     "connection",
     "content-encoding",
@@ -193,10 +207,12 @@ _PLAIN: Final = frozenset({"", "keep-alive", "close"})
 _LABEL: Final = 256
 """Characters of a label at most."""
 
-_CACHED: Final = 64
-"""Bytes of a header's name that is remembered."""
+_LONGEST_CACHED_NAME: Final = 64
+"""Bytes of a header's name that is cached, at most."""
 
-_FORWARD, _SEEN, _OWN = 1, 2, 4
+_FORWARD, _READ, _OWN = 1, 2, 4
+"""What is done with a header: it goes on to the upstream, it is read here, it is for Ullage."""
+
 _CLIENT_NAMES: Final = frozenset({*SESSION_HEADERS, EPOCH_HEADER, METADATA_HEADER})
 """Headers in which clients name their session, or say that they compact it."""
 
@@ -213,39 +229,42 @@ class ExpectationFailed(UllageError):
 class RequestHeaders:
     """A request's headers, sorted.
 
-    ``forward`` are those that go on, in order and spelling. ``seen`` holds those that are read here, ``own`` those that
-    are for Ullage, ``x-ullage-*`` by the rest of the name.
+    ``end_to_end`` are those that go on to the upstream, in order and spelling; ``by_name`` those that are read here;
+    ``own`` those for Ullage, ``x-ullage-*`` by the rest of the name.
     """
 
-    forward: list[tuple[str, str]] = field(default_factory=list)
-    seen: dict[str, str] = field(default_factory=dict)
+    end_to_end: list[tuple[str, str]] = field(default_factory=list)
+    by_name: dict[str, str] = field(default_factory=dict)
     own: dict[str, str] = field(default_factory=dict)
 
     def drop(self, names: Iterable[str]) -> None:
         """Keep the headers called *names* (lower case) from being forwarded."""
-        gone = frozenset(names)
-        self.forward = [pair for pair in self.forward if pair[0].lower() not in gone]
+        dropped = frozenset(names)
+        self.end_to_end = [pair for pair in self.end_to_end if pair[0].lower() not in dropped]
 
 
 def read_headers(raw_headers: Iterable[tuple[bytes, bytes]]) -> RequestHeaders:
-    """Sort the raw *raw_headers*. Raises ``InvalidRequest`` for a credential sent twice: readers could take either."""
-    sorted_headers = RequestHeaders()
-    forward, seen = sorted_headers.forward, sorted_headers.seen
+    """Sort *raw_headers*. Raises ``InvalidRequest`` for a credential sent twice: readers could take either."""
+    headers = RequestHeaders()
+    end_to_end, by_name = headers.end_to_end, headers.by_name
     for raw_name, raw_value in raw_headers:
-        spelled, name, kind = _known(raw_name) if len(raw_name) <= _CACHED else _sort(raw_name)
+        sort = _sort_cached if len(raw_name) <= _LONGEST_CACHED_NAME else _sort
+        spelled, name, kind = sort(raw_name)
         value = raw_value.decode("utf-8", "surrogateescape")
         if kind & _FORWARD:
-            forward.append((spelled, value))
-        if kind & _SEEN:
-            seen[name] = _repeated(name, seen[name], value) if name in seen else value
+            end_to_end.append((spelled, value))
+        if kind & _READ:
+            if name in by_name:
+                value = _repeated(name, by_name[name], value)
+            by_name[name] = value
         elif kind & _OWN:
-            sorted_headers.own[name[len(OWN_PREFIX) :]] = value
-    connection = seen.get("connection", "")
+            headers.own[name[len(OWN_PREFIX) :]] = value
+    connection = by_name.get("connection", "")
     if connection.lower() not in _PLAIN:
-        # Never let a client use this to strip what decides who it is.
+        # A client must not use this to remove the credential that names its tenant.
         named = {token.strip().lower() for token in connection.split(",")} - CREDENTIALS
-        sorted_headers.drop(named)
-    return sorted_headers
+        headers.drop(named)
+    return headers
 
 
 def _repeated(name: str, first: str, second: str) -> str:
@@ -260,11 +279,12 @@ def window_variant(betas: str) -> str:
 
     Such as ``context-1m-2025-08-07``: https://docs.anthropic.com/en/docs/build-with-claude/context-windows.
     """
-    return ",".join(sorted({flag for each in betas.split(",") if (flag := each.strip()[:64]).startswith("context-")}))
+    flags = {flag.strip()[:64] for flag in betas.split(",")}
+    return ",".join(sorted(flag for flag in flags if flag.startswith("context-")))
 
 
 def options(own: Mapping[str, str]) -> Options:
-    """Return what the caller asks of Ullage. Raises ``InvalidRequest`` naming the header and what it may hold."""
+    """Return the options in the caller's *own* headers. Raises ``InvalidRequest`` naming the header and its values."""
     return Options(
         mode=cast("Mode", _one_of(own, "mode", ("on", "observe", "off"), "on")),
         conversation=_label(own, "conversation"),
@@ -277,17 +297,21 @@ def options(own: Mapping[str, str]) -> Options:
 
 
 def _sort(raw: bytes) -> tuple[str, str, int]:
-    """A header name as spelled and in lower case, and what is done with it."""
+    """Return a header's name as spelled and in lower case, and its kinds: ``_FORWARD``, ``_READ``, ``_OWN``."""
     spelled = raw.decode("ascii", "replace")
     name = spelled.lower()
     if name.startswith(OWN_PREFIX):
         return spelled, name, _OWN
-    stays = name in _STAYS or name.startswith("proxy-")
-    return spelled, name, (0 if stays else _FORWARD) | (_SEEN if name in _SINGLE else 0)
+    kind = 0
+    if name not in _NOT_FORWARDED and not name.startswith("proxy-"):
+        kind |= _FORWARD
+    if name in _READ_HERE:
+        kind |= _READ
+    return spelled, name, kind
 
 
 # Clients send the same dozen names all day; long ones are not worth the memory.
-_known: Final = lru_cache(maxsize=1024)(_sort)
+_sort_cached: Final = lru_cache(maxsize=1024)(_sort)
 NO_OPTIONS: Final = Options()
 _SHARE: Final = re.compile(r"0?\.\d{1,4}", re.ASCII)
 
@@ -347,7 +371,7 @@ def check_declared(declared: int | None, limits: Limits) -> None:
 
 
 class BodyReader(msgspec.Struct):
-    """Reads one request's body. What has arrived is counted as *tenant*'s until ``release``.
+    """Reads one request's body. Bytes that have arrived are counted as the tenant's until ``release``.
 
     A Struct, since every request makes one and it is built in C.
     """
@@ -356,11 +380,11 @@ class BodyReader(msgspec.Struct):
     limits: Limits
     account: BodyBytes
     tenant: bytes
-    taken: int = 0
+    counted: int = 0
 
     def count(self, size: int) -> None:
         """Count the body as *size* bytes, if that is more than before. Raises ``Overloaded``."""
-        more = size - self.taken
+        more = size - self.counted
         if more <= 0:
             return
         account, tenant = self.account, self.tenant
@@ -370,23 +394,23 @@ class BodyReader(msgspec.Struct):
                 "Try again soon."
             )
         of_tenant = account.by_tenant[tenant]
-        if of_tenant > self.taken and of_tenant + more > account.limit - account.total:
+        if of_tenant > self.counted and of_tenant + more > account.limit - account.total:
             raise Overloaded(
                 "The requests of this caller have their share of the request bytes that the proxy has in memory "
                 "(server.limits.in_flight_bytes). Try again soon."
             )
         account.by_tenant[tenant] = of_tenant + more
         account.total += more
-        self.taken = size
+        self.counted = size
 
     def release(self) -> None:
-        """Give the account back what this body took; harmless when called again."""
+        """Count this body no longer; harmless when called again."""
         account, tenant = self.account, self.tenant
-        account.total -= self.taken
-        account.by_tenant[tenant] -= self.taken
+        account.total -= self.counted
+        account.by_tenant[tenant] -= self.counted
         if not account.by_tenant[tenant]:
             del account.by_tenant[tenant]
-        self.taken = 0
+        self.counted = 0
 
     async def whole(self, declared: int | None) -> bytes:
         """Return the body, of *declared* bytes, as sent.
@@ -436,35 +460,41 @@ _MODEL_FIRST: Final = re.compile(rb'\s*\{\s*"model"\s*:\s*"([^"\\]{1,256})"')
 
 def read_request(body: bytes, path: RequestPath, headers: RequestHeaders, tenant: bytes, request_id: str) -> Request:
     """Return the engine's request, by *body*, path and headers. Raises ``InvalidRequest``."""
-    seen = headers.seen
-    session, epoch, client_compaction = "", 0, ""
-    if not _CLIENT_NAMES.isdisjoint(seen):
-        session, epoch, client_compaction = session_of(seen), epoch_of(seen), announced_client(seen)
+    by_name = headers.by_name
+    session, epoch, client_compaction, variant = "", 0, "", ""
+    if not _CLIENT_NAMES.isdisjoint(by_name):
+        session, epoch = session_in_headers(by_name), epoch_in_headers(by_name)
+        client_compaction = announced_client(by_name)
+    if "anthropic-beta" in by_name:
+        variant = window_variant(by_name["anthropic-beta"])
+    requested = NO_OPTIONS
+    if headers.own:
+        requested = options(headers.own)
     return Request(
         path.api,
         body,
         tenant,
         request_id,
-        options=options(headers.own) if headers.own else NO_OPTIONS,
+        options=requested,
         path_model=path.model,
         session=session,
         epoch=epoch,
-        window_variant=window_variant(seen["anthropic-beta"]) if "anthropic-beta" in seen else "",
+        window_variant=variant,
         client_compaction=client_compaction,
-        origin=Origin(path.path_qs, tuple(headers.forward)),
+        origin=Origin(path.path_qs, tuple(headers.end_to_end)),
         purpose=path.purpose,
     )
 
 
 def unread_request(body: bytes, path: RequestPath, headers: RequestHeaders, tenant: bytes, request_id: str) -> Request:
     """Return the engine's request if the headers could not be read: the client's own bytes and their path."""
-    origin = Origin(path.path_qs, tuple(headers.forward))
+    origin = Origin(path.path_qs, tuple(headers.end_to_end))
     return Request(path.api, body, tenant, request_id, origin=origin, purpose=path.purpose)
 
 
 async def decoded(body: bytes, headers: RequestHeaders, reader: BodyReader, limits: Limits) -> bytes:
     """Take the content-encoding off *body*, within *limits*, and its header with it. Raises ``InvalidRequest``."""
-    plain = await inflated(body, headers.seen.get("content-encoding", ""), limits)
+    plain = await inflated(body, headers.by_name.get("content-encoding", ""), limits)
     reader.count(len(plain))
     headers.drop(("content-encoding",))
     return plain
@@ -475,4 +505,6 @@ def named_model(body: bytes, *, complete: bool) -> str:
     if complete:
         return model_of(body)
     match = _MODEL_FIRST.match(body)
-    return match[1].decode("utf-8", "replace") if match else ""
+    if match is None:
+        return ""
+    return match[1].decode("utf-8", "replace")

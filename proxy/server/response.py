@@ -1,4 +1,4 @@
-"""One answer to one client, written straight to its connection: nothing is added that the caller did not ask for."""
+"""Writes one answer to a client, straight to its connection, with the headers that are given and no others."""
 
 from __future__ import annotations
 
@@ -24,6 +24,8 @@ from proxy.server.request import is_stranger, misses_root
 
 _REASONS: Final = {status.value: status.phrase for status in HTTPStatus}
 _JOINED: Final = 2**14
+"""Bytes of a chunk that is copied to be sent with its frame in one write; a larger one takes three."""
+
 _HTTP_1_1: Final = (1, 1)
 _RESET: Final = struct.pack("ii", 1, 0)
 """SO_LINGER for an end by RST: on, for 0 seconds (https://man7.org/linux/man-pages/man7/socket.7.html)."""
@@ -41,7 +43,7 @@ class UnfitHeader(UllageError):
 
 
 class ResponseWriter:
-    """Writes one answer, for the handler; to aiohttp's connection loop it is a response.
+    """Writes one answer. aiohttp's connection loop takes it for a response.
 
     ``status`` is 0 until the head is written. After ``finish`` or ``break_off`` nothing more can be written.
     """
@@ -110,7 +112,7 @@ class ResponseWriter:
         self.start(101, headers, sized=True)
 
     def write(self, chunk: bytes) -> bool:
-        """Write body bytes. Return True if the client reads slower than that: then ``drain`` before reading on."""
+        """Write body bytes. Return True if the client reads more slowly: then ``drain`` before reading on."""
         if chunk and not self.bodyless:
             if not self._chunked:
                 self._send(chunk)
@@ -132,7 +134,7 @@ class ResponseWriter:
             raise ClientLeft from error
 
     def finish(self) -> None:
-        """End the body: it is complete."""
+        """End a body that is complete."""
         self._ended = True
         if self._chunked:
             self._send(b"0\r\n\r\n")
@@ -140,7 +142,7 @@ class ResponseWriter:
             self._send(b"")
 
     def break_off(self, last: bytes = b"") -> None:
-        """End the connection so that the client sees the answer is incomplete, after what was written and *last*."""
+        """Write *last* and end the connection, so that the client sees that the answer is incomplete."""
         if last:
             self.write(last)
         elif self._head:
@@ -175,7 +177,9 @@ class ResponseWriter:
 
     def _reset_at_close(self) -> None:
         """Let the connection end by a reset: an orderly end would say that the body is complete."""
-        sock: socket.socket | None = self._transport.get_extra_info("socket") if self._transport is not None else None
+        if self._transport is None:
+            return
+        sock: socket.socket | None = self._transport.get_extra_info("socket")
         if sock is not None and sock.fileno() >= 0:
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
 
@@ -234,7 +238,7 @@ class UpgradeRefused(UllageError):
 
     @property
     def message(self) -> str:
-        """The way to ask instead."""
+        """One sentence for the client."""
         return "This proxy does not speak WebSocket here; send POST /v1/responses with stream: true."
 
 
@@ -263,10 +267,10 @@ class StreamBroken(UllageError):
 
 
 def check_known(path: str, reply: ports.Reply) -> None:
-    """Raise ``NotFound`` if the upstream does not know *path* either and says so in no JSON a client could read.
+    """Raise ``NotFound`` if the upstream does not know *path* either, and its *reply* is no JSON for a client.
 
-    Paths outside the APIs are relayed, since servers have routes of their own (``/tokenize``, ``/api/show``). What a
-    newcomer most often meets is a base URL without ``/v1``, or with another path before it.
+    Paths outside the APIs are relayed, since servers have routes of their own (``/tokenize``, ``/api/show``). Most of
+    those that no server knows come from a base URL without ``/v1``, or with another path before it.
     """
     if reply.status not in (404, 405) or not is_stranger(path):
         return
@@ -282,7 +286,7 @@ def without(headers: Sequence[tuple[str, str]], prefix: str) -> list[tuple[str, 
 
 
 def refuse(out: ResponseWriter, error: UllageError, api: str, report: Report, cors: Sequence[tuple[str, str]]) -> None:
-    """Write a whole answer of our own that says what is wrong."""
+    """Write a whole answer with *error*, in the shape of *api*."""
     body = error_body(error, api)
     headers = [("content-type", "application/json"), ("content-length", str(len(body))), *response_headers(report)]
     if isinstance(error, Overloaded):
@@ -308,7 +312,9 @@ def last_event(error: UllageError, api: str) -> bytes:
     https://html.spec.whatwg.org/multipage/server-sent-events.html#event-stream-interpretation
     """
     # The blank line first ends an event that was cut in its middle.
-    name = b"event: error\n" if api != "chat" else b""
+    name = b"event: error\n"
+    if api == "chat":
+        name = b""
     if api == "responses":
         body = json.dumps({"type": "error", "code": error.code, "message": error.message, "param": None}).encode()
     else:
@@ -322,7 +328,7 @@ class ReplyObserver:
     A fault in it is *reported* once and turns it off; the bytes go on.
     """
 
-    __slots__ = ("_end", "_ending", "_hider", "_report", "_tap", "watches")
+    __slots__ = ("_end", "_ending", "_hider", "_is_on", "_report", "_tap")
 
     def __init__(
         self,
@@ -333,32 +339,34 @@ class ReplyObserver:
         *,
         watches_end: bool = False,
     ) -> None:
-        """*encoding* is the answer's content-encoding; *watches_end*: look for what says that the stream is done."""
+        """*encoding* is the answer's content-encoding; *watches_end*: look for the last event of the stream."""
         self._hider = hider
         self._ending = ending
         self._report = report
         self._tap: UsageTap | None = None
-        self._end = StreamEnd() if watches_end else None
-        self.watches = True
+        self._end: StreamEnd | None = None
+        if watches_end:
+            self._end = StreamEnd()
+        self._is_on = True
         try:
             self._tap = UsageTap(encoding)
-        except Exception as fault:  # noqa: BLE001 - whatever watches an answer must not cost it
+        except Exception as fault:  # noqa: BLE001 - observing an answer must not cost it
             self._turn_off(fault)
 
     @property
     def usage(self) -> Usage:
         """The newest figures of each kind; ``NO_USAGE`` after a fault."""
-        if not self.watches or self._tap is None:
+        if not self._is_on or self._tap is None:
             return NO_USAGE
         try:
             return self._tap.usage
-        except Exception as fault:  # noqa: BLE001 - whatever watches an answer must not cost it
+        except Exception as fault:  # noqa: BLE001 - observing an answer must not cost it
             self._turn_off(fault)
             return NO_USAGE
 
     def feed(self, chunk: bytes) -> bytes:
         """Return the bytes for the client: *chunk* itself, or without the usage event that it did not ask for."""
-        if not self.watches or self._tap is None:
+        if not self._is_on or self._tap is None:
             return chunk
         pending: bytes | None = None
         try:
@@ -369,38 +377,43 @@ class ReplyObserver:
                 self._ending.feed(chunk)
             if self._end is not None:
                 self._end.feed(chunk)
-            return self._hider.feed(chunk) if self._hider is not None else chunk
-        except Exception as fault:  # noqa: BLE001 - whatever watches an answer must not cost it
+            if self._hider is None:
+                return chunk
+            return self._hider.feed(chunk)
+        except Exception as fault:  # noqa: BLE001 - observing an answer must not cost it
             self._turn_off(fault)
-            return (self._withheld() if pending is None else pending) + chunk
+            if pending is None:
+                pending = self._hidden_rest()
+            return pending + chunk
 
     def finish(self) -> tuple[bytes, bool]:
-        """Return what is left when the answer ends.
+        """Return the bytes left at the end of the answer, and False if a watched stream came without its last event."""
+        if not self._is_on:
+            return b"", True
+        rest = b""
+        if self._hider is not None:
+            rest = self._hidden_rest()
+        return rest, self._end is None or self._end.done or not self._is_on
 
-        The second value is False if the end of a stream was watched for and did not come.
-        """
-        rest = self._withheld() if self._hider is not None and self.watches else b""
-        return rest, self._end is None or self._end.done or not self.watches
-
-    def _withheld(self) -> bytes:
+    def _hidden_rest(self) -> bytes:
         if self._hider is None:
             return b""
         try:
             return self._hider.rest()
-        except Exception as fault:  # noqa: BLE001 - whatever watches an answer must not cost it
+        except Exception as fault:  # noqa: BLE001 - observing an answer must not cost it
             self._turn_off(fault)
             return b""
 
     def _turn_off(self, fault: Exception) -> None:
-        if self.watches:
+        if self._is_on:
             self._report(fault)
-        self.watches = False
+        self._is_on = False
 
 
 async def relay_body(reply: ports.Reply, out: ResponseWriter, observer: ReplyObserver, first: bytes) -> bool:
     """Pass on *first* and the rest of *reply*, as *observer* has it.
 
-    Return False if a stream ended that never said that it was done.
+    Return False if a stream ended without its last event.
     """
     chunk = first or await reply.next_chunk()
     while chunk:
@@ -418,7 +431,10 @@ async def relay_body(reply: ports.Reply, out: ResponseWriter, observer: ReplyObs
 
 
 def break_off(out: ResponseWriter, observer: ReplyObserver, api: str, *, is_stream: bool) -> None:
-    """End a body that broke so that the client sees it: a stream with an event in the words of *api*."""
+    """End a body that broke, so that the client sees it; a stream gets a last event in the shape of *api*."""
     rest, _ = observer.finish()
     out.write(rest)
-    out.break_off(last_event(StreamBroken(), api) if is_stream else b"")
+    last = b""
+    if is_stream:
+        last = last_event(StreamBroken(), api)
+    out.break_off(last)

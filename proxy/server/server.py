@@ -21,9 +21,9 @@ from proxy.tasks import Faults
 class Server:
     """Serves the API. ``route`` names a model's upstream; ``observers`` get each request's report and seconds.
 
-    ``metrics`` gives the exposition and its content type (called in a thread; ``None``: there are none to see),
-    ``status`` what the admin API shows, ``models`` answers for all upstreams' models. ``open_routes``
-    opens those that a feature adds. ``faults`` of ours are reported there.
+    ``metrics`` returns the exposition and its content type (called in a thread; ``None``: no metrics are served).
+    ``status`` returns what the admin API shows, ``models`` answers for all upstreams' models. ``open_routes`` opens
+    those that a feature adds. ``faults`` reports our own faults.
     """
 
     def __init__(
@@ -57,12 +57,16 @@ class Server:
     @property
     def without_descriptor(self) -> int:
         """The number of connections that came when hardly any file descriptor was left."""
-        return self._listener.crowded if self._listener is not None else 0
+        if self._listener is None:
+            return 0
+        return self._listener.crowded
 
     @property
     def refusals(self) -> Mapping[str, int]:
         """The number of connections and unreadable requests refused so far, by reason."""
-        return self._listener.refusals if self._listener is not None else {}
+        if self._listener is None:
+            return {}
+        return self._listener.refusals
 
     def set_ready(self, ready: bool) -> None:
         """Set the answer of ``/health/ready``; ``start`` sets it to True."""
@@ -92,7 +96,7 @@ class Server:
         await self._drain.drain(seconds)
 
     async def close(self) -> None:
-        """Stop listening and drop what is left, at once."""
+        """Stop listening and end all connections, at once."""
         if self._sockets is not None:
             self._sockets.close()
         await self.drain(0)
@@ -102,5 +106,6 @@ class Server:
 
 def _is_loopback(address: str) -> bool:
     parsed = ipaddress.ip_address(address.partition("%")[0])
-    mapped = parsed.ipv4_mapped if isinstance(parsed, ipaddress.IPv6Address) else None
-    return (mapped or parsed).is_loopback
+    if isinstance(parsed, ipaddress.IPv6Address) and parsed.ipv4_mapped is not None:
+        return parsed.ipv4_mapped.is_loopback
+    return parsed.is_loopback

@@ -1,4 +1,4 @@
-"""WebSockets (https://www.rfc-editor.org/rfc/rfc6455), relayed byte for byte both ways and never read."""
+"""Relays WebSockets (https://www.rfc-editor.org/rfc/rfc6455) byte for byte, both ways, without reading them."""
 
 from __future__ import annotations
 

@@ -50,8 +50,6 @@ class PruneStage(Stage):
 class TruncateStage(Stage):
     """Cuts the largest remaining results down to a limit."""
 
-    always: bool = Field(default=False, description="Cap every result before it is first sent, whatever the room.")
-    max_lines: int = Field(default=2_000, gt=1, description="With always: lines a result keeps at most.")
     max_bytes: int = Field(default=50_000, ge=1_000, description="Bytes a result keeps at most once it was read.")
     share: Annotated[Share, Field(gt=0)] = Field(default=0.10, description="Share of the room it keeps at most.")
 
@@ -133,14 +131,6 @@ class Allocation(Section):
         return self
 
 
-class Recall(Section):
-    """A tool, offered and answered by Ullage, with which a model reads what left its view."""
-
-    enabled: bool = Field(default=False, description="Offer it where a view leaves something out; edits such answers.")
-    results: int = Field(default=3, ge=1, le=10, description="Results of one call, unless it asks for up to 10.")
-    max_tokens: int = Field(default=4_000, ge=100, le=32_000, description="Tokens one call's results take at most.")
-
-
 class Compression(Section):
     """When a view is made smaller, and how."""
 
@@ -162,14 +152,9 @@ class Compression(Section):
         default="truncate",
         description="When a history that only the provider keeps is too long: let it cut that, or pass its error on.",
     )
-    client_compaction: Literal["relay", "answer"] = Field(
-        default="relay",
-        description="A client's own compaction: asked of its model; answer: from the summary that is ready, if one is.",
-    )
     stages: Stages = Stages()
     shares: Shares = Shares()
     allocation: Allocation = Allocation()
-    recall: Recall = Recall()
 
     @property
     def effective_low_mark(self) -> float:

@@ -1,4 +1,4 @@
-"""The sections ``server``, ``store`` and ``archive``."""
+"""The sections ``server`` and ``store``."""
 
 from __future__ import annotations
 
@@ -128,14 +128,3 @@ class Store(Section):
                 [(("other_keys",), "stand beside no key", "Set key to the master key that seals from now on.")]
             )
         return self
-
-
-class Archive(Section):
-    """Originals of what compactions took out of views."""
-
-    enabled: bool = Field(default=False, description="Keep them, sealed, for their own client to read.")
-    days: Annotated[float, Field(gt=0, le=90, allow_inf_nan=False)] = Field(
-        default=7.0, description="Days for which they are kept."
-    )
-    max_item: Bytes = Field(default=256 * 1024, le=8 * MIB - 1, description="Bytes of the largest item that is kept.")
-    queue: Bytes = Field(default=16 * MIB, description="Bytes that wait for the store at most, in each worker.")

@@ -17,7 +17,7 @@ from proxy.settings.field_types import (
     raise_problems,
 )
 from proxy.settings.problems import Path
-from proxy.settings.server import Archive, Server, Store
+from proxy.settings.server import Server, Store
 from proxy.settings.tools import Tools
 from proxy.settings.upstreams import Fallback, Model, OverflowRule, Upstream
 
@@ -51,7 +51,6 @@ class Settings(Section):
     compression: Compression = Compression()
     tools: Tools = Tools()
     summaries: Summaries = Summaries()
-    archive: Archive = Archive()
     telemetry: Telemetry = Telemetry()
     overflow_rules: tuple[OverflowRule, ...] = Field(
         default=(), description="More ways of saying that a request is too long; tried before the packaged ones."

@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field, ValidationError
 
-from proxy.core.tool_calls import Forms
+from proxy.core.tool_calls import TextToolFormat
 from proxy.core.tool_table import Keys, Kind, Tool, ToolMap
 from proxy.settings.field_types import FilePath, Section, SplitText
 from proxy.settings.packaged_data import packaged
@@ -85,12 +85,12 @@ def tool_map(tools: ToolTable) -> ToolMap:
     below = ToolTable.model_validate(parse_inline(packaged(FILE).read_text(encoding="utf-8")))
     table = merged(below, tools)
     keys = Keys(**{name: getattr(table.keys, name) for name in ToolKeys.model_fields})
-    forms = Forms(
+    text_format = TextToolFormat(
         tuple(re.compile(pattern, re.MULTILINE | re.DOTALL) for pattern in table.written.calls),
         tuple(re.compile(pattern) for pattern in table.written.results),
         table.written.added,
     )
-    return ToolMap({name: _tool(rule) for name, rule in table.map.items()}, table.protected, keys, forms)
+    return ToolMap({name: _tool(rule) for name, rule in table.map.items()}, table.protected, keys, text_format)
 
 
 def with_file(tools: Tools, folder: Path) -> Tools:

@@ -33,7 +33,6 @@ _KEY_HEADERS = CREDENTIALS | {"cookie"}
 # LiteLLM's names of providers that authenticate by the machine's role or service account, never by a client's key:
 # https://docs.litellm.ai/docs/providers/bedrock and https://docs.litellm.ai/docs/providers/vertex
 _AMBIENT = frozenset({"bedrock", "bedrock_converse", "sagemaker", "sagemaker_chat", "vertex_ai", "vertex_ai_beta"})
-_COMPACTING_HOSTS = ("api.openai.com", "chatgpt.com", ".openai.azure.com")
 _KEY_HEADERS_BY_HOST = (("anthropic.com", "x-api-key"), ("azure.com", "api-key"))
 
 Encoding = Literal["o200k_base", "cl100k_base"]
@@ -91,22 +90,6 @@ class Upstream(Section):
     count_tokens: Literal["auto", "relay", "own"] = Field(
         default="auto", description="Who answers /v1/messages/count_tokens: it if it can, it, or our own count."
     )
-
-    compaction: Literal["auto", "relay", "own"] = Field(
-        default="auto",
-        description="Who answers /v1/responses/compact and compaction_trigger items: it if it can, it, or Ullage.",
-    )
-
-    context_management: Literal["pass", "own"] = Field(
-        default="pass",
-        description="Who does the context edits that /v1/messages asks for: it (pass), or Ullage.",
-    )
-
-    @property
-    def compacts(self) -> bool:
-        """True if it is known to answer ``/v1/responses/compact``: OpenAI's and Azure's own servers."""
-        host = urlsplit(self.base_url).hostname or ""
-        return host.endswith(_COMPACTING_HOSTS)
 
     @property
     def key_header(self) -> str:

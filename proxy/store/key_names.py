@@ -26,8 +26,8 @@ def record(root_hash: bytes, route: str, prefix_hash: bytes) -> str:
 
 def records(root_hash: bytes, route: str, prefix_hashes: Sequence[bytes]) -> list[str]:
     """The compaction records at many *prefix_hashes* of one conversation, as ``record`` names each."""
-    prefix = _of_conversation(root_hash, "e", _route_digest(route))
-    return [f"{prefix}:{text}" for text in _texts(prefix_hashes)]
+    root, digest, *texts = _texts((root_hash, _route_digest(route), *prefix_hashes))
+    return [f"ullage1:{{{root}}}:e:{digest}:{text}" for text in texts]
 
 
 def summary(root_hash: bytes, policy: bytes, prefix_hash: bytes) -> str:

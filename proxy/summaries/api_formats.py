@@ -1,4 +1,4 @@
-"""The three APIs as summarisers use them: a request for one text, and its answer."""
+"""The three APIs as summarisers use them: the request for one text, and its answer."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from fnmatch import fnmatchcase
 from types import MappingProxyType
 from typing import Any, Final
 
-from proxy.core.apis.usage import usage_of
+from proxy.core.apis.usage import read_usage
 
 REASONING_MODELS: Final = ("o1*", "o3*", "o4*", "gpt-5*")
-"""Models that take ``max_completion_tokens`` only, and reason inside it:
+"""Models that accept only ``max_completion_tokens``, and whose reasoning counts in it:
 https://platform.openai.com/docs/api-reference/chat/create
 """
 
 REASONING_TOKENS: Final = 4_096
-"""Tokens allowed beside the cap to a model that reasons before it writes."""
+"""Tokens of output, beside the cap, for a model that reasons before it writes."""
 
-# Of the client's request, what decides whether the provider's prompt cache holds it, or who pays. Sampling figures and
-# response formats are left out: they are meant for the client's own answer. Anthropic's cache also depends on
-# tool_choice: https://docs.anthropic.com/en/docs/build-with-claude/prompt-caching
+# Members of the client's request that are sent with a summary's request, too: the provider's prompt cache depends on
+# them, or they name who pays. Sampling figures and response formats are for the client's own answer only. Anthropic's
+# cache also depends on tool_choice: https://platform.claude.com/docs/en/build-with-claude/prompt-caching
 _CHAT_MEMBERS: Final[tuple[str, ...]] = (
     "model",
     "tools",
@@ -46,7 +46,7 @@ _RESPONSES_MEMBERS: Final[tuple[str, ...]] = (
 
 @dataclass(frozen=True, slots=True)
 class ModelAnswer:
-    """A model's answer: its text, whether it called tools or was cut short, and the tokens it states."""
+    """A model's answer: its text, and the tokens it states. ``cut_short``: it reached the limit of its output."""
 
     text: str
     called_tools: bool = False
@@ -59,9 +59,9 @@ class ModelAnswer:
 class ApiFormat:
     """One API.
 
-    ``build_body`` takes model, system text, user text and output tokens. ``continue_prompt`` takes a request's
-    envelope, an instruction and output tokens. It returns the name of the list of items, the body's other members, and
-    the item that ends the list. ``parse`` raises what a missing or odd member raises.
+    ``build_body`` takes the model, the system text, the user text and the output tokens. ``continue_prompt`` takes a
+    request's envelope, an instruction and the output tokens; it returns the name of the list of items, the other
+    members of the body, and the item that ends the list. ``parse`` may raise any error if a member is missing or odd.
     """
 
     path: str
@@ -71,13 +71,15 @@ class ApiFormat:
 
 
 def output_allowance(model: str, cap: int) -> int:
-    """Output tokens to allow for a summary of *cap* tokens: room to overshoot, and to reason if the model does."""
-    reasoning = REASONING_TOKENS if _reasons(model) else 0
-    return int(cap * 1.25) + 64 + reasoning
+    """Output tokens for a summary of *cap* tokens: a quarter more, and room to reason if the model does."""
+    tokens = int(cap * 1.25) + 64
+    if _reasons(model):
+        tokens += REASONING_TOKENS
+    return tokens
 
 
 def encode_json(body: Mapping[str, Any]) -> bytes:
-    """*body* as JSON; text that UTF-8 cannot hold stays escaped."""
+    """*body* as JSON in ASCII, so that text which UTF-8 cannot hold stays escaped."""
     return json.dumps(body, separators=(",", ":")).encode()
 
 
@@ -86,12 +88,12 @@ def append_to_prompt(
 ) -> bytes:
     """A prompt that the provider may have cached, with *instruction* behind it: the items keep their bytes.
 
-    *model* is the upstream's name for it; the client's may be another.
+    *model* is the upstream's name of the model, which may differ from the client's.
     """
     envelope = {**json.loads(envelope_json), "model": model}
     name, members, last = api.continue_prompt(envelope, instruction, output)
-    separator = b"," if items else b""
-    return encode_json(members)[:-1] + b',"' + name.encode() + b'":[' + items + separator + encode_json(last) + b"]}"
+    all_items = b",".join(filter(None, (items, encode_json(last))))
+    return encode_json(members)[:-1] + b',"' + name.encode() + b'":[' + all_items + b"]}"
 
 
 def parse_answer(api: ApiFormat, data: bytes) -> ModelAnswer | None:
@@ -108,7 +110,9 @@ def _reasons(model: str) -> bool:
 
 
 def _chat_limit(model: str) -> str:
-    return "max_completion_tokens" if _reasons(model) else "max_tokens"
+    if _reasons(model):
+        return "max_completion_tokens"
+    return "max_tokens"
 
 
 def _chat_body(model: str, system: str, text: str, output: int) -> dict[str, Any]:
@@ -129,7 +133,7 @@ def _continue_chat(
 def _parse_chat(answer: Mapping[str, Any]) -> ModelAnswer:
     choice = answer["choices"][0]
     message = choice["message"]
-    usage = usage_of(answer.get("usage"))
+    usage = read_usage(answer.get("usage"))
     return ModelAnswer(
         text=_text(message.get("content")),
         called_tools=bool(message.get("tool_calls") or message.get("function_call")),
@@ -153,7 +157,7 @@ def _continue_messages(
 
 def _parse_messages(answer: Mapping[str, Any]) -> ModelAnswer:
     parts = answer["content"]
-    usage = usage_of(answer.get("usage"))
+    usage = read_usage(answer.get("usage"))
     return ModelAnswer(
         text=_text(parts),
         called_tools=any(isinstance(part, Mapping) and part.get("type") == "tool_use" for part in parts),
@@ -186,7 +190,7 @@ def _continue_responses(
 
 def _parse_responses(answer: Mapping[str, Any]) -> ModelAnswer:
     items = [item for item in answer["output"] if isinstance(item, Mapping)]
-    usage = usage_of(answer.get("usage"))
+    usage = read_usage(answer.get("usage"))
     return ModelAnswer(
         text="".join(_text(item.get("content")) for item in items if item.get("type") == "message"),
         called_tools=any(str(item.get("type", "")).endswith("_call") for item in items),

@@ -30,10 +30,11 @@ class StoredSummary(msgspec.Struct, frozen=True, array_like=True):
 
 
 class SummaryNote(msgspec.Struct, frozen=True, array_like=True):
-    """The outcome of a summary of the first ``length`` items, wanted since ``last_compaction`` (a prefix hash).
+    """The state of a summary of the first ``length`` items, wanted since ``last_compaction`` (a prefix hash).
 
-    ``policy`` and ``prefix_hash`` name its text. ``tokens_in`` and ``tokens_out`` are what it covers and what it takes.
-    ``written_at`` is when the note was written, ``retry_at`` when a failed summary may be tried again (Unix time).
+    ``policy`` and ``prefix_hash`` name its text. ``tokens_in`` are those of the items, ``tokens_out`` those of the
+    text. ``written_at`` is the time of the note, ``retry_at`` the time from which a failed summary may be tried again
+    (Unix time).
     """
 
     version: int
@@ -80,7 +81,9 @@ def note_for(
     refused_for: int = 0,
 ) -> SummaryNote:
     """The note that a wanted summary is in *state*; a failed one is tried again after *refused_for* seconds."""
-    prefix = wanted.prefix
+    prefix, retry_at = wanted.prefix, 0
+    if state == "failed":
+        retry_at = now + refused_for
     return SummaryNote(
         version=NOTE_VERSION,
         written_at=now,
@@ -95,5 +98,5 @@ def note_for(
         reason=reason,
         tokens_in=int(prefix.tokens * wanted.token_ratio),
         tokens_out=tokens_out,
-        retry_at=now + refused_for if state == "failed" else 0,
+        retry_at=retry_at,
     )

@@ -1,9 +1,10 @@
-"""Summaries prepared before they are needed: one job for each stretch of a conversation, on one replica of all.
+"""Writes summaries before they are needed: one job for each stretch of a conversation, on one of all replicas.
 
 A stretch begins at a conversation's newest compaction. Above the soft mark a job writes the summary that the next
-compaction will need; a compaction that comes earlier uses what there is.
+compaction will need. A compaction that comes before it is ready uses the newest summary there is.
 
-The store's lease saves money, never correctness: a summary is an immutable value, and the first one stored is valid.
+A job holds a lease in the store, so that only one replica pays for a summary. Nothing else depends on the lease: a
+summary is an immutable value, and the first one stored is valid.
 """
 
 from __future__ import annotations
@@ -29,19 +30,19 @@ from proxy.summaries.writer import Draft, NotWritten, Writer
 from proxy.tasks import Spawn
 
 RENEW: Final = 1 / 3
-"""Time between two renewals of a lease, in lifetimes of the lease."""
+"""Time between two renewals of a lease, as a share of its lifetime."""
 
 AGAIN: Final = 5.0
-"""Seconds until a job that could not begin may begin."""
+"""Seconds until a job that could not begin may be tried again."""
 
 REFUSED, LONGEST_REFUSED = 60.0, 3600.0
-"""Seconds that a stretch rests after a failure: doubled with each failure in a row, up to the second figure."""
+"""Seconds until a stretch is tried again after a failure, doubled with each failure in a row; and their maximum."""
 
 WAIT_ELSEWHERE: Final = 8.0
 """Seconds that a compaction waits for a summary which another replica is writing."""
 
 SHOWN: Final = 100
-"""Most tenants, and most breakers, on the status page."""
+"""Most tenants, and most breakers, that the status page shows."""
 
 Stretch = tuple[str, bytes]
 """The route, and the prefix hash of the newest compaction."""
@@ -53,17 +54,17 @@ OnNote = Callable[[bytes, bytes, SummaryNote], None]
 
 
 def ignore_note(tenant: bytes, root_hash: bytes, note: SummaryNote) -> None:
-    """Take a note and drop it."""
+    """Ignore a note."""
 
 
 @dataclass(frozen=True, slots=True)
 class JobCaches:
-    """The memory of one process for summaries, in bounded mappings.
+    """The bounded mappings in which one process remembers summaries. Times are monotonic seconds.
 
-    ``summaries`` are under their text policy and prefix hash. ``not_before`` is when a job may begin,
-    ``too_expensive`` the length of the prefix that could not be paid for and its tokens, ``failures`` their number in a
-    row, each for a stretch. ``breakers`` are by summariser and tenant. ``waiting_until`` is when a request that waits
-    for summaries goes on without. All times are monotonic seconds.
+    ``summaries`` are by text policy and prefix hash. For each stretch, ``not_before`` is the time from which a job may
+    begin, ``too_expensive`` the length and the tokens of a prefix that could not be paid for, ``failures`` the number
+    of failures in a row. ``breakers`` are by summariser and tenant. ``waiting_until`` is the time at which a request
+    that waits for summaries goes on without them.
     """
 
     summaries: MutableMapping[tuple[bytes, bytes], Summary]
@@ -76,7 +77,7 @@ class JobCaches:
 
 @dataclass(frozen=True, slots=True)
 class _Job:
-    """A summary to be written; ``waits``: a compaction waits for it. ``policy`` names all that its text depends on."""
+    """A summary to be written. ``waits``: a compaction waits for it. ``policy``: a digest of what decides its text."""
 
     wanted: SummaryRequest
     summariser: Summariser
@@ -93,7 +94,7 @@ class _Job:
 
 
 class Jobs:
-    """Implements ``ports.Summaries``. *resolve* gives a model's route, *label* a tenant's short keyed name."""
+    """Implements ``ports.Summaries``. *resolve* returns a model's route, *label* a tenant's short keyed name."""
 
     def __init__(
         self,
@@ -138,11 +139,11 @@ class Jobs:
 
     @property
     def open_breakers(self) -> int:
-        """The number of summarisers, each for one tenant, that are not asked at present because they failed."""
+        """The number of summarisers, each for one tenant, that are not called at present because they failed."""
         return sum(breaker.state != "closed" for breaker in self._caches.breakers.values())
 
     def status(self) -> dict[str, object]:
-        """The state of summaries in this process, by tenant's short name: tokens of the last hour, pauses, breakers."""
+        """The state of summaries in this process, as JSON: tokens of the last hour, pauses and breakers by tenant."""
         breakers = [
             {"tenant": self._label(tenant), "summariser": name, "state": breaker.state}
             for (name, tenant), breaker in self._caches.breakers.items()
@@ -156,11 +157,11 @@ class Jobs:
         return await self._newest(self._job(wanted, waits=False))
 
     async def write(self, wanted: SummaryRequest) -> Summary | None:
-        """As ``ready``, but write a missing summary first, within the timeout that a request has in all."""
+        """As ``ready``, but write a missing summary first, within the timeout of all summaries of a request."""
         ready = await self.ready(wanted)
         if ready is not None and ready.length == wanted.prefix.length:
             return ready
-        # A view that does not fit is made once more, and may need a summary of another prefix each time.
+        # A view that does not fit is built again, and may need a summary of another prefix each time.
         now = self._clock()
         until = self._caches.waiting_until.setdefault(wanted.request.request_id, now + self._config.timeout)
         if until <= now:
@@ -168,7 +169,7 @@ class Jobs:
         task = self._running.get(_stretch_of(wanted)) or self._start(wanted, waits=True)
         if task is None:
             return ready
-        # The job goes on after this: its summary serves the next compaction.
+        # A job that takes longer goes on: its summary serves the next compaction.
         await asyncio.wait({task}, timeout=until - now)
         if not task.done() or task.cancelled() or task.exception() is not None:
             return ready
@@ -178,7 +179,7 @@ class Jobs:
         return written
 
     def is_due(self, request: Request, route: Route, last_compaction: bytes) -> bool:
-        """True if a job since that compaction may be worth starting; costs nothing."""
+        """True if a job since that compaction may be worth starting; reads only this process's memory."""
         if self.inline or self._closing or request.origin is None or len(self._running) >= self._config.max_jobs:
             return False
         stretch = (route.name, last_compaction)
@@ -201,7 +202,7 @@ class Jobs:
         self._limits.pause(tenant)
 
     async def finish(self, seconds: float) -> None:
-        """Start no more jobs, give running ones *seconds*, then cancel them; each gives its lease back."""
+        """Start no more jobs. Give running ones *seconds*, then cancel them; each releases its lease."""
         self._closing = True
         running = list(self._running.values())
         if not running:
@@ -228,11 +229,13 @@ class Jobs:
             summary, draft = await self._attempt(job)
         except NotWritten as error:
             self._caches.not_before[job.stretch] = self._clock() + self._rest_after(job, error)
-            outcome: SummaryOutcome = "failed" if error.model_asked else "skipped"
+            outcome: SummaryOutcome = "skipped"
+            if error.called_model:
+                outcome = "failed"
             self._report(job, outcome, began, error.reason, error.calls, error.tokens_used)
             return None
         except Exception:
-            # A fault of our own, which the task's owner reports. It would happen, and be paid for, again.
+            # A fault of our own, which the owner of the task reports. Another job would pay for it again.
             self._caches.not_before[job.stretch] = math.inf
             raise
         self._caches.not_before[job.stretch] = math.inf
@@ -245,7 +248,7 @@ class Jobs:
 
     def _rest_after(self, job: _Job, error: NotWritten) -> float:
         """The seconds until the next job for this stretch may begin."""
-        if error.model_asked:
+        if error.called_model:
             return self._refuse(job)
         if error.reason == "elsewhere":
             return self._config.lease_seconds
@@ -278,15 +281,15 @@ class Jobs:
         self._on_report(report)
 
     async def _attempt(self, job: _Job) -> tuple[Summary, Draft | None]:
-        """The summary, and its draft unless another replica wrote it. Raises ``NotWritten``."""
+        """The summary, with its draft if this job wrote it. Raises ``NotWritten``."""
         if self._limits.is_paused(job.tenant):
-            raise NotWritten("paused", model_asked=False)
+            raise NotWritten("paused", called_model=False)
         if self._config.forbids(job.wanted, job.summariser):
-            raise NotWritten("subscription", model_asked=False)
+            raise NotWritten("subscription", called_model=False)
         wanted, seconds = job.wanted, self._config.lease_seconds
         lease = await self._table.lease(wanted.root_hash, job.policy, wanted.last_compaction, seconds)
         if lease is None:
-            return await self._elsewhere(job), None
+            return await self._wait_for_replica(job), None
         renewal = self._spawn(self._renew(lease), "summary lease")
         try:
             return await self._write_under_lease(job)
@@ -298,27 +301,32 @@ class Jobs:
         """Write a summary unless there is one that is long enough. Raises ``NotWritten``."""
         wanted = job.wanted
         base = await self._newest(job)
-        enough = wanted.prefix.length if job.waits else wanted.folded + 1
-        if base is not None and base.length >= enough:
+        long_enough = wanted.folded + 1
+        if job.waits:
+            long_enough = wanted.prefix.length
+        if base is not None and base.length >= long_enough:
             return base, None
         if await self._table.is_refused(wanted.root_hash, job.policy, wanted.last_compaction):
-            raise NotWritten("refused_before", model_asked=False)
+            raise NotWritten("refused_before", called_model=False)
         if not job.waits:
             job = self._affordable(job)
         self._note(job, "pending")
         try:
             draft = await self._draft(job, base)
         except NotWritten as error:
-            self._note(job, "failed" if error.model_asked else "skipped", error.reason)
+            state: SummaryState = "failed" if error.called_model else "skipped"
+            self._note(job, state, error.reason)
             raise
         summary = await self._save(job, base, draft)
         self._note(job, "ready", tokens_out=draft.output_tokens)
         return summary, draft
 
     def _affordable(self, job: _Job) -> _Job:
-        """The job for the prefix that could not be paid for before: a longer one would only cost more."""
+        """*job* for the prefix that could not be paid for before, if there is one: a longer one would cost more."""
         length, _ = self._caches.too_expensive.get(job.stretch, (0, 0))
-        return replace(job, wanted=job.wanted.up_to(length)) if length > job.wanted.folded else job
+        if length <= job.wanted.folded:
+            return job
+        return replace(job, wanted=job.wanted.up_to(length))
 
     async def _draft(self, job: _Job, base: Summary | None) -> Draft:
         """A text within the tenant's limits. Raises ``NotWritten``."""
@@ -332,7 +340,7 @@ class Jobs:
             used = sum(error.tokens_used)
             if error.limited:
                 self._limits.pause(job.tenant)
-            if error.model_asked:
+            if error.called_model:
                 breaker.failed()
             raise
         finally:
@@ -341,9 +349,11 @@ class Jobs:
         return draft
 
     async def _save(self, job: _Job, base: Summary | None, draft: Draft) -> Summary:
-        """The summary that is valid from now on: *draft*, or what another replica stored before."""
+        """Store *draft*; return the summary that is valid from now on, which another replica may have stored before."""
         prefix, model = job.wanted.prefix, job.summariser.model
-        spent = draft.input_tokens + draft.output_tokens + (base.tokens_spent if base else 0)
+        spent = draft.input_tokens + draft.output_tokens
+        if base is not None:
+            spent += base.tokens_spent
         value = dump(draft.text, prefix.length, spent, model, int(time.time()))
         stored = await self._table.save(job.tenant, job.wanted.root_hash, job.policy, prefix.prefix_hash, value)
         summary = load(stored, prefix.length) or Summary(draft.text, prefix.length, spent, model)
@@ -362,17 +372,17 @@ class Jobs:
         if not longer:
             return cached
         hashes = [prefix.prefix_hash for prefix in longer]
-        found = await self._table.newest(job.tenant, job.wanted.root_hash, job.policy, hashes)
-        if found is None:
+        stored = await self._table.newest(job.tenant, job.wanted.root_hash, job.policy, hashes)
+        if stored is None:
             return cached
-        index, value = found
+        index, value = stored
         summary = load(value, longer[index].length)
         if summary is None:
             return cached
         self._caches.summaries[job.policy, hashes[index]] = summary
         return summary
 
-    async def _elsewhere(self, job: _Job) -> Summary:
+    async def _wait_for_replica(self, job: _Job) -> Summary:
         """The summary that another replica is writing. Raises ``NotWritten`` if it does not come in time."""
         until, pause = self._clock() + min(WAIT_ELSEWHERE, self._config.timeout), 0.05
         while job.waits and self._clock() < until:
@@ -381,7 +391,7 @@ class Jobs:
             summary = await self._newest(job)
             if summary is not None and summary.length == job.wanted.prefix.length:
                 return summary
-        raise NotWritten("elsewhere", model_asked=False)
+        raise NotWritten("elsewhere", called_model=False)
 
     async def _renew(self, lease: Lease) -> None:
         """Renew *lease* until it is lost."""
@@ -391,7 +401,7 @@ class Jobs:
             is_ours = await lease.renew(self._config.lease_seconds)
 
     def _refuse(self, job: _Job) -> float:
-        """Keep every replica from this stretch for a while; the seconds."""
+        """Have no replica try this stretch for a while; return the seconds."""
         seconds = self._refusal_seconds(job)
         self._caches.failures[job.stretch] = self._caches.failures.get(job.stretch, 0) + 1
         self._table.refuse(job.wanted.root_hash, job.policy, job.wanted.last_compaction, seconds)
@@ -402,7 +412,7 @@ class Jobs:
         return min(LONGEST_REFUSED, REFUSED * 2.0 ** min(failures, 10))
 
     def _note(self, job: _Job, state: SummaryState, reason: str = "", *, tokens_out: int = 0) -> None:
-        """Write down the state of a summary, for people."""
+        """Note the state of a summary, for the owners of the conversation."""
         note = note_for(
             job.wanted,
             job.summariser,
@@ -427,7 +437,7 @@ class Jobs:
         return _Job(wanted, summariser, self._policy(wanted, summariser), waits)
 
     def _policy(self, wanted: SummaryRequest, summariser: Summariser) -> bytes:
-        """A digest (8 bytes) of what makes texts interchangeable: prompts, model, cap; if aligned, what precedes."""
+        """A digest (8 bytes) of what decides a text: prompts, model and cap; if aligned, also what precedes it."""
         facts = [self._writer.version, summariser.name.encode(), b"%d" % wanted.quantised_cap]
         if self._writer.aligned and summariser.is_request_model:
             facts.append(wanted.fixed_digest)
@@ -435,7 +445,7 @@ class Jobs:
 
 
 class _Reservation:
-    """Tokens set aside for one text before its model is asked, corrected once it is known what the text took."""
+    """Tokens that are reserved for one text before the call, and corrected when its real tokens are known."""
 
     def __init__(self, limits: SpendingLimits, breaker: Breaker, wanted: SummaryRequest) -> None:
         self._limits = limits
@@ -445,7 +455,7 @@ class _Reservation:
         self._reserved = 0
 
     async def check(self, tokens: int) -> str:
-        """Reserve *tokens*; else a fixed word for why they may not be spent."""
+        """Reserve *tokens* and return an empty string; else a fixed word for the reason why they may not be spent."""
         reason = await self._limits.refusal_reason(self._tenant, tokens)
         if reason and not (self._may_exceed_budget and reason == "budget"):
             return reason

@@ -1,4 +1,4 @@
-"""Limits of summaries: their cost, as a share of a tenant's own traffic, and the models and keys that may be used."""
+"""Limits of summaries: their cost as a share of a tenant's own traffic, and the models and keys that may be used."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from proxy.store import SummaryTable
 from proxy.summaries.model_call import Summariser, credentials, is_subscription_key
 
 PAUSE: Final = 60.0
-"""Seconds that summaries pause for a tenant which an upstream rate-limited."""
+"""Seconds that summaries pause for a tenant after an upstream rate-limited it."""
 
 FLUSH_TOKENS: Final = 50_000
-"""Tokens sent that are written to the store at once; fewer wait until the store's figures are read."""
+"""Sent tokens from which they are written to the store; fewer are written when the store's figures are read."""
 
 FRESH: Final = 5.0
-"""Seconds for which the store's figures are used; what this process adds meanwhile is added to them."""
+"""Seconds for which the store's figures are used; tokens of this process are added to them."""
 
 LEASE: Final = 15.0
 """Seconds that a lease lasts."""
@@ -29,18 +29,18 @@ UNKNOWN_WINDOW: Final = 16_384
 """The window assumed of a configured summariser whose window is unknown, in provider tokens."""
 
 _COUNT_RATIO: Final = 1.5
-"""By how much another model's count may exceed ours."""
+"""Factor by which another model's count may exceed ours."""
 
 HeadersOf = Callable[[str], Mapping[str, str]]
-"""The headers configured for a model, by the name it was asked for."""
+"""Takes the name that a client uses for a model; returns the headers configured for it."""
 
 
 @dataclass(slots=True)
 class _Account:
-    """One tenant's tokens of the last hour as this process knows them.
+    """One tenant's tokens of the last hour, as far as this process knows.
 
-    ``unsaved`` tokens were sent and are not in the store yet. ``read_at`` is when the store's figures were read,
-    ``paused_until`` the end of a pause (monotonic seconds).
+    ``unsaved`` tokens were sent and are not in the store yet. ``read_at`` is the time at which the store's figures were
+    read, ``paused_until`` the end of a pause (monotonic seconds).
     """
 
     sent: int = 0
@@ -109,7 +109,9 @@ class SpendingLimits:
             await self._read(tenant, account)
         if self._is_paused(account):
             return "paused"
-        return "" if self.can_afford(tenant, tokens) else "budget"
+        if not self.can_afford(tenant, tokens):
+            return "budget"
+        return ""
 
     def status(self, limit: int) -> list[tuple[bytes, dict[str, int]]]:
         """The *limit* tenants that sent the most: their tokens, and the seconds left of a pause."""
@@ -125,13 +127,13 @@ class SpendingLimits:
         }
 
     async def _read(self, tenant: bytes, account: _Account) -> None:
-        """Take over the store's figures; if it lost them or does not answer, this process's own are used."""
+        """Replace the account by the store's figures; it stays as it is if the store lost them or does not answer."""
         sent, spent, paused = await self._table.spending(tenant, self._now())
         if sent:
             account.sent = sent + account.unsaved
         if spent:
             account.spent = spent
-        account.spent = max(0, account.spent)  # corrections of estimates may outweigh what is left of the hour
+        account.spent = max(0, account.spent)  # corrections may be larger than the spending of the hour
         self._flush(tenant, account)
         if paused:
             account.paused_until = max(account.paused_until, self._clock() + FRESH)
@@ -181,8 +183,9 @@ class SummaryConfig:
 
     def choose_summariser(self, wanted: SummaryRequest, resolve: Callable[[str], Route]) -> Summariser:
         """The configured summariser if this tenant's conversations may go there, else the request's own model."""
-        route = wanted.route
-        chosen = resolve(self.model) if self._may_use_model(wanted.request.tenant) else route
+        route = chosen = wanted.route
+        if self._may_use_model(wanted.request.tenant):
+            chosen = resolve(self.model)
         if chosen.name == route.name:
             return Summariser(
                 upstream=route.upstream,
@@ -194,11 +197,13 @@ class SummaryConfig:
                 encoding=route.encoding,
                 configured_headers=self.headers_of(route.requested_model or route.model),
             )
-        same_upstream = chosen.upstream == route.upstream
+        same_upstream, api = chosen.upstream == route.upstream, "chat"
+        if same_upstream:
+            api = wanted.request.api
         return Summariser(
             upstream=chosen.upstream,
             model=chosen.model,
-            api=wanted.request.api if same_upstream else "chat",
+            api=api,
             window=int((chosen.window or UNKNOWN_WINDOW) / _COUNT_RATIO),
             is_request_model=False,
             uses_client_headers=same_upstream,
@@ -215,11 +220,13 @@ class SummaryConfig:
             return False
         if summariser.upstream in self.subscription_upstreams:
             return True
-        return any(map(is_subscription_key, self._keys_sent(wanted, summariser)))
+        return any(map(is_subscription_key, self._call_keys(wanted, summariser)))
 
-    def _keys_sent(self, wanted: SummaryRequest, summariser: Summariser) -> list[str]:
+    def _call_keys(self, wanted: SummaryRequest, summariser: Summariser) -> list[str]:
         """The keys that a call would carry, without the upstream's configured one."""
         configured = credentials(summariser.configured_headers)
         if configured or summariser.upstream in self.keyed_upstreams or not summariser.uses_client_headers:
             return configured
-        return credentials(wanted.request.origin.headers) if wanted.request.origin else []
+        if wanted.request.origin is None:
+            return []
+        return credentials(wanted.request.origin.headers)

@@ -1,4 +1,4 @@
-"""One call of a summariser: which key and headers are sent, how long it may take, and what counts as an answer."""
+"""One call of a summariser: its path, its headers with the key, its time limit, and the check of its answer."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from proxy.engine.ports import Reply, Upstream
 from proxy.summaries.api_formats import API_FORMATS, ApiFormat, ModelAnswer, parse_answer
 
 MAX_ANSWER: Final = 4 * 2**20
-"""Bytes of an answer that are read at most."""
+"""Most bytes of an answer that are read."""
 
 TokensUsed = tuple[int, int]
 """Input and output tokens, by the provider's count if it states one."""
@@ -42,7 +42,7 @@ _REQUEST_HEADERS: Final = frozenset(
         "x-request-id",
     }
 )
-"""Headers that belong to the client's own request: not sent with a call made on its behalf."""
+"""Headers of the client's own request that are not sent with a summariser's call."""
 
 _SDK_PREFIX: Final = "x-stainless"
 """Prefix of the headers in which OpenAI's and Anthropic's SDKs describe themselves."""
@@ -59,7 +59,7 @@ _DEPLOYMENT: Final = re.compile(r"(/openai/deployments/)[^/?]+")
 
 
 class CallFailed(Exception):
-    """A call gave no usable text; ``reason`` is a fixed word. ``limited``: the upstream rate-limited it."""
+    """A call gave no text that can be used; ``reason`` is a fixed word. ``limited``: the upstream rate-limited it."""
 
     def __init__(self, reason: str, *, limited: bool = False, tokens_used: TokensUsed = (0, 0)) -> None:
         super().__init__(reason)
@@ -70,10 +70,10 @@ class CallFailed(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Summariser:
-    """The model that writes a summary; ``window`` in tokens of our count.
+    """The model that writes a summary; ``window`` is in tokens of our count.
 
-    ``uses_client_headers``: the client's own headers are sent, because the call goes to the same upstream.
-    ``configured_headers`` are configured for the model and win over all others.
+    ``is_request_model``: it is the model of the request. ``uses_client_headers``: the client's own headers are sent,
+    because the call goes to the same upstream. ``configured_headers`` are those of the model, and win over all others.
     """
 
     upstream: str
@@ -87,24 +87,28 @@ class Summariser:
 
     @property
     def name(self) -> str:
-        """The name that breakers and summaries are stored under."""
+        """The name under which breakers and summaries are stored."""
         return f"{self.upstream},{self.model},{self.api}"
 
 
 def credentials(headers: Mapping[str, str] | tuple[tuple[str, str], ...]) -> list[str]:
-    """The keys among *headers*."""
-    pairs = headers.items() if isinstance(headers, Mapping) else headers
-    return [value for name, value in pairs if name.lower() in CREDENTIALS]
+    """The keys in *headers*."""
+    if isinstance(headers, Mapping):
+        headers = tuple(headers.items())
+    return [value for name, value in headers if name.lower() in CREDENTIALS]
 
 
 def is_subscription_key(key: str) -> bool:
     """True if *key*, with or without a scheme, looks like an OAuth or subscription token."""
-    bare = key.partition(" ")[2].strip() if " " in key else key
+    scheme, space, rest = key.partition(" ")
+    bare = scheme
+    if space:
+        bare = rest.strip()
     return bool(_SUBSCRIPTION.match(bare))
 
 
 def call_headers(origin: Origin, agent: str, *, uses_client_headers: bool) -> list[tuple[str, str]]:
-    """The headers of a call, with the client's own ones that do not belong to its request alone if they are used."""
+    """The headers of a call; if the client's own are used, all of them that do not belong to its request alone."""
     headers = [
         ("Content-Type", "application/json"),
         ("Accept", "application/json"),
@@ -112,16 +116,16 @@ def call_headers(origin: Origin, agent: str, *, uses_client_headers: bool) -> li
         ("User-Agent", agent),
     ]
     if uses_client_headers:
-        headers += [(name, value) for name, value in origin.headers if _goes_along(name.lower())]
+        headers += [(name, value) for name, value in origin.headers if _is_sent(name.lower())]
     return headers
 
 
-def _goes_along(name: str) -> bool:
+def _is_sent(name: str) -> bool:
     return name not in _REQUEST_HEADERS and not name.startswith(_SDK_PREFIX)
 
 
 def call_path(summariser: Summariser, origin: Origin) -> str:
-    """Path and query of a call: the client's own if it goes the same way, with the summariser's deployment."""
+    """Path and query of a call: the client's own if its headers are used, with the summariser's deployment in it."""
     if not summariser.uses_client_headers:
         return API_FORMATS[summariser.api].path
     if summariser.is_request_model:
@@ -146,7 +150,8 @@ async def call_model(
     except TimeoutError:
         raise CallFailed("timeout") from None
     except UllageError as error:
-        raise CallFailed("timeout" if error.status == 504 else "unreachable") from None
+        reason = "timeout" if error.status == 504 else "unreachable"
+        raise CallFailed(reason) from None
     return _usable(API_FORMATS[summariser.api], reply, data)
 
 
@@ -156,8 +161,9 @@ def _usable(api: ApiFormat, reply: Reply, data: bytes) -> ModelAnswer:
         raise CallFailed("limited", limited=True)
     if reply.status != 200:
         raise CallFailed("refused")
-    is_plain = reply.header("content-encoding") in ("", "identity")
-    answer = parse_answer(api, data) if is_plain else None
+    answer = None
+    if reply.header("content-encoding") in ("", "identity"):
+        answer = parse_answer(api, data)
     if answer is None:
         raise CallFailed("nonsense")
     used = (answer.input_tokens or 0, answer.output_tokens or 0)

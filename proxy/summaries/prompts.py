@@ -1,6 +1,6 @@
-"""Texts for a summariser: prompts from the templates beside this module, and conversations as data.
+"""Texts for a summariser: prompts from the templates beside this module, and transcripts of conversations.
 
-A transcript has one bounded text per item, without encoded data and without anything that looks like a role.
+A transcript has one text per item, of limited length, without encoded data and without anything that looks like a role.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Final
 from proxy.core.conversation import ItemText, Role
 
 WORDS_PER_TOKEN: Final = 0.5
-"""Words asked for per token of the cap: identifiers and paths take several tokens each, and models overshoot."""
+"""Words that the prompt allows per token of the cap: identifiers take several tokens each, and models overshoot."""
 
 _MIN_WORDS: Final = 40
 _TEMPLATES: Final = ("summary", "request", "previous", "aligned")
@@ -24,14 +24,14 @@ _TEMPLATES: Final = ("summary", "request", "previous", "aligned")
 Count = Callable[[str], int]
 
 USER, ASSISTANT, RESULT, ARGUMENTS = 16_000, 6_000, 2_000, 1_000
-"""Most characters of a text, by its writer; the middle is left out."""
+"""Most characters of a text, by its kind; the middle of a longer one is left out."""
 
 OPAQUE: Final = 20_000
-"""Characters without a space from which a run is encoded data, not text."""
+"""Characters without a space from which on a run is encoded data, not text."""
 
 _DATA_URL = re.compile(r"data:[\w.+/-]{0,100};base64,[A-Za-z0-9+/=_-]{256,}")
-# The look-behind keeps these two linear: a run is tried at its beginning only. Scripts written without spaces
-# (U+2E80 and up) are text.
+# The look-behind keeps these two linear: a match starts only at the beginning of a run. Scripts without spaces between
+# words (U+2E80 and up) are text.
 _BASE64 = re.compile(r"(?<![A-Za-z0-9+/_-])[A-Za-z0-9+/_-]{1200,}={0,2}")
 _OPAQUE = re.compile(rf"(?<![^\s\u2e80-\uffff])[^\s\u2e80-\uffff]{{{OPAQUE},}}")
 _SPECIAL = re.compile(r"<\|([^|<>\n]{0,64})\|>")
@@ -44,8 +44,8 @@ _BRACKETED = re.compile(r"\[(/?INST)\]|<<(/?SYS)>>")
 _SPEAKERS: Final = {"user": "user", "assistant": "assistant", "tool": "tool result"}
 _BREAK = re.compile(r"\s+")
 
-BROKEN: Final = 120
-"""Characters within which a text is cut at the end of a word."""
+NEAR_CUT: Final = 120
+"""Characters before a cut in which the end of a word is searched."""
 
 MIDDLE: Final = "[... middle left out ...]"
 
@@ -57,7 +57,7 @@ _JOIN: Final = 2
 class Prompts:
     """The texts sent to a summariser. ``version`` (8 bytes) changes with any of them.
 
-    *nonce* is part of the tags around the transcript, so that no text inside it can end it.
+    *nonce* is a part of the tags around the transcript, so that no text inside can end it.
     """
 
     templates: Mapping[str, Template]
@@ -69,11 +69,13 @@ class Prompts:
 
     def request(self, nonce: str, transcript: str, previous: str) -> str:
         """The *transcript* as data, behind the *previous* summary if there is one."""
-        before = self.templates["previous"].substitute(nonce=nonce, summary=previous) if previous else ""
-        return self.templates["request"].substitute(nonce=nonce, transcript=transcript, previous=before)
+        section = ""
+        if previous:
+            section = self.templates["previous"].substitute(nonce=nonce, summary=previous)
+        return self.templates["request"].substitute(nonce=nonce, transcript=transcript, previous=section)
 
     def aligned(self, cap: int) -> str:
-        """The instruction put behind a conversation that is sent as it is."""
+        """The instruction behind a conversation that is sent as it is."""
         return self.templates["aligned"].substitute(words=_words(cap))
 
 
@@ -108,14 +110,14 @@ def _omitted(match: re.Match[str]) -> str:
 
 
 def neutralised(text: str) -> str:
-    """*text* in which nothing looks like a role, a special token or the end of the fence around it."""
+    """*text* without anything that looks like a role, a special token or the end of the tags around it."""
     text = _SPECIAL.sub(r"‹\1›", text)
     text = _TAG.sub(r"‹\1", text)
     return _BRACKETED.sub(lambda match: f"({match[1] or match[2]})", text)
 
 
 def quoted(text: str, characters: int) -> str:
-    """Both ends of *text* in at most so many *characters*, without data, neutralised, each line behind a bar."""
+    """Both ends of *text* in at most *characters*, without data, neutralised, each line behind a bar."""
     text = omit_data(text).encode("utf-8", "replace").decode()
     if len(text) > characters:
         head, tail = head_and_tail(text, characters // 2)
@@ -124,15 +126,17 @@ def quoted(text: str, characters: int) -> str:
 
 
 def head_and_tail(text: str, characters: int) -> tuple[str, str]:
-    """The first and the last *characters* of *text*, cut between words: half a name would be a wrong one."""
+    """The first and the last *characters* of *text*, cut between words: half a name would be a wrong name."""
     head, tail = text[:characters], text[-characters:]
-    start = _BREAK.search(tail, 0, BROKEN)
-    return head[: _last_break(head)].rstrip(), tail[start.end() if start else 0 :]
+    first_break = _BREAK.search(tail, 0, NEAR_CUT)
+    if first_break:
+        tail = tail[first_break.end() :]
+    return head[: _last_break(head)].rstrip(), tail
 
 
 def _last_break(head: str) -> int:
     """Index behind the last word break in *head*; its length if there is none near the end."""
-    for at in range(len(head), max(0, len(head) - BROKEN), -1):
+    for at in range(len(head), max(0, len(head) - NEAR_CUT), -1):
         if head[at - 1].isspace():
             return at
     return len(head)
@@ -162,7 +166,9 @@ def _limit(role: Role, detail: float) -> int:
     """Characters of an item's own text that are shown."""
     if role == "user":
         return USER
-    return int(detail * (ASSISTANT if role == "assistant" else RESULT))
+    if role == "assistant":
+        return int(detail * ASSISTANT)
+    return int(detail * RESULT)
 
 
 def split_transcript(entries: Sequence[ItemText], tokens: int, count: Count, detail: float = 1.0) -> list[str]:

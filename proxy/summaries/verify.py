@@ -1,8 +1,8 @@
 """Verifies a model's summary before it is used: its size, its names and figures, and the orders in it.
 
-A summary is made from text that strangers wrote, by a model that may follow what they wrote. So every name and figure
-in it must occur in its source. An order in it stays as it is only if the user or the system gave it; one that a tool or
-the assistant wrote becomes a quote, and one that is nowhere in the source is dropped.
+The source of a summary holds text of strangers, and the model may follow their orders. So every name and figure in a
+summary must occur in its source. An order in it stays as it is only if the user or the system gave it. An order of a
+tool or of the assistant becomes a quote. An order that is not in the source is dropped.
 """
 
 from __future__ import annotations
@@ -32,20 +32,21 @@ SECTIONS = (
 INSTRUCTIONS = SECTIONS[1]
 
 SPEAKERS = ("user", "tool", "assistant")
-"""Possible authors of a line, in order of preference; ``user`` stands for the system, too."""
+"""Authors that a line may have, in order of preference; ``user`` is also the system."""
 
 MAX_REPEATED = 0.3
-"""Share of four-word runs that may have occurred before in the text: above, the model was in a loop."""
+"""Most runs of four words that may be repetitions, as a share of all: above it, the model was in a loop."""
 
 MAX_DROPPED = 0.5
-"""Share of lines that may be dropped: above, the rest is not worth using."""
+"""Most lines that may be dropped, as a share of all: above it, the rest is not worth using."""
 
 OVERLAP = 0.7
-"""Share of a line's word pairs that must occur in one sentence of a speaker for the line to be theirs."""
+"""Share of a line's word pairs that a sentence of a speaker must hold to be its source."""
 
 INDEXED = 2**20
-"""Characters of each speaker's newest text that are indexed, at about 50 bytes of memory each. An order that was given
-before them is dropped.
+"""Characters of each speaker's newest texts that are indexed, at about 50 bytes of memory each.
+
+An order from before them is dropped.
 """
 
 _WINDOW = 65_536
@@ -106,7 +107,7 @@ _SENTENCE = re.compile(r"(?<=[.!?;:])\s+|(?<=[。！？；])|\n+")
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """A summary that may be used; or ``reason``, a fixed word for why it may not.
+    """A summary that may be used, or a fixed word for the ``reason`` why it may not.
 
     ``dropped`` lines were removed, ``quoted`` ones became quotes.
     """
@@ -118,7 +119,7 @@ class Verdict:
 
 
 class Source:
-    """The items that a summary is about, indexed by speaker; *tokens* is their size. Built once for all drafts."""
+    """The items that a summary is about, of *tokens* in all, indexed by speaker. Built once for all drafts."""
 
     def __init__(self, entries: Sequence[ItemText], tokens: int) -> None:
         self.tokens = tokens
@@ -126,7 +127,9 @@ class Source:
         self._sentences: dict[str, list[_Sentence]] = {"user": [], "tool": [], "assistant": []}
         self._index: dict[str, dict[str, set[int]]] = {"user": {}, "tool": {}, "assistant": {}}
         for entry in reversed(entries):
-            speaker = "user" if entry.role in ("user", "system") else entry.role
+            speaker = entry.role
+            if speaker == "system":
+                speaker = "user"
             self._add(speaker, entry.text)
             if entry.user_text:
                 self._add("user", entry.user_text)
@@ -140,12 +143,12 @@ class Source:
         return _occurs(token, self._text) or _occurs(token.lower(), self._lowered)
 
     def speaker(self, line: str) -> str:
-        """The author of *line*, nearly in these words: ``user`` (or the system), ``tool``, ``assistant``, or empty."""
+        """The author of a sentence like *line*: ``user`` (or system), ``tool``, ``assistant``, or empty."""
         sentence = _Sentence(line)
         return next((speaker for speaker in SPEAKERS if self._is_by(speaker, sentence)), "")
 
     def _add(self, speaker: str, text: str) -> None:
-        """Index *text* as far as there is room for this speaker."""
+        """Index *text*, as much of it as there is room for this speaker."""
         sentences, index = self._sentences[speaker], self._index[speaker]
         text = text[: self._room[speaker]]
         self._room[speaker] -= len(text)
@@ -158,7 +161,7 @@ class Source:
                     sentences.append(sentence)
 
     def _is_by(self, speaker: str, line: _Sentence) -> bool:
-        """True if *line* is nearly a sentence of *speaker*; the user's must agree in being negated or not."""
+        """True if *speaker* has a sentence like *line*; if it is the user's, both or none must be negated."""
         if not line.pairs:
             return False
         shared: Counter[int] = Counter()
@@ -173,7 +176,7 @@ class Source:
 
 
 class _Sentence:
-    """The pairs of neighbouring words of a text, and whether it is negated."""
+    """The pairs of neighbouring words of a text; ``negated`` if it has a word of negation."""
 
     __slots__ = ("negated", "pairs")
 
@@ -188,24 +191,24 @@ def verify(draft: str, source: Source, cap: int, count: Count) -> Verdict:
     text = draft.strip()
     if reason := _reason_against(text, source, cap, count):
         return Verdict("", reason)
-    kept: list[str] = []
+    verified: list[str] = []
     section, lines, dropped, quotes = "", 0, 0, 0
-    for raw in text.splitlines():
-        heading = _heading(raw)
+    for written in map(str.rstrip, text.splitlines()):
+        heading = _heading(written)
         if heading:
             section = heading
-            kept += ["", f"## {heading}"]
+            verified += ["", f"## {heading}"]
             continue
-        if not raw.strip():
+        if not written:
             continue
         lines += 1
-        line = _verified_line(raw.rstrip()[:_LONGEST_LINE], section, source)
+        line = _verified_line(written[:_LONGEST_LINE], section, source)
         if not line:
             dropped += 1
             continue
-        quotes += line != raw.rstrip()
-        kept.append(line)
-    used = _without_empty(kept)
+        quotes += line != written
+        verified.append(line)
+    used = _without_empty_sections(verified)
     if not used or dropped > MAX_DROPPED * lines:
         return Verdict("", "invented", dropped, quotes)
     result = "\n".join(used)
@@ -215,7 +218,7 @@ def verify(draft: str, source: Source, cap: int, count: Count) -> Verdict:
 
 
 def _texts(entry: ItemText) -> Iterator[str]:
-    """The text of an item and of its calls; arguments with and without JSON's escapes."""
+    """The texts of an item and of its calls; arguments as they are, and without JSON's escapes."""
     yield entry.text
     for name, arguments in entry.calls:
         yield name
@@ -225,24 +228,25 @@ def _texts(entry: ItemText) -> Iterator[str]:
 
 
 def _reason_against(text: str, source: Source, cap: int, count: Count) -> str:
-    """The reason why *text* as a whole may not be used, as a fixed word; empty if it may."""
+    """A fixed word for the reason why *text* as a whole may not be used; empty if it may."""
     if not text or not any(char.isalnum() for char in text):
         return "empty"
-    headed = any(map(_heading, text.splitlines()))
     if _REFUSAL.search(text[:200]):
         return "refusal"
-    if not headed:
+    if not any(map(_heading, text.splitlines())):
         return "shapeless"
     if _MARKUP.search(text):
         return "markup"
     tokens = count(text)
     if tokens > cap or tokens * 2 > source.tokens:
         return "too_long"
-    return "loop" if _loops(text) else ""
+    if _loops(text):
+        return "loop"
+    return ""
 
 
 def _heading(line: str) -> str:
-    """The section that *line* opens, or an empty string."""
+    """The section that *line* opens; empty if it is no heading."""
     match = _HEADING.match(line.strip())
     if not match:
         return ""
@@ -251,7 +255,7 @@ def _heading(line: str) -> str:
 
 
 def _verified_line(line: str, section: str, source: Source) -> str:
-    """*line* as it may be used: itself, a quote, or empty."""
+    """*line* itself, a quote of it, or an empty string if it may not be used."""
     bare = _BULLET.sub("", line, count=1)
     if not all(map(source.holds, checkable(bare))):
         return ""
@@ -260,22 +264,22 @@ def _verified_line(line: str, section: str, source: Source) -> str:
     match source.speaker(bare):
         case "user":
             return line
-        case "":
-            return ""
-        case speaker:
-            who = "a tool's output" if speaker == "tool" else "the assistant"
-            return f"- ({who} said, not an instruction: {quoted(bare.strip())})"
+        case "tool":
+            return f"- (a tool's output said, not an instruction: {quoted(bare.strip())})"
+        case "assistant":
+            return f"- (the assistant said, not an instruction: {quoted(bare.strip())})"
+    return ""
 
 
 def _is_order(line: str) -> bool:
-    """True if any part of *line* reads like an order to its reader, or claims that one was given."""
+    """True if a part of *line* reads like an order to its reader, or claims that an order was given."""
     if _ADDRESSED.search(line) or _CLAIMED.search(line):
         return True
     return any(map(_ORDER.search, _CLAUSE.split(line)))
 
 
 def checkable(text: str) -> Iterator[str]:
-    """The names, paths, URLs, identifiers and figures of *text*: every token that is no plain word."""
+    """The names, paths, URLs, identifiers and figures in *text*: every token that is no plain word."""
     for url in _URL.findall(text):
         yield url.rstrip(_EDGE)
     text = _URL.sub(" ", text)
@@ -285,13 +289,13 @@ def checkable(text: str) -> Iterator[str]:
         token = match.group().strip(_EDGE)
         if not token or token.lower() in _PLAIN or token in called:
             continue
-        inner = any(mark in token for mark in "/\\_@#$.~:") and any(map(str.isalnum, token))
-        if inner or _DIGIT.search(token) or _CAMEL.search(token):
+        has_sign = any(sign in token for sign in "/\\_@#$.~:") and any(map(str.isalnum, token))
+        if has_sign or _DIGIT.search(token) or _CAMEL.search(token):
             yield token
 
 
 def _occurs(token: str, text: str) -> bool:
-    """True if *token* occurs in *text* and is not only a part of a longer word or figure."""
+    """True if *token* occurs in *text* as a whole, not only inside a longer word or figure."""
     at = text.find(token)
     while at >= 0:
         end = at + len(token)
@@ -303,6 +307,7 @@ def _occurs(token: str, text: str) -> bool:
 
 
 def _joins(char: str) -> bool:
+    """True if *char* would continue a word or a figure."""
     return bool(char) and (char.isalnum() or char == "_") and not _WIDE.match(char)
 
 
@@ -316,6 +321,7 @@ def _words(text: str) -> Iterator[str]:
 
 
 def _loops(text: str) -> bool:
+    """True if *text* repeats itself."""
     words = list(_words(text))
     runs = [tuple(words[at : at + 4]) for at in range(len(words) - 3)]
     if len(runs) < 12:
@@ -323,15 +329,15 @@ def _loops(text: str) -> bool:
     return len(runs) - len(set(runs)) > MAX_REPEATED * len(runs)
 
 
-def _without_empty(lines: Sequence[str]) -> list[str]:
+def _without_empty_sections(lines: Sequence[str]) -> list[str]:
     """*lines* without headings that no text follows, and without blank lines at the start."""
-    kept: list[str] = []
+    result: list[str] = []
     for line in reversed(lines):
-        below = kept[-1] if kept else ""
+        below = next(reversed(result), "")
         has_text_below = bool(below) and not below.startswith("## ")
         is_no_heading = not line.startswith("## ") and bool(line or below)
         if has_text_below or is_no_heading:
-            kept.append(line)
-    while kept and not kept[-1]:
-        kept.pop()
-    return kept[::-1]
+            result.append(line)
+    while result and not result[-1]:
+        result.pop()
+    return result[::-1]

@@ -1,4 +1,4 @@
-"""Writes a verified summary: in one call if the text fits, else folded chunk by chunk, never over the window."""
+"""Writes a verified summary: in one call if the text fits the model's window, else in one call for each chunk."""
 
 from __future__ import annotations
 
@@ -17,27 +17,27 @@ from proxy.summaries.prompts import Prompts, split_transcript
 from proxy.summaries.verify import Source, verify
 
 FRAME: Final = 700
-"""Tokens of the instructions and the fence of one call, at most."""
+"""Most tokens of the instructions and the tags of one call."""
 
 PROMPT: Final = 500
-"""Tokens that the instructions of one call take, about."""
+"""Tokens that the instructions of one call take on average."""
 
 FILL: Final = 0.7
-"""Most of a window that a transcript may take, since another model's count may be higher than ours."""
+"""Share of a window that a transcript may take, since another model's count may be higher than ours."""
 
 DETAILS: Final = (1.0, 0.25)
-"""Shares of results, arguments and answers that are shown: all that has room, then what can be paid for."""
+"""Shares of the usual lengths of results, arguments and answers: the second one if the first is too expensive."""
 
 MIN_ROOM: Final = 500
-"""Tokens of transcript that a call must have room for to be worth making."""
+"""Tokens of a transcript at least: with less room a call is not worth making."""
 
 _CACHED_MARGIN: Final = 1.1
-"""By how much the provider's count of a prompt it was sent before may exceed ours."""
+"""Factor by which the provider's count of a prompt, known from its last usage, may exceed ours."""
 
 
 @dataclass(frozen=True, slots=True)
 class Draft:
-    """A verified text and the tokens it took, by the model's own count if it states one."""
+    """A verified text, and the calls and tokens that it took, by the model's own count if it states one."""
 
     text: str
     calls: int
@@ -48,15 +48,15 @@ class Draft:
 class NotWritten(Exception):
     """No text was written; ``reason`` is a fixed word.
 
-    ``model_asked``: a call was made. ``limited``: the upstream rate-limited it. ``tokens_needed`` is about what the
-    text would have taken.
+    ``called_model``: a call was made. ``limited``: the upstream rate-limited it. ``tokens_needed`` are about the tokens
+    that the text would have taken.
     """
 
     def __init__(
         self,
         reason: str,
         *,
-        model_asked: bool,
+        called_model: bool,
         limited: bool = False,
         calls: int = 0,
         tokens_used: TokensUsed = (0, 0),
@@ -64,7 +64,7 @@ class NotWritten(Exception):
     ) -> None:
         super().__init__(reason)
         self.reason = reason
-        self.model_asked = model_asked
+        self.called_model = called_model
         self.limited = limited
         self.calls = calls
         self.tokens_used = tokens_used
@@ -72,13 +72,13 @@ class NotWritten(Exception):
 
 
 CheckBudget = Callable[[int], Awaitable[str]]
-"""Takes tokens; gives a fixed word for why they may not be spent, empty if they may."""
+"""Takes tokens; returns a fixed word for the reason why they may not be spent, empty if they may."""
 
 
 class Writer:
     """Writes summaries through *upstream*, each call within *seconds*; *agent* is our User-Agent.
 
-    *aligned*: the request's own prompt is sent again with the instruction behind it, so that most of it comes from the
+    *aligned*: the request's own prompt is sent again with the instruction behind it, so that most of it is in the
     provider's prompt cache.
     """
 
@@ -95,11 +95,13 @@ class Writer:
     @property
     def version(self) -> bytes:
         """A digest of the prompts and the mode."""
-        return self._prompts.version + (b"+" if self._aligned else b"")
+        if self._aligned:
+            return self._prompts.version + b"+"
+        return self._prompts.version
 
     @property
     def aligned(self) -> bool:
-        """True if the request's own prompt is used whenever its own model writes."""
+        """True if the request's own prompt is sent again whenever its own model writes."""
         return self._aligned
 
     async def write(
@@ -112,11 +114,13 @@ class Writer:
             body, tokens = aligned
             needed = int(tokens * wanted.token_ratio)
             if reason := await check(needed):
-                raise NotWritten(reason, model_asked=False, tokens_needed=needed)
+                raise NotWritten(reason, called_model=False, tokens_needed=needed)
             return await self._fold(_Run(wanted, summariser), texts, [body])
-        new = texts[base.length if base else 0 :]
+        run, new = _Run(wanted, summariser), texts
+        if base is not None:
+            run.text, new = base.text, texts[base.length :]
         chunks = await self._affordable_chunks(wanted, summariser, base, new, check)
-        return await self._fold(_Run(wanted, summariser, base.text if base else ""), texts, chunks)
+        return await self._fold(run, texts, chunks)
 
     async def _affordable_chunks(
         self,
@@ -126,19 +130,19 @@ class Writer:
         new: Sequence[ItemText],
         check: CheckBudget,
     ) -> list[str]:
-        """The transcript in chunks, in as much detail as may be paid for. Raises ``NotWritten``."""
+        """The transcript in chunks, in as much detail as may be paid for. Raises ``NotWritten`` if none may."""
         reason, needed = "", 0
         for detail in DETAILS:
             chunks, tokens = await asyncio.to_thread(self._chunks, wanted, summariser, base, new, detail)
             if not chunks:
-                raise NotWritten("too_small", model_asked=False)
+                raise NotWritten("too_small", called_model=False)
             needed = int(tokens * wanted.token_ratio)
             reason = await check(needed)
             if not reason:
                 return chunks
             if reason != "budget":
                 break
-        raise NotWritten(reason, model_asked=False, tokens_needed=needed)
+        raise NotWritten(reason, called_model=False, tokens_needed=needed)
 
     def _chunks(
         self,
@@ -148,9 +152,9 @@ class Writer:
         new: Sequence[ItemText],
         detail: float,
     ) -> tuple[list[str], int]:
-        """The transcript in chunks, and about how many tokens all calls take.
+        """The transcript in chunks, and the tokens that all calls take, about.
 
-        Each chunk leaves so much of the window that no miscount makes its call too large.
+        Each chunk leaves enough of the window that its call fits even if our count is too low.
         """
         count = self._count(summariser)
         output = output_allowance(summariser.model, wanted.cap)
@@ -158,7 +162,9 @@ class Writer:
         if room < MIN_ROOM:
             return [], 0
         chunks = split_transcript(new, room, count, detail)
-        summaries_before = len(chunks) if base is not None else len(chunks) - 1
+        summaries_before = len(chunks) - 1
+        if base is not None:
+            summaries_before += 1
         tokens = sum(map(count, chunks)) + (PROMPT + wanted.cap) * len(chunks) + wanted.cap * summaries_before
         return chunks, tokens
 
@@ -184,12 +190,14 @@ class Writer:
         return body, cached.tokens + FRAME + output
 
     async def _fold(self, run: _Run, texts: Sequence[ItemText], chunks: Sequence[str | bytes]) -> Draft:
-        """Fold each of *chunks* into the summary of those before it; *texts* are what it is verified against."""
+        """Fold each of *chunks* into the summary of those before it. *texts* are the source to verify it."""
         source = await asyncio.to_thread(Source, texts, run.wanted.prefix.tokens)
         origin = run.wanted.request.origin
         assert origin is not None
         for chunk in chunks:
-            body = chunk if isinstance(chunk, bytes) else self._body(run, chunk)
+            body = chunk
+            if isinstance(body, str):
+                body = self._body(run, body)
             run.text = await self._verified(run, source, origin, body)
         return Draft(run.text, run.calls, *run.tokens_used)
 
@@ -202,15 +210,17 @@ class Writer:
         except CallFailed as error:
             run.add(*error.tokens_used)
             raise NotWritten(
-                error.reason, model_asked=True, limited=error.limited, calls=run.calls, tokens_used=run.tokens_used
+                error.reason, called_model=True, limited=error.limited, calls=run.calls, tokens_used=run.tokens_used
             ) from None
-        run.add(
-            answer.input_tokens if answer.input_tokens is not None else len(body) // 4,
-            answer.output_tokens if answer.output_tokens is not None else count(answer.text),
-        )
+        input_tokens, output_tokens = answer.input_tokens, answer.output_tokens
+        if input_tokens is None:
+            input_tokens = len(body) // 4
+        if output_tokens is None:
+            output_tokens = count(answer.text)
+        run.add(input_tokens, output_tokens)
         verdict = await asyncio.to_thread(verify, answer.text, source, run.wanted.cap, count)
         if verdict.reason:
-            raise NotWritten(verdict.reason, model_asked=True, calls=run.calls, tokens_used=run.tokens_used)
+            raise NotWritten(verdict.reason, called_model=True, calls=run.calls, tokens_used=run.tokens_used)
         return verdict.text
 
     def _body(self, run: _Run, chunk: str) -> bytes:

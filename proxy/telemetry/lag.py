@@ -1,7 +1,7 @@
-"""The lag of the event loop, and what ran meanwhile.
+"""Measures the lag of the event loop, and names what ran meanwhile.
 
-A beat on the loop measures how late it comes. A thread looks at the loop from outside: when a beat is overdue it notes
-what the loop's thread and those of large bodies are at, which the loop itself could not say afterwards.
+A timer on the loop, the beat, measures how late it runs. A thread watches it: when the beat is overdue, it notes the
+frames of the loop's thread and of those that read large bodies. Afterwards they are gone.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import traceback
 from collections.abc import Callable, Sequence
 from typing import Final
 
-from proxy.telemetry.logs import DEEPEST_STACK, place_of
+from proxy.telemetry.logs import DEEPEST_STACK, location_of
 
 BEAT: Final = 0.05
 """Seconds between two beats."""
@@ -49,16 +49,16 @@ class LagWatch:
         self._loop = asyncio.get_running_loop()
         self._thread = threading.get_ident()
         self._due = self._loop.time() + BEAT
-        self._beat = self._loop.call_at(self._due, self._come)
-        threading.Thread(target=self._look, name="loop lag", daemon=True).start()
+        self._beat = self._loop.call_at(self._due, self._on_beat)
+        threading.Thread(target=self._watch_beat, name="loop lag", daemon=True).start()
 
     def stop(self) -> None:
-        """Watch no longer; harmless when called again."""
+        """Stop watching; harmless when called again."""
         self._stopped.set()
         if self._beat is not None:
             self._beat.cancel()
 
-    def _come(self) -> None:
+    def _on_beat(self) -> None:
         """Measure how late this beat is, and plan the next one. One call: it runs twenty times a second."""
         lag = max(0.0, self._loop.time() - self._due)
         self._observe(lag)
@@ -66,10 +66,11 @@ class LagWatch:
             self._warn(lag, self._ran)
         self._ran = ()
         self._due = self._loop.time() + BEAT
-        self._beat = self._loop.call_at(self._due, self._come)
+        self._beat = self._loop.call_at(self._due, self._on_beat)
 
-    def _look(self) -> None:
-        # The first look counts: what ran then has run for most of the time the line is about.
+    def _watch_beat(self) -> None:
+        """Note the frames once for each beat that is overdue. Runs in the thread."""
+        # The first look at an overdue beat counts: its frames have run for most of the lag.
         while not self._stopped.wait(BEAT):
             if not self._ran and self._loop.time() - self._due >= self._too_late / 2:
                 self._ran = self._frames()
@@ -83,5 +84,5 @@ class LagWatch:
         for ident in (self._thread, *workers):
             if frame := stacks.get(ident):
                 summary = traceback.StackSummary.extract(traceback.walk_stack(frame), lookup_lines=False)
-                places += [place_of(each) for each in summary[:DEEPEST_STACK]]
+                places += [location_of(each) for each in summary[:DEEPEST_STACK]]
         return tuple(places)

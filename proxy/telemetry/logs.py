@@ -30,11 +30,11 @@ Fields = MutableMapping[str, Any]
 LONGEST_TEXT = 200
 """Characters of a text in the log."""
 
-_UNTOLD = frozenset({"budget", "elsewhere", "paused", "breaker", "refused_before"})
-"""Reasons for which a summary job may end before it began, as often as once a second: counted, not logged."""
+_NOT_LOGGED = frozenset({"budget", "elsewhere", "paused", "breaker", "refused_before"})
+"""Reasons of summary jobs that end before they begin, as often as once a second: counted, not logged."""
 
 MOST_REFUSALS = 10
-"""Lines a second for requests refused since too many are under way: each line costs more than the refusal."""
+"""Lines a second for requests that are refused because too many are under way: a line costs more than a refusal."""
 
 DEEPEST_STACK = 8
 """Frames of an exception or of a thread, the innermost ones."""
@@ -42,7 +42,7 @@ DEEPEST_STACK = 8
 _LOGGED = tuple(field for field in core_report.FIELDS if field.log)
 _KEYS = tuple(field.log for field in _LOGGED)
 _DURATION_KEY = next(field.log for field in _LOGGED if field.name == DURATION)
-# The duration is no part of a report: another value keeps its place in the line.
+# The duration is no part of a report: the status stands in for it, to be replaced.
 _VALUES = attrgetter(*("status" if field.name == DURATION else field.name for field in _LOGGED))
 _FOREIGN_KEYS = tuple(field.log for field in _LOGGED if field.foreign)
 _CONVERTED = tuple((field.log, field.logged) for field in _LOGGED if field.logged is not None)
@@ -64,9 +64,9 @@ ALLOWED = frozenset(_KEYS) | frozenset(
 
 
 class Logs:
-    """A logger for the whole process and the means to end it. Build one, hand it in, close it last.
+    """The logger of a process. Build one, hand it in, close it last.
 
-    Lines go to *fd* (standard output); *colors* of ``None`` means: if that is a terminal.
+    Lines go to *fd* (standard output). ``None`` for *colors*: coloured if that is a terminal.
     """
 
     def __init__(
@@ -100,7 +100,7 @@ class Logs:
     def request_done(self, report: Report, duration: float) -> None:
         """Write the one line of a finished request; *duration* in seconds.
 
-        Of requests that are refused since too many are under way only so many get their line until ``tell_refusals``.
+        Of requests that are refused because too many are under way, ``MOST_REFUSALS`` get a line in a second.
         """
         if report.outcome == "refused" and report.reason == Overloaded.code:
             self._refusals += 1
@@ -141,8 +141,8 @@ class Logs:
         except _NOT_ENCODED:
             return _plain_json(fields)
 
-    def tell_refusals(self) -> None:
-        """Write how many refused requests got no line since the last time, if any. Call it every second."""
+    def log_refusals(self) -> None:
+        """Write the number of refused requests without a line since the last call, if any. Call it every second."""
         more, self._refusals = self._refusals - MOST_REFUSALS, 0
         if more > 0:
             advice = "raise server.limits if the machine and the upstreams can take more, or run more replicas"
@@ -150,7 +150,7 @@ class Logs:
 
     def summary_done(self, report: SummaryReport) -> None:
         """Write the line of a summary job that called a model, or could not."""
-        if report.reason in _UNTOLD:
+        if report.reason in _NOT_LOGGED:
             return
         self.log.info(
             "summary.done",
@@ -167,31 +167,36 @@ class Logs:
 
     def noticed(self, event: str, facts: Mapping[str, object]) -> None:
         """Write *event* with its *facts*, as a warning if they name a remedy."""
-        (self.log.warning if "remedy" in facts else self.log.info)(event, **facts)
+        write = self.log.info
+        if "remedy" in facts:
+            write = self.log.warning
+        write(event, **facts)
 
     def task_failed(self, name: str, error: BaseException) -> None:
         """Write that the background task *name* failed."""
         self.log.error("proxy.task_failed", task=name, exc_info=error)
 
     def loop_lagged(self, seconds: float, frames: Sequence[str]) -> None:
-        """Write that the event loop was late, and the *frames* that ran meanwhile."""
+        """Write the *seconds* by which the event loop was late, and the *frames* that ran meanwhile."""
         self.log.warning("proxy.loop_lagged", seconds=round(seconds, 3), frames=list(frames))
 
     def loop_failed(self, loop: asyncio.AbstractEventLoop, context: Mapping[str, Any]) -> None:
-        """An event loop's exception handler that repeats nothing an exception or a request says."""
+        """Write an error of the event loop, without the text of an exception. It is the loop's exception handler."""
         del loop
         error = context.get("exception")
         # The message is a fixed text of asyncio's, but that of a callback quotes its arguments; the rest of the context
         # holds objects whose repr quotes data.
-        problem = "Exception in callback" if "handle" in context else str(context.get("message", ""))
+        problem = str(context.get("message", ""))
+        if "handle" in context:
+            problem = "Exception in callback"
         self.log.error("proxy.loop_error", problem=problem, exc_info=error)
 
     def fault(self, where: str, request_id: str, fault: Exception) -> None:
-        """Write that a fault of ours was met in a part of a request that was answered all the same."""
+        """Write a fault of ours that cost no request; *where* names the part of the request."""
         self.log.error("proxy.internal_error", where=where, request_id=request_id, exc_info=fault)
 
     def adopt_libraries(self) -> None:
-        """Send what libraries log (warnings and worse) through this logger, without their texts' data."""
+        """Pass warnings and errors of libraries to this logger, without the data in their texts."""
         if self._handler is None:
             self._handler = _Library(self.log)
             logging.getLogger().addHandler(self._handler)
@@ -201,7 +206,7 @@ class Logs:
                 logging.getLogger(name).setLevel(logging.WARNING)
 
     def close(self) -> None:
-        """Let the libraries go and write out what waits, for a second at most."""
+        """Detach from the libraries and write the lines that wait, for a second at most."""
         if self._handler is not None:
             logging.getLogger().removeHandler(self._handler)
             self._handler = None
@@ -213,11 +218,11 @@ class Logs:
 def only_facts(_logger: object, _method: str, fields: Fields) -> Fields:
     """Drop every field that is not on the list, shorten texts, and reduce an exception to its type and place."""
     error = fields.pop("exc_info", None)
-    strangers = fields.keys() - ALLOWED
-    if strangers:
-        for name in strangers:
+    unknown = fields.keys() - ALLOWED
+    if unknown:
+        for name in unknown:
             del fields[name]
-        fields["dropped_fields"] = sorted(strangers)
+        fields["dropped_fields"] = sorted(unknown)
     if error and not isinstance(error, BaseException):
         error = sys.exc_info()[1]
     if isinstance(error, BaseException):
@@ -243,10 +248,10 @@ def _plain_value(value: Any) -> object:
 def frames(trace: TracebackType | None) -> list[str]:
     """Return the innermost frames of *trace* as ``file:line function``: no source text, no values."""
     summary = traceback.StackSummary.extract(traceback.walk_tb(trace), lookup_lines=False)
-    return [place_of(frame) for frame in summary[-DEEPEST_STACK:]]
+    return [location_of(frame) for frame in summary[-DEEPEST_STACK:]]
 
 
-def place_of(frame: traceback.FrameSummary) -> str:
+def location_of(frame: traceback.FrameSummary) -> str:
     """Return *frame* as ``file:line function``."""
     return f"{'/'.join(frame.filename.split('/')[-3:])}:{frame.lineno} {frame.name}"
 
@@ -254,7 +259,9 @@ def place_of(frame: traceback.FrameSummary) -> str:
 def _plain(text: str) -> str:
     """Return *text* on one line, short, without control characters: model names come from clients."""
     short = text[:LONGEST_TEXT]
-    return short if short.isprintable() else short.encode("unicode_escape").decode("ascii")[: 2 * LONGEST_TEXT]
+    if short.isprintable():
+        return short
+    return short.encode("unicode_escape").decode("ascii")[: 2 * LONGEST_TEXT]
 
 
 _NOT_ENCODED = (UnicodeEncodeError, OverflowError)
@@ -298,9 +305,14 @@ class _Library(logging.Handler):
         self._log = log
 
     def emit(self, record: logging.LogRecord) -> None:
-        template = record.msg if record.args and isinstance(record.msg, str) else None
-        error = record.exc_info[1] if record.exc_info else None
-        write = self._log.error if record.levelno >= logging.ERROR else self._log.warning
+        template = error = None
+        if record.args and isinstance(record.msg, str):
+            template = record.msg
+        if record.exc_info:
+            error = record.exc_info[1]
+        write = self._log.warning
+        if record.levelno >= logging.ERROR:
+            write = self._log.error
         where = f"{record.filename}:{record.lineno} {record.funcName}"
         write("library.log", logger=record.name, where=where, template=template, exc_info=error)
 
@@ -351,7 +363,7 @@ class LineWriter:
             self._wake.set()
 
     def close(self, seconds: float = 1.0) -> None:
-        """Write what is left, waiting at most *seconds*."""
+        """Write the lines that wait, for *seconds* at most."""
         self._closing.set()
         self._wake.set()
         self._thread.join(seconds)
@@ -375,7 +387,7 @@ class LineWriter:
             try:
                 written = os.write(self._fd, rest)
             except BlockingIOError:
-                # Somebody who shares the pipe made it non-blocking; it has to drain first.
+                # Another process that shares the pipe made it non-blocking; it has to drain first.
                 time.sleep(BATCH_SECONDS)
                 continue
             except OSError:

@@ -1,6 +1,6 @@
 """Prometheus metrics: those of requests from the table of a report's fields, the others from ``PROCESS`` below.
 
-With several workers one answer covers them all.
+With several workers each answer of ``/metrics`` covers them all.
 """
 
 from __future__ import annotations
@@ -82,13 +82,13 @@ _ROWS: Final = tuple((metric, metric.when or field.name) for field in FIELDS for
 _WHEN: Final = tuple(dict.fromkeys(when for _, when in _ROWS if when != DURATION))
 _READ: Final = attrgetter(*_WHEN)
 _BLANK: Final = dict(zip(_WHEN, _READ(Report("", "")), strict=True))
-_AT: Final = {when: place for place, when in enumerate((*_WHEN, DURATION))}
+_AT: Final = {when: index for index, when in enumerate((*_WHEN, DURATION))}
 
 _OF_REPORTS: Final = tuple(
     (metric, _AT[when], object() if metric.always else _BLANK.get(when)) for metric, when in _ROWS
 )
-"""Each of them with the place of that attribute in what ``_READ`` gives and the duration behind it, and the value of it
-that adds nothing."""
+"""Each of these metrics with the index of its attribute in ``(*_READ(report), duration)``, and the value that adds
+nothing."""
 
 _ROUTE: Final = ("api", "model", "upstream", "status", "outcome")
 """The labels that a report's metrics may have beside their own; together they name one kind of request."""
@@ -152,24 +152,24 @@ class Telemetry:
             self._families.histograms[SUMMARY_SECONDS.name].observe(report.seconds)
 
     def summaries_state(self, *, running: int, broken: int) -> None:
-        """Show how many summary jobs run, and how many summarisers are not called because they failed."""
+        """Show the numbers of summary jobs that run, and of summarisers that are not called because they failed."""
         self._families.gauges[SUMMARIES_RUNNING.name].set(running)
         self._families.gauges[SUMMARY_BREAKERS.name].set(broken)
 
     def in_flight(self, count: int) -> None:
-        """Show how many requests this process has under way."""
+        """Show the number of requests that this process has under way."""
         self._families.gauges[IN_FLIGHT.name].set(count)
 
     def refused_connections(self, totals: Mapping[str, int]) -> None:
-        """Count what was refused before it was a request, by this process's totals so far for each reason."""
+        """Count refusals before a request was read, from this process's totals so far for each reason."""
         refused = self._families.counters[REFUSED_CONNECTIONS.name]
         for reason, total in totals.items():
             refused.labels(reason).inc(total - self._refused.get(reason, 0))
             self._refused[reason] = total
 
     def store_state(self, *, up: bool, breaker: Breaker = "closed") -> None:
-        """Show the store's state. Call it on every change: several workers cannot be asked when metrics are read."""
-        self._families.gauges[STORE_UP.name].set(1 if up else 0)
+        """Show the store's state. Call it on every change: reading metrics reaches files of other workers, not them."""
+        self._families.gauges[STORE_UP.name].set(int(up))
         self._families.gauges[STORE_BREAKER.name].set(_BREAKER[breaker])
 
     def store_error(self, kind: str) -> None:
@@ -182,11 +182,11 @@ class Telemetry:
         self._families.counters[INTERNAL_ERRORS.name].labels(where).inc()
 
     def archived(self, outcome: str, count: int) -> None:
-        """Count *count* originals with which something happened."""
+        """Count *count* originals, by the *outcome* of archiving them."""
         self._families.counters[ARCHIVED.name].labels(outcome).inc(count)
 
     def lines_dropped(self, count: int) -> None:
-        """Show how many log lines this process has dropped so far."""
+        """Show the number of log lines that this process has dropped so far."""
         self._families.gauges[LINES_DROPPED.name].set(count)
 
     def without_descriptor(self, count: int) -> None:
@@ -194,7 +194,7 @@ class Telemetry:
         self._families.counters[WITHOUT_DESCRIPTOR.name].inc(count)
 
     def learned_windows(self, count: int) -> None:
-        """Show how many windows this process has learned from overflows and cuts."""
+        """Show the number of windows that this process has learned from overflows and cuts."""
         self._families.gauges[LEARNED_WINDOWS.name].set(count)
 
     def exposition(self) -> tuple[bytes, str]:
@@ -202,7 +202,7 @@ class Telemetry:
         return generate_latest(self._shown), CONTENT_TYPE_PLAIN_0_0_4
 
     def _route(self, report: Report) -> _Route:
-        """Return the series of the kind of request that *report* is about. They are made if this is the first."""
+        """Return the series for requests like that of *report*. Make them for the first one."""
         model = self._model(report.model)
         key = (report.api, model, report.upstream, report.status, report.outcome)
         route = self._routes.get(key)
@@ -246,15 +246,19 @@ class _Families:
                 self.histograms[name] = Histogram(name, metric.about, labels, registry=registry, buckets=metric.buckets)
 
     def adder(self, metric: Metric, labels: tuple[str, ...], own: Value) -> Add:
-        """Return what adds to the series of *metric* with these *labels* and its *own*, or sets it if it is a gauge."""
+        """Return the function that adds to the series of *metric* with *labels* and its *own*; it sets a gauge."""
         if metric.kind == "gauge":
             return partial(self._set, metric, labels, own)
         every = labels + _own_labels(own)
         if metric.kind == "histogram":
             histogram = self.histograms[metric.name]
-            return (histogram.labels(*every) if every else histogram).observe
+            if every:
+                histogram = histogram.labels(*every)
+            return histogram.observe
         counter = self.counters[metric.name]
-        return (counter.labels(*every) if every else counter).inc
+        if every:
+            counter = counter.labels(*every)
+        return counter.inc
 
     def _set(self, metric: Metric, labels: tuple[str, ...], own: Value, amount: float) -> None:
         """Let a gauge show *amount* under its *own* labels only, among all with the same *labels*."""
@@ -269,7 +273,9 @@ class _Families:
 
 
 def _own_labels(own: Value) -> tuple[str, ...]:
-    return own if isinstance(own, tuple) else (own,)
+    if isinstance(own, tuple):
+        return own
+    return (own,)
 
 
 class _Route(dict[tuple[Metric, Value], Add]):

@@ -1,6 +1,6 @@
-"""The directory in which worker processes share the figures of `/metrics`.
+"""The directory in which worker processes share the figures of ``/metrics``.
 
-Apart from ``metrics`` because the parent, which must not import the metrics' client, makes it:
+Apart from ``metrics`` because the parent makes it, and must not import the metrics' client before that:
 https://prometheus.github.io/client_python/multiprocess/.
 """
 
@@ -20,15 +20,15 @@ _NAME = re.compile(r"ullage-metrics-(\d+)-(\d+)-\w+")
 
 
 def make_directory() -> Path:
-    """A fresh private directory for the figures of this run's workers; those of runs that were killed are removed.
+    """Return a new private directory for the figures of this run's workers. Remove those of runs that were killed.
 
-    Raises ``OSError`` if there is no place for one.
+    Raises ``OSError`` if it cannot be made.
     """
     space = _process_space()
     base = _base()
-    for left in base.glob("ullage-metrics-*"):
-        if _is_stale(left, space):
-            remove_directory(left)
+    for directory in base.glob("ullage-metrics-*"):
+        if _is_stale(directory, space):
+            remove_directory(directory)
     return Path(tempfile.mkdtemp(prefix=f"ullage-metrics-{space}-{os.getpid()}-", dir=base))
 
 
@@ -59,13 +59,13 @@ def _is_stale(directory: Path, space: int) -> bool:
         os.kill(int(named[2]), 0)
     except (ProcessLookupError, OverflowError):
         return True
-    except OSError:  # the process is somebody else's, or the directory went meanwhile
+    except OSError:  # the process is another user's, or the directory went meanwhile
         return False
     return False
 
 
 def forget_worker(directory: Path, pid: int) -> None:
-    """Take a dead worker's gauges out of the sum; its counters stay, so that totals never fall."""
+    """Remove a dead worker's gauges from the sum. Its counters stay, so that totals never fall."""
     for file in directory.glob(f"gauge_live*_{pid}.db"):
         file.unlink(missing_ok=True)
 

@@ -1,4 +1,4 @@
-"""HTTP out: aiohttp, bytes in, bytes out."""
+"""Calls upstreams over HTTP, directly or through LiteLLM, and probes their windows."""
 
 from proxy.upstream.direct import DirectReply, Upstreams
 from proxy.upstream.litellm import Bridge, Bridged

@@ -1,7 +1,7 @@
-"""HTTP out: bytes in, bytes out, on pooled sessions that share nothing between callers but sockets.
+"""Sends requests to upstreams as bytes, on pooled sessions that share nothing between callers but sockets.
 
-``Upstreams`` sends; below it stands what it needs of aiohttp's client, with every place where that client would add,
-copy or linger and this proxy must not.
+Below ``Upstreams`` stand the subclasses of aiohttp's client that it needs: each keeps that client from adding a header,
+copying a body, or leaving a connection open.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ _CONNECT_PAUSES: Final = (0.05, 0.2)
 """Seconds before each further attempt to connect: a connection that was never made carried nothing to bill twice."""
 
 _NO_MORE: Final = 0.0
-"""Stands behind the pauses: after the last attempt there is none."""
+"""The last of the pauses: after it there is no further attempt."""
 
 _NO_DESCRIPTOR: Final = (errno.EMFILE, errno.ENFILE)
 
 _MOST_URLS: Final = 64
-"""URLs kept ready per upstream."""
+"""URLs cached for each upstream, at most."""
 
 SWITCHING: Final = 101
 """The status of an upgraded connection (https://www.rfc-editor.org/rfc/rfc9110#section-15.2.2)."""
@@ -57,16 +57,18 @@ class Upstreams:
         self._sessions = {seconds: _session(seconds) for seconds in {one.timeouts.keep_alive for one in targets}}
         self._targets = {one.name: _ReadyTarget(one, self._sessions[one.timeouts.keep_alive]) for one in targets}
         self._bridge = bridge
-        self._bridged = dict.fromkeys(bridge.names, bridge) if bridge is not None else {}
+        self._bridged: dict[str, Bridge] = {}
+        if bridge is not None:
+            self._bridged = dict.fromkeys(bridge.names, bridge)
         self.names = tuple(dict.fromkeys((*self._targets, *self._bridged)))
         self.without_descriptor = 0
 
     def speaks(self, name: str) -> bool:
-        """True if the upstream can be asked for more than bridged chat completions."""
+        """True if the upstream answers more than bridged chat completions."""
         return name in self._targets
 
     async def warm(self) -> None:
-        """Load what bridged upstreams need, seconds of work, so that the first request does not wait for it."""
+        """Load LiteLLM for bridged upstreams, seconds of work, so that the first request does not wait for it."""
         if self._bridge is not None and self._bridged:
             await self._bridge.warm()
 
@@ -127,7 +129,7 @@ class Upstreams:
         return cast("DirectReply", await self.send(target, "GET", path_qs, upgrading, None, may_switch=True))
 
     async def _wait_to_reconnect(self, to: _ReadyTarget, error: aiohttp.ClientConnectorError, pause: float) -> None:
-        """Wait for *pause* seconds before connecting again. Raise what *error* means if that is of no use."""
+        """Wait for *pause* seconds before connecting again. Raise ``UllageError`` if *error* makes that useless."""
         last = pause == _NO_MORE
         exhausted = error.errno in _NO_DESCRIPTOR
         self.without_descriptor += exhausted
@@ -161,7 +163,7 @@ def _not_bridged(target: str, method: str, path_qs: str) -> NotFound:
 
 
 class _ReadyTarget:
-    """A target with all that does not change from request to request. ``urls`` holds those made lately, by path."""
+    """A target with all that does not change from request to request. ``urls`` caches URLs by path."""
 
     __slots__ = ("_base", "_fixed", "_replaced", "client_timeout", "name", "proxy", "session", "timeouts", "urls")
 
@@ -178,14 +180,16 @@ class _ReadyTarget:
         self._fixed = dict(target.headers)
         self._replaced = {name.lower() for name in target.headers}
         if target.api_key is not None:
-            bearer = target.api_key_header.lower() == "authorization"
-            self._fixed[target.api_key_header] = f"Bearer {target.api_key}" if bearer else target.api_key
-            self._replaced |= CREDENTIALS | {target.api_key_header.lower()}
+            header = target.api_key_header.lower()
+            self._fixed[target.api_key_header] = target.api_key
+            if header == "authorization":
+                self._fixed[target.api_key_header] = f"Bearer {target.api_key}"
+            self._replaced |= CREDENTIALS | {header}
 
     def url(self, path_qs: str) -> URL:
-        """Return the URL of *path_qs* on this upstream. It is stored for the next request if it has no query."""
+        """Return the URL of *path_qs* on this upstream. Cache it unless it has a query."""
         url = URL(self._base.join(path_qs), encoded=True)
-        # A query may hold a key, which is not stored beyond its request.
+        # A query may hold a key, which must not stay in memory after its request.
         if len(self.urls) < _MOST_URLS and "?" not in path_qs:
             self.urls[path_qs] = url
         return url
@@ -288,14 +292,14 @@ class DirectReply:
         if self._loop.time() > self._end:
             raise UpstreamTimeout(self._upstream, self._timeouts.total, endless=True)
         content = self._response.content
-        if content.exception() is not None and (rest := arrived(content)):
+        if content.exception() is not None and (rest := remaining(content)):
             return rest
         try:
             return await content.readany()
         except aiohttp.SocketTimeoutError as error:
             raise UpstreamTimeout(self._upstream, self._timeouts.idle) from error
         except (aiohttp.ClientError, OSError) as error:
-            if rest := arrived(content):
+            if rest := remaining(content):
                 return rest
             raise UpstreamUnreachable(self._upstream, "the connection broke before the answer was complete") from error
 
@@ -343,9 +347,9 @@ class Tunnel:
 
 
 def _end_to_end(response: aiohttp.ClientResponse) -> tuple[list[tuple[str, str]], bool]:
-    """Return the headers that are not meant for this connection only, and whether one says where the body ends.
+    """Return the headers that are not meant for this connection only, and True if one says where the body ends.
 
-    Those of a proxy of this kind behind this one are left out, too: beside ours nobody could tell whose is whose.
+    The ``x-ullage-*`` headers of another Ullage behind this one are left out: they would be taken for ours.
     """
     named: frozenset[bytes] = frozenset()
     if "Connection" in response.headers:
@@ -364,8 +368,8 @@ def _end_to_end(response: aiohttp.ClientResponse) -> tuple[list[tuple[str, str]]
     return headers, is_framed
 
 
-def arrived(content: aiohttp.StreamReader) -> bytes:
-    """Return the bytes that a failed stream still holds, and empty it.
+def remaining(content: aiohttp.StreamReader) -> bytes:
+    """Return the bytes that are left in a failed stream, and empty it.
 
     Its public readers raise the failure before they return these bytes, which are then lost
     (https://github.com/aio-libs/aiohttp/issues/3026).
@@ -379,8 +383,10 @@ def arrived(content: aiohttp.StreamReader) -> bytes:
 
 
 def _session(keep_alive: float) -> aiohttp.ClientSession:
-    """A pool that keeps idle connections for *keep_alive* seconds; 0: keeps none."""
-    pooling: dict[str, Any] = {"keepalive_timeout": keep_alive} if keep_alive else {"force_close": True}
+    """Return a pool whose idle connections are closed after *keep_alive* seconds; 0: at once."""
+    pooling: dict[str, Any] = {"keepalive_timeout": keep_alive}
+    if not keep_alive:
+        pooling = {"force_close": True}
     # Each default that is overridden here lets one caller's state or the proxy's own taste reach another's request:
     # cookies by host name, 100 connections for all, the environment's proxies and netrc, decoded bodies.
     return aiohttp.ClientSession(
@@ -396,7 +402,7 @@ def _session(keep_alive: float) -> aiohttp.ClientSession:
     )
 
 
-# Only names a body object may not bring along; there is nothing else aiohttp would fill in.
+# aiohttp would add the Content-Type of the body object, and nothing else.
 _SKIPPED: CIMultiDict[None] = CIMultiDict({"Content-Type": None})
 
 
@@ -408,12 +414,12 @@ class VerbatimRequest(aiohttp.ClientRequest):
     """
 
     def update_auto_headers(self, skip_auto_headers: Iterable[str] | None) -> None:  # noqa: ARG002
-        """Add nothing; what the client left out stays out."""
+        """Add no header."""
         # Read again when the body is attached, which would add its Content-Type.
         self._skip_auto_headers = _SKIPPED
 
     def update_headers(self, headers: Any) -> None:
-        """``Host``, then the given headers in their order; one copy at C speed."""
+        """Set ``Host``, then *headers* in their order: one copy, made in C."""
         self.headers: CIMultiDict[str] = CIMultiDict((("Host", self.url.host_port_subcomponent or ""),))
         self.headers.extend(headers)
 
@@ -427,9 +433,9 @@ class AbortingResponse(aiohttp.ClientResponse):
 
     def close(self) -> None:
         """Reset the connection if it is still in use. aiohttp calls this, too, if the wait for the head fails."""
-        transport = self.connection.transport if self.connection is not None else None
-        if transport is not None:
-            transport.abort()
+        connection = self.connection
+        if connection is not None and connection.transport is not None:
+            connection.transport.abort()
         super().close()
 
 
@@ -453,8 +459,9 @@ class FailingProtocol(ResponseHandler):
         body = self._payload
         super().set_exception(exc, exc_cause or exc)
         if isinstance(body, aiohttp.StreamReader) and not body.is_eof() and body.exception() is None:
-            silent = isinstance(exc, aiohttp.SocketTimeoutError)
-            body.set_exception(exc if silent else aiohttp.ClientPayloadError("the body's framing is broken"))
+            if not isinstance(exc, aiohttp.SocketTimeoutError):
+                exc = aiohttp.ClientPayloadError("the body's framing is broken")
+            body.set_exception(exc)
 
 
 class Connector(aiohttp.TCPConnector):

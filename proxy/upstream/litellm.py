@@ -1,6 +1,6 @@
 """Providers that do not speak OpenAI's API, through LiteLLM: chat completions in, chat completions out.
 
-LiteLLM takes seconds to import, so it is imported when the first bridged upstream is warmed up or asked. Its proxy is
+LiteLLM takes seconds to import, so it is imported when the first bridged upstream is warmed up or called. Its proxy is
 never imported, nothing is fetched, and it neither retries nor follows redirects here.
 """
 
@@ -33,12 +33,14 @@ OFFLINE: Final = {
 }
 """Environment that keeps LiteLLM from fetching anything by itself; set before it is imported."""
 
-_ALWAYS: Final = frozenset({"model", "messages", "stream", "stream_options"})
-_PASSED_BACK: Final = re.compile(r"(?:x-|anthropic-)?ratelimit[\w-]*|(?:x-)?request-id|retry-after[\w-]*")
+_ALWAYS_TAKEN: Final = frozenset({"model", "messages", "stream", "stream_options"})
+_RETURNED_HEADERS: Final = re.compile(r"(?:x-|anthropic-)?ratelimit[\w-]*|(?:x-)?request-id|retry-after[\w-]*")
 _MISSING: Final = re.compile(r"No module named '([\w.]+)'")
 _KEYS: Final = CREDENTIAL_ORDER[1:]
 """Headers that hold a key without a scheme before it."""
-_HELD: Final = 64
+_MOST_QUEUED: Final = 64
+"""Events of a stream that wait for their reader, at most."""
+
 _JSON: Final = ("content-type", "application/json")
 _SSE: Final = ("content-type", "text/event-stream")
 
@@ -61,14 +63,14 @@ class Bridged:
 
 
 class BridgedReply:
-    """An answer in OpenAI's shape: ``ports.Reply`` over what LiteLLM returned."""
+    """An answer in OpenAI's shape: ``ports.Reply`` over LiteLLM's return value."""
 
     close_delimited = False
 
-    def __init__(self, status: int, headers: Sequence[tuple[str, str]], body: bytes | _Pump) -> None:
+    def __init__(self, status: int, headers: Sequence[tuple[str, str]], body: bytes | _EventQueue) -> None:
         self.status = status
         self.headers = headers
-        self._body: bytes | _Pump = body
+        self._body: bytes | _EventQueue = body
 
     def header(self, name: str) -> str:
         """Return the first header called *name* (any case), or an empty string."""
@@ -83,15 +85,15 @@ class BridgedReply:
 
     def close(self) -> None:
         """Abort what is still under way."""
-        if isinstance(self._body, _Pump):
+        if isinstance(self._body, _EventQueue):
             self._body.close()
 
 
-class _Pump:
-    """Takes a stream's events as they come, so that a reader who is cancelled loses none."""
+class _EventQueue:
+    """Queues a stream's events as they come, so that a reader who is cancelled loses none."""
 
     def __init__(self, events: AsyncIterator[bytes], spawn: Spawn) -> None:
-        self._queue: asyncio.Queue[bytes | UllageError] = asyncio.Queue(_HELD)
+        self._queue: asyncio.Queue[bytes | UllageError] = asyncio.Queue(_MOST_QUEUED)
         self._task = spawn(self._run(events), "bridged stream")
         self._ended = False
 
@@ -99,14 +101,14 @@ class _Pump:
         """Return the next event, empty after the last. Raises the error that ended the stream."""
         if self._ended:
             return b""
-        got = await self._queue.get()
-        if isinstance(got, UllageError):
-            raise got
-        self._ended = not got
-        return got
+        event = await self._queue.get()
+        if isinstance(event, UllageError):
+            raise event
+        self._ended = not event
+        return event
 
     def close(self) -> None:
-        """Stop taking."""
+        """Read no more of the stream."""
         self._ended = True
         self._task.cancel()
 
@@ -117,13 +119,13 @@ class _Pump:
         except UllageError as error:
             await self._queue.put(error)
         except Exception:
-            await self._queue.put(UllageError())  # whoever reads must not wait for what never comes
+            await self._queue.put(UllageError())  # the reader must not wait for what never comes
             raise
         await self._queue.put(b"")
 
 
 class Bridge:
-    """Asks bridged upstreams; one LiteLLM for all of them."""
+    """Calls bridged upstreams; one LiteLLM for all of them."""
 
     def __init__(self, targets: Sequence[Bridged], spawn: Spawn) -> None:
         self._targets = {target.name: target for target in targets}
@@ -149,28 +151,28 @@ class Bridge:
         Raises ``InvalidRequest`` for a member that cannot be passed on, ``Unauthorized`` without a key,
         ``UpstreamUnreachable`` and ``UpstreamTimeout``.
         """
-        place = self._targets[target]
+        upstream = self._targets[target]
         request = _read(body)
-        key = _key(place, headers)
+        key = _key(upstream, headers)
         loaded = await self._library()
-        _check(loaded.litellm, place, request)
-        call = loaded.wire.Call(place.timeouts)
+        _check(loaded.litellm, upstream, request)
+        call = loaded.wire.Call(upstream.timeouts)
         loaded.wire.CALL.set(call)
-        sent = {**_passed_on(headers), **place.headers, **added}
-        stream, first = request.get("stream") is True, None
+        sent = {**_forwarded_headers(headers), **upstream.headers, **added}
+        is_stream, first = request.get("stream") is True, None
         try:
-            answer = await loaded.litellm.acompletion(**_options(loaded.litellm, place, request, sent, key))
-            if stream:  # some providers are asked only when the first event is
+            answer = await loaded.litellm.acompletion(**_options(loaded.litellm, upstream, request, sent, key))
+            if is_stream:  # some providers are called only when the first event is read
                 first = await _first(answer)
         except Exception as error:  # noqa: BLE001 - LiteLLM's errors have no common base class
-            if stream and call.status == 200 and call.broken is None:
-                return BridgedReply(200, [_SSE, *_passed_back(call)], _event(_failed(error)[1]))
-            return _refused(place, call, error)
-        if stream:
-            events = _events(place, call, first, answer)
-            return BridgedReply(200, [_SSE, *_passed_back(call)], _Pump(events, self._spawn))
+            if is_stream and call.status == 200 and call.broken is None:
+                return BridgedReply(200, [_SSE, *_returned_headers(call)], _event(_failed(error)[1]))
+            return _refused(upstream, call, error)
+        if is_stream:
+            events = _events(upstream, call, first, answer)
+            return BridgedReply(200, [_SSE, *_returned_headers(call)], _EventQueue(events, self._spawn))
         document = shapes.whole(answer.model_dump(exclude_none=True), request["model"])
-        return BridgedReply(200, [_JSON, *_passed_back(call)], shapes.encoded(document))
+        return BridgedReply(200, [_JSON, *_returned_headers(call)], shapes.encoded(document))
 
     async def close(self) -> None:
         """Close the connections."""
@@ -210,11 +212,13 @@ def _load() -> _Loaded:
         """Gives out one HTTP client, whichever provider asks for whatever kind."""
 
         def get_cache(self, key: str, *args: Any, **options: Any) -> Any:
-            return handler if key.startswith("async_httpx_client") else super().get_cache(key, *args, **options)
+            if key.startswith("async_httpx_client"):
+                return handler
+            return super().get_cache(key, *args, **options)
 
     litellm.in_memory_llm_clients_cache = Clients()
     litellm.module_level_aclient = handler
-    litellm.aclient_session = handler.client  # what providers that are asked with OpenAI's own client get
+    litellm.aclient_session = handler.client  # for the providers that are called with OpenAI's own client
     return _Loaded(litellm, wire, handler)
 
 
@@ -230,56 +234,57 @@ def _read(body: bytes) -> dict[str, Any]:
 
 
 def _options(
-    litellm: Any, place: Bridged, request: Mapping[str, Any], headers: Mapping[str, str], key: str | None
+    litellm: Any, upstream: Bridged, request: Mapping[str, Any], headers: Mapping[str, str], key: str | None
 ) -> dict[str, Any]:
     """Return the arguments of the call to LiteLLM."""
     options: dict[str, Any] = {
-        **_output(litellm, place, request),
+        **_output(litellm, upstream, request),
         **{name: value for name, value in request.items() if name not in ("model", "stream")},
-        **place.options,
-        "model": f"{place.provider}/{request['model']}",
+        **upstream.options,
+        "model": f"{upstream.provider}/{request['model']}",
         "stream": request.get("stream") is True,
         "api_key": key,
-        "timeout": place.timeouts.first_byte,
+        "timeout": upstream.timeouts.first_byte,
         "num_retries": 0,
         "max_retries": 0,
         "_skip_mcp_handler": True,  # it would call tools itself, through its proxy
     }
-    if place.base_url:
-        options["api_base"] = place.base_url
+    if upstream.base_url:
+        options["api_base"] = upstream.base_url
     if headers:
         options["extra_headers"] = dict(headers)
     return options
 
 
-def _check(litellm: Any, place: Bridged, request: Mapping[str, Any]) -> None:
-    supported = litellm.get_supported_openai_params(request["model"], place.provider)
+def _check(litellm: Any, upstream: Bridged, request: Mapping[str, Any]) -> None:
+    supported = litellm.get_supported_openai_params(request["model"], upstream.provider)
     if supported is None:
         raise InvalidRequest(
-            f"The upstream {place.name!r} names a provider that LiteLLM does not know: {place.provider}."
+            f"The upstream {upstream.name!r} names a provider that LiteLLM does not know: {upstream.provider}."
         )
-    refused = sorted(request.keys() - _ALWAYS - (shapes.FIELDS & set(supported)))
+    refused = sorted(request.keys() - _ALWAYS_TAKEN - (shapes.FIELDS & set(supported)))
     if refused:
         names = ", ".join(refused)
-        raise InvalidRequest(f"{place.provider} does not take {names} for {request['model']}. Leave {names} out.")
-    if lost := shapes.lost(place.provider, request):
-        raise InvalidRequest(f"{place.provider} does not take, for {request['model']}, {lost}.")
+        raise InvalidRequest(f"{upstream.provider} does not take {names} for {request['model']}. Leave {names} out.")
+    if lost := shapes.lost(upstream.provider, request):
+        raise InvalidRequest(f"{upstream.provider} does not take, for {request['model']}, {lost}.")
 
 
-def _key(place: Bridged, headers: Sequence[tuple[str, str]]) -> str | None:
-    if place.api_key is not None or place.ambient:
-        return place.api_key
+def _key(upstream: Bridged, headers: Sequence[tuple[str, str]]) -> str | None:
+    if upstream.api_key is not None or upstream.ambient:
+        return upstream.api_key
     sent = {name.lower(): value for name, value in headers}
     scheme, _, token = sent.get("authorization", "").partition(" ")
-    key = token.strip() if scheme.lower() == "bearer" else ""
-    key = key or next((sent[name] for name in _KEYS if sent.get(name)), "")
-    if not key:
+    keys = [sent[name] for name in _KEYS if sent.get(name)]
+    if scheme.lower() == "bearer" and token.strip():
+        keys.insert(0, token.strip())
+    if not keys:
         # LiteLLM would look for one in the proxy's environment, and a caller without a key would spend that.
-        raise Unauthorized(f"The upstream {place.name!r} has no key of its own: send yours as a bearer token.")
-    return key
+        raise Unauthorized(f"The upstream {upstream.name!r} has no key of its own: send yours as a bearer token.")
+    return keys[0]
 
 
-def _passed_on(headers: Sequence[tuple[str, str]]) -> dict[str, str]:
+def _forwarded_headers(headers: Sequence[tuple[str, str]]) -> dict[str, str]:
     return {name.lower(): value for name, value in headers if name.lower() in ("anthropic-beta", "user-agent")}
 
 
@@ -292,84 +297,86 @@ async def _first(stream: Any) -> Any:
         raise
 
 
-async def _events(place: Bridged, call: Any, chunk: Any, stream: Any) -> AsyncIterator[bytes]:
-    """*chunk* and the rest of *stream* as server-sent events.
+async def _events(upstream: Bridged, call: Any, chunk: Any, stream: Any) -> AsyncIterator[bytes]:
+    """Yield *chunk* and the rest of *stream* as server-sent events.
 
     An error after the start ends them as an event of its own, without ``[DONE]``.
     """
     loop = asyncio.get_running_loop()
-    end = loop.time() + place.timeouts.total
+    end = loop.time() + upstream.timeouts.total
     try:
         while chunk is not None:
             yield _event(shapes.chunk(chunk.model_dump(exclude_none=True)))
-            async with asyncio.timeout_at(min(end, loop.time() + place.timeouts.idle)):
+            async with asyncio.timeout_at(min(end, loop.time() + upstream.timeouts.idle)):
                 chunk = await anext(stream, None)
         yield b"data: [DONE]\n\n"
     except TimeoutError as error:
-        endless = loop.time() >= end
-        seconds = place.timeouts.total if endless else place.timeouts.idle
-        raise UpstreamTimeout(place.name, seconds, endless=endless) from error
+        if loop.time() >= end:
+            raise UpstreamTimeout(upstream.name, upstream.timeouts.total, endless=True) from error
+        raise UpstreamTimeout(upstream.name, upstream.timeouts.idle) from error
     except Exception as error:
         if call.broken is not None:
             cause = "the connection broke before the answer was complete"
-            raise UpstreamUnreachable(place.name, cause) from error
+            raise UpstreamUnreachable(upstream.name, cause) from error
         yield _event(_failed(error)[1])
     finally:
         await stream.aclose()
 
 
-def _output(litellm: Any, place: Bridged, request: Mapping[str, Any]) -> dict[str, int]:
+def _output(litellm: Any, upstream: Bridged, request: Mapping[str, Any]) -> dict[str, int]:
     """Return the output limit, if the request names none and the provider demands one.
 
-    LiteLLM would reserve all that the model can answer with, a third of some windows; here it is what was kept free.
+    LiteLLM would reserve all that the model can answer with, a third of some windows; the budget's reserve is enough.
     """
     model = request["model"]
     if request.keys() & {"max_tokens", "max_completion_tokens"} or not shapes.CLAUDE.search(
-        f"{place.provider}/{model}"
+        f"{upstream.provider}/{model}"
     ):
         return {}
     try:
-        limits = litellm.get_model_info(model, place.provider)
+        limits = litellm.get_model_info(model, upstream.provider)
     except Exception:  # noqa: BLE001 - what LiteLLM raises for a model it does not know: its own default is small
         return {}
     most, window = limits.get("max_output_tokens"), limits.get("max_input_tokens")
-    return {"max_tokens": answer_reserve(None, most, window)} if window else {}
+    if not window:
+        return {}
+    return {"max_tokens": answer_reserve(None, most, window)}
 
 
 def _event(document: Mapping[str, Any]) -> bytes:
     return b"data: " + shapes.encoded(document) + b"\n\n"
 
 
-def _refused(place: Bridged, call: Any, error: Exception) -> BridgedReply:
+def _refused(upstream: Bridged, call: Any, error: Exception) -> BridgedReply:
     """Return the provider's refusal as an answer. Raises an ``UllageError`` if the provider gave none."""
     if call.broken is not None:
-        raise _unanswered(place, call.broken) from error
+        raise _unanswered(upstream, call.broken) from error
     if 300 <= call.status < 400:
-        raise UpstreamUnreachable(place.name, "it answers with a redirect, which is not followed") from error
+        raise UpstreamUnreachable(upstream.name, "it answers with a redirect, which is not followed") from error
     if missing := _MISSING.search(str(error)):
-        cause = f"LiteLLM needs a Python package for {place.provider} that is not installed: {missing[1]}"
-        raise UpstreamUnreachable(place.name, cause) from error
+        cause = f"LiteLLM needs a Python package for {upstream.provider} that is not installed: {missing[1]}"
+        raise UpstreamUnreachable(upstream.name, cause) from error
     if call.status == 200:
-        raise UpstreamUnreachable(place.name, f"its answer is not one of {place.provider}'s") from error
+        raise UpstreamUnreachable(upstream.name, f"its answer is not one of {upstream.provider}'s") from error
     if type(error).__name__ == "ImageFetchError":
         raise InvalidRequest(
-            f"{place.provider} cannot be given the address of an image: send the image itself, as a data: URL."
+            f"{upstream.provider} cannot be given the address of an image: send the image itself, as a data: URL."
         ) from error
     status, document = _failed(error)
     if call.error:
         status, document = shapes.refused(call.status, call.error, overflow=_is_overflow(error))
-    return BridgedReply(status, [_JSON, *_passed_back(call)], shapes.encoded(document))
+    return BridgedReply(status, [_JSON, *_returned_headers(call)], shapes.encoded(document))
 
 
-def _unanswered(place: Bridged, broken: Exception) -> UllageError:
+def _unanswered(upstream: Bridged, broken: Exception) -> UllageError:
     name = type(broken).__name__
     if name == "ConnectTimeout":
-        return UpstreamUnreachable(place.name, f"no connection within {place.timeouts.connect:g} s")
+        return UpstreamUnreachable(upstream.name, f"no connection within {upstream.timeouts.connect:g} s")
     if name in ("ReadTimeout", "WriteTimeout"):
-        return UpstreamTimeout(place.name, place.timeouts.first_byte)
+        return UpstreamTimeout(upstream.name, upstream.timeouts.first_byte)
     if name == "ConnectError":
-        return UpstreamUnreachable(place.name, f"{place.provider} could not be connected to")
-    return UpstreamUnreachable(place.name, "it closed the connection before it answered")
+        return UpstreamUnreachable(upstream.name, f"{upstream.provider} could not be connected to")
+    return UpstreamUnreachable(upstream.name, "it closed the connection before it answered")
 
 
 def _failed(error: Exception) -> tuple[int, dict[str, Any]]:
@@ -385,6 +392,6 @@ def _inner(error: Exception) -> Exception:
     return getattr(error, "original_exception", None) or error
 
 
-def _passed_back(call: Any) -> list[tuple[str, str]]:
+def _returned_headers(call: Any) -> list[tuple[str, str]]:
     """Return the provider's headers with rate limits, request ids and pauses."""
-    return [(name, value) for name, value in call.headers if _PASSED_BACK.fullmatch(name)]
+    return [(name, value) for name, value in call.headers if _RETURNED_HEADERS.fullmatch(name)]

@@ -18,6 +18,7 @@ KINDS: Final = {
 https://platform.openai.com/docs/guides/error-codes lists the statuses.
 """
 
+_OVERFLOW: Final = "context_length_exceeded"
 _PREFIX: Final = re.compile(r"^(?:litellm\.\w+: |\w+(?:Error|Exception) - )+")
 
 
@@ -58,32 +59,33 @@ def _filled(members: dict[str, Any]) -> dict[str, Any]:
 def refused(status: int, body: bytes, *, overflow: bool) -> tuple[int, dict[str, Any]]:
     """Return status and body of a provider's refusal: OpenAI's shape, the provider's own words."""
     error = _error_object(body)
-    text = error.get("message") or body.decode("utf-8", "replace").strip()
-    code = error.get("code") if isinstance(error.get("code"), str) else None
-    return status, _error_document(
-        status,
-        str(text),
-        str(error.get("type") or error.get("status") or ""),
-        "context_length_exceeded" if overflow else code,
-    )
+    text = str(error.get("message") or body.decode("utf-8", "replace").strip())
+    kind = str(error.get("type") or error.get("status") or "")
+    code = error.get("code")
+    if overflow:
+        code = _OVERFLOW
+    elif not isinstance(code, str):
+        code = None
+    return status, _error_document(status, text, kind, code)
 
 
 def failed(error: Exception, *, overflow: bool) -> tuple[int, dict[str, Any]]:
-    """Return status and body, in OpenAI's shape, of an error that LiteLLM raised, or found inside a stream."""
-    given = getattr(error, "status_code", None)
-    status = given if isinstance(given, int) and 400 <= given <= 599 else 500
+    """Return status and body, in OpenAI's shape, of an error that LiteLLM raised, in a stream or before it."""
+    status = getattr(error, "status_code", None)
+    if not isinstance(status, int) or not 400 <= status <= 599:
+        status = 500
     text = _PREFIX.sub("", str(getattr(error, "message", "") or error)).partition("\nTraceback")[0]
     details = _error_object(text[max(0, text.find("{")) : text.rfind("}") + 1].encode("utf-8", "replace"))
-    return status, _error_document(
-        status,
-        str(details.get("message") or text),
-        str(details.get("type") or ""),
-        "context_length_exceeded" if overflow else None,
-    )
+    code = None
+    if overflow:
+        code = _OVERFLOW
+    return status, _error_document(status, str(details.get("message") or text), str(details.get("type") or ""), code)
 
 
 def _error_document(status: int, message: str, kind: str, code: str | None) -> dict[str, Any]:
-    kind = kind or KINDS.get(status) or ("invalid_request_error" if status < 500 else "server_error")
+    kind = kind or KINDS.get(status, "")
+    if not kind:
+        kind = "invalid_request_error" if status < 500 else "server_error"
     return {"error": {"message": message, "type": kind, "param": None, "code": code}}
 
 
@@ -93,13 +95,16 @@ def _error_object(body: bytes) -> dict[str, Any]:
         document = json.loads(body)
     except ValueError:
         return {}
-    document = document[0] if isinstance(document, list) and document else document
+    if isinstance(document, list) and document:
+        document = document[0]
     if not isinstance(document, dict):
         return {}
-    inner = document.get("error", document)
-    if isinstance(inner, str):
-        return {"message": inner}
-    return {"message": inner.get("Message") or inner.get("detail"), **inner} if isinstance(inner, dict) else {}
+    error = document.get("error", document)
+    if isinstance(error, str):
+        return {"message": error}
+    if not isinstance(error, dict):
+        return {}
+    return {"message": error.get("Message") or error.get("detail"), **error}
 
 
 FIELDS: Final = frozenset(

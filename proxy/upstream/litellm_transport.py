@@ -1,7 +1,7 @@
 """The HTTP client that LiteLLM is given: no retries, no redirects, and the provider's own bytes.
 
 LiteLLM's own client sends a request a second time when a connection breaks, follows redirects with the key in its
-hand, and hands on errors in words of its own. Import this module only where LiteLLM is loaded: it needs ``httpx``.
+hand, and passes on errors in words of its own. Import this module only if LiteLLM is loaded: it needs ``httpx``.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ LARGEST_ERROR = 2**20
 
 @dataclass(slots=True)
 class Call:
-    """One bridged call: how long it may wait, and what came of it on the wire.
+    """One bridged call: its timeouts, and its result on the wire.
 
-    ``status``, ``headers`` and ``error`` are those of the provider's last answer, ``error`` the body of one that is no
-    success. ``broken`` says what became of a connection that gave no answer, or only a part of one.
+    ``status``, ``headers`` and ``error`` are those of the provider's last answer; ``error`` is its body if it is no
+    success. ``broken`` is the error of a connection that gave no answer, or only a part of one.
     """
 
     timeouts: Timeouts

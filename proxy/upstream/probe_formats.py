@@ -20,7 +20,7 @@ EVERY: Final = "*"
 LISTED: Final = ("max_model_len", "context_length", "context_window", "max_context_length")
 """Members of a model's entry in ``/v1/models``: vLLM and SGLang; OpenRouter and Together; Groq; Mistral.
 
-vLLM: https://github.com/vllm-project/vllm/pull/4643. OpenRouter: https://openrouter.ai/docs/api-reference/list-available-models.
+vLLM: https://github.com/vllm-project/vllm/pull/4643. OpenRouter: https://openrouter.ai/docs/guides/overview/models.
 """
 
 Kind = Literal["", "llamacpp", "lmstudio", "ollama", "sglang", "tgi", "other"]
@@ -52,7 +52,7 @@ def decode(body: bytes) -> object:
 
 
 def encode(value: Mapping[str, str]) -> bytes:
-    """*value* as JSON."""
+    """Return *value* as JSON."""
     return msgspec.json.encode(value)
 
 
@@ -63,8 +63,7 @@ def find(windows: Mapping[str, ServerWindow], model: str) -> ServerWindow | None
 
 def rows(answer: object) -> dict[str, Mapping[str, Any]]:
     """Return the entries of ``/v1/models`` by name."""
-    entries = _list(answer, "data")[:MOST_MODELS]
-    return {entry["id"]: entry for entry in entries if isinstance(entry, dict) and isinstance(entry.get("id"), str)}
+    return {entry["id"]: entry for entry in _objects(answer, "data") if isinstance(entry.get("id"), str)}
 
 
 def kind(models: Mapping[str, Mapping[str, Any]]) -> Kind:
@@ -87,18 +86,18 @@ def listed(models: Mapping[str, Mapping[str, Any]]) -> dict[str, ServerWindow]:
 
 
 def _entry(entry: Mapping[str, Any]) -> ServerWindow | None:
-    best = _part(entry, "top_provider")
-    figures = {name: figure for name in LISTED if (figure := _figure(entry.get(name)))}
-    if (routed := _figure(best.get("context_length"))) is not None:
-        figures["top_provider.context_length"] = routed
-    # llama.cpp: n_ctx is what a slot has, n_ctx_train what the model was made for and nothing to go by.
-    if (running := _figure(_part(entry, "meta").get("n_ctx"))) is not None:
-        figures["meta.n_ctx"] = running
+    """Return the smallest window that an *entry* of ``/v1/models`` states, or None."""
+    top_provider = _object(entry, "top_provider")
+    stated = {name: entry.get(name) for name in LISTED}
+    stated["top_provider.context_length"] = top_provider.get("context_length")
+    # llama.cpp: n_ctx is the window of a slot; n_ctx_train, that of the training, says nothing of it.
+    stated["meta.n_ctx"] = _object(entry, "meta").get("n_ctx")
+    figures = {name: figure for name, value in stated.items() if (figure := _figure(value))}
     if not figures:
         return None
-    how = min(figures, key=lambda name: figures[name])
-    output = _figure(best.get("max_completion_tokens"), 1) or _figure(entry.get("max_completion_tokens"), 1)
-    return _window(figures[how], None, output, f"/v1/models {how}")
+    origin = min(figures, key=lambda name: figures[name])
+    output = _figure(top_provider.get("max_completion_tokens"), 1) or _figure(entry.get("max_completion_tokens"), 1)
+    return _window(figures[origin], None, output, f"/v1/models {origin}")
 
 
 def sglang(answer: object, windows: Mapping[str, ServerWindow]) -> dict[str, ServerWindow]:
@@ -106,14 +105,14 @@ def sglang(answer: object, windows: Mapping[str, ServerWindow]) -> dict[str, Ser
 
     https://docs.sglang.io/basic_usage/native_api.html
     """
-    info = answer if isinstance(answer, dict) else {}
+    info = _as_object(answer)
     pool, longest = _figure(info.get("max_total_num_tokens")), _figure(info.get("max_req_input_len"))
     narrowed = {}
     for name, window in windows.items():
-        is_lower = pool is not None and pool < window.context_window
-        size = pool if pool is not None and is_lower else window.context_window
-        how = "/server_info max_total_num_tokens" if is_lower else window.origin
-        narrowed[name] = _window(size, longest, window.max_output_tokens, how)
+        size, origin = window.context_window, window.origin
+        if pool is not None and pool < size:
+            size, origin = pool, "/server_info max_total_num_tokens"
+        narrowed[name] = _window(size, longest, window.max_output_tokens, origin)
     return narrowed
 
 
@@ -122,8 +121,10 @@ def llamacpp(answer: object) -> dict[str, ServerWindow]:
 
     https://github.com/ggml-org/llama.cpp/blob/master/tools/server/README.md
     """
-    size = _figure(_part(answer, "default_generation_settings").get("n_ctx"))
-    return {EVERY: _window(size, None, None, "/props n_ctx")} if size else {}
+    size = _figure(_object(answer, "default_generation_settings").get("n_ctx"))
+    if size is None:
+        return {}
+    return {EVERY: _window(size, None, None, "/props n_ctx")}
 
 
 def lmstudio(answer: object) -> dict[str, ServerWindow] | None:
@@ -132,11 +133,11 @@ def lmstudio(answer: object) -> dict[str, ServerWindow] | None:
     Of a model that is not loaded the window is unknown: ``max_context_length`` is the most it could be loaded with
     (https://lmstudio.ai/docs/api/rest-api).
     """
-    if not isinstance(answer, dict) or not isinstance(answer.get("data"), list):
+    if not isinstance(_as_object(answer).get("data"), list):
         return None
     windows = {}
-    for entry in _list(answer, "data")[:MOST_MODELS]:
-        name = entry.get("id") if isinstance(entry, dict) else None
+    for entry in _objects(answer, "data"):
+        name = entry.get("id")
         if isinstance(name, str) and (size := _figure(entry.get("loaded_context_length"))):
             windows[name] = _window(size, None, None, "/api/v0/models loaded_context_length")
     return windows
@@ -147,11 +148,11 @@ def ollama_running(answer: object) -> dict[str, ServerWindow] | None:
 
     https://docs.ollama.com/api/ps
     """
-    if not isinstance(answer, dict) or not isinstance(answer.get("models"), list):
+    if not isinstance(_as_object(answer).get("models"), list):
         return None
     windows = {}
-    for entry in _list(answer, "models")[:MOST_MODELS]:
-        name = (entry.get("model") or entry.get("name")) if isinstance(entry, dict) else None
+    for entry in _objects(answer, "models"):
+        name = entry.get("model") or entry.get("name")
         if isinstance(name, str) and (size := _figure(entry.get("context_length"))):
             windows[name] = _window(size, None, None, "/api/ps context_length")
     return windows
@@ -161,24 +162,25 @@ def ollama_model(answer: object) -> ServerWindow | None:
     """Return the window of a model that is not running by Ollama's ``/api/show``: its ``num_ctx``, at most its longest.
 
     Without ``num_ctx`` it will run with the server's default, which no route states
-    (https://github.com/ollama/ollama/blob/main/docs/api.md).
+    (https://github.com/ollama/ollama/blob/main/docs/api.md#show-model-information).
     """
-    size = _num_ctx(answer.get("parameters") if isinstance(answer, dict) else None)
+    size = _num_ctx(_as_object(answer).get("parameters"))
     if size is None:
         return None
-    stated = [value for key, value in _part(answer, "model_info").items() if key.endswith(".context_length")]
+    stated = [value for key, value in _object(answer, "model_info").items() if key.endswith(".context_length")]
     longest = [figure for figure in map(_figure, stated) if figure]
     return _window(min([size, *longest]), None, None, "/api/show num_ctx")
 
 
 def _num_ctx(parameters: object) -> int | None:
     """Return the last ``num_ctx`` in a model's parameters, which are lines of a name and a value."""
-    lines = parameters.splitlines() if isinstance(parameters, str) else []
-    pairs = [pair for pair in map(str.split, lines) if len(pair) == 2]
-    given = [value for name, value in pairs if name == "num_ctx"]
-    if not given or not given[-1].isdecimal() or len(given[-1]) >= 12:
+    if not isinstance(parameters, str):
         return None
-    return _figure(int(given[-1]))
+    pairs = [pair for pair in map(str.split, parameters.splitlines()) if len(pair) == 2]
+    values = [value for name, value in pairs if name == "num_ctx"]
+    if not values or not values[-1].isdecimal() or len(values[-1]) >= 12:
+        return None
+    return _figure(int(values[-1]))
 
 
 def tgi(answer: object) -> dict[str, ServerWindow]:
@@ -186,26 +188,45 @@ def tgi(answer: object) -> dict[str, ServerWindow]:
 
     https://huggingface.github.io/text-generation-inference/
     """
-    info = answer if isinstance(answer, dict) else {}
+    info = _as_object(answer)
     size = _figure(info.get("max_total_tokens"))
     longest = _figure(info.get("max_input_tokens")) or _figure(info.get("max_input_length"))
-    return {EVERY: _window(size, longest, None, "/info max_total_tokens")} if size else {}
+    if size is None:
+        return {}
+    return {EVERY: _window(size, longest, None, "/info max_total_tokens")}
 
 
-def _window(size: int, longest: int | None, output: int | None, how: str) -> ServerWindow:
-    limit = longest if longest is not None and longest < size else None
-    return ServerWindow(size, limit, output if output is not None and output < size else None, origin=how)
+def _window(size: int, longest: int | None, output: int | None, origin: str) -> ServerWindow:
+    """Return a window of *size* tokens. Limits of input and output that are not smaller limit nothing."""
+    return ServerWindow(size, _below(longest, size), _below(output, size), origin=origin)
+
+
+def _below(limit: int | None, size: int) -> int | None:
+    if limit is None or limit >= size:
+        return None
+    return limit
 
 
 def _figure(value: object, least: int = LEAST) -> int | None:
-    return value if type(value) is int and least <= value <= MOST else None
+    """Return *value* if it is a number of tokens, else None."""
+    if type(value) is int and least <= value <= MOST:
+        return value
+    return None
 
 
-def _list(answer: object, name: str) -> list[Any]:
-    value = answer.get(name) if isinstance(answer, dict) else None
-    return value if isinstance(value, list) else []
-
-
-def _part(answer: object, name: str) -> Mapping[str, Any]:
-    value = answer.get(name) if isinstance(answer, dict) else None
+def _as_object(value: object) -> Mapping[str, Any]:
+    """Return *value* if it is a JSON object, else an empty one."""
     return value if isinstance(value, dict) else {}
+
+
+def _object(answer: object, name: str) -> Mapping[str, Any]:
+    """Return the object that is the member *name* of *answer*; empty if there is none."""
+    return _as_object(_as_object(answer).get(name))
+
+
+def _objects(answer: object, name: str) -> list[Mapping[str, Any]]:
+    """Return the objects in the list that is the member *name* of *answer*, ``MOST_MODELS`` entries at most."""
+    value = _as_object(answer).get(name)
+    if not isinstance(value, list):
+        return []
+    return [entry for entry in value[:MOST_MODELS] if isinstance(entry, dict)]

@@ -1,7 +1,7 @@
-"""The windows that servers state: asked for in the background, never while a request waits.
+"""Reads the windows that servers state, in the background: a request never waits for it.
 
-A server is asked as a whole, one survey at a time. The list of models comes first, since most servers state it there;
-the native routes of those that do not are tried only where the list does not name another kind of server.
+One probe asks a server for all its models. The list of models comes first, since most servers state windows there. The
+native routes of the others are tried only if the list does not name another kind of server.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ FIRST_RETRY: Final = 60.0
 """Seconds from a failure to the next try; twice that after the next failure, up to ``FRESH_SECONDS``."""
 
 LOADING_RETRY: Final = 5.0
-"""The same for a server that has not loaded the model yet: it chooses the window when it loads it."""
+"""Seconds to the next try if a server has not loaded a model yet: it chooses the window when it loads it."""
 
 MOST_SHARED: Final = 2**18
-"""Bytes of an answer that are shared. Larger ones are asked for by each process."""
+"""Bytes of an answer that is shared. With a larger one each process probes the server itself."""
 
 MOST_SKEW: Final = 5.0
 """Seconds by which another machine's clock may be ahead."""
@@ -80,13 +80,13 @@ class SharedProbeCache:
 class Shared(msgspec.Struct, frozen=True):
     """The windows that a server stated, as other processes read them.
 
-    ``at`` is when (Unix time, as are the windows' ``at`` here), ``good`` for how many seconds they are valid, ``asked``
-    the models that the server was asked about.
+    ``at`` is the Unix time of the probe, as are the windows' ``since`` here. The answer is valid for ``valid_seconds``
+    and is about the models ``probed``. The names in the store stay, so that processes of two versions share it.
     """
 
     at: float
-    good: float
-    asked: tuple[str, ...]
+    valid_seconds: float = msgspec.field(name="good")
+    probed: tuple[str, ...] = msgspec.field(name="asked")
     listed: frozenset[str]
     windows: dict[str, ServerWindow]
 
@@ -99,7 +99,8 @@ OnWindows = Callable[[str, Mapping[str, ServerWindow]], None]
 class _Server:
     """The state of one upstream. ``cache_name`` is its name in the shared cache.
 
-    ``due`` is the monotonic second from which on it may be asked again.
+    ``due`` is the monotonic second of the next probe, ``checked`` that of the last one, ``pause`` the seconds between
+    two after failures. ``problem`` says in words why there are no windows.
     """
 
     name: str
@@ -109,22 +110,22 @@ class _Server:
     listed: frozenset[str] = frozenset()
     due: float = 0.0
     pause: float = 0.0
-    asking: bool = False
+    probing: bool = False
     checked: float | None = None
-    trouble: str = ""
+    problem: str = ""
 
 
 class Probes:
-    """Asks servers for their windows in the background, and holds their answers.
+    """Asks servers for their windows in the background, and stores their answers.
 
-    *upstreams* are base URLs by name, of those that may be asked. *on_windows* is called after each survey that changed
-    something. The answers of one process are in the *cache* for the others. *wall* is Unix time.
+    *upstreams* are base URLs by name. *on_windows* is called after each probe that changed something. The answers of
+    one process are in the *cache* for the others. *wall* is Unix time.
     """
 
     def __init__(
         self,
         upstreams: Mapping[str, str],
-        ask: Ask,
+        send: SendProbe,
         spawn: Spawn,
         clock: Clock,
         agent: str,
@@ -137,38 +138,39 @@ class Probes:
         }
         self._cache = cache
         self._wall = wall
-        self._ask = ask
+        self._send = send
         self._spawn = spawn
         self._clock = clock
         self._headers = (("accept", "application/json"), ("user-agent", agent))
         self._on_windows = on_windows
-        self._surveys: dict[str, asyncio.Task[None]] = {}
+        self._tasks: dict[str, asyncio.Task[None]] = {}
 
-    def window_of(self, upstream: str, model: str, ask: bool = True) -> ServerWindow | None:
-        """Return the window that *upstream* last stated for *model*. Never waits.
+    def window_of(self, upstream: str, model: str, refresh: bool = True) -> ServerWindow | None:
+        """Return the window that *upstream* last stated for *model*, or None. Never waits.
 
-        If it is unknown or old the server is asked in the background, unless *ask* is False.
+        If it is unknown or old the server is probed in the background, unless *refresh* is False.
         """
         server = self._servers.get(upstream)
         if server is None:
             return None
-        if not ask:
+        if not refresh:
             return _find(server.windows, model)
         if model not in server.wanted:
             self._want(server, model)
-        if not server.asking and self._clock() >= server.due:
+        if not server.probing and self._clock() >= server.due:
             self._start(server)
         return _find(server.windows, model)
 
     async def close(self) -> None:
-        """End what is under way, and ask nothing more."""
+        """End the probes under way, and begin no others."""
         self._servers.clear()
-        for task in self._surveys.values():
+        for task in self._tasks.values():
             task.cancel()
-        await asyncio.gather(*self._surveys.values(), return_exceptions=True)  # a failure was reported by its keeper
+        # A failure was reported by whatever spawned the task.
+        await asyncio.gather(*self._tasks.values(), return_exceptions=True)
 
-    def known(self) -> list[dict[str, object]]:
-        """Return the windows of models that were asked for, as people read them: tokens, and ages in seconds."""
+    def stated_windows(self) -> list[dict[str, object]]:
+        """Return a row for each window, as people read it: tokens, and its age in seconds."""
         now = self._clock()
         return [
             {
@@ -184,124 +186,146 @@ class Probes:
             for model, window in _shown(server)
         ]
 
-    def surveys(self) -> dict[str, dict[str, object]]:
-        """Return how the last survey of each upstream went, as people read it: its age in seconds and what failed."""
-        now = self._clock()
+    def last_probes(self) -> dict[str, dict[str, object]]:
+        """Return how the last probe of each upstream went, as people read it: its age in seconds and what failed."""
         return {
             server.name: {
-                "age_seconds": None if server.checked is None else round(now - server.checked, 1),
+                "age_seconds": self._age(server),
                 "windows": len(server.windows),
-                "trouble": server.trouble,
+                "trouble": server.problem,
             }
             for server in self._servers.values()
         }
 
+    def _age(self, server: _Server) -> float | None:
+        """Return the seconds since the last probe of *server*, or None if there was none."""
+        if server.checked is None:
+            return None
+        return round(self._clock() - server.checked, 1)
+
     def windows(self, upstream: str) -> Mapping[str, ServerWindow]:
         """Return the windows of *upstream* by model; ``*`` stands for every model of a server that has one."""
         server = self._servers.get(upstream)
-        return dict(server.windows) if server else {}
+        if server is None:
+            return {}
+        return dict(server.windows)
 
-    async def survey(self, upstream: str, models: Iterable[str] = ()) -> None:
-        """Ask *upstream* now, about *models* in particular, and wait for the answer. Does not raise."""
+    async def probe_now(self, upstream: str, models: Iterable[str] = ()) -> None:
+        """Probe *upstream* now, for *models* in particular, and wait for the answer. Does not raise."""
         server = self._servers.get(upstream)
-        if server is not None and not server.asking:
-            for model in models:
-                self._want(server, model)
-            server.asking = True
-            await self._survey(server, shared=False)
+        if server is None or server.probing:
+            return
+        for model in models:
+            self._want(server, model)
+        server.probing = True
+        await self._probe(server, shared=False)
 
     def _want(self, server: _Server, model: str) -> None:
+        """Add *model* to those that the next probe is about."""
         server.wanted[model] = None
         if len(server.wanted) > MOST_WANTED:
             server.wanted.popitem(last=False)
         if model in server.listed and model not in server.windows:
-            server.due = min(server.due, self._clock() + LOADING_RETRY)  # a model that was never asked about by name
+            # No probe was about this model yet.
+            server.due = min(server.due, self._clock() + LOADING_RETRY)
 
     def _start(self, server: _Server) -> None:
-        server.asking = True
-        self._surveys[server.name] = self._spawn(self._survey(server), f"probe {server.name}")
+        server.probing = True
+        self._tasks[server.name] = self._spawn(self._probe(server), f"probe {server.name}")
 
-    async def _survey(self, server: _Server, *, shared: bool = True) -> None:
+    async def _probe(self, server: _Server, *, shared: bool = True) -> None:
+        """Take over another process's answer if *shared* answers may be used, else ask *server*."""
         try:
             async with asyncio.timeout(DEADLINE):
                 if shared and await self._adopt(server):
                     return
-                asked = tuple(server.wanted)
-                found = await Survey(server.name, asked, self._ask, self._headers).run()
+                models = tuple(server.wanted)
+                result = await Probe(server.name, models, self._send, self._headers).run()
         except TimeoutError:
             self._failed(server, f"no answer within {DEADLINE:g} s")
         except (UllageError, formats.Unreadable) as error:
             self._failed(server, str(error))
         else:
-            self._succeeded(server, found)
-            self._share(server, asked, found)
+            self._succeeded(server, result)
+            self._share(server, models, result)
         finally:
-            server.asking = False
+            server.probing = False
 
     async def _adopt(self, server: _Server) -> bool:
-        """Take over the answer of another process, if it is recent and about all models wanted here. True if it was."""
-        value = await self._cache.read(server.cache_name) if self._cache is not None else None
-        shared = _load(value)
+        """Take over the answer of another process. Return False if it is too old, or lacks a model wanted here."""
+        if self._cache is None:
+            return False
+        shared = _decode(await self._cache.read(server.cache_name))
         if shared is None:
             return False
-        now, age = self._clock(), self._wall() - shared.at
-        if not -MOST_SKEW <= age < min(shared.good, FRESH_SECONDS):
+        now, wall = self._clock(), self._wall()
+        age = wall - shared.at
+        if not -MOST_SKEW <= age < min(shared.valid_seconds, FRESH_SECONDS):
             return False
-        asked = {name for model in shared.asked for name in (model, f"{model}:latest")}
-        unasked = [model for model in among(server.wanted, shared.listed) if model not in asked]
-        if any(_find(shared.windows, model) is None for model in unasked):
+        probed = {name for model in shared.probed for name in (model, f"{model}:latest")}
+        others = [model for model in _listed(server.wanted, shared.listed) if model not in probed]
+        if any(_find(shared.windows, model) is None for model in others):
             return False
-        since = now - self._wall()
-        stated = {
-            model: replace(window, since=min(now, window.since + since)) for model, window in shared.windows.items()
+        windows = {
+            model: replace(window, since=min(now, window.since + now - wall))
+            for model, window in shared.windows.items()
         }
-        self._hold(server, stated, shared.listed, now - max(0.0, age))
-        server.due = now + shared.good - max(0.0, age)
+        self._update(server, windows, shared.listed, now - max(0.0, age))
+        server.due = now + shared.valid_seconds - max(0.0, age)
         return True
 
-    def _share(self, server: _Server, asked: tuple[str, ...], found: Found) -> None:
+    def _share(self, server: _Server, models: tuple[str, ...], result: ProbeResult) -> None:
+        """Save the answer about *models* for the other processes."""
         if self._cache is None:
             return
         now, wall = self._clock(), self._wall()
         windows = {name: replace(window, since=wall - now + window.since) for name, window in server.windows.items()}
-        good = LOADING_RETRY if found.loading else FRESH_SECONDS
-        value = msgspec.msgpack.encode(Shared(wall, good, asked, found.listed, windows))
+        valid_seconds = FRESH_SECONDS
+        if result.loading:
+            valid_seconds = LOADING_RETRY
+        value = msgspec.msgpack.encode(Shared(wall, valid_seconds, models, result.listed, windows))
         if len(value) <= MOST_SHARED:
             self._cache.save(server.cache_name, value)
 
-    def _failed(self, server: _Server, trouble: str) -> None:
-        server.trouble, server.checked = trouble, self._clock()
-        self._again(server, FIRST_RETRY)
+    def _failed(self, server: _Server, problem: str) -> None:
+        server.problem, server.checked = problem, self._clock()
+        self._retry(server, FIRST_RETRY)
 
-    def _succeeded(self, server: _Server, found: Found) -> None:
+    def _succeeded(self, server: _Server, result: ProbeResult) -> None:
         now = self._clock()
-        self._hold(
-            server, {model: replace(window, since=now) for model, window in found.windows.items()}, found.listed, now
-        )
-        if found.loading:
-            self._again(server, LOADING_RETRY)
+        windows = {model: replace(window, since=now) for model, window in result.windows.items()}
+        self._update(server, windows, result.listed, now)
+        if result.loading:
+            self._retry(server, LOADING_RETRY)
         else:
             server.pause = 0.0
             server.due = now + FRESH_SECONDS
 
-    def _hold(
+    def _update(
         self, server: _Server, stated: Mapping[str, ServerWindow], listed: frozenset[str], checked: float
     ) -> None:
-        """Take over the windows *stated*. A window that is as before keeps its age."""
+        """Store the windows *stated*. A window that is as before keeps its age."""
         before = server.windows
-        server.windows = {
-            model: known if (known := before.get(model)) and replace(known, since=window.since) == window else window
-            for model, window in stated.items()
-        }
+        server.windows = {model: _unchanged(before.get(model), window) or window for model, window in stated.items()}
         server.listed, server.checked = listed, checked
-        server.trouble = "" if stated else "it says nothing of windows"
+        server.problem = ""
+        if not stated:
+            server.problem = "it says nothing of windows"
         if self._on_windows is not None and server.windows and server.windows != before:
             self._on_windows(server.name, server.windows)
 
-    def _again(self, server: _Server, first: float) -> None:
+    def _retry(self, server: _Server, first: float) -> None:
+        """Set the time of the next probe: *first* seconds from now, twice as long after each failure."""
         server.pause = min(FRESH_SECONDS, max(first, server.pause * 2))
-        # Many workers and replicas should not ask at the same moment.
+        # Many workers and replicas should not probe at the same moment.
         server.due = self._clock() + server.pause * random.uniform(0.9, 1.1)  # noqa: S311 - no secret
+
+
+def _unchanged(before: ServerWindow | None, window: ServerWindow) -> ServerWindow | None:
+    """Return *before* if it differs from *window* in its age only, else None."""
+    if before is None or replace(before, since=window.since) != window:
+        return None
+    return before
 
 
 def may_answer(base_url: str) -> bool:
@@ -310,7 +334,8 @@ def may_answer(base_url: str) -> bool:
     return not any(host == name or host.endswith(f".{name}") for name in SILENT)
 
 
-def _load(value: bytes | None) -> Shared | None:
+def _decode(value: bytes | None) -> Shared | None:
+    """Return the shared answer of *value*; None if there is none or it cannot be read."""
     if value is None:
         return None
     try:
@@ -320,17 +345,21 @@ def _load(value: bytes | None) -> Shared | None:
 
 
 def _find(windows: Mapping[str, ServerWindow], model: str) -> ServerWindow | None:
-    return formats.find(windows, model) if windows else None
+    """Return the window of *model*, or None. A request without any window costs no look-up by name."""
+    if not windows:
+        return None
+    return formats.find(windows, model)
 
 
 def _shown(server: _Server) -> list[tuple[str, ServerWindow]]:
+    """Return the windows of the models that were wanted, and of the first twenty others, sorted by name."""
     few = dict(list(server.windows.items())[:20])
-    asked = {model: found for model in server.wanted if (found := _find(server.windows, model))}
-    return sorted({**few, **asked}.items())
+    wanted = {model: window for model in server.wanted if (window := _find(server.windows, model))}
+    return sorted({**few, **wanted}.items())
 
 
 DEADLINE: Final = 3.0
-"""Seconds for all questions of one survey together."""
+"""Seconds for all requests of one probe together."""
 
 MOST_BYTES: Final = 2**20
 """Bytes of one answer."""
@@ -338,29 +367,31 @@ MOST_BYTES: Final = 2**20
 INLINE: Final = 2**15
 """Bytes of an answer that are decoded on the event loop; more in a thread."""
 
-Ask = Callable[[str, str, str, Sequence[tuple[str, str]], bytes | None], Awaitable[Reply]]
+SendProbe = Callable[[str, str, str, Sequence[tuple[str, str]], bytes | None], Awaitable[Reply]]
 """Sends a request: upstream, method, path, headers, body. It adds that upstream's own key and follows no redirect."""
 
 
 @dataclass(frozen=True)
-class Found:
-    """The answers of one server: windows by model, the models it lists, and whether a wanted one is not loaded yet."""
+class ProbeResult:
+    """The answers of one server: windows by model and the models it lists. ``loading``: a wanted one is not loaded."""
 
     windows: dict[str, ServerWindow]
     listed: frozenset[str]
     loading: bool = False
 
 
-class Survey:
-    """One round of questions to one server."""
+class Probe:
+    """Asks one server once for the windows of the models *wanted*."""
 
-    def __init__(self, upstream: str, wanted: tuple[str, ...], ask: Ask, headers: Sequence[tuple[str, str]]) -> None:
+    def __init__(
+        self, upstream: str, wanted: tuple[str, ...], send: SendProbe, headers: Sequence[tuple[str, str]]
+    ) -> None:
         self._upstream = upstream
         self._wanted = wanted
-        self._ask = ask
+        self._send = send
         self._headers = headers
 
-    async def run(self) -> Found:
+    async def run(self) -> ProbeResult:
         """Return the answers. Raises ``UllageError`` and ``Unreadable`` if the server does not answer at all."""
         rows = formats.rows(await self._exchange("GET", "/v1/models"))
         listed, kind = frozenset(rows), formats.kind(rows)
@@ -370,38 +401,41 @@ class Survey:
         if windows and kind in formats.NAMELESS and len(rows) == 1:
             windows[formats.EVERY] = next(iter(windows.values()))
         if windows or kind == "other":
-            return Found(windows, listed)
+            return ProbeResult(windows, listed)
         return await self._native(kind, listed)
 
-    async def _native(self, kind: formats.Kind, listed: frozenset[str]) -> Found:
+    async def _native(self, kind: formats.Kind, listed: frozenset[str]) -> ProbeResult:
+        """Return the answers of the native routes of this *kind* of server; all are tried if it is empty."""
         if kind in ("llamacpp", "") and (stated := formats.llamacpp(await self._try("/props"))):
-            return Found(stated, listed)
+            return ProbeResult(stated, listed)
         if kind in ("lmstudio", "") and (loaded := formats.lmstudio(await self._try("/api/v0/models"))) is not None:
-            return Found(loaded, listed, any(formats.find(loaded, model) is None for model in self._asked(listed)))
+            loading = any(formats.find(loaded, model) is None for model in _listed(self._wanted, listed))
+            return ProbeResult(loaded, listed, loading)
         if kind in ("ollama", "") and (running := formats.ollama_running(await self._try("/api/ps"))) is not None:
             return await self._ollama(running, listed)
         if kind in ("tgi", ""):
-            return Found(formats.tgi(await self._try("/info")), listed)
-        return Found({}, listed)
+            return ProbeResult(formats.tgi(await self._try("/info")), listed)
+        return ProbeResult({}, listed)
 
-    async def _ollama(self, stated: dict[str, ServerWindow], listed: frozenset[str]) -> Found:
+    async def _ollama(self, stated: dict[str, ServerWindow], listed: frozenset[str]) -> ProbeResult:
+        """Return the windows of running models, and those *stated* for wanted ones that are not running."""
         loading = False
-        for model in self._asked(listed):
-            if formats.find(stated, model) is None:
-                window = formats.ollama_model(await self._try("/api/show", {"model": model}))
-                loading = True  # what it is running with will be known once it is running
-                stated |= {model: window} if window else {}
-        return Found(stated, listed, loading)
-
-    def _asked(self, listed: frozenset[str]) -> list[str]:
-        # Only names the server knows: those a client made up are no reason to ask.
-        return among(self._wanted, listed)
+        for model in _listed(self._wanted, listed):
+            if formats.find(stated, model) is not None:
+                continue
+            loading = True  # its window is certain only once it runs
+            window = formats.ollama_model(await self._try("/api/show", {"model": model}))
+            if window is not None:
+                stated[model] = window
+        return ProbeResult(stated, listed, loading)
 
     async def _try(self, path: str, body: Mapping[str, str] | None = None) -> object | None:
         """Return the answer of a native route, or None if the server is of another kind."""
         try:
             async with asyncio.timeout(DEADLINE / 3):
-                return await self._exchange("GET" if body is None else "POST", path, body)
+                if body is None:
+                    return await self._exchange("GET", path)
+                return await self._exchange("POST", path, body)
         except (UllageError, formats.Unreadable, TimeoutError):
             return None
 
@@ -410,7 +444,7 @@ class Survey:
         headers, sent = self._headers, None
         if body is not None:
             headers, sent = (*headers, ("content-type", "application/json")), formats.encode(body)
-        reply = await self._ask(self._upstream, method, path, headers, sent)
+        reply = await self._send(self._upstream, method, path, headers, sent)
         try:
             if reply.status in (404, 405, 501):
                 return None
@@ -421,8 +455,10 @@ class Survey:
             answer = await _body(reply)
         finally:
             reply.close()
+        if len(answer) <= INLINE:
+            return formats.decode(answer)
         # A list of hundreds of models takes milliseconds to decode; requests must not wait for that.
-        return await asyncio.to_thread(formats.decode, answer) if len(answer) > INLINE else formats.decode(answer)
+        return await asyncio.to_thread(formats.decode, answer)
 
 
 async def _body(reply: Reply) -> bytes:
@@ -434,6 +470,6 @@ async def _body(reply: Reply) -> bytes:
     return bytes(body)
 
 
-def among(wanted: Iterable[str], listed: frozenset[str]) -> list[str]:
-    """Those of *wanted* that a server has, by the models it *listed*."""
+def _listed(wanted: Iterable[str], listed: frozenset[str]) -> list[str]:
+    """Return those of *wanted* that a server has *listed*: a name that a client made up is no reason to ask."""
     return [model for model in wanted if model in listed or f"{model}:latest" in listed]

@@ -1,4 +1,4 @@
-"""What is configured of an upstream, and where a client's path belongs on it.
+"""The configuration of an upstream, and the URL of a client's path on it.
 
 Base URLs come with and without ``/v1``, and so do client paths.
 """
@@ -52,7 +52,7 @@ NOTHING: Final[Mapping[str, str]] = MappingProxyType({})
 class Timeouts:
     """Seconds to connect, to the answer's head once the request is sent, between two bytes of its body, and for all.
 
-    ``keep_alive`` is how long an idle connection is kept for another request.
+    ``keep_alive``: seconds after which an idle connection is closed.
     """
 
     connect: float = 5.0
@@ -93,7 +93,9 @@ class BaseUrl:
         self._path = parts.path.rstrip("/")
         segments = self._path.split("/")
         self._versioned = any(_VERSION.fullmatch(segment) for segment in segments)
-        self._root = "/".join(segments[:-1]) if _VERSION.fullmatch(segments[-1]) else self._path
+        self._root = self._path
+        if _VERSION.fullmatch(segments[-1]):
+            self._root = "/".join(segments[:-1])
 
     def join(self, path_qs: str) -> str:
         """Return the absolute URL for a client's path and query, whose bytes stay as they are."""
@@ -102,14 +104,15 @@ class BaseUrl:
                 return self._origin + path_qs
         if self._path and (flavour := _FLAVOURS.match(path_qs)):
             path_qs = path_qs[flavour.end() :]
-        rest = ""
         if path_qs.startswith("/v1") and _ends(path_qs, 3):
             rest = path_qs[3:]
         elif first_segment(path_qs) in API:
             rest = path_qs
         else:
             return self._origin + self._root + path_qs
-        return self._origin + self._path + ("" if self._versioned else "/v1") + rest
+        if not self._versioned:
+            rest = "/v1" + rest
+        return self._origin + self._path + rest
 
 
 def first_segment(path_qs: str) -> str:
@@ -118,4 +121,5 @@ def first_segment(path_qs: str) -> str:
 
 
 def _ends(path_qs: str, at: int) -> bool:
+    """True if a segment of *path_qs* ends before position *at*."""
     return len(path_qs) == at or path_qs[at] in "/?"

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 from proxy.core.overflow.classify import Classifier
 from proxy.core.overflow.kinds import Overflow
-from proxy.core.overflow.rules import read_rules, without
+from proxy.core.overflow.rules import read_rules, without_sources
 from proxy.core.overflow.stream import EarlyOverflowDetector, LateOverflowDetector
 from proxy.settings import packaged_overflow_rules
 from tests.support import overflow_recordings
@@ -121,7 +121,7 @@ def main() -> int:
     left_out = Tally()
     for provider in sorted({row["provider"] for row in rows}):
         names = NAMES.get(provider, (provider.replace("_", " "),))
-        classifier = Classifier(read_rules(without(data, names)))
+        classifier = Classifier(read_rules(without_sources(data, names)))
         theirs = [row for row in rows if row["provider"] == provider]
         for row in theirs:
             left_out.add(judged(classifier, row), row["overflow"], row["limit"])

@@ -11,6 +11,7 @@ from rich.console import Console
 
 from proxy.cli.explain import CannotFit, api_of, breakdown, fit_request, render
 from proxy.core.errors import InvalidRequest
+from proxy.features.settings import AllSettings
 from proxy.settings import Settings
 from tests.support import api_formats
 from tests.support.engine_fixtures import Replica, chat_body, count_tokens, message_problems, message_slices
@@ -30,20 +31,20 @@ def long_session(**members: Any) -> bytes:
 async def test_the_view_is_what_the_proxy_would_send() -> None:
     """The printed view is the fitter's own, byte for byte, and faithful to the request."""
     body = long_session()
-    found = await fit_request(Settings(), body, window=4096)
-    assert found.error is None
-    assert message_problems(body, found.view.body) == []
-    assert len(message_slices(found.view.body)) == len(
+    fitted = await fit_request(Settings(), body, window=4096)
+    assert fitted.error is None
+    assert message_problems(body, fitted.view.body) == []
+    assert len(message_slices(fitted.view.body)) == len(
         await Replica().view(json.loads(body)["messages"], 4096, tools=AGENT_TOOLS)
     )
 
 
 async def test_small_requests_pass_and_are_counted_all_the_same() -> None:
-    """What fits by its bytes alone comes out as it is, and its tokens are told exactly."""
+    """A request that fits by its bytes alone comes out as it is, and its tokens are counted exactly."""
     body = chat_body([{"role": "user", "content": "Hello."}])
-    found = await fit_request(Settings(), body)
-    assert found.view.body == body
-    shown = breakdown(found)
+    fitted = await fit_request(Settings(), body)
+    assert fitted.view.body == body
+    shown = breakdown(fitted)
     assert shown.steps == ()
     assert shown.regions["user"][0] == shown.roles["user"][0] > 0
 
@@ -51,13 +52,13 @@ async def test_small_requests_pass_and_are_counted_all_the_same() -> None:
 @pytest.mark.parametrize("factor", [1.0, 1.5])
 @pytest.mark.parametrize("recall", [False, True])
 async def test_every_breakdown_adds_up(factor: float, recall: bool) -> None:
-    """Regions, kinds and the table of stages tell one and the same size, before and after, whatever the model."""
+    """Regions, kinds and the table of stages add up to the same size, before and after, whatever the model."""
     model = "gpt-4o" if factor == 1.0 else "claude-sonnet-4-5"
-    settings = Settings.model_validate({"compression": {"recall": {"enabled": recall}}})
-    found = await fit_request(settings, long_session(), model=model, window=6000)
-    assert ("recall" in found.report.stages) is recall
-    shown, report = breakdown(found), found.report
-    assert found.measured.token_ratio == factor
+    settings = AllSettings.model_validate({"compression": {"recall": {"enabled": recall}}})
+    fitted = await fit_request(settings, long_session(), model=model, window=6000)
+    assert ("recall" in fitted.report.stages) is recall
+    shown, report = breakdown(fitted), fitted.report
+    assert fitted.measured.token_ratio == factor
     for at, total in ((0, report.tokens_before), (1, report.tokens_after)):
         by_region = sum(pair[at] for name, pair in shown.regions.items() if name != "reserve")
         by_kind = sum(pair[at] for pair in shown.kinds.values())
@@ -76,8 +77,8 @@ async def test_every_breakdown_adds_up(factor: float, recall: bool) -> None:
 
 
 @pytest.mark.parametrize("api", ["messages", "responses"])
-async def test_system_text_is_told_as_such_wherever_it_stands(api: str) -> None:
-    """What ``system`` and ``instructions`` hold is the system's region and role, and text by its kind."""
+async def test_system_text_counts_as_such_in_every_member(api: str) -> None:
+    """The text of ``system`` and ``instructions`` is in the system's region and role, and text by its kind."""
     text = prose(3, 500)
     messages = [{"role": "system", "content": text}, *agent_session(3, 100)[1:]]
     body = json.dumps(api_formats.request_body(api, messages)).encode()
@@ -88,25 +89,25 @@ async def test_system_text_is_told_as_such_wherever_it_stands(api: str) -> None:
 
 
 async def test_each_stage_has_its_line() -> None:
-    """Shrunk tools and clipped items are told with what they saved and how many were touched."""
+    """Shrunk tools and clipped items have lines with the tokens saved and the number touched."""
     tools = [tool(f"tool_{n}", prose(n, 300), path="Path.") for n in range(9)]
     messages = [*agent_session(3, 300), {"role": "user", "content": prose(7, 4000)}]
-    found = await fit_request(Settings(), chat_body(messages, tools=tools), window=3000)
-    shown = breakdown(found)
+    fitted = await fit_request(Settings(), chat_body(messages, tools=tools), window=3000)
+    shown = breakdown(fitted)
     lines = {step.stage: step for step in shown.steps}
     assert {"tools", "clip"} <= lines.keys()
     assert lines["tools"].touched == 9
     assert lines["tools"].before - lines["tools"].after > 1000
     assert lines["clip"].touched >= 1
     assert lines["clip"].after < lines["clip"].before
-    assert shown.steps[-1].after == found.view.tokens
+    assert shown.steps[-1].after == fitted.view.tokens
 
 
 async def test_the_tables_are_readable_without_a_terminal() -> None:
     """The rendering has the window with its source, the marks, and a line for each region, kind and stage."""
-    found = await fit_request(Settings(), long_session(), window=4096)
+    fitted = await fit_request(Settings(), long_session(), window=4096)
     out = io.StringIO()
-    shown = breakdown(found)
+    shown = breakdown(fitted)
     render(shown, Console(file=out, width=200))
     text = out.getvalue()
     for word in ("4,096  (configured)", "high ", "low ", "pressure", *shown.regions, *shown.kinds, "fold"):

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from proxy.cli.replay import Replayed, find_sessions, replay, request_bodies, request_lengths
+from proxy.cli.replay import Replay, find_sessions, replay, request_bodies, request_lengths
 from proxy.cli.session_files import Session
 from proxy.settings import load
 from tests.stub.tokens import request_tokens
@@ -25,67 +25,67 @@ def settings(window: int | None = WINDOW, **compression: Any) -> Any:
     return load(None, given, {})
 
 
-async def one(session: Session, window: int | None = WINDOW, model: str = MODEL, **compression: Any) -> Replayed:
-    (found,) = await replay(settings(window, **compression), [session], model)
-    return found
+async def one(session: Session, window: int | None = WINDOW, model: str = MODEL, **compression: Any) -> Replay:
+    (replayed,) = await replay(settings(window, **compression), [session], model)
+    return replayed
 
 
 @pytest.mark.parametrize("kind", ["agent", "chat"])
 async def test_a_long_conversation_is_answered_to_its_end(kind: str) -> None:
-    """Every request that the client alone could not have sent is sent smaller, and what it costs is told."""
+    """Every request that the client alone could not have sent is sent smaller, and the costs are known."""
     messages = agent_session(40, 500) if kind == "agent" else [m for at in range(60) for m in chat_turn(at, 150)]
-    found = await one(Session("s", "", messages))
-    assert not found.trouble
-    assert len(found.turns) == found.answered == len(request_lengths(messages)) > found.answered_before > 0
-    assert 2 < found.events < len(found.turns) / 4
-    assert found.after < found.before
-    assert 0.5 < found.repeated < 1
-    assert found.cost is not None
-    assert found.cost_before is not None
-    assert 0 < found.cost < found.cost_before
-    assert all(turn.pressure is not None and turn.pressure <= 1 for turn in found.turns)
-    assert all(turn.event or not grew or turn.repeated > 0 for grew, turn in enumerate(found.turns))
+    replayed = await one(Session("s", "", messages))
+    assert not replayed.problem
+    assert len(replayed.requests) == replayed.answered == len(request_lengths(messages)) > replayed.answered_before > 0
+    assert 2 < replayed.compactions < len(replayed.requests) / 4
+    assert replayed.after < replayed.before
+    assert 0.5 < replayed.repeated < 1
+    assert replayed.cost is not None
+    assert replayed.cost_before is not None
+    assert 0 < replayed.cost < replayed.cost_before
+    assert all(request.pressure is not None and request.pressure <= 1 for request in replayed.requests)
+    assert all(request.compacted or not grew or request.repeated > 0 for grew, request in enumerate(replayed.requests))
 
 
 async def test_what_the_client_sent_is_counted() -> None:
     """The tokens before are those of the requests themselves, also where their bytes alone show that they fit."""
     session = Session("s", "", agent_session(6, 100))
-    found = await one(session)
-    assert found.events == 0
-    for turn, body in zip(found.turns, request_bodies(session, MODEL), strict=True):
-        assert turn.before == turn.after
-        assert abs(turn.before - request_tokens(json.loads(body))) <= 8 + turn.before // 50
+    replayed = await one(session)
+    assert replayed.compactions == 0
+    for request, body in zip(replayed.requests, request_bodies(session, MODEL), strict=True):
+        assert request.before == request.after
+        assert abs(request.before - request_tokens(json.loads(body))) <= 8 + request.before // 50
 
 
 async def test_the_bodies_are_the_requests_of_the_conversation() -> None:
     """Each body holds the conversation up to a point at which the model spoke next, with model and tools."""
     messages = agent_session(3, 20)
     tools = [{"type": "function", "function": {"name": "f"}}]
-    asked = [json.loads(body) for body in request_bodies(Session("s", "", messages, tools), "m")]
-    assert all(body["model"] == "m" and body["tools"] == tools for body in asked)
-    assert [len(body["messages"]) for body in asked] == request_lengths(messages)
-    assert all(body["messages"] == messages[: len(body["messages"])] for body in asked)
-    assert all(body["messages"][-1]["role"] in ("user", "tool") for body in asked)
+    bodies = [json.loads(body) for body in request_bodies(Session("s", "", messages, tools), "m")]
+    assert all(body["model"] == "m" and body["tools"] == tools for body in bodies)
+    assert [len(body["messages"]) for body in bodies] == request_lengths(messages)
+    assert all(body["messages"] == messages[: len(body["messages"])] for body in bodies)
+    assert all(body["messages"][-1]["role"] in ("user", "tool") for body in bodies)
 
 
 async def test_observing_sends_what_the_client_sent() -> None:
-    """With mode observe nothing is made smaller, and the pressure tells so."""
-    found = await one(Session("s", "", agent_session(40, 500)), mode="observe")
-    assert max(turn.before for turn in found.turns) > WINDOW
+    """With mode observe nothing is made smaller, and the pressure shows it."""
+    replayed = await one(Session("s", "", agent_session(40, 500)), mode="observe")
+    assert max(request.before for request in replayed.requests) > WINDOW
 
 
-async def test_an_unknown_window_is_said() -> None:
-    """Without a window nothing can be told, and the way out is."""
-    found = await one(Session("s", "nobody-knows-this", agent_session(3, 20)), None)
-    assert found.turns == ()
-    assert "give --window" in found.trouble
+async def test_an_unknown_window_is_a_problem() -> None:
+    """Without a window nothing is planned, and the problem names the option."""
+    replayed = await one(Session("s", "nobody-knows-this", agent_session(3, 20)), None)
+    assert replayed.requests == ()
+    assert "give --window" in replayed.problem
 
 
 async def test_a_conversations_own_model_counts() -> None:
     """Its window and prices hold, not those of the model given for the others."""
-    found = await one(Session("s", "gpt-4o", agent_session(3, 20)), None)
-    assert (found.model, found.window) == ("gpt-4o", 128_000)
-    assert found.prices is not None
+    replayed = await one(Session("s", "gpt-4o", agent_session(3, 20)), None)
+    assert (replayed.model, replayed.window) == ("gpt-4o", 128_000)
+    assert replayed.prices is not None
 
 
 async def test_four_hundred_messages_turn_by_turn() -> None:
@@ -103,9 +103,9 @@ async def test_four_hundred_messages_turn_by_turn() -> None:
     messages = agent_session(200, 100)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Tokenizers, "count", count)
-        found = await one(Session("s", "", messages), 16_384)
+        replayed = await one(Session("s", "", messages), 16_384)
     assert len(messages) > 400
-    assert found.answered == len(found.turns) > 190
+    assert replayed.answered == len(replayed.requests) > 190
     assert counted < 20 * len(json.dumps(messages))
 
 
@@ -116,6 +116,7 @@ def test_a_folder_is_searched(tmp_path: Path) -> None:
     (tmp_path / "deep" / "a.jsonl").write_text(request)
     (tmp_path / "b.json").write_text(request)
     (tmp_path / "c.txt").write_text(request)
+    (tmp_path / "folder.md").mkdir()
     assert [session.name for session in find_sessions(tmp_path)] == ["b.json:1", "deep/a.jsonl:1"]
     assert [session.name for session in find_sessions(tmp_path / "b.json")] == ["b.json:1"]
     with pytest.raises(FileNotFoundError):

@@ -14,7 +14,15 @@ from hypothesis import strategies as st
 from proxy.core.apis import chat, messages, responses
 from proxy.core.apis.base import ApiFormat
 from proxy.core.conversation import Item, ItemFacts, ItemText, Result
-from proxy.core.tool_calls import as_result, facts_of, failure_line, mentioned, pairs_of, resaid, settled
+from proxy.core.tool_calls import (
+    as_result,
+    facts_of,
+    failure_line,
+    join_written_results,
+    pairs_of,
+    replace_written_result,
+    unpack_mentions,
+)
 from proxy.engine.reading import read_one
 from tests.support.engine_fixtures import count_tokens, tool_map_of_package
 
@@ -74,7 +82,7 @@ def test_what_the_model_wrote_is_kept_as_digests() -> None:
     facts = facts_of(entry, tool_map_of_package().call)
     assert facts is not None
     assert facts.decides
-    seen = set(mentioned(facts.mentions))
+    seen = set(unpack_mentions(facts.mentions))
     assert zlib.crc32(b"main.py") in seen
     assert result_of("Traceback (most recent call last):\n ...").opening in seen
     assert facts_of(ItemText("assistant", "Well then"), tool_map_of_package().call) is None
@@ -127,7 +135,7 @@ def read(*talk: dict[str, Any], api_format: ApiFormat = chat) -> list[Item]:
     items = [
         read_one(api_format, json.dumps(message).encode(), count_tokens, tool_map_of_package()) for message in talk
     ]
-    return list(settled(items, 0))
+    return list(join_written_results(items, 0))
 
 
 def spoken(text: str) -> dict[str, Any]:
@@ -209,7 +217,7 @@ def test_parts_behind_a_result_are_the_users(api_format: ApiFormat) -> None:
     entry = as_result(raw, api_format.read_item_text(raw), item.facts.written_result)
     assert (entry.role, entry.user_text) == ("tool", "Be quick.")
     assert entry.results == (("<feedback>obey me</feedback>", False),)
-    made = json.loads(resaid(raw, "[gone]", item.facts.written_result, None))["content"]
+    made = json.loads(replace_written_result(raw, "[gone]", item.facts.written_result, None))["content"]
     assert [part["text"] for part in made] == ["[read_file for 'a.py'] Result:\n[gone]", "Be quick.", texts[3]]
 
 
@@ -227,20 +235,20 @@ def test_parts_behind_a_result_are_the_users(api_format: ApiFormat) -> None:
 )
 def test_a_result_that_gives_way_keeps_its_frame(content: str, made: str) -> None:
     """The model still sees that this is a result, and where it ends."""
-    written = tool_map_of_package().forms.result(content)
+    written = tool_map_of_package().text_format.find_result(content)
     assert written is not None
     raw = json.dumps({"role": "user", "content": content, "x": 1}).encode()
-    assert json.loads(resaid(raw, "[gone]", written, None)) == {"role": "user", "content": made, "x": 1}
+    assert json.loads(replace_written_result(raw, "[gone]", written, None)) == {"role": "user", "content": made, "x": 1}
 
 
 def test_items_are_settled_the_same_in_every_later_request() -> None:
     """A prefix that was settled before is gone on from, wherever it ended."""
     talk = [TASK, spoken(ASKS), given_back(GIVES), given_back(GIVES), given_back("And now?"), given_back(GIVES)]
     items = [read_one(chat, json.dumps(message).encode(), count_tokens, tool_map_of_package()) for message in talk]
-    whole = settled(items, 0)
+    whole = join_written_results(items, 0)
     assert [item.role for item in whole] == ["user", "assistant", "tool", "tool", "user", "user"]
     for end in range(len(items)):
-        assert whole[:end] + settled([*whole[:end], *items[end:]], end) == whole
+        assert whole[:end] + join_written_results([*whole[:end], *items[end:]], end) == whole
 
 
 @given(

@@ -125,7 +125,7 @@ def test_targets(name: str, arguments: str, paths: list[str]) -> None:
 )
 def test_a_call_without_a_path_is_about_its_query(arguments: str, about: str) -> None:
     """An address or a query says what a call was about."""
-    assert tool_map_of_package().about(arguments) == about
+    assert tool_map_of_package().subject(arguments) == about
 
 
 def test_one_file_has_one_name() -> None:

@@ -2,11 +2,13 @@
 
 For each folder of ``proxy/features`` the repository is copied without it and without its own tests. In the copy the
 tests of the engine, the server, the wiring and the other features are run, and a real proxy answers requests.
+``ullage check`` must refuse the example of every key for the keys of the deleted feature, and for nothing else.
 """
 
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -26,6 +28,15 @@ OWN_TESTS = {
 }
 """Files outside ``tests/features`` that are about one feature."""
 
+KEYS = {
+    "recall": ("compression.recall",),
+    "history": ("archive",),
+    "client_compaction": ("compression.client_compaction", "upstreams[0].compaction"),
+    "context_management": ("upstreams[0].context_management",),
+    "cap_results": ("compression.stages.truncate.always", "compression.stages.truncate.max_lines"),
+}
+"""The keys of each feature, as they stand in ``config/ullage.yaml``."""
+
 TESTS = (
     "tests/features",
     "tests/engine",
@@ -37,9 +48,13 @@ TESTS = (
 )
 
 
+PROBLEM = re.compile(r"config/ullage\.yaml:\d+: (\S+): there is no such key")
+
+
 def copy_without(folder: str, place: Path) -> None:
-    """Copy the files under version control to *place*, but for the feature in *folder* and its own tests."""
-    listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    """Copy the repository to *place*, but for the feature in *folder* and its own tests."""
+    command = ["git", "ls-files", "--cached", "--others", "--exclude-standard", "-z"]
+    listed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
     gone = (f"proxy/features/{folder}/", f"tests/features/{folder}/", *OWN_TESTS[folder])
     for name in filter(None, listed.split("\0")):
         source = ROOT / name
@@ -54,8 +69,23 @@ def passes_without(folder: str) -> bool:
     """True if the tests of everything else pass in a copy without *folder*."""
     with tempfile.TemporaryDirectory() as place:
         copy_without(folder, Path(place))
+        unknown = unknown_keys(place)
+        if unknown != sorted(KEYS[folder]):
+            print(f"without {folder} these keys are unknown: {', '.join(unknown) or 'none'}")
+            return False
         command = [sys.executable, "-m", "pytest", "-q", "-n", "2", "-p", "no:cacheprovider", *TESTS]
         return subprocess.run(command, cwd=place, env=_environment(place), check=False).returncode == 0
+
+
+def unknown_keys(place: str) -> list[str]:
+    """Return the keys of the example for which the copy refuses it. Raises ``ValueError`` for any other problem."""
+    command = [sys.executable, "-m", "proxy.cli", "check", "config/ullage.yaml"]
+    done = subprocess.run(command, cwd=place, env=_environment(place), capture_output=True, text=True, check=False)
+    problems = [line for line in done.stderr.splitlines() if line.startswith("config/ullage.yaml")]
+    matches = [PROBLEM.fullmatch(line) for line in problems]
+    if not problems or not all(matches):
+        raise ValueError(f"unexpected answer of `ullage check`: {done.stderr}")
+    return sorted(match[1] for match in matches if match)
 
 
 def _environment(place: str) -> dict[str, str]:

@@ -11,7 +11,8 @@ import pytest
 from proxy.core.models import Catalogue, ModelRule
 from proxy.core.tokens.budget import Shares
 from proxy.features import opening
-from proxy.features.opening import FOLDERS, FeatureParts, OpenHistory, open_features, open_history
+from proxy.features.opening import FeatureParts, OpenHistory, open_features, open_history
+from proxy.features.settings import FOLDERS, AllSettings
 from proxy.settings import Settings
 from proxy.store import Store, open_store
 from proxy.tasks import Faults, Tasks
@@ -21,14 +22,16 @@ PRESENT = [name for name in FOLDERS if (Path(opening.__file__).parent / name).is
 HAS_HISTORY = (Path(opening.__file__).parent / "history").is_dir()
 
 UPSTREAM = {"name": "stub", "base_url": "http://a"}
-ALL_ON = {
-    "upstreams": [{**UPSTREAM, "context_management": "own"}],
-    "compression": {
-        "client_compaction": "answer",
-        "recall": {"enabled": True},
-        "stages": {"truncate": {"always": True}},
-    },
+COMPRESSION = {
+    "client_compaction": {"client_compaction": "answer"},
+    "cap_results": {"stages": {"truncate": {"always": True}}},
+    "recall": {"recall": {"enabled": True}},
 }
+ALL_ON: dict[str, Any] = {
+    "compression": {key: value for name in PRESENT for key, value in COMPRESSION.get(name, {}).items()},
+}
+if "context_management" in PRESENT:
+    ALL_ON["upstreams"] = [{**UPSTREAM, "context_management": "own"}]
 
 
 async def a_store(folder: Path) -> Store:
@@ -41,7 +44,7 @@ async def opened(folder: Path, **settings: Any) -> list[str]:
     replica = Replica()
     catalogue = Catalogue([ModelRule("*", "stub")], {}, "stub")
     parts = FeatureParts(
-        Settings.model_validate({"upstreams": [UPSTREAM], **settings}),
+        AllSettings.model_validate({"upstreams": [UPSTREAM], **settings}),
         await a_store(folder),
         replica.reader,
         replica.compactions,

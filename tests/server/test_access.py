@@ -189,7 +189,7 @@ def test_tenants_follow_the_credential_and_nothing_else():
 
 
 def test_a_listed_key_is_found_in_whatever_header_it_comes():
-    """The tenants of a key are those of every way to send it, and of nobody else."""
+    """The tenants of a key are those of every way to send it, and no other tenants."""
     listed = tenants_of(["pk-1"])
     for config, header in (
         (ServerConfig("up"), "Authorization: Bearer pk-1"),
@@ -237,7 +237,7 @@ KEYED = ServerConfig("up", access_keys=("pk-1", "pk-2"), admin_key="boss")
     ],
 )
 def test_a_caller_owns_the_conversations_of_its_model_calls(config, headers, same):
-    """The credential of its model calls tells whose conversations a caller asks about; the admin names another's."""
+    """The credential of its model calls names the conversations of a caller; the admin names another caller's."""
     assert owner(config, *headers) == tenant(config, *same)
 
 
@@ -255,8 +255,8 @@ def test_a_caller_owns_the_conversations_of_its_model_calls(config, headers, sam
         (KEYED, ["Authorization: Bearer boss", "X-Ullage-Key: a"], {}, Unauthorized),
     ],
 )
-def test_nobody_else_is_told(config, headers, options, error):
-    """Conversations of callers without a credential are told on this machine alone, or to the admin."""
+def test_other_callers_are_refused(config, headers, options, error):
+    """Conversations of callers without a credential are shown on this machine alone, or to the admin."""
     with pytest.raises(error):
         owner(config, *headers, **options)
 
@@ -333,7 +333,7 @@ def test_an_address_cannot_be_another_sites_name(host):
 
 @pytest.mark.parametrize(("config", "status"), [(SHARED, "403"), (ServerConfig("up"), "200")])
 async def test_a_body_that_a_fault_left_compressed_goes_on_from_nothing_shared(monkeypatch, config, status):
-    """What cannot be looked at behind shared keys is refused; where nothing is shared it goes on as it came."""
+    """Behind shared keys a body that cannot be read is refused; where nothing is shared it is relayed unchanged."""
 
     async def broken(*_):
         raise ZeroDivisionError

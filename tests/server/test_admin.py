@@ -39,7 +39,7 @@ async def test_the_proxys_own_routes(path, body):
     [("POST", "/"), ("GET", "/ullage/"), ("GET", "/ullage/api/x"), ("GET", "/health/x"), ("POST", "/metrics")],
 )
 async def test_our_own_paths_are_never_relayed(method, path):
-    """What is not there under our own prefixes is a 404 of ours."""
+    """An unknown path under our own prefixes is a 404 of ours."""
     async with running_server() as at:
         assert (await at.ask(method, path)).line == "HTTP/1.1 404 Not Found"
         assert at.stage.heard == []
@@ -66,7 +66,7 @@ async def test_readiness_can_be_taken_back():
 
 
 async def test_without_metrics_there_is_no_such_page():
-    """Where metrics are turned off the path is a 404 of ours and is not relayed."""
+    """If metrics are turned off the path is a 404 of ours and is not relayed."""
     async with running_server() as at:
         reports: list[Report] = []
         config = ServerConfig("up", hosts=HOSTS)

@@ -1,4 +1,4 @@
-"""What becomes of requests while as many are under way as may be."""
+"""Requests that come while as many are under way as may be."""
 
 import asyncio
 import contextlib
@@ -195,7 +195,7 @@ async def test_a_stream_under_way_no_longer_holds_its_request():
 
 
 async def test_too_many_requests_at_once_are_refused():
-    """Beyond the limit a request is told to come back, before its body is read."""
+    """Beyond the limit a request gets 503 with a time to come back, before its body is read."""
     async with running_server(ServerConfig("up", limits=Limits(in_flight=2))) as at:
         head = b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 10\r\n\r\n"
         waiting = [await at.connect() for _ in range(2)]

@@ -118,7 +118,7 @@ async def test_an_upload_that_stops_is_given_up_at_both_ends():
 
 @pytest.mark.slow
 async def test_an_upload_slower_than_a_managed_body_may_be_arrives():
-    """What is not kept in memory may come at the speed of a telephone line."""
+    """A body that is not read whole may come at the speed of a telephone line."""
     async with running_server(ServerConfig("up", limits=Limits(body_pause=1.0, body_rate=2**30, upload_rate=1))) as at:
         reader, writer = await at.connect()
         kind = b"Content-Type: multipart/form-data; boundary=x"
@@ -151,7 +151,7 @@ async def test_a_slow_body_within_its_allowance_is_read():
 
 
 async def test_expect_is_answered_here():
-    """A client that waits for permission gets it from the proxy, and the upstream is not asked."""
+    """A client that waits for permission gets it from the proxy, without the upstream."""
     async with running_server() as at:
         reader, writer = await at.connect()
         writer.write(

@@ -1,4 +1,4 @@
-"""What arrives on a connection and is no request, or is none for long."""
+"""Connections that bring no request, or bring one slowly."""
 
 import asyncio
 
@@ -74,7 +74,7 @@ async def test_a_head_that_is_too_large_is_refused(head):
 @pytest.mark.parametrize(
     ("start", "status"), [(GET, b"431"), (b"", b"431"), (CHUNKED + b"0\r\n", b"400"), (CHUNKED + b"1;ext=", b"400")]
 )
-async def test_what_is_collected_of_a_request_has_an_end(start, status):
+async def test_the_unread_part_of_a_request_is_bounded(start, status):
     """Heads, trailers and chunk extensions that never end are refused at the limit, however slowly they come."""
     async with running_server(ServerConfig("up", limits=Limits(head=20_000, header=10_000, fields=1000))) as at:
         reader, writer = await at.connect()
@@ -181,7 +181,7 @@ async def test_long_headers_up_to_the_limit_pass():
 
 
 async def test_a_client_that_comes_while_descriptors_run_out_gets_a_503():
-    """While the last descriptors are left to running requests new clients are told, counted, and served later."""
+    """While the last descriptors are left to running requests, new clients are refused, counted, and served later."""
     async with running_server() as at:
         with few_descriptors(16):
             reader, writer = await at.connect()

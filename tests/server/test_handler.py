@@ -73,7 +73,7 @@ async def test_redirects_are_answers(status):
 
 
 async def test_cookies_of_one_caller_never_reach_another():
-    """What an upstream sets is given to its caller and sent by nobody else."""
+    """A cookie that an upstream sets goes to its caller, and no other caller sends it."""
     async with running_server(base="/v1") as at:
         at.stage.reply = raw_answer(b"{}", "Set-Cookie: who=first; Path=/; Domain=localhost", "Set-Cookie: s=1")
         await at.chat()

@@ -50,7 +50,7 @@ async def test_a_client_that_leaves_aborts_the_upstream_call(path, moment):
         assert at.server.in_flight == 0
 
 
-async def test_an_upload_that_nobody_takes_is_given_up():
+async def test_an_upload_that_is_not_read_is_given_up():
     """An upload that the upstream does not read ends on both sides after the pause allowed."""
     async with running_server(ServerConfig("up", limits=Limits(idle=0.4))) as at:
         ended = asyncio.Event()
@@ -120,7 +120,7 @@ async def test_a_broken_body_of_known_length_is_short():
 
 
 async def ended_by_the_connection(head, body, *, reset):
-    """What a client reads, and how its connection ends, if only the upstream's connection says where *body* ends."""
+    """The bytes that a client reads, and the end of its connection, if only the upstream's connection ends *body*."""
     async with running_server() as at:
         read = asyncio.Event()
 
@@ -156,7 +156,7 @@ JSON = b"Content-Type: application/json"
 
 
 async def test_a_stream_that_simply_ends_lacks_its_last_chunk():
-    """A clean end of the connection is no end of a stream that has not said so: nothing is invented, not even that."""
+    """A clean end of the connection does not end a stream without its last event; no event is added."""
     text, ended, reason = await ended_by_the_connection(EVENTS, b"data: 1\n\n", reset=False)
     assert text.endswith(b"data: 1\n\n\r\n")
     assert (ended, reason) == ("closed", "upstream_truncated")
@@ -172,15 +172,15 @@ async def test_a_stream_that_simply_ends_lacks_its_last_chunk():
         b'data: {"error": {"message": "no"}}\n\n',
     ],
 )
-async def test_a_stream_that_said_that_it_is_done_is_complete(body):
-    """Where only the connection ends a stream, its own last event makes it complete."""
+async def test_a_stream_with_its_last_event_is_complete(body):
+    """If only the connection ends a stream, its own last event makes it complete."""
     text, ended, reason = await ended_by_the_connection(EVENTS, body, reset=False)
     assert text.endswith(body + b"\r\n0\r\n\r\n")
     assert (ended, reason) == ("complete", "")
 
 
 async def test_a_reset_is_no_end_of_a_stream():
-    """A reset where the connection's end is the body's is told like any broken stream, even behind its last event."""
+    """A reset, if the connection ends the body, is reported like any broken stream, even behind its last event."""
     for body in (b"data: 1\n\n", b"data: [DONE]\n\n"):
         text, ended, reason = await ended_by_the_connection(EVENTS, body, reset=True)
         assert text.count(b"upstream_stream_error") == 1
@@ -243,7 +243,7 @@ async def test_a_silent_stream_ends_with_an_error_event():
 
 
 async def test_a_slow_reader_holds_the_upstream_back_and_is_dropped_in_the_end():
-    """What a client does not read stays with the upstream, not in memory; a reader that never reads is cut."""
+    """Bytes that a client does not read stay with the upstream, not in memory; a reader that never reads is cut."""
     sent = 0
     async with running_server(ServerConfig("up", limits=Limits(write=0.7))) as at:
 

@@ -14,7 +14,7 @@ WINDOW = 32_768
 
 
 async def get(front, path, **headers):
-    """What the proxy answers to a GET, with the client's own key."""
+    """The answer of the proxy to a GET with the client's own key."""
     async with httpx.AsyncClient(trust_env=False) as client:
         return await client.get(f"{front.url}{path}", headers={"authorization": "Bearer sk-mine", **headers})
 
@@ -48,7 +48,7 @@ async def test_the_list_names_each_model_where_a_request_would_go(two):
 
 
 @pytest.mark.slow
-async def test_windows_are_told_and_the_upstreams_own_words_stand(two):
+async def test_windows_are_added_and_the_upstreams_own_members_stay(two):
     """Entries carry the window under the names clients read; what the upstream says itself is not overwritten."""
     front, _, _ = two
     by_name = {entry["id"]: entry for entry in (await get(front, "/models")).json()["data"]}
@@ -60,8 +60,8 @@ async def test_windows_are_told_and_the_upstreams_own_words_stand(two):
 
 
 @pytest.mark.slow
-async def test_one_model_is_told_by_its_own_upstream(two):
-    """GET /models/NAME goes where the model is served; a configured name its upstream does not list is told too."""
+async def test_one_model_is_described_by_its_own_upstream(two):
+    """GET /models/NAME goes to the model's upstream; a configured name that is not listed there is answered too."""
     front, first, second = two
     await get(front, "/models/gpt-4o-mini")
     assert first.seen[-1].path.endswith("/models/gpt-4o-mini")
@@ -90,7 +90,7 @@ async def test_one_dead_upstream_costs_only_its_own_models(two):
 
 
 async def test_an_error_of_the_only_upstream_is_its_own():
-    """Where no list can be had, the upstream's answer goes to the client as it is."""
+    """If no list can be read, the upstream's answer goes to the client as it is."""
     async with running_server() as at:
         at.stage.reply = raw_answer(b'{"error": {"message": "no"}}', "X-Why: key", status="401 Unauthorized")
         got = await at.ask("GET", "/v1/models")
@@ -99,7 +99,7 @@ async def test_an_error_of_the_only_upstream_is_its_own():
 
 
 async def test_fields_of_an_entry_are_kept_as_they_are():
-    """Unknown members of the list and its entries survive, and a window that is told already stands."""
+    """Unknown members of the list and its entries survive, and so does a window that an entry has already."""
     async with running_server() as at:
         told = {"object": "list", "extra": 1, "data": [{"id": "a", "context_length": 7, "x": [1]}, {"id": "b"}]}
         at.stage.reply = raw_answer(json.dumps(told).encode())
@@ -111,7 +111,7 @@ async def test_fields_of_an_entry_are_kept_as_they_are():
 
 @pytest.mark.parametrize("body", [b"[]", b"no json", b'{"data": 5}', b'{"data": [1, {"id": 2}]}'])
 async def test_a_strange_list_is_no_error(body):
-    """What is no list of models yields an empty one."""
+    """An answer that is no list of models yields an empty list."""
     async with running_server() as at:
         at.stage.reply = raw_answer(body)
         got = await at.ask("GET", "/v1/models")
@@ -148,7 +148,7 @@ async def test_an_upstream_that_hangs_is_a_timeout(monkeypatch):
 
 @pytest.mark.slow
 async def test_names_from_the_configuration_are_listed_without_any_upstream(stub, proxy):
-    """A model that the configuration names is told although nobody could be asked."""
+    """A model that the configuration names is listed although no upstream could be reached."""
     server = await stub()
     config = {"models": [{"name": "named", "context_window": WINDOW}, {"name": "*", "context_window": WINDOW}]}
     front = await proxy(server.url, config=config)

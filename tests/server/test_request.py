@@ -103,7 +103,7 @@ async def test_a_bad_option_is_named(header, value):
 
 
 async def test_good_options_reach_the_engine():
-    """What the caller asks for in headers is what the engine is told."""
+    """The options in the caller's headers reach the engine."""
     async with running_server() as at:
         await at.chat(
             CHAT, "X-Ullage-Mode: observe", "X-Ullage-Window: 4096", "X-Ullage-Compact: now",
@@ -114,7 +114,7 @@ async def test_good_options_reach_the_engine():
         assert (wishes.task_size, wishes.conversation, wishes.project) == ("tiny", "c1", "p1")
 
 
-def test_flags_that_change_a_window_are_told_apart():
+def test_flags_that_change_a_window_are_distinguished():
     """Of the beta flags those of the context count, in any order and however often they are sent."""
     told = {
         value: window_variant(value)
@@ -124,7 +124,7 @@ def test_flags_that_change_a_window_are_told_apart():
 
 
 async def test_the_variant_reaches_the_engine():
-    """What the headers ask for comes with the request."""
+    """The options in the headers come with the request."""
     async with running_server() as at:
         await at.chat(CHAT, "Anthropic-Beta: tools-1", "anthropic-beta: context-1m")
         assert at.engine.seen[0].window_variant == "context-1m"
@@ -140,7 +140,7 @@ def test_a_compaction_may_name_its_share(value: str, share: float | None):
 @pytest.mark.parametrize(
     "value", ["", "later", "0", "0.0", "1", "1.5", "-0.2", "20%", "nan", "0.2 ", "1e-2", "0.00001"]
 )
-def test_what_is_no_share_is_refused(value: str):
+def test_a_wrong_share_is_refused(value: str):
     """Anything else is an error that names the header."""
     with pytest.raises(InvalidRequest, match="x-ullage-compact"):
         options({"compact": value})
@@ -284,7 +284,7 @@ def test_a_path_that_climbs_is_not_stateless(path):
         ("/v2/messages", None),
     ],
 )
-def test_what_is_managed(path, found):
+def test_managed_paths(path, found):
     """A path is managed for an API, and may name the model; a deployment is a plain name."""
     read = read_path("POST", f"{path}?a=b")
     assert (read.path_qs, read.path) == (f"{path}?a=b", path)
@@ -338,7 +338,7 @@ def test_headers_and_path_say_how_it_is_meant() -> None:
 
 
 def test_headers_name_the_session_and_the_beta_of_a_larger_window() -> None:
-    """What clients send to name their conversation is read, and the flags that change a window."""
+    """Headers that name a conversation are read, and the flags that change a window."""
     headers = intake(("thread-id", "t-1"), ("x-codex-window-id", "t-1:3"), ("anthropic-beta", "context-1m, other"))
     request = request_of(headers)
     assert (request.session, request.epoch, request.window_variant) == ("t-1", 3, "context-1m")
@@ -350,14 +350,14 @@ async def test_a_content_encoding_is_taken_off_with_its_header() -> None:
     headers = intake(("content-encoding", "gzip"))
     packed = gzip.compress(BODY)
     assert await decoded(packed, headers, reader_of(packed), Limits()) == BODY
-    assert headers.forward == []
+    assert headers.end_to_end == []
     broken = intake(("content-encoding", "gzip"))
     with pytest.raises(InvalidRequest):
         await decoded(BODY, broken, reader_of(BODY), Limits())
-    assert [name for name, _ in broken.forward] == ["content-encoding"]
+    assert [name for name, _ in broken.end_to_end] == ["content-encoding"]
 
 
 def test_a_wish_that_cannot_be_is_refused() -> None:
-    """What is wrong in a header of ours is said, not passed over."""
+    """A wrong value in a header of ours is an error that names the header."""
     with pytest.raises(InvalidRequest):
         request_of(intake(("x-ullage-mode", "sometimes")))

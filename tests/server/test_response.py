@@ -200,7 +200,7 @@ async def test_a_preflight_of_a_listed_origin_is_answered_here():
 
 
 async def test_an_answer_to_a_listed_page_carries_our_permission_and_not_the_upstreams():
-    """What the upstream says about origins is replaced: it does not know who may call here."""
+    """The upstream's headers about origins are replaced: it does not know who may call here."""
     async with running_server(LISTED) as at:
         at.stage.reply = raw_answer(b"{}", "Access-Control-Allow-Origin: *", "X-Kept: 1")
         got = await at.chat(b"{}", "Origin: https://app.test")

@@ -12,7 +12,7 @@ SSE = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding:
 
 
 async def test_draining_lets_running_requests_finish_and_refuses_new_ones():
-    """Once draining: unready, idle connections closed, new requests told to retry, the running one completes."""
+    """Once draining: unready, idle connections closed, new requests get 503, the running one completes."""
     async with running_server() as at:
         go = asyncio.Event()
 

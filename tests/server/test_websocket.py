@@ -22,7 +22,7 @@ SWITCHED = (
 
 
 async def open_socket(at, path, *headers):
-    """A raw client connection that has asked for a WebSocket."""
+    """A raw client connection that requests a WebSocket."""
     reader, writer = await at.connect()
     writer.write("\r\n".join([f"GET {path} HTTP/1.1", "Host: x", *UPGRADE, *headers]).encode() + b"\r\n\r\n")
     return reader, writer
@@ -77,7 +77,7 @@ async def test_the_upstreams_end_ends_the_client():
 
 
 async def test_a_slow_reader_holds_the_other_side_back():
-    """What one side does not read is not piled up: the other can send only so much, and all of it arrives later."""
+    """Bytes that one side does not read are not buffered without end: the other waits, and all of it arrives later."""
     total, sent = 64 * 2**20, 0
 
     async def script(heard, reader, writer):
@@ -105,7 +105,7 @@ async def test_a_slow_reader_holds_the_other_side_back():
 
 
 async def test_a_refused_upgrade_on_responses_is_426():
-    """An upstream without WebSockets on the Responses route: clients are told 426 and fall back to HTTP at once."""
+    """An upstream without WebSockets on the Responses route: clients get 426 and fall back to HTTP at once."""
     async with running_server() as at:
         got = await at.ask("GET", "/v1/responses", b"", *UPGRADE)
         assert got.line == "HTTP/1.1 426 Upgrade Required"

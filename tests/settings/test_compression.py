@@ -3,8 +3,7 @@
 import pytest
 
 from proxy.settings import SettingsError, load
-from proxy.settings.compression import TruncateStage
-from tests.support.settings_files import problems, write_settings
+from tests.support.settings_files import write_settings
 
 
 def test_shares_above_the_whole_are_refused_where_they_stand(tmp_path):
@@ -19,9 +18,3 @@ def test_shares_above_the_whole_are_refused_where_they_stand(tmp_path):
     whole = load(write_settings(tmp_path, "compression:\n  allocation: {recent: 0.7, reserve: 0.3}\n"), {}, {})
     assert whole.compression.allocation.is_configured
     assert not load(None, {}, {}).compression.allocation.is_configured
-
-
-def test_a_result_keeps_its_head_and_its_tail(tmp_path):
-    """A limit of one line could not keep both ends of a result."""
-    assert "max_lines" in str(problems(tmp_path, "compression: {stages: {truncate: {max_lines: 1}}}"))
-    assert TruncateStage(max_lines=2).max_lines == 2

@@ -9,15 +9,16 @@ from pathlib import Path
 import pytest
 
 import proxy
-from proxy.settings import Settings, SettingsError, load, open_proxy_problem
+from proxy.features.settings import AllSettings
+from proxy.settings import SettingsError, load, open_proxy_problem
 from tests.support.settings_files import EXAMPLE, problems, write_settings
 
 
 def test_the_example_is_the_defaults():
     """The commented example loads as it is and sets every key to its default."""
-    example = load(EXAMPLE, {}, {})
+    example = load(EXAMPLE, {}, {}, AllSettings)
     upstreams = [{"name": "openai", "base_url": "https://api.openai.com/v1"}]
-    assert example == load(None, {("upstreams",): upstreams, ("models",): [{"name": "*"}]}, {})
+    assert example == load(None, {("upstreams",): upstreams, ("models",): [{"name": "*"}]}, {}, AllSettings)
 
 
 def keys(schema, definitions, path=()):
@@ -45,7 +46,7 @@ def test_the_example_shows_every_key_of_the_schema():
                 yield (*path, name)
                 yield from spelt(inner, (*path, name))
 
-    schema = Settings.model_json_schema()
+    schema = AllSettings.model_json_schema()
     entries = {("models", "overflow", "fallback")}  # these lists are empty by default
     entries |= {("overflow_rules", name) for name in ("means", "phrase", "code", "source")}
     declared = set(keys(schema, schema["$defs"])) - entries
@@ -152,7 +153,7 @@ def test_every_model_may_be_one(tmp_path):
 
 def settings_named_in_sentences() -> Iterator[str]:
     """What texts of the code name as ``section.key``; names of files and of log events are none."""
-    sections = "|".join(Settings.model_fields)
+    sections = "|".join(AllSettings.model_fields)
     dotted = re.compile(rf"(?<![\w./-])(?:{sections})(?:\[\])?(?:\.[a-z_]+)+(?![\w/])")
     for module in sorted(Path(proxy.__file__).parent.rglob("*.py")):
         for node in ast.walk(ast.parse(module.read_text())):
@@ -165,6 +166,6 @@ def test_every_setting_that_a_text_names_exists() -> None:
     """An error that says which key to change names one that can be changed."""
     named = set(settings_named_in_sentences()) - {"server.lock", "tools.yaml"}
     assert "server.limits.in_flight_bytes" in named
-    schema = Settings.model_json_schema()
+    schema = AllSettings.model_json_schema()
     known = {".".join(path) for path in keys(schema, schema["$defs"])}
     assert {name.replace("[]", "") for name in named} - known == set()

@@ -113,7 +113,7 @@ async def test_what_is_not_usable_is_a_failure(stub: StartStub, behaviour: Behav
     bench = SummaryReplica(server, summary_table(MemoryBackend()))
     with pytest.raises(NotWritten) as failed:
         await bench.writer.write(summary_request_of(entries_of(10, 60), cap=96), own(8192), None, allow)
-    assert failed.value.model_asked
+    assert failed.value.called_model
     assert failed.value.reason == reason
     assert (failed.value.tokens_used[0] > 0) is (behaviour != "failing")
     await bench.close()
@@ -137,6 +137,6 @@ async def test_what_is_too_dear_is_told_in_less_detail(stub: StartStub) -> None:
 
     with pytest.raises(NotWritten, match="budget") as failed:
         await bench.writer.write(summary_request_of(entries_of(10)), own(8192), None, never)
-    assert not failed.value.model_asked
+    assert not failed.value.called_model
     assert failed.value.tokens_needed > 0
     await bench.close()

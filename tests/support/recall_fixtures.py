@@ -15,8 +15,8 @@ import pytest
 from proxy.core.report import Report
 from proxy.features.opening import open_history
 from proxy.features.recall.tool import NAME
+from proxy.features.settings import AllSettings
 from proxy.server import ListedUpstream, Models, Server, ServerConfig
-from proxy.settings import Settings
 from proxy.store import open_store
 from proxy.tasks import Faults, Tasks
 from proxy.upstream_wiring import open_catalogue, open_upstream
@@ -98,7 +98,7 @@ async def proxy_in_process(
     stub: Stub, folder: Path, *, enabled: bool = True, usage: bool = False, **more: Mapping[str, Any] | Sequence[Any]
 ) -> AsyncIterator[ProxyInProcess]:
     """A proxy in front of *stub*; with *usage* it asks for that of streams by itself. *more* are settings."""
-    settings = Settings.model_validate(
+    settings = AllSettings.model_validate(
         {
             "upstreams": [{"name": "stub", "base_url": stub.url, "probe": False}],
             "models": [{"name": "*", "context_window": WINDOW}],
@@ -113,7 +113,7 @@ async def proxy_in_process(
     upstream = open_upstream(settings)
     faults: list[tuple[str, str, Exception]] = []
     noticed = Faults(lambda where, name, fault: faults.append((where, name, fault)))
-    long_history = open_history(settings, store, tasks, lambda outcome, count: None)
+    history = open_history(settings, store, tasks, lambda outcome, count: None)
     catalogue = open_catalogue(settings)
     config = ServerConfig(default_upstream="stub", usage_upstreams=frozenset({"stub"} if usage else ()))
     engine = open_engine(
@@ -122,7 +122,7 @@ async def proxy_in_process(
         tokenizers(),
         store,
         upstream,
-        history=long_history,
+        history=history,
         calls=call_settings(config),
         faults=noticed,
     )
@@ -136,7 +136,7 @@ async def proxy_in_process(
         metrics=None,
         status=dict,
         models=Models(upstream, [ListedUpstream("stub")], "stub", [], lambda model: {}),
-        open_routes=long_history.open_routes,
+        open_routes=history.open_routes,
         faults=noticed,
     )
     port = await server.start("127.0.0.1", 0)

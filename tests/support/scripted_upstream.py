@@ -15,7 +15,7 @@ from proxy.core.report import Report, Usage
 from proxy.core.request import Mode, Options, Request
 from proxy.engine.engine import Counting
 from proxy.engine.ports import Answer, Outcome, Refusal, Reply, Upgradable
-from proxy.tasks import Faults, Where
+from proxy.tasks import FaultPhase, Faults
 from tests.stub import Rules, judge
 from tests.stub.rules import Wording, overflow_error
 from tests.support import api_formats
@@ -172,7 +172,7 @@ class EngineFixture:
     ) -> None:
         self.book = DictRecords()
         self.time = 0.0
-        self.faults: list[tuple[Where, type[Exception]]] = []
+        self.faults: list[tuple[FaultPhase, type[Exception]]] = []
         self.catalogue = Catalogue([*rules, ModelRule("*", "stub", window)], {}, "stub")
         self.switch = Switch()
         self.replica = Replica(
@@ -188,7 +188,7 @@ class EngineFixture:
         )
         self.engine = self.replica.engine
 
-    def _failed(self, where: Where, request_id: str, fault: Exception) -> None:
+    def _failed(self, where: FaultPhase, request_id: str, fault: Exception) -> None:
         assert request_id == "r1"
         self.faults.append((where, type(fault)))
 

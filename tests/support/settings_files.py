@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from proxy.features.settings import AllSettings
 from proxy.settings import SettingsError, load
 
 EXAMPLE = Path(__file__).parents[2] / "config" / "ullage.yaml"
@@ -18,7 +19,7 @@ def write_settings(folder, text):
 
 def problems(folder, text, environ=None, overrides=None):
     with pytest.raises(SettingsError) as caught:
-        load(write_settings(folder, text), overrides or {}, environ or {})
+        load(write_settings(folder, text), overrides or {}, environ or {}, AllSettings)
     return caught.value.problems
 
 

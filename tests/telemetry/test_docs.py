@@ -42,7 +42,7 @@ def test_names_are_unique_and_documented() -> None:
     assert [text for text in sentences if not text.endswith(".")] == []
 
 
-def test_what_is_exposed_is_what_is_documented() -> None:
+def test_every_exposed_metric_is_documented() -> None:
     """The page names each metric and header that there is, and no other."""
     families = {
         line.split()[2] for line in Telemetry("1").exposition()[0].decode().splitlines() if line.startswith("# TYPE")

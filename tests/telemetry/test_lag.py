@@ -1,4 +1,4 @@
-"""The watch over the event loop: what it measures, and what it says of whoever kept the loop busy."""
+"""The watch over the event loop: the lag that it measures, and the frames that it names."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.support.proxy_process import until
 
 
 class Seen:
-    """What a watch told."""
+    """The results of a watch."""
 
     def __init__(self) -> None:
         self.lags: list[float] = []

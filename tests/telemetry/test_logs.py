@@ -1,4 +1,4 @@
-"""Logs: facts only, one line per request, and never a wait for whoever reads them."""
+"""Logs: facts only, one line per request, and a writer that never waits for the reader."""
 
 import ast
 import asyncio
@@ -91,7 +91,7 @@ def test_a_request_is_one_line_of_facts(logged):
 
 
 def test_fields_that_are_not_on_the_list_never_appear(logged):
-    """A field nobody allowed is dropped and named, and an object gives its type only."""
+    """A field that is not on the list is dropped and named, and an object gives its type only."""
     logs, lines = logged()
     logs.log.info("x", body="CANARY", prompt=["CANARY"], count=1, task={"CANARY": 1}, reason=b"CANARY")
     (line,) = lines()
@@ -124,7 +124,7 @@ def test_exceptions_give_type_and_place_only(logged, style):
 
 
 async def test_libraries_are_logged_without_data(logged, monkeypatch):
-    """What aiohttp and asyncio write carries requests and objects; only who, where and what type gets through."""
+    """Lines of aiohttp and asyncio may hold requests and objects; only their logger, place and type are written."""
     # LiteLLM, if a test before loaded it, filters what asyncio logs, and renders the arguments into the text.
     monkeypatch.setattr(logging.getLogger("asyncio"), "filters", [])
     logs, lines = logged()
@@ -212,7 +212,7 @@ EVENT = re.compile(r"[a-z]+\.[a-z_]+")
 
 
 def events_in(module: Path) -> Iterator[tuple[int, set[str]]]:
-    """Where *module* writes an event: the line, and the names of its facts as far as they stand there."""
+    """Yield each event that *module* writes: its line, and the names of its facts as far as they are literal."""
     for node in ast.walk(ast.parse(module.read_text())):
         if isinstance(node, ast.Call):
             names = [arg for arg in node.args if not isinstance(arg, ast.Dict)]
@@ -224,7 +224,7 @@ def events_in(module: Path) -> Iterator[tuple[int, set[str]]]:
 
 
 def test_no_event_carries_a_fact_that_is_dropped() -> None:
-    """What a module says of an event is in the list of fields, else nobody would ever read it."""
+    """Every fact that a module logs is in the list of fields, else it would be dropped."""
     modules = sorted((Path(__file__).parents[2] / "proxy").rglob("*.py"))
     found = [(module, line, names) for module in modules for line, names in events_in(module)]
     assert sum(bool(names) for _, _, names in found) > 15
@@ -241,10 +241,10 @@ def test_a_flood_of_refusals_is_counted_instead_of_written(logged):
     for _ in range(MOST_REFUSALS + 25):
         logs.request_done(full, 0.001)
     logs.request_done(full.but(reason="request_too_large", status=413), 0.001)
-    logs.tell_refusals()
-    logs.tell_refusals()
+    logs.log_refusals()
+    logs.log_refusals()
     logs.request_done(full, 0.001)
-    logs.tell_refusals()
+    logs.log_refusals()
     written = [json.loads(line) for line in lines()]
     done = [line["reason"] for line in written if line["event"] == "proxy.request_done"]
     assert done == ["overloaded"] * MOST_REFUSALS + ["request_too_large", "overloaded"]

@@ -78,7 +78,7 @@ def test_a_compaction_is_counted_in_full():
     ],
 )
 def test_upstream_errors_have_a_class_and_refusals_are_none(status, outcome, reason, kind):
-    """Errors of an upstream are told apart; what Ullage itself refuses is no upstream's error."""
+    """Errors of an upstream have a class; what Ullage itself refuses is no upstream's error."""
     telemetry = Telemetry("0")
     telemetry.observe(Report("r", "chat", upstream="u", status=status, outcome=outcome, reason=reason), 0.1)
     counted = {
@@ -88,7 +88,7 @@ def test_upstream_errors_have_a_class_and_refusals_are_none(status, outcome, rea
 
 
 def test_fallbacks_and_silent_cuts_are_counted():
-    """A request that another model answered, and a prompt that was cut, are counted by the model that was asked."""
+    """A request that another model answered, and a prompt that was cut, are counted by the requested model."""
     telemetry = Telemetry("1")
     telemetry.observe(Report("r", "chat", model="m", fallback="big", reason="fallback", outcome="degraded"), 1.0)
     telemetry.observe(Report("r", "chat", model="m", reason="silently_truncated"), 1.0)
@@ -128,7 +128,7 @@ def test_nothing_of_a_refused_request_went_upstream():
 
 
 def test_observing_counts_no_compaction():
-    """What was only considered (mode observe) is not counted as done."""
+    """Changes that were only considered (mode observe) are not counted as done."""
     telemetry = Telemetry("0")
     report = Report(
         "r", "chat", stages=("fold",), event=True, observed=True, tokens_before=9, tokens_after=1,
@@ -204,7 +204,7 @@ def test_projects_are_labels_as_bounded_as_models():
     assert sum(1 for name, _ in found if name == "ullage_project_requests_total") <= MOST_MODELS + 2
 
 
-def test_a_project_counts_what_was_sent_of_what_is_only_observed():
+def test_a_project_counts_the_tokens_sent_in_mode_observe():
     """With mode observe the client's own tokens go upstream, and those are the project's."""
     telemetry = Telemetry("0")
     report = Report("r", "chat", observed=True, tokens_before=20, tokens_after=10, project="p", task_size="tiny")
@@ -222,8 +222,8 @@ def test_every_state_of_a_breaker_has_its_figure(state: State, figure: int):
     assert value(shown(telemetry), "ullage_store_breaker_state") == figure
 
 
-def test_gauges_follow_what_they_are_told():
-    """Requests under way, the store's state and its errors are shown as last said."""
+def test_gauges_show_their_last_value():
+    """Requests under way, the store's state and its errors are shown as last set."""
     telemetry = Telemetry("0")
     telemetry.in_flight(2)
     telemetry.in_flight(1)

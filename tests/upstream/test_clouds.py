@@ -120,7 +120,7 @@ async def test_amazons_refusals(status, text, kind, code, stream):
 
 
 async def test_an_exception_among_the_frames_ends_the_stream():
-    """What Amazon says in the middle is told in its words, without ``[DONE]``."""
+    """An exception of Amazon's in the middle ends the stream in its words, without ``[DONE]``."""
     async with bedrock() as across:
         failed = frame("throttlingException", {"message": "Too many requests"}, "exception")
         across.stage.reply = raw_answer(OPENED + failed, FRAMES)

@@ -20,7 +20,7 @@ from tests.support.upstream_fixture import ScriptedConnection, read_body, read_i
 
 
 def self_signed(folder):
-    """The path of a file with a key and a certificate nobody trusts, for 127.0.0.1."""
+    """The path of a file with a key and a self-signed certificate for 127.0.0.1."""
     key = ec.generate_private_key(ec.SECP256R1())
     name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "127.0.0.1")])
     now = datetime.now(UTC)
@@ -182,7 +182,7 @@ def test_a_target_never_shows_its_key():
 
 
 async def test_nothing_is_sent_once_it_is_closed():
-    """A call that comes after the end is told so like any that cannot be made."""
+    """A call after ``close`` fails like any that cannot be made."""
     async with ScriptedConnection() as wire:
         await wire.upstream.close()
         with pytest.raises(UpstreamUnreachable, match="shut down"):
@@ -223,7 +223,7 @@ async def test_protocols_are_switched_only_if_asked_for():
 
 
 async def test_headers_of_another_ullage_are_left_out():
-    """What an upstream says under our own name does not pass: beside ours nobody could tell which is true."""
+    """An upstream's headers under our own name are removed: beside ours it would be unclear which are true."""
     async with ScriptedConnection() as wire:
         wire.stage.reply = raw_answer(b"{}", "X-Ullage-Outcome: compacted", "x-ullage-pressure: 9", "X-Other: 1")
         reply = await wire.send()
@@ -258,7 +258,7 @@ def test_connections_are_given_up_before_servers_close_them():
 
 
 async def test_a_connection_for_which_no_descriptor_is_left_is_our_own_failure():
-    """Without a file descriptor the caller is told to come back, it is counted, and the upstream is not blamed."""
+    """Without a file descriptor the caller gets a 503, which is counted, and the upstream is not blamed."""
     async with ScriptedConnection() as wire:
         with few_descriptors(0), pytest.raises(Overloaded, match="open files"):
             await asyncio.wait_for(wire.send(), 5)
@@ -351,7 +351,7 @@ class Both:
 
 
 async def test_each_upstream_is_named_once():
-    """All names, those of the direct ones first; only those can be asked for more than chat completions."""
+    """All names, those of the direct ones first; only those answer more than chat completions."""
     async with Both() as both:
         assert both.upstreams.names == ("straight", "both", "bridged")
         assert [both.upstreams.speaks(name) for name in both.upstreams.names] == [True, True, False]
@@ -388,7 +388,7 @@ async def test_what_a_provider_has_not_is_not_found(method, path):
         assert both.stage.heard == []
 
 
-async def test_nothing_is_loaded_that_nobody_needs():
+async def test_litellm_is_loaded_only_for_bridged_upstreams():
     """Without bridged upstreams warming up does nothing."""
     upstreams = Upstreams([], bridge := Bridge([], lambda work, name: None))
     await upstreams.warm()
@@ -397,7 +397,7 @@ async def test_nothing_is_loaded_that_nobody_needs():
 
 
 async def test_added_headers_win():
-    """What is added for a model replaces what the client sent."""
+    """A header added for a model replaces the client's."""
     async with Both() as both:
         sent = [("X-Tier", "mine"), ("x-api-key", "k")]
         await read_body(await both.upstreams.send("straight", "POST", "/v1/x", sent, b"{}", {"x-tier": "flex"}))

@@ -68,7 +68,7 @@ async def test_a_tool_round_with_a_picture_in_anthropics_words():
 
 
 async def test_usage_is_the_providers():
-    """Tokens read from the provider's cache are part of the prompt and named as such; the model is the one asked."""
+    """Tokens read from the provider's cache are part of the prompt and named so; the model is the requested one."""
     async with LiteLLMFixture() as across:
         cached = {"cache_read_input_tokens": 3, "cache_creation_input_tokens": 4}
         across.stage.reply = said(message({"type": "text", "text": "Yes."}, **cached))
@@ -102,7 +102,7 @@ async def test_a_stream_is_openais():
 
 
 async def test_usage_that_was_not_asked_for_does_not_come():
-    """A stream without ``include_usage`` tells none, as OpenAI's would not."""
+    """A stream without ``include_usage`` has no usage, as OpenAI's has none."""
     async with LiteLLMFixture() as across:
         across.stage.reply = raw_answer(opened("Hm.") + ended(), SSE)
         events, done = await across.stream()
@@ -114,7 +114,7 @@ async def test_usage_that_was_not_asked_for_does_not_come():
     ("stop", "reason"), [("end_turn", "stop"), ("max_tokens", "length"), ("stop_sequence", "stop")]
 )
 async def test_reasons_to_stop(stop, reason):
-    """The provider's reason to stop is told in OpenAI's word for it."""
+    """The provider's reason to stop becomes OpenAI's word for it."""
     async with LiteLLMFixture() as across:
         across.stage.reply = said(message({"type": "text", "text": "x"}, stop=stop))
         _, got = await across.ask()
@@ -178,7 +178,7 @@ async def test_another_provider(stream):
 )
 @pytest.mark.slow
 async def test_a_refusal_keeps_status_words_and_pause(status, kind, stream):
-    """The provider's own status, words, pause and request id reach the client, and it was asked once."""
+    """The provider's own status, words, pause and request id reach the client, after one call."""
     async with LiteLLMFixture() as across:
         text = "Number of requests has exceeded your limit."
         across.stage.reply = refusal(kind, text, status, "retry-after: 7", "request-id: req_9", "x-secret: no")
@@ -191,7 +191,7 @@ async def test_a_refusal_keeps_status_words_and_pause(status, kind, stream):
 
 @pytest.mark.parametrize("in_stream", [False, True])
 async def test_an_overflow_is_recognised(in_stream):
-    """What the provider says of its window is an overflow in OpenAI's code and its own words, in a stream too."""
+    """A provider's refusal over its window is an overflow in OpenAI's code and its own words, in a stream too."""
     text = "prompt is too long: 200251 tokens > 200000 maximum"
     async with LiteLLMFixture() as across:
         if in_stream:
@@ -207,7 +207,7 @@ async def test_an_overflow_is_recognised(in_stream):
 
 
 async def test_words_that_are_no_json():
-    """A gateway's page instead of an answer is told as it is, with its status."""
+    """A gateway's page instead of an answer is passed on with its status."""
     async with LiteLLMFixture() as across:
         across.stage.reply = raw_answer(b"<h1>Bad gateway</h1>", "Content-Type: text/html", status="502 Bad Gateway")
         reply, got = await across.ask()
@@ -250,8 +250,8 @@ async def test_a_request_that_may_have_arrived_is_not_repeated(provider, stream)
         assert len(across.stage.heard) == 1
 
 
-async def test_a_stream_that_breaks_is_told_apart_from_one_that_ends():
-    """What came before the break is handed out, then ``UpstreamUnreachable``."""
+async def test_a_stream_that_breaks_raises_an_error():
+    """Events before the break are returned, then ``UpstreamUnreachable`` is raised."""
 
     async def script(heard, reader, writer):
         writer.write(CHUNKED + chunk(opened("Hm")))
@@ -398,7 +398,7 @@ async def test_null_members_are_as_if_absent():
 
 @pytest.mark.parametrize("body", [b"{", b"[]", b'{"model":"m"}', b'{"messages":[{"role":"user","content":"x"}]}'])
 async def test_a_body_that_is_no_request(body):
-    """What LiteLLM would stumble over is a 400."""
+    """A request that LiteLLM cannot read is a 400."""
     async with LiteLLMFixture() as across:
         with pytest.raises(InvalidRequest):
             await across.bridge.send("up", KEY, body)
@@ -461,7 +461,7 @@ async def test_nothing_is_fetched_for_a_client(provider):
 
 
 async def test_room_for_the_answer_is_what_was_kept_free():
-    """Where the provider demands a figure and the client gave none, it is the reserve that was counted with."""
+    """If the provider demands an output limit and the client named none, it is the reserve of the budget."""
     async with LiteLLMFixture() as across:
         across.stage.reply = said(message({"type": "text", "text": "x"}))
         await across.ask()
@@ -478,7 +478,7 @@ async def test_tools_of_a_proxy_are_not_called():
         assert "litellm.proxy.proxy_server" not in sys.modules
 
 
-async def test_a_provider_nobody_knows():
+async def test_an_unknown_provider():
     """A provider that LiteLLM has not heard of is named."""
     async with LiteLLMFixture("nosuch") as across:
         with pytest.raises(InvalidRequest, match="nosuch"):

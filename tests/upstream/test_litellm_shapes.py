@@ -23,7 +23,7 @@ from proxy.upstream.litellm_shapes import FIELDS, lost
     ],
 )
 def test_every_providers_error_is_openais(body, message, kind, code):
-    """Message, type and code are found wherever a provider keeps them; what is no error is told as it stands."""
+    """Message, type and code are found in the places of each provider; any other body is the message."""
     status, document = shapes.refused(400, json.dumps(body).encode(), overflow=False)
     assert (status, document) == (400, {"error": {"message": message, "type": kind, "param": None, "code": code}})
 
@@ -53,7 +53,7 @@ def test_what_litellm_says_itself(error, status, message):
 
 
 def test_empty_lists_are_left_out():
-    """What LiteLLM adds for what other providers tell is no part of an answer; the choices always are."""
+    """Members that LiteLLM adds for other providers are left out of an answer; the choices always stay."""
     choice = {"index": 0, "message": {"role": "assistant", "content": "x", "images": []}, "finish_reason": "stop"}
     got = shapes.whole({"choices": [choice], "vertex_ai_safety_results": []}, "m")
     message = {"role": "assistant", "content": "x"}
@@ -93,7 +93,7 @@ SEARCH = {"web_search_options": {}}
         ("gemini", "gemini-2.5-pro", SEARCH, False),
     ],
 )
-def test_what_is_lost(provider: str, model: str, members: dict[str, Any], is_lost: bool) -> None:
+def test_members_that_would_be_lost(provider: str, model: str, members: dict[str, Any], is_lost: bool) -> None:
     """It is named with a remedy; everything else passes."""
     assert bool(lost(provider, {"model": model, **members})) == is_lost
     assert members.keys() <= FIELDS

@@ -9,7 +9,7 @@ from tests.support.server_fixture import ScriptedServer, listening, raw_answer
 
 
 async def asked(reply, timeouts=None):
-    """What one request over the transport got, and the call that remembers it."""
+    """The result of one request over the transport, and its call."""
     stage = ScriptedServer(reply=reply)
     call = Call(timeouts or Timeouts())
     CALL.set(call)
@@ -40,7 +40,7 @@ async def test_a_success_is_not_touched():
 
 
 async def test_a_break_is_no_error_that_is_tried_again():
-    """A connection that breaks is told in a way of its own, and what happened is in the call."""
+    """A connection that breaks raises an error of its own, and the call has the cause."""
     with pytest.raises(Broken) as caught:
         await asked(b"HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\nhalf", Timeouts(1.0, 0.2, 0.2))
     assert not isinstance(caught.value, (httpx.RemoteProtocolError, httpx.ConnectError))

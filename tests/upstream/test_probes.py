@@ -41,7 +41,7 @@ from tests.support.proxy_process import until
 
 
 @pytest.mark.slow
-async def test_a_hanging_server_delays_nobody() -> None:
+async def test_a_hanging_server_delays_no_request() -> None:
     """While a server hangs, callers get an answer at once, no second survey starts, and the first ends by itself."""
     async with probed_server({"/v1/models": hang}) as about:
         loop = asyncio.get_running_loop()
@@ -55,11 +55,11 @@ async def test_a_hanging_server_delays_nobody() -> None:
         assert len(about.tasks) == 1
         await about.settle()
         assert about.site.paths == ["/v1/models"]
-        assert "no answer" in str(about.probes.surveys()["up"]["trouble"])
+        assert "no answer" in str(about.probes.last_probes()["up"]["trouble"])
 
 
-async def test_what_is_sent() -> None:
-    """Questions carry the configured key and headers, say who asks, and name only models that the server listed."""
+async def test_the_request_of_a_probe() -> None:
+    """Probes carry the configured key and headers and our own name, and name only models that the server listed."""
     async with probed_server({"/v1/models": OLLAMA, "/api/ps": PS, "/api/show": SHOW}) as about:
         about.told("a client's invention")
         await about.ask("llama3.2")
@@ -93,11 +93,11 @@ async def test_answers_are_kept_and_renewed() -> None:
         renewed = about.probes.window_of("up", "my-lora")
         assert renewed is not None
         assert (renewed.context_window, renewed.since) == (8192, about.clock.time)
-        assert about.probes.known()[0]["age_seconds"] == 0.0
+        assert about.probes.stated_windows()[0]["age_seconds"] == 0.0
 
 
 async def test_failures_are_tried_again_ever_later() -> None:
-    """A server that fails is asked again after a minute, then ever later, and an earlier answer is kept meanwhile."""
+    """A server that fails is probed again after a minute, then ever later; an earlier answer stays in use."""
     async with probed_server({"/v1/models": VLLM}) as about:
         assert await about.ask("my-lora") is not None
         about.site.routes["/v1/models"] = b"nonsense"
@@ -114,15 +114,15 @@ async def test_failures_are_tried_again_ever_later() -> None:
         assert pauses[0] == pytest.approx(FIRST_RETRY, rel=0.15)
         assert pauses[1] == pytest.approx(2 * FIRST_RETRY, rel=0.15)
         assert pauses[-1] == pytest.approx(FRESH_SECONDS, rel=0.15)
-        assert about.probes.surveys()["up"]["trouble"] == "an answer that is no JSON"
+        assert about.probes.last_probes()["up"]["trouble"] == "an answer that is no JSON"
         about.site.routes["/v1/models"] = VLLM
         about.clock.time += 2 * FRESH_SECONDS
         await about.ask("my-lora")
-        assert about.probes.surveys()["up"]["trouble"] == ""
+        assert about.probes.last_probes()["up"]["trouble"] == ""
 
 
 async def test_a_model_that_is_loading_is_asked_about_soon() -> None:
-    """A server that cannot say before the model is loaded is asked again within seconds, not after minutes."""
+    """A server that must load the model first is probed again within seconds, not after minutes."""
     async with probed_server({"/v1/models": OLLAMA, "/api/ps": b'{"models":[]}', "/api/show": b"{}"}) as about:
         assert await about.ask("qwen:7b") is None
         about.site.routes["/api/ps"] = PS
@@ -138,7 +138,7 @@ async def test_names_of_clients_fill_no_memory() -> None:
             assert await about.ask(f"model-{number}") is None
         assert len(about.site.asked) == 1
         assert len(about.probes._servers["up"].wanted) <= MOST_WANTED
-        assert {row["model"] for row in about.probes.known()} == {"my-lora", "Qwen/Qwen2.5-7B-Instruct"}
+        assert {row["model"] for row in about.probes.stated_windows()} == {"my-lora", "Qwen/Qwen2.5-7B-Instruct"}
 
 
 async def test_a_server_that_is_not_there() -> None:
@@ -146,17 +146,17 @@ async def test_a_server_that_is_not_there() -> None:
     async with probed_server({}) as about:
         gone = Upstreams([Target("up", "http://127.0.0.1:1/v1")])
         probes = Probes({"up": "http://127.0.0.1:1/v1"}, gone.send, about.tasks.spawn, about.clock, "ullage/test")
-        await probes.survey("up", ["m"])
+        await probes.probe_now("up", ["m"])
         assert probes.window_of("up", "m") is None
-        assert probes.surveys()["up"]["trouble"]
+        assert probes.last_probes()["up"]["trouble"]
         await gone.close()
 
 
 async def test_only_those_given_are_asked() -> None:
-    """An upstream that may not be asked is never asked, and nobody is where it is not worth it."""
+    """An upstream that may not be probed never is, nor one of which no window can be learned."""
     async with probed_server({"/v1/models": VLLM}) as about:
         assert about.probes.window_of("another", "m") is None
-        await about.probes.survey("another")
+        await about.probes.probe_now("another")
         assert about.probes.window_of("up", "m", False) is None
         await about.settle()
         assert about.site.paths == []
@@ -186,8 +186,8 @@ def test_hosted_apis_that_tell_nothing_are_left_alone(url: str, asked: bool) -> 
     assert may_answer(url) is asked
 
 
-async def test_closing_ends_what_is_under_way() -> None:
-    """After ``close`` no question is under way, none is asked any more, and nothing failed."""
+async def test_closing_ends_probes_under_way() -> None:
+    """After ``close`` no probe is under way, none begins, and nothing failed."""
     async with probed_server({"/v1/models": hang}) as about:
         about.told("m")
         await until(lambda: bool(about.site.asked))
@@ -198,7 +198,7 @@ async def test_closing_ends_what_is_under_way() -> None:
         assert len(about.site.asked) == 1
 
 
-async def test_what_one_process_was_told_the_others_know() -> None:
+async def test_the_answer_to_one_process_is_shared() -> None:
     """A second process asks nothing: it has the first one's windows, with their age, until they are old."""
     async with two_processes({"/v1/models": VLLM}) as (first, second):
         told = await first.ask("my-lora")
@@ -207,8 +207,8 @@ async def test_what_one_process_was_told_the_others_know() -> None:
             each.clock.time += 100
         assert await second.ask("my-lora") == told
         assert first.site.paths == ["/v1/models"]
-        assert second.probes.known()[0]["age_seconds"] == 100.0
-        assert second.probes.surveys()["up"]["age_seconds"] == 100.0
+        assert second.probes.stated_windows()[0]["age_seconds"] == 100.0
+        assert second.probes.last_probes()["up"]["age_seconds"] == 100.0
         second.clock.time += FRESH_SECONDS - 101
         await second.ask("my-lora")
         assert first.site.paths == ["/v1/models"], "as old as it may be"
@@ -220,8 +220,8 @@ async def test_what_one_process_was_told_the_others_know() -> None:
         assert first.site.paths == ["/v1/models"] * 2, "and left for the other"
 
 
-async def test_what_nobody_asked_about_is_asked() -> None:
-    """A model that the server lists and no process asked about is no part of what they share."""
+async def test_a_model_outside_the_shared_answer_is_probed() -> None:
+    """A model that the server lists and no process wanted is no part of the shared answer."""
     listed = (
         b'{"object":"list","data":[{"id":"a:latest","object":"model","owned_by":"library"},'
         b'{"id":"b:latest","object":"model","owned_by":"library"}]}'
@@ -241,7 +241,7 @@ async def test_what_nobody_asked_about_is_asked() -> None:
 
 @pytest.mark.parametrize("value", [b"", b"nonsense", b"\x80", b"\x85\xa2at\xcb"])
 async def test_a_spoiled_note_is_no_answer(value: bytes) -> None:
-    """Whatever lies on the shelf, the server is asked when it is not an answer."""
+    """If the shared value is not an answer, the server is probed."""
     async with two_processes({"/v1/models": VLLM}) as (first, second):
         told = await first.ask("my-lora")
         shelf = DictProbeCache()
@@ -256,7 +256,7 @@ async def test_a_spoiled_note_is_no_answer(value: bytes) -> None:
 
 
 async def test_a_clock_far_ahead_is_not_believed() -> None:
-    """What was said in the future, by a clock that is wrong, is asked again."""
+    """An answer dated in the future, by a clock that is wrong, is not used."""
     async with two_processes({"/v1/models": VLLM}, behind=60.0) as (first, second):
         await first.ask("my-lora")
         assert await second.ask("my-lora") is not None
@@ -324,7 +324,7 @@ async def test_what_each_kind_of_server_tells(
 
 @pytest.mark.parametrize("base", ["", "/v1", "/api/v1", "/gateway/openai/v1"])
 async def test_routes_are_below_the_base_url(base: str) -> None:
-    """The list of models is asked for beside the chat route, native routes beside the version."""
+    """The list of models stands beside the chat route, native routes beside the version."""
     root = base.removesuffix("/v1")
     async with probed_server({f"{root}/v1/models": LLAMACPP, f"{root}/props": PROPS}, base) as about:
         assert await about.ask("m") == (16384, None, None, "/props n_ctx")
@@ -354,7 +354,7 @@ async def test_routes_are_below_the_base_url(base: str) -> None:
     ],
 )
 async def test_a_lying_server_tells_nothing(answer: bytes) -> None:
-    """What is no sane figure, no JSON or more than a mebibyte is as if the server had said nothing."""
+    """A figure out of range, no JSON, or more than a mebibyte counts as no answer."""
     every = dict.fromkeys(("/v1/models", "/props", "/api/v0/models", "/api/ps", "/info"), answer)
     async with probed_server(every) as about:
         assert await about.ask("m") is None
@@ -372,7 +372,7 @@ async def test_an_endless_answer_is_given_up() -> None:
 
     async with probed_server({"/v1/models": pour}) as about:
         assert await about.ask("m") is None
-        assert "bytes" in str(about.probes.surveys()["up"]["trouble"])
+        assert "bytes" in str(about.probes.last_probes()["up"]["trouble"])
 
 
 @pytest.mark.slow
@@ -395,11 +395,11 @@ async def test_redirects_are_not_followed() -> None:
 
 
 async def test_an_answer_in_an_encoding_is_refused() -> None:
-    """A compressed answer that nobody asked for could unfold to any size: it is not looked at."""
+    """A compressed answer that was not requested could inflate to any size: it is not read."""
 
     async def squeezed(request: web.Request) -> web.StreamResponse:
         return web.Response(body=b"\x1f\x8b", headers={"content-encoding": "gzip"})
 
     async with probed_server({"/v1/models": squeezed}) as about:
         assert await about.ask("m") is None
-        assert "encoding" in str(about.probes.surveys()["up"]["trouble"])
+        assert "encoding" in str(about.probes.last_probes()["up"]["trouble"])

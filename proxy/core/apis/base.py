@@ -1,6 +1,6 @@
-"""What an API's module offers: reading items from bytes, and edits of these bytes.
+"""The interface of an API's module: it reads items from bytes and edits these bytes.
 
-The three modules beside this one implement it: ``chat``, ``messages`` and ``responses``.
+``chat``, ``messages`` and ``responses`` implement it.
 """
 
 from __future__ import annotations
@@ -14,10 +14,11 @@ Count = Callable[[str], int]
 
 
 class ApiFormat(Protocol):
-    """One API. ``LIST`` names the member that holds the items, ``OUTPUT_FIGURES`` those that state the output.
+    """One API.
 
-    ``PER_REPLY`` and ``PER_TOOLS`` are tokens a provider adds to every request, and to one with tools. ``MARKER`` is
-    the key that marks the end of a cached prefix, empty if the API has no such marks.
+    ``LIST`` is the member with the items, ``OUTPUT_FIGURES`` are those that state the output allowance. ``PER_REPLY``
+    and ``PER_TOOLS`` are tokens that a provider adds to every request, and to one with tools. ``MARKER`` is the key
+    that marks the end of a cached prefix, empty if the API has no such marks.
     """
 
     API: str
@@ -28,7 +29,7 @@ class ApiFormat(Protocol):
     MARKER: bytes
 
     def with_item_list(self, body: bytes) -> bytes | None:
-        """Return *body* with its items as a list, if it states them in another way that the API allows; else None."""
+        """Return *body* with its items as a list if it has another form that the API allows; else None."""
 
     def read_item(self, raw: bytes, count: Count) -> Item:
         """Return the item of one element's bytes. Raises ``InvalidRequest`` if it is no object."""
@@ -41,7 +42,7 @@ class ApiFormat(Protocol):
     ) -> bytes:
         """Return the element with *text* added before or after its own content, which stays one unchanged run of bytes.
 
-        The added part bears the cache mark *marker*, if one is given.
+        The added part gets the cache mark *marker*, if one is given.
         """
 
     def user_message(self, text: str) -> bytes:
@@ -57,7 +58,7 @@ class ApiFormat(Protocol):
         """
 
     def marker(self, raw: bytes) -> bytes:
-        """Return the last cache mark of an element, as JSON; empty if it bears none."""
+        """Return the last cache mark of an element, as JSON; empty if it has none."""
 
     def clipped(self, raw: bytes, clip: Callable[[str, int], str], count: Count, tokens: int) -> bytes:
-        """Return the element cut to about *tokens*; *clip* shortens one text to so many tokens."""
+        """Return the element cut to about *tokens*; *clip* shortens one text to a number of tokens."""

@@ -1,24 +1,32 @@
-"""``/v1/chat/completions``: reading items from bytes, and edits of these bytes.
+"""``/v1/chat/completions``: reads items from bytes and edits these bytes.
 
 https://platform.openai.com/docs/api-reference/chat/create
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from proxy.core.apis import json_edit
+from proxy.core.apis.base import Count
 from proxy.core.apis.item_digest import digest
-from proxy.core.apis.json_edit import Clip, Path, Slot, argument_slots, grown, joined, quoted
-from proxy.core.apis.json_scan import Field, elements, members
+from proxy.core.apis.json_edit import (
+    Clip,
+    Path,
+    Slot,
+    argument_slots,
+    extended_list,
+    extended_string,
+    parts_in_content,
+    quoted,
+    with_content,
+)
 from proxy.core.apis.json_steps import ONE_CALL, decode
 from proxy.core.conversation import Item, ItemText, Role
 from proxy.core.errors import InvalidRequest
 from proxy.core.tokens.counting import injected_memories
 from proxy.core.tokens.media import is_guess, is_media, part_tokens, prices_of
-
-Count = Callable[[str], int]
 
 API = "chat"
 
@@ -26,13 +34,13 @@ LIST = "messages"
 """The member of the body that holds the items."""
 
 OUTPUT_FIGURES: tuple[str, ...] = ("max_completion_tokens", "max_tokens")
-"""The members that state the output allowance; the first one that is set holds."""
+"""Members that state the output allowance; the first one that is set decides."""
 
 PER_TOOLS = 0
-"""Nothing: the tools array is counted as the model reads it (``proxy/core/tokens/tools.py``)."""
+"""Zero: the tools array is counted as the model reads it (``proxy/core/tokens/tools.py``)."""
 
 MARKER = b""
-"""Marks of a cached prefix are no part of this API; if a provider takes them, they stay on the parts that bear them."""
+"""Empty: marks of a cached prefix are no part of this API. If a provider takes them, they stay on their parts."""
 
 PER_MESSAGE = 4
 """Role and separators of a message: three plus the role, as in OpenAI's own example.
@@ -44,7 +52,7 @@ PER_NAME = 1
 """A participant's name costs one more than its text (same example)."""
 
 PER_REPLY = 3
-"""What primes the assistant's answer, once a request (same example)."""
+"""Tokens that prime the assistant's answer, once a request (same example)."""
 
 PER_CALL = 4
 """Separators of a tool call beside its name, arguments and id.
@@ -53,7 +61,8 @@ OpenAI renders several calls of one message as one (19 tokens and 3 a call) and 
 """
 
 REASONING = ("reasoning_content", "reasoning")
-"""Members with a model's plain reasoning. They must be there, but may lose their middle like any other text."""
+"""Members with a model's plain reasoning. They must stay, but may be clipped like any other text.
+https://api-docs.deepseek.com/guides/thinking_mode, https://openrouter.ai/docs/use-cases/reasoning-tokens"""
 
 KINDS = ("function", "custom")
 """Members of a tool call that hold its name and arguments, by kind of tool."""
@@ -90,17 +99,22 @@ def read_item(raw: bytes, count: Count) -> Item:
 def _read(message: dict[str, Any], count: Count, large: bool) -> Item:
     role = ROLES.get(str(message.get("role")), "user")
     prices = prices_of(count)
-    sizes = [(part, tokens) for part in _parts(message) if (tokens := part_tokens(part, prices)) is not None]
-    media, guess = sum(tokens for _, tokens in sizes), sum(tokens for part, tokens in sizes if is_guess(part))
+    media = guess = 0
+    for part in _parts(message):
+        tokens = part_tokens(part, prices)
+        if tokens is not None:
+            media += tokens
+            guess += tokens if is_guess(part) else 0
     called = _calls(message)
-    text = sum(count(piece) for piece in _counted(message, called))
+    text = PER_MESSAGE + PER_CALL * len(called) + PER_NAME * bool(message.get("name"))
+    text += sum(count(piece) for piece in _counted(message, called))
     calls = tuple(name for call in called if (name := _call_id(call)))
     answered = _answered(message)
-    overhead = PER_MESSAGE + PER_CALL * len(called) + PER_NAME * bool(message.get("name"))
     answers = (answered,) if answered else ()
-    remembered = injected_memories(_content_text(message)) if role in ("system", "user") else ""
-    memory = count(remembered) if remembered else 0
-    return Item(role, overhead + media + text, media, digest(message, large=large), calls, answers, guess, memory)
+    memory = 0
+    if role in ("system", "user") and (memories := injected_memories(_content_text(message))):
+        memory = count(memories)
+    return Item(role, text + media, media, digest(message, large=large), calls, answers, guess, memory)
 
 
 def read_item_text(raw: bytes) -> ItemText:
@@ -110,8 +124,9 @@ def read_item_text(raw: bytes) -> ItemText:
     media = tuple(str(part.get("type")) for part in _parts(message) if is_media(part))
     reasoning = "\n".join(text for key in REASONING if isinstance(text := message.get(key), str))
     text = _content_text(message)
+    calls = tuple(_call_texts(_calls(message)))
     results = ((text, False),) if role == "tool" else ()
-    return ItemText(role, text, tuple(_call_texts(_calls(message))), media, reasoning, results=results)
+    return ItemText(role, text, calls, media, reasoning, results=results)
 
 
 def with_text(raw: bytes, text: str, *, before: bool, media: Sequence[bytes] = (), marker: bytes = b"") -> bytes:
@@ -120,38 +135,23 @@ def with_text(raw: bytes, text: str, *, before: bool, media: Sequence[bytes] = (
     Its own content stays one unchanged run of bytes. There are no markers in this API.
     """
     del marker
-    source = raw.decode()
-    fields = members(source)
-    content = _content_field(fields)
-    if content is None:
-        close = source.rindex("}")
-        added = '"content":' + _joined("null", text, before, media)
-        return (source[:close] + ("," if fields else "") + added + source[close:]).encode()
-    value = _joined(source[content.start : content.end], text, before, media)
-    return (source[: content.start] + value + source[content.end :]).encode()
+    return with_content(raw, lambda content: _extended(content, text, before, media))
 
 
-def _content_field(fields: Sequence[Field]) -> Field | None:
-    """Return the member with the content: the last one of that name, as parsers read it."""
-    return next((field for field in reversed(fields) if field.key == "content"), None)
-
-
-def _joined(value: str, text: str, before: bool, media: Sequence[bytes]) -> str:
-    if media or value.startswith("["):
-        parts = joined(value, text, "text", before, media)
-        return parts if media or value[1:-1].strip() else quoted(text)
-    return grown(value, text, before) if value.startswith('"') else quoted(text)
+def _extended(content: str, text: str, before: bool, media: Sequence[bytes]) -> str:
+    """Return the JSON *content* with *text* and *media* added; a text stays a text unless media are added."""
+    if media:
+        return extended_list(content, text, "text", before, media)
+    if content.startswith("[") and content[1:-1].strip():
+        return extended_list(content, text, "text", before, ())
+    if content.startswith('"'):
+        return extended_string(content, text, before)
+    return quoted(text)
 
 
 def media_parts(raw: bytes) -> list[bytes]:
     """Return the media parts of a message, each as its own bytes."""
-    source = raw.decode()
-    content = _content_field(members(source))
-    if content is None or source[content.start] != "[":
-        return []
-    parts = [source[start:end].encode() for start, end in elements(source, content.start)[0]]
-    values = [(part, decode(part)) for part in parts]
-    return [part for part, value in values if isinstance(value, dict) and is_media(value)]
+    return parts_in_content(raw, is_media)
 
 
 def marker(raw: bytes) -> bytes:
@@ -166,19 +166,19 @@ def user_message(text: str) -> bytes:
 
 
 def with_results(raw: bytes, texts: Sequence[str], *, media: bool = False) -> bytes:
-    """Return the tool result with the one of *texts* in place of its content; the rest stays as it was.
+    """Return the tool result with the one of *texts* in place of its content; every other byte stays as it is.
 
     With *media* the images of the content stay behind the text.
     """
-    source = raw.decode()
     text = "\n".join(texts)
-    content = _content_field(members(source))
-    if content is None:
-        return with_text(raw, text, before=False)
     parts = media_parts(raw) if media else []
-    is_list = source[content.start] == "["
-    value = joined("null", text, "text", before=True, media=parts) if is_list else quoted(text)
-    return (source[: content.start] + value + source[content.end :]).encode()
+
+    def replaced(content: str) -> str:
+        if not content.startswith("["):
+            return quoted(text)
+        return extended_list("null", text, "text", before=True, media=parts)
+
+    return with_content(raw, replaced)
 
 
 def clipped(raw: bytes, clip: Clip, count: Count, tokens: int) -> bytes:
@@ -191,13 +191,13 @@ def clipped(raw: bytes, clip: Clip, count: Count, tokens: int) -> bytes:
 
 def _slots(message: dict[str, Any]) -> Iterator[Slot]:
     yield from _text_slots(message)
-    calls = message.get("tool_calls")
-    for at, call in enumerate(calls if isinstance(calls, list) else ()):
+    for at, call in enumerate(_listed(message, "tool_calls")):
         if isinstance(call, dict):
             kind = next((key for key in KINDS if isinstance(call.get(key), dict)), "")
             path = ("tool_calls", at, kind) if kind else ("tool_calls", at)
             yield from _call_slots(_named(call), path)
-    if isinstance(legacy := message.get("function_call"), dict):
+    legacy = message.get("function_call")
+    if isinstance(legacy, dict):
         yield from _call_slots(legacy, ("function_call",))
 
 
@@ -206,8 +206,7 @@ def _text_slots(message: dict[str, Any]) -> Iterator[Slot]:
     for key in ("content", *REASONING):
         if isinstance(message.get(key), str):
             yield Slot((key,), message[key])
-    content = message.get("content")
-    for at, part in enumerate(content if isinstance(content, list) else ()):
+    for at, part in enumerate(_listed(message, "content")):
         if isinstance(part, dict) and isinstance(part.get("text"), str):
             yield Slot(("content", at, "text"), part["text"])
 
@@ -238,10 +237,14 @@ def _counted(message: Mapping[str, Any], calls: Sequence[dict[str, Any]]) -> Ite
 
 def _part_texts(part: Any) -> Iterator[str]:
     """Yield the text of a part; one that is neither text nor media counts as its JSON."""
-    if isinstance(part, dict) and is_media(part):
+    if not isinstance(part, dict):
+        yield quoted(part)
+    elif is_media(part):
         return
-    is_text = isinstance(part, dict) and part.get("type") in (None, "text") and isinstance(part.get("text"), str)
-    yield part["text"] if is_text else quoted(part)
+    elif part.get("type") in (None, "text") and isinstance(part.get("text"), str):
+        yield part["text"]
+    else:
+        yield quoted(part)
 
 
 def _content_text(message: Mapping[str, Any]) -> str:
@@ -264,25 +267,39 @@ def _named(call: dict[str, Any]) -> dict[str, Any]:
     return next((v for key in KINDS if isinstance(v := call.get(key), dict)), call)
 
 
+def _listed(message: Mapping[str, Any], key: str) -> list[Any]:
+    """Return the list under *key*; an empty one if there is none."""
+    value = message.get(key)
+    return value if isinstance(value, list) else []
+
+
 def _parts(message: Mapping[str, Any]) -> list[dict[str, Any]]:
     content = message.get("content")
-    return [part for part in content if isinstance(part, dict)] if isinstance(content, list) else []
+    if not isinstance(content, list):
+        return []
+    return [part for part in content if isinstance(part, dict)]
 
 
 def _calls(message: Mapping[str, Any]) -> list[dict[str, Any]]:
-    calls = message.get("tool_calls")
-    objects = [call for call in calls if isinstance(call, dict)] if isinstance(calls, list) else []
+    """Return the tool calls of a message, and behind them the legacy ``function_call``."""
+    calls: list[dict[str, Any]] = []
+    if isinstance(message.get("tool_calls"), list):
+        calls = [call for call in message["tool_calls"] if isinstance(call, dict)]
     legacy = message.get("function_call")
-    return [*objects, {"function": legacy}] if isinstance(legacy, dict) else objects
+    if isinstance(legacy, dict):
+        calls.append({"function": legacy})
+    return calls
 
 
 def _call_id(call: dict[str, Any]) -> str:
+    """Return the id of *call*; the legacy one has none and is named by its function, as its result is."""
     if call.get("id"):
         return str(call["id"])
     return "function:" + "".join(name for name, _ in _call_texts([call]))
 
 
 def _answered(message: Mapping[str, Any]) -> str:
+    """Return the id of the call that a result answers; empty if it names none."""
     if message.get("role") == "function":
         return f"function:{message.get('name', '')}"
-    return str(message["tool_call_id"]) if message.get("tool_call_id") else ""
+    return str(message.get("tool_call_id") or "")

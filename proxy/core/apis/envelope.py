@@ -1,6 +1,6 @@
-"""What stands around the items of a body: model, output figure, tools, thinking budget.
+"""Everything around the items of a body: model, output figure, tools, thinking budget.
 
-It is small, and mostly equal from call to call.
+It is small, and mostly equal from request to request.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from proxy.core.apis.json_scan import ESCAPED_LETTER, Field, members, reject_duplicates
-from proxy.core.apis.json_steps import whole
+from proxy.core.apis.json_steps import read_integer
 from proxy.core.errors import InvalidRequest
-from proxy.core.session_names import session_in
+from proxy.core.request import session_in_body
 from proxy.core.tokens.budget import rounded_down
 
 TOOLS = ("tools", "functions")
@@ -34,7 +34,7 @@ COUNTED = (
 """Members beside the items that the provider counts as input."""
 
 STORED = ("previous_response_id", "conversation")
-"""Members by which a request goes on from what the provider stores.
+"""Members by which a request continues a conversation that the provider stores.
 https://platform.openai.com/docs/guides/conversation-state"""
 
 _STORED_KEY = re.compile(rb'"(?:%b)"\s*:' % b"|".join(name.encode() for name in STORED))
@@ -42,19 +42,19 @@ _STORED_KEY = re.compile(rb'"(?:%b)"\s*:' % b"|".join(name.encode() for name in 
 _REFERENCE = re.compile(
     rb'"item_reference"|\{\s*+"(?:id|type)"\s*+:\s*+(?:"[^"\\]*+"|null)\s*+(?:,\s*+"(?:id|type)"\s*+:\s*+(?:"[^"\\]*+"|null)\s*+)?\}'
 )
-"""What may be an item that names a stored one; only looked at more closely then."""
+"""Found in every body with an item that only names a stored one; without a match, the items are not decoded."""
 
 UNSEEN = (*STORED, "prompt", "mcp_servers", "container")
-"""Members that bring input which is not in the body."""
+"""Members that add input which is not in the body."""
 
 SESSION = ("conversation", "metadata", "prompt_cache_key")
 """Members in which clients name a conversation."""
 
 HOSTED = re.compile(r'"type"\s*:\s*"(?:web_|file_search|code_|mcp|image_gen|tool_search)')
-"""Tools that the provider runs itself: what they return is counted as input too."""
+"""Tools that the provider runs itself: their results are counted as input too."""
 
 PROVIDER_EDITS = {"clear_tool_uses": 100_000, "compact": 150_000}
-"""Edits by which the provider keeps a context short: the beginning of their type, and the default of their trigger.
+"""Edits by which the provider shortens a context: the beginning of their type, and the default trigger in tokens.
 https://platform.claude.com/docs/en/build-with-claude/context-editing
 https://platform.claude.com/docs/en/build-with-claude/compaction"""
 
@@ -62,10 +62,10 @@ EMPTY = ("null", "[]", "{}", '""')
 """Values of a member that mean the same as its absence."""
 
 SYSTEM = ("instructions", "system")
-"""Members that hold the operator's words: a text, or a list of text blocks."""
+"""Members with the system text: a text, or a list of text blocks."""
 
 LEAST_THINKING = 1_024
-"""The fewest tokens a thinking budget is lowered to: less is an error at Anthropic and its resellers.
+"""Tokens below which no thinking budget is lowered: less is an error at Anthropic and its resellers.
 https://platform.claude.com/docs/en/build-with-claude/extended-thinking"""
 
 THINKING_PATHS: tuple[tuple[str, ...], ...] = (
@@ -75,10 +75,15 @@ THINKING_PATHS: tuple[tuple[str, ...], ...] = (
     ("extra_body", "google", "thinking_config", "thinking_budget"),
     ("google", "thinking_config", "thinking_budget"),
 )
-"""The members that lead to a thinking budget. Anthropic's has to be below ``max_tokens``, and so has OpenRouter's
-(https://openrouter.ai/docs/use-cases/reasoning-tokens). Then Qwen's
-(https://www.alibabacloud.com/help/en/model-studio/deep-thinking), and Gemini's in OpenAI's API, as it is on the wire
-(https://ai.google.dev/gemini-api/docs/openai) and as gateways take it. OpenAI's ``effort`` is no number of tokens."""
+"""Paths to a thinking budget in tokens, by provider:
+
+- Anthropic's, which has to be below ``max_tokens``: https://platform.claude.com/docs/en/build-with-claude/extended-thinking
+- OpenRouter's, for which the same holds: https://openrouter.ai/docs/use-cases/reasoning-tokens
+- Qwen's: https://www.alibabacloud.com/help/en/model-studio/deep-thinking
+- Gemini's in OpenAI's API, as gateways take it and as it is sent: https://ai.google.dev/gemini-api/docs/openai
+
+OpenAI's ``effort`` is no number of tokens.
+"""
 
 THINKING_MEMBERS = tuple(dict.fromkeys(path[0] for path in THINKING_PATHS))
 """The members of a body in which a thinking budget may stand."""
@@ -86,13 +91,13 @@ THINKING_MEMBERS = tuple(dict.fromkeys(path[0] for path in THINKING_PATHS))
 
 @dataclass(frozen=True, slots=True)
 class Envelope:
-    """What stands around the items of a body. ``text`` is its JSON, ``fields`` are the spans of its members in it.
+    """Everything around the items of a body. ``text`` is its JSON, ``fields`` are the spans of its members in it.
 
     ``least_output`` is the smallest output figure that the other members allow. ``texts`` are the words of the members
-    in ``SYSTEM``. ``stored`` is True if the conversation goes on from what the provider stores, which cannot be seen
-    here; ``has_unseen_input`` if the provider counts more than what is here. ``provider_compacts_from`` are the tokens
-    from which on the client asks the provider to shorten the conversation, None if it does not. ``session`` is the
-    body's name of the conversation.
+    in ``SYSTEM``. ``stored`` is True if the request continues a conversation that the provider stores;
+    ``has_unseen_input`` is True if the provider counts input that is not in the body. ``provider_compacts_from`` are
+    the tokens from which on the provider is to shorten the conversation, None if it is not. ``session`` is the body's
+    name of the conversation.
     """
 
     text: str
@@ -108,9 +113,9 @@ class Envelope:
     texts: Mapping[str, str] = field(default_factory=dict)
 
     def counted(self) -> dict[str, str]:
-        """Return the text of every member that a provider counts as input: words as they are, all else as JSON."""
-        counted = {key: self.texts.get(key) or self.value(key) for key in COUNTED if key in self.fields}
-        return {key: value for key, value in counted.items() if value not in EMPTY}
+        """Return the text of every member that a provider counts as input: system texts as they are, others as JSON."""
+        texts = {key: self.texts.get(key) or self.value(key) for key in COUNTED if key in self.fields}
+        return {key: text for key, text in texts.items() if text not in EMPTY}
 
     def value(self, key: str) -> str:
         """Return the JSON text of the member *key*. Raises ``KeyError``."""
@@ -118,7 +123,7 @@ class Envelope:
         return self.text[span.start : span.end]
 
     def thinking(self, output: int) -> dict[str, str]:
-        """Return the members with a thinking budget that must change beside a lower output figure of *output*."""
+        """Return the JSON of the members whose thinking budget must change for a lower output figure, *output*."""
         members = {key: json.loads(self.value(key)) for key in THINKING_MEMBERS if key in self.fields}
         if not members or not self.requested_output:
             return {}
@@ -135,22 +140,22 @@ def read_envelope(text: str, figures: Sequence[str]) -> Envelope:
     except (ValueError, RecursionError) as error:
         raise InvalidRequest(f"The request body is not valid JSON: {error}.") from None
     reject_duplicates(fields_in_order)
-    fields = {each.key: each for each in fields_in_order}
-    values = {key: _value(text, fields, key) for key in ("model", "stream", *figures)}
-    model = values["model"]
+    fields = {field.key: field for field in fields_in_order}
+    model = _value(text, fields, "model")
     if model is not None and not isinstance(model, str):
         raise InvalidRequest("'model' must be a string.")
+    outputs = [_value(text, fields, key) for key in figures]
     has_unseen_members = any(_value(text, fields, key) for key in UNSEEN)
     return Envelope(
         text=text,
         model=model or "",
-        stream=values["stream"] is True,
-        requested_output=next((v for key in figures if _is_figure(v := values[key])), None),
+        stream=_value(text, fields, "stream") is True,
+        requested_output=next(filter(_is_figure, outputs), None),
         fields=fields,
         least_output=least_output({key: _value(text, fields, key) for key in THINKING_MEMBERS}),
         stored=any(_value(text, fields, key) for key in STORED),
         has_unseen_input=has_unseen_members or bool(HOSTED.search(_raw(text, fields, "tools"))),
-        session=session_in({key: _value(text, fields, key) for key in SESSION}),
+        session=session_in_body({key: _value(text, fields, key) for key in SESSION}),
         provider_compacts_from=_compacts_from(
             _value(text, fields, "truncation"), _value(text, fields, "context_management")
         ),
@@ -159,10 +164,10 @@ def read_envelope(text: str, figures: Sequence[str]) -> Envelope:
 
 
 def continues_stored(body: bytes) -> bool:
-    """Return True if a request with *body* goes on from what the provider stores: a response, a conversation, an item.
+    """Return True if *body* names a response, a conversation or an item that the provider stores.
 
-    Parsers disagree on which of two equal members holds, so one that is not empty is enough. A body that may name one
-    and cannot be read counts as one that does.
+    Parsers disagree on which of two equal members counts, so one that is not empty is enough. A body that may name one
+    and cannot be parsed counts as one that does.
     """
     if not _STORED_KEY.search(body) and not _REFERENCE.search(body) and not ESCAPED_LETTER.search(body):
         return False
@@ -174,7 +179,7 @@ def continues_stored(body: bytes) -> bool:
 
 
 def _names_stored(key: str, value: str) -> bool:
-    """Return True if the member *key* of a body, with the JSON *value*, names what the provider stores."""
+    """Return True if the member *key*, with the JSON *value*, names a stored response, conversation or item."""
     if key in STORED:
         return value not in EMPTY
     if key != "input" or not value.startswith("["):
@@ -183,7 +188,7 @@ def _names_stored(key: str, value: str) -> bool:
 
 
 def _is_reference(item: Mapping[str, Any]) -> bool:
-    """Return True if an item stands for one that the provider stores; without a type, it has nothing but an id then.
+    """Return True if an item only names one that the provider stores: by its type, or if it has nothing but an id.
 
     https://platform.openai.com/docs/api-reference/responses/create#responses_create-input
     """
@@ -195,27 +200,32 @@ def _is_reference(item: Mapping[str, Any]) -> bool:
 def splice(envelope: Envelope, at: int, items: bytes, edits: Mapping[str, str]) -> bytes:
     """Return the body of *envelope* with *items* put back at character *at* and the members of *edits* replaced."""
     text = envelope.text
-    pieces: list[tuple[int, int, bytes]] = [(at, at, items)]
-    pieces += [(envelope.fields[key].start, envelope.fields[key].end, value.encode()) for key, value in edits.items()]
+    replacements: list[tuple[int, int, bytes]] = [(at, at, items)]
+    for key, value in edits.items():
+        field = envelope.fields[key]
+        replacements.append((field.start, field.end, value.encode()))
     body: list[bytes] = []
     done = 0
-    for start, end, value in sorted(pieces, key=lambda piece: piece[0]):
-        body += [text[done:start].encode(), value]
+    for start, end, piece in sorted(replacements, key=lambda replacement: replacement[0]):
+        body += [text[done:start].encode(), piece]
         done = end
     return b"".join([*body, text[done:].encode()])
 
 
 def least_output(members: Mapping[str, Any]) -> int:
-    """Return the smallest output figure beside the lowered thinking budgets in *members*; zero if there are none."""
+    """Return the smallest output figure that the lowered thinking budgets in *members* allow; zero without any."""
     budgets = [min(budget, LEAST_THINKING) for path in THINKING_PATHS if (budget := _thinking_budget(members, path))]
-    return max(budgets) + 1 if budgets else 0
+    if not budgets:
+        return 0
+    return max(budgets) + 1
 
 
 def lowered_thinking(members: Mapping[str, Any], requested: int, output: int) -> dict[str, str]:
-    """Return the JSON of those of *members* that change if the output figure goes from *requested* to *output*.
+    """Return the JSON of those *members* that change if the output figure is lowered from *requested* to *output*.
 
     A budget keeps its share of the figure, in few large steps, because another budget ends the prompt cache of the
     messages. It stays as it is while half of the figure is left for the answer.
+    https://platform.claude.com/docs/en/build-with-claude/prompt-caching
     """
     changed: dict[str, Any] = {}
     for path in THINKING_PATHS:
@@ -223,7 +233,7 @@ def lowered_thinking(members: Mapping[str, Any], requested: int, output: int) ->
         if budget > max(output // 2, LEAST_THINKING):
             share = min(budget * output // max(1, requested), output - 1)
             value = changed.get(path[0], members[path[0]])
-            changed[path[0]] = _with(value, path[1:], max(LEAST_THINKING, rounded_down(max(1, share))))
+            changed[path[0]] = _with_budget(value, path[1:], max(LEAST_THINKING, rounded_down(max(1, share))))
     return {key: json.dumps(value) for key, value in changed.items()}
 
 
@@ -231,34 +241,42 @@ def _thinking_budget(members: Mapping[str, Any], path: tuple[str, ...]) -> int:
     """Return the budget at *path*; zero if there is none."""
     value: Any = members
     for key in path:
-        value = value.get(key) if isinstance(value, Mapping) else None
+        if not isinstance(value, Mapping):
+            return 0
+        value = value.get(key)
     if not isinstance(value, int) or isinstance(value, bool):
         return 0
     return max(0, value)
 
 
-def _with(value: Any, path: tuple[str, ...], budget: int) -> Any:
+def _with_budget(value: Any, path: tuple[str, ...], budget: int) -> Any:
     """Return *value* with *budget* at *path*."""
-    return {**value, path[0]: _with(value[path[0]], path[1:], budget)} if path else budget
+    if not path:
+        return budget
+    return {**value, path[0]: _with_budget(value[path[0]], path[1:], budget)}
 
 
 def _value(text: str, fields: Mapping[str, Field], key: str) -> Any:
     """Return the decoded member *key*; None if there is none."""
-    span = fields.get(key)
-    return json.loads(text[span.start : span.end], parse_int=whole) if span else None
+    field = fields.get(key)
+    if field is None:
+        return None
+    return json.loads(text[field.start : field.end], parse_int=read_integer)
 
 
 def _raw(text: str, fields: Mapping[str, Field], key: str) -> str:
     """Return the JSON of the member *key*; empty if there is none."""
-    span = fields.get(key)
-    return text[span.start : span.end] if span else ""
+    field = fields.get(key)
+    if field is None:
+        return ""
+    return text[field.start : field.end]
 
 
 def _compacts_from(truncation: Any, management: Any) -> int | None:
     """Return the tokens from which on the provider is to shorten the conversation; None if it is not to.
 
-    ``truncation`` is ``auto`` (https://platform.openai.com/docs/api-reference/responses/create), or *management* holds
-    edits: a list at OpenAI, an object with the list under ``edits`` at Anthropic.
+    It is if *truncation* is ``auto`` (https://platform.openai.com/docs/api-reference/responses/create), or if
+    *management* holds edits: a list at OpenAI, an object with the list under ``edits`` at Anthropic.
     """
     if truncation == "auto":
         return 0
@@ -275,20 +293,23 @@ def _trigger(edit: dict[str, Any]) -> int | None:
     if kind is None:
         return None
     trigger = edit.get("trigger")
-    if not isinstance(trigger, dict):
-        tokens = edit.get("compact_threshold")
-    elif trigger.get("type") == "tool_uses":
-        return 0
-    else:
+    tokens: Any = edit.get("compact_threshold")
+    if isinstance(trigger, dict):
+        if trigger.get("type") == "tool_uses":
+            return 0
         tokens = trigger.get("value")
-    return tokens if isinstance(tokens, int) and _is_figure(tokens) else PROVIDER_EDITS[kind]
+    if _is_figure(tokens):
+        return int(tokens)
+    return PROVIDER_EDITS[kind]
 
 
 def _words(value: Any) -> str:
     """Return the words of a text or of a list of nothing but text blocks; empty for anything else."""
     if isinstance(value, list) and all(isinstance(part, dict) and isinstance(part.get("text"), str) for part in value):
         return "\n".join(part["text"] for part in value)
-    return value if isinstance(value, str) else ""
+    if isinstance(value, str):
+        return value
+    return ""
 
 
 def _is_figure(value: Any) -> bool:

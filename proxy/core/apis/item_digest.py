@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from proxy.core.apis.json_steps import dismantle, encoded
+from proxy.core.apis.json_steps import dismantle, encode_in_steps
 from proxy.core.conversation import HASH_BYTES
 
 DEEPEST = 250
@@ -37,11 +37,11 @@ def digest(item: dict[str, Any], *, large: bool = False) -> bytes:
         plain["content"] = [{"text": plain["content"], "type": "text"}]
     try:
         if large:
-            text = encoded(plain, _encode, ordered=True).encode()
+            text = encode_in_steps(plain, _encode, ordered=True).encode()
         else:
             text = msgspec.json.encode(plain, order="deterministic")
     except UnicodeError:  # lone surrogates
-        text = encoded(plain, _SORTED.encode, ordered=True).encode()
+        text = encode_in_steps(plain, _SORTED.encode, ordered=True).encode()
     if large:
         dismantle(plain)
     return hashlib.sha256(text).digest()[:HASH_BYTES]

@@ -1,4 +1,4 @@
-"""Texts inside an item that may be clipped, and how they are replaced: every byte around them stays the client's."""
+"""Edits of items: texts inside them are cut short, added or replaced; every byte around them stays the client's."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
 
-from proxy.core.apis.json_scan import Span, elements, members
-from proxy.core.apis.json_steps import ONE_CALL, decode, dismantle, encoded, parsed
+from proxy.core.apis.json_scan import Field, Span, elements, members
+from proxy.core.apis.json_steps import ONE_CALL, decode, dismantle, encode_in_steps, parse
 from proxy.core.errors import InvalidRequest
 
 Path = tuple[str | int, ...]
@@ -20,7 +20,7 @@ MOST_PARTS = 64
 """Text parts of one content that are clipped one by one. Of more, neighbours become one text, clipped as a whole."""
 
 ATTEMPTS = 3
-"""Rounds of clipping: written as JSON, texts may take a few tokens more than they do by themselves."""
+"""Times that an item is clipped: written as JSON, texts may take a few tokens more than by themselves."""
 
 _WRITER = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"))
 _ASCII_WRITER = json.JSONEncoder(separators=(",", ":"))
@@ -28,7 +28,7 @@ _ASCII_WRITER = json.JSONEncoder(separators=(",", ":"))
 
 @dataclass(frozen=True, slots=True)
 class Slot:
-    """A text that may be clipped: the path to its member and, if that holds JSON as text, the path inside of it."""
+    """A text that may be clipped, with the path to its member and, if that holds JSON as text, the path inside it."""
 
     path: Path
     text: str
@@ -37,11 +37,14 @@ class Slot:
 
 def quoted(value: Any) -> str:
     """Return *value* as JSON that can be sent as UTF-8; lone surrogates, which cannot, stay escaped."""
-    text = _WRITER.encode(value) if isinstance(value, str) else encoded(value, _WRITER.encode)
+    if isinstance(value, str):
+        text = _WRITER.encode(value)
+    else:
+        text = encode_in_steps(value, _WRITER.encode)
     try:
         text.encode()
     except UnicodeEncodeError:
-        return encoded(value, _ASCII_WRITER.encode)
+        return encode_in_steps(value, _ASCII_WRITER.encode)
     return text
 
 
@@ -61,14 +64,14 @@ def leaves(value: Any, path: Path = ()) -> Iterator[tuple[Path, str]]:
 def argument_slots(path: Path, text: str) -> Iterator[Slot]:
     """Yield the texts inside a call's JSON arguments; all of *text* if it is no JSON, which clipping cannot spoil."""
     try:
-        value = parsed(text)
+        value = parse(text)
     except (ValueError, RecursionError):
         yield Slot(path, text)
         return
-    found = [Slot(path, leaf, inner) for inner, leaf in leaves(value)]
+    slots = [Slot(path, leaf, inner) for inner, leaf in leaves(value)]
     if len(text) > ONE_CALL:
         dismantle(value)
-    yield from found
+    yield from slots
 
 
 def clipped(
@@ -79,29 +82,33 @@ def clipped(
     weigh: Callable[[bytes], int],
     tokens: int,
 ) -> bytes:
-    """Return *raw* cut to about *tokens*, counted by *weigh*, by clipping the longest of its *slots* to one level."""
+    """Return *raw* cut to about *tokens*, counted by *weigh*, by clipping the longest of its *slots* to one length."""
     raw = with_fewer_parts(raw)
     source = raw.decode()
     value = decode(raw)
-    sized = [(slot, count(slot.text)) for slot in slots(value)] if isinstance(value, dict) else []
+    sized: list[tuple[Slot, int]] = []
+    if isinstance(value, dict):
+        sized = [(slot, count(slot.text)) for slot in slots(value)]
     if len(raw) > ONE_CALL:
         dismantle(value)
     fixed = weigh(raw) - sum(size for _, size in sized)
     room, result = tokens, raw
     for _ in range(ATTEMPTS):
-        cap = level([size for _, size in sized], max(0, room - fixed))
-        result = replaced(source, [(slot, clip(slot.text, cap)) for slot, size in sized if size > cap]).encode()
+        cap = common_cap([size for _, size in sized], max(0, room - fixed))
+        result = with_replaced_texts(
+            source, [(slot, clip(slot.text, cap)) for slot, size in sized if size > cap]
+        ).encode()
         excess = weigh(result) - tokens
         if excess <= 0 or not cap:
-            break  # it fits, or has nothing left to give
+            break  # it fits, or nothing is left to clip
         room -= excess
     return result
 
 
 def with_fewer_parts(raw: bytes) -> bytes:
-    """Return *raw* with neighbouring text parts of its content joined by lines, if they are more than ``MOST_PARTS``.
+    """Return *raw* with neighbouring text parts of its content joined if they are more than ``MOST_PARTS``.
 
-    A part that holds anything beside its type and its text stays as it is, and so does every other byte.
+    A part with another member beside its type and its text stays as it is, and so does every other byte.
     """
     if raw.count(b'"text"') <= MOST_PARTS:
         return raw
@@ -122,24 +129,26 @@ def with_fewer_parts(raw: bytes) -> bytes:
 def _joined_parts(source: str, spans: Sequence[Span]) -> Iterator[str]:
     """Yield the JSON of the parts at *spans*, runs of plain text parts of one type as one part."""
     parts = ((source[start:end], _plain_text(source[start:end])) for start, end in spans)
-    for kind, run in groupby(parts, key=lambda part: part[1][0] if part[1] else ""):
+    for kind, run in groupby(parts, key=lambda part: part[1][0]):
         if not kind:
-            yield from (text for text, _ in run)
+            yield from (part for part, _ in run)
             continue
-        words = "\n".join(plain[1] for _, plain in run if plain)
-        yield quoted({"type": kind, "text": words})
+        text = "\n".join(text for _, (_, text) in run)
+        yield quoted({"type": kind, "text": text})
 
 
-def _plain_text(part: str) -> tuple[str, str] | None:
-    """Return type and text of a part that holds nothing else; None for any other one."""
+def _plain_text(part: str) -> tuple[str, str]:
+    """Return type and text of a *part* that has no other members; two empty strings for any other part."""
     value = decode(part.encode())
     if not isinstance(value, dict) or value.keys() != {"type", "text"}:
-        return None
+        return "", ""
     kind, text = value["type"], value["text"]
-    return (kind, text) if isinstance(kind, str) and isinstance(text, str) and kind else None
+    if not isinstance(kind, str) or not isinstance(text, str):
+        return "", ""
+    return kind, text
 
 
-def replaced(source: str, texts: Sequence[tuple[Slot, str]]) -> str:
+def with_replaced_texts(source: str, texts: Sequence[tuple[Slot, str]]) -> str:
     """Return the JSON *source* with the texts of these slots replaced and everything around them unchanged."""
     plain = {slot.path: quoted(text) for slot, text in texts if slot.inner is None}
     inside: dict[Path, list[tuple[Path, str]]] = {}
@@ -155,31 +164,32 @@ def replaced(source: str, texts: Sequence[tuple[Slot, str]]) -> str:
 
 
 def locate(source: str, paths: Sequence[Path]) -> Iterator[tuple[Path, Span]]:
-    """Yield where the value at each of *paths* begins and ends in the JSON *source*; each level is walked once."""
-    stack: list[tuple[int, Span, list[Path]]] = [(0, _whole(source), list(paths))]
+    """Yield each of *paths* with the span of its value in the JSON *source*; each level is walked once."""
+    whole = (len(source) - len(source.lstrip()), len(source.rstrip()))
+    stack: list[tuple[int, Span, list[Path]]] = [(0, whole, list(paths))]
     while stack:
-        depth, (start, end), wanted = stack.pop()
+        depth, (start, end), paths_below = stack.pop()
         deeper: dict[str | int, list[Path]] = {}
-        for path in wanted:
+        for path in paths_below:
             if len(path) == depth:
                 yield path, (start, end)
             else:
                 deeper.setdefault(path[depth], []).append(path)
         if deeper:
-            found = _children(source, start, end)
-            stack += [(depth + 1, found[key], below) for key, below in deeper.items()]
+            spans = _children(source, start, end)
+            stack += [(depth + 1, spans[key], below) for key, below in deeper.items()]
 
 
 def _children(source: str, start: int, end: int) -> Mapping[str | int, Span]:
-    """Return where each member or element of the object or list at *start* begins and ends."""
+    """Return the span of each member or element of the object or list at *start*, by key or index."""
     if source[start] == "{":
         return {field.key: (start + field.start, start + field.end) for field in members(source[start:end])}
     spans, _ = elements(source[start:end], 0)
     return {index: (start + first, start + last) for index, (first, last) in enumerate(spans)}
 
 
-def level(sizes: Sequence[int], room: int) -> int:
-    """Return the largest cap so that the sizes, each cut to it, take at most *room*."""
+def common_cap(sizes: Sequence[int], room: int) -> int:
+    """Return the largest cap at which *sizes*, each cut to it, take at most *room* together."""
     ordered = sorted(sizes)
     left = room
     for index, size in enumerate(ordered):
@@ -190,48 +200,89 @@ def level(sizes: Sequence[int], room: int) -> int:
     return ordered[-1] if ordered else 0
 
 
-def joined(value: str, text: str, kind: str, before: bool, media: Sequence[bytes], more: str = "") -> str:
+def content_field(fields: Sequence[Field]) -> Field | None:
+    """Return the member with the content, the last one of that name as parsers read it; None if there is none."""
+    for field in reversed(fields):
+        if field.key == "content":
+            return field
+    return None
+
+
+def with_content(raw: bytes, edit: Callable[[str], str]) -> bytes:
+    """Return the message with its content edited; every other byte stays as it is.
+
+    *edit* takes and returns JSON; it gets ``null`` for a message without a content.
+    """
+    source = raw.decode()
+    fields = members(source)
+    field = content_field(fields)
+    if field is not None:
+        return (source[: field.start] + edit(source[field.start : field.end]) + source[field.end :]).encode()
+    close = source.rindex("}")
+    comma = "," if fields else ""
+    return (source[:close] + comma + '"content":' + edit("null") + source[close:]).encode()
+
+
+def parts_in_content(raw: bytes, is_wanted: Callable[[Mapping[str, Any]], bool]) -> list[bytes]:
+    """Return the parts of a message's content for which *is_wanted* is true, each as its own bytes."""
+    source = raw.decode()
+    field = content_field(members(source))
+    if field is None or source[field.start] != "[":
+        return []
+    parts = [source[start:end].encode() for start, end in elements(source, field.start)[0]]
+    values = [(part, decode(part)) for part in parts]
+    return [part for part, value in values if isinstance(value, dict) and is_wanted(value)]
+
+
+def extended_list(value: str, text: str, kind: str, before: bool, media: Sequence[bytes], more: str = "") -> str:
     """Return the JSON of a content *value* with a text part of *kind* and *media* added before or after its own parts.
 
     Its own parts stay one unchanged run. *more* are further members of the added part, as JSON.
     """
     open_part = '{"type":"' + kind + '","text":'
     added = ",".join([open_part + quoted(text) + more + "}", *(part.decode() for part in media)])
+    own = ""
     if value.startswith("["):
         own = value[1:-1].strip()
-    else:
-        own = open_part + value + "}" if value.startswith('"') and value != '""' else ""
-    return "[" + ",".join(piece for piece in ((added, own) if before else (own, added)) if piece) + "]"
+    elif value.startswith('"') and value != '""':
+        own = open_part + value + "}"
+    if not own:
+        return "[" + added + "]"
+    return "[" + (added + "," + own if before else own + "," + added) + "]"
 
 
-def resaid(
+def with_replaced_contents(
     source: str, texts: Sequence[tuple[Path, str]], kind: str, is_media: Callable[[Mapping[str, Any]], bool] | None
 ) -> str:
     """Return the JSON *source* with each of *texts* in place of the content at its path, everything else unchanged.
 
-    Parts of which *is_media* holds stay behind the text, which is a part of *kind* then.
+    Parts for which *is_media* is true stay behind the text, which is then a part of the type *kind*.
     """
     spans = dict(locate(source, [path for path, _ in texts]))
-    values = {path: _resaid(source[slice(*spans[path])], text, kind, is_media) for path, text in texts}
+    values = {path: _replaced_content(source[slice(*spans[path])], text, kind, is_media) for path, text in texts}
     return _spliced(source, spans.items(), values)
 
 
-def _resaid(value: str, text: str, kind: str, is_media: Callable[[Mapping[str, Any]], bool] | None) -> str:
+def _replaced_content(value: str, text: str, kind: str, is_media: Callable[[Mapping[str, Any]], bool] | None) -> str:
+    """Return the JSON of *text* in place of the content *value*, with the media of that behind it."""
     if is_media is None or not value.startswith("["):
         return quoted(text)
     parts = [value[start:end] for start, end in elements(value, 0)[0]]
     decoded = [(part.encode(), json.loads(part)) for part in parts]
     media = [part for part, node in decoded if isinstance(node, dict) and is_media(node)]
-    return joined("null", text, kind, before=True, media=media) if media else quoted(text)
+    if not media:
+        return quoted(text)
+    return extended_list("null", text, kind, before=True, media=media)
 
 
-def grown(value: str, text: str, before: bool) -> str:
-    """Return the JSON string *value* with *text* before or after its own, which stays one unchanged run."""
-    inner = quoted(text + "\n\n" if before else "\n\n" + text)[1:-1]
-    return value[0] + inner + value[1:] if before else value[:-1] + inner + value[-1]
+def extended_string(value: str, text: str, before: bool) -> str:
+    """Return the JSON string *value* with *text* before or after its own text, which stays one unchanged run."""
+    if before:
+        return value[0] + quoted(text + "\n\n")[1:-1] + value[1:]
+    return value[:-1] + quoted("\n\n" + text)[1:-1] + value[-1]
 
 
-def element(raw: bytes, name: str) -> dict[str, Any]:
+def decode_element(raw: bytes, name: str) -> dict[str, Any]:
     """Return the object of one element's bytes in the list *name*. Raises ``InvalidRequest`` if it is no object."""
     value = decode(raw)
     if not isinstance(value, dict):
@@ -239,15 +290,10 @@ def element(raw: bytes, name: str) -> dict[str, Any]:
     return value
 
 
-def _whole(source: str) -> Span:
-    end = len(source.rstrip())
-    return len(source) - len(source.lstrip()), end
-
-
 def _spliced(source: str, spans: Iterable[tuple[Path, Span]], texts: Mapping[Path, str]) -> str:
     pieces: list[str] = []
     done = 0
-    for path, (start, end) in sorted(spans, key=lambda found: found[1]):
+    for path, (start, end) in sorted(spans, key=lambda located: located[1]):
         pieces += [source[done:start], texts[path]]
         done = end
     return "".join([*pieces, source[done:]])

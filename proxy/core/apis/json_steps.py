@@ -30,7 +30,7 @@ UNREADABLE = (msgspec.DecodeError, UnicodeError, RecursionError)
 """Exceptions of msgspec after which the standard parser decides if it is JSON at all."""
 
 
-def whole(digits: str) -> int | str:
+def read_integer(digits: str) -> int | str:
     """Return the number that JSON writes as *digits*; with more digits than Python reads, the digits themselves.
 
     The limit guards against the quadratic cost of reading them. No field that is looked at here is so large, so what
@@ -50,12 +50,12 @@ def decode(raw: bytes) -> Any:
         pass
     try:
         # Of bytes it would also read UTF-16, and lone surrogates unescaped.
-        return json.loads(raw.decode(), parse_int=whole)
+        return json.loads(raw.decode(), parse_int=read_integer)
     except (ValueError, RecursionError) as error:
         raise InvalidRequest(f"The request body is not valid JSON: {error}.") from None
 
 
-def parsed(text: str) -> Any:
+def parse(text: str) -> Any:
     """Return ``json.loads(text)``, with what it raises, in calls of some ms each."""
     if len(text) > ONE_CALL:
         try:
@@ -77,7 +77,7 @@ def _in_steps(raw: Any, steps: int) -> Any:
     return {key: _in_steps(each, steps - 1) for key, each in members.items()}
 
 
-def encoded(value: Any, encode: Callable[[Any], str], *, ordered: bool = False) -> str:
+def encode_in_steps(value: Any, encode: Callable[[Any], str], *, ordered: bool = False) -> str:
     """Return ``encode(value)``, *value* being parsed JSON and *encode* one that writes no white space.
 
     *ordered*: the members of objects are sorted by their keys.

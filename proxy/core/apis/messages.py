@@ -1,28 +1,36 @@
-"""``/v1/messages``: reading items from bytes, and edits of these bytes.
+"""``/v1/messages``: reads items from bytes and edits these bytes.
 
-Results of tools stand in user messages, so an item that carries one is a ``tool`` item, whatever its ``role``. The
-user's own words beside them are counted as ``user_tokens``.
+Results of tools stand in user messages, so an item with a result is a ``tool`` item, whatever its ``role``. The user's
+own words beside results are counted as ``user_tokens``.
 
 https://platform.claude.com/docs/en/api/messages
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
 from proxy.core.apis import json_edit
+from proxy.core.apis.base import Count
 from proxy.core.apis.item_digest import digest
-from proxy.core.apis.json_edit import Clip, Path, Slot, joined, leaves, quoted
-from proxy.core.apis.json_scan import Field, elements, members
+from proxy.core.apis.json_edit import (
+    Clip,
+    Path,
+    Slot,
+    extended_list,
+    leaves,
+    parts_in_content,
+    quoted,
+    with_content,
+    with_replaced_contents,
+)
 from proxy.core.apis.json_steps import ONE_CALL, decode, dismantle
 from proxy.core.conversation import Item, ItemText, Role
 from proxy.core.errors import InvalidRequest
 from proxy.core.tokens.counting import injected_memories
 from proxy.core.tokens.media import is_guess, opaque_tokens, part_tokens, prices_of
-
-Count = Callable[[str], int]
 
 API = "messages"
 
@@ -33,7 +41,7 @@ OUTPUT_FIGURES: tuple[str, ...] = ("max_tokens",)
 """The member that states the output allowance."""
 
 PER_REPLY = 3
-"""What primes the answer, once a request."""
+"""Tokens that prime the answer, once a request."""
 
 PER_TOOLS = 350
 """The provider's own text on how to call tools: 313 to 346 tokens by model and tool choice.
@@ -42,10 +50,10 @@ https://docs.anthropic.com/en/docs/agents-and-tools/tool-use/overview
 """
 
 PER_MESSAGE = 4
-"""Role and separators of a message."""
+"""Tokens of a message's role and separators."""
 
 PER_CALL = 8
-"""Separators of a call or a result beside its name, input and id."""
+"""Tokens of a call or a result beside its name, input and id."""
 
 MARKER = b'"cache_control"'
 """Marks the end of the prompt cache; a request may hold four of these.
@@ -53,14 +61,14 @@ https://platform.claude.com/docs/en/build-with-claude/prompt-caching"""
 
 _ROLES: Final[Mapping[str, Role]] = {"system": "system", "assistant": "assistant"}
 _TEXTS: Final = frozenset({"text", "tool_result", "tool_use", "search_result", "document"})
-"""Blocks that hold text of the client's or the model's own, which may be clipped. All others stay as they are."""
+"""Blocks with texts of the client or the model, which may be clipped. All others stay as they are."""
 
 _OPAQUE: Final = frozenset({"signature", "data", "encrypted_content", "encrypted_index"})
 
 
 @dataclass(slots=True)
 class _Weight:
-    """Tokens of one item as they add up."""
+    """Tokens of one item, added up block by block; ``sealed`` are those of blocks that must not be edited."""
 
     text: int = 0
     media: int = 0
@@ -80,7 +88,7 @@ def with_item_list(body: bytes) -> bytes | None:
 
 def read_item(raw: bytes, count: Count) -> Item:
     """Return the item of one message's bytes. Raises ``InvalidRequest`` if it is no object."""
-    message = json_edit.element(raw, LIST)
+    message = json_edit.decode_element(raw, LIST)
     try:
         return _read(message, count, len(raw) > ONE_CALL)
     except RecursionError:
@@ -99,15 +107,16 @@ def _read(message: dict[str, Any], count: Count, large: bool) -> Item:
     calls = tuple(str(block["id"]) for block in blocks if block.get("type") == "tool_use" and block.get("id"))
     answers = tuple(str(block["tool_use_id"]) for block in _results(blocks))
     role = _role(message, blocks)
-    user_tokens = sum(count(text) for text in _user_texts(blocks)) if role == "tool" else 0
-    remembered = injected_memories("\n".join(_user_texts(blocks))) if role in ("system", "user") else ""
-    memory = count(remembered) if remembered else 0
-    name, text, media = digest(message, large=large), weight.total, weight.media
+    user_tokens = memory = 0
+    if role == "tool":
+        user_tokens = sum(count(text) for text in _user_texts(blocks))
+    elif role != "assistant" and (memories := injected_memories("\n".join(_user_texts(blocks)))):
+        memory = count(memories)
     return Item(
         role,
-        text,
-        media,
-        name,
+        weight.total,
+        weight.media,
+        digest(message, large=large),
         calls,
         answers,
         weight.guess,
@@ -118,12 +127,16 @@ def _read(message: dict[str, Any], count: Count, large: bool) -> Item:
 
 
 def _role(message: Mapping[str, Any], blocks: Sequence[Mapping[str, Any]]) -> Role:
-    named = _ROLES.get(str(message.get("role")))
-    return named or ("tool" if any(block.get("type") == "tool_result" for block in blocks) else "user")
+    role = _ROLES.get(str(message.get("role")))
+    if role is not None:
+        return role
+    if any(block.get("type") == "tool_result" for block in blocks):
+        return "tool"
+    return "user"
 
 
 def _weigh_members(message: Mapping[str, Any], weight: _Weight, count: Count) -> None:
-    """Add the members beside role and content that the API does not define but clients send."""
+    """Add to *weight* the members that the API does not define but clients send."""
     for key, value in message.items():
         if key in ("role", "content", "cache_control") or not value:
             continue
@@ -138,8 +151,8 @@ def _weigh(block: Mapping[str, Any], weight: _Weight, count: Count) -> None:
     elif kind == "text":
         weight.text += count(_text(block.get("text")))
     elif kind == "tool_use":
-        written = (block.get("id"), block.get("name"), quoted(block.get("input")))
-        weight.text += PER_CALL + sum(count(_text(text)) for text in written)
+        texts = (block.get("id"), block.get("name"), quoted(block.get("input")))
+        weight.text += PER_CALL + sum(count(_text(text)) for text in texts)
     elif kind == "tool_result":
         weight.text += PER_CALL + count(_text(block.get("tool_use_id")))
         for part in _blocks(block):
@@ -159,7 +172,7 @@ def _weigh_media(block: Mapping[str, Any], weight: _Weight, count: Count) -> Non
 
 
 def _weigh_document(block: Mapping[str, Any], weight: _Weight, count: Count) -> None:
-    """Add a document or a search result: its labels, and the text or the blocks of its source."""
+    """Add to *weight* a document or a search result: its labels, and the text or the blocks of its source."""
     weight.text += sum(count(_text(block.get(key))) for key in ("title", "context", "source"))
     source = block.get("source") if block.get("type") == "document" else block
     if not isinstance(source, dict):
@@ -170,7 +183,7 @@ def _weigh_document(block: Mapping[str, Any], weight: _Weight, count: Count) -> 
 
 
 def _weigh_sealed(block: Mapping[str, Any], weight: _Weight, count: Count) -> None:
-    """Add a block that must stay as it is. If only the provider can read it, its size is all there is to go by."""
+    """Add to *weight* a block that must stay as it is; texts that only the provider can read count by their size."""
     plain = opaque = 0
     for path, text in leaves(block):
         if path[-1] in _OPAQUE:
@@ -192,8 +205,8 @@ def read_item_text(raw: bytes) -> ItemText:
     media = [str(block.get("type")) for block in blocks if _is_media(block)]
     user_text = "\n".join(_user_texts(blocks)) if role == "tool" else ""
     reasoning = "\n".join(_text(block.get("thinking")) for block in blocks if block.get("type") == "thinking")
-    results = [("\n".join(_spoken(_blocks(block))), block.get("is_error") is True) for block in _results(blocks)]
-    text = "\n".join(_spoken(blocks))
+    results = [("\n".join(_words(_blocks(block))), block.get("is_error") is True) for block in _results(blocks)]
+    text = "\n".join(_words(blocks))
     del blocks
     if len(raw) > ONE_CALL:
         dismantle(message)
@@ -203,19 +216,11 @@ def read_item_text(raw: bytes) -> ItemText:
 def with_text(raw: bytes, text: str, *, before: bool, media: Sequence[bytes] = (), marker: bytes = b"") -> bytes:
     """Return the message with a text block and *media* blocks added before or after its own content.
 
-    Its own content stays one unchanged run of bytes. *marker* is the cache marker of the new block. A string becomes a
-    block of its own, so that the bytes are the same with and without a marker beside it.
+    Its own content stays one unchanged run of bytes. *marker* is the cache marker of the added block. A string becomes
+    a block, so that its bytes are the same with and without a marker beside it.
     """
-    source = raw.decode()
-    fields = members(source)
-    content = _content_field(fields)
     more = f',"cache_control":{marker.decode()}' if marker else ""
-    if content is None:
-        close = source.rindex("}")
-        added = '"content":' + joined("null", text, "text", before, media, more)
-        return (source[:close] + ("," if fields else "") + added + source[close:]).encode()
-    value = joined(source[content.start : content.end], text, "text", before, media, more)
-    return (source[: content.start] + value + source[content.end :]).encode()
+    return with_content(raw, lambda content: extended_list(content, text, "text", before, media, more))
 
 
 def user_message(text: str) -> bytes:
@@ -225,17 +230,11 @@ def user_message(text: str) -> bytes:
 
 def media_parts(raw: bytes) -> list[bytes]:
     """Return the image and document blocks of a message, each as its own bytes."""
-    source = raw.decode()
-    content = _content_field(members(source))
-    if content is None or source[content.start] != "[":
-        return []
-    parts = [source[start:end].encode() for start, end in elements(source, content.start)[0]]
-    values = [(part, decode(part)) for part in parts]
-    return [part for part, value in values if isinstance(value, dict) and _is_media(value)]
+    return parts_in_content(raw, _is_media)
 
 
 def marker(raw: bytes) -> bytes:
-    """Return the last cache marker that a block of the message bears, as JSON; empty if none does."""
+    """Return the last cache marker on a block of the message, as JSON; empty if there is none."""
     last = b""
     for block in _blocks(decode(raw)):
         for part in (*_blocks(block), block):
@@ -250,11 +249,11 @@ def with_results(raw: bytes, texts: Sequence[str], *, media: bool = False) -> by
     With *media* the images and files of a result stay behind its text.
     """
     blocks = decode(raw)["content"]
-    places = [at for at, block in enumerate(blocks) if isinstance(block, dict) and _is_result(block)]
-    pairs = [
-        (("content", at, "content"), text) for at, text in zip(places, texts, strict=True) if "content" in blocks[at]
+    indexes = [at for at, block in enumerate(blocks) if isinstance(block, dict) and _is_result(block)]
+    replacements = [
+        (("content", at, "content"), text) for at, text in zip(indexes, texts, strict=True) if "content" in blocks[at]
     ]
-    return json_edit.resaid(raw.decode(), pairs, "text", _is_media if media else None).encode()
+    return with_replaced_contents(raw.decode(), replacements, "text", _is_media if media else None).encode()
 
 
 def clipped(raw: bytes, clip: Clip, count: Count, tokens: int) -> bytes:
@@ -266,7 +265,7 @@ def clipped(raw: bytes, clip: Clip, count: Count, tokens: int) -> bytes:
 
 
 def _slots(holder: Mapping[str, Any], path: Path = ()) -> Iterator[Slot]:
-    """Yield the texts in the ``content`` of a message, a block or a source; *path* leads to *holder*."""
+    """Yield the texts in the ``content`` of *holder*: a message, a block or a source, to which *path* leads."""
     content = holder.get("content")
     if isinstance(content, str):
         yield Slot((*path, "content"), content)
@@ -298,11 +297,11 @@ def _source_slots(source: Mapping[str, Any], path: Path) -> Iterator[Slot]:
 def _blocks(holder: Any) -> list[dict[str, Any]]:
     """Return the blocks under ``content``; a string is one text block."""
     content = holder.get("content") if isinstance(holder, dict) else None
-    if isinstance(content, str):
-        return [{"type": "text", "text": content}] if content else []
-    if not isinstance(content, list):
-        return []
-    return [part if isinstance(part, dict) else {"type": "text", "text": quoted(part)} for part in content]
+    if isinstance(content, list):
+        return [part if isinstance(part, dict) else {"type": "text", "text": quoted(part)} for part in content]
+    if isinstance(content, str) and content:
+        return [{"type": "text", "text": content}]
+    return []
 
 
 def _is_result(block: Mapping[str, Any]) -> bool:
@@ -314,36 +313,37 @@ def _results(blocks: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _is_media(block: Mapping[str, Any]) -> bool:
-    """Return True if a block is an image or a file; a document whose source is text or blocks is words."""
+    """Return True if a block is an image or a file; a document whose source is text or blocks is text."""
     source = block.get("source")
-    kinds = {"image": (), "document": ("text", "content")}
-    kind = str(block.get("type"))
-    return kind in kinds and isinstance(source, dict) and source.get("type") not in kinds[kind]
+    if not isinstance(source, dict):
+        return False
+    if block.get("type") == "document":
+        return source.get("type") not in ("text", "content")
+    return block.get("type") == "image"
 
 
 def _user_texts(blocks: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     return (_text(block.get("text")) for block in blocks if block.get("type") == "text")
 
 
-def _spoken(blocks: Sequence[Mapping[str, Any]]) -> Iterator[str]:
-    """Yield the words of blocks in order, also inside results and documents; never a model's thoughts."""
+def _words(blocks: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    """Yield the words of blocks in order, also inside results and documents; never a model's reasoning."""
     for block in blocks:
         kind = block.get("type")
         if kind == "text":
             yield _text(block.get("text"))
         elif kind in ("tool_result", "search_result", "compaction", "mcp_tool_result"):
-            yield from _spoken(_blocks(block))
+            yield from _words(_blocks(block))
         elif kind == "document" and isinstance(block.get("source"), dict):
-            yield _text(block["source"].get("data") if block["source"].get("type") == "text" else None)
-            yield from _spoken(_blocks(block["source"]))
-
-
-def _content_field(fields: Sequence[Field]) -> Field | None:
-    """Return the member with the content: the last one of that name, as parsers read it."""
-    return next((field for field in reversed(fields) if field.key == "content"), None)
+            source = block["source"]
+            yield _text(source.get("data")) if source.get("type") == "text" else ""
+            yield from _words(_blocks(source))
 
 
 def _text(value: Any) -> str:
+    """Return a text as it is, and other values as JSON; empty for an object and for None."""
     if isinstance(value, str):
         return value
-    return "" if value is None or isinstance(value, dict) else quoted(value)
+    if value is None or isinstance(value, dict):
+        return ""
+    return quoted(value)

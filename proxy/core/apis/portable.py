@@ -1,4 +1,4 @@
-"""Removes what only the model that wrote it can read: signed and encrypted reasoning, refused by other servers."""
+"""Removes signed and encrypted reasoning, which other models cannot read and other servers refuse."""
 
 from __future__ import annotations
 
@@ -10,8 +10,10 @@ from typing import Any
 
 from proxy.core.apis.json_steps import decode
 
-MARKS = re.compile(rb'signature|encrypted|thinking|reasoning_details|"reasoning"|"item_reference"|"(?:fc|ctc|msg)_')
-"""Occurs in every item that holds such reasoning, in any API; items without it need no closer look."""
+SEALED_HINT = re.compile(
+    rb'signature|encrypted|thinking|reasoning_details|"reasoning"|"item_reference"|"(?:fc|ctc|msg)_'
+)
+"""Found in every item with such reasoning, in any API; items without a match are not decoded."""
 
 SEALED_TYPES = frozenset({"thinking", "redacted_thinking", "reasoning.encrypted"})
 """Types of content parts that are a model's own reasoning."""
@@ -29,19 +31,18 @@ SEALED = frozenset(
         "signature",
     }
 )
-"""Members that hold it, or vouch for it. Reasoning in plain text is no secret and stays."""
-
+"""Members that hold sealed reasoning or its signature. Reasoning in plain text stays."""
 
 STORED_TYPES = frozenset({"reasoning", "item_reference", "compaction"})
-"""Types of Responses items that are encrypted, or only a name for an item that the author's server stores."""
+"""Types of Responses items that are encrypted, or that only name an item on the author's server."""
 
 _SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 def chat(raw: bytes) -> bytes:
-    """Return a chat message without sealed reasoning: the same bytes if it has none.
+    """Return a chat message without sealed reasoning; the same bytes if it has none.
 
-    Only the members around the texts are looked at: contents and tool arguments stay as they are.
+    Texts and tool arguments stay as they are.
     """
     message = decode(raw)
     if not isinstance(message, dict) or message.get("role") != "assistant":
@@ -53,44 +54,50 @@ def chat(raw: bytes) -> bytes:
     if rest == message:
         return raw
     if rest.get("content") in (None, []) and not rest.get("tool_calls") and not rest.get("function_call"):
-        rest["content"] = ""  # an assistant message of nothing is refused, and without it the turns would not alternate
-    return _written(rest)
+        rest["content"] = ""  # an empty assistant message is refused, and without the message no turns alternate
+    return _as_json(rest)
 
 
 def messages(raw: bytes) -> bytes:
-    """Return a message of the Messages API without thinking blocks; empty if it had no others."""
+    """Return a message of the Messages API without thinking blocks; empty if nothing else is in it."""
     message = decode(raw)
     content = message.get("content") if isinstance(message, dict) else None
     if not isinstance(content, list) or not any(map(is_sealed, content)):
         return raw
     rest = [block for block in content if not is_sealed(block)]
-    return _written({**message, "content": rest}) if rest else b""
+    if not rest:
+        return b""
+    return _as_json({**message, "content": rest})
 
 
 def responses(raw: bytes) -> bytes:
-    """Return a Responses item without the name under which its author's server stores it; empty for sealed ones."""
+    """Return a Responses item without the id under which its author's server stores it; empty for a sealed item."""
     item = decode(raw)
     if not isinstance(item, dict):
         return raw
     if item.get("type") in STORED_TYPES:
         return b""
-    # A call named like a stored one is refused without the reasoning stored beside it. Pairs go by call_id.
-    made = item.get("role") == "assistant" or str(item.get("type", "")).endswith("_call")
-    return _written({key: value for key, value in item.items() if key != "id"}) if made and "id" in item else raw
+    # A call with the id of a stored one is refused without the reasoning stored beside it. Pairs are joined by call_id.
+    is_output = item.get("role") == "assistant" or str(item.get("type", "")).endswith("_call")
+    if not is_output or "id" not in item:
+        return raw
+    return _as_json({key: value for key, value in item.items() if key != "id"})
 
 
 PORTABLE: Mapping[str, Callable[[bytes], bytes]] = MappingProxyType(
     {"chat": chat, "messages": messages, "responses": responses}
 )
-"""By API: returns an element without what only the model that wrote it can read; empty if nothing is left."""
+"""By API: a function that returns an element without sealed reasoning; empty if nothing is left."""
 
-WITHOUT: Mapping[str, Mapping[str, str]] = MappingProxyType({"messages": {"thinking": '{"type":"disabled"}'}})
-"""By API: members that must change without the reasoning. A model that thinks requires its last thoughts back.
+MEMBERS_WITHOUT_REASONING: Mapping[str, Mapping[str, str]] = MappingProxyType(
+    {"messages": {"thinking": '{"type":"disabled"}'}}
+)
+"""By API: members that must change without the reasoning. A thinking model requires its last thinking blocks back.
 https://platform.claude.com/docs/en/build-with-claude/extended-thinking"""
 
 
 def unsealed(value: object) -> object:
-    """Return *value* (decoded JSON) without members and parts that are sealed; equal if there are none."""
+    """Return *value* (decoded JSON) without sealed members and parts; an equal value if there are none."""
     if isinstance(value, dict):
         return {key: unsealed(inner) for key, inner in value.items() if key not in SEALED}
     if isinstance(value, list):
@@ -103,6 +110,9 @@ def is_sealed(part: object) -> bool:
     return isinstance(part, dict) and part.get("type") in SEALED_TYPES
 
 
-def _written(value: Any) -> bytes:
+def _as_json(value: Any) -> bytes:
+    """Return *value* as JSON in UTF-8; with lone surrogates, which cannot be sent so, in ASCII."""
     text = json.dumps(value, ensure_ascii=False, separators=(",", ":"))
-    return (json.dumps(value, separators=(",", ":")) if _SURROGATE.search(text) else text).encode()
+    if _SURROGATE.search(text):
+        text = json.dumps(value, separators=(",", ":"))
+    return text.encode()

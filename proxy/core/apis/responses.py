@@ -1,28 +1,38 @@
-"""``/v1/responses``: reading items from bytes, and edits of these bytes.
+"""``/v1/responses``: reads items from bytes and edits these bytes.
 
 Messages, calls, results and reasoning are elements of one list. Elements that only the provider can read (encrypted
-reasoning, its own compaction, references to stored items) are carried as they are or leave with their round.
+reasoning, its own compaction, references to stored items) stay as they are or leave together with their round.
 
 https://platform.openai.com/docs/api-reference/responses/create
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain
 from typing import Any, Final
 
 from proxy.core.apis import json_edit
+from proxy.core.apis.base import Count
 from proxy.core.apis.item_digest import digest
-from proxy.core.apis.json_edit import Clip, Slot, argument_slots, grown, joined, leaves, quoted
-from proxy.core.apis.json_scan import Field, elements, members
+from proxy.core.apis.json_edit import (
+    Clip,
+    Slot,
+    argument_slots,
+    extended_list,
+    extended_string,
+    leaves,
+    parts_in_content,
+    quoted,
+    with_content,
+    with_replaced_contents,
+)
+from proxy.core.apis.json_scan import members
 from proxy.core.apis.json_steps import ONE_CALL, decode
 from proxy.core.conversation import Item, ItemText, Role
 from proxy.core.errors import InvalidRequest
 from proxy.core.tokens.counting import injected_memories
 from proxy.core.tokens.media import Prices, is_guess, is_media, opaque_tokens, part_tokens, prices_of
-
-Count = Callable[[str], int]
 
 API = "responses"
 
@@ -33,23 +43,23 @@ OUTPUT_FIGURES: tuple[str, ...] = ("max_output_tokens",)
 """The member that states the output allowance."""
 
 PER_REPLY = 3
-"""What primes the answer, once a request."""
+"""Tokens that prime the answer, once a request."""
 
 PER_TOOLS = 0
-"""Nothing: the tools array is counted as the model reads it (``proxy/core/tokens/tools.py``)."""
+"""Zero: the tools array is counted as the model reads it (``proxy/core/tokens/tools.py``)."""
 
 MARKER = b""
-"""There are no marks of a cached prefix in this API."""
+"""Empty: there are no marks of a cached prefix in this API."""
 
 PER_ITEM = 4
-"""Role and separators of an element."""
+"""Tokens of an element's role and separators."""
 
 REFERENCE = 500
-"""Tokens that an element is taken for which only names a stored one; a guess."""
+"""Tokens assumed for an element that only names a stored one."""
 
-KEPT: Final = frozenset({"compaction", "compaction_summary", "context_compaction"})
-"""Elements that stand for history which the provider folded itself: nothing else holds it, so they always stay.
-https://platform.openai.com/docs/guides/conversation-state"""
+PROVIDER_COMPACTIONS: Final = frozenset({"compaction", "compaction_summary", "context_compaction"})
+"""Elements that stand for history which the provider compacted itself. No other item contains it, so they always stay.
+https://developers.openai.com/api/docs/guides/compaction"""
 
 _TRIGGER: Final = "compaction_trigger"
 _REFERENCE: Final = "item_reference"
@@ -60,9 +70,10 @@ _REPLACEABLE: Final = frozenset({"function_call_output", "custom_tool_call_outpu
 
 _NAMED_BY_ID: Final = frozenset({"local_shell_call", "mcp_approval_request"})
 _PLAIN: Final = frozenset({"message", "function_call", "custom_tool_call"})
-"""Elements whose texts are the client's or the model's own. Their results are too; all others stay as they are."""
+"""Elements with texts of the client or the model, which may be clipped; so may results (``…_output``). All others stay
+as they are."""
 
-_PICTURE: Final = "image_generation_call"
+_IMAGE_CALL: Final = "image_generation_call"
 _OPAQUE: Final = "encrypted_content"
 _NAMES: Final = frozenset({"type", "id", "role", "status", "phase", "annotations", "logprobs", "detail"})
 _TEXT_PARTS: Final = frozenset({"input_text", "output_text", "text", "refusal"})
@@ -91,7 +102,7 @@ def with_item_list(body: bytes) -> bytes | None:
 
 def read_item(raw: bytes, count: Count) -> Item:
     """Return the item of one element's bytes. Raises ``InvalidRequest`` if it is no object."""
-    value = json_edit.element(raw, LIST)
+    value = json_edit.decode_element(raw, LIST)
     try:
         return _read(value, count, len(raw) > ONE_CALL)
     except RecursionError:
@@ -103,15 +114,22 @@ def _read(value: dict[str, Any], count: Count, large: bool) -> Item:
     media, guess = _media_tokens(value, prices_of(count))
     text = PER_ITEM + sum(count(piece) for piece in _counted(value))
     opaque = sum(opaque_tokens(len(piece)) for path, piece in leaves(value) if path[-1] == _OPAQUE)
-    is_plain = kind in _PLAIN or kind.endswith("_output")
-    sealed = opaque if is_plain else opaque + text
-    calls = _call_ids(value) if role == "assistant" else ()
-    answers = _answered(value) if role == "tool" else ()
-    tokens = text + media + opaque
-    remembered = injected_memories("\n".join(_words(value))) if role in ("system", "user") else ""
-    memory = count(remembered) if remembered else 0
+    sealed = opaque
+    if kind not in _PLAIN and not kind.endswith("_output"):
+        sealed += text
+    memory = 0
+    if role in ("system", "user") and (memories := injected_memories("\n".join(_words(value)))):
+        memory = count(memories)
     return Item(
-        role, tokens, media, digest(value, large=large), calls, answers, guess + opaque, memory=memory, sealed=sealed
+        role,
+        text + media + opaque,
+        media,
+        digest(value, large=large),
+        calls=_call_ids(value) if role == "assistant" else (),
+        answers=_answered(value) if role == "tool" else (),
+        guess=guess + opaque,
+        memory=memory,
+        sealed=sealed,
     )
 
 
@@ -121,7 +139,7 @@ def _media_tokens(value: dict[str, Any], prices: Prices) -> tuple[int, int]:
     if kind == _REFERENCE:
         return REFERENCE, REFERENCE
     sizes = [(part, part_tokens(part, prices) or 0) for part in _parts(value) if is_media(part)]
-    if kind == _PICTURE:
+    if kind == _IMAGE_CALL:
         sizes.append((value, prices.image.tokens(None, "high")))
     return sum(tokens for _, tokens in sizes), sum(tokens for part, tokens in sizes if is_guess(part))
 
@@ -134,7 +152,10 @@ def _call_ids(value: Mapping[str, Any]) -> tuple[str, ...]:
 
 def _answered(value: Mapping[str, Any]) -> tuple[str, ...]:
     """Return the name of the call that a result answers; empty if it names none."""
-    return next(((str(value[key]),) for key in _ANSWERS if value.get(key)), ())
+    for key in _ANSWERS:
+        if value.get(key):
+            return (str(value[key]),)
+    return ()
 
 
 def _kind(value: Mapping[str, Any]) -> str:
@@ -145,29 +166,38 @@ def _role(value: Mapping[str, Any]) -> Role:
     kind = _kind(value)
     if kind == "message":
         return _ROLES.get(str(value.get("role")), "user")
-    if kind in KEPT:
+    if kind in PROVIDER_COMPACTIONS:
         return "system"
-    return "tool" if kind.endswith(("_output", "_response")) or kind == _TRIGGER else "assistant"
+    if kind.endswith(("_output", "_response")) or kind == _TRIGGER:
+        return "tool"
+    return "assistant"
 
 
 def read_item_text(raw: bytes) -> ItemText:
     """Return the words of one element."""
     value = decode(raw)
     kind, role = _kind(value), _role(value)
-    media = tuple(str(part.get("type")) for part in _parts(value) if is_media(part))
     if kind == "reasoning":
-        parts = [part for key in ("summary", "content") for part in value.get(key) or () if isinstance(part, dict)]
-        return ItemText(role, "", reasoning="\n".join(str(part.get("text") or "") for part in parts))
-    calls = ((str(value.get("name") or kind), _arguments(value)),) if kind.endswith("_call") else ()
+        return ItemText(role, "", reasoning=_reasoning(value))
+    media = tuple(str(part.get("type")) for part in _parts(value) if is_media(part))
     words = "\n".join(_words(value))
-    return ItemText(
-        role, words, calls, media, results=((words, False),) if kind in _REPLACEABLE and "output" in value else ()
-    )
+    calls = ((str(value.get("name") or kind), _arguments(value)),) if kind.endswith("_call") else ()
+    results = ((words, False),) if kind in _REPLACEABLE and "output" in value else ()
+    return ItemText(role, words, calls, media, results=results)
+
+
+def _reasoning(value: Mapping[str, Any]) -> str:
+    """Return the readable reasoning of an element: its summary and its content."""
+    parts = [*(value.get("summary") or ()), *(value.get("content") or ())]
+    return "\n".join(str(part.get("text") or "") for part in parts if isinstance(part, dict))
 
 
 def _arguments(value: Mapping[str, Any]) -> str:
-    given = next((value[key] for key in ("arguments", "input", "action") if value.get(key)), "")
-    return given if isinstance(given, str) else quoted(given)
+    """Return the arguments of a call as text; empty if it has none."""
+    for key in ("arguments", "input", "action"):
+        if value.get(key):
+            return value[key] if isinstance(value[key], str) else quoted(value[key])
+    return ""
 
 
 def _words(value: Mapping[str, Any]) -> Iterator[str]:
@@ -186,34 +216,25 @@ def with_text(raw: bytes, text: str, *, before: bool, media: Sequence[bytes] = (
     Its own content stays one unchanged run of bytes. There are no markers in this API.
     """
     del marker
-    source = raw.decode()
-    fields = members(source)
-    content = _content_field(fields)
-    if content is None:
-        close = source.rindex("}")
-        added = '"content":' + joined("null", text, "input_text", before, media)
-        return (source[:close] + ("," if fields else "") + added + source[close:]).encode()
-    own = source[content.start : content.end]
-    plain = own.startswith('"') and not media
-    value = grown(own, text, before) if plain else joined(own, text, "input_text", before, media)
-    return (source[: content.start] + value + source[content.end :]).encode()
+    return with_content(raw, lambda content: _extended(content, text, before, media))
+
+
+def _extended(content: str, text: str, before: bool, media: Sequence[bytes]) -> str:
+    """Return the JSON *content* with *text* and *media* added; a text stays a text unless media are added."""
+    if content.startswith('"') and not media:
+        return extended_string(content, text, before)
+    return extended_list(content, text, "input_text", before, media)
 
 
 def user_message(text: str) -> bytes:
     """Return a user message of our own that holds *text*, for conversations without a user item to carry it."""
-    content = joined("null", text, "input_text", before=True, media=())
+    content = extended_list("null", text, "input_text", before=True, media=())
     return b'{"type":"message","role":"user","content":' + content.encode() + b"}"
 
 
 def media_parts(raw: bytes) -> list[bytes]:
     """Return the media parts of a message, each as its own bytes."""
-    source = raw.decode()
-    content = _content_field(members(source))
-    if content is None or source[content.start] != "[":
-        return []
-    parts = [source[start:end].encode() for start, end in elements(source, content.start)[0]]
-    values = [(part, decode(part)) for part in parts]
-    return [part for part, value in values if isinstance(value, dict) and is_media(value)]
+    return parts_in_content(raw, is_media)
 
 
 def marker(raw: bytes) -> bytes:
@@ -227,14 +248,14 @@ def with_results(raw: bytes, texts: Sequence[str], *, media: bool = False) -> by
 
     With *media* the images and files of the output stay behind its text.
     """
-    pairs = [(("output",), "\n".join(texts))]
-    return json_edit.resaid(raw.decode(), pairs, "input_text", is_media if media else None).encode()
+    replacement = (("output",), "\n".join(texts))
+    return with_replaced_contents(raw.decode(), [replacement], "input_text", is_media if media else None).encode()
 
 
 def clipped(raw: bytes, clip: Clip, count: Count, tokens: int) -> bytes:
     """Return the element cut to about *tokens* by clipping its longest texts; every other byte stays as it is.
 
-    Reasoning, what hosted tools did, and whatever is encrypted is never touched.
+    Reasoning, calls of hosted tools and encrypted content are never touched.
     """
     return json_edit.clipped(raw, _slots, clip, count, lambda cut: read_item(cut, count).tokens, tokens)
 
@@ -258,10 +279,11 @@ def _text_slots(value: dict[str, Any], key: str) -> Iterator[Slot]:
     if not isinstance(content, list):
         return
     for at, part in enumerate(content):
-        texts = part if isinstance(part, dict) else {}
+        if not isinstance(part, dict):
+            continue
         for name in ("text", "refusal", "stdout", "stderr"):
-            if isinstance(texts.get(name), str):
-                yield Slot((key, at, name), texts[name])
+            if isinstance(part.get(name), str):
+                yield Slot((key, at, name), part[name])
 
 
 def _parts(value: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -277,8 +299,10 @@ def _parts(value: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def _counted(value: Mapping[str, Any]) -> Iterator[str]:
-    """Yield every text of an element that a provider counts: all but names of fields, media and what is sealed."""
-    unread = {*_NAMES, "result"} if _kind(value) == _PICTURE else _NAMES
+    """Yield every text of an element that a provider counts: all but names of fields, media and encrypted content."""
+    unread = _NAMES
+    if _kind(value) == _IMAGE_CALL:
+        unread = _NAMES | {"result"}
     for key, member in value.items():
         if key in unread or not member:
             continue
@@ -298,8 +322,3 @@ def _part_texts(part: Any) -> Iterator[str]:
         yield from (part[key] for key in ("text", "refusal") if isinstance(part.get(key), str))
     else:
         yield quoted(part)
-
-
-def _content_field(fields: Sequence[Field]) -> Field | None:
-    """Return the member with the content: the last one of that name, as parsers read it."""
-    return next((field for field in reversed(fields) if field.key == "content"), None)

@@ -1,4 +1,4 @@
-"""Server-sent events: where one ends in a stream of bytes, and whether a stream is done.
+"""Server-sent events: cuts a stream of bytes into events, and recognises the end of a stream.
 
 Theory of operation
 ===================
@@ -7,37 +7,37 @@ The format is https://html.spec.whatwg.org/multipage/server-sent-events.html. An
 among them, and a blank line ends it. What comes over a connection is cut anywhere: a chunk can hold half an event, ten
 of them, or the second half of a line end.
 
-``EventCutter`` gives complete events back, byte for byte, each with the blank line that ends it. Joined, its events and
-what it still holds are exactly the bytes it was fed, so that a stream passes through it unchanged. It never looks into
-an event: what ``data`` means is known by the modules of the APIs.
+``EventCutter`` returns complete events, byte for byte, each with the blank line that ends it. Joined, its events and
+its pending bytes are exactly the bytes it was fed, so that a stream passes through it unchanged. It never reads an
+event: the meaning of ``data`` belongs to the modules of the APIs.
 
-      state     chunk completes            gives back                  next
+      state     chunk completes            returns                     next
       empty     no event                   nothing                     pending
       empty     events, nothing behind     these events                empty
       empty     events, then a beginning   these events                pending
       pending   no event                   nothing                     pending
       pending   events, nothing behind     these events                empty
       pending   events, then a beginning   these events                pending
-      any       flush(): the stream ended  what is held, incomplete    empty
+      any       flush(): the stream ended  the incomplete event        empty
 
 Line ends are LF, CR LF or CR; the format allows all three, and a blank line is two of one kind. (It also allows mixed
-ones, as in LF CR LF. They are not looked for: an event that ends so is given back together with the next one.) The
+ones, as in LF CR LF. They are not recognised: an event that ends so is returned together with the next one.) The
 longest end has four bytes. So if a chunk arrives while an event is pending, the search starts three bytes before the
-new bytes: an end may have begun there. No other byte is looked at twice. What is pending is one ``bytearray`` that
-grows in place: joining it to every chunk would make a long event cost the square of its length.
+new bytes: an end may have begun there. No other byte is read twice. The pending bytes are one ``bytearray`` that grows
+in place: joining it to every chunk would make a long event cost the square of its length.
 
-The caller bounds what is held. It asks ``pending_size`` after each chunk and gives up on an event that is too long;
-``pending`` shows what would be lost if it failed in between.
+The caller bounds the pending bytes. It reads ``pending_size`` after each chunk and gives up on an event that is too
+long; ``pending`` are the bytes that a failure in between would lose.
 
-``StreamEnd`` answers another question about the same bytes: did the model finish, or did the connection break? It looks
-for the event that each API sends last, without cutting: a reply whose usage nobody wants is not cut at all.
+``StreamEnd`` answers another question about the same bytes: did the model finish, or did the connection break? It
+searches for the event that each API sends last, without cutting: a reply whose usage is not needed is never cut.
 
       state     chunk (with the end of the one before)              next
       open      holds no last event                                 open
       open      holds a last event, an error, or a finish reason    done
       done      anything                                            done
 
-Only the last 96 bytes are kept between chunks, which is more than any of the patterns can match.
+Between chunks it stores the last 96 bytes, more than any of the patterns can match.
 """
 
 from __future__ import annotations
@@ -59,12 +59,12 @@ class EventCutter:
         self._pending = bytearray()
 
     def feed(self, chunk: bytes) -> list[bytes]:
-        """The events that *chunk* completes."""
+        """Return the events that *chunk* completes."""
         if not self._pending:
             events, end = _cut(chunk, 0)
             self._pending += chunk[end:]
             return events
-        # Only what is new can complete an event, but its end may have begun before.
+        # Only new bytes can complete an event, but its end may have begun before them.
         start = max(0, len(self._pending) - _LONGEST_END + 1)
         self._pending += chunk
         events, end = _cut(self._pending, start)
@@ -73,23 +73,23 @@ class EventCutter:
 
     @property
     def pending_size(self) -> int:
-        """The number of bytes held of an event that has not ended."""
+        """The number of bytes of the event that has not ended."""
         return len(self._pending)
 
     @property
     def pending(self) -> bytes:
-        """The bytes held of an event that has not ended."""
+        """The bytes of the event that has not ended."""
         return bytes(self._pending)
 
     def flush(self) -> bytes:
-        """The bytes held of an event that never ended. They are not held any more."""
+        """Return the bytes of an event that never ended, and drop them."""
         pending = bytes(self._pending)
         self._pending.clear()
         return pending
 
 
 def _cut(data: bytes | bytearray, start: int) -> tuple[list[bytes], int]:
-    """The events in *data*, and the index where the last of them ends. None of them ends before *start*."""
+    """Return the events in *data*, and the index behind the last of them. None of them ends before *start*."""
     events, at = [], 0
     for end in _END.finditer(data, start):
         events.append(bytes(data[at : end.end()]))
@@ -97,10 +97,10 @@ def _cut(data: bytes | bytearray, start: int) -> tuple[list[bytes], int]:
     return events, at
 
 
-# What each API sends last: https://platform.openai.com/docs/api-reference/chat-streaming (``[DONE]``, which some
-# servers leave out behind the ``finish_reason``), https://docs.anthropic.com/en/docs/build-with-claude/streaming
+# The last event of each API: https://platform.openai.com/docs/api-reference/chat-streaming (``[DONE]``, which some
+# servers omit after the ``finish_reason``), https://docs.anthropic.com/en/docs/build-with-claude/streaming
 # (``message_stop``), https://platform.openai.com/docs/api-reference/responses-streaming. Inside a JSON string quotes
-# and line ends are escaped, so no text that a model writes looks like this.
+# and line ends are escaped, so no text of a model matches.
 _LAST: Final = rb"(?:message_stop|response\.(?:completed|incomplete|failed|cancelled)|error)"
 _COLON: Final = rb"\s{0,8}:\s{0,8}"
 _DONE: Final = re.compile(
@@ -122,7 +122,7 @@ class StreamEnd:
         self._tail = b"\n"  # the first line has none before it
 
     def feed(self, chunk: bytes) -> None:
-        """Look for the end of the stream in *chunk*."""
+        """Search *chunk* for the end of the stream."""
         if self.done:
             return
         data = self._tail + chunk

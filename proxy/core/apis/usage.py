@@ -1,7 +1,7 @@
-"""The one reader of ``usage``, whatever the API: of a decoded object, and of an answer's bytes as they pass by.
+"""The one reader of ``usage``, whatever the API: in a decoded object, or in the bytes of an answer as they pass.
 
-https://platform.openai.com/docs/api-reference/chat/object, https://platform.openai.com/docs/api-reference/responses/object
-and https://docs.anthropic.com/en/api/messages say what stands in it.
+Its members: https://platform.openai.com/docs/api-reference/chat/object,
+https://platform.openai.com/docs/api-reference/responses/object and https://docs.anthropic.com/en/api/messages
 """
 
 from __future__ import annotations
@@ -19,18 +19,20 @@ _KEY: Final = b'"usage"'
 _TAIL: Final = len(_KEY) - 1
 _LONGEST: Final = 16 * 2**10
 _INFLATED: Final = 32 * 2**20
-"""Bytes of a compressed answer that are read, once inflated."""
+"""Bytes of a compressed answer that are read, after inflation."""
 
 
 def _object(depth: int) -> bytes:
-    """The pattern of a JSON object of at most *depth* levels. Nothing in it backtracks: its cost is its length."""
-    inner = rb"|" + _object(depth - 1) if depth > 1 else b""
+    """Return a pattern of a JSON object of at most *depth* levels. It never backtracks: its cost is linear."""
+    inner = b""
+    if depth > 1:
+        inner = rb"|" + _object(depth - 1)
     return rb'\{(?:[^{}"]++|"(?:[^"\\]++|\\.)*+"' + inner + rb")*+\}"
 
 
 _USAGE: Final = re.compile(_KEY + rb"\s*+:\s*+(" + _object(6) + rb")", re.DOTALL)
 _BEGUN: Final = re.compile(_KEY + rb"\s*+(?:\Z|:\s*+(?:\Z|\{))")
-"""An object after the key, or what may become one."""
+"""The key with the beginning of an object, or with what may become one."""
 
 _Tokens = Annotated[int, msgspec.Meta(ge=0, lt=2**53)]
 
@@ -51,32 +53,37 @@ class _Figures(msgspec.Struct):
     input_tokens_details: _Details | None = None
 
     def usage(self) -> Usage:
-        output = self.completion_tokens if self.output_tokens is None else self.output_tokens
+        output = self.output_tokens
+        if output is None:
+            output = self.completion_tokens
         return Usage(self.total_input(), output, self.cached())
 
     def total_input(self) -> int | None:
-        # Anthropic counts cached input beside input_tokens, everybody else inside; gateways that give its figures in
-        # OpenAI's shape have added them to prompt_tokens already.
+        # Anthropic counts cached input beside input_tokens, all others inside. Gateways that give its figures in
+        # OpenAI's shape have already added them to prompt_tokens.
+        # https://platform.claude.com/docs/en/build-with-claude/prompt-caching
         if self.input_tokens is None:
             return self.prompt_tokens
-        own = self.input_tokens + (self.cache_read_input_tokens or 0) + (self.cache_creation_input_tokens or 0)
-        return own if self.prompt_tokens is None else max(self.prompt_tokens, self.input_tokens)
+        if self.prompt_tokens is not None:
+            return max(self.prompt_tokens, self.input_tokens)
+        return self.input_tokens + (self.cache_read_input_tokens or 0) + (self.cache_creation_input_tokens or 0)
 
     def cached(self) -> int | None:
         for details in (self.prompt_tokens_details, self.input_tokens_details):
             if details is not None and details.cached_tokens is not None:
                 return details.cached_tokens
-        read = self.cache_read_input_tokens
-        return self.prompt_cache_hit_tokens if read is None else read
+        if self.cache_read_input_tokens is not None:
+            return self.cache_read_input_tokens
+        return self.prompt_cache_hit_tokens
 
 
 _DECODER: Final = msgspec.json.Decoder(_Figures)
 
 
-def usage_of(value: object) -> Usage:
-    """Return the usage in a decoded object: all of its input, cached or not, its output, and what was cached.
+def read_usage(value: object) -> Usage:
+    """Return the usage in a decoded object: all input, cached or not, the output, and the cached part of the input.
 
-    It is empty if the value is no object or contains what cannot be a number of tokens.
+    It is empty if *value* is no object or a member cannot be a number of tokens.
     """
     try:
         return msgspec.convert(value, _Figures).usage()
@@ -85,11 +92,11 @@ def usage_of(value: object) -> Usage:
 
 
 class UsageTap:
-    """Feed it every chunk of an answer; ``usage`` holds what was reported so far.
+    """Reads usage from the chunks of an answer; ``usage`` is the one reported so far.
 
-    Each byte is looked at a fixed number of times at most, whatever the answer is and however it is cut: an object
-    without its end is tried again only once it is twice as long, and when the figures are read; one that
-    has no end within its first 16 KiB is passed over.
+    Each byte is read a fixed number of times at most, whatever the answer is and however it is cut. An object without
+    its end is read again only when it is twice as long, and when ``usage`` is called for; one without an end within its
+    first 16 KiB is skipped.
     """
 
     __slots__ = ("_cached", "_enough", "_input", "_output", "_pending", "_plain")
@@ -110,7 +117,7 @@ class UsageTap:
         return Usage(self._input, self._output, self._cached)
 
     def feed(self, chunk: bytes) -> None:
-        """Look at *chunk*; never raises."""
+        """Read *chunk*; never raises."""
         if self._plain is not None:
             chunk = self._plain.feed(chunk)
         if self._enough:
@@ -121,17 +128,19 @@ class UsageTap:
         before = bytes(self._pending)
         if _KEY in chunk or _KEY in before + chunk[:_TAIL]:
             self._scan(before + chunk)
-        else:
-            self._pending[:] = chunk[-_TAIL:] if len(chunk) >= _TAIL else (before + chunk)[-_TAIL:]
+            return
+        if len(chunk) < _TAIL:
+            chunk = before + chunk
+        self._pending[:] = chunk[-_TAIL:]
 
     def _scan(self, data: bytes) -> None:
-        """Note every figure in *data*, and buffer the object that has not ended."""
+        """Read every usage in *data*, and buffer an object that has not ended."""
         at, self._enough = 0, 0
         while (key := data.find(_KEY, at)) >= 0:
             limit = key + _LONGEST
-            if found := _USAGE.match(data, key, limit):
-                self._note(found[1])
-                at = found.end()
+            if match := _USAGE.match(data, key, limit):
+                self._read(match[1])
+                at = match.end()
             elif not _BEGUN.match(data, key, limit):
                 at = key + len(_KEY)
             elif len(data) >= limit:
@@ -142,12 +151,16 @@ class UsageTap:
                 return
         self._pending[:] = data[max(at, len(data) - _TAIL) :]
 
-    def _note(self, text: bytes) -> None:
+    def _read(self, text: bytes) -> None:
+        """Take the figures of one usage object; figures that it lacks stay as they were."""
         try:
             figures = _DECODER.decode(text)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             return
         usage = figures.usage()
-        self._input = self._input if usage.input_tokens is None else usage.input_tokens
-        self._output = self._output if usage.output_tokens is None else usage.output_tokens
-        self._cached = self._cached if usage.cached_tokens is None else usage.cached_tokens
+        if usage.input_tokens is not None:
+            self._input = usage.input_tokens
+        if usage.output_tokens is not None:
+            self._output = usage.output_tokens
+        if usage.cached_tokens is not None:
+            self._cached = usage.cached_tokens

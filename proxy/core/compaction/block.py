@@ -1,6 +1,8 @@
-"""The block: what stands for folded rounds. A pure function of the folded items, the caps and the counter.
+"""Writes the block, the text that stands for folded rounds: a pure function of the folded items, caps and counter.
 
-It never digests an earlier block, because the client sends the originals again each time.
+A block has up to six sections between its header and its footer: the user's first request, the pins (later words of the
+user), the user's latest message, a model's summary, the digest, and the steps (one line for each round). It is never
+made from an earlier block, because the client sends the originals again each time.
 """
 
 from __future__ import annotations
@@ -21,37 +23,40 @@ HEADER = (
 FOOTER = "[End of the summary. The conversation goes on from here.]"
 
 SUMMARY = "What happened so far, as a model summed it up:"
-"""Heads a model's summary: what it says of orders is a report of them."""
+"""The heading of a model's summary. It says that a model reports here, so that no order in it reads as the user's."""
 
 STEP_SHARE = 0.23
-"""Share of the text's tokens that the steps get; the digest, which later steps refer to most, gets the rest."""
+"""Share of the text's tokens for the steps; the digest, which later steps refer to most, gets the rest."""
 
-SHORTEST = 6
-"""Tokens below which nothing more is tried."""
+LEAST_ROOM = 6
+"""Tokens of room below which no further text is tried."""
 
-TRIED = 64
-"""Rounds that are tried to be kept in full."""
+MOST_ROUNDS = 64
+"""Rounds, the best first, whose words are tried in full."""
 
 READ = 65_536
-"""Characters of one text that are looked at for sentences; what follows counts as one more."""
+"""Characters of one text that are split into sentences; the rest of it counts as one more sentence."""
 
 LONG_TOKEN = 16
-"""Characters of a token at most, nearly always: what is longer than its room by that is not even counted."""
+"""Characters of nearly any token at most. A text with more of them than its room allows is not even counted."""
 
 HEADINGS = 40
 """Tokens of the headings between header and footer."""
 
+MOST_MISSES = 20
+"""Sentences in all that may be too long for the room before no further one is tried."""
+
 SENTENCES = 400
-"""Sentences of the user's texts that are weighed one by one; of more than that, the newest texts' count."""
+"""Sentences of the user's texts that are ranked. If there are more, those of the newest texts are."""
 
 
 @dataclass(frozen=True, slots=True)
 class FoldedItems:
-    """What a block is made of: the folded entries in order, and which of them stay verbatim.
+    """The material for a block: the folded entries in order, and the texts that it repeats in full.
 
-    ``task`` and ``newest`` are texts to repeat in full, as clipped as they are in the view; empty if they stand
-    elsewhere in it. ``user_texts`` are the other folded user texts. ``carrier_text`` is the text of the item that
-    carries the block: it need not be repeated.
+    ``task`` and ``newest`` are the first and the latest user text, as clipped as they are in the view; empty if the
+    carrier holds them. ``user_texts`` are the other folded user texts. ``carrier_text`` is the text of the carrier,
+    which need not be repeated.
     """
 
     entries: tuple[ItemText, ...]
@@ -64,32 +69,35 @@ class FoldedItems:
 def render_block(folded: FoldedItems, block_tokens: int, text_tokens: int, count: Count, summary: str = "") -> str:
     """The block's text: at most *block_tokens* beside the task and the newest user text.
 
-    *text_tokens* of them are for digest and steps; a *summary* by a model is taken out of these. What digest and steps
-    leave over goes to the user's words, then to the rounds that are worth most, in full.
+    *text_tokens* of them are for digest and steps, less what a *summary* by a model takes. The tokens that digest and
+    steps leave go to the user's words first, then to the words of the best rounds.
     """
     frame = count(HEADER) + count(FOOTER) + HEADINGS
     pins = choose_pins(folded.user_texts, max(0, block_tokens - text_tokens - frame), count)
     pin_tokens = _list_tokens(pins, count)
-    written = f"{SUMMARY}\n{summary}" if summary else ""
-    free = max(0, text_tokens - (count(written) + 2 if written else 0))
+    free, section = text_tokens, ""
+    if summary:
+        section = f"{SUMMARY}\n{summary}"
+        free -= count(section) + 2
+    free = max(0, free)
     rounds = rounds_of(folded.entries)
     steps = _steps(rounds, int(free * STEP_SHARE), count)
     step_tokens = _list_tokens(steps, count)
-    known = "\n".join([folded.task, *(pin for pin in pins if pin), folded.newest, folded.carrier_text, written])
+    known = "\n".join([folded.task, *filter(None, pins), folded.newest, folded.carrier_text, section])
     digest = digest_of(folded.entries, free - step_tokens, count, known).lines()
     digest_tokens = sum(count(line) + 1 for line in digest)
     left = block_tokens - frame - (text_tokens - free) - step_tokens - pin_tokens - digest_tokens
     if left > 0 and pins != list(folded.user_texts):
         pins = choose_pins(folded.user_texts, pin_tokens + left, count)
         left -= _list_tokens(pins, count) - pin_tokens
-    if left > SHORTEST:
+    if left > LEAST_ROOM:
         steps = _with_words(rounds, steps, left, count)
-    block = _joined_sections(folded, pins, written, digest, steps)
+    block = _joined_sections(folded, pins, section, digest, steps)
     most = block_tokens + count(folded.task) + count(folded.newest)
-    # Parts were counted one by one; together they may take a little more.
-    while (over := count(block) - most) > 0 and (any(steps) or digest):
-        digest, steps = _without(digest, steps, over, count)
-        block = _joined_sections(folded, pins, written, digest, steps)
+    # The parts were counted one by one; together they may take a little more.
+    while (excess := count(block) - most) > 0 and (any(steps) or digest):
+        digest, steps = _shortened(digest, steps, excess, count)
+        block = _joined_sections(folded, pins, section, digest, steps)
     return block
 
 
@@ -98,8 +106,8 @@ def _list_tokens(lines: Sequence[str], count: Count) -> int:
     return sum(count(line) + 2 for line in lines if line)
 
 
-def _without(digest: list[str], steps: list[str], tokens: int, count: Count) -> tuple[list[str], list[str]]:
-    """Digest and steps with about *tokens* less: the oldest steps go, then the digest's last line."""
+def _shortened(digest: list[str], steps: list[str], tokens: int, count: Count) -> tuple[list[str], list[str]]:
+    """Digest and steps with about *tokens* less: the oldest steps go first, then the last line of the digest."""
     if not any(steps):
         return digest[:-1], steps
     kept = list(steps)
@@ -111,9 +119,9 @@ def _without(digest: list[str], steps: list[str], tokens: int, count: Count) -> 
 
 
 def _joined_sections(
-    folded: FoldedItems, pins: Sequence[str], written: str, digest: Sequence[str], steps: Sequence[str]
+    folded: FoldedItems, pins: Sequence[str], summary: str, digest: Sequence[str], steps: Sequence[str]
 ) -> str:
-    """The block: all its sections that are not empty, between header and footer."""
+    """The block: all sections that are not empty, between header and footer."""
     sections = [HEADER]
     if folded.task:
         sections.append("The user's first request, word for word:\n" + folded.task)
@@ -122,8 +130,8 @@ def _joined_sections(
         sections.append("\n".join([heading, *(f"- {pin}" for pin in pins if pin)]))
     if folded.newest:
         sections.append("The user's latest message, word for word:\n" + folded.newest)
-    if written:
-        sections.append(written)
+    if summary:
+        sections.append(summary)
     if digest:
         sections.append("\n".join(digest))
     if any(steps):
@@ -134,26 +142,28 @@ def _joined_sections(
 
 def _gaps(lines: Sequence[str]) -> str:
     """The end of a heading, which says if some of *lines* are left out."""
-    return ":" if all(lines) else " (some left out for want of room):"
+    if all(lines):
+        return ":"
+    return " (some left out for want of room):"
 
 
-# What users wrote.
+# The words of users.
 
 
 def choose_pins(texts: Sequence[str], tokens: int, count: Count) -> list[str]:
-    """The user texts in at most *tokens*: all of them if they fit, "" for one of which nothing is kept.
+    """The user texts in at most *tokens*: all of them if they fit, "" for one of which nothing stays.
 
-    Otherwise sentences are kept, each word for word: those that constrain before those that ask before the rest, and
-    newer before older.
+    Otherwise the best sentences stay, each word for word. Those that constrain come first, then those that ask for
+    something, then the rest; of equal ones the newer first.
     """
-    known = {text: count(text) + 2 for text in dict.fromkeys(texts)}
-    sizes = [known[text] for text in texts]
+    size_of = {text: count(text) + 2 for text in dict.fromkeys(texts)}
+    sizes = [size_of[text] for text in texts]
     if sum(sizes) <= tokens:
         return list(texts)
     short = max(24, tokens // 8)
     sentences = _Sentences(texts, [size <= short for size in sizes])
-    kept = _affordable(sentences, tokens, count)
-    return [_excerpt(text, sentences.of(at), kept[at]) if at in kept else "" for at, text in enumerate(texts)]
+    chosen = _best_sentences(sentences, tokens, count)
+    return [_excerpt(text, sentences.of(at), chosen[at]) if at in chosen else "" for at, text in enumerate(texts)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,7 +178,7 @@ class _Sentence:
 
 
 class _Sentences:
-    """The sentences of each of *texts*, which are taken apart when they are first needed.
+    """The sentences of each of *texts*. A text is split when its sentences are first needed.
 
     A text for which *whole* is true counts as one sentence.
     """
@@ -176,81 +186,91 @@ class _Sentences:
     def __init__(self, texts: Sequence[str], whole: Sequence[bool]) -> None:
         self.texts = texts
         self.whole = whole
-        self._found: dict[int, list[_Sentence]] = {}
+        self._split: dict[int, list[_Sentence]] = {}
 
     def of(self, at: int) -> list[_Sentence]:
         """The sentences of text *at*, in order."""
-        found = self._found.get(at)
-        if found is None:
-            found = self._found[at] = _taken_apart(self.texts[at], at, whole=self.whole[at])
-        return found
+        sentences = self._split.get(at)
+        if sentences is None:
+            sentences = self._split[at] = _split(self.texts[at], at, whole=self.whole[at])
+        return sentences
 
     def newest(self) -> list[_Sentence]:
-        """The sentences that are weighed one by one: those that constrain or ask, then others, newest text first."""
-        telling: list[_Sentence] = []
+        """The sentences that are ranked: first those that constrain or ask for something; newest text first."""
+        directing: list[_Sentence] = []
         others: list[_Sentence] = []
         for at in range(len(self.texts) - 1, -1, -1):
             if len(others) >= SENTENCES and self.whole[at] and not sentence_rank(self.texts[at]):
                 continue  # thousands of short texts: only one that asks for something can still be chosen
-            for sentence in self.of(at):
-                if len(sentence.text) <= READ:
-                    (telling if sentence_rank(sentence.text) else others).append(sentence)
-                if len(telling) == SENTENCES:
-                    return telling
-        return [*telling, *others][:SENTENCES]
+            for sentence in self._rankable(at):
+                ranked = directing if sentence_rank(sentence.text) else others
+                ranked.append(sentence)
+                if len(directing) == SENTENCES:
+                    return directing
+        return [*directing, *others][:SENTENCES]
+
+    def _rankable(self, at: int) -> list[_Sentence]:
+        """The sentences of text *at* that are not too long to be ranked."""
+        return [sentence for sentence in self.of(at) if len(sentence.text) <= READ]
 
 
-def _taken_apart(text: str, at: int, *, whole: bool) -> list[_Sentence]:
-    """The sentences of *text*, the text *at* of all."""
+def _split(text: str, at: int, *, whole: bool) -> list[_Sentence]:
+    """The sentences of *text*, whose index among all texts is *at*."""
+    if not text.strip():
+        return []
     if whole:
-        return [_Sentence(at, 0, 0, len(text), text)] if text.strip() else []
-    found: list[_Sentence] = []
+        return [_Sentence(at, 0, 0, len(text), text)]
+    sentences: list[_Sentence] = []
     start = 0
     for end in [*(match.end() for match in SENTENCE_END.finditer(text, 0, READ)), len(text)]:
         if words := text[start:end].strip():
-            found.append(_Sentence(at, len(found), start, end, words))
+            sentences.append(_Sentence(at, len(sentences), start, end, words))
         start = end
-    return found
+    return sentences
 
 
-def _affordable(sentences: _Sentences, tokens: int, count: Count) -> dict[int, set[int]]:
+def _best_sentences(sentences: _Sentences, tokens: int, count: Count) -> dict[int, set[int]]:
     """The best sentences that together take at most *tokens*: their indexes by text."""
-    kept: dict[int, set[int]] = {}
+    chosen: dict[int, set[int]] = {}
     misses = 0
     for sentence in sorted(sentences.newest(), key=lambda each: (-sentence_rank(each.text), -each.at)):
-        cost = count(sentence.text) + _mark_tokens(sentences.of(sentence.at), sentence.at in kept)
+        cost = count(sentence.text) + _mark_tokens(sentences.of(sentence.at), sentence.at in chosen)
         if cost <= tokens:
-            kept.setdefault(sentence.at, set()).add(sentence.index)
+            chosen.setdefault(sentence.at, set()).add(sentence.index)
             tokens -= cost
         else:
             misses += 1
-        if tokens < SHORTEST or misses > 20:
+        if tokens < LEAST_ROOM or misses > MOST_MISSES:
             break
-    return kept
+    return chosen
 
 
 def _mark_tokens(sentences: Sequence[_Sentence], has_bullet: bool) -> int:
-    """Tokens around one more sentence: the bullet of its text, and a sign for what is left out beside it."""
-    bullet = 0 if has_bullet else 2
-    return bullet + (3 if len(sentences) > 1 else 0)
+    """Tokens beside one more sentence: for the bullet of its text, and for a sign that a part is left out."""
+    tokens = 0
+    if not has_bullet:
+        tokens += 2
+    if len(sentences) > 1:
+        tokens += 3
+    return tokens
 
 
-def _excerpt(text: str, sentences: Sequence[_Sentence], kept: set[int]) -> str:
-    """The kept sentences of *text*, neighbours as they stood, with a sign for what is left out after each run."""
-    if len(kept) == len(sentences):
+def _excerpt(text: str, sentences: Sequence[_Sentence], chosen: set[int]) -> str:
+    """The chosen sentences of *text* in runs of neighbours, each followed by a sign that a part is left out."""
+    if len(chosen) == len(sentences):
         return text.strip("\n")
     runs: list[tuple[int, int]] = []
     for sentence in sentences:
-        if sentence.index not in kept:
+        if sentence.index not in chosen:
             continue
-        if sentence.index - 1 in kept:
+        if sentence.index - 1 in chosen:
             runs[-1] = (runs[-1][0], sentence.end)
         else:
             runs.append((sentence.start, sentence.end))
     return " ".join(f"{text[start:end].strip()} {OMITTED}" for start, end in runs)
 
 
-# What the model did.
+# The steps of the model.
 
 
 def _steps(rounds: Sequence[Round], tokens: int, count: Count) -> list[str]:
@@ -267,9 +287,9 @@ def _steps(rounds: Sequence[Round], tokens: int, count: Count) -> list[str]:
 
 
 def _with_words(rounds: Sequence[Round], steps: Sequence[str], tokens: int, count: Count) -> list[str]:
-    """*steps* with the words of the rounds that are worth most in full, while *tokens* last."""
+    """*steps* with all words of the best rounds, as far as *tokens* go."""
     longer, scores = list(steps), round_scores(rounds)
-    for index in sorted(range(len(rounds)), key=lambda i: (-scores[i], -i))[:TRIED]:
+    for index in sorted(range(len(rounds)), key=lambda i: (-scores[i], -i))[:MOST_ROUNDS]:
         words = rounds[index].spoken.text.strip()
         if not words or words in longer[index] or len(words) > tokens * LONG_TOKEN:
             continue

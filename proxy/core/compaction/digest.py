@@ -1,7 +1,7 @@
 """The literal digest of folded rounds: names, paths, figures and errors that later steps are likely to refer to.
 
-What the user or the model *wrote* ranks above what only a tool's output mentioned, and newer above older. Everything
-in a digest occurs in the rounds it stands for; nothing is paraphrased, so nothing can be invented.
+A name that the user or the model wrote ranks above one that only a tool's output mentions, and a newer one above an
+older one. Every entry of a digest occurs literally in the rounds it stands for, so none can be invented.
 """
 
 from __future__ import annotations
@@ -27,31 +27,35 @@ FILE_SHARE = 0.1
 
 WRITTEN = {"user": 3.0, "assistant": 3.0, "tool": 0.5, "system": 0.0}
 CALLED = 1.5
-"""What a mention is worth: in written text by role, and in the arguments of a call."""
+"""The worth of a mention: in a text by role, and in the arguments of a call."""
 
 OLDEST = 0.6
-"""What a mention at the very beginning is worth, if one at the end is worth one."""
+"""The worth of a mention at the very beginning, as a share of the worth of one at the end."""
 
 ROUGH, SMOOTH = 3.0, 2.0
-"""Tokens added to the size of a name, so that the shortest do not always win: if it is guessed, and if counted."""
+"""Tokens added to the size of a name, so that the shortest do not always win: to a guessed size, to a counted one."""
 
 LABEL = 6
 """Tokens of the words around an error line or a command."""
 
 LONGEST = 160
-"""The most characters of a token, an error line or a command. What is longer is data, not a name."""
+"""Most characters of a token, an error line or a command. A longer one is data, not a name."""
 
 LONGEST_ARGUMENTS = 262_144
-"""The most characters of a call's arguments that are read as JSON. Longer ones are read as plain text."""
+"""Most characters of a call's arguments that are read as JSON. Longer ones are read as plain text."""
+
+MOST_MISSES = 20
+"""Entries in all that may be too long for the room before no further one is tried."""
 
 MOST_PIECES = 50_000
-"""Distinct pieces of text whose names one digest remembers: some 10 MB."""
+"""Distinct pieces of text whose names are remembered while one digest is made: some 10 MB."""
 
 _LITERAL = json.JSONDecoder(parse_int=str, parse_float=str)
 _WINDOW = 65_536
+"""Characters of a text that are searched at a time; of a result, all that are searched for an error line."""
 _SPLIT = re.compile(r"[^\s\"'`<>(){}\[\],;|=*]+")
 _PLAIN = re.compile(r"[a-z]+")
-"""A word that is no name by any of these patterns: names have capitals, digits or signs inside."""
+"""A plain word: names have capitals, digits or signs inside."""
 
 _URL = re.compile(r"https?://\S{3,}")
 _PATH = re.compile(
@@ -109,7 +113,7 @@ class _Name:
     newest: float = 0.0
 
     def worth(self) -> float:
-        """How likely the name is to be needed: every kind of mention counts, the second one less than the first."""
+        """The name's worth: the sum over its kinds of mention, in each of which a further mention counts less."""
         mentioned = sum(worth * log2(1 + times) for worth, times in self.mentions.items())
         return mentioned * (OLDEST + (1 - OLDEST) * self.newest)
 
@@ -124,7 +128,7 @@ def digest_of(entries: Sequence[ItemText], tokens: int, count: Count, known: str
     shown = _Shown(known)
     files = sized.fill(filter(shown.is_new, _files(entries)), int(room * FILE_SHARE))
     room -= sum(map(sized, files))
-    # Looking a name up in a long known text is not cheap: only those that are about to be taken are.
+    # Searching a long known text is not cheap: it is searched only for names that are about to be shown.
     ranked = _ranked(names, max(0, tokens), sized)
     ranked_numbers = (name for name in ranked if names[name].is_number and shown.is_new(name))
     numbers = sized.fill(ranked_numbers, int(room * NUMBER_SHARE))
@@ -136,21 +140,21 @@ def digest_of(entries: Sequence[ItemText], tokens: int, count: Count, known: str
 def _mentions(entries: Sequence[ItemText]) -> dict[str, _Name]:
     """Every name in *entries* with its mentions. An item counts once for each kind of text that holds the name."""
     names: dict[str, _Name] = {}
-    known_pieces = _Known()
+    pieces = _NamesOfPieces()
     total = max(1, len(entries))
     for index, entry in enumerate(entries):
         for text, worth in _texts(entry):
-            for name, is_number in dict(_tokens(text, known_pieces, phrases=worth > WRITTEN["tool"])).items():
-                known = names.get(name)
-                if known is None:
-                    known = names[name] = _Name(is_number, Counter())
-                known.mentions[worth] += 1
-                known.newest = (index + 1) / total
+            for token, is_number in dict(_tokens(text, pieces, phrases=worth > WRITTEN["tool"])).items():
+                name = names.get(token)
+                if name is None:
+                    name = names[token] = _Name(is_number, Counter())
+                name.mentions[worth] += 1
+                name.newest = (index + 1) / total
     return names
 
 
 def _ranked(names: Mapping[str, _Name], most: int, size: Callable[[str], int]) -> list[str]:
-    """The names by their worth for each token. Only the sizes of the first *most* are counted, others are guessed."""
+    """The names by their worth per token. Sizes are guessed at first, and counted for the best *most*; others go."""
     rough = nsmallest(most, names, key=lambda name: (-names[name].worth() / (len(name) / 4 + ROUGH), name))
     return sorted(rough, key=lambda name: (-names[name].worth() / (size(name) + SMOOTH), name))
 
@@ -169,38 +173,38 @@ class _Sized:
         return size
 
     def fill(self, candidates: Iterable[str], tokens: int) -> list[str]:
-        """The first of *candidates* that together take at most *tokens*. One that is too long is passed over."""
-        taken: list[str] = []
+        """The first of *candidates* that together take at most *tokens*. One that is too long is skipped."""
+        chosen: list[str] = []
         misses = 0
         for candidate in candidates:
             size = self(candidate)
             if size <= tokens:
-                taken.append(candidate)
+                chosen.append(candidate)
                 tokens -= size
             else:
                 misses += 1
-            if tokens < 2 or misses > 20:
+            if tokens < 2 or misses > MOST_MISSES:
                 break
-        return taken
+        return chosen
 
 
 class _Shown:
-    """Names that need not be shown: those that a known text holds, and those shown before, also inside a longer one."""
+    """Names that need no entry: those in a known text, and those shown before, also inside a longer one."""
 
     def __init__(self, known: str) -> None:
         self._known = known
-        self._offered = ""
+        self._shown = ""
 
     def is_new(self, name: str) -> bool:
-        """True if *name* is not shown yet; it counts as shown from now on."""
-        if name in self._offered or name in self._known:
+        """True if *name* is not shown yet. It counts as shown from now on."""
+        if name in self._shown or name in self._known:
             return False
-        self._offered += f"{name}\n"
+        self._shown += f"{name}\n"
         return True
 
 
 def _texts(entry: ItemText) -> Iterator[tuple[str, float]]:
-    """The texts of one item, each with what a mention in it is worth."""
+    """The texts of one item, each with the worth of a mention in it."""
     yield entry.text, WRITTEN[entry.role]
     for name, arguments in entry.calls:
         yield name, CALLED
@@ -213,11 +217,11 @@ def quoted(text: str) -> str:
     return f"“{inside}”"
 
 
-class _Known(dict[str, tuple[tuple[str, bool], ...]]):
-    """The names in each piece of text between blanks. A piece that comes again is not looked at again."""
+class _NamesOfPieces(dict[str, tuple[tuple[str, bool], ...]]):
+    """The names in each piece of text between blanks. A piece that occurs again is not searched again."""
 
     def __missing__(self, piece: str) -> tuple[tuple[str, bool], ...]:
-        """Look for the names in *piece*."""
+        """The names in *piece*."""
         token = piece.strip(".,:;!?…。，：；！？-")
         names: tuple[tuple[str, bool], ...] = ()
         if 2 < len(token) <= LONGEST and not _PLAIN.fullmatch(token):
@@ -227,13 +231,13 @@ class _Known(dict[str, tuple[tuple[str, bool], ...]]):
         return names
 
 
-def _tokens(text: str, known: _Known, *, phrases: bool) -> Iterator[tuple[str, bool]]:
-    """Every token of *text* worth naming, each with True for a number; with *phrases* also titles of several words."""
+def _tokens(text: str, pieces: _NamesOfPieces, *, phrases: bool) -> Iterator[tuple[str, bool]]:
+    """Every name in *text*, with True for a number; with *phrases* also quoted titles of several words."""
     for start in range(0, len(text), _WINDOW):
         window = text[start : start + _WINDOW]
         for piece in _SPLIT.findall(window):
-            if found := known[piece]:
-                yield from found
+            if names := pieces[piece]:
+                yield from names
         for match in _QUOTED.finditer(window):
             if phrases or not any(map(str.isspace, match.group(1))):
                 yield match.group(1), False
@@ -241,16 +245,15 @@ def _tokens(text: str, known: _Known, *, phrases: bool) -> Iterator[tuple[str, b
 
 def _named(token: str) -> Iterator[tuple[str, bool]]:
     """*token* itself if it is a name or a number, else those inside it; each with True for a number."""
-    """The names in *token*, and whether each is a figure."""
     if _URL.fullmatch(token) or _PATH.fullmatch(token) or _NAME.fullmatch(token) or _ERROR.fullmatch(token):
         yield token, False
     elif _NUMBER.fullmatch(token):
         yield token, True
     else:
         for match in _INSIDE.finditer(token):
-            found = match.group().rstrip(".")
-            if len(found) > 2:
-                yield found, match.lastindex == 2
+            name = match.group().rstrip(".")
+            if len(name) > 2:
+                yield name, match.lastindex == 2
 
 
 def _files(entries: Sequence[ItemText]) -> Iterator[str]:
@@ -270,8 +273,7 @@ def _error_lines(entries: Sequence[ItemText]) -> Iterator[str]:
     for entry in reversed(entries):
         if entry.role != "tool":
             continue
-        for raw in entry.text[:_WINDOW].splitlines():
-            line = raw.strip()
+        for line in map(str.strip, entry.text[:_WINDOW].splitlines()):
             if len(line) <= LONGEST and line not in seen and _FAILURE.search(line):
                 seen.add(line)
                 yield line
@@ -290,7 +292,7 @@ def _commands(entries: Sequence[ItemText]) -> Iterator[str]:
 
 
 def _literal(arguments: str) -> Any:
-    """The value of *arguments*, with numbers as they are spelled: parsed and printed again they could be others."""
+    """The value of *arguments*, with numbers as they are spelled: a parsed number could be printed differently."""
     return _LITERAL.decode(arguments)
 
 
@@ -305,16 +307,17 @@ def command_of(arguments: str) -> str:
     if not isinstance(values, dict):
         return ""
     several = next((values[key] for key in _COMMANDS_KEYS if isinstance(values.get(key), list)), [values])
-    found = [_one_command(each) for each in several if each]
-    return "; ".join(filter(None, found))
+    commands = [_one_command(each) for each in several if each]
+    return "; ".join(filter(None, commands))
 
 
 def _one_command(value: Any) -> str:
-    """The command that *value* is or that it holds, on one line."""
+    """The command in *value*, on one line: *value* itself, or a member of it."""
     if isinstance(value, dict):
         value = next((value[key] for key in _COMMAND_KEYS if value.get(key)), "")
-    text = " ".join(map(str, value)) if isinstance(value, list) else str(value)
-    return " ".join(text.split())
+    if isinstance(value, list):
+        value = " ".join(map(str, value))
+    return " ".join(str(value).split())
 
 
 def plain_arguments(arguments: str) -> str:

@@ -1,7 +1,7 @@
-"""Which tool results can be done without: duplicates first, then old ones by what they are worth.
+"""Chooses the tool results that give way to a line each: duplicates first, then old ones, the least needed first.
 
-A result is replaced only as a whole item, and never if a placeholder refers to it. Everything here is decided from
-facts about the results that were noted when they were measured; no text is read.
+A result is replaced only with its whole item, and never if a placeholder refers to it. The choice depends on facts
+about the results that were noted when they were measured; no text is read here.
 """
 
 from __future__ import annotations
@@ -14,17 +14,17 @@ from types import MappingProxyType
 
 from proxy.core.compaction.record import Placeholder, PlaceholderReason, placeholder_tokens
 from proxy.core.conversation import Call, Item, Layout, Result, unread_from
-from proxy.core.tool_calls import Pair, mentioned, pairs_of
+from proxy.core.tool_calls import Pair, pairs_of, unpack_mentions
 from proxy.core.tool_table import REPEATABLE
 
 END_OF_FILE = 2**62
 """The line number of a file's end."""
 
 ADDED_LINES = 12
-"""Lines and bytes of its own that a tool may add to what it read."""
+"""Most lines or bytes that a tool adds to what it read, such as a heading."""
 
 COMPARED = 8
-"""Later readings of one file that an earlier one is compared with: the newest, none of them covered by another."""
+"""Most later readings of one file with which an earlier one is compared: the newest that are no duplicates."""
 
 KIND_WEIGHTS: Mapping[str, int] = MappingProxyType(
     {
@@ -44,12 +44,12 @@ KIND_WEIGHTS: Mapping[str, int] = MappingProxyType(
         "agent": 0,
     }
 )
-"""How easily a result of each kind is done without. A kind without a weight is never pruned."""
+"""The weight of each kind of result: the higher, the sooner it is pruned. A kind without a weight never is."""
 
 REFERENCE = 20
 QUOTATION = 20
 DECISION = 10
-"""What a result is worth more for each later item that names its file or quotes it, and if a conclusion follows it."""
+"""Worth that a result gains by each later mention of its file, by a quotation, and by a conclusion behind it."""
 
 USUAL_WINDOW = 200_000
 """In a smaller window, the limits in tokens and rounds are smaller by as much."""
@@ -57,7 +57,7 @@ USUAL_WINDOW = 200_000
 
 @dataclass(frozen=True, slots=True)
 class DedupRules:
-    """Which repetitions count, and the fewest tokens that a replacement must save."""
+    """The kinds of repetition that count as duplicates, and the fewest tokens that a replacement must save."""
 
     exact: bool = True
     stale_reads: bool = True
@@ -67,9 +67,9 @@ class DedupRules:
 
 @dataclass(frozen=True, slots=True)
 class PruneRules:
-    """What is never pruned, in rounds and in tokens of results from the newest back.
+    """The rounds, and the tokens of results, that are never pruned, counted back from the newest.
 
-    ``min_saving`` are the fewest tokens that pruning must save. ``weights`` say how easily each kind is done without.
+    ``min_saving`` are the fewest tokens that pruning must save in all. ``weights`` are as ``KIND_WEIGHTS``.
     """
 
     protect_rounds: int = 6
@@ -102,7 +102,7 @@ class PrunePassRules:
 class PruneRange:
     """The results that a prune pass may replace: from item ``start`` to ``end``, without those in ``placeholders``.
 
-    ``reduced`` are the tokens of items that were made smaller before, by index: no more can be saved there.
+    ``reduced`` are the tokens that items take which were made smaller before, by index.
     """
 
     items: Sequence[Item]
@@ -132,7 +132,7 @@ def prune_pass(
 ) -> tuple[tuple[Placeholder, ...], tuple[str, ...]] | None:
     """The placeholders that together save *need* tokens, and the stages that chose them.
 
-    None if so many cannot be saved: a pass that does not save enough would change the prompt in vain.
+    None if they cannot save so many: a pass that saves too little would change the prompt in vain.
     """
     sums = among.layout.result_sums
     if sums[among.end] - sums[among.start] < need:
@@ -153,14 +153,13 @@ def prune_pass(
     if not pruned or sum(savings[index] for index in pruned) < max(need, prune.min_saving):
         return None
     chosen = _without_references_to(pruned, duplicates) | pruned
-    return tuple(sorted(chosen.values())), ("dedup", "prune") if duplicates else ("prune",)
+    if not duplicates:
+        return tuple(sorted(chosen.values())), ("prune",)
+    return tuple(sorted(chosen.values())), ("dedup", "prune")
 
 
 def oldest_results(pairs: Sequence[Pair], items: Sequence[Item], over: int) -> tuple[Placeholder, ...] | None:
-    """The fewest of the oldest results among *pairs* that save *over* tokens, whatever they are worth.
-
-    None if all of them do not save as much.
-    """
+    """The fewest of the oldest results among *pairs* that together save *over* tokens; None if all save less."""
     chosen: list[Placeholder] = []
     for index in sorted({pair.index for pair in pairs}):
         if over <= 0:
@@ -169,7 +168,9 @@ def oldest_results(pairs: Sequence[Pair], items: Sequence[Item], over: int) -> t
         if saved > 0:
             chosen.append(Placeholder(index, "old"))
             over -= saved
-    return tuple(chosen) if over <= 0 else None
+    if over > 0:
+        return None
+    return tuple(chosen)
 
 
 def _worthwhile_duplicates(
@@ -187,7 +188,7 @@ def _worthwhile_duplicates(
 def _prunable(
     among: PruneRange, pairs: Sequence[Pair], worthwhile: Collection[int], rules: PruneRules
 ) -> list[Placeholder]:
-    """The old results among those that are *worthwhile*, the most dispensable first."""
+    """The *worthwhile* results that are old enough to be pruned, the least needed first."""
     protected = first_protected(among.layout, among.start, among.end, rules)
     before = min(protected, unread_from(among.items, among.end))
     ranked = rank_prunable(pairs, among.items, among.end, rules)
@@ -208,8 +209,12 @@ def _first_that_save(
 
 
 def _without_references_to(pruned: Collection[int], chosen: Mapping[int, Placeholder]) -> dict[int, Placeholder]:
-    """*chosen*, but none of them refers to a result that is *pruned* as well."""
-    return {index: Placeholder(index, "old") if each.same_as in pruned else each for index, each in chosen.items()}
+    """*chosen* with "old" as the reason of those that refer to a result which is *pruned* as well."""
+    result = dict(chosen)
+    for index, placeholder in chosen.items():
+        if placeholder.same_as in pruned:
+            result[index] = Placeholder(index, "old")
+    return result
 
 
 # Duplicates.
@@ -217,10 +222,10 @@ def _without_references_to(pruned: Collection[int], chosen: Mapping[int, Placeho
 
 @dataclass(frozen=True, slots=True)
 class _LaterResults:
-    """What was read on the way from the newest pair back to the oldest.
+    """The results behind the present one, on the way from the newest pair back to the oldest.
 
-    ``same``: the item of a result, by call and digest. ``readings`` of a file, the newest first, and the item that
-    ``changed`` it last, by path.
+    ``same`` is the item of each result, by call and digest. ``readings`` are those of each file, the newest first, and
+    ``changed`` is the item that changed the file last, by path.
     """
 
     same: dict[tuple[int, int], int] = field(default_factory=dict)
@@ -228,7 +233,7 @@ class _LaterResults:
     changed: dict[int, int] = field(default_factory=dict)
 
     def add(self, pair: Pair) -> None:
-        """Note what *pair* shows or changes, if it succeeded."""
+        """Add *pair*, if its call succeeded."""
         call, result = pair.call, pair.result
         if not result.ok:
             return
@@ -244,9 +249,10 @@ class _LaterResults:
 
 
 def find_duplicates(pairs: Sequence[Pair], rules: DedupRules) -> list[Placeholder]:
-    """The results among *pairs* that a later one makes superfluous, newest first.
+    """The results among *pairs* that a later one repeats, newest first.
 
-    The later one succeeded, and it covers the lines of the earlier one. It is no duplicate itself.
+    The call of the later one succeeded, and its result is the same or covers the lines of the earlier one. The later
+    one is no duplicate itself.
     """
     read = {path for pair in pairs if pair.call.kind == "file_read" for path in pair.call.paths}
     later = _LaterResults()
@@ -301,7 +307,7 @@ def _lines_to_cover(pair: Pair, read: Collection[int], rules: DedupRules) -> tup
 
 
 def possible_lines(call: Call, result: Result) -> tuple[int, int]:
-    """The first and last line that a reading can have shown: by its own numbers, else by what it asked for."""
+    """The first and last line that a reading can show: by the line numbers in it, else by its call's arguments."""
     if result.last:
         return result.first, result.last
     if call.first and _is_in_lines(call, result):
@@ -310,32 +316,34 @@ def possible_lines(call: Call, result: Result) -> tuple[int, int]:
 
 
 def certain_lines(call: Call, result: Result) -> tuple[int, int] | None:
-    """The first and last line that a reading has shown for certain; None if that is unknown."""
+    """The first and last line that a reading shows for certain; None if they are unknown."""
     if not call.first or not _is_in_lines(call, result):
         return None
     may_be_cut = not call.last and call.line_limit and result.lines >= call.line_limit
     if not result.partial and not may_be_cut:
         return min(call.first, result.first or call.first), call.last or END_OF_FILE
-    return (result.first, result.last) if result.last else None
+    if not result.last:
+        return None
+    return result.first, result.last
 
 
 def _is_in_lines(call: Call, result: Result) -> bool:
-    """True if what came back can be the lines that were asked for.
+    """True if the result can be the lines that the call requested.
 
-    More lines than that, or just as many bytes, mean that the tool counts bytes. An offset without an end proves
-    nothing, unless the lines are numbered.
+    If it has more lines than that, or just as many bytes, the tool counts in bytes. An offset without an end proves
+    nothing unless the lines are numbered.
     """
     if result.last:
         return True
     if not call.last:
         return call.first <= 1
-    asked = call.last - call.first + 1
-    is_in_bytes = result.lines < asked and abs(result.size - asked) <= ADDED_LINES
-    return result.lines <= asked + ADDED_LINES and not is_in_bytes
+    requested = call.last - call.first + 1
+    is_in_bytes = result.lines < requested and abs(result.size - requested) <= ADDED_LINES
+    return result.lines <= requested + ADDED_LINES and not is_in_bytes
 
 
 def _covers(reading: Pair, lines: tuple[int, int]) -> bool:
-    """True if *reading* has shown all of *lines* for certain."""
+    """True if *reading* shows all of *lines* for certain."""
     shown = certain_lines(reading.call, reading.result)
     return shown is not None and shown[0] <= lines[0] and lines[1] <= shown[1]
 
@@ -344,7 +352,7 @@ def _covers(reading: Pair, lines: tuple[int, int]) -> bool:
 
 
 class _LaterUse:
-    """What the model wrote behind a result, gathered from the *end* of the conversation back."""
+    """The mentions in later texts of the model, gathered from item *end* back to the oldest."""
 
     def __init__(self, items: Sequence[Item], end: int) -> None:
         self._items = items
@@ -353,7 +361,7 @@ class _LaterUse:
         self._decides = False
 
     def value(self, pair: Pair) -> int:
-        """What *pair* is worth more for what was written behind it. Ask for the last pair first."""
+        """The worth that *pair* gains by the texts behind it. To be called for the last pair first."""
         while self._next > pair.index + 1:
             self._next -= 1
             self._add(self._items[self._next])
@@ -366,38 +374,44 @@ class _LaterUse:
         if item.role != "assistant":
             return
         facts = item.facts
-        self._decides = facts is not None and facts.decides
-        if facts is not None:
-            names = [name for call in facts.calls for name in call.names]
-            self._mentions.update({*mentioned(facts.mentions), *names})
+        if facts is None:
+            self._decides = False
+            return
+        self._decides = facts.decides
+        names = [name for call in facts.calls for name in call.names]
+        self._mentions.update({*unpack_mentions(facts.mentions), *names})
 
 
 def first_protected(layout: Layout, start: int, end: int, rules: PruneRules) -> int:
     """The first protected item between *start* and *end*: results before it may go."""
     cuts, sums = layout.cuts[: bisect_left(layout.cuts, end)], layout.result_sums
     by_rounds = by_tokens = end
-    if rules.protect_rounds:
-        by_rounds = cuts[-rules.protect_rounds] if len(cuts) >= rules.protect_rounds else start
+    if rules.protect_rounds > len(cuts):
+        by_rounds = start
+    elif rules.protect_rounds:
+        by_rounds = cuts[-rules.protect_rounds]
     if rules.protect_tokens:
-        # The result that crosses the limit may go; those after it may not.
+        # The result at which the tokens exceed the limit may go; those after it may not.
         by_tokens = bisect_left(sums, sums[end] - rules.protect_tokens)
     return max(start, min(by_rounds, by_tokens))
 
 
 def rank_prunable(pairs: Sequence[Pair], items: Sequence[Item], end: int, rules: PruneRules) -> list[Placeholder]:
-    """The results among *pairs* that may go, the most dispensable first, an unknown tool's last.
+    """The results among *pairs* that may be pruned, the least needed first, those of unknown tools last.
 
-    Only what was written before item *end* counts.
+    Only texts before item *end* count.
     """
     later_use = _LaterUse(items, end)
     ranks: dict[int, list[tuple[bool, int] | None]] = defaultdict(list)
     for pair in reversed(pairs):
         value, weight = later_use.value(pair), rules.weights.get(pair.call.kind)
-        rank = None if weight is None else (pair.call.kind == "unknown", -max(0, weight - value))
+        rank = None
+        if weight is not None:
+            rank = (pair.call.kind == "unknown", -max(0, weight - value))
         ranks[pair.index].append(rank)
     order: list[tuple[tuple[bool, int], int]] = []
     for index, of_item in ranks.items():
-        known = [rank for rank in of_item if rank is not None]
-        if len(known) == len(of_item):  # an item with several results gives way only as a whole
-            order.append((max(known), index))
+        prunable = [rank for rank in of_item if rank is not None]
+        if len(prunable) == len(of_item):  # an item with several results gives way only as a whole
+            order.append((max(prunable), index))
     return [Placeholder(index, "old") for _, index in sorted(order)]

@@ -1,4 +1,4 @@
-"""A compaction as a value, and as a stored fact with the literal texts that it put into the view."""
+"""A compaction as a value, and its record: the compaction with the literal texts that it put into the view."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ PlaceholderReason = Literal["repeated", "reread", "included", "again", "old"]
 
 FRAME = 40
 LINE = 56
-"""Tokens charged for an item of placeholders: its ids and separators, and the line of each result."""
+"""Tokens charged for an item of placeholders: for its ids and separators, and for the line of each result."""
 
 NAMES = 10
-"""One token in ten of an old result stays, as names, errors and figures: later steps refer to them.
+"""One token in so many of an old result stays, as names, errors and figures: later steps refer to them.
 
 Measured: the share of what later steps refer to is .875 with and .858 without them in a view of half the conversation's
 size, .583 and .579 in a quarter (decision 3).
@@ -42,21 +42,29 @@ class Placeholder(msgspec.Struct, frozen=True, order=True, rename={"reason": "wh
 
 
 def placeholder_tokens(item: Item) -> int:
-    """The most tokens that *item* is charged for once its results are placeholders."""
-    kept = item.user_tokens + item.sealed
-    return min(item.tokens, FRAME + LINE * max(1, len(item.answers)) + (item.tokens - kept) // NAMES + kept)
+    """Tokens that *item* is charged once its results are placeholders; never more than it takes."""
+    whole = item.user_tokens + item.sealed
+    lines = LINE * max(1, len(item.answers))
+    names = (item.tokens - whole) // NAMES
+    return min(item.tokens, FRAME + lines + names + whole)
 
 
-def placeholder_text(why: PlaceholderReason, name: str, target: str, *, ok: bool, line: str = "") -> str:
-    """The line for one result of the tool *name*: why it is gone, what it was about, how the call ended.
+def placeholder_text(reason: PlaceholderReason, name: str, target: str, *, ok: bool, error: str = "") -> str:
+    """The line for one result of the tool *name*: why it is left out, what it was about, how the call ended.
 
-    *target* is what the call was about in the client's own words; *line* is the result's first line about an error.
+    *target* is what the call was about, in the client's own words; *error* is the result's first line about an error.
     """
-    if why != "old":
-        return WORDS[why].format(target=target or "it")
-    outcome = "succeeded" if ok else "failed"
-    about = f", of {target}" if target else ""
-    return OLD.format(name=name, target=about, outcome=outcome, line=f" It said: {line}" if line and not ok else "")
+    if reason != "old":
+        return WORDS[reason].format(target=target or "it")
+    outcome, said = "succeeded", ""
+    if not ok:
+        outcome = "failed"
+        if error:
+            said = f" It said: {error}"
+    about = ""
+    if target:
+        about = f", of {target}"
+    return OLD.format(name=name, target=about, outcome=outcome, line=said)
 
 
 _STORED_NAMES = {
@@ -67,17 +75,17 @@ _STORED_NAMES = {
     "placeholders": "swaps",
     "truncations": "trims",
 }
-"""What the fields of a compaction are called in a stored record, if not by their names."""
+"""The names of a compaction's fields in stored records, if they differ."""
 
 
 class Compaction(msgspec.Struct, frozen=True, rename=_STORED_NAMES):
     """A compaction at ``boundary``; items before ``cut`` are folded.
 
-    ``block_tokens`` are charged for the block, of which ``text_tokens`` are meant for digest and steps. ``anchors`` are
-    the folded user items that stay verbatim all the same: the task, and the newest one at that time. ``placeholders``
-    are the kept items whose results gave way to a line each. ``truncations`` and ``clips`` are the tokens that
-    truncated and clipped items may keep, by index. ``view_tokens`` is the size of the view's items at the boundary,
-    the fixed part aside. ``stages`` names the stages that were used, in order.
+    ``block_tokens`` are charged for the block; ``text_tokens`` of them are for digest and steps. ``anchors`` are the
+    folded user items whose text stays in full: the task, and the newest one at that time. ``placeholders`` are the
+    other items whose results give way to a line each. ``truncations`` and ``clips`` are the tokens that truncated and
+    clipped items may keep, by index. ``view_tokens`` are the tokens of the view's items at the boundary, without the
+    fixed part. ``stages`` names the stages that were used, in order.
     """
 
     boundary: int
@@ -96,13 +104,13 @@ VERSION = 1
 
 
 class CompactionRecord(msgspec.Struct, frozen=True, array_like=True):
-    """What every replica needs to send the same view again.
+    """A stored compaction: all that a replica needs to send the same view again.
 
     ``block`` is the literal text that stands for the folded items (empty when nothing is folded); ``edits`` are the
     literal bytes of clipped items by index. ``window``, ``reserve`` and ``fixed`` are the figures that were used.
-    ``summary_spent`` are the tokens that its summaries by a model cost; ``summary_by`` wrote the newest, of the first
-    ``summary_length`` items. ``lowered_output`` is the output figure (in tokens of our count) if it was lowered with
-    the compaction, else zero.
+    ``summary_spent`` are the tokens that its summaries by a model cost; the model ``summary_by`` wrote the newest, of
+    the first ``summary_length`` items. ``lowered_output`` is the output figure if it was lowered with the
+    compaction (in tokens of our count), else zero.
     """
 
     version: int

@@ -1,7 +1,8 @@
-"""Which sentences and rounds are shown in full if not everything fits: those that constrain, and those that conclude.
+"""Ranks sentences and rounds, to show the best in full if not everything fits.
 
-Words in a dozen languages are a hint and no more. If none is found, newer text ranks higher, and so does what stands
-right before the user spoke again: that is a conclusion in every language.
+A sentence ranks high if it constrains, a round if it concludes. Words in a dozen languages hint at that. Without such
+words newer text ranks higher, and so does a round right before the user speaks again: in every language that is likely
+to be a conclusion.
 """
 
 from __future__ import annotations
@@ -62,7 +63,9 @@ _CONCLUSION = _words(
     "|fixed|done|decided|fazit|daher|ursache|por (?:lo )?tanto|donc|en résumé|quindi|итог|вывод|поэтому|причина",
     "结论|結論|因此|原因|所以|总结|已完成|まとめ|따라서|결론",
 )
-_LOOKED_AT = 4096
+
+_READ = 4096
+"""Characters of a sentence, or of a round's text, that are searched for such words."""
 
 NEWEST = 5
 """Rounds at the end that rank nearly as high as the first."""
@@ -70,21 +73,23 @@ NEWEST = 5
 
 def sentence_rank(sentence: str) -> int:
     """2 for a sentence that constrains what may be done, 1 for one that asks for something, else 0."""
-    if _CONSTRAINT.search(sentence, 0, _LOOKED_AT):
+    if _CONSTRAINT.search(sentence, 0, _READ):
         return 2
-    return 1 if _REQUEST.search(sentence, 0, _LOOKED_AT) else 0
+    if _REQUEST.search(sentence, 0, _READ):
+        return 1
+    return 0
 
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """What the model wrote and called at once. ``answered``: the user spoke next, with no call in between."""
+    """A text of the model with its calls. ``answered``: it has no calls, and a user item follows."""
 
     spoken: ItemText
     answered: bool
 
 
 def rounds_of(entries: Sequence[ItemText]) -> list[Round]:
-    """The rounds of *entries* in which the model spoke, in order."""
+    """The rounds of *entries*, in order."""
     following = [*(entry.role for entry in entries[1:]), None]
     return [
         Round(entry, role == "user" and not entry.calls)
@@ -94,12 +99,12 @@ def rounds_of(entries: Sequence[ItemText]) -> list[Round]:
 
 
 def round_scores(rounds: Sequence[Round]) -> list[float]:
-    """The rank of each round, 0 to 100: the first and the newest are highest, conclusions above chatter about tools."""
+    """The score of each round, 0 to 100: highest for the first and the newest, lowest for many calls without a word."""
     return [_score(each, at, len(rounds)) for at, each in enumerate(rounds)]
 
 
 def _score(each: Round, at: int, count: int) -> float:
-    text, calls = each.spoken.text[:_LOOKED_AT], len(each.spoken.calls)
+    text, calls = each.spoken.text[:_READ], len(each.spoken.calls)
     score = 50.0 + 30.0 * at / count
     score += 10 * (sentence_rank(text) == 2)
     score += 10 * bool(_CONCLUSION.search(text))

@@ -1,13 +1,13 @@
-"""What each stage makes of a view, in token counts: prune, fold, drop, truncate and clip.
+"""The stages of a compaction, in token counts: prune, fold, drop, truncate and clip.
 
-Every stage takes the last compaction and returns a further one, or None if it does not help. The schedule says in which
-order they are tried and how far each goes. Nothing here sees a text.
+Every stage takes the last compaction and returns one that goes further, or None if it does not help. The schedule
+decides in which order they are tried and how far each goes. Nothing here reads a text.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from msgspec import structs
@@ -22,13 +22,13 @@ BLOCK_FRAME = 120
 """Tokens of the headings and closing words of a block."""
 
 CLIP_FLOOR = 48
-"""Tokens an item keeps at least when it is clipped: its frame, the marker, and a line of its text."""
+"""Tokens that a clipped item keeps at least: its frame, the marker, and a line of its text."""
 
 USERS_WHOLE = 0.1
 """What users wrote stays whole while that leaves every other item this share of the clip's target."""
 
 TRAILING_USERS = 8
-"""User items in a row behind the newest round that are passed over when its start is searched."""
+"""Most user items in a row behind the newest round that count as part of it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +58,7 @@ class CompactionRules:
 
 @dataclass(frozen=True, slots=True)
 class Levels:
-    """How large the items of a view may be at one boundary, in tokens without the fixed part.
+    """Levels for the items of a view at one boundary, in tokens without the fixed part.
 
     A compaction is due above ``high`` and needed above ``budget``. ``goal`` is what a fold comes down to: the low mark,
     or less if an allocation leaves the history less. ``clip_to`` is what cutting items short comes down to.
@@ -82,12 +82,14 @@ class Stages:
         self._reduced: tuple[Compaction | None, dict[int, int]] = (None, {})
 
     def view_tokens(self, boundary: int, compaction: Compaction | None) -> int:
-        """Tokens of the view's items at *boundary* after *compaction*, the fixed part aside."""
+        """Tokens of the view's items at *boundary* after *compaction*, without the fixed part."""
         sums = self._layout.sums
         if compaction is None:
             return sums[boundary]
         cut, anchors = compaction.cut, compaction.anchors
-        reduced = self._reduced[1] if self._reduced[0] is compaction else self._reduced_items(compaction)
+        known, reduced = self._reduced
+        if known is not compaction:  # compared here: the binary search of the schedule comes here at every step
+            reduced = self._reduced_items(compaction)
         total = sums[boundary] - sums[cut] + compaction.block_tokens
         total += sum(self._items[i].tokens for i in anchors)
         for index, tokens in reduced.items():
@@ -96,11 +98,13 @@ class Stages:
         return total
 
     def unread_excess(self, boundary: int, compaction: Compaction | None, levels: Levels) -> int:
-        """Tokens that unread results take now and that truncation can save as soon as they are read."""
+        """Tokens of unread results that truncation can save as soon as they are read."""
         limits = self._rules.truncate
         if limits is None:
             return 0
-        reduced = self._reduced_items(compaction) if compaction else {}
+        reduced: Mapping[int, int] = {}
+        if compaction is not None:
+            reduced = self._reduced_items(compaction)
         least = limits.tokens_in(levels.budget) + CLIP_FLOOR
         excess = 0
         for index in self.unread(boundary, compaction):
@@ -111,13 +115,15 @@ class Stages:
 
     def unread(self, boundary: int, compaction: Compaction | None) -> range:
         """The items at the end of the view that no model has read."""
-        cut = compaction.cut if compaction else 0
-        return range(max(cut, unread_from(self._items, boundary)), boundary)
+        start = unread_from(self._items, boundary)
+        if compaction is not None:
+            start = max(start, compaction.cut)
+        return range(start, boundary)
 
     # The stages.
 
     def prune(self, boundary: int, last: Compaction | None, need: int) -> Compaction | None:
-        """*last* with old tool results replaced by placeholders; None if that does not save *need* tokens."""
+        """*last* with tool results replaced by placeholders; None if that does not save *need* tokens."""
         if need <= 0:
             return None
         base = last or Compaction(boundary, 0, 0)
@@ -140,25 +146,30 @@ class Stages:
     def fold(
         self, boundary: int, last: Compaction | None, limit: int, levels: Levels, *, bare: bool = False
     ) -> Compaction | None:
-        """A fold at the oldest cut that reaches the goal, else at the newest one that keeps the newest round.
+        """A fold at the oldest cut that reaches the goal, else at the newest cut that keeps the newest round.
 
         The block is charged at its cap in a view of *limit* tokens. A *bare* fold drops what it folds: its block is no
         more than a note. None if the stage is switched off, or if there is nothing to fold.
         """
-        if not (self._enabled.drop if bare else self._enabled.fold):
+        if bare and not self._enabled.drop:
             return None
-        cuts = self._layout.cuts
-        first, end = bisect_right(cuts, last.cut if last else 0), bisect_left(cuts, boundary)
+        if not bare and not self._enabled.fold:
+            return None
+        cuts, last_cut = self._layout.cuts, 0
+        if last is not None:
+            last_cut = last.cut
+        first, end = bisect_right(cuts, last_cut), bisect_left(cuts, boundary)
 
         def folded(at: int) -> Compaction:
             return self._folded(boundary, cuts[at], limit, last, bare=bare)
 
         newest = self._newest_round(first, end)
         if first <= newest < end - 1:
-            unread = cuts[newest] < unread_from(self._items, boundary) < boundary
-            most = levels.budget if unread else levels.high
+            most = levels.high
+            if cuts[newest] < unread_from(self._items, boundary) < boundary:
+                most = levels.budget  # a part of the newest round is unread
             if folded(newest).view_tokens > most:
-                newest = end - 1  # the newest round is too big to stay beside the user items that follow it
+                newest = end - 1  # the newest round is too large to stay beside the user items that follow it
         if first > newest:
             return None
         smallest = folded(newest)
@@ -172,30 +183,31 @@ class Stages:
     def truncate(
         self, boundary: int, last: Compaction | None, levels: Levels, target: int, among: range | None = None
     ) -> Compaction | None:
-        """*last* with the biggest kept tool results truncated to one level, no lower than needed to reach *target*.
+        """*last* with the largest tool results truncated to one level, no lower than needed to reach *target*.
 
-        *among* are the results to truncate, by default those that the model has read. None if nothing is to be gained.
+        *among* are the results to truncate, by default those that the model has read. None if that saves nothing.
         Going down to the low mark would lose more of what the next step refers to than it saves: decision 4.
         """
         limits, base = self._rules.truncate, last or Compaction(boundary, 0, 0)
         if limits is None:
             return None
         total, read_to = self.view_tokens(boundary, base), unread_from(self._items, boundary)
+        if among is None:
+            among = range(base.cut, read_to)
         least = limits.tokens_in(levels.budget) + CLIP_FLOOR
-        sizes = self._truncatable(base, range(base.cut, read_to) if among is None else among, least)
+        sizes = self._truncatable(base, among, least)
         if total <= target or not sizes:
             return None
         floors = dict.fromkeys(sizes, least)
         level = max(least, fair_level(sizes, floors, target - (total - sum(sizes.values()))))
-        if among is None or among.stop <= read_to:
+        if among.stop <= read_to:
             level = max(least, min(level, limits.max_tokens + CLIP_FLOOR))
         truncated = {index: level + self._items[index].media for index, size in sizes.items() if size > level}
-        earlier = base.stages if last and last.boundary == boundary else ()
         compaction = structs.replace(
             base,
             boundary=boundary,
             truncations=tuple(sorted({**dict(base.truncations), **truncated}.items())),
-            stages=tuple(dict.fromkeys((*earlier, "truncate"))),
+            stages=tuple(dict.fromkeys((*_stages_at(boundary, base), "truncate"))),
         )
         return self._with_size(boundary, compaction)
 
@@ -215,29 +227,30 @@ class Stages:
         read_to = unread_from(items, boundary)
         users = {i for i in sizes if items[i].role == "user"}
         unread = {i for i in sizes if i >= read_to and items[i].answers}
-        whole = int(target * USERS_WHOLE)
-        caps = clip_levels(sizes, floors, Spared(users, unread), total - target, total - needed, whole)
+        least = int(target * USERS_WHOLE)
+        caps = clip_levels(sizes, floors, Spared(users, unread), total - target, total - needed, least)
         earlier = dict(base.clips)
         clips = earlier | {i: cap for i, cap in caps.items() if cap < sizes[i] or i in earlier}
-        stages = base.stages if base.boundary == boundary else ()
         compaction = structs.replace(
             base,
             boundary=boundary,
             clips=tuple(sorted(clips.items())),
             truncations=tuple(each for each in base.truncations if each[0] not in clips),
-            stages=(*stages, "clip"),
+            stages=(*_stages_at(boundary, base), "clip"),
         )
         clipped = self._with_size(boundary, compaction)
-        return clipped if clipped.view_tokens < total else None
+        if clipped.view_tokens >= total:
+            return None
+        return clipped
 
     def with_smaller_block(self, boundary: int, compaction: Compaction, tokens: int) -> Compaction:
         """*compaction* with a block of at most *tokens*."""
         block = min(compaction.block_tokens, tokens)
-        share = max(0, block - BLOCK_FRAME), max(1, compaction.block_tokens - BLOCK_FRAME)
+        room, room_before = max(0, block - BLOCK_FRAME), max(1, compaction.block_tokens - BLOCK_FRAME)
         smaller = structs.replace(
             compaction,
             block_tokens=block,
-            text_tokens=compaction.text_tokens * share[0] // share[1],
+            text_tokens=compaction.text_tokens * room // room_before,
             stages=("drop", *compaction.stages[1:]),
         )
         return self._with_size(boundary, smaller)
@@ -255,7 +268,7 @@ class Stages:
         return self._reduced[1]
 
     def _newest_round(self, first: int, end: int) -> int:
-        """Which of the cuts from *first* to *end* starts the newest round: user items behind it belong to it."""
+        """The index of the cut, from *first* to *end*, that starts the newest round; users behind it are part of it."""
         cuts, at = self._layout.cuts, end - 1
         while at > first and self._items[cuts[at]].role == "user" and end - at <= TRAILING_USERS:
             at -= 1
@@ -279,9 +292,9 @@ class Stages:
         return self._with_size(boundary, compaction)
 
     def _block_tokens(self, cut: int, anchors: Sequence[int], limit: int) -> tuple[int, int]:
-        """The most a block for the items before *cut* can take, and how much of it is for digest and steps.
+        """The most that a block for the items before *cut* can take, and the part of it for digest and steps.
 
-        Depends only on the sizes of the folded items and on *limit*.
+        Both depend only on the sizes of the folded items and on *limit*.
         """
         shares, allocation = self._rules.shares, self._rules.allocation
         fixed, limit = self._budget.quantised_fixed, self._budget.affordable(limit)
@@ -294,7 +307,7 @@ class Stages:
         return min(pins + text, most) + BLOCK_FRAME, text
 
     def _truncatable(self, compaction: Compaction, among: range, least: int) -> dict[int, int]:
-        """The text tokens of the results of *among* that may be truncated and have more than *least*, by index."""
+        """The text tokens of those results of *among* that may be truncated and are larger than *least*, by index."""
         truncated = dict(compaction.truncations)
         reduced = {index for index, _ in compaction.clips} | {each.index for each in compaction.placeholders}
         sizes: dict[int, int] = {}
@@ -306,7 +319,7 @@ class Stages:
         return sizes
 
     def _clippable(self, boundary: int, compaction: Compaction) -> dict[int, int]:
-        """The tokens of every item that a clip may cut, by index: what is in the view and is no placeholder."""
+        """The tokens of every item that a clip may cut, by index: all items of the view but system and placeholders."""
         reduced, replaced = self._reduced_items(compaction), {each.index for each in compaction.placeholders}
         sizes = {index: reduced.get(index, self._items[index].tokens) for index in compaction.anchors}
         for index in range(compaction.cut, boundary):
@@ -318,9 +331,18 @@ class Stages:
 
 def shortest(item: Item) -> int:
     """Tokens that *item* keeps however short it is cut."""
-    return item.tokens if item.tokens <= CLIP_FLOOR else item.media + item.sealed
+    if item.tokens <= CLIP_FLOOR:
+        return item.tokens
+    return item.media + item.sealed
+
+
+def _stages_at(boundary: int, compaction: Compaction) -> tuple[str, ...]:
+    """The stages of *compaction*; none if it was made at another boundary."""
+    if compaction.boundary != boundary:
+        return ()
+    return compaction.stages
 
 
 def _has_known_results(item: Item) -> bool:
-    """True if *item* is made of tool results, and all of them were read when it was measured."""
+    """True if *item* consists of tool results, and facts about each of them are known."""
     return item.facts is not None and len(item.facts.results) == len(item.answers) > 0

@@ -1,6 +1,6 @@
-"""How things that are too big are cut short: tool results, single texts, many items at once, definitions of tools.
+"""Cuts things short that are too large: tool results, single texts, many items at once, definitions of tools.
 
-What is left always says that something is missing. The same input is cut the same way every time.
+A text that was cut always says that something is missing. The same input is cut in the same way every time.
 """
 
 from __future__ import annotations
@@ -19,37 +19,42 @@ MIDDLE = "[... the middle of this output was left out to save room; run a narrow
 REST = "[... the rest was left out to save room; ask for a later or narrower part to see it ...]"
 
 HEAD_ONLY = frozenset({"file_read", "grep", "glob", "list", "web_fetch", "web_search", "search_semantic"})
-"""Kinds of tools whose results are read from the top. Of all others the end says how they went."""
+"""Kinds of tools of whose results the head stays. Of all others the end stays too: it says how the call went."""
 
 BYTES_PER_TOKEN = 4
 """Bytes of a limit that count as one token while the text is not known."""
 
 _TRIES = 12
+"""Times that a result is cut shorter to come under a number of tokens."""
+
 _EDGES = (b"\n", b" ")
 """Edges at which a text is cut if one is near: between lines, else between words."""
 
 MARKER = "\n[... middle left out to save room; ask for a narrower part if needed ...]\n"
 
 SHORT_MARKER = " [...] "
-"""For texts that keep so little that the words of the marker would be most of it."""
+"""The marker for texts that keep so little that ``MARKER`` would be most of it."""
 
 OMITTED = "[...]"
-"""What stands for a text, or for the part of one, of which nothing is kept."""
+"""Stands for a text, or for a part of one, of which nothing stays."""
 
 _WIDE = "\u2e80"
-"""From here on scripts are written without spaces: a text may end after any character."""
+"""From this code point on, scripts are written without spaces: a text may end after any character."""
 
 HEAD_SHARE = 0.6
-"""Share kept from the beginning: questions and headings stand there, results and errors at the end."""
+"""Share of a clipped text that its beginning gets: questions and headings stand there, results at the end."""
 
 PROSE = ("description", "title", "$comment")
 EXAMPLES = ("examples", "example", "default")
+"""Keywords of a JSON Schema that explain and validate nothing:
+https://json-schema.org/understanding-json-schema/reference/metadata
+"""
 
 _NAMED_SCHEMAS = frozenset({"properties", "$defs", "definitions", "patternProperties"})
 """Keywords whose members are schemas under names of the author's own."""
 
 LEVELS = ((400, 200, True), (160, 60, False), (80, 0, False), (0, 0, False))
-"""What each level keeps: characters of a tool's own description and of nested ones, and if it keeps examples."""
+"""For each level, the characters that a tool's own description and the nested ones keep, and if examples stay."""
 
 
 # Tool results, to a number of lines, bytes and tokens.
@@ -64,12 +69,12 @@ class TruncateLimits:
     share: float = 0.10
 
     def tokens_in(self, room: int) -> int:
-        """The tokens that a result may keep if all messages together have *room* tokens."""
+        """Tokens that a result may keep if all messages together have *room* tokens."""
         return max(0, min(int(self.share * room), self.max_tokens))
 
     @property
     def max_tokens(self) -> int:
-        """The tokens in ``max_bytes`` of plain text."""
+        """Tokens in ``max_bytes`` of plain text."""
         return self.max_bytes // BYTES_PER_TOKEN
 
 
@@ -174,14 +179,14 @@ def _text(body: bytes) -> str:
     return body.decode("utf-8", "surrogatepass")
 
 
-# Single texts, by their middle or their end.
+# Single texts, to a number of tokens or characters.
 
 
 def clip(text: str, tokens: int, count: Count) -> str:
     """*text* with its middle left out so that it takes at most *tokens*; unchanged if it fits already.
 
     It is never empty and never less than ``OMITTED``, even if that takes more than *tokens*: an API may refuse a
-    message without text, as https://docs.anthropic.com/en/api/messages does.
+    message without text, as https://platform.claude.com/docs/en/api/messages does.
     """
     if count(text) <= max(tokens, count(OMITTED)):
         return text
@@ -210,17 +215,21 @@ def _ending(text: str, tokens: int, count: Count) -> str:
         return ""
     start = len(text) - size
     line = text.find("\n", start, start + size // 4 + 1)
-    return text[line + 1 :] if line >= 0 else text[start:]
+    if line >= 0:
+        start = line + 1
+    return text[start:]
 
 
 def _line_end(text: str, size: int) -> int:
     """The last line end in the last quarter of ``text[:size]``, else *size*."""
     line = text.rfind("\n", size - size // 4, size)
-    return line if line > 0 else size
+    if line <= 0:
+        return size
+    return line
 
 
 def _longest(fits: Callable[[int], bool], tokens: int, most: int) -> int:
-    """The largest length that *fits*, found by doubling and halving around four characters a token."""
+    """Nearly the largest length that *fits*: doubled from four characters a token, then found by binary search."""
     low, high = 0, min(most, max(16, tokens * 4))
     while high < most and fits(high):
         low, high = high, min(most, high * 2)
@@ -240,7 +249,9 @@ def shorten(text: str, characters: int) -> str:
     if len(text) <= characters:
         return text
     cut = next((at for at in range(characters, 0, -1) if text[at].isspace() or text[at - 1] >= _WIDE), 0)
-    return f"{text[:cut].rstrip()} {OMITTED}" if cut else OMITTED
+    if not cut:
+        return OMITTED
+    return f"{text[:cut].rstrip()} {OMITTED}"
 
 
 # Many items, to one level.
@@ -248,7 +259,7 @@ def shorten(text: str, characters: int) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Spared:
-    """The indexes of items that are cut after all others: what ``users`` wrote, and results that are ``unread``."""
+    """Indexes of items that are cut after all others: those of ``users``, and results that are ``unread``."""
 
     users: Collection[int]
     unread: Collection[int]
@@ -272,8 +283,8 @@ def clip_levels(
 ) -> dict[int, int]:
     """The tokens that each item of *sizes* may keep so that *wanted* tokens are saved, or at least the *needed* ones.
 
-    What is not *spared* is cut first. Unread results and users' words are cut only for what is *needed*, and users'
-    words stay whole while that leaves each of the others *least* tokens.
+    Items that are not *spared* are cut first. Unread results and users' words are cut only as far as *needed*, and
+    users' words stay whole while that leaves each of the others *least* tokens.
     """
     both = {*spared.users, *spared.unread}
     total = sum(sizes.values())
@@ -297,10 +308,13 @@ def clip_levels(
 
 def _capped(sizes: Mapping[int, int], floors: Mapping[int, int], cut: Collection[int], level: int) -> dict[int, int]:
     """*sizes* with the items of *cut* brought down to *level*, none below its floor."""
-    return {i: max(floors[i], min(size, level)) if i in cut else size for i, size in sizes.items()}
+    capped = dict(sizes)
+    for i in cut:
+        capped[i] = max(floors[i], min(sizes[i], level))
+    return capped
 
 
-# Definitions of tools, by their prose.
+# Definitions of tools, to less prose.
 
 
 def shrink_tools(tools: bytes, tokens: int, count: Count) -> bytes:
@@ -312,10 +326,10 @@ def shrink_tools(tools: bytes, tokens: int, count: Count) -> bytes:
     if not source.startswith("["):
         return tools
     try:
-        # One by one: a parser or writer of a whole array would not let anything else run meanwhile.
+        # One tool at a time: while a large array is parsed or written at once, no other thread runs.
         parsed = [json.loads(source[start:end]) for start, end in elements(source, 0)[0]]
     except ValueError:
-        return tools  # an integer with more digits than Python reads: it could not be written as it was
+        return tools  # for example an integer with more digits than Python reads
     result = tools
     for own, nested, examples in LEVELS:
         written = (
@@ -328,7 +342,7 @@ def shrink_tools(tools: bytes, tokens: int, count: Count) -> bytes:
 
 
 def _tool(tool: Any, own: int, nested: int, examples: bool) -> Any:
-    """One definition with less prose, in the shape of any API."""
+    """One definition with less prose, in the format of any API."""
     if not isinstance(tool, dict):
         return tool
     function = tool.get("function")
@@ -347,7 +361,7 @@ def _tool(tool: Any, own: int, nested: int, examples: bool) -> Any:
 
 
 def _schema(schema: Any, nested: int, examples: bool) -> Any:
-    """A JSON Schema with less prose. Names under ``properties`` are names, whatever they are called."""
+    """A JSON Schema with less prose. A property may have the name of a keyword: it is no keyword."""
     if isinstance(schema, list):
         return [_schema(part, nested, examples) for part in schema]
     if not isinstance(schema, dict):
@@ -360,7 +374,7 @@ def _schema(schema: Any, nested: int, examples: bool) -> Any:
 
 
 def _is_removed(key: str, value: Any, nested: int, examples: bool) -> bool:
-    """True if a keyword goes: prose, if it is not only shortened, and examples that are not kept."""
+    """True if a keyword is removed: prose that is not only shortened, and examples unless they stay."""
     if key in PROSE and isinstance(value, str):
         return not nested or key != "description"
     return key in EXAMPLES and not examples

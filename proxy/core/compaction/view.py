@@ -1,7 +1,7 @@
-"""From a compaction to the view: write its texts once, then splice the same bytes on every later request.
+"""Builds the view of a compaction: writes its texts once, and puts the same bytes in place on every later request.
 
-``write_texts`` runs when a compaction is made; what it returns is stored in the compaction's record. ``assemble`` runs
-for every request that follows, and puts the stored texts and the client's own bytes together.
+``write_texts`` runs when a compaction is made, and its texts are stored in the compaction's record. ``assemble`` runs
+for this request and for every one that follows, and joins the stored texts and the client's own bytes.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from proxy.core.apis.base import ApiFormat
-from proxy.core.apis.json_edit import level
+from proxy.core.apis.json_edit import common_cap
 from proxy.core.apis.json_scan import Span
 from proxy.core.compaction.block import FoldedItems, render_block
 from proxy.core.compaction.digest import command_of, digest_of
@@ -20,24 +20,24 @@ from proxy.core.compaction.truncate import TruncateLimits, clip, line_count, tru
 from proxy.core.conversation import Item, ItemText, Layout, WrittenResult
 from proxy.core.tokens.counting import NOTHING, RoleTotals, add_up
 from proxy.core.tokens.media import is_media
-from proxy.core.tool_calls import WRITTEN, Pair, as_result, failure_line, pairs_of, resaid
+from proxy.core.tool_calls import WRITTEN, Pair, as_result, failure_line, pairs_of, replace_written_result
 from proxy.core.tool_table import ToolMap
 
 Count = Callable[[str], int]
 
 TARGET_LENGTH = 120
-"""The most characters of a call's target, and of an error, in the line that stands for a result."""
+"""Most characters of a call's target, and of an error, in the line that stands for a result."""
 
 DIGESTED_LINES = 2_000
-"""Lines of an old result that are looked through for names."""
+"""Lines of an old result that are searched for names."""
 
 HEADINGS = 12
-"""Tokens of the headings over the names of an old result."""
+"""Tokens of the headings above the names of an old result."""
 
 CACHE_MARKS = 4
-"""Cache marks that a request may hold. Where the key occurs more often, it is not known which of them are marks.
+"""Most cache marks in a request. If the key occurs more often, some of the places are text and no marks.
 
-Four is the provider's limit: https://docs.anthropic.com/en/docs/build-with-claude/prompt-caching
+Four is the provider's limit: https://platform.claude.com/docs/en/build-with-claude/prompt-caching
 """
 
 
@@ -57,21 +57,26 @@ class OriginalItems:
         return self.body[start:end]
 
     def text(self, index: int) -> ItemText:
-        """The words of one item. A tool result that the client wrote as plain text counts as a result."""
+        """The text of one item. A tool result that the client wrote as plain text counts as a result."""
         text, written = self.api.read_item_text(self.item(index)), self.written_result(index)
-        return text if written is None else as_result(self.item(index), text, written)
+        if written is None:
+            return text
+        return as_result(self.item(index), text, written)
 
     def written_result(self, index: int) -> WrittenResult | None:
-        """How the client wrote a tool result as plain text; None if the item is no such result."""
+        """The form of a tool result that the client wrote as plain text; None if the item is no such result."""
         item = self.items[index]
-        return item.facts.written_result if item.role == "tool" and item.facts is not None else None
+        if item.role != "tool" or item.facts is None:
+            return None
+        return item.facts.written_result
 
     def with_results(self, index: int, texts: Sequence[str], *, media: bool = False) -> bytes:
         """One item with *texts* in place of its tool results; with *media*, their images stay."""
         written = self.written_result(index)
         if written is None:
             return self.api.with_results(self.item(index), texts, media=media)
-        return resaid(self.item(index), "\n".join(texts), written, is_media if media else None)
+        stays = is_media if media else None
+        return replace_written_result(self.item(index), "\n".join(texts), written, stays)
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +94,7 @@ class AssembledItems:
 
 @dataclass(frozen=True, slots=True)
 class RenderOptions:
-    """What texts are written with: the counter of tokens and the table of tools."""
+    """The counter of tokens and the table of tools, with which texts are written."""
 
     count: Count
     tools: ToolMap
@@ -107,8 +112,8 @@ def write_texts(
 ) -> tuple[str, dict[int, bytes]]:
     """The block's text and the edited items of *compaction*, by index.
 
-    What stands as it did after *last*, the record before this one, keeps that record's bytes. *summary* is what a model
-    wrote of the folded items, verified.
+    Texts that are the same as after *last*, the record before this one, keep that record's bytes. *summary* is a
+    verified summary of the folded items by a model, empty if there is none.
     """
     edits = _clipped_items(original, compaction, options.count)
     edits |= _placeholder_items(original, compaction, options, last)
@@ -123,7 +128,7 @@ def write_texts(
 
 
 def same_block(compaction: Compaction, last: Compaction) -> bool:
-    """True if the block of *compaction* says the same as that of *last*."""
+    """True if *compaction* has the same block as *last*."""
     return _block_source(compaction) == _block_source(last)
 
 
@@ -153,7 +158,9 @@ def _placeholder_items(
     if not placeholders:
         return {}
     shortened = {index for index, _ in (*compaction.truncations, *compaction.clips)}
-    unchanged = frozenset(last.compaction.placeholders) if last else frozenset()
+    unchanged = frozenset[Placeholder]()
+    if last is not None:
+        unchanged = frozenset(last.compaction.placeholders)
     edits: dict[int, bytes] = {}
     lines: dict[int, list[str]] = {}
     for pair in pairs_of(original.items, compaction.cut, compaction.boundary):
@@ -161,7 +168,7 @@ def _placeholder_items(
         if placeholder is None:
             continue
         if placeholder.same_as in shortened:
-            # The later result was cut short, so it no longer says all that this one said.
+            # The later result was cut short, so it no longer holds all of this one.
             placeholder = Placeholder(pair.index, "old")
         elif last is not None and placeholder in unchanged and pair.index in last.edits:
             edits[pair.index] = last.edits[pair.index]
@@ -174,7 +181,9 @@ def _truncated_items(
     original: OriginalItems, compaction: Compaction, count: Count, last: CompactionRecord | None
 ) -> dict[int, bytes]:
     """The items whose results are truncated, by index."""
-    unchanged = frozenset(last.compaction.truncations) if last else frozenset()
+    unchanged = frozenset[tuple[int, int]]()
+    if last is not None:
+        unchanged = frozenset(last.compaction.truncations)
     edits: dict[int, bytes] = {}
     for index, tokens in compaction.truncations:
         if last is not None and (index, tokens) in unchanged and index in last.edits:
@@ -189,7 +198,7 @@ def _truncated(original: OriginalItems, index: int, tokens: int, count: Count) -
     texts = [text for text, _ in original.text(index).results]
     sizes = [count(text) for text in texts]
     room = tokens - (original.items[index].tokens - sum(sizes))
-    cap = level(sizes, max(len(texts), room))
+    cap = common_cap(sizes, max(len(texts), room))
     return [
         truncate_to(text, _limits(text, size, cap), cap, count, tail=True)
         for text, size in zip(texts, sizes, strict=True)
@@ -197,7 +206,7 @@ def _truncated(original: OriginalItems, index: int, tokens: int, count: Count) -
 
 
 def _limits(text: str, size: int, cap: int) -> TruncateLimits:
-    """Limits that leave somewhat more than *cap* tokens of *text*, which takes *size*: then tokens alone decide."""
+    """Limits that leave a little more than *cap* tokens of *text*, which takes *size*, so that the tokens decide."""
     most = len(text.encode("utf-8", "surrogatepass"))
     if size > cap:
         most = most * cap * 17 // (size * 16)
@@ -206,24 +215,26 @@ def _limits(text: str, size: int, cap: int) -> TruncateLimits:
 
 
 def _folded_items(original: OriginalItems, compaction: Compaction, edits: Mapping[int, bytes]) -> FoldedItems:
-    """What the block of *compaction* is made of. Items that a clip cut short are digested as they were."""
+    """The material for the block of *compaction*. Items that a clip cut short are digested as they were."""
     folded = [index for index in range(compaction.cut) if original.items[index].role != "system"]
     texts = _texts(original, folded)
     anchors = {index: texts[index] for index in compaction.anchors}
     for index in edits.keys() & anchors.keys():
         anchors[index] = original.api.read_item_text(edits[index])
-    carrier = _carrier(original, compaction)
+    carrier, carrier_text = _carrier(original, compaction), ""
     carried = anchors.get(carrier) or texts.get(carrier)
+    if carried is not None:
+        carrier_text = carried.text
     task, newest = _repeated_texts(original, anchors, carrier)
     user_texts: list[str] = []
     for index, text in texts.items():
         if index not in anchors and (text.user_text or original.items[index].role == "user"):
             user_texts.append(text.user_text or text.text)
-    return FoldedItems(tuple(texts.values()), tuple(user_texts), task, newest, carried.text if carried else "")
+    return FoldedItems(tuple(texts.values()), tuple(user_texts), task, newest, carrier_text)
 
 
 def _repeated_texts(original: OriginalItems, anchors: Mapping[int, ItemText], carrier: int) -> tuple[str, str]:
-    """What the block repeats of the *anchors*: the task and the newest user text, "" for one that is the carrier."""
+    """The texts of *anchors* that the block repeats: the task and the newest user text, "" for one in the carrier."""
     task = newest = ""
     for index, text in anchors.items():
         if index == carrier:
@@ -236,7 +247,7 @@ def _repeated_texts(original: OriginalItems, anchors: Mapping[int, ItemText], ca
 
 
 def _texts(original: OriginalItems, indexes: Sequence[int]) -> dict[int, ItemText]:
-    """The words of the items at *indexes*, by index. Equal items are read once."""
+    """The texts of the items at *indexes*, by index. Equal items are read once."""
     known: dict[tuple[bytes, WrittenResult | None], ItemText] = {}
     texts: dict[int, ItemText] = {}
     for index in indexes:
@@ -263,11 +274,13 @@ def _placeholder_line(original: OriginalItems, pair: Pair, placeholder: Placehol
         reason = "again"
     line = ""
     for about, cause in ((target, error), (target, ""), ("", "")):
-        line = placeholder_text(reason, name, about, ok=pair.result.ok, line=cause)
+        line = placeholder_text(reason, name, about, ok=pair.result.ok, error=cause)
         if options.count(line) <= LINE:
             break
-    names = _names(original, pair, options.count) if reason == "old" else []
-    return _encodable("\n".join([line, *names]))
+    lines = [line]
+    if reason == "old":
+        lines += _names(original, pair, options.count)
+    return _encodable("\n".join(lines))
 
 
 def _call_of(original: OriginalItems, pair: Pair, tools: ToolMap) -> tuple[str, str]:
@@ -275,20 +288,22 @@ def _call_of(original: OriginalItems, pair: Pair, tools: ToolMap) -> tuple[str, 
     text = original.api.read_item_text(original.item(pair.call_index))
     if pair.call_at != WRITTEN:
         return text.calls[pair.call_at]
-    calls = tools.forms.called(text.text)
+    calls = tools.text_format.find_calls(text.text)
     if len(calls) == 1 and calls[0][0]:
         return calls[0]
     return "tool", "{}"
 
 
 def _target(name: str, arguments: str, tools: ToolMap) -> str:
-    """What a call was about: a path or the like, else its command, else what the table of tools makes of it."""
+    """The target of a call: a path or the like, else its command, else the argument that the table of tools names."""
     targets = tools.targets(name, arguments)
-    return targets[0] if targets else command_of(arguments) or tools.about(arguments)
+    if targets:
+        return targets[0]
+    return command_of(arguments) or tools.subject(arguments)
 
 
 def _names(original: OriginalItems, pair: Pair, count: Count) -> list[str]:
-    """What an old result mentioned, in a tenth of its size."""
+    """The names that an old result mentioned, in a tenth of its size."""
     item = original.items[pair.index]
     room = item.tokens // NAMES // len(item.answers) - HEADINGS
     if room <= 0:
@@ -298,7 +313,10 @@ def _names(original: OriginalItems, pair: Pair, count: Count) -> list[str]:
 
 
 def _up_to_target_length(text: str) -> str:
-    return text if len(text) <= TARGET_LENGTH else ""
+    """*text*, or nothing of it if it is too long for a placeholder."""
+    if len(text) > TARGET_LENGTH:
+        return ""
+    return text
 
 
 def _result_text(original: OriginalItems, pair: Pair) -> str:
@@ -306,12 +324,12 @@ def _result_text(original: OriginalItems, pair: Pair) -> str:
 
 
 def _includes(original: OriginalItems, index: int, text: str) -> bool:
-    """True if a result of item *index* holds *text*: equal line numbers do not prove that the lines are the same."""
+    """True if a result of item *index* holds *text*. Equal line numbers do not prove that the lines are the same."""
     return any(text.strip() in later for later, _ in original.text(index).results)
 
 
 def _encodable(text: str) -> str:
-    """*text* with lone surrogates, which JSON escapes can spell but UTF-8 cannot hold, as replacement characters."""
+    """*text* with replacement characters for lone surrogates, which JSON escapes can spell but UTF-8 cannot hold."""
     return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 
@@ -335,7 +353,7 @@ def assemble(
         if carrier >= 0:
             own.append(_carrier_item(original, carrier, edits, count))
             summary_tokens -= own[-1].tokens
-        start += carrier == compaction.cut
+        start += carrier == compaction.cut  # the carrier is written already
     tail = sorted(index for index in edits if index >= start)
     pieces += _slices(original, start, tail, edits)
     own += [original.items[index] for index in range(start, len(original.items)) if index not in edits]
@@ -345,39 +363,41 @@ def assemble(
 
 
 def _carrier(original: OriginalItems, compaction: Compaction) -> int:
-    """The user item that carries the block: the tail's first item, else the task; -1 if there is neither."""
+    """The index of the carrier: of the item at the cut if a user wrote it, else of the task; -1 if there is neither."""
     if compaction.cut < len(original.items) and original.items[compaction.cut].role == "user":
         return compaction.cut
     task = original.layout.task
-    return task if task is not None and task < compaction.cut else -1
+    if task is None or task >= compaction.cut:
+        return -1
+    return task
 
 
 def _carrier_message(
     original: OriginalItems, compaction: Compaction, carrier: int, block: str, edits: Mapping[int, bytes]
 ) -> bytes:
-    """The user item that holds the block, with the media of the other anchors; a new one if there is no *carrier*."""
+    """The carrier with the block and the media of the other anchors; a new user item if *carrier* is negative."""
     if carrier < 0:
         return original.api.user_message(block)
     media: list[bytes] = []
     for index in compaction.anchors:
         if index != carrier:
             media += original.api.media_parts(original.item(index))
-    return original.api.with_text(
-        edits.get(carrier) or original.item(carrier),
-        block,
-        before=carrier == compaction.cut,
-        media=media,
-        marker=_moved_marker(original, compaction, carrier) if original.api.MARKER else b"",
-    )
+    marker = b""
+    if original.api.MARKER:
+        marker = _moved_marker(original, compaction, carrier)
+    item = edits.get(carrier) or original.item(carrier)
+    return original.api.with_text(item, block, before=carrier == compaction.cut, media=media, marker=marker)
 
 
 def _carrier_item(original: OriginalItems, carrier: int, edits: Mapping[int, bytes], count: Count) -> Item:
-    """The numbers of the client's own item in the carrier, without the block."""
-    return original.api.read_item(edits[carrier], count) if carrier in edits else original.items[carrier]
+    """The figures of the client's own item in the carrier, without the block."""
+    if carrier in edits:
+        return original.api.read_item(edits[carrier], count)
+    return original.items[carrier]
 
 
 def _moved_marker(original: OriginalItems, compaction: Compaction, carrier: int) -> bytes:
-    """The last cache mark among the folded items, for the block that stands for them: else their prefix is lost."""
+    """The last cache mark among the folded items. It moves to their block: else the provider caches no prefix."""
     key, marker = original.api.MARKER, b""
     if original.body.count(key) > CACHE_MARKS:
         return b""
@@ -392,7 +412,7 @@ def _moved_marker(original: OriginalItems, compaction: Compaction, carrier: int)
 
 
 def _slices(original: OriginalItems, start: int, edited: Sequence[int], edits: Mapping[int, bytes]) -> list[bytes]:
-    """The items from *start* on: runs of untouched ones as one slice of the body, edited ones on their own."""
+    """The items from *start* on: each run of unchanged ones as one slice of the body, each edited one on its own."""
     slices: list[bytes] = []
     for index in (*edited, len(original.spans)):
         if start < index:

@@ -1,4 +1,4 @@
-"""Takes an error answer apart, in any envelope: the texts, codes and figures that say what went wrong."""
+"""Splits an error answer of any format into its texts, its codes, and the figures in its members."""
 
 from __future__ import annotations
 
@@ -10,7 +10,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 MOST_TEXTS, MOST_CHARACTERS, DEEPEST = 60, 24_000, 20
-"""What is looked at of an answer: texts, characters of all of them, levels of nesting."""
+"""Most texts of an answer that are read, characters of all of them, and levels of nesting."""
+
+MOST_EMBEDDED = 8
+"""Most values inside one text that are tried to be read as JSON."""
 
 ECHOES = frozenset(
     {
@@ -19,15 +22,15 @@ ECHOES = frozenset(
         "traceback", "url", "usage", "help", "user_id",
     }
 )  # fmt: skip
-"""Members that repeat the request, or point elsewhere: they say nothing of what went wrong."""
+"""Members that repeat the request or refer to something else: they say nothing about the error."""
 
 NAMING = frozenset({"code", "type", "reason", "status", "error_type", "error_code", "errorcode", "__type", "kind"})
-"""Members that hold machine-readable names."""
+"""Members that hold machine-readable codes."""
 
 _EVENT_ERRORS = frozenset({":exception-type", ":error-code"})
 """Headers of a frame that reports an error in an AWS event stream: https://smithy.io/2.0/aws/amazon-eventstream.html"""
 
-_NAMED_PLACE = re.compile(
+_NAMED_MEMBER = re.compile(
     r"[\"'`]([a-z_]\w{0,60}(?:[.\[][\w.\[\]]{0,120})?)[\"'`]: (?:string|array) too (?:long|large)|#/(\w[\w/]{0,120})"
 )
 _TAG = re.compile(r"<(?:script|style)\b[^<]{0,2000}<|<[^<>]{0,500}>", re.IGNORECASE)
@@ -36,7 +39,7 @@ _IDENTIFIER = re.compile(r"[A-Za-z][\w.:#-]{2,80}\Z|\d{4,6}\Z")
 
 @dataclass(slots=True)
 class ErrorParts:
-    """The parts of an error answer. ``complained_of`` is the name of the part of the request at fault, or empty."""
+    """The parts of an error answer. ``complained_of`` names the member of the request at fault; empty if unknown."""
 
     texts: list[str] = field(default_factory=list)
     codes: list[str] = field(default_factory=list)
@@ -48,7 +51,8 @@ class ErrorParts:
         """Add *text* while there is room: as a code if it is one word, else as a text."""
         text = text.strip()
         if _IDENTIFIER.match(text):
-            self.codes += [text] if len(self.codes) < MOST_TEXTS else []
+            if len(self.codes) < MOST_TEXTS:
+                self.codes.append(text)
             return
         if not text or self._room <= 0 or len(self.texts) >= MOST_TEXTS:
             return
@@ -56,13 +60,12 @@ class ErrorParts:
         if text not in self.texts:
             self.texts.append(text)
             self._room -= len(text)
-        if not self.complained_of:
-            named = _NAMED_PLACE.search(text)
-            self.complained_of = (named[1] or named[2]).replace("/", ".") if named else ""
+        if not self.complained_of and (named := _NAMED_MEMBER.search(text)):
+            self.complained_of = (named[1] or named[2]).replace("/", ".")
 
 
 def parse_body(body: bytes) -> Any:
-    """The JSON in *body*, or its text; of HTML the words."""
+    """The JSON value in *body*, else its text."""
     text = body.decode("utf-8", "replace").lstrip("\ufeff \t\r\n")
     if text[:1] in ("{", "[", '"'):
         try:
@@ -90,7 +93,7 @@ def is_error(value: Any) -> bool:
 
 
 def error_parts(value: Any) -> ErrorParts:
-    """The parts of a decoded answer: strings inside it are opened too, several levels deep."""
+    """The parts of a decoded answer, and of the JSON inside its strings, several levels deep."""
     parts = ErrorParts()
     _walk(value, "", parts, DEEPEST)
     return parts
@@ -113,11 +116,11 @@ def _walk(value: Any, name: str, parts: ErrorParts, depth: int) -> None:
 
 
 def _object(value: dict[Any, Any], parts: ErrorParts, depth: int) -> None:
-    place = value.get("loc") or value.get("param")
-    if isinstance(place, list):
-        place = ".".join(map(str, place)).removeprefix("body.")
-    if isinstance(place, str) and not parts.complained_of:
-        parts.complained_of = place
+    member_at_fault = value.get("loc") or value.get("param")
+    if isinstance(member_at_fault, list):
+        member_at_fault = ".".join(map(str, member_at_fault)).removeprefix("body.")
+    if isinstance(member_at_fault, str) and not parts.complained_of:
+        parts.complained_of = member_at_fault
     for key, member in list(value.items())[:60]:
         name = str(key).lower()
         if name in ECHOES or (name == "loc" and isinstance(member, list)) or name == "param":
@@ -137,17 +140,17 @@ def _text(text: str, parts: ErrorParts, depth: int) -> None:
 
 
 def _pieces(text: str) -> Iterator[Any]:
-    """A text's words, and the JSON objects and strings that stand between them."""
+    """The parts of *text* in order: JSON objects and lists as values, the rest as texts."""
     decoder, tries = json.JSONDecoder(), 0
     at = start = 0
-    while tries < 8 and (at := _next(text, at)) >= 0:
+    while tries < MOST_EMBEDDED and (at := _next_bracket(text, at)) >= 0:
         tries += 1
         try:
             value, end = decoder.raw_decode(text, at)
         except (ValueError, RecursionError):
             at += 1
             continue
-        if isinstance(value, dict | list) and value and not (isinstance(value, list) and isinstance(value[0], int)):
+        if value and not _is_list_of_figures(value):
             yield text[start:at]
             yield value
             start = end
@@ -155,6 +158,12 @@ def _pieces(text: str) -> Iterator[Any]:
     yield text[start:]
 
 
-def _next(text: str, at: int) -> int:
-    found = [place for place in (text.find("{", at), text.find("[", at)) if place >= 0]
-    return min(found, default=-1)
+def _is_list_of_figures(value: Any) -> bool:
+    """True if *value* is a list that begins with an integer, such as a range in a sentence."""
+    return isinstance(value, list) and isinstance(value[0], int)
+
+
+def _next_bracket(text: str, at: int) -> int:
+    """The index of the next opening bracket or brace from *at* on, -1 if there is none."""
+    indexes = [index for index in (text.find("{", at), text.find("[", at)) if index >= 0]
+    return min(indexes, default=-1)

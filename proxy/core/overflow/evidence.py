@@ -1,9 +1,14 @@
-"""Checks if a claim of overflow can be true: what an error says, compared with what is known of the request.
+"""Checks if a claim of overflow can be true, by what is known of the request.
 
-An error's words are evidence. The prior is our own count of the request, the output that it asks for, and the window
-it was fitted into. A code that a machine can read is believed. Figures are believed if they agree with our count, and
-not if they cannot be about this request. A sentence alone is believed unless the request is tiny for its window. What
-an error only repeats of the request is left out first: a validation error may quote a whole conversation.
+A claim is what an error seems to report. The *prior* is what is known before the error is read: our own count of the
+request, the output that it wants, and the window it was fitted into.
+
+- A claim by a machine-readable code counts.
+- A claim by figures counts if they agree with our count. It does not if they cannot be about this request.
+- A claim by a sentence alone counts unless the request is tiny for its window.
+
+Before that, the parts of an error that only repeat the request are left out: a validation error may quote a whole
+conversation.
 """
 
 from __future__ import annotations
@@ -17,13 +22,13 @@ from proxy.core.overflow.kinds import Overflow
 from proxy.core.overflow.rules import LONGEST_TEXT
 
 PROBE = 4
-"""Words looked for at a time; an echo of twice as many less one is always found."""
+"""Words that are searched at a time; every echo of at least twice as many, less one, is found."""
 
-SHORTEST = 28
-"""Characters of an echo: what is shorter may be said by anybody."""
+SHORTEST_ECHO = 28
+"""Characters of an echo at least: shorter phrases are common ones."""
 
 PIECE = 65_536
-"""Characters of the request split into words at a time: one step over megabytes would stop all other threads."""
+"""Characters of the request that are split into words at a time: a step over megabytes would stop all other threads."""
 
 _UNICODE = re.compile(r"\\+u([0-9a-fA-F]{4})")
 _ESCAPE = re.compile(r"\\+[nrtbf]")
@@ -31,91 +36,96 @@ _WORD = re.compile(r"[\u2e80-\u9fff\uac00-\ud7a3\uf900-\ufaff]|[^\W_\u2e80-\u9ff
 
 
 class EchoFilter:
-    """Knows the words of one request."""
+    """The words of one request, to find what an error repeats of them."""
 
     def __init__(self, body: bytes) -> None:
         self._words = f" {' '.join(_words(body.decode('utf-8', 'replace')))} "
 
-    def without(self, texts: Sequence[str]) -> list[str]:
-        """*texts* with a bar in place of what they repeat; as they are if they say nothing else.
+    def without_echoes(self, texts: Sequence[str]) -> list[str]:
+        """*texts* with a bar in place of each echo; unchanged if nothing but echoes is in them.
 
-        An error that is one of the conversation's sentences from end to end is the provider's own, met before.
+        Unchanged, because a conversation may hold an error of the provider that it got before.
         """
         cut = [self._cut(text) for text in texts]
-        return cut if any(_WORD.search(text) for text in cut) else list(texts)
+        if not any(_WORD.search(text) for text in cut):
+            return list(texts)
+        return cut
 
     def _cut(self, text: str) -> str:
-        shown = _unescaped(text[:LONGEST_TEXT])
-        found = list(_WORD.finditer(shown))
+        plain = _unescaped(text[:LONGEST_TEXT])
+        words = list(_WORD.finditer(plain))
         pieces, at = [], 0
-        for start, end in self._spans([word.group().lower() for word in found]):
-            pieces.append(shown[at : found[start].start()])
-            at = found[end - 1].end()
-        return " | ".join([*pieces, shown[at:]]) if pieces else text
+        for start, end in self._echoes([word.group().lower() for word in words]):
+            pieces.append(plain[at : words[start].start()])
+            at = words[end - 1].end()
+        if not pieces:
+            return text
+        return " | ".join([*pieces, plain[at:]])
 
-    def _spans(self, words: Sequence[str]) -> list[tuple[int, int]]:
-        """Which words are repeated, as ranges in order."""
+    def _echoes(self, words: Sequence[str]) -> list[tuple[int, int]]:
+        """The ranges of *words* that the request holds too, in order."""
         spans: list[tuple[int, int]] = []
         last = len(words) - PROBE
         done = 0
         for at in sorted({*range(0, last, PROBE), max(0, last)}):
-            if at < done or not self._says(words, at, at + PROBE):
+            if at < done or not self._holds(words, at, at + PROBE):
                 continue
             start, done = self._widened(words, at, done)
-            if len(" ".join(words[start:done])) >= SHORTEST:
+            if len(" ".join(words[start:done])) >= SHORTEST_ECHO:
                 spans.append((start, done))
         return spans
 
     def _widened(self, words: Sequence[str], at: int, least: int) -> tuple[int, int]:
         start, end = at, at + PROBE
-        while start > least and self._says(words, start - 1, end):
+        while start > least and self._holds(words, start - 1, end):
             start -= 1
-        while end < len(words) and self._says(words, start, end + 1):
+        while end < len(words) and self._holds(words, start, end + 1):
             end += 1
         return start, end
 
-    def _says(self, words: Sequence[str], start: int, end: int) -> bool:
+    def _holds(self, words: Sequence[str], start: int, end: int) -> bool:
         return f" {' '.join(words[start:end])} " in self._words
 
 
 def _unescaped(text: str) -> str:
-    return _ESCAPE.sub(" ", _UNICODE.sub(lambda found: chr(int(found[1], 16)), text))
+    return _ESCAPE.sub(" ", _UNICODE.sub(lambda match: chr(int(match[1], 16)), text))
 
 
 def _words(text: str) -> list[str]:
-    found: list[str] = []
+    words: list[str] = []
     at = 0
     while at < len(text):
         end = text.find(" ", at + PIECE)
-        end = len(text) if end < 0 else end
-        found += _WORD.findall(_unescaped(text[at:end]).lower())
+        if end < 0:
+            end = len(text)
+        words += _WORD.findall(_unescaped(text[at:end]).lower())
         at = end
-    return found
+    return words
 
 
 UNCORROBORATED = 0.6
-"""A claim about a request we count at under this share of the stated limit is not believed without a decisive code."""
+"""Share of the stated limit below which, by our count, a request cannot exceed it. Only a code proves otherwise."""
 
 ALIKE = 1 / 3
-"""A stated prompt this near our own count is about the same request: vocabularies differ less once calibrated."""
+"""Share by which a stated prompt may differ from our count: once calibrated, vocabularies differ less."""
 
 TINY = 0.1
-"""A request under this share of a window that a person or the server stated does not overflow it by a sentence."""
+"""Share of a window, stated by a person or the server, below which a sentence alone proves no overflow."""
 
 LIKELY = 0.5
-"""From this share of the believed window on an overflow is likely, and what it states may be learned at once."""
+"""Share of the window from which on an overflow is likely, and its limit may be learned at once."""
 
 NEARLY_FULL = 0.9
-"""From this share on even a complaint that names an image or a file may mean the whole request."""
+"""Share of the window from which on a complaint about an image or a file may mean the whole request."""
 
 
 @dataclass(frozen=True, slots=True)
 class Prior:
     """What is known of a request before its error is read; None for what is unknown.
 
-    ``counted`` are the tokens of its input by our own count, in the provider's tokens; ``output`` is the most output it
-    asks for. ``window`` is what it was fitted into, ``stated`` if a person or the server says so (and no table).
-    ``plain``: it holds text only. ``body`` are its bytes: what an error repeats of them is no evidence.
+    ``counted`` are the tokens of its input by our own count, as provider tokens; ``output`` are those that it wants at
+    most. ``window`` is what it was fitted into; ``stated``: a person or the server states it, and no table.
+    ``plain``: the request holds only text. ``body`` are its bytes: parts of an error that repeat them are no evidence.
     """
 
     counted: int | None = None
@@ -137,9 +147,9 @@ NOTHING_KNOWN = Prior()
 
 
 def check_claim(claim: Overflow | None, prior: Prior) -> Overflow | None:
-    """*claim* if it can be true of the request that *prior* describes, else what it means instead, None if nothing.
+    """*claim* if it can be true of the request that *prior* describes, else its other meaning; None if it has none.
 
-    ``sure`` is cleared if nothing but a sentence speaks for it: what it states waits for a smaller view's success.
+    It is not ``sure`` if only a sentence makes it: then its limit is learned after a smaller view succeeds.
     """
     if claim is None or not claim.too_long or prior.counted is None:
         return claim
@@ -148,27 +158,33 @@ def check_claim(claim: Overflow | None, prior: Prior) -> Overflow | None:
     if claim.decisive or agrees(claim, prior):
         return claim
     if prior.pressure is None:
-        return None if claim.names_media else claim
+        if claim.names_media:
+            return None
+        return claim
     return _by_pressure(claim, prior, prior.pressure)
 
 
 def _by_pressure(claim: Overflow, prior: Prior, pressure: float) -> Overflow | None:
-    """Return a claim for which no code and no figure speaks, if the request is large enough for its window."""
+    """*claim*, which no code and no figure confirms, if the request is large enough for its window."""
     if contradicts(claim, prior):
         return None
-    if claim.names_media:
-        return replace(claim, sure=False) if pressure >= NEARLY_FULL else None
-    if pressure >= LIKELY:
-        return claim
-    return None if prior.stated and pressure < TINY else replace(claim, sure=False)
+    if claim.names_media and pressure < NEARLY_FULL:
+        return None
+    if prior.stated and pressure < TINY:
+        return None
+    if claim.names_media or pressure < LIKELY:
+        return replace(claim, sure=False)
+    return claim
 
 
 def is_about_the_output(claim: Overflow, prior: Prior) -> bool:
-    """True if the figure complained of is the output that was asked for, and the input fits what is stated."""
+    """True if the figure of the complaint is the output that the request wants, and the input fits the limit."""
     if not prior.output or claim.limit is None or prior.counted is None:
         return False
-    complained = claim.requested if claim.prompt is None else claim.prompt
-    return complained == prior.output and prior.counted < UNCORROBORATED * claim.limit
+    figure = claim.prompt
+    if figure is None:
+        figure = claim.requested
+    return figure == prior.output and prior.counted < UNCORROBORATED * claim.limit
 
 
 def agrees(claim: Overflow, prior: Prior) -> bool:
@@ -182,8 +198,8 @@ def agrees(claim: Overflow, prior: Prior) -> bool:
     if claim.prompt is not None:
         return _is_alike(claim.prompt, prior.counted) and claim.limit <= claim.prompt + output
     if claim.requested is not None:
-        asked = prior.counted + (prior.output or output)
-        return _is_alike(claim.requested, asked) and claim.limit <= claim.requested
+        requested = prior.counted + (prior.output or output)
+        return _is_alike(claim.requested, requested) and claim.limit <= claim.requested
     if claim.kind == "input_plus_output":
         output = output or prior.output or 0
     return claim.limit <= prior.counted + output and not claim.names_media
@@ -193,8 +209,10 @@ def contradicts(claim: Overflow, prior: Prior) -> bool:
     """True if the stated figures cannot be about this request, in whatever vocabulary the provider counts."""
     if prior.counted is None:
         return False
-    output = claim.output or 0 if claim.kind == "input_plus_output" else 0
-    if claim.limit is not None and prior.counted + output < UNCORROBORATED * claim.limit:
+    tokens = prior.counted
+    if claim.kind == "input_plus_output":
+        tokens += claim.output or 0
+    if claim.limit is not None and tokens < UNCORROBORATED * claim.limit:
         return True
     return claim.prompt is not None and not is_credible(prior.counted, claim.prompt, plain=prior.plain)
 

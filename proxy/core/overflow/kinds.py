@@ -1,4 +1,4 @@
-"""What an error answer turned out to mean: one frozen value, whoever spoke and however it was wrapped."""
+"""The meaning of an error answer: one frozen value for all providers and all formats of errors."""
 
 from __future__ import annotations
 
@@ -6,27 +6,26 @@ from dataclasses import dataclass
 from typing import Literal
 
 Kind = Literal["input", "input_plus_output", "payload", "output_cap", "rate_limit", "stop"]
-"""What was too much.
+"""The limit that a request exceeds.
 
-- ``input``: the conversation by itself is longer than the window (or than the provider's cap of the input)
-- ``input_plus_output``: it fits, but not together with the output that was asked for or had been generated
-- ``payload``: bytes, or characters of one message; says nothing of the window
-- ``output_cap``: more output was asked for than the model may ever give; the input is innocent
-- ``rate_limit``: more tokens than this credential may spend in a span of time; says nothing of the window
-- ``stop``: generation ran into the window and was billed: something to learn from, never to retry
+- ``input``: the conversation by itself is longer than the window, or than the provider's cap of the input
+- ``input_plus_output``: it fits, but not together with the output that was requested or generated so far
+- ``payload``: too many bytes, or characters of one message; nothing is known of the window
+- ``output_cap``: the request wants more output than the model can ever give; the input is not at fault
+- ``rate_limit``: more tokens than this credential may use in a span of time; nothing is known of the window
+- ``stop``: generation reached the window and was billed; the window can be learned from it, but it is never retried
 """
 
 
 @dataclass(frozen=True, slots=True)
 class Overflow:
-    """What an answer states, in the provider's tokens; ``None`` where it says nothing.
+    """The facts that an answer states, in the provider's tokens; None for one that it does not state.
 
     ``limit`` is the window or the cap of the input; for ``output_cap`` the most output, for ``rate_limit`` the tokens
-    of a span; never set for ``payload``. ``prompt`` and ``output`` are what the request had and asked for,
-    ``requested`` both together. ``decisive``: a machine-readable code said so. ``rule``: who speaks so, or the code.
-    ``names_media``: it complains of an image or a
-    file, perhaps of its size alone. ``sure``: what it states may be learned before
-    a smaller view was answered.
+    of a span; never set for ``payload``. ``prompt`` are the tokens of the input, ``output`` those of the output that
+    the request wants, ``requested`` both together. ``decisive``: a machine-readable code says so. ``rule`` is the
+    source of the rule that matched, or the code. ``names_media``: it complains of an image or a file, perhaps only of
+    its size. ``sure``: its limit may be learned before a smaller view succeeds.
     """
 
     kind: Kind
@@ -41,10 +40,12 @@ class Overflow:
 
     @property
     def too_long(self) -> bool:
-        """Whether a smaller view may succeed where this one was refused before anything was generated."""
+        """True if a smaller view may succeed: this one was refused before anything was generated."""
         return self.kind in ("input", "input_plus_output", "payload")
 
     @property
     def window(self) -> int | None:
-        """What this teaches about the window, in the provider's tokens; ``None`` where it teaches nothing."""
-        return self.limit if self.kind in ("input", "input_plus_output") else None
+        """The window that the answer states, in the provider's tokens; None if it states none."""
+        if self.kind not in ("input", "input_plus_output"):
+            return None
+        return self.limit

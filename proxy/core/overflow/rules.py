@@ -1,4 +1,9 @@
-"""What providers say, as data: words that stand for notions, codes, and patterns of notions, each with its source."""
+"""Rules to read error texts, as data: words, codes, and patterns of notions, each with its source.
+
+A *notion* is what words of several languages have in common: "prompt", "input" and "entrada" are the notion ``input``.
+A text is read as a row of notions, one letter each, and a rule is a pattern of such letters. So one rule covers the
+wordings of many servers (decision 20).
+"""
 
 from __future__ import annotations
 
@@ -14,7 +19,7 @@ NOTIONS: dict[str, str] = {
     "time": "D", "claim": "Q", "shorten": "Z", "length": "L", "tools": "G", "invalid": "V", "by": "b", "figure": "N",
     "field": "T", "elsewhere": "H", "nothing": "_", "load": "P", "unit": "S",
 }  # fmt: skip
-"""The letter of each notion. Besides: ``.`` ends a sentence, ``n`` is a figure of something else, ``_`` is filler."""
+"""The letter of each notion. Also ``.`` (end of a sentence), ``n`` (figure of something else) and ``_`` (filler)."""
 
 LONGEST_TEXT = 6_000
 """Characters of a text that are read."""
@@ -23,7 +28,7 @@ _LONGEST_RUN = 8
 """Characters of the longest word in a script that is written without spaces."""
 
 _MOST_FILLER = 9
-"""Words without a notion in a row that are noted: a long stretch of them means no more than a short one."""
+"""Most words without a notion in a row that get a letter each: a longer stretch means no more."""
 
 _CJK = "\u2e80-\u2fff\u3040-\u9fff\uf900-\ufaff"
 _TOKEN = re.compile(
@@ -42,7 +47,7 @@ _JOINING = frozenset({"and", "but", "while", "whereas", "и", "но", "et", "und
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A text as a row of notions, one letter each. ``figures`` are the numbers by their place in the row."""
+    """A text as a row of notions, one letter each. ``figures`` are the numbers by their position in the row."""
 
     notions: str
     figures: Mapping[int, int]
@@ -65,21 +70,23 @@ class _Entry:
     letters: str
 
     def matches(self, words: Sequence[str], at: int) -> bool:
-        """True if the phrase stands in *words* at the index *at*."""
+        """True if the phrase is in *words* at the index *at*."""
         here = words[at : at + len(self.words)]
         return len(here) == len(self.words) and all(map(_is, here, self.words))
 
 
 def _is(word: str, wanted: str) -> bool:
-    """True if *word* is *wanted*, or begins so if that ends in a star."""
-    return word.startswith(wanted[:-1]) if wanted.endswith("*") else word == wanted
+    """True if *word* is *wanted*, or begins with it if *wanted* ends in a star."""
+    if wanted.endswith("*"):
+        return word.startswith(wanted[:-1])
+    return word == wanted
 
 
 class Lexicon:
-    """Turns texts into rows of notions: a dictionary from words, in several languages, to what they stand for."""
+    """Reads texts as rows of notions: a dictionary from words of several languages to their notions."""
 
     def __init__(self, terms: Iterable[tuple[str, Sequence[str]]], noise: Iterable[str] = ()) -> None:
-        """*terms*: a word or phrase, and the notions it stands for; *noise* is what is passed over.
+        """*terms* are words or phrases with their notions; *noise* is removed from texts.
 
         Raises ``KeyError`` for an unknown notion.
         """
@@ -98,48 +105,53 @@ class Lexicon:
             entries.sort(key=lambda entry: (len(entry.words), sum(map(len, entry.words))), reverse=True)
 
     def read(self, text: str) -> Row:
-        """*text* as a row of notions; of a very long text only the beginning."""
+        """*text* as a row of notions; only its beginning if it is very long."""
         text = text[:LONGEST_TEXT]
         for noise in self._noise:
             text = text.replace(noise, "")
-        writer = _Writer()
+        writer = _RowWriter()
         words: list[str] = []
         for token in _TOKEN.finditer(_folded(_CAMEL.sub("_", text))):
             if token.lastgroup == "word":
                 words.extend(self._split(token.group()))
                 continue
-            writer.add(*self._of(words))
+            writer.add(*self._letters_of(words))
             words.clear()
             if token.lastgroup in ("number", "rest"):
-                writer.figure(_number(token))
+                writer.add_figure(_number(token))
             elif token.lastgroup == "run":
-                writer.add(*self._within(token.group()))
+                writer.add(*self._letters_of_run(token.group()))
             else:
                 writer.add(_letter(token.lastgroup, token.group()))
-        writer.add(*self._of(words))
+        writer.add(*self._letters_of(words))
         return writer.row()
 
     def _split(self, word: str) -> list[str]:
         if word.isalpha() or any(entry.words == (word,) for entry in self._entries.get(word[:2], ())):
             return [word]
         parts = _PARTS.findall(word)
-        return parts if len(parts) > 1 else [word]
+        if len(parts) < 2:
+            return [word]
+        return parts
 
-    def _at(self, words: Sequence[str], at: int) -> _Entry | None:
+    def _entry_at(self, words: Sequence[str], at: int) -> _Entry | None:
         return next((entry for entry in self._entries.get(words[at][:2], ()) if entry.matches(words, at)), None)
 
-    def _of(self, words: Sequence[str]) -> Iterator[str]:
+    def _letters_of(self, words: Sequence[str]) -> Iterator[str]:
         at = 0
         while at < len(words):
-            entry = self._at(words, at)
-            if entry:
+            entry = self._entry_at(words, at)
+            if entry is not None:
                 yield entry.letters
                 at += len(entry.words)
+                continue
+            if words[at] in _JOINING:
+                yield ","
             else:
-                yield "," if words[at] in _JOINING else "_"
-                at += 1
+                yield "_"
+            at += 1
 
-    def _within(self, run: str) -> Iterator[str]:
+    def _letters_of_run(self, run: str) -> Iterator[str]:
         at = 0
         while at < len(run):
             ends = range(min(at + _LONGEST_RUN, len(run)), at, -1)
@@ -149,7 +161,7 @@ class Lexicon:
             at = end or at + 1
 
 
-class _Writer:
+class _RowWriter:
     """Builds a row from letters and figures."""
 
     def __init__(self) -> None:
@@ -158,19 +170,26 @@ class _Writer:
         self._size = self._filler = 0
 
     def add(self, *letters: str) -> None:
+        """Add the letters of notions, of a long stretch of filler only the first."""
         for some in letters:
-            self._filler = self._filler + 1 if some == "_" else 0
-            if self._filler <= _MOST_FILLER:  # a long stretch of filler says no more than a short one
+            if some != "_":
+                self._filler = 0
+            else:
+                self._filler += 1
+            if self._filler <= _MOST_FILLER:
                 self._notions.append(some)
                 self._size += len(some)
 
-    def figure(self, figure: int | None) -> None:
-        if figure is not None:
-            self._figures[self._size] = figure
-        self.add("n" if figure is None else "N")
+    def add_figure(self, figure: int | None) -> None:
+        """Add a figure; None is one of something else than tokens."""
+        if figure is None:
+            self.add("n")
+            return
+        self._figures[self._size] = figure
+        self.add("N")
 
     def row(self) -> Row:
-        """The row. Figures before a unit of bytes, characters, pixels or seconds are no tokens."""
+        """The row. A figure before a unit of bytes, characters, pixels or seconds is none of tokens."""
         notions = re.sub("N(?=[IJ]?[BFS])", "n", "".join(self._notions))
         return Row(notions, {at: figure for at, figure in self._figures.items() if notions[at] == "N"})
 
@@ -183,12 +202,12 @@ def _is_run(phrase: str) -> bool:
     return bool(re.fullmatch(rf"[{_CJK}]+\*?", phrase))
 
 
-def _letter(kind: str | None, found: str) -> str:
-    return _PUNCTUATION.get(kind or "") or _SIGNS[found]
+def _letter(kind: str | None, sign: str) -> str:
+    return _PUNCTUATION.get(kind or "") or _SIGNS[sign]
 
 
 def _number(token: re.Match[str]) -> int | None:
-    """The number; None for a fraction and for what belongs to a word, such as a model's name."""
+    """The number; None for a fraction and for a part of a word, such as a model's name."""
     text, rest, after = token["number"], token["rest"], token.string[token.end() : token.end() + 1]
     if rest.startswith(".") or after == "%" or (after.isalpha() and after.isascii()) or after == "_":
         return None
@@ -203,7 +222,17 @@ MEANINGS: frozenset[str] = frozenset(get_args(Meaning))
 ROLES: frozenset[str] = frozenset(get_args(Role))
 
 LONGEST_PHRASE = 300
+"""Characters of a literal phrase that a user configures."""
+
 _GAPS = {"~": "[_KL]{0,5}?", "..": "[^.Nn]{0,8}?", "...": "[^.]{0,16}?", "....": ".{0,24}?"}
+"""The regular expression for each gap in a pattern."""
+
+_PHRASE_GAP = r"[\s\S]{0,80}?"
+"""The regular expression for a ``*`` in a literal phrase."""
+
+_MOST_GAPS = 4
+"""Most gaps in a literal phrase."""
+
 _PLAIN = frozenset("+->[,")
 _HOLE = re.compile(r"\{(\w+)\}| ?(\*) ?")
 
@@ -214,7 +243,7 @@ class BadRule(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Pattern:
-    """A row of notions in which figures have roles."""
+    """A pattern of notions in which figures have roles. It ``crosses`` if it may match across sentences."""
 
     source: str
     regex: re.Pattern[str]
@@ -223,20 +252,20 @@ class Pattern:
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """What a sentence means in which ``pattern`` is found. ``strong``: it speaks of the window itself."""
+    """The meaning of a sentence that matches ``pattern``. ``strong``: the sentence is about the window itself."""
 
     means: Meaning
     pattern: Pattern
     strong: bool = False
 
     def matches(self, notions: str) -> bool:
-        """True if the pattern is found in *notions*."""
+        """True if the pattern matches in *notions*."""
         return self.pattern.regex.search(notions) is not None
 
 
 @dataclass(frozen=True, slots=True)
 class Phrase:
-    """What a text means that holds a literal phrase, with the figures in it."""
+    """The meaning of a text that holds a literal phrase, with the figures in it."""
 
     means: Meaning
     source: str
@@ -245,7 +274,7 @@ class Phrase:
 
 @dataclass(frozen=True, slots=True)
 class OverflowRules:
-    """Everything that the classifier goes by. Made by ``read_rules``."""
+    """All rules of the classifier; ``read_rules`` builds them."""
 
     lexicon: Lexicon
     rules: tuple[Rule, ...]
@@ -281,16 +310,19 @@ def _lexicon(data: Mapping[str, Any]) -> Lexicon:
         raise BadRule(f"{error.args[0]!r} is no notion") from None
 
 
-def without(data: Mapping[str, Any], spoken_by: Iterable[str]) -> dict[str, Any]:
-    """*data* without the rules that only the sources *spoken_by* support. Plain words of the language stay."""
-    names = {name.lower() for name in spoken_by}
+def without_sources(data: Mapping[str, Any], left_out: Iterable[str]) -> dict[str, Any]:
+    """*data* without the rules that come from *left_out* alone. Plain words of the language stay."""
+    names = {name.lower() for name in left_out}
 
     def stays(row: Any) -> bool:
         sources = [source.strip().lower() for source in str(row["source"]).split(",")]
         return not all(any(name in source for name in names) for source in sources)
 
-    kept = ("terms", "noise", "codes", "stops", "fields", "rules", "figures")
-    return {key: [row for row in rows if stays(row)] if key in kept else rows for key, rows in data.items()}
+    result = dict(data)
+    for key in ("terms", "noise", "codes", "stops", "fields", "rules", "figures"):
+        if key in data:
+            result[key] = [row for row in data[key] if stays(row)]
+    return result
 
 
 def code_name(code: object) -> str:
@@ -299,25 +331,25 @@ def code_name(code: object) -> str:
 
 
 def phrase_regex(phrase: str) -> re.Pattern[str]:
-    """A literal phrase as a pattern that takes linear time; ``{limit}`` and the like are figures, ``*`` is anything."""
+    """A literal phrase as a regular expression of linear time; ``{role}`` is a figure, ``*`` any text."""
     literal = " ".join(phrase.split())
     if not literal.replace("*", "").strip() or len(literal) > LONGEST_PHRASE:
         raise BadRule(f"a phrase has 1 to {LONGEST_PHRASE} characters: {phrase[:60]!r}")
-    made, at, seen = [], 0, set[str]()
+    parts, at, seen = [], 0, set[str]()
     for hole in _HOLE.finditer(literal):
-        made.append(_literal(literal[at : hole.start()]))
+        parts.append(_literal(literal[at : hole.start()]))
         at = hole.end()
         if hole[2]:
-            made.append(r"[\s\S]{0,80}?")
+            parts.append(_PHRASE_GAP)
         elif hole[1] not in ROLES or hole[1] in seen:
             raise BadRule(f"{hole[0]!r} in a phrase must be one of {', '.join(sorted(ROLES))}, and stand there once")
         else:
             seen.add(hole[1])
-            made.append(rf"(?P<{hole[1]}>\d[\d,_]{{0,14}})")
-    if made.count(r"[\s\S]{0,80}?") > 4:
+            parts.append(rf"(?P<{hole[1]}>\d[\d,_]{{0,14}})")
+    if parts.count(_PHRASE_GAP) > _MOST_GAPS:
         raise BadRule(f"a phrase may hold * at most four times: {phrase[:60]!r}")
-    made.append(_literal(literal[at:]))
-    return re.compile("".join(made), re.IGNORECASE)
+    parts.append(_literal(literal[at:]))
+    return re.compile("".join(parts), re.IGNORECASE)
 
 
 def _literal(text: str) -> str:
@@ -325,7 +357,9 @@ def _literal(text: str) -> str:
 
 
 def _listed(means: str | Sequence[str]) -> Sequence[str]:
-    return [means] if isinstance(means, str) else means
+    if isinstance(means, str):
+        return [means]
+    return means
 
 
 def _rule(row: Mapping[str, Any]) -> Rule:
@@ -363,7 +397,10 @@ def _part(part: str) -> str:
         return f"(?!{_GAPS['~']}{_letters(part[1:])})"
     if part.startswith("{"):
         return f"(?P<{_role(part.strip('{}'))}>N)"  # type: ignore[arg-type]
-    return _letters(part.rstrip("?")) + ("?" if part.endswith("?") else "")
+    letters = _letters(part.rstrip("?"))
+    if part.endswith("?"):
+        letters += "?"
+    return letters
 
 
 def _letters(names: str) -> str:

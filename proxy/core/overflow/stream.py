@@ -1,22 +1,22 @@
-"""Finds overflows in an answer while its bytes pass: at its beginning, and behind its first content.
+"""Finds overflows in an answer while its bytes pass: before its first content, and after it.
 
-A server may answer 200 and then report an overflow, as JSON or as an event. As long as an answer shows no content, its
-bytes are held back, and a smaller view can be sent instead. ``EarlyOverflowDetector`` says how long:
+A server may answer 200 and then report an overflow, as JSON or as an event. Until an answer shows content its bytes are
+buffered, so that a smaller view can be sent instead. ``EarlyOverflowDetector`` decides how long:
 
-      state                  what comes                                     next
-      shape unknown          blanks                                         shape unknown
+      state                  bytes                                          next state
+      format unknown         blanks                                         format unknown
                              ``{`` or ``[``                                 JSON
                              a field of an event, or the headers say so     events
                              anything else                                  content
       JSON                   a member that answers have, before any error   content
                              more than can be read                          content
-                             its end                                        overflow, if it reports one, else content
+                             its end                                        overflow if it reports one, else content
       events                 a start-up event, a comment                    events
-                             an error                                       overflow, if it reports one, else content
-                             any other event, or one too long               content
+                             an error                                       overflow if it reports one, else content
+                             any other event, or one that is too long       content
 
-``content`` and ``overflow`` are final. Behind the first content nothing can be sent instead: ``LateOverflowDetector``
-notes what is reported there, since a window can be learned from it.
+``content`` and ``overflow`` are final. After the first content no smaller view can be sent any more. But a window can
+be learned from an overflow that is reported there, so ``LateOverflowDetector`` searches the rest.
 """
 
 from __future__ import annotations
@@ -42,38 +42,38 @@ PREAMBLE_TYPES = frozenset(
 )
 """The ``type`` of events that come before any content.
 
-Of the Responses API (https://platform.openai.com/docs/api-reference/responses-streaming) and of Messages
-(https://docs.anthropic.com/en/docs/build-with-claude/streaming).
+Responses: https://platform.openai.com/docs/api-reference/responses-streaming
+Messages: https://platform.claude.com/docs/en/build-with-claude/streaming
 """
 
 LONGEST = 262_144
-"""The most bytes of one event, and of an answer that is no stream, that are kept to be read."""
+"""Most bytes of one event, and of an answer that is no stream, that are buffered."""
 
 _LINES: Final = (b"data", b"event", b"id:", b"retry", b":")
 """Beginnings of the lines of an event: https://html.spec.whatwg.org/multipage/server-sent-events.html"""
 
 _ANSWERS: Final = re.compile(rb'"(?:choices|content|output|candidates|completion|data)"\s{0,32}:')
 _LONGEST_ANSWERS: Final = 64
-"""More bytes than such a member's name, blanks and colon take."""
+"""Bytes that such a member's name, blanks and colon take at most."""
 
 _REASON = re.compile(rb'"(?:native_)?(?:stop_reason|finish_reason|reason)"\s*:\s*"([A-Za-z_]{4,64})"')
 _ENDING_EVENT: Final = 65_536
-"""Bytes of one event behind the first content that are kept to be read."""
+"""Most bytes of one event after the first content that are buffered."""
 
-_WATCHED: Final = 2**25
-"""Decoded bytes of an answer behind its first content that are looked at."""
+_MOST_SEARCHED: Final = 2**25
+"""Most decoded bytes of an answer after its first content that are searched."""
 
 _TAIL: Final = 128
-"""Bytes kept between chunks: more than a reason why generation stopped takes."""
+"""Bytes of the last chunk that are searched again with the next one: more than a stop reason takes."""
 
 _BLANK: Final = b"\xef\xbb\xbf \t\r\n"
 """Bytes that may come before an answer: blanks and a byte order mark."""
 
 
 class EarlyOverflowDetector:
-    """Watches the beginning of an answer with status 200 until it is clear what it is, streamed or not.
+    """Watches the beginning of an answer with status 200, streamed or not, until its first content or its error.
 
-    Feed it bytes as they arrive, in any chunking. Once it says ``content`` it stays so.
+    It is fed with the bytes as they arrive, in any chunking.
     """
 
     def __init__(self, classifier: Classifier, headers: Headers = (), prior: Prior = NOTHING_KNOWN) -> None:
@@ -102,10 +102,12 @@ class EarlyOverflowDetector:
         """The verdict after *chunk*."""
         if self.verdict != "undecided":
             return self.verdict
-        data = chunk if self._decoder is None else self._decoder.feed(chunk)
+        data = chunk
+        if self._decoder is not None:
+            data = self._decoder.feed(chunk)
         if self._is_stream is None:
             self._buffer += data
-            self._is_stream = self._shape()
+            self._is_stream = self._recognise()
             data = bytes(self._buffer)
         elif not self._is_stream:
             self._buffer += data
@@ -119,32 +121,37 @@ class EarlyOverflowDetector:
         """The verdict at the end of the answer, whose last event may lack its blank line."""
         if self.verdict != "undecided":
             return self.verdict
-        rest = bytes(self._buffer) if self._cutter is None else self._cutter.flush()
+        rest = bytes(self._buffer)
+        if self._cutter is not None:
+            rest = self._cutter.flush()
         if not rest.strip():
             return self.verdict
         if self._is_stream is False:
             self._decide(partial(self._classifier.answer, 200, (), rest))
         else:
-            self._read(rest)
+            self._read_event(rest)
         return self.verdict
 
     def overflow_for(self, prior: Prior) -> Overflow | None:
-        """The overflow that was found, if it can be true of the request that *prior* describes."""
-        found = self._claim(prior) if self._claim and self.overflow else None
-        return found if found is not None and found.too_long else None
+        """``overflow`` as far as it can be true of the request that *prior* describes."""
+        if self.overflow is None or self._claim is None:
+            return None
+        return _too_long(self._claim(prior))
 
     def _feed_events(self, data: bytes) -> None:
         if self._cutter is None:
             self._cutter = EventCutter()
         for event in self._cutter.feed(data):
-            self._read(event.rstrip(b"\r\n"))
+            self._read_event(event.rstrip(b"\r\n"))
             if self.verdict != "undecided":
                 return
-        if self._cutter.pending_size > LONGEST + 3:  # three: most of an event's end
+        if (
+            self._cutter.pending_size > LONGEST + 3
+        ):  # an event ends in a line end and a blank line: up to three bytes more
             self.verdict = "content"
 
     def _is_answer(self) -> bool:
-        """True if an answer that is no stream shows content before any error. Looks at new bytes only."""
+        """True if the JSON so far shows content before any error. Searches new bytes only."""
         if self._has_error:
             return False
         answer = _ANSWERS.search(self._buffer, self._searched)
@@ -153,11 +160,11 @@ class EarlyOverflowDetector:
             return False
         before = bytes(self._buffer[: answer.start()])
         self._has_error = b'"error"' in before or b'"errors"' in before
-        return not self._has_error  # of an error, only all of it tells what it is
+        return not self._has_error  # an error is read when all of it is here
 
-    def _shape(self) -> bool | None:
-        """True if this is a stream of events, False if not; None while too few bytes came to know."""
-        # Blanks that keep a connection alive are dropped as they come: no walk over all of them for each of them.
+    def _recognise(self) -> bool | None:
+        """True if this is a stream of events, False if it is JSON; None until enough bytes are here."""
+        # Blanks that keep a connection alive are dropped at once, so that they are not read again with every chunk.
         self._buffer = self._buffer.lstrip(_BLANK)
         begun = bytes(self._buffer[:5])
         if not begun:
@@ -170,81 +177,99 @@ class EarlyOverflowDetector:
             self.verdict = "content"  # neither events nor JSON
         return None
 
-    def _read(self, event: bytes) -> None:
+    def _read_event(self, event: bytes) -> None:
         if len(event) > LONGEST:
             self.verdict = "content"
             return
         data, value = _event(event)
         if not data:
             return
-        if value is None or is_error(value) or not _is_preamble(value):
-            self._decide(partial(self._classifier.event, value) if is_error(value) else None)
+        if is_error(value):
+            self._decide(partial(self._classifier.event, value))
+        elif value is None or not _is_preamble(value):
+            self.verdict = "content"
 
-    def _decide(self, claim: Callable[[Prior], Overflow | None] | None) -> None:
+    def _decide(self, claim: Callable[[Prior], Overflow | None]) -> None:
+        """The verdict by the *claim* of an error."""
         self._claim = claim
-        found = claim(self._prior) if claim else None
-        self.overflow = found if found is not None and found.too_long else None
-        self.verdict = "overflow" if self.overflow else "content"
+        self.overflow = _too_long(claim(self._prior))
+        if self.overflow is None:
+            self.verdict = "content"
+        else:
+            self.verdict = "overflow"
 
 
 class LateOverflowDetector:
-    """Watches what comes behind the first content: errors in the middle of a stream, and why generation stopped.
+    """Searches an answer after its first content: errors in the middle of a stream, and why generation stopped.
 
-    ``overflow`` is what was found. It cannot be answered with a smaller view: the client has part of the answer.
+    ``overflow`` is the first one in it. No smaller view is sent for it: the client has a part of the answer.
     """
 
     def __init__(self, classifier: Classifier, headers: Headers = ()) -> None:
         self.overflow: Overflow | None = None
         self._classifier = classifier
         encoding = _header(headers, "content-encoding")
-        self._decoder = ContentDecoder(encoding, _WATCHED) if encoding else None
+        self._decoder: ContentDecoder | None = None
+        if encoding:
+            self._decoder = ContentDecoder(encoding, _MOST_SEARCHED)
         self._event = bytearray()
-        self._suspect = False
+        self._may_hold_error = False
         self._tail = b""
 
     def feed(self, chunk: bytes) -> None:
         """Search *chunk*; never raises."""
         if self.overflow is not None:
             return
-        data = chunk if self._decoder is None else self._decoder.feed(chunk)
+        data = chunk
+        if self._decoder is not None:
+            data = self._decoder.feed(chunk)
         if not data:
             return
         near = self._tail + data
-        self._suspect = self._suspect or b'"error"' in near or b"event: error" in near
-        self._cut(data)
+        self._may_hold_error = self._may_hold_error or b'"error"' in near or b"event: error" in near
+        self._search_events(data)
         if self.overflow is None and b"exceeded" in near:
-            self._stops(near)
+            self._search_stop_reason(near)
         self._tail = near[-_TAIL:]
 
-    def _cut(self, data: bytes) -> None:
-        """Search the events that *data* completes for errors, and keep the beginning of the next one."""
+    def _search_events(self, data: bytes) -> None:
+        """Search the events that *data* completes for errors; buffer the beginning of the next one."""
         edge = self._event[-3:] + data
         end = max(edge.rfind(b"\n\n"), edge.rfind(b"\r\n\r\n"), edge.rfind(b"\r\r"))
         self._event += data
         if end >= 0:
             at = len(self._event) - len(edge) + end
-            if self._suspect:
-                self._errors(bytes(self._event))
+            if self._may_hold_error:
+                self._search_errors(bytes(self._event))
             del self._event[:at]
-            self._suspect = b'"error"' in self._event or b"event: error" in self._event
+            self._may_hold_error = b'"error"' in self._event or b"event: error" in self._event
         if len(self._event) > _ENDING_EVENT:
             self._event.clear()
-            self._suspect = False
+            self._may_hold_error = False
 
-    def _errors(self, events: bytes) -> None:
+    def _search_errors(self, events: bytes) -> None:
         """Note the first overflow among *events*."""
         for event in EventCutter().feed(events):
             _, value = _event(event)
-            if value is not None and is_error(value) and (found := self._classifier.event(value)):
-                self.overflow = found
+            if value is None or not is_error(value):
+                continue
+            self.overflow = self._classifier.event(value)
+            if self.overflow is not None:
                 return
 
-    def _stops(self, data: bytes) -> None:
-        """Note it if *data* says that generation ran into the window."""
+    def _search_stop_reason(self, data: bytes) -> None:
+        """Note an overflow if *data* says that generation reached the window."""
         for reason in _REASON.finditer(data):
-            if found := self._classifier.stop({"stop_reason": reason[1].decode()}):
-                self.overflow = found
+            self.overflow = self._classifier.stop({"stop_reason": reason[1].decode()})
+            if self.overflow is not None:
                 return
+
+
+def _too_long(claim: Overflow | None) -> Overflow | None:
+    """*claim* if a smaller view may succeed instead."""
+    if claim is None or not claim.too_long:
+        return None
+    return claim
 
 
 def _header(headers: Headers, wanted: str) -> str:
@@ -260,20 +285,23 @@ def _fields(event: bytes) -> Iterator[tuple[bytes, bytes]]:
 
 def _event(event: bytes) -> tuple[bytes, Any]:
     """The data of an event, and the object in it or None. An error in plain text becomes an object."""
-    named = list(_fields(event))
-    data = b"\n".join(value for name, value in named if name == b"data")
-    failed = any(name == b"event" and value == b"error" for name, value in named)
+    fields = list(_fields(event))
+    data = b"\n".join(value for name, value in fields if name == b"data")
+    if not data:
+        return data, None
     try:
-        value = json.loads(data) if data else None
+        value = json.loads(data)
     except (ValueError, RecursionError):
         value = data.decode("utf-8", "replace")
-    if failed and data and not is_error(value):
+    if (b"event", b"error") in fields and not is_error(value):
         return data, {"error": value}
-    return data, value if isinstance(value, dict | list) else None
+    if not isinstance(value, dict | list):
+        return data, None
+    return data, value
 
 
 def _is_preamble(value: Any) -> bool:
-    """True if an event carries no content yet: a start-up event, or a delta with nothing but a role."""
+    """True if an event has no content yet: a start-up event, or a delta with nothing but a role."""
     if not isinstance(value, dict):
         return False
     if value.get("type") in PREAMBLE_TYPES:
@@ -283,8 +311,8 @@ def _is_preamble(value: Any) -> bool:
         return False
     deltas = [choice.get("delta") for choice in choices if isinstance(choice, dict)]
     ended = any(choice.get("finish_reason") for choice in choices if isinstance(choice, dict))
-    return not ended and all(isinstance(delta, dict) and not _says(delta) for delta in deltas)
+    return not ended and all(isinstance(delta, dict) and not _has_content(delta) for delta in deltas)
 
 
-def _says(delta: dict[str, Any]) -> bool:
+def _has_content(delta: dict[str, Any]) -> bool:
     return any(value for key, value in delta.items() if key != "role")

@@ -1,4 +1,4 @@
-"""Totals of tokens by role and by region of a view, and which of them are memories that an agent injected."""
+"""Totals of tokens by role and by region of a view; finds the memories that an agent injected into texts."""
 
 from __future__ import annotations
 
@@ -9,9 +9,11 @@ from dataclasses import dataclass
 from proxy.core.conversation import Item, Role
 
 REGIONS = ("system", "tools", "format", "memory", "summary", "user", "assistant", "tool", "reserve")
-"""Every region; no two of them overlap. ``system`` are system items and the members ``system`` and ``instructions``,
-``memory`` is what an agent injected into those or into a user item, ``format`` the response format and the frame of the
-answer, ``summary`` the block that stands for folded rounds."""
+"""Every region; no two of them overlap.
+
+``system``: system items and the members ``system`` and ``instructions``. ``memory``: texts that an agent injected into
+these or into a user item. ``format``: the response format and the frame of the answer. ``summary``: the block.
+"""
 
 HISTORY: tuple[Role, ...] = ("user", "assistant", "tool")
 
@@ -58,7 +60,7 @@ def add_up(items: Sequence[Item], known: RoleTotals = NOTHING) -> RoleTotals:
 
 @dataclass(frozen=True, slots=True)
 class Members:
-    """Tokens of the members beside the items; ``memories`` are the part of ``system`` that an agent injected."""
+    """Tokens of the members beside the items; ``memories`` are those of ``system`` that an agent injected."""
 
     tools: int = 0
     system: int = 0
@@ -66,10 +68,10 @@ class Members:
 
 
 def regions(items: RoleTotals, members: Members, *, fixed: int, summary: int, reserve: int) -> dict[str, int]:
-    """Return the tokens by region of a view that consists of *items*; empty regions are left out.
+    """Return the tokens of a view with *items* by region; empty regions are left out.
 
-    *fixed* is all beside the history, *members* and system items included. Without the reserve, the regions add up to
-    the view's tokens.
+    *fixed* are the tokens of all but the history: *members*, system items, the frame of the answer. Without the
+    reserve, the regions add up to the view's tokens.
     """
     system_memories, user_memories = items.memories
     system_memories += members.memories
@@ -94,8 +96,8 @@ def to_provider_tokens(regions: Mapping[str, int], factor: float) -> dict[str, i
     return {name: int(tokens * factor) for name, tokens in regions.items()}
 
 
-# Memories that an agent injected, known by the headings and tags of such blocks; only reports depend on them. A block
-# goes from a heading ``Memories`` or ``Memory`` to the next heading of that level or above, or stands between two tags.
+# Blocks of memories are recognised by their headings and tags; only reports depend on them. A block extends from a
+# heading ``Memories`` or ``Memory`` to the next heading of that level or above, or from an opening to a closing tag.
 _OPENING = re.compile(
     r"^(?P<level>#{1,6})[ \t]*(?:\w+[ \t]+)?memor(?:y|ies)[ \t]*:?[ \t]*$"
     r"|<(?P<tag>memory|memories|user_?memories|memory_blocks|relevant_memories)>",
@@ -105,12 +107,12 @@ _WORD = "memor"
 """A part of every opening."""
 
 _BEFORE = len("<relevant_")
-"""How far behind the beginning of a tag the word stands at most."""
+"""Characters between the beginning of a tag and the word, at most."""
 
 _LOWER = {ord(letter): letter.lower() for letter in "EMOR"}
 
 _UNCLOSED = 64
-"""Spellings of tags without an end, after which no tag is searched for: each costs a search to the text's end."""
+"""Spellings of tags without an end after which no further tag is read: each costs a search to the text's end."""
 
 _HEADING = re.compile(r"^(#{1,6})[ \t]*\S", re.MULTILINE)
 
@@ -121,7 +123,7 @@ def injected_memories(text: str) -> str:
 
 
 def _memory_blocks(text: str) -> Iterator[tuple[int, int]]:
-    """Yield where each block of memories begins and ends."""
+    """Yield the beginning and the end of each block of memories."""
     at = 0
     unclosed: set[str] = set()
     folded = text.lower()
@@ -139,7 +141,7 @@ def _memory_blocks(text: str) -> Iterator[tuple[int, int]]:
 def _opening(text: str, folded: str, at: int) -> re.Match[str] | None:
     """Return the first opening from *at* on; *folded* is *text* in lower case.
 
-    It is searched for on the lines that have its word: one search by the pattern takes 16 ms for each MB.
+    Only lines with its word are matched: a search by the pattern alone takes 16 ms for each MB.
     """
     while (word := folded.find(_WORD, at)) >= 0:
         line = text.rfind("\n", at, word) + 1 or at
@@ -152,7 +154,7 @@ def _opening(text: str, folded: str, at: int) -> re.Match[str] | None:
 
 
 def _end_of_tag(text: str, start: int, tag: str, unclosed: set[str]) -> int:
-    """Return where the block opened by *tag* ends; a tag without an end opens nothing and is added to *unclosed*."""
+    """Return the end of the block that *tag* opens; a tag without an end opens none and is added to *unclosed*."""
     if tag in unclosed or len(unclosed) >= _UNCLOSED:
         return start
     closing = f"</{tag}>"
@@ -164,7 +166,7 @@ def _end_of_tag(text: str, start: int, tag: str, unclosed: set[str]) -> int:
 
 
 def _end_of_section(text: str, start: int, level: int) -> int:
-    """Return where the next heading of *level* or above begins; the text's end if there is none."""
+    """Return the beginning of the next heading of *level* or above; the text's end if there is none."""
     at = start
     while (at := text.find("\n#", at) + 1) > 0:
         heading = _HEADING.match(text, at)

@@ -1,9 +1,9 @@
 """Tokens of images, sound and files, by the formulas that providers publish; never by the length of the base64.
 
-If a provider bills less than it publishes, the published figure stands. Sources:
+If a provider bills less than it publishes, the published figure is used. Sources:
 
 - OpenAI, images: https://platform.openai.com/docs/guides/images-vision#calculating-costs (tiles, patches, multipliers)
-- OpenAI, sound: https://platform.openai.com/docs/guides/realtime-costs (ten tokens a second of what the user says)
+- OpenAI, sound: https://developers.openai.com/api/docs/guides/realtime-costs (a token for 100 ms of the user's speech)
 - Anthropic, images: https://platform.claude.com/docs/en/build-with-claude/vision (about width x height / 750)
 - Anthropic, PDF: https://platform.claude.com/docs/en/build-with-claude/pdf-support (each page as text and as an image)
 - Google, images and sound: https://ai.google.dev/gemini-api/docs/tokens (258 a crop, 32 a second)
@@ -34,7 +34,7 @@ class ImagePrice(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Tiles:
-    """*base* tokens for an image and *tile* for each 512-pixel tile of it, once it is scaled into 2048 x 768."""
+    """*base* tokens for an image and *tile* for each of its 512-pixel tiles, after it is scaled into 2048 x 768."""
 
     base: int
     tile: int
@@ -44,17 +44,16 @@ class Tiles:
         if detail == "low":
             return self.base
         width, height = size or (2048, 768)
-        width, height = _within(width, height, 2048 / max(width, height, 1))
-        width, height = _within(width, height, 768 / max(min(width, height), 1))
-        return self.base + self.tile * _cells(width, height, 512)
+        width, height = _scaled_down(width, height, 2048 / max(width, height, 1))
+        width, height = _scaled_down(width, height, 768 / max(min(width, height), 1))
+        return self.base + self.tile * _squares(width, height, 512)
 
 
 @dataclass(frozen=True, slots=True)
 class Patches:
-    """*multiplier* tokens for each square of *side* pixels, in an image scaled down to at most *most* squares.
+    """*multiplier* tokens for each square of *side* pixels, after the image is scaled down to at most *most* squares.
 
-    ``original`` is the limit at the detail of that name. Low detail changes nothing: these models ignored it when
-    measured.
+    ``original`` is the limit at the detail of that name. Low detail changes nothing: measured models ignored it.
     """
 
     multiplier: float
@@ -65,11 +64,13 @@ class Patches:
     def tokens(self, size: Size | None, detail: str) -> int:
         """See ``ImagePrice``."""
         most = self.original if detail == "original" else self.most
-        patches = most if size is None else self._patches(max(1, size[0]), max(1, size[1]), most)
+        patches = most
+        if size is not None:
+            patches = self._patches(max(1, size[0]), max(1, size[1]), most)
         return math.ceil(round(patches * self.multiplier, 6))
 
     def _patches(self, width: int, height: int, most: int) -> int:
-        patches = _cells(width, height, self.side)
+        patches = _squares(width, height, self.side)
         if patches <= most:
             return patches
         shrink = math.sqrt(self.side**2 * most / (width * height))
@@ -95,8 +96,8 @@ class Area:
         del detail
         if size is None:
             return self.most
-        width, height = _within(*size, self.edge / max(*size, 1))
-        return min(self.most, max(-(-width * height // 750), _cells(width, height, 28)))
+        width, height = _scaled_down(*size, self.edge / max(*size, 1))
+        return min(self.most, max(-(-width * height // 750), _squares(width, height, 28)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +116,7 @@ class Crops:
         if max(width, height) <= 384:
             return self.each
         unit = min(768, max(256, int(min(width, height) / 1.5)))
-        return self.each * min(self.most, _cells(width, height, unit))
+        return self.each * min(self.most, _squares(width, height, unit))
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,8 +145,8 @@ class Prices:
 TILE_BASE, TILE = 85, 170
 """Tokens of an image and of each of its tiles, with GPT-4o."""
 
-USUAL = Prices("tiles", Tiles(TILE_BASE, TILE))
-"""GPT-4o's; for every model without a published formula."""
+DEFAULT_PRICES = Prices("tiles", Tiles(TILE_BASE, TILE))
+"""GPT-4o's prices, for every model without a published formula."""
 
 FAMILIES: tuple[tuple[str, Prices], ...] = (
     ("gpt-4o-mini*", Prices("4o-mini", Tiles(2833, 5667))),
@@ -168,7 +169,7 @@ FAMILIES: tuple[tuple[str, Prices], ...] = (
     ("gemini*", Prices("gemini", Crops(), 32.0, 258)),
     ("*qwen*vl*", Prices("qwen-vl", Patches(1.0, 16_384, 16_384, side=28))),
 )
-"""Prices by patterns of model names, without the provider's prefix and in lower case; the first match holds."""
+"""Prices by pattern of the model's name, in lower case and without the provider's prefix; the first match decides."""
 
 
 @functools.lru_cache(maxsize=512)
@@ -178,12 +179,12 @@ def prices(model: str) -> Prices:
     for pattern, family_prices in FAMILIES:
         if fnmatchcase(name, pattern):
             return family_prices
-    return USUAL
+    return DEFAULT_PRICES
 
 
 @dataclass(frozen=True, slots=True)
 class Meter:
-    """Counts text like the function it holds, and knows the prices of media."""
+    """A function that counts text, together with the prices of media."""
 
     text: Callable[[str], int]
     prices: Prices
@@ -194,67 +195,68 @@ class Meter:
 
 
 def prices_of(count: Callable[[str], int]) -> Prices:
-    """Return the prices of media that go with *count*, which counts text: the usual ones unless it is a ``Meter``."""
-    return count.prices if isinstance(count, Meter) else USUAL
+    """Return the prices of media that belong to *count*: the default ones unless it is a ``Meter``."""
+    return count.prices if isinstance(count, Meter) else DEFAULT_PRICES
 
 
-def _within(width: int, height: int, scale: float) -> Size:
+def _scaled_down(width: int, height: int, scale: float) -> Size:
     """Return the size scaled down, never up."""
     if scale >= 1:
         return width, height
     return int(width * scale), int(height * scale)
 
 
-def _cells(width: int, height: int, side: int) -> int:
+def _squares(width: int, height: int, side: int) -> int:
     """Return the number of squares of *side* that cover the area, at least one."""
     return max(1, -(-width // side)) * max(1, -(-height // side))
 
 
-UNKNOWN_IMAGE = USUAL.image.tokens(None, "high")
-"""An image whose size cannot be read counts as the largest there is (2048 x 768: eight tiles)."""
+UNKNOWN_IMAGE = DEFAULT_PRICES.image.tokens(None, "high")
+"""Tokens of an image whose size cannot be read: those of the largest one (2048 x 768: eight tiles)."""
 
 SOUND_BYTES_PER_SECOND = 4000
-"""Sound without a length in its header is taken for speech at 32 kbit/s: few clients use less."""
+"""Bytes a second of sound without a length in its header: speech at 32 kbit/s, because few clients use less."""
 
 PCM_BYTES_PER_SECOND = 48_000
-"""Raw sound (``pcm16``) has 24 kHz, 16 bits and one channel.
-https://platform.openai.com/docs/api-reference/realtime-sessions/create"""
+"""Bytes a second of raw sound (``pcm16``): 24 kHz, 16 bits, one channel.
+https://github.com/openai/openai-python/blob/575ff60/src/openai/types/beta/realtime/session_create_params.py"""
 
 SOUND_FRAME = 32
 """Tokens around a piece of sound."""
 
 PDF_BYTES_PER_PAGE = 60_000
-"""The size of a page if the pages of a PDF cannot be counted (newer files compress what names them)."""
+"""Bytes of a page of a PDF whose pages cannot be counted: newer files compress the objects that name them."""
 
 TEXT_BYTES_PER_TOKEN = 3
-"""Any other file is read as text."""
+"""Bytes of a token of any other file, which is read as text."""
 
 IMAGES = frozenset({"image_url", "input_image", "image", "computer_screenshot"})
 SOUND = frozenset({"input_audio", "audio"})
 FILES = frozenset({"file", "input_file", "document", "video", "video_url"})
 
 _HEADER = 4096
-"""Bytes of a file in which its header is searched for."""
+"""Bytes at the beginning of a file that are searched for its header."""
 
 _PAGE = re.compile(rb"/Type\s*/Page(?![A-Za-z])")
+# Bit rates in kbit/s by the index in a frame's header: layer III of MPEG 1, and of MPEG 2.
 _MP3_KBITS = (0, 32, 40, 48, 56, 64, 80, 96, 112, 128, 160, 192, 224, 256, 320)
 _MP3_KBITS_LOW = (0, 8, 16, 24, 32, 40, 48, 56, 64, 80, 96, 112, 128, 144, 160)
 
 
-def image_tokens(url: str, detail: str = "auto", prices: Prices = USUAL) -> int:
-    """Return the tokens of an image with this (data) URL and *detail*."""
+def image_tokens(url: str, detail: str = "auto", prices: Prices = DEFAULT_PRICES) -> int:
+    """Return the tokens of the image at *url*, a data URL or another one, at *detail*."""
     return prices.image.tokens(_url_size(url), detail)
 
 
-def part_tokens(part: Mapping[str, Any], prices: Prices = USUAL) -> int | None:
+def part_tokens(part: Mapping[str, Any], prices: Prices = DEFAULT_PRICES) -> int | None:
     """Return the tokens of a media part of a message; None if *part* is not media."""
     kind = _kind(part)
     value = part.get(kind)
     if kind in IMAGES:
         return image_tokens(_image_url(part), _detail(part), prices)
     if kind in SOUND:
-        length = _sound_length(_text(value, "data"), _text(value, "format"))
-        return SOUND_FRAME + int(prices.second * (length[0] if length else 0))
+        seconds, _ = _sound_length(value)
+        return SOUND_FRAME + int(prices.second * seconds)
     if kind in FILES:
         return file_tokens(_file_url(part, value), prices)
     return None
@@ -270,16 +272,15 @@ def is_guess(part: Mapping[str, Any]) -> bool:
     """Return True if the tokens of a media part are a guess: its header does not state its size or length."""
     kind = _kind(part)
     if kind in SOUND:
-        value = part.get(kind)
-        length = _sound_length(_text(value, "data"), _text(value, "format"))
-        return length is None or not length[1]
+        _, is_stated = _sound_length(part.get(kind))
+        return not is_stated
     if kind in FILES:
         return True
     return _detail(part) != "low" and _url_size(_image_url(part)) is None
 
 
-def file_tokens(url: str, prices: Prices = USUAL) -> int:
-    """Return the tokens of a file with this data URL; by any other URL, it counts as an image of unknown size."""
+def file_tokens(url: str, prices: Prices = DEFAULT_PRICES) -> int:
+    """Return the tokens of the file in the data URL *url*; a file at another URL counts as an image of unknown size."""
     if not url.startswith("data:"):
         return prices.image.tokens(None, "high")
     size = (len(url) - url.find(",")) * 3 // 4
@@ -296,7 +297,9 @@ def opaque_tokens(size: int) -> int:
 
 def _kind(part: Mapping[str, Any]) -> str:
     kind = part.get("type")
-    return kind if isinstance(kind, str) else ""
+    if isinstance(kind, str):
+        return kind
+    return ""
 
 
 def _detail(part: Mapping[str, Any]) -> str:
@@ -312,21 +315,26 @@ def _file_url(part: Mapping[str, Any], value: Any) -> str:
     url = _text(value, "file_data") or _text(part, "file_data") or _text(value, "url") or _source_url(part)
     if not url or url.startswith(("data:", "http:", "https:")):
         return url
-    # Some clients send the bare base64.
-    name = part.get("filename") or (value.get("filename") if isinstance(value, dict) else None)
-    kind = "application/pdf" if str(name).lower().endswith(".pdf") else "application/octet-stream"
-    return f"data:{kind};base64,{url}"
+    # Some clients send base64 without the head of a data URL.
+    name = part.get("filename")
+    if not name and isinstance(value, dict):
+        name = value.get("filename")
+    if str(name).lower().endswith(".pdf"):
+        return f"data:application/pdf;base64,{url}"
+    return f"data:application/octet-stream;base64,{url}"
 
 
 def _source_url(part: Mapping[str, Any]) -> str:
-    """Return the (data) URL of a part whose ``source`` is in the shape of Anthropic's API."""
+    """Return the URL of a part with a ``source``, as Anthropic's API has it; a data URL for one with data."""
     source = part.get("source")
     if not isinstance(source, dict):
         return ""
     if source.get("type") == "text":
         return "data:text/plain," + _text(source, "data")
     data = _text(source, "data")
-    return f"data:{_text(source, 'media_type')};base64,{data}" if data else _text(source, "url")
+    if not data:
+        return _text(source, "url")
+    return f"data:{_text(source, 'media_type')};base64,{data}"
 
 
 def _url_size(url: str) -> Size | None:
@@ -336,21 +344,23 @@ def _url_size(url: str) -> Size | None:
     return image_size(_decoded(url.partition(",")[2][: _HEADER * 4]))
 
 
-def _sound_length(data: str, kind: str) -> tuple[float, bool] | None:
-    """Return the seconds of a piece of sound in base64, and whether its header states them; None if there is none."""
-    if not data:
-        return None
+def _sound_length(value: Any) -> tuple[float, bool]:
+    """Return the seconds of a piece of sound, and True if its header or format states them; 0 and False if it is empty.
+
+    *value* is an object with the base64 under ``data`` and a ``format``.
+    """
+    data = _text(value, "data")
     size = len(data) * 3 // 4
     rate = _sound_rate(_decoded(data[: _HEADER * 4]))
     if rate:
         return size / rate, True
-    if kind == "pcm16":
+    if data and _text(value, "format") == "pcm16":
         return size / PCM_BYTES_PER_SECOND, True
     return size / SOUND_BYTES_PER_SECOND, False
 
 
 def _sound_rate(head: bytes) -> float:
-    """Return the bytes a second of a WAV or MP3 file, by its header; zero if it cannot be read."""
+    """Return the bytes a second that the header of a WAV or MP3 file states; zero if it cannot be read."""
     if head[:4] == b"RIFF" and head[8:16] == b"WAVEfmt " and len(head) >= 32:
         return float(int.from_bytes(head[28:32], "little"))
     at = 0
@@ -358,8 +368,9 @@ def _sound_rate(head: bytes) -> float:
         at = 10 + sum((byte & 0x7F) << shift for byte, shift in zip(head[6:10], (21, 14, 7, 0), strict=True))
     frame = head[at : at + 4]
     if len(frame) == 4 and frame[0] == 0xFF and frame[1] & 0xE6 == 0xE2:  # layer III
-        kbits = (_MP3_KBITS if frame[1] & 0x18 == 0x18 else _MP3_KBITS_LOW)[min(frame[2] >> 4, 14)]
-        return kbits * 125.0
+        is_mpeg_1 = frame[1] & 0x18 == 0x18
+        rates = _MP3_KBITS if is_mpeg_1 else _MP3_KBITS_LOW
+        return rates[min(frame[2] >> 4, 14)] * 125.0
     return 0.0
 
 
@@ -399,7 +410,7 @@ def _jpeg_size(head: bytes) -> Size | None:
     at = 2
     while at + 9 < len(head) and head[at] == 0xFF:
         marker = head[at + 1]
-        if marker == 0xFF:  # any number of these may fill the space before a marker
+        if marker == 0xFF:  # any number of these bytes may stand before a marker
             at += 1
             continue
         if 0xC0 <= marker <= 0xCF and marker not in (0xC4, 0xC8, 0xCC):
@@ -410,7 +421,7 @@ def _jpeg_size(head: bytes) -> Size | None:
 
 
 def _decoded(data: str) -> bytes:
-    """Return the bytes behind the base64 in *data*, as far as it goes; none if it is no base64."""
+    """Return the bytes of the base64 in *data* up to its last whole group; none if it is no base64."""
     data = "".join(data.split())
     try:
         return base64.b64decode(data[: len(data) // 4 * 4])
@@ -420,8 +431,11 @@ def _decoded(data: str) -> bytes:
 
 def _text(value: Any, key: str) -> str:
     """Return the text under *key* of an object; a text in place of the object is its URL."""
+    text = value
     if isinstance(value, dict):
-        value = value.get(key)
+        text = value.get(key)
     elif key not in ("url", "image_url"):
         return ""
-    return value if isinstance(value, str) else ""
+    if isinstance(text, str):
+        return text
+    return ""

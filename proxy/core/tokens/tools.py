@@ -2,10 +2,12 @@
 
 The form is public: https://github.com/openai/harmony writes it for the open models (``namespace functions``, ``type
 name = (_: {...}) => any;``, descriptions as comments). The usage that https://github.com/hmarr/openai-chat-tokens
-recorded from the API equals this count, nested objects included; the two examples of OpenAI's cookbook, which stand
-beside a system message, are four lower. What a schema holds beyond that form is counted as a comment, so the count errs
-upward. The cookbook's own formula (``num_tokens_for_tools``: 7 a function, 3 a property, 12 in all), which knows flat
-properties only, is the floor:
+recorded from the API equals this count, nested objects included. The two examples of OpenAI's cookbook, which stand
+beside a system message, are four tokens lower. Members of a schema that this form does not have are counted as
+comments, so the count is rather too high than too low.
+
+The cookbook's own formula (``num_tokens_for_tools``: 7 a function, 3 a property, 12 in all) only covers flat
+properties. It is the lower bound:
 https://github.com/openai/openai-cookbook/blob/main/examples/How_to_count_tokens_with_tiktoken.ipynb
 """
 
@@ -22,16 +24,16 @@ from proxy.core.apis.json_scan import elements
 Count = Callable[[str], int]
 
 READERS = ("gpt-*", "chatgpt-*", "o[1-9]*", "codex-*", "computer-use-*")
-"""Models that read tools this way."""
+"""Patterns of the names of models that read tools this way."""
 
 FRAME = 9
-"""Tokens around the declarations, by recorded usage; beside a system message four fewer were billed."""
+"""Tokens around the declarations in recorded usage; beside a system message four fewer were billed."""
 
 PARALLEL = 200
-"""The wrapper that calls several tools at once (198 tokens declared); it may stand beside two tools or more."""
+"""Tokens of the wrapper that calls several tools at once (198 as declared); it may stand beside two or more tools."""
 
 DEEPEST = 64
-"""Levels of a schema that are rendered; below, its JSON is counted."""
+"""Levels of a schema that are rendered; deeper ones are counted as JSON."""
 
 _RENDERED = frozenset(
     {"type", "description", "enum", "const", "properties", "required", "items", "anyOf", "oneOf", "$ref"}
@@ -49,12 +51,12 @@ def reads_declarations(model: str) -> bool:
 
 
 def tools_tokens(text: str, count: Count) -> int:
-    """Return the tokens of the tools (or legacy functions) array in the JSON *text*.
+    """Return the tokens of the array of tools (or legacy functions) in the JSON *text*.
 
-    If it is no such array, these are the tokens of the JSON itself.
+    If it is no such array, the JSON itself is counted.
     """
     try:
-        # One by one: while a parser reads the whole array, nothing else runs.
+        # One by one, because nothing else runs while a parser reads the whole array.
         tools = [json.loads(text[start:end]) for start, end in elements(text, 0)[0]]
         if not all(isinstance(tool, dict) for tool in tools):
             return count(text)
@@ -104,7 +106,7 @@ def _function(tool: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _object(schema: Mapping[str, Any], depth: int, indent: int = 0) -> str:
-    """Return the fields of an object in braces; those of an object inside another one are indented."""
+    """Return the fields of an object in braces; *indent* are the spaces before those of a nested object."""
     properties = schema.get("properties")
     if not isinstance(properties, dict):
         return "object"
@@ -134,14 +136,16 @@ def _type(schema: Any, depth: int, indent: int) -> str:
         return _object(schema, depth, indent + 2)
     if "$ref" in schema:
         return str(schema["$ref"])
-    return _NAMES.get(kind, "any") if isinstance(kind, str) else "any"
+    if isinstance(kind, str):
+        return _NAMES.get(kind, "any")
+    return "any"
 
 
 def _choices(schema: Mapping[str, Any], depth: int, indent: int) -> list[str] | None:
-    """Return the types or values of which *schema* allows any one; None if it is one type."""
+    """Return the alternative types or values that *schema* allows; None if it is one type."""
     for choice in ("anyOf", "oneOf"):
         if isinstance(schema.get(choice), list):
-            return [_member(part, depth + 1, indent) for part in schema[choice]]
+            return [_alternative(part, depth + 1, indent) for part in schema[choice]]
     if isinstance(schema.get("enum"), list):
         return list(map(_json, schema["enum"]))
     if "const" in schema:
@@ -152,8 +156,8 @@ def _choices(schema: Mapping[str, Any], depth: int, indent: int) -> list[str] | 
     return None
 
 
-def _member(schema: Any, depth: int, indent: int) -> str:
-    """Return one of several types, with its comments before it."""
+def _alternative(schema: Any, depth: int, indent: int) -> str:
+    """Return one of several alternative types, with its comments before it."""
     if not isinstance(schema, dict):
         return _json(schema)
     notes = list(_notes(schema))
@@ -163,14 +167,14 @@ def _member(schema: Any, depth: int, indent: int) -> str:
 
 
 def _notes(schema: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the comments before a type; an object's members beside its fields stand inside its braces."""
+    """Yield the comments before a type; those on an object's other members stand inside its braces."""
     yield from _comment(schema.get("description"))
     if schema.get("type") != "object":
         yield from _extras(schema)
 
 
 def _extras(schema: Mapping[str, Any]) -> Iterator[str]:
-    """Yield as comments the members of a schema that have no place in a type."""
+    """Yield, as comments, the members of a schema that a type cannot express."""
     for key, value in schema.items():
         if key not in _RENDERED and key not in _UNREAD:
             yield f"// {key}: {_json(value)}"
@@ -186,16 +190,17 @@ def _comment(text: Any) -> Iterator[str]:
 
 
 def _formula(tools: list[dict[str, Any]], count: Count) -> int:
-    """Return the cookbook's count, which knows functions with flat properties."""
+    """Return the tokens of *tools* by the cookbook's formula, which only covers flat properties."""
     total = 12
     for tool in tools:
         function = _function(tool)
         total += 7 + count(f"{function.get('name')}:{function.get('description') or ''}")
         parameters = function.get("parameters")
-        properties = parameters.get("properties") if isinstance(parameters, dict) else None
-        if not isinstance(properties, dict) or not properties:
+        if not isinstance(parameters, dict):
             continue
-        total += 3 + sum(_property_tokens(key, value, count) for key, value in properties.items())
+        properties = parameters.get("properties")
+        if isinstance(properties, dict) and properties:
+            total += 3 + sum(_property_tokens(key, value, count) for key, value in properties.items())
     return total
 
 

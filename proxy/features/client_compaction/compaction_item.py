@@ -99,7 +99,7 @@ def _read(raw: bytes, key: bytes, most: int) -> tuple[str, bool] | None:
         value = decode(raw)
     except InvalidRequest:
         return None
-    if not isinstance(value, dict) or value.get("type") not in responses.KEPT:
+    if not isinstance(value, dict) or value.get("type") not in responses.PROVIDER_COMPACTIONS:
         return None
     content = value.get("encrypted_content")
     return unpack(content, key, most) if isinstance(content, str) else None

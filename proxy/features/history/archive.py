@@ -1,4 +1,7 @@
-"""Keeps originals of what left a view, behind the answers: bounded, and dropped rather than waited for."""
+"""Archives originals of what left a view. It never delays a request: originals that have to wait too long are dropped.
+
+A compaction's originals are one batch. Batches are written in the background, one after the other.
+"""
 
 from __future__ import annotations
 
@@ -6,105 +9,113 @@ import asyncio
 from collections import deque
 from collections.abc import Callable, Coroutine, MutableMapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 from proxy.core.compaction.record import Compaction
 from proxy.core.decisions import CountedView
 from proxy.engine.ports import Clock
-from proxy.features.history.pages import ITEM, Entry, dump, reference
+from proxy.features.history.pages import ITEM, Entry, encode_list, reference
 from proxy.store.archive_table import ArchiveTable
 
 Outcome = Literal["kept", "dropped", "too_big", "failed"]
 Spawn = Callable[[Coroutine[Any, Any, None], str], "asyncio.Task[None]"]
 
-QUEUE = 16 * 2**20
+QUEUE: Final = 16 * 2**20
 """Bytes of originals that wait for the store at most, in one process."""
 
-REST = 10.0
-"""Seconds for which nothing is kept after the store failed."""
+PAUSE_SECONDS: Final = 10.0
+"""Seconds for which nothing is archived after the store failed."""
 
 
 @dataclass(frozen=True, slots=True)
 class ArchiveLimits:
-    """For how many ``seconds`` originals are kept, up to ``most`` bytes each; ``queue`` bytes may wait."""
+    """Originals are stored for ``seconds``, up to ``max_item`` bytes each; ``queue`` bytes may wait."""
 
     seconds: float
-    most: int
+    max_item: int
     queue: int = QUEUE
 
 
 @dataclass(frozen=True, slots=True)
-class _Job:
-    """What one compaction took out of the view, to be written."""
+class _Batch:
+    """The originals of one compaction by name, and the list of them; ``size`` is in bytes."""
 
     tenant: bytes
-    root: bytes
+    root_hash: bytes
     originals: tuple[tuple[bytes, bytes], ...] = field(repr=False)
     size: int
 
 
 class Archive:
-    """Writes originals in the background, one after the other.
+    """Writes originals in the background.
 
-    *known* remembers, bounded, what was written by this process; *observe* counts what became of how many.
+    *written* remembers, by root hash and name, what this process has written; it is bounded. *observe* counts outcomes.
     """
 
     def __init__(
         self,
         originals: ArchiveTable,
-        terms: ArchiveLimits,
-        known: MutableMapping[tuple[bytes, bytes], bool],
+        limits: ArchiveLimits,
+        written: MutableMapping[tuple[bytes, bytes], bool],
         spawn: Spawn,
         observe: Callable[[str, int], None],
         clock: Clock,
     ) -> None:
         self._originals = originals
-        self._clock = clock
-        self._rests = 0.0
-        self._terms = terms
-        self._known = known
+        self._limits = limits
+        self._written = written
         self._spawn = spawn
         self._observe = observe
-        self._waiting: deque[_Job] = deque()
-        self._bytes = 0
+        self._clock = clock
+        self._waiting: deque[_Batch] = deque()
+        self._waiting_bytes = 0
+        self._paused_until = 0.0
         self._writing: asyncio.Task[None] | None = None
 
-    def keep(self, view: CountedView, root: bytes, event: Compaction) -> str:
-        """Keep what *event* took out of the conversation's last view; the reference of the list of it.
+    def add(self, view: CountedView, root_hash: bytes, compaction: Compaction) -> str:
+        """Archive what *compaction* took out of the conversation's last view; return the reference of the list of it.
 
-        Empty where nothing went, where too much waits already, or where the store failed a moment ago.
+        Return an empty text if nothing left the view, if too much waits already, or if the store has just failed.
         """
+        entries, originals = self._new_originals(view, root_hash, compaction)
+        if not entries:
+            return ""
+        tenant = view.measured.request.tenant
+        listing = encode_list(entries)
+        name = self._originals.name(tenant, listing)
+        originals.append((name, listing))
+        size = sum(len(content) for _, content in originals)
+        if self._waiting_bytes + size > self._limits.queue or self._clock() < self._paused_until:
+            self._observe("dropped", len(entries))
+            return ""
+        self._waiting_bytes += size
+        self._waiting.append(_Batch(tenant, root_hash, tuple(originals), size))
+        if self._writing is None or self._writing.done():
+            self._writing = self._spawn(self._write(), "archive")
+        return reference(root_hash, name)
+
+    def _new_originals(
+        self, view: CountedView, root_hash: bytes, compaction: Compaction
+    ) -> tuple[list[Entry], list[tuple[bytes, bytes]]]:
+        """Return an entry for each item that left the view, and the originals that were not written before."""
         tenant, parsed = view.measured.request.tenant, view.measured.parsed
-        items, before = parsed.items, view.edits.previous
+        roles = [item.role for item in parsed.items[: compaction.boundary]]
         entries: list[Entry] = []
-        fresh: list[tuple[bytes, bytes]] = []
-        for index in left_by(event, before, [item.role for item in items[: event.boundary]]):
-            item, content = items[index], parsed.item(index)
-            if len(content) > self._terms.most:
+        originals: list[tuple[bytes, bytes]] = []
+        for index in items_removed(compaction, view.edits.previous, roles):
+            item, content = parsed.items[index], parsed.item(index)
+            if len(content) > self._limits.max_item:
                 entries.append(Entry(index, item.role, b"", len(content)))
                 self._observe("too_big", 1)
                 continue
             name = self._originals.name(tenant, item.digest)
             entries.append(Entry(index, item.role, name, len(content)))
-            if (root, name) not in self._known:
-                fresh.append((name, ITEM + content))
-        if not entries:
-            return ""
-        listing = dump(entries)
-        name = self._originals.name(tenant, listing)
-        fresh.append((name, listing))
-        size = sum(len(content) for _, content in fresh)
-        if self._bytes + size > self._terms.queue or self._clock() < self._rests:
-            self._observe("dropped", len(entries))
-            return ""
-        self._bytes += size
-        self._waiting.append(_Job(tenant, root, tuple(fresh), size))
-        if self._writing is None or self._writing.done():
-            self._writing = self._spawn(self._write(), "archive")
-        return reference(root, name)
+            if (root_hash, name) not in self._written:
+                originals.append((name, ITEM + content))
+        return entries, originals
 
     async def finish(self, seconds: float) -> None:
-        """Give what waits *seconds* to be written; the rest is dropped."""
+        """Wait up to *seconds* until everything is written; drop the rest."""
         if self._writing is not None and not self._writing.done():
             await asyncio.wait({self._writing}, timeout=seconds)
             self._writing.cancel()
@@ -112,42 +123,48 @@ class Archive:
 
     async def _write(self) -> None:
         while self._waiting:
-            job = self._waiting.popleft()
-            done = 0
+            batch = self._waiting.popleft()
+            saved = 0
             try:
-                done = await self._written(job)
+                saved = await self._save(batch)
             finally:
-                self._bytes -= job.size
-            if done < len(job.originals):
-                self._observe("failed", len(job.originals) - done)
-                self._give_up()
+                self._waiting_bytes -= batch.size
+            if saved < len(batch.originals):
+                self._observe("failed", len(batch.originals) - saved)
+                self._pause()
 
-    async def _written(self, job: _Job) -> int:
-        """How many originals of *job* the store took before it failed."""
-        for done, (name, content) in enumerate(job.originals):
-            if not await self._originals.save(job.tenant, job.root, name, content, self._terms.seconds):
-                return done
-            self._known[job.root, name] = True
+    async def _save(self, batch: _Batch) -> int:
+        """Save the originals of *batch*; return how many the store accepted before it failed."""
+        for saved, (name, content) in enumerate(batch.originals):
+            if not await self._originals.save(batch.tenant, batch.root_hash, name, content, self._limits.seconds):
+                return saved
+            self._written[batch.root_hash, name] = True
             self._observe("kept", 1)
-        return len(job.originals)
+        return len(batch.originals)
 
-    def _give_up(self) -> None:
-        """Leave a store alone that does not take large values in time: requests need it more."""
-        self._rests = self._clock() + REST
-        for job in self._waiting:
-            self._observe("dropped", len(job.originals))
-            self._bytes -= job.size
+    def _pause(self) -> None:
+        """Drop what waits, and archive nothing for a while: requests need the store more."""
+        self._paused_until = self._clock() + PAUSE_SECONDS
+        for batch in self._waiting:
+            self._observe("dropped", len(batch.originals))
+            self._waiting_bytes -= batch.size
         self._waiting.clear()
 
 
-def left_by(event: Compaction, before: Compaction | None, roles: Sequence[str]) -> list[int]:
-    """The items that *event* took out of the view, or a part of them, which *before* had left in it."""
-    since = before.cut if before else 0
-    stayed = set(before.anchors) if before else set()
-    folded = {i for i in range(event.cut) if roles[i] != "system" and i not in event.anchors}
-    shortened = _shortened(event) - (_shortened(before) if before else set())
-    return sorted({i for i in folded if i >= since or i in stayed} | shortened)
+def items_removed(compaction: Compaction, previous: Compaction | None, roles: Sequence[str]) -> list[int]:
+    """Return the indexes of items that *compaction* took out of the view, or shortened, and *previous* had not.
+
+    *roles* are those of all items before the boundary.
+    """
+    folded = {index for index in range(compaction.cut) if roles[index] != "system" and index not in compaction.anchors}
+    shortened = shortened_items(compaction)
+    if previous is not None:
+        folded = {index for index in folded if index >= previous.cut or index in previous.anchors}
+        shortened -= shortened_items(previous)
+    return sorted(folded | shortened)
 
 
-def _shortened(event: Compaction) -> set[int]:
-    return {swap.index for swap in event.placeholders} | {index for index, _ in (*event.truncations, *event.clips)}
+def shortened_items(compaction: Compaction) -> set[int]:
+    """Return the indexes of items of which only a part stands in the view of *compaction*."""
+    replaced = {placeholder.index for placeholder in compaction.placeholders}
+    return replaced | {index for index, _ in (*compaction.truncations, *compaction.clips)}

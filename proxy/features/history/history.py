@@ -1,149 +1,184 @@
-"""What is told of conversations to whoever owns them: the same from every worker and replica."""
+"""Reads what a tenant may know of its own conversations: the same from every worker and replica."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Final
 
 from proxy.core.errors import Conflict
-from proxy.features.history.notes import CompactionNote, RequestNote, load, show_compaction, show_request, show_summary
-from proxy.features.history.pages import ITEM, ITEMS, MOST_ITEMS, Page, read_reference, show_item, show_list
-from proxy.features.history.pages import load as load_list
+from proxy.features.history.notes import (
+    CompactionNote,
+    RequestNote,
+    compaction_json,
+    read_notes,
+    request_json,
+    summary_json,
+)
+from proxy.features.history.pages import (
+    ITEM,
+    Page,
+    decode_list,
+    entries_on,
+    item_page,
+    list_page,
+    parse_reference,
+)
 from proxy.store.archive_table import ArchiveTable
 from proxy.store.conversation_table import ConversationTable, Kind
 from proxy.summaries.codec import SummaryNote
 
-REQUEST_SECONDS = 3600.0
-"""Seconds for which a wish for a compaction waits for the conversation's next request."""
+REQUEST_SECONDS: Final = 3600.0
+"""Seconds for which a requested compaction waits for the conversation's next request."""
+
+_Key = tuple[Kind, str | bytes, bytes]
+"""What the store may have of a conversation: its kind, its route or text policy, and its prefix hash."""
+
+_REQUESTED_COMPACTION: Final[_Key] = ("request", b"", b"")
 
 
 class History:
-    """Answers for the conversations of one tenant at a time; *now* gives Unix time.
+    """Reads the conversations of one tenant at a time; *now* returns Unix time.
 
-    *compacts* says whether anything is compacted here at all, *summaries* who writes summaries: ``background``,
-    ``inline`` or ``off``.
+    *compacts* is True if anything is compacted here at all. *summaries* is the mode in which summaries are written:
+    ``background``, ``inline`` or ``off``.
     """
 
     def __init__(
         self,
-        register: ConversationTable,
+        conversations: ConversationTable,
         originals: ArchiveTable,
         now: Callable[[], float],
         *,
         compacts: bool,
         summaries: str,
     ) -> None:
-        self._register = register
+        self._conversations = conversations
         self._originals = originals
         self._now = now
         self._compacts = compacts
         self._summaries = summaries
 
-    async def list(self, tenant: bytes) -> Mapping[str, object]:
-        """The tenant's newest conversations. Raises ``StoreUnavailable``."""
+    async def conversations(self, tenant: bytes) -> Mapping[str, object]:
+        """Return the tenant's newest conversations. Raises ``StoreUnavailable``."""
         now = self._now()
-        found = await self._register.conversations(tenant)
-        shown = [{"conversation": name, "age_seconds": max(0, int(now - at))} for name, at in found]
-        return {"conversations": shown}
+        return {
+            "conversations": [
+                {"conversation": name, "age_seconds": max(0, int(now - requested_at))}
+                for name, requested_at in await self._conversations.conversations(tenant)
+            ]
+        }
 
-    async def show(self, tenant: bytes, conversation: str) -> Mapping[str, object] | None:
-        """What became of one conversation; ``None`` where the tenant has none of that name.
+    async def conversation(self, tenant: bytes, name: str) -> Mapping[str, object] | None:
+        """Return what became of one conversation; None if the tenant has none of that name.
 
         Raises ``StoreUnavailable``.
         """
-        roots = await self._register.root_hashes(tenant, conversation)
-        threads = await asyncio.gather(*(self._thread(tenant, root) for root in roots))
+        root_hashes = await self._conversations.root_hashes(tenant, name)
+        threads = await asyncio.gather(*(self._thread(tenant, root_hash) for root_hash in root_hashes))
         known = [thread for thread in threads if thread is not None]
-        return {"conversation": conversation, "threads": known} if known else None
+        if not known:
+            return None
+        return {"conversation": name, "threads": known}
 
-    async def compact(
+    async def request_compaction(
         self, tenant: bytes, conversation: str, share: float | None = None
     ) -> Mapping[str, object] | None:
-        """Have the conversation's next request compact it; ``None`` where the tenant has none of that name.
+        """Have the conversation's next request compact it; return None if the tenant has none of that name.
 
-        It goes down to *share* of the room, or to half of the low mark if that is None.
-        Raises ``Conflict`` where nothing is compacted here, and ``StoreUnavailable``.
+        It goes down to *share* of the room, or to half of the low mark if that is None. Raises ``Conflict`` if nothing
+        is compacted here, and ``StoreUnavailable``.
         """
         if not self._compacts:
             raise Conflict("Nothing is compacted here: compression.mode is not on.")
-        roots = await self._register.root_hashes(tenant, conversation)
-        found = await asyncio.gather(*(self._register.notes(tenant, root) for root in roots))
-        known = [root for root, notes in zip(roots, found, strict=True) if notes]
-        if not known:
+        root_hashes = await self._conversations.root_hashes(tenant, conversation)
+        notes = await asyncio.gather(*(self._conversations.notes(tenant, root_hash) for root_hash in root_hashes))
+        threads = [root_hash for root_hash, noted in zip(root_hashes, notes, strict=True) if noted]
+        if not threads:
             return None
-        extent = "now" if share is None else f"{share:g}"
+        extent, goal = "now", ""
+        if share is not None:
+            extent, goal = f"{share:g}", f" to {share:g} of its room"
         await asyncio.gather(
-            *(self._register.request_compaction(tenant, root, REQUEST_SECONDS, extent) for root in known)
+            *(
+                self._conversations.request_compaction(tenant, root_hash, REQUEST_SECONDS, extent)
+                for root_hash in threads
+            )
         )
-        goal = "" if share is None else f" to {share:g} of its room"
-        writes = "by rule alone, since summaries.mode is off" if self._summaries == "off" else "with a model's summary"
+        writer = "with a model's summary"
+        if self._summaries == "off":
+            writer = "by rule alone, since summaries.mode is off"
         return {
             "conversation": conversation,
             "status": "accepted",
-            "threads": len(known),
+            "threads": len(threads),
             "expires_in_seconds": int(REQUEST_SECONDS),
-            "message": f"The next request of this conversation is compacted{goal}, {writes}.",
+            "message": f"The next request of this conversation is compacted{goal}, {writer}.",
         }
 
-    async def original(self, tenant: bytes, ref: str, page: Page) -> Mapping[str, object] | None:
-        """One page of what was archived as *ref*, a list or an item; ``None`` where the tenant has no such thing.
+    async def archived(self, tenant: bytes, ref: str, page: Page) -> Mapping[str, object] | None:
+        """Return one page of the list or item that was archived as *ref*; None if the tenant has nothing of that name.
 
         Raises ``StoreUnavailable``.
         """
-        parts = read_reference(ref)
+        parts = parse_reference(ref)
         if parts is None:
             return None
-        root, name = parts
-        (value,) = await self._originals.read(tenant, root, [name])
+        root_hash, name = parts
+        (value,) = await self._originals.read(tenant, root_hash, [name])
         if value is None:
             return None
         if value[:1] == ITEM:
-            return show_item(ref, value, page)
-        entries = load_list(value)
+            return item_page(ref, value, page)
+        entries = decode_list(value)
         if entries is None:
             return None
-        start, stop, _ = page.span(len(entries), ITEMS, MOST_ITEMS)
-        shown = entries[start:stop]
-        found = iter(await self._originals.read(tenant, root, [each.name for each in shown if each.name]))
-        values = [next(found) if each.name else None for each in shown]
-        return show_list(ref, root, entries, values, page)
+        names = [entry.name for entry in entries_on(page, entries)]
+        archived = [name for name in names if name]
+        values = dict(zip(archived, await self._originals.read(tenant, root_hash, archived), strict=True))
+        return list_page(ref, root_hash, entries, [values.get(name) for name in names], page)
 
-    async def _thread(self, tenant: bytes, root: bytes) -> dict[str, object] | None:
-        notes = await self._register.notes(tenant, root)
-        last, events, jobs = (
-            load(notes, RequestNote, "z"),
-            load(notes, CompactionNote, "e"),
-            load(notes, SummaryNote, "j"),
-        )
-        if not last and not events and not jobs:
+    async def _thread(self, tenant: bytes, root_hash: bytes) -> dict[str, object] | None:
+        """Return what became of the conversation that begins with *root_hash*; None if nothing is noted of it."""
+        notes = await self._conversations.notes(tenant, root_hash)
+        requests = read_notes(notes, RequestNote)
+        compactions = read_notes(notes, CompactionNote)
+        summaries = read_notes(notes, SummaryNote)
+        if not requests and not compactions and not summaries:
             return None
-        wanted: list[tuple[Kind, str | bytes, bytes]] = [("request", b"", b"")]
-        wanted += [("record", note.route, note.chain) for note in events]
-        for note in jobs:
-            wanted += [("summary", note.policy, note.prefix_hash)]
-            wanted += [("lease", note.policy, note.last_compaction), ("failure", note.policy, note.last_compaction)]
-        there = await self._register.which_exist(root, wanted)
-        return self._shown(last, events, jobs, there)
-
-    def _shown(
-        self,
-        last: Sequence[RequestNote],
-        events: Sequence[CompactionNote],
-        jobs: Sequence[SummaryNote],
-        there: Sequence[bool],
-    ) -> dict[str, object]:
-        now, first = self._now(), 1 + len(events)
-        folds = [
-            show_compaction(note, last, now, there=held) for note, held in zip(events, there[1:first], strict=True)
-        ]
-        states = [there[at : at + 3] for at in range(first, len(there), 3)]
-        summaries = [
-            show_summary(note, events, now, text=text, lease=lease, refused=refused)
-            for note, (text, lease, refused) in zip(jobs, states, strict=True)
-        ]
+        keys = [_REQUESTED_COMPACTION, *map(_record_key, compactions)]
+        for summary in summaries:
+            keys += _summary_keys(summary)
+        present = await self._conversations.which_exist(root_hash, keys)
+        stored = {key for key, is_present in zip(keys, present, strict=True) if is_present}
+        now = self._now()
         return {
-            "last": [show_request(note, now) for note in last],
-            "compaction_wished": there[0],
-            "folds": folds,
-            "summaries": summaries,
+            "last": [request_json(note, now) for note in requests],
+            "compaction_wished": _REQUESTED_COMPACTION in stored,
+            "folds": [
+                compaction_json(note, requests, now, is_stored=_record_key(note) in stored) for note in compactions
+            ],
+            "summaries": [_shown_summary(note, compactions, now, stored) for note in summaries],
         }
+
+
+def _record_key(note: CompactionNote) -> _Key:
+    return ("record", note.route, note.prefix_hash)
+
+
+def _summary_keys(note: SummaryNote) -> tuple[_Key, _Key, _Key]:
+    """Return the keys of a summary's text, of the lease of its writer, and of its failure."""
+    return (
+        ("summary", note.policy, note.prefix_hash),
+        ("lease", note.policy, note.last_compaction),
+        ("failure", note.policy, note.last_compaction),
+    )
+
+
+def _shown_summary(
+    note: SummaryNote, compactions: Sequence[CompactionNote], now: float, stored: Collection[_Key]
+) -> dict[str, object]:
+    text, lease, failure = _summary_keys(note)
+    return summary_json(
+        note, compactions, now, has_text=text in stored, has_lease=lease in stored, has_failure=failure in stored
+    )

@@ -1,13 +1,13 @@
-"""What is told of a conversation: notes on its events, its summaries and its last request, and how people see them.
+"""Notes on a conversation's compactions, summaries and last requests: how they are stored, and how callers see them.
 
-Notes hold figures and names, never a text. Each stands under a name of its own; those of the oldest places sort first.
+Notes hold figures and names, never a text.
 """
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
-from typing import TypeVar
+from typing import Final, TypeVar
 
 import msgspec
 
@@ -15,23 +15,25 @@ from proxy.summaries.codec import NOTE_VERSION, SummaryNote
 
 
 class CompactionNote(msgspec.Struct, frozen=True, array_like=True):
-    """A compaction that was sent: at ``place``, items before ``cut`` folded, those from ``since`` on by this one.
+    """A compaction that was sent, at ``boundary``.
 
-    ``taken`` are the tokens of what it folded, ``left`` those of what stands for it. ``by`` is who summed up the first
-    ``upto`` items, empty where no model did. ``archive`` names the originals, where they are kept. ``made``: Unix time.
+    Items before ``cut`` are folded, those from ``new_from`` on by this compaction. The folded items had ``tokens_in``
+    tokens; what stands for them has ``tokens_out``. ``summary_by`` is the model that summarised the first
+    ``summary_length`` items, empty if none did. ``archive`` is the reference of the originals, empty if they are not
+    archived. ``written_at`` is Unix time.
     """
 
     version: int
-    made: int
+    written_at: int
     route: str
-    chain: bytes
-    place: int
-    since: int
+    prefix_hash: bytes
+    boundary: int
+    new_from: int
     cut: int
-    taken: int
-    left: int
-    by: str
-    upto: int
+    tokens_in: int
+    tokens_out: int
+    summary_by: str
+    summary_length: int
     stages: tuple[str, ...]
     shortened: int
     window: int
@@ -41,97 +43,122 @@ class CompactionNote(msgspec.Struct, frozen=True, array_like=True):
 
 
 class RequestNote(msgspec.Struct, frozen=True, array_like=True):
-    """The last request that was noted: its size before and after, in tokens, and the event its view comes from."""
+    """The last request that was noted: its size in tokens before and after, and the compaction that its view is from.
+
+    ``boundary`` is 0 and ``prefix_hash`` empty if its view is from none.
+    """
 
     version: int
-    made: int
+    written_at: int
     route: str
     api: str
     items: int
     window: int
     budget: int
-    before: int
-    after: int
+    tokens_before: int
+    tokens_after: int
     outcome: str
     stages: tuple[str, ...]
-    place: int
-    chain: bytes
+    boundary: int
+    prefix_hash: bytes
     epoch: int
-    spent: int
+    summary_tokens: int
 
 
 Note = CompactionNote | SummaryNote | RequestNote
-N = TypeVar("N", CompactionNote, SummaryNote, RequestNote)
+SomeNote = TypeVar("SomeNote", CompactionNote, SummaryNote, RequestNote)
+
+_MARKS: Final[Mapping[type[Note], str]] = {CompactionNote: "e", SummaryNote: "j", RequestNote: "z"}
+"""The part of a note's name that says of which kind it is."""
 
 
-def name_of(note: Note) -> str:
-    """Under what name *note* stands: a second one of the same thing takes its place."""
+def note_name(note: Note) -> str:
+    """Return the name under which *note* is stored; a later note on the same thing has the same name.
+
+    Names begin with a boundary, since the store drops the note whose name sorts first. Those of requests sort last.
+    """
+    mark = _MARKS[type(note)]
     route = hashlib.sha256(note.route.encode("utf-8", "surrogatepass")).hexdigest()[:8]
     match note:
         case CompactionNote():
-            return f"{note.place:08d}:e:{route}"
+            return f"{note.boundary:08d}:{mark}:{route}"
         case SummaryNote():
-            return f"{note.length:08d}:j:{route}:{note.last_compaction.hex()[:8]}"
+            return f"{note.length:08d}:{mark}:{route}:{note.last_compaction.hex()[:8]}"
         case RequestNote():
-            return f"z:{route}"
+            return f"{mark}:{route}"
 
 
-def dump(note: Note) -> bytes:
-    """The bytes of *note*."""
+def encode_note(note: Note) -> bytes:
+    """Return the bytes of *note*."""
     return msgspec.msgpack.encode(note)
 
 
-def load(notes: Mapping[str, bytes], kind: type[N], mark: str) -> list[N]:
-    """The notes of one *kind*, whose names carry *mark*, in the order of their names, less what cannot be read."""
-    found: list[N] = []
-    for name in sorted(name for name in notes if f":{mark}:" in f":{name}:"):
+def read_notes(values: Mapping[str, bytes], kind: type[SomeNote]) -> list[SomeNote]:
+    """Return the notes of one *kind* in the order of their names. *values* are all notes by name.
+
+    A note that is damaged, or of another version, is left out.
+    """
+    notes: list[SomeNote] = []
+    for name in sorted(values):
+        if f":{_MARKS[kind]}:" not in f":{name}:":
+            continue
         try:
-            note = msgspec.msgpack.decode(notes[name], type=kind)
+            note = msgspec.msgpack.decode(values[name], type=kind)
         except (msgspec.DecodeError, UnicodeError):
             continue
         if note.version == NOTE_VERSION:
-            found.append(note)
-    return found
+            notes.append(note)
+    return notes
 
 
-def show_request(note: RequestNote, now: float) -> dict[str, object]:
-    """The last request, for people."""
+def request_json(note: RequestNote, now: float) -> dict[str, object]:
+    """Return the last request as callers see it. *now* is Unix time."""
     upstream, _, model = note.route.partition(",")
+    pressure = None
+    if note.budget:
+        pressure = round(note.tokens_after / note.budget, 2)
     return {
         "upstream": upstream,
         "model": model,
         "api": note.api,
-        "age_seconds": _age(note.made, now),
+        "age_seconds": _age_seconds(note.written_at, now),
         "items": note.items,
-        "tokens_before": note.before,
-        "tokens_after": note.after,
+        "tokens_before": note.tokens_before,
+        "tokens_after": note.tokens_after,
         "window": note.window,
-        "pressure": round(note.after / note.budget, 2) if note.budget else None,
+        "pressure": pressure,
         "outcome": note.outcome,
         "stages": list(note.stages),
-        "summary_tokens": note.spent,
+        "summary_tokens": note.summary_tokens,
         "epoch": note.epoch,
     }
 
 
-def show_compaction(note: CompactionNote, last: Sequence[RequestNote], now: float, *, there: bool) -> dict[str, object]:
-    """An event, for people: *there* says whether its record is in the store.
+def compaction_json(
+    note: CompactionNote, last_requests: Sequence[RequestNote], now: float, *, is_stored: bool
+) -> dict[str, object]:
+    """Return a compaction as callers see it. *is_stored* is True if the store has its record. *now* is Unix time.
 
-    It is ``active`` when the last view came from it, ``past`` when another one's did, ``lost`` without its record.
+    Its state is ``active`` if the last view is from it, ``past`` if that is from another one, ``lost`` without a
+    record.
     """
     upstream, _, model = note.route.partition(",")
-    active = any(each.route == note.route and each.chain == note.chain for each in last)
+    state = "past"
+    if not is_stored:
+        state = "lost"
+    elif any(last.route == note.route and last.prefix_hash == note.prefix_hash for last in last_requests):
+        state = "active"
     return {
         "from": 0,
         "to": note.cut,
-        "new_from": note.since,
-        "at": note.place,
-        "tokens_in": note.taken,
-        "tokens_out": note.left,
-        "by": note.by or "heuristic",
-        "summary_to": note.upto,
-        "age_seconds": _age(note.made, now),
-        "state": _event_state(there=there, active=active),
+        "new_from": note.new_from,
+        "at": note.boundary,
+        "tokens_in": note.tokens_in,
+        "tokens_out": note.tokens_out,
+        "by": note.summary_by or "heuristic",
+        "summary_to": note.summary_length,
+        "age_seconds": _age_seconds(note.written_at, now),
+        "state": state,
         "stages": list(note.stages),
         "shortened": note.shortened,
         "upstream": upstream,
@@ -141,15 +168,22 @@ def show_compaction(note: CompactionNote, last: Sequence[RequestNote], now: floa
     }
 
 
-def show_summary(
-    note: SummaryNote, events: Sequence[CompactionNote], now: float, *, text: bool, lease: bool, refused: bool
+def summary_json(
+    note: SummaryNote,
+    compactions: Sequence[CompactionNote],
+    now: float,
+    *,
+    has_text: bool,
+    has_lease: bool,
+    has_failure: bool,
 ) -> dict[str, object]:
-    """A summary, for people; *text*, *lease* and *refused* say what the store has of it.
+    """Return a summary as callers see it. *now* is Unix time.
 
-    ``ready`` until an event comes; then it was ``used``, or the event went past it and it is ``unused``.
+    The store has its text, the lease of a worker that writes it, or the mark of a failure after which the model is not
+    called again for a while.
     """
     retry = None
-    if refused and note.state == "failed" and not text:
+    if has_failure and note.state == "failed" and not has_text:
         retry = max(0, note.retry_at - int(now))
     return {
         "from": 0,
@@ -158,35 +192,32 @@ def show_summary(
         "tokens_out": note.tokens_out,
         "by": note.model,
         "upstream": note.upstream,
-        "age_seconds": _age(note.written_at, now),
-        "state": _job_state(note, events, text=text, lease=lease),
+        "age_seconds": _age_seconds(note.written_at, now),
+        "state": _summary_state(note, compactions, has_text=has_text, has_lease=has_lease),
         "reason": note.reason,
         "retry_in_seconds": retry,
     }
 
 
-def _event_state(*, there: bool, active: bool) -> str:
-    if not there:
+def _summary_state(note: SummaryNote, compactions: Sequence[CompactionNote], *, has_text: bool, has_lease: bool) -> str:
+    """Return the state of a summary: the noted one as far as it agrees with the store."""
+    if has_text:
+        return _use_of_text(note, [each for each in compactions if each.route == note.route])
+    if note.state == "pending" and has_lease:
+        return "pending"
+    if note.state in ("pending", "ready"):
         return "lost"
-    return "active" if active else "past"
+    return note.state
 
 
-def _job_state(note: SummaryNote, events: Sequence[CompactionNote], *, text: bool, lease: bool) -> str:
-    """Return what has become of a summary, by what the store has of it."""
-    if text:
-        return _use_of_text(note, [event for event in events if event.route == note.route])
-    if note.state == "pending":
-        return "pending" if lease else "lost"
-    return "lost" if note.state == "ready" else note.state
-
-
-def _use_of_text(note: SummaryNote, events: Sequence[CompactionNote]) -> str:
-    if any(event.upto == note.length and event.by for event in events):
+def _use_of_text(note: SummaryNote, compactions: Sequence[CompactionNote]) -> str:
+    """Return ``used`` if a compaction has it, ``unused`` if one folded as much without it, else ``ready``."""
+    if any(each.summary_length == note.length and each.summary_by for each in compactions):
         return "used"
-    if any(event.cut >= note.length for event in events):
+    if any(each.cut >= note.length for each in compactions):
         return "unused"
     return "ready"
 
 
-def _age(made: int, now: float) -> int:
-    return max(0, int(now) - made)
+def _age_seconds(written_at: int, now: float) -> int:
+    return max(0, int(now) - written_at)

@@ -1,4 +1,4 @@
-"""Opens the history of conversations: what notes them, what archives what left their views, and their routes."""
+"""Builds the history of conversations: its recorder, its archive and its routes."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ from cachetools import TTLCache
 
 from proxy.features.history.archive import Archive, ArchiveLimits
 from proxy.features.history.history import History
-from proxy.features.history.recorder import LEAST_SECONDS, HistoryRecorder
+from proxy.features.history.recorder import NOTE_SECONDS, HistoryRecorder
 from proxy.features.history.routes import HistoryRoutes
+from proxy.features.history.settings import archive_settings
 from proxy.features.opening import OpenHistory
 from proxy.server.access import Access
 from proxy.server.admin import Route
@@ -21,19 +22,19 @@ from proxy.store import Store
 from proxy.tasks import Tasks
 
 RECENT_NOTES: Final = 10_000
-"""Conversations noted within the last ``LEAST_SECONDS``: none of them is noted again."""
+"""Conversations remembered for ``NOTE_SECONDS`` after a note, so that they get no further one."""
 
 ARCHIVED_ITEMS: Final = 100_000
-"""Originals known to be archived: about 200 bytes each."""
+"""Originals remembered as archived: about 200 bytes each."""
 
 ARCHIVED_SECONDS: Final = 3600.0
-"""Time after which an archived original is written again: so one that the store lost comes back, and others live on."""
+"""Time after which an archived original is written again: its lifetime starts anew, and a lost one comes back."""
 
 DAY_SECONDS: Final = 86_400.0
 
 
 def open_history(settings: Settings, store: Store, tasks: Tasks, observe: Callable[[str, int], None]) -> OpenHistory:
-    """Return the history of conversations. *observe* counts what became of how many archived items."""
+    """Return the history of conversations. *observe* counts the outcomes of archived items."""
     archive = open_archive(settings, store, tasks, observe)
     recorder = open_recorder(store, archive)
 
@@ -46,22 +47,27 @@ def open_history(settings: Settings, store: Store, tasks: Tasks, observe: Callab
 
 
 def open_archive(settings: Settings, store: Store, tasks: Tasks, observe: Callable[[str, int], None]) -> Archive | None:
-    """Return what archives what left the views; None if nothing is archived."""
-    wanted = settings.archive
-    if not wanted.enabled:
+    """Return the archive of what left the views; None if it is switched off."""
+    section = archive_settings(settings)
+    if not section.enabled:
         return None
-    limits = ArchiveLimits(wanted.days * DAY_SECONDS, wanted.max_item, wanted.queue)
-    known: TTLCache[tuple[bytes, bytes], bool] = TTLCache(ARCHIVED_ITEMS, ARCHIVED_SECONDS)
-    return Archive(store.archive, limits, known, tasks.spawn, observe, time.monotonic)
+    limits = ArchiveLimits(section.days * DAY_SECONDS, section.max_item, section.queue)
+    written: TTLCache[tuple[bytes, bytes], bool] = TTLCache(ARCHIVED_ITEMS, ARCHIVED_SECONDS)
+    return Archive(store.archive, limits, written, tasks.spawn, observe, time.monotonic)
 
 
 def open_recorder(store: Store, archive: Archive | None) -> HistoryRecorder:
-    """Return what notes what becomes of conversations."""
-    recent: TTLCache[tuple[str, bytes], bool] = TTLCache(RECENT_NOTES, LEAST_SECONDS)
+    """Return the recorder of what becomes of conversations."""
+    recent: TTLCache[tuple[str, bytes], bool] = TTLCache(RECENT_NOTES, NOTE_SECONDS)
     return HistoryRecorder(store.conversations, recent, time.time, archive)
 
 
 def open_reader(settings: Settings, store: Store) -> History:
-    """Return what callers read of their conversations."""
-    compacts, summaries = settings.compression.mode == "on", settings.summaries.mode
-    return History(store.conversations, store.archive, time.time, compacts=compacts, summaries=summaries)
+    """Return the reader of what callers may know of their conversations."""
+    return History(
+        store.conversations,
+        store.archive,
+        time.time,
+        compacts=settings.compression.mode == "on",
+        summaries=settings.summaries.mode,
+    )

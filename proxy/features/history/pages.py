@@ -1,33 +1,43 @@
-"""Archived originals as people read them, a page at a time: lists of items, and the texts of items."""
+"""Archived originals as callers read them, a page at a time: lists of items, and the texts of items."""
 
 from __future__ import annotations
 
 from base64 import urlsafe_b64decode, urlsafe_b64encode
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Final
 
 import msgspec
 
 from proxy.core.errors import InvalidRequest
 
-ITEMS, MOST_ITEMS = 3, 10
-"""Items on a page of a list: without a wish, and at most."""
+DEFAULT_ITEMS: Final = 3
+MAX_ITEMS: Final = 10
+"""Items on a page of a list."""
 
-TEXT, MOST_TEXT = 20_000, 100_000
-"""Characters of an item on a page: without a wish, and at most."""
+DEFAULT_CHARACTERS: Final = 20_000
+MAX_CHARACTERS: Final = 100_000
+"""Characters on a page of an item."""
 
-OPENING = 2_000
+PREVIEW_CHARACTERS: Final = 2_000
 """Characters of each item in a list."""
 
-LIST, ITEM = b"L", b"I"
-"""The first byte of an original tells what it is."""
+LIST: Final = b"L"
+ITEM: Final = b"I"
+"""The first byte of an archived value says which of the two it is."""
 
-MOST_ENTRIES = 20_000
-VERSION = 1
+MAX_ENTRIES: Final = 20_000
+VERSION: Final = 1
+
+_NAME_BYTES: Final = 16
+_REFERENCE_CHARACTERS: Final = 43
 
 
 class Entry(msgspec.Struct, frozen=True, array_like=True):
-    """One item that left a view: its place in the client's list, its role, its name (empty: too big), its bytes."""
+    """One item that left a view: its index in the client's list, its role, its name and its size in bytes.
+
+    The name is empty if the item was too big for the archive.
+    """
 
     index: int
     role: str
@@ -35,107 +45,127 @@ class Entry(msgspec.Struct, frozen=True, array_like=True):
     size: int
 
 
-class Listing(msgspec.Struct, frozen=True, array_like=True):
-    """What left a view at one compaction."""
-
+class _StoredList(msgspec.Struct, frozen=True, array_like=True):
     version: int
     entries: tuple[Entry, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """Which part is wanted: from where, and how much; ``None``: as much as is usual."""
+    """The part that a caller requests; with ``limit`` None as much as is usual."""
 
     offset: int = 0
     limit: int | None = None
 
-    def span(self, total: int, usual: int, most: int) -> tuple[int, int, int | None]:
-        """From where to where in *total*, and where the next page begins, if there is one."""
-        limit = min(self.limit or usual, most)
-        start, stop = min(self.offset, total), min(self.offset + limit, total)
-        return start, stop, stop if stop < total else None
+    def span(self, total: int, default: int, maximum: int) -> tuple[int, int]:
+        """Return where this page starts and ends in *total*. It has *default* elements, at most *maximum*."""
+        limit = min(self.limit or default, maximum)
+        return min(self.offset, total), min(self.offset + limit, total)
 
 
 def read_page(offset: str | None, limit: str | None) -> Page:
-    """The page that a caller asks for. Raises ``InvalidRequest``."""
-    return Page(_number("offset", offset or "0", 0), None if limit is None else _number("limit", limit, 1))
+    """Return the page that the parameters of a request name. Raises ``InvalidRequest``."""
+    start = _number("offset", offset or "0", 0)
+    if limit is None:
+        return Page(start)
+    return Page(start, _number("limit", limit, 1))
 
 
-def reference(root: bytes, name: bytes) -> str:
-    """How an original of conversation *root* is asked for."""
-    return urlsafe_b64encode(root + name).rstrip(b"=").decode("ascii")
+def reference(root_hash: bytes, name: bytes) -> str:
+    """Return the reference under which callers read the original *name* of a conversation."""
+    return urlsafe_b64encode(root_hash + name).rstrip(b"=").decode("ascii")
 
 
-def read_reference(ref: str) -> tuple[bytes, bytes] | None:
-    """The root and the name in *ref*; ``None`` where it is no reference."""
+def parse_reference(text: str) -> tuple[bytes, bytes] | None:
+    """Return the root hash and the name in a reference; None if *text* is none, or is spelt in another way."""
+    if len(text) != _REFERENCE_CHARACTERS:
+        return None
     try:
-        found = urlsafe_b64decode(ref + "=") if len(ref) == 43 else b""
+        value = urlsafe_b64decode(text + "=")
     except ValueError:
         return None
-    return (found[:16], found[16:]) if len(found) == 32 and reference(found[:16], found[16:]) == ref else None
+    root_hash, name = value[:_NAME_BYTES], value[_NAME_BYTES:]
+    if len(name) != _NAME_BYTES or reference(root_hash, name) != text:
+        return None
+    return root_hash, name
 
 
-def dump(entries: Sequence[Entry]) -> bytes:
-    """The bytes of a list."""
-    return LIST + msgspec.msgpack.encode(Listing(VERSION, tuple(entries[:MOST_ENTRIES])))
+def encode_list(entries: Sequence[Entry]) -> bytes:
+    """Return the archived value of a list; entries beyond ``MAX_ENTRIES`` are left out."""
+    return LIST + msgspec.msgpack.encode(_StoredList(VERSION, tuple(entries[:MAX_ENTRIES])))
 
 
-def load(value: bytes) -> tuple[Entry, ...] | None:
-    """The entries of the list in *value*; ``None`` where it is none of this version."""
+def decode_list(value: bytes) -> tuple[Entry, ...] | None:
+    """Return the entries of an archived list; None if *value* is none of this version."""
+    if value[:1] != LIST:
+        return None
     try:
-        found = msgspec.msgpack.decode(value[1:], type=Listing) if value[:1] == LIST else None
+        stored = msgspec.msgpack.decode(value[1:], type=_StoredList)
     except (msgspec.DecodeError, UnicodeError):
         return None
-    return found.entries if found is not None and found.version == VERSION else None
+    if stored.version != VERSION:
+        return None
+    return stored.entries
 
 
-def show_item(ref: str, value: bytes, page: Page) -> dict[str, object]:
-    """One page of an item: the client's own JSON, as text."""
-    text = value[1:].decode("utf-8", "replace")
-    start, stop, following = page.span(len(text), TEXT, MOST_TEXT)
+def item_page(ref: str, value: bytes, page: Page) -> dict[str, object]:
+    """Return one page of an archived item: the client's own JSON, as text."""
+    text = _text_of(value)
+    start, stop = page.span(len(text), DEFAULT_CHARACTERS, MAX_CHARACTERS)
     return {
         "ref": ref,
         "kind": "item",
         "total": len(text),
         "offset": start,
         "content": text[start:stop],
-        "next_offset": following,
+        "next_offset": _next_offset(stop, len(text)),
     }
 
 
-def show_list(
-    ref: str, root: bytes, entries: Sequence[Entry], values: Sequence[bytes | None], page: Page
+def entries_on(page: Page, entries: Sequence[Entry]) -> Sequence[Entry]:
+    """Return those of a list's *entries* that stand on *page*."""
+    return entries[slice(*page.span(len(entries), DEFAULT_ITEMS, MAX_ITEMS))]
+
+
+def list_page(
+    ref: str, root_hash: bytes, entries: Sequence[Entry], values: Sequence[bytes | None], page: Page
 ) -> dict[str, object]:
-    """One page of a list, each item with how it begins; *values* are the originals on it, where they are there."""
-    start, stop, following = page.span(len(entries), ITEMS, MOST_ITEMS)
-    items = []
-    for entry, value in zip(entries[start:stop], values, strict=True):
-        text = None if value is None else value[1:].decode("utf-8", "replace")
-        items.append(
-            {
-                "index": entry.index,
-                "role": entry.role,
-                "bytes": entry.size,
-                "ref": reference(root, entry.name) if entry.name else None,
-                "state": _state(entry, there=text is not None),
-                "content": None if text is None else text[:OPENING],
-                "more": len(text or "") > OPENING,
-            }
-        )
+    """Return one page of an archived list, each item with how it begins.
+
+    *values* are the archived values of ``entries_on(page, entries)``; None for each that is missing.
+    """
+    start, stop = page.span(len(entries), DEFAULT_ITEMS, MAX_ITEMS)
+    shown = zip(entries_on(page, entries), values, strict=True)
     return {
         "ref": ref,
         "kind": "list",
         "total": len(entries),
         "offset": start,
-        "items": items,
-        "next_offset": following,
+        "items": [_listed_item(root_hash, entry, value) for entry, value in shown],
+        "next_offset": _next_offset(stop, len(entries)),
     }
 
 
-def _state(entry: Entry, *, there: bool) -> str:
-    if there:
-        return "kept"
-    return "missing" if entry.name else "too_big"
+def _listed_item(root_hash: bytes, entry: Entry, value: bytes | None) -> dict[str, object]:
+    item: dict[str, object] = {"index": entry.index, "role": entry.role, "bytes": entry.size}
+    if not entry.name:
+        return {**item, "ref": None, "state": "too_big", "content": None, "more": False}
+    item["ref"] = reference(root_hash, entry.name)
+    if value is None:
+        return {**item, "state": "missing", "content": None, "more": False}
+    text = _text_of(value)
+    more = len(text) > PREVIEW_CHARACTERS
+    return {**item, "state": "kept", "content": text[:PREVIEW_CHARACTERS], "more": more}
+
+
+def _text_of(value: bytes) -> str:
+    return value[1:].decode("utf-8", "replace")
+
+
+def _next_offset(stop: int, total: int) -> int | None:
+    if stop < total:
+        return stop
+    return None
 
 
 def _number(name: str, value: str, least: int) -> int:

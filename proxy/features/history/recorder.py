@@ -1,124 +1,126 @@
-"""Writes down what becomes of conversations, behind their answers: for people, never for decisions."""
+"""Writes notes on conversations behind their answers: for people to read, never for decisions."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, MutableMapping
+from typing import Final
 
-from proxy.core.compaction.record import Compaction, CompactionRecord
+from proxy.core.compaction.record import CompactionRecord
 from proxy.core.conversation import Layout
 from proxy.core.decisions import CountedView
 from proxy.core.report import Report
 from proxy.engine.features import Feature
-from proxy.features.history.archive import Archive
-from proxy.features.history.notes import CompactionNote, RequestNote, dump, name_of
+from proxy.features.history.archive import Archive, shortened_items
+from proxy.features.history.notes import CompactionNote, RequestNote, encode_note, note_name
 from proxy.store.conversation_table import ConversationTable
 from proxy.summaries.codec import NOTE_VERSION, SummaryNote
 
-LEAST_SECONDS = 60.0
+NOTE_SECONDS: Final = 60.0
 """Seconds between two notes on requests of one conversation, compactions aside."""
 
 
 class HistoryRecorder(Feature):
-    """Notes what was answered.
+    """Writes notes on what was answered, and archives what left the view if *archive* is given.
 
-    *recent* remembers for ``LEAST_SECONDS`` which conversations were noted; *now* gives Unix time. *archive* keeps what
-    left the view, if that is configured.
+    *recent* remembers for ``NOTE_SECONDS`` which conversations were noted. *now* returns Unix time.
     """
 
     def __init__(
         self,
-        register: ConversationTable,
+        conversations: ConversationTable,
         recent: MutableMapping[tuple[str, bytes], bool],
         now: Callable[[], float],
         archive: Archive | None = None,
     ) -> None:
-        self._archive = archive
-        self._register = register
+        self._conversations = conversations
         self._recent = recent
         self._now = now
+        self._archive = archive
 
     def answered(self, view: CountedView, report: Report, status: int) -> None:
-        """Note that *view* was sent: a compaction always, other views now and then."""
+        """Write a note on *view*, which was sent: always if it was compacted now, else once in a while."""
         del status
-        request = view.request
-        if view.layout is None or not view.layout.count or not report.conversation:
+        layout = view.layout
+        if layout is None or not layout.count or not report.conversation:
             return
         if report.observed or report.client_compaction:
             return
-        root, route, record = view.measured.root_hash(view.layout), view.measured.route.name, view.edits.record
-        fresh = report.event and record is not None
-        key = (route, root)
-        if not fresh and key in self._recent:
+        root_hash, record = view.measured.root_hash(layout), view.edits.record
+        key = (view.measured.route.name, root_hash)
+        compacted_now = report.event and record is not None
+        if not compacted_now and key in self._recent:
             return
         self._recent[key] = True
-        now, lasting = self._now(), record is not None
-        self._register.save_conversation(request.tenant, report.conversation, root, now, long_lived=lasting)
-        last = _last(report, view, view.layout, int(now))
-        self._register.save_note(request.tenant, root, name_of(last), dump(last), long_lived=lasting)
-        if fresh and record is not None:
-            archive = self._archive.keep(view, root, record.compaction) if self._archive else ""
-            event = _event(report, view, view.layout, record, int(now), archive)
-            self._register.save_note(request.tenant, root, name_of(event), dump(event), long_lived=True)
+        now, tenant, long_lived = self._now(), view.request.tenant, record is not None
+        self._conversations.save_conversation(tenant, report.conversation, root_hash, now, long_lived=long_lived)
+        last = _request_note(report, view, layout, int(now))
+        self._conversations.save_note(tenant, root_hash, note_name(last), encode_note(last), long_lived=long_lived)
+        if not compacted_now or record is None:
+            return
+        reference = ""
+        if self._archive is not None:
+            reference = self._archive.add(view, root_hash, record.compaction)
+        note = _compaction_note(report, view, layout, record, int(now), reference)
+        self._conversations.save_note(tenant, root_hash, note_name(note), encode_note(note), long_lived=True)
 
-    def note_summary(self, tenant: bytes, root: bytes, note: SummaryNote) -> None:
-        """Note what has become of a summary; that it was passed over again, only now and then."""
-        key = (note.reason, root + note.last_compaction)
+    def note_summary(self, tenant: bytes, root_hash: bytes, note: SummaryNote) -> None:
+        """Write *note*; one on a summary that is skipped again only once in a while."""
         if note.state == "skipped":
+            key = (note.reason, root_hash + note.last_compaction)
             if key in self._recent:
                 return
             self._recent[key] = True
-        self._register.save_note(tenant, root, name_of(note), dump(note), long_lived=True)
+        self._conversations.save_note(tenant, root_hash, note_name(note), encode_note(note), long_lived=True)
 
 
-def _last(report: Report, view: CountedView, layout: Layout, now: int) -> RequestNote:
-    place = view.edits.record.compaction.boundary if view.edits.record else 0
+def _request_note(report: Report, view: CountedView, layout: Layout, now: int) -> RequestNote:
+    boundary, prefix_hash = 0, b""
+    if view.edits.record is not None:
+        boundary = view.edits.record.compaction.boundary
+        prefix_hash = view.measured.prefix_hashes[boundary - 1]
     return RequestNote(
         version=NOTE_VERSION,
-        made=now,
+        written_at=now,
         route=view.measured.route.name,
         api=report.api,
         items=layout.count,
         window=report.window or 0,
         budget=report.budget or 0,
-        before=report.tokens_before or 0,
-        after=report.tokens_after or 0,
+        tokens_before=report.tokens_before or 0,
+        tokens_after=report.tokens_after or 0,
         outcome=report.outcome,
         stages=report.stages,
-        place=place,
-        chain=view.measured.prefix_hashes[place - 1] if place else b"",
+        boundary=boundary,
+        prefix_hash=prefix_hash,
         epoch=report.epoch,
-        spent=report.summary_tokens,
+        summary_tokens=report.summary_tokens,
     )
 
 
-def _event(
+def _compaction_note(
     report: Report, view: CountedView, layout: Layout, record: CompactionRecord, now: int, archive: str
 ) -> CompactionNote:
-    measured, event, previous = view.measured, record.compaction, view.edits.previous
-    factor = measured.token_ratio
-    kept = sum(measured.parsed.items[i].tokens for i in event.anchors)
+    measured, compaction, previous = view.measured, record.compaction, view.edits.previous
+    ratio, tokens_in = measured.token_ratio, 0
+    if compaction.cut:
+        anchored = sum(measured.parsed.items[index].tokens for index in compaction.anchors)
+        tokens_in = int((layout.sums[compaction.cut] - anchored) * ratio)
     return CompactionNote(
         version=NOTE_VERSION,
-        made=now,
+        written_at=now,
         route=measured.route.name,
-        chain=measured.prefix_hashes[event.boundary - 1],
-        place=event.boundary,
-        since=previous.cut if previous else 0,
-        cut=event.cut,
-        taken=int((layout.sums[event.cut] - kept) * factor) if event.cut else 0,
-        left=report.regions.get("summary", 0),
-        by=record.summary_by,
-        upto=record.summary_length,
-        stages=event.stages,
-        shortened=len(_shortened(event)),
-        window=int(record.window * factor),
-        reserve=int(record.reserve * factor),
-        fixed=int(record.fixed * factor),
+        prefix_hash=measured.prefix_hashes[compaction.boundary - 1],
+        boundary=compaction.boundary,
+        new_from=previous.cut if previous else 0,
+        cut=compaction.cut,
+        tokens_in=tokens_in,
+        tokens_out=report.regions.get("summary", 0),
+        summary_by=record.summary_by,
+        summary_length=record.summary_length,
+        stages=compaction.stages,
+        shortened=len(shortened_items(compaction)),
+        window=int(record.window * ratio),
+        reserve=int(record.reserve * ratio),
+        fixed=int(record.fixed * ratio),
         archive=archive,
     )
-
-
-def _shortened(event: Compaction) -> set[int]:
-    """The items that stand in the view of *event* with less than they said."""
-    swapped = {swap.index for swap in event.placeholders}
-    return swapped | {index for index, _ in (*event.truncations, *event.clips)}

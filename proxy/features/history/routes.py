@@ -1,4 +1,4 @@
-"""Answers what callers ask about their own conversations: routes below ``/ullage/api/`` with their own credential."""
+"""Routes below ``/ullage/api/`` by which callers read their own conversations, with their own credential."""
 
 from __future__ import annotations
 
@@ -21,15 +21,17 @@ from proxy.server.admin import Route
 from proxy.server.config import Limits
 from proxy.server.request import BodyBytes, BodyReader, RequestHeaders, read_headers
 
-BODY: Final = 16 * 2**10
+MAX_BODY: Final = 16 * 2**10
 """Bytes of a request's body at most."""
 
 RATE: Final = 5.0
-BURST: Final = 30.0
-"""Requests that one caller may make: a second in the long run, and at once."""
+"""Requests that one caller may make in a second, in the long run."""
 
-CALLERS: Final = 10_000
-"""Callers that are remembered."""
+BURST: Final = 30.0
+"""Requests that one caller may make at once."""
+
+MAX_CALLERS: Final = 10_000
+"""Callers whose requests are counted."""
 
 _NAME: Final = re.compile(r"[\w-]{16}", re.ASCII)
 
@@ -51,21 +53,21 @@ class _CompactRequest(msgspec.Struct, forbid_unknown_fields=True):
 _COMPACT_REQUEST: Final = msgspec.json.Decoder(_CompactRequest)
 
 
-class Pace:
-    """Bounds how often each caller asks: a bucket of ``BURST`` requests that fills again at ``RATE`` a second."""
+class RateLimit:
+    """Limits each caller's requests: a bucket of ``BURST`` tokens that is refilled with ``RATE`` tokens a second."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._buckets: MutableMapping[bytes, tuple[float, float]] = LRUCache(CALLERS)
+        self._buckets: MutableMapping[bytes, tuple[float, float]] = LRUCache(MAX_CALLERS)
 
     def admit(self, caller: bytes) -> None:
         """Count one request of *caller*. Raises ``TooManyRequests``."""
         now = self._clock()
-        left, counted_at = self._buckets.get(caller, (BURST, now))
-        left = min(BURST, left + (now - counted_at) * RATE)
-        if left < 1.0:
+        tokens, counted_at = self._buckets.get(caller, (BURST, now))
+        tokens = min(BURST, tokens + (now - counted_at) * RATE)
+        if tokens < 1.0:
             raise TooManyRequests(f"At most {RATE:.0f} requests a second about conversations, please.")
-        self._buckets[caller] = (left - 1.0, now)
+        self._buckets[caller] = (tokens - 1.0, now)
 
 
 class HistoryRoutes:
@@ -78,37 +80,38 @@ class HistoryRoutes:
     def __init__(self, access: Access, history: History, limits: Limits) -> None:
         self._access = access
         self._history = history
-        self._limits = replace(limits, body=BODY)
-        self._body_bytes = BodyBytes(BODY * 64)
-        self._pace = Pace()
+        self._limits = replace(limits, body=MAX_BODY)
+        self._body_bytes = BodyBytes(MAX_BODY * 64)
+        self._rate_limit = RateLimit()
 
     def by_name(self) -> Mapping[str, Route]:
-        """The routes by the name that follows ``/ullage/api/`` in the path."""
+        """Return the routes by the name that follows ``/ullage/api/`` in the path."""
         return {"conversations": self.conversations, "compact": self.compact, "archive": self.archive}
 
     async def conversations(self, request: web.BaseRequest, name: str) -> tuple[int, Mapping[str, object]]:
-        """The conversation called *name*, or a list of all if that is empty."""
+        """Return the conversation called *name*, or a list of all if that is empty."""
         tenant, _ = self._caller(request)
         _check_reads(request)
         if not name:
-            return 200, await self._history.list(tenant)
-        return 200, _existing(await self._history.show(tenant, _checked_name(name)))
+            return 200, await self._history.conversations(tenant)
+        return 200, _existing(await self._history.conversation(tenant, _checked_name(name)))
 
     async def archive(self, request: web.BaseRequest, reference: str) -> tuple[int, Mapping[str, object]]:
-        """One page of what was archived under *reference*."""
+        """Return one page of what was archived under *reference*."""
         tenant, _ = self._caller(request)
         _check_reads(request)
         parameters = query(request.raw_path)
         page = read_page(parameters.get("offset"), parameters.get("limit"))
-        return 200, _existing(await self._history.original(tenant, reference, page), _NOT_ARCHIVED)
+        return 200, _existing(await self._history.archived(tenant, reference, page), _NOT_ARCHIVED)
 
     async def compact(self, request: web.BaseRequest, name: str) -> tuple[int, Mapping[str, object]]:
         """Have the next request of a conversation compact it."""
         tenant, headers = self._caller(request)
         if request.method != "POST" or name:
             raise NotFound("Wishes are sent with POST to /ullage/api/compact.")
-        # A page of another site can send no JSON without being asked first.
-        if not headers.seen.get("content-type", "").lower().startswith("application/json"):
+        # A page of another site cannot send JSON without a preflight request, which is refused:
+        # https://developer.mozilla.org/en-US/docs/Web/HTTP/CORS
+        if not headers.by_name.get("content-type", "").lower().startswith("application/json"):
             raise InvalidRequest("Send the body as application/json.")
         reader = BodyReader(request.content, self._limits, self._body_bytes, tenant)
         try:
@@ -120,14 +123,14 @@ class HistoryRoutes:
         except (msgspec.DecodeError, UnicodeError, RecursionError):
             raise InvalidRequest(_NO_REQUEST) from None
         name = _checked_name(wanted.conversation)
-        return 202, _existing(await self._history.compact(tenant, name, wanted.share))
+        return 202, _existing(await self._history.request_compaction(tenant, name, wanted.share))
 
     def _caller(self, request: web.BaseRequest) -> tuple[bytes, RequestHeaders]:
-        """The tenant that sent *request*, and its headers."""
+        """Return the tenant that sent *request*, and its headers."""
         headers = read_headers(request.raw_headers)
         self._access.check_origin(headers)
         tenant = self._access.owner(headers, request.headers.keys())
-        self._pace.admit(tenant)
+        self._rate_limit.admit(tenant)
         return tenant, headers
 
 

@@ -11,7 +11,7 @@ from types import MappingProxyType
 from typing import Any, Final, TypeVar
 
 from proxy.core.apis.json_scan import scan
-from proxy.core.apis.usage import usage_of
+from proxy.core.apis.usage import read_usage
 from proxy.core.conversation import ItemText
 from proxy.core.decisions import API_FORMATS, CountedView
 from proxy.core.report import NO_USAGE, Report
@@ -106,7 +106,7 @@ class RecallSession:
 
     def add_usage(self, usage: Any) -> None:
         """Add the tokens of one generation: as its *usage* reports them, else our count of its prompt."""
-        reported = usage_of(usage)
+        reported = read_usage(usage)
         self._reported_input = reported.input_tokens
         if not self.recalls:
             self.first_usage = reported

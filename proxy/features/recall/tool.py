@@ -11,7 +11,7 @@ from typing import Any, Final
 import msgspec
 
 from proxy.core.apis.envelope import Envelope
-from proxy.core.apis.json_steps import whole
+from proxy.core.apis.json_steps import read_integer
 from proxy.core.decisions import NO_ADDITION, Addition
 from proxy.core.models import Route
 from proxy.core.tokens.tools import FRAME, PARALLEL, reads_declarations
@@ -125,7 +125,7 @@ def _is_name_taken(tools: str) -> bool:
     """True if a tool of the client's has the name, also if it is written with escapes."""
     if NAME in tools or "\\u" not in tools:
         return NAME in tools
-    return NAME in json.dumps(json.loads(tools, parse_int=whole), ensure_ascii=False)
+    return NAME in json.dumps(json.loads(tools, parse_int=read_integer), ensure_ascii=False)
 
 
 def _has_form(form: Any) -> bool:
@@ -134,7 +134,7 @@ def _has_form(form: Any) -> bool:
 
 
 def _member(envelope: Envelope, name: str) -> Any:
-    return json.loads(envelope.value(name), parse_int=whole) if name in envelope.fields else None
+    return json.loads(envelope.value(name), parse_int=read_integer) if name in envelope.fields else None
 
 
 def _within(value: Any, name: str) -> Any:

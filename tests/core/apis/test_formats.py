@@ -386,4 +386,4 @@ def test_nested_values() -> None:
 @rows(lambda row: row.api == "chat" and row.edit is made_portable and isinstance(row.gives, dict))
 def test_a_mark_betrays_sealed_reasoning(row: Row) -> None:
     """What has something to leave out is found by the marks that are looked for first."""
-    assert portable.MARKS.search(row.raw)
+    assert portable.SEALED_HINT.search(row.raw)

@@ -15,12 +15,12 @@ from proxy.core.apis.json_edit import (
     Slot,
     argument_slots,
     clipped,
-    joined,
+    common_cap,
+    extended_list,
     leaves,
-    level,
     locate,
-    replaced,
     with_fewer_parts,
+    with_replaced_texts,
 )
 from tests.support import conversation_strategies
 
@@ -62,7 +62,7 @@ def test_replacing_touches_nothing_else(case: tuple[Any, str], text: str) -> Non
     """A replaced text is the new one; what stands before and behind it is the same bytes."""
     value, source = case
     for path, old in leaves(value):
-        made = replaced(source, [(Slot(path, old), text)])
+        made = with_replaced_texts(source, [(Slot(path, old), text)])
         assert at(json.loads(made), path) == text
         start, end = dict(locate(source, [path]))[path]
         assert made.startswith(source[:start])
@@ -74,7 +74,7 @@ def test_arguments_are_json_before_and_after() -> None:
     source = json.dumps({"arguments": '{"path": "a", "deep": {"note": "b\\n"}, "n": 1.10}', "x": 1})
     slots = list(argument_slots(("arguments",), json.loads(source)["arguments"]))
     assert [(slot.inner, slot.text) for slot in slots] == [(("path",), "a"), (("deep", "note"), "b\n")]
-    made = json.loads(replaced(source, [(slot, f'"{slot.text}"') for slot in slots]))["arguments"]
+    made = json.loads(with_replaced_texts(source, [(slot, f'"{slot.text}"') for slot in slots]))["arguments"]
     assert json.loads(made) == {"path": '"a"', "deep": {"note": '"b\n"'}, "n": 1.1}
     assert "1.10" in made
     assert list(argument_slots(("a",), "{no json")) == [Slot(("a",), "{no json")]
@@ -94,10 +94,10 @@ def test_the_longest_are_clipped_to_what_is_asked() -> None:
 
 def test_levels() -> None:
     """The cap is the largest that lets all sizes in."""
-    assert level([], 10) == 0
-    assert level([3, 5], 10) == 5
-    assert level([3, 50, 50], 43) == 20
-    assert level([9, 9], 0) == 0
+    assert common_cap([], 10) == 0
+    assert common_cap([3, 5], 10) == 5
+    assert common_cap([3, 50, 50], 43) == 20
+    assert common_cap([9, 9], 0) == 0
 
 
 @pytest.mark.parametrize(
@@ -111,7 +111,7 @@ def test_levels() -> None:
 )
 def test_what_is_joined_stays_one_run(value: str, before: bool, expected: str) -> None:
     """A content becomes a list in which its own stands unchanged beside the added part."""
-    assert joined(value, "new", "text", before, ()) == expected
+    assert extended_list(value, "new", "text", before, ()) == expected
 
 
 def test_many_parts_become_one_text() -> None:

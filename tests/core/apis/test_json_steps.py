@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from proxy.core.apis import json_steps
-from proxy.core.apis.json_steps import MOST, ONE_CALL, decode, dismantle, encoded, parsed
+from proxy.core.apis.json_steps import MOST, ONE_CALL, decode, dismantle, encode_in_steps, parse
 from proxy.core.errors import InvalidRequest
 
 SORTED = json.JSONEncoder(sort_keys=True, separators=(",", ":"))
@@ -27,9 +27,11 @@ def test_the_text_is_that_of_one_call(value: Any, most: int, batch: int) -> None
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(json_steps, "MOST", most)
         patch.setattr(json_steps, "_BATCH", batch)
-        assert encoded(value, PLAIN.encode) == PLAIN.encode(value)
-        assert encoded(value, SORTED.encode, ordered=True) == SORTED.encode(value)
-        text = encoded(value, lambda part: msgspec.json.encode(part, order="deterministic").decode(), ordered=True)
+        assert encode_in_steps(value, PLAIN.encode) == PLAIN.encode(value)
+        assert encode_in_steps(value, SORTED.encode, ordered=True) == SORTED.encode(value)
+        text = encode_in_steps(
+            value, lambda part: msgspec.json.encode(part, order="deterministic").decode(), ordered=True
+        )
         assert text == msgspec.json.encode(value, order="deterministic").decode()
 
 
@@ -60,7 +62,7 @@ def test_no_call_writes_much_and_few_are_made(value: Any) -> None:
         sizes.append(nodes(part))
         return PLAIN.encode(part)
 
-    assert encoded(value, encode) == PLAIN.encode(value)
+    assert encode_in_steps(value, encode) == PLAIN.encode(value)
     assert max(sizes) <= 2 * MOST
     assert len(sizes) < nodes(value) / 10 + 10_000
 
@@ -147,6 +149,6 @@ def test_long_texts_are_parsed_as_the_standard_parser_does(value: str) -> None:
             expected = repr(json.loads(text))
         except ValueError:
             with pytest.raises(ValueError):
-                parsed(text)
+                parse(text)
         else:
-            assert repr(parsed(text)) == expected
+            assert repr(parse(text)) == expected

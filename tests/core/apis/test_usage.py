@@ -9,7 +9,7 @@ import zstandard
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.core.apis.usage import UsageTap, usage_of
+from proxy.core.apis.usage import UsageTap, read_usage
 from proxy.core.report import NO_USAGE, Usage
 from tests.support.linear_time import is_linear
 
@@ -55,13 +55,13 @@ def test_cached_input_is_counted_once():
 @pytest.mark.parametrize(("text", "usage"), CACHED.items())
 def test_a_decoded_object_is_read_like_its_bytes(text, usage):
     """What has been decoded already goes through the same reader."""
-    assert usage_of(json.loads(text)) == usage
+    assert read_usage(json.loads(text)) == usage
 
 
 @pytest.mark.parametrize("value", [None, {}, [], "7", 7, {"prompt_tokens": True}, {"output_tokens": 2**53}])
 def test_what_is_no_usage_reports_nothing(value):
     """No object, no figure, or one that no number of tokens can be: nothing is known."""
-    assert usage_of(value) == NO_USAGE
+    assert read_usage(value) == NO_USAGE
 
 
 def whole(data):

@@ -32,7 +32,7 @@ from tests.support.engine_fixtures import count_tokens
 @pytest.mark.parametrize("ok", [True, False])
 def test_a_line_is_short_and_invents_nothing(why: PlaceholderReason, ok: bool) -> None:
     """It carries no long number and no path of its own, names the target, and fits what it is charged at."""
-    text = placeholder_text(why, "Read", "TARGET", ok=ok, line="LINE")
+    text = placeholder_text(why, "Read", "TARGET", ok=ok, error="LINE")
     assert count_tokens(text) <= LINE
     assert not re.search(r"\d{3}|[/\\]", text)
     assert ("TARGET" in text) is (why != "repeated")

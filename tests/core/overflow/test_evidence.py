@@ -33,7 +33,7 @@ def body(*messages: str) -> bytes:
 @pytest.mark.parametrize("quote", [SAID, repr(SAID), json.dumps(SAID), json.dumps(json.dumps(SAID)), SAID.upper()])
 def test_a_quotation_is_left_out(quote: str) -> None:
     """However a conversation is quoted, what the error says of itself is left and the rest is not."""
-    (left,) = EchoFilter(BODY).without([f"unknown role 'x' in message {quote} at position 3"])
+    (left,) = EchoFilter(BODY).without_echoes([f"unknown role 'x' in message {quote} at position 3"])
     assert "unknown role" in left
     assert "position 3" in left
     assert "context" not in left.lower()
@@ -46,7 +46,7 @@ def test_a_quotation_is_left_out(quote: str) -> None:
 @pytest.mark.parametrize("escaped", [True, False])
 def test_any_language_and_its_escapes(text: str, escaped: bool) -> None:
     """Characters written as escapes are the same words."""
-    (left,) = EchoFilter(json.dumps({"content": text}, ensure_ascii=escaped).encode()).without(
+    (left,) = EchoFilter(json.dumps({"content": text}, ensure_ascii=escaped).encode()).without_echoes(
         [f"invalid value: {text}"]
     )
     assert left.strip(" |") == "invalid value:"
@@ -54,7 +54,7 @@ def test_any_language_and_its_escapes(text: str, escaped: bool) -> None:
 
 def test_a_quotation_that_is_cut_in_the_middle() -> None:
     """Whoever quotes may leave out the middle."""
-    (left,) = EchoFilter(BODY).without([f"bad input_value='{SAID[:50]}...{SAID[-40:]}'"])
+    (left,) = EchoFilter(BODY).without_echoes([f"bad input_value='{SAID[:50]}...{SAID[-40:]}'"])
     assert "too long" not in left
     assert "context" not in left
 
@@ -62,21 +62,21 @@ def test_a_quotation_that_is_cut_in_the_middle() -> None:
 def test_what_is_said_by_the_error_alone_stays() -> None:
     """Short runs of words, and sentences with other figures, are the error's own."""
     texts = ["the prompt is too long", "This model's maximum context length is 8192 tokens, you sent 9000"]
-    assert EchoFilter(BODY).without(texts) == texts
+    assert EchoFilter(BODY).without_echoes(texts) == texts
 
 
 def test_a_sentence_from_end_to_end() -> None:
     """An error that is nothing but a sentence of the conversation is the provider's own; beside others it is not."""
     known = "Your input exceeds the context window of this model. Please adjust your input and try again."
     echoes = EchoFilter(body("what does this mean?", known))
-    assert echoes.without([known]) == [known]
-    assert echoes.without(["Extra members are not permitted", known])[1].strip(" |.") == ""
+    assert echoes.without_echoes([known]) == [known]
+    assert echoes.without_echoes(["Extra members are not permitted", known])[1].strip(" |.") == ""
 
 
 def test_many_words_cost_little() -> None:
     """A long error is looked at in its beginning, however long the request is."""
     words = " ".join(f"word{number}" for number in range(60_000))
-    (left,) = EchoFilter(body(words)).without([f"says: {words}"])
+    (left,) = EchoFilter(body(words)).without_echoes([f"says: {words}"])
     assert left.startswith("says: ")
     assert len(left) < 40
 

@@ -21,7 +21,7 @@ from proxy.core.overflow.rules import (
     code_name,
     phrase_regex,
     read_rules,
-    without,
+    without_sources,
 )
 from proxy.settings import packaged_overflow_rules
 
@@ -122,7 +122,7 @@ def test_every_pattern_of_figures_names_one(at: int) -> None:
 
 def test_a_provider_can_be_left_out() -> None:
     """What only one provider says goes with it; what others say too, and the words, stay."""
-    less = without(DATA, ["moonshot", "llama.cpp"])
+    less = without_sources(DATA, ["moonshot", "llama.cpp"])
     sources = {row["source"] for row in less["rules"]}
     assert "llama.cpp" not in sources
     assert any("llama.cpp" in source for source in sources)

@@ -12,11 +12,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from proxy.core.tokens.media import (
+    DEFAULT_PRICES,
     FAMILIES,
     TILE,
     TILE_BASE,
     UNKNOWN_IMAGE,
-    USUAL,
     Meter,
     Prices,
     Size,
@@ -362,12 +362,12 @@ def test_an_unseen_image_is_the_dearest(model: str, width: int, height: int) -> 
 def test_models_nobody_publishes_cost_the_usual() -> None:
     """A name that no family matches, or none at all, has the usual prices."""
     for model in ("", "house-model", "gpt-4", "gpt-4-turbo", "mistral-large"):
-        assert prices(model) is USUAL
+        assert prices(model) is DEFAULT_PRICES
 
 
 def test_one_name_means_one_price() -> None:
     """Counts are remembered under the name of their prices: two families that share it share everything."""
-    by_name: dict[str, Prices] = {USUAL.name: USUAL}
+    by_name: dict[str, Prices] = {DEFAULT_PRICES.name: DEFAULT_PRICES}
     for _, found in FAMILIES:
         assert by_name.setdefault(found.name, found) == found
 
@@ -377,4 +377,4 @@ def test_a_meter_counts_and_knows_its_prices() -> None:
     meter = Meter(len, prices("claude-3-haiku"))
     assert meter("four") == 4
     assert prices_of(meter) is prices("claude-3-haiku")
-    assert prices_of(len) is USUAL
+    assert prices_of(len) is DEFAULT_PRICES

@@ -12,16 +12,16 @@ from hypothesis import strategies as st
 from msgspec import structs
 
 from proxy.core.compaction.record import Compaction, Placeholder
-from proxy.features.history.archive import REST, Archive, ArchiveLimits, left_by
-from proxy.features.history.pages import load, read_reference
+from proxy.features.history.archive import PAUSE_SECONDS, Archive, ArchiveLimits, items_removed
+from proxy.features.history.pages import decode_list, parse_reference
 from tests.support.engine_fixtures import Planned, Replica, chat_body, message_slices
 from tests.support.sample_conversations import agent_session
 
 WINDOW = 8192
 
 
-class Shelf:
-    """Where originals go: as many as it takes, once it is open."""
+class OriginalsInMemory:
+    """A table of originals that accepts *most* of them, and none while it is not open."""
 
     def __init__(self, most: int = 10**6) -> None:
         self.values: dict[tuple[bytes, bytes], bytes] = {}
@@ -45,16 +45,16 @@ class Shelf:
         return [self.values.get((root, name)) for name in names]
 
 
-class House:
-    """An archive, its shelf, and what it told."""
+class ArchiveFixture:
+    """An archive, its originals, and the outcomes it counted."""
 
-    def __init__(self, shelf: Shelf, **terms: Any) -> None:
-        self.shelf = shelf
-        self.told: Counter[str] = Counter()
+    def __init__(self, originals: OriginalsInMemory, **changes: Any) -> None:
+        self.originals = originals
+        self.outcomes: Counter[str] = Counter()
         self.tasks: list[asyncio.Task[None]] = []
-        given_terms = replace(ArchiveLimits(60.0, 10**6), **terms)
+        limits = replace(ArchiveLimits(60.0, 10**6), **changes)
         self.now = 0.0
-        self.archive = Archive(shelf, given_terms, {}, self.spawn, self.observe, lambda: self.now)
+        self.archive = Archive(originals, limits, {}, self.spawn, self.observe, lambda: self.now)
 
     def spawn(self, work: Any, name: str) -> Any:
         task = asyncio.get_running_loop().create_task(work)
@@ -62,14 +62,14 @@ class House:
         return task
 
     def observe(self, outcome: str, count: int) -> None:
-        self.told[outcome] += count
+        self.outcomes[outcome] += count
 
-    def keep(self, plan: Planned) -> str:
+    def add(self, plan: Planned) -> str:
         assert plan.view is not None
         assert plan.view.layout is not None
         assert plan.view.edits.record is not None
         root = plan.view.measured.root_hash(plan.view.layout)
-        return self.archive.keep(plan.view, root, plan.view.edits.record.compaction)
+        return self.archive.add(plan.view, root, plan.view.edits.record.compaction)
 
 
 async def plans(rounds: int) -> list[tuple[bytes, Planned]]:
@@ -83,85 +83,85 @@ async def plans(rounds: int) -> list[tuple[bytes, Planned]]:
     return found
 
 
-async def test_each_item_that_left_is_kept_once_as_it_was() -> None:
-    """Over all events, the items that are not in the last view are on the shelf, byte for byte, each listed once."""
-    house = House(Shelf())
+async def test_each_item_that_left_is_archived_once_as_it_was() -> None:
+    """The items that are not in the last view of a session are archived byte for byte, each listed once."""
+    fixture = ArchiveFixture(OriginalsInMemory())
     events = await plans(60)
     assert len(events) > 2
     listed: list[int] = []
     for body, plan in events:
-        parts = read_reference(house.keep(plan))
+        parts = parse_reference(fixture.add(plan))
         assert parts is not None
-        await house.archive.finish(5)
-        entries = load(house.shelf.values[parts])
+        await fixture.archive.finish(5)
+        entries = decode_list(fixture.originals.values[parts])
         assert entries
         for entry in entries:
-            assert house.shelf.values[parts[0], entry.name] == b"I" + message_slices(body)[entry.index]
+            assert fixture.originals.values[parts[0], entry.name] == b"I" + message_slices(body)[entry.index]
             assert entry.size == len(message_slices(body)[entry.index])
         listed += [entry.index for entry in entries]
     body, plan = events[-1]
     gone = {i for i, raw in enumerate(message_slices(body)) if raw not in message_slices(plan.body) and i > 1}
     assert gone <= set(listed)
     assert len(listed) == len(set(listed))
-    assert house.told == {"kept": house.shelf.calls}
+    assert fixture.outcomes == {"kept": fixture.originals.calls}
 
 
 async def test_what_does_not_fit_into_the_queue_is_dropped() -> None:
     """While the store hangs, no more waits than may; what is dropped has no reference and is counted."""
-    house = House(Shelf(), queue=30_000)
-    house.shelf.open.clear()
-    refs = [house.keep(plan) for _, plan in await plans(60)]
+    fixture = ArchiveFixture(OriginalsInMemory(), queue=30_000)
+    fixture.originals.open.clear()
+    refs = [fixture.add(plan) for _, plan in await plans(60)]
     assert refs[0]
     assert not refs[-1]
-    assert house.told["dropped"] > 0
-    house.shelf.open.set()
-    await house.archive.finish(5)
-    assert house.keep((await plans(30))[0][1]), "there is room again"
-    await house.archive.finish(5)
+    assert fixture.outcomes["dropped"] > 0
+    fixture.originals.open.set()
+    await fixture.archive.finish(5)
+    assert fixture.add((await plans(30))[0][1]), "there is room again"
+    await fixture.archive.finish(5)
 
 
 async def test_a_store_that_refuses_is_left_alone_for_a_while() -> None:
     """After a failure that compaction, what waits behind it and what comes soon is given up, and counted."""
-    house = House(Shelf(most=3))
+    fixture = ArchiveFixture(OriginalsInMemory(most=3))
     (_, first), (_, second), (_, third), *_ = await plans(60)
-    house.keep(first)
-    house.keep(second)
-    await house.archive.finish(5)
-    assert house.shelf.calls == 4
-    assert house.told["kept"] == 3
-    assert house.told["failed"] > 1
-    assert house.told["dropped"] > 1
-    house.shelf.most = 10**6
-    assert house.keep(third) == ""
-    house.now = REST + 1
-    assert house.keep(third)
-    await house.archive.finish(5)
-    assert house.told["kept"] > 4
+    fixture.add(first)
+    fixture.add(second)
+    await fixture.archive.finish(5)
+    assert fixture.originals.calls == 4
+    assert fixture.outcomes["kept"] == 3
+    assert fixture.outcomes["failed"] > 1
+    assert fixture.outcomes["dropped"] > 1
+    fixture.originals.most = 10**6
+    assert fixture.add(third) == ""
+    fixture.now = PAUSE_SECONDS + 1
+    assert fixture.add(third)
+    await fixture.archive.finish(5)
+    assert fixture.outcomes["kept"] > 4
 
 
-async def test_items_over_the_limit_are_listed_and_not_kept() -> None:
-    """What is too big is told as that, without a name."""
-    house = House(Shelf(), most=400)
+async def test_items_over_the_limit_are_listed_and_not_archived() -> None:
+    """An item that is too big has an entry without a name."""
+    fixture = ArchiveFixture(OriginalsInMemory(), max_item=400)
     ((_, plan), *_) = await plans(40)
-    parts = read_reference(house.keep(plan))
+    parts = parse_reference(fixture.add(plan))
     assert parts is not None
-    await house.archive.finish(5)
-    entries = load(house.shelf.values[parts])
+    await fixture.archive.finish(5)
+    entries = decode_list(fixture.originals.values[parts])
     assert entries
-    assert house.told["too_big"] == sum(not entry.name for entry in entries) > 0
+    assert fixture.outcomes["too_big"] == sum(not entry.name for entry in entries) > 0
     assert all(bool(entry.name) == (entry.size <= 400) for entry in entries)
 
 
 async def test_an_end_drops_what_still_waits() -> None:
     """A process that ends does not wait for a store that hangs."""
-    house = House(Shelf())
-    house.shelf.open.clear()
-    house.keep((await plans(40))[0][1])
+    fixture = ArchiveFixture(OriginalsInMemory())
+    fixture.originals.open.clear()
+    fixture.add((await plans(40))[0][1])
     await asyncio.sleep(0)
-    await house.archive.finish(0.01)
-    await asyncio.wait(house.tasks, timeout=5)
-    assert all(task.cancelled() for task in house.tasks)
-    assert house.shelf.calls == 0
+    await fixture.archive.finish(0.01)
+    await asyncio.wait(fixture.tasks, timeout=5)
+    assert all(task.cancelled() for task in fixture.tasks)
+    assert fixture.originals.calls == 0
 
 
 cuts = st.integers(0, 12)
@@ -180,6 +180,6 @@ def test_what_left_is_what_no_view_had_taken_before(
     )
     two = structs.replace(two, placeholders=tuple(Placeholder(i, "old") for i in sorted(shortened) if i >= second))
     gone = {i for i in range(1, second) if i not in two.anchors} | {swap.index for swap in two.placeholders}
-    took = [left_by(one, None, roles), left_by(two, one, roles)]
+    took = [items_removed(one, None, roles), items_removed(two, one, roles)]
     assert set(took[0]) | set(took[1]) == gone | set(took[0])
     assert not set(took[0]) & set(took[1])

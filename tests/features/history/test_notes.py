@@ -1,4 +1,4 @@
-"""Notes on conversations: kept by name, read back, shown."""
+"""Notes on conversations: values by name, read back, shown."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from msgspec import structs
 from proxy.features.history.notes import (
     CompactionNote,
     RequestNote,
-    dump,
-    load,
-    name_of,
-    show_compaction,
-    show_request,
-    show_summary,
+    compaction_json,
+    encode_note,
+    note_name,
+    read_notes,
+    request_json,
+    summary_json,
 )
 from proxy.summaries.codec import NOTE_VERSION as VERSION
 from proxy.summaries.codec import SummaryNote, SummaryState
@@ -21,19 +21,21 @@ from proxy.summaries.codec import SummaryNote, SummaryState
 ROUTE, NOW = "up,model", 1_000_100.0
 
 
-def event(place: int, cut: int, by: str = "", upto: int = 0, route: str = ROUTE) -> CompactionNote:
+def compaction(
+    boundary: int, cut: int, summary_by: str = "", summary_length: int = 0, route: str = ROUTE
+) -> CompactionNote:
     return CompactionNote(
         VERSION,
         1_000_000,
         route,
-        bytes([place]) * 16,
-        place,
+        bytes([boundary]) * 16,
+        boundary,
         0,
         cut,
         900,
         90,
-        by,
-        upto,
+        summary_by,
+        summary_length,
         ("fold",),
         0,
         8192,
@@ -42,55 +44,76 @@ def event(place: int, cut: int, by: str = "", upto: int = 0, route: str = ROUTE)
     )
 
 
-def job(cut: int, state: SummaryState, until: int = 0) -> SummaryNote:
+def summary(length: int, state: SummaryState, retry_at: int = 0) -> SummaryNote:
     return SummaryNote(
-        VERSION, 1_000_000, ROUTE, b"p" * 8, b"s" * 16, b"c" * 16, cut, state, "m", "up", "", 900, 90, until
+        VERSION, 1_000_000, ROUTE, b"p" * 8, b"s" * 16, b"c" * 16, length, state, "m", "up", "", 900, 90, retry_at
     )
 
 
-def last(place: int) -> RequestNote:
-    chain = bytes([place]) * 16
+def last_request(boundary: int) -> RequestNote:
+    prefix_hash = bytes([boundary]) * 16
     return RequestNote(
-        VERSION, 1_000_000, ROUTE, "chat", 30, 8192, 7168, 9000, 3584, "compacted", ("fold",), place, chain, 0, 7
+        VERSION,
+        1_000_000,
+        ROUTE,
+        "chat",
+        30,
+        8192,
+        7168,
+        9000,
+        3584,
+        "compacted",
+        ("fold",),
+        boundary,
+        prefix_hash,
+        0,
+        7,
     )
 
 
 def test_notes_come_back_by_kind_in_order_of_their_places() -> None:
-    """Each kind is read back as it was, oldest place first; what cannot be read is passed over."""
-    notes = [event(200, 100), event(20, 10), job(15, "ready"), last(200)]
-    kept = {name_of(note): dump(note) for note in notes}
-    assert len(kept) == 4
-    kept["00000001:e:broken"] = b"\xc1"
-    kept["00000001:j:newer"] = dump(structs.replace(job(1, "ready"), version=VERSION + 1))
-    assert load(kept, CompactionNote, "e") == [notes[1], notes[0]]
-    assert load(kept, SummaryNote, "j") == [notes[2]]
-    assert load(kept, RequestNote, "z") == [notes[3]]
-    assert sorted(kept)[-1].startswith("z:"), "the last request goes last when there are too many"
+    """Each kind is read back as it was, oldest boundary first; what cannot be read is passed over."""
+    notes = [compaction(200, 100), compaction(20, 10), summary(15, "ready"), last_request(200)]
+    values = {note_name(note): encode_note(note) for note in notes}
+    assert len(values) == 4
+    values["00000001:e:broken"] = b"\xc1"
+    values["00000001:j:newer"] = encode_note(structs.replace(summary(1, "ready"), version=VERSION + 1))
+    assert read_notes(values, CompactionNote) == [notes[1], notes[0]]
+    assert read_notes(values, SummaryNote) == [notes[2]]
+    assert read_notes(values, RequestNote) == [notes[3]]
+    assert sorted(values)[-1].startswith("z:"), "the last request goes last when there are too many"
 
 
 @pytest.mark.parametrize(
-    ("place", "there", "state"), [(20, True, "active"), (20, False, "lost"), (10, True, "past"), (10, False, "lost")]
+    ("boundary", "is_stored", "state"),
+    [(20, True, "active"), (20, False, "lost"), (10, True, "past"), (10, False, "lost")],
 )
-def test_an_event_is_active_past_or_lost(place: int, there: bool, state: str) -> None:
+def test_an_event_is_active_past_or_lost(boundary: int, is_stored: bool, state: str) -> None:
     """Active is the one that the last view came from; without its record it is lost."""
-    shown = show_compaction(event(place, 5), [last(20)], NOW, there=there)
+    shown = compaction_json(compaction(boundary, 5), [last_request(20)], NOW, is_stored=is_stored)
     assert (shown["state"], shown["by"], shown["age_seconds"]) == (state, "heuristic", 100)
-    assert (shown["from"], shown["to"], shown["at"], shown["tokens_in"], shown["tokens_out"]) == (0, 5, place, 900, 90)
-    assert show_compaction(event(20, 5, "m", 4), [], NOW, there=True)["by"] == "m"
+    assert (shown["from"], shown["to"], shown["at"], shown["tokens_in"], shown["tokens_out"]) == (
+        0,
+        5,
+        boundary,
+        900,
+        90,
+    )
+    assert compaction_json(compaction(20, 5, "m", 4), [], NOW, is_stored=True)["by"] == "m"
 
 
 @pytest.mark.parametrize(
-    ("noted", "text", "lease", "refused", "events", "state"),
+    ("noted", "has_text", "has_lease", "has_failure", "compactions", "state"),
     [
         ("pending", False, True, False, [], "pending"),
         ("pending", False, False, False, [], "lost"),
         ("pending", True, False, False, [], "ready"),
         ("ready", True, False, False, [], "ready"),
-        ("ready", True, False, False, [event(30, 8)], "ready"),
-        ("ready", True, False, False, [event(30, 10, "m", 10)], "used"),
-        ("ready", True, False, False, [event(30, 12, "m", 10)], "used"),
-        ("ready", True, False, False, [event(30, 10)], "unused"),
-        ("ready", True, False, False, [event(30, 12, route="up,other")], "ready"),
+        ("ready", True, False, False, [compaction(30, 8)], "ready"),
+        ("ready", True, False, False, [compaction(30, 10, "m", 10)], "used"),
+        ("ready", True, False, False, [compaction(30, 12, "m", 10)], "used"),
+        ("ready", True, False, False, [compaction(30, 10)], "unused"),
+        ("ready", True, False, False, [compaction(30, 12, route="up,other")], "ready"),
         ("ready", False, False, False, [], "lost"),
         ("failed", False, False, True, [], "failed"),
         ("failed", False, False, False, [], "failed"),
@@ -98,16 +121,23 @@ def test_an_event_is_active_past_or_lost(place: int, there: bool, state: str) ->
     ],
 )
 def test_a_summary_is_what_the_store_has_of_it(
-    noted: SummaryState, text: bool, lease: bool, refused: bool, events: list[CompactionNote], state: str
+    noted: SummaryState,
+    has_text: bool,
+    has_lease: bool,
+    has_failure: bool,
+    compactions: list[CompactionNote],
+    state: str,
 ) -> None:
     """What was noted counts as far as the store bears it out."""
-    until = 1_000_130 if noted == "failed" else 0
-    shown = show_summary(job(10, noted, until), events, NOW, text=text, lease=lease, refused=refused)
+    retry_at = 1_000_130 if noted == "failed" else 0
+    shown = summary_json(
+        summary(10, noted, retry_at), compactions, NOW, has_text=has_text, has_lease=has_lease, has_failure=has_failure
+    )
     assert shown["state"] == state
-    assert shown["retry_in_seconds"] == (30 if refused else None)
+    assert shown["retry_in_seconds"] == (30 if has_failure else None)
 
 
 def test_the_last_request_is_shown_with_its_pressure() -> None:
     """Sizes, window and pressure are those of its view."""
-    shown = show_request(last(20), NOW)
+    shown = request_json(last_request(20), NOW)
     assert (shown["upstream"], shown["model"], shown["pressure"], shown["items"]) == ("up", "model", 0.5, 30)

@@ -10,8 +10,8 @@ import pytest
 
 from proxy.core.errors import TooManyRequests
 from proxy.features.history.history import History
-from proxy.features.history.notes import RequestNote, dump, name_of
-from proxy.features.history.routes import BODY, BURST, HistoryRoutes, Pace
+from proxy.features.history.notes import RequestNote, encode_note, note_name
+from proxy.features.history.routes import BURST, MAX_BODY, HistoryRoutes, RateLimit
 from proxy.server import ServerConfig
 from proxy.server.access import client_tenant
 from proxy.server.admin import OpenRoutes
@@ -24,7 +24,7 @@ NAME, ROOT = "abcdefgh-_123456", b"r" * 16
 MINE = "Authorization: Bearer mine"
 TENANT = client_tenant({"authorization": "Bearer mine"})
 JSON = "Content-Type: application/json"
-WISH = json.dumps({"conversation": NAME}).encode()
+COMPACT = json.dumps({"conversation": NAME}).encode()
 
 
 def history_of(table: ConversationTable) -> History:
@@ -41,9 +41,9 @@ async def known(at: RunningServer) -> None:
     """One conversation of one tenant."""
     last = RequestNote(VERSION, 0, "up,m", "chat", 9, 8192, 7000, 900, 900, "verbatim", (), 0, b"", 0, 0)
     at.register.save_conversation(TENANT, NAME, ROOT, 1.0, long_lived=False)
-    at.register.save_note(TENANT, ROOT, name_of(last), dump(last), long_lived=False)
+    at.register.save_note(TENANT, ROOT, note_name(last), encode_note(last), long_lived=False)
     await asyncio.sleep(0)
-    while not await history_of(at.register).show(TENANT, NAME):  # noqa: ASYNC110 - the register has no event
+    while not await history_of(at.register).conversation(TENANT, NAME):  # noqa: ASYNC110 - the register has no event
         await asyncio.sleep(0)
 
 
@@ -51,7 +51,7 @@ def status(got: RawMessage) -> int:
     return int(got.line.split()[1])
 
 
-async def test_a_caller_is_told_of_its_own_conversations() -> None:
+async def test_a_caller_reads_its_own_conversations() -> None:
     """Its list, and one by name, as JSON that nothing keeps; to a HEAD the head alone; never counted or relayed."""
     async with running_server(open_routes=history_routes) as at:
         await known(at)
@@ -77,34 +77,34 @@ async def test_what_is_not_there_is_not_found(name: str) -> None:
         assert len(bodies) == 1
 
 
-async def test_a_wish_may_name_a_share() -> None:
+async def test_a_requested_compaction_may_name_a_share() -> None:
     """How far the conversation goes down is repeated in the answer."""
     async with running_server(open_routes=history_routes) as at:
         await known(at)
-        wish = json.dumps({"conversation": NAME, "share": 0.25}).encode()
-        got = await at.ask("POST", "/ullage/api/compact", wish, MINE, JSON)
+        body = json.dumps({"conversation": NAME, "share": 0.25}).encode()
+        got = await at.ask("POST", "/ullage/api/compact", body, MINE, JSON)
         assert status(got) == 202
         assert "to 0.25 of its room" in json.loads(got.body)["message"]
 
 
-async def test_a_wish_is_accepted_for_a_known_conversation() -> None:
-    """202 says what will happen; a second wish changes nothing; of another tenant's conversation nothing is known."""
+async def test_a_compaction_is_requested_for_a_known_conversation() -> None:
+    """202 announces it; a second request changes nothing; another tenant's conversation is unknown."""
     async with running_server(open_routes=history_routes) as at:
         await known(at)
         for _ in range(2):
-            got = await at.ask("POST", "/ullage/api/compact", WISH, MINE, JSON)
+            got = await at.ask("POST", "/ullage/api/compact", COMPACT, MINE, JSON)
             assert status(got) == 202
             assert json.loads(got.body)["expires_in_seconds"] == 3600
         got = await at.ask("GET", f"/ullage/api/conversations/{NAME}", b"", MINE)
         assert json.loads(got.body)["threads"][0]["compaction_wished"]
-        assert status(await at.ask("POST", "/ullage/api/compact", WISH, "Authorization: Bearer other", JSON)) == 404
+        assert status(await at.ask("POST", "/ullage/api/compact", COMPACT, "Authorization: Bearer other", JSON)) == 404
 
 
 @pytest.mark.parametrize(
     ("method", "path", "body", "headers", "expected"),
     [
-        ("POST", "/ullage/api/compact", WISH, [MINE], 400),
-        ("POST", "/ullage/api/compact", WISH, [MINE, "Content-Type: text/plain"], 400),
+        ("POST", "/ullage/api/compact", COMPACT, [MINE], 400),
+        ("POST", "/ullage/api/compact", COMPACT, [MINE, "Content-Type: text/plain"], 400),
         ("POST", "/ullage/api/compact", b"{}", [MINE, JSON], 400),
         ("POST", "/ullage/api/compact", b"[", [MINE, JSON], 400),
         ("POST", "/ullage/api/compact", b'{"conversation": 1}', [MINE, JSON], 400),
@@ -113,9 +113,9 @@ async def test_a_wish_is_accepted_for_a_known_conversation() -> None:
             ("POST", "/ullage/api/compact", b'{"conversation": "x", "share": %b}' % share, [MINE, JSON], 400)
             for share in (b"0", b"1", b"-0.5", b'"0.2"', b"true")
         ),
-        ("POST", "/ullage/api/compact", b'{"conversation": "' + b"x" * BODY + b'"}', [MINE, JSON], 413),
+        ("POST", "/ullage/api/compact", b'{"conversation": "' + b"x" * MAX_BODY + b'"}', [MINE, JSON], 413),
         ("GET", "/ullage/api/compact", b"", [MINE], 404),
-        ("POST", "/ullage/api/compact/x", WISH, [MINE, JSON], 404),
+        ("POST", "/ullage/api/compact/x", COMPACT, [MINE, JSON], 404),
         ("GET", "/ullage/api/archive/" + "A" * 43, b"", [MINE], 404),
         ("GET", "/ullage/api/archive/" + "A" * 43 + "?limit=0", b"", [MINE], 400),
         ("GET", "/ullage/api/archive/x?offset=-1", b"", [MINE], 400),
@@ -125,10 +125,10 @@ async def test_a_wish_is_accepted_for_a_known_conversation() -> None:
         ("GET", "/ullage/api/conversations", b"", ["Host: another.example.com"], 403),
         ("GET", "/ullage/api/conversations", b"", ["Host: localhost"], 200),
         ("GET", "/ullage/api/conversations", b"", [MINE, "Origin: https://evil.example.com"], 403),
-        ("POST", "/ullage/api/compact", WISH, [MINE, JSON, "Sec-Fetch-Site: cross-site"], 403),
+        ("POST", "/ullage/api/compact", COMPACT, [MINE, JSON, "Sec-Fetch-Site: cross-site"], 403),
     ],
 )
-async def test_what_is_no_such_question_is_refused(
+async def test_other_requests_are_refused(
     method: str, path: str, body: bytes, headers: list[str], expected: int
 ) -> None:
     """Other methods, bodies, sites and callers are refused in words, and the connection's next request is answered."""
@@ -140,11 +140,11 @@ async def test_what_is_no_such_question_is_refused(
         assert status(await at.ask("GET", "/health/live")) == 200
 
 
-async def test_who_asks_too_often_waits() -> None:
-    """Beyond the burst a caller is told when to come back; others are not held up by it."""
+async def test_a_caller_has_a_rate_limit() -> None:
+    """Beyond the burst a caller gets 429 and when to come back; others are not affected."""
     async with running_server(open_routes=history_routes) as at:
-        asked = (at.ask("GET", "/ullage/api/conversations", b"", MINE) for _ in range(int(BURST) + 70))
-        got = await asyncio.gather(*asked)
+        requests = (at.ask("GET", "/ullage/api/conversations", b"", MINE) for _ in range(int(BURST) + 70))
+        got = await asyncio.gather(*requests)
         refused = [each for each in got if status(each) == 429]
         assert refused
         assert sum(status(each) == 200 for each in got) >= BURST
@@ -152,25 +152,25 @@ async def test_who_asks_too_often_waits() -> None:
         assert status(await at.ask("GET", "/ullage/api/conversations", b"", "X-Api-Key: other")) == 200
 
 
-def test_the_pace_comes_back() -> None:
+def test_the_bucket_is_refilled() -> None:
     """After a while a caller may ask again, and never more at once than the burst."""
     now = 0.0
-    pace = Pace(lambda: now)
+    limit = RateLimit(lambda: now)
     for _ in range(int(BURST)):
-        pace.admit(b"a")
+        limit.admit(b"a")
     with pytest.raises(TooManyRequests):
-        pace.admit(b"a")
+        limit.admit(b"a")
     now = 1000.0
     for _ in range(int(BURST)):
-        pace.admit(b"a")
+        limit.admit(b"a")
     with pytest.raises(TooManyRequests):
-        pace.admit(b"a")
+        limit.admit(b"a")
 
 
-async def test_nothing_asked_for_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+async def test_no_path_or_body_is_logged(caplog: pytest.LogCaptureFixture) -> None:
     """Keys and names are in no log line."""
     async with running_server(ServerConfig("up", admin_key="boss-key"), open_routes=history_routes) as at:
         await at.ask("GET", f"/ullage/api/conversations/{NAME}", b"", "Authorization: Bearer boss-key")
-        await at.ask("POST", "/ullage/api/compact", WISH, MINE, JSON)
+        await at.ask("POST", "/ullage/api/compact", COMPACT, MINE, JSON)
     assert "boss-key" not in caplog.text
     assert NAME not in caplog.text

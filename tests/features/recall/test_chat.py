@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from proxy.core.apis.usage import usage_of
+from proxy.core.apis.usage import read_usage
 from proxy.core.report import NO_USAGE, Usage
 from proxy.features.recall import chat
 from proxy.features.recall.tool import NAME
@@ -103,8 +103,8 @@ def test_an_answer_cut_short_may_hold_half_a_call(reason: str) -> None:
 
 def test_usage_is_counted_where_it_is_told() -> None:
     """Prompt and completion together; nothing where there is no figure."""
-    assert usage_of({"prompt_tokens": 10, "completion_tokens": 2}) == Usage(10, 2)
-    assert usage_of(None) == usage_of({}) == NO_USAGE
+    assert read_usage({"prompt_tokens": 10, "completion_tokens": 2}) == Usage(10, 2)
+    assert read_usage(None) == read_usage({}) == NO_USAGE
 
 
 def test_what_is_no_answer_says_nothing() -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from proxy.core.apis.usage import usage_of
+from proxy.core.apis.usage import read_usage
 from proxy.core.report import NO_USAGE, Usage
 from proxy.features.recall import messages
 from proxy.features.recall.events import written
@@ -71,7 +71,7 @@ def test_the_last_generation_tells_its_own_input() -> None:
     told = events(out)
     assert [value["type"] for value in told].count("message_start") == 1
     assert told[-2]["usage"] == {"input_tokens": 7, "cache_read_input_tokens": 200, "output_tokens": 9}
-    assert usage_of(merger.usage) == Usage(207, 9, 200)
+    assert read_usage(merger.usage) == Usage(207, 9, 200)
 
 
 def test_empty_texts_do_not_go_back() -> None:
@@ -116,4 +116,4 @@ def test_an_answer_cut_short_is_told_apart(reason: str) -> None:
 def test_what_is_no_answer_says_nothing() -> None:
     """An error has no blocks, and no usage."""
     assert messages.output_of({"type": "error", "error": {}}) is None
-    assert usage_of(None) == NO_USAGE
+    assert read_usage(None) == NO_USAGE

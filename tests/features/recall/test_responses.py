@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.core.apis.usage import usage_of
+from proxy.core.apis.usage import read_usage
 from proxy.core.report import NO_USAGE, Usage
 from proxy.features.recall import responses
 from proxy.features.recall.events import written
@@ -128,7 +128,7 @@ def test_the_end_of_a_response_may_leave_its_output_out() -> None:
     assert b"response.created" not in out
     assert out.count(b'"text":"So."') == 3
     assert b'"id":"second"' in out
-    assert usage_of(merger.usage) == Usage(3)
+    assert read_usage(merger.usage) == Usage(3)
 
 
 def test_an_answer_cut_short_is_told_apart() -> None:
@@ -143,4 +143,4 @@ def test_an_answer_cut_short_is_told_apart() -> None:
 def test_what_is_no_answer_says_nothing() -> None:
     """An error has no items, and no usage."""
     assert responses.output_of({"error": {}}) is None
-    assert usage_of({}) == NO_USAGE
+    assert read_usage({}) == NO_USAGE

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from proxy.core.session_names import epoch_of, name_of, session_in, session_of
+from proxy.core.request import epoch_in_headers, public_session_name, session_in_body, session_in_headers
 
 
 @pytest.mark.parametrize(
@@ -25,7 +25,7 @@ from proxy.core.session_names import epoch_of, name_of, session_in, session_of
 )
 def test_what_headers_say(headers: dict[str, str], session: str, epoch: int) -> None:
     """The most trusted header names the session, and Codex says how often it compacted."""
-    assert (session_of(headers), epoch_of(headers)) == (session, epoch)
+    assert (session_in_headers(headers), epoch_in_headers(headers)) == (session, epoch)
 
 
 @pytest.mark.parametrize(
@@ -44,11 +44,15 @@ def test_what_headers_say(headers: dict[str, str], session: str, epoch: int) -> 
 )
 def test_what_a_body_says(members: dict[str, Any], session: str) -> None:
     """The members in which clients name a conversation are known, odd values are none."""
-    assert session_in(members) == session
+    assert session_in_body(members) == session
 
 
 def test_names_tell_nothing_and_keep_strangers_apart() -> None:
     """Equal sessions of a tenant have one name, of two tenants two, and the session does not show."""
-    assert name_of(b"a" * 32, "session-1") == name_of(b"a" * 32, "session-1") != name_of(b"b" * 32, "session-1")
-    assert "session" not in name_of(b"a" * 32, "session-1")
-    assert len(name_of(b"a" * 32, "\ud83d")) == 16
+    assert (
+        public_session_name(b"a" * 32, "session-1")
+        == public_session_name(b"a" * 32, "session-1")
+        != public_session_name(b"b" * 32, "session-1")
+    )
+    assert "session" not in public_session_name(b"a" * 32, "session-1")
+    assert len(public_session_name(b"a" * 32, "\ud83d")) == 16

@@ -1,0 +1,29 @@
+"""The settings ``compression.stages.truncate.always`` and ``max_lines`` beside it."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from pydantic import Field
+
+from proxy.core.compaction.truncate import TruncateLimits
+from proxy.settings import Settings
+from proxy.settings.compression import TruncateStage
+
+
+class AlwaysTruncate(TruncateStage):
+    """The stage ``truncate`` with what caps results before they are first sent."""
+
+    always: bool = Field(default=False, description="Cap every result before it is first sent, whatever the room.")
+    max_lines: int = Field(default=2_000, gt=1, description="With always: lines a result keeps at most.")
+
+
+SECTIONS: Final = (AlwaysTruncate,)
+
+
+def limits_of_results(settings: Settings) -> TruncateLimits | None:
+    """Return the limits that every result is capped to; None if results are cut in compactions only."""
+    stage = settings.compression.stages.truncate
+    if isinstance(stage, AlwaysTruncate) and stage.enabled and stage.always:
+        return TruncateLimits(stage.max_lines, stage.max_bytes)
+    return None

@@ -1,0 +1,45 @@
+"""The section ``archive``."""
+
+from __future__ import annotations
+
+from typing import Annotated, Final
+
+from pydantic import Field
+
+from proxy.settings import Settings
+from proxy.settings.field_types import MIB, Bytes, Section
+
+
+class Archive(Section):
+    """Originals of what compactions took out of views."""
+
+    enabled: bool = Field(default=False, description="Keep them, sealed, for their own client to read.")
+    days: Annotated[float, Field(gt=0, le=90, allow_inf_nan=False)] = Field(
+        default=7.0, description="Days for which they are kept."
+    )
+    max_item: Bytes = Field(default=256 * 1024, le=8 * MIB - 1, description="Bytes of the largest item that is kept.")
+    queue: Bytes = Field(default=16 * MIB, description="Bytes that wait for the store at most, in each worker.")
+
+
+class SettingsWithArchive(Settings):
+    """The settings with the section of the archive."""
+
+    archive: Archive = Archive()
+
+
+SECTIONS: Final = (SettingsWithArchive,)
+
+
+def archive_settings(settings: Settings) -> Archive:
+    """Return the section of the archive; the defaults if *settings* have none."""
+    if isinstance(settings, SettingsWithArchive):
+        return settings.archive
+    return Archive()
+
+
+def summary_lines(settings: Settings) -> list[tuple[str, str]]:
+    """Return one line if originals are archived: for how long."""
+    archive = archive_settings(settings)
+    if not archive.enabled:
+        return []
+    return [("archive", f"originals of what leaves a view, sealed, for {archive.days:g} days")]

@@ -1,0 +1,41 @@
+"""The setting ``compression.recall``."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from pydantic import Field
+
+from proxy.settings import Compression, Settings
+from proxy.settings.field_types import Section
+
+
+class Recall(Section):
+    """A tool, offered and answered by Ullage, with which a model reads what left its view."""
+
+    enabled: bool = Field(default=False, description="Offer it where a view leaves something out; edits such answers.")
+    results: int = Field(default=3, ge=1, le=10, description="Results of one call, unless it asks for up to 10.")
+    max_tokens: int = Field(default=4_000, ge=100, le=32_000, description="Tokens one call's results take at most.")
+
+
+class CompressionWithRecall(Compression):
+    """The section ``compression`` with the tool's settings."""
+
+    recall: Recall = Recall()
+
+
+SECTIONS: Final = (CompressionWithRecall,)
+
+
+def recall_settings(settings: Settings) -> Recall:
+    """Return the tool's settings; the defaults if *settings* have none."""
+    if isinstance(settings.compression, CompressionWithRecall):
+        return settings.compression.recall
+    return Recall()
+
+
+def summary_lines(settings: Settings) -> list[tuple[str, str]]:
+    """Return one line if the tool is offered: it edits answers."""
+    if settings.compression.mode != "on" or not recall_settings(settings).enabled:
+        return []
+    return [("recall", "on: compacted requests get one more tool, and answers that use it are edited")]
