@@ -91,8 +91,9 @@ def settings_summary(settings: Settings, facts: Mapping[str, str]) -> str:
 def _listening(settings: Settings, facts: Mapping[str, str]) -> str:
     server = settings.server
     address = facts.get("address") or f"http://{bracketed(server.host)}:{server.port}"
-    processes = f"  ({server.workers} workers)" if server.workers > 1 else ""
-    return f"{address}/v1{processes}"
+    if server.workers > 1:
+        return f"{address}/v1  ({server.workers} workers)"
+    return f"{address}/v1"
 
 
 def _upstream(upstream: Upstream, settings: Settings) -> str:

@@ -1,4 +1,4 @@
-"""What is wired in one place: a whole process built, serving, telling its figures, and closed again."""
+"""A whole process: built, serving, exposing its metrics, and closed again."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def settings(base_url: str = "http://127.0.0.1:9/v1", **sections: Any) -> Settin
     """A proxy in front of *base_url* that keeps nothing."""
     made: dict[str, Any] = {"upstreams": [{"name": "up", "base_url": base_url}], "store": {"url": "memory"}, **sections}
     made["server"] = {"port": 0, **made.get("server", {})}
-    made.setdefault("models", [{"name": "*", "context_window": 8192}])  # known, so that no server is asked
+    made.setdefault("models", [{"name": "*", "context_window": 8192}])  # known, so that no server is probed
     return Settings.model_validate(made)
 
 
@@ -91,14 +91,14 @@ async def test_a_process_serves_and_tells_its_figures(
         assert "ullage_store_up 1.0" in figures
         assert (status["upstreams"], status["workers"], status["store"]["kind"]) == (["up"], 1, "memory")
         keeping.cancel()
-    said = capsys.readouterr()
-    assert said.out == ""
-    assert f"listening    {address}/v1" in said.err
-    assert "memory  (this process only)" in said.err
+    output = capsys.readouterr()
+    assert output.out == ""
+    assert f"listening    {address}/v1" in output.err
+    assert "memory  (this process only)" in output.err
 
 
 async def test_what_a_server_says_of_its_window_is_logged(tmp_path: Path) -> None:
-    """A server that tells its window is asked once a request is worth it, and the log names model and window."""
+    """A server that states its window is probed once a request is worth it, and the log names model and window."""
     stage = ScriptedServer()
     entry = b'{"id": "m1", "object": "model", "owned_by": "vllm", "max_model_len": 4096}'
     stage.reply = raw_answer(b'{"object": "list", "data": [' + entry + b"]}", "Content-Type: application/json")
@@ -188,7 +188,7 @@ def test_an_address_that_cannot_be_listened_on_is_named(host: str, error: OSErro
 
 
 async def prepared(folder: Path, configured: Settings) -> tuple[StartOptions, str, str]:
-    """What workers of *configured* start with, the store in words, and what was logged meanwhile."""
+    """Return the options that workers of *configured* start with, the store in words, and the events logged."""
     part = Part(folder)
     async with AsyncExitStack() as opened:
         given, store = await app._shared_store(configured, opened, part.logs, part.tasks)
@@ -208,7 +208,7 @@ def in_the_way(folder: Path) -> None:
 async def test_workers_get_memory_where_the_private_server_cannot_be(
     tmp_path: Path, spoil: Callable[[Path], None]
 ) -> None:
-    """An unusable data directory or key file is a warning, memory for every worker, and said so."""
+    """An unusable data directory or key file is a warning, and every worker has its store in memory."""
     data = tmp_path / "data"
     spoil(data)
     given, store, log = await prepared(tmp_path, settings(store={"url": "embedded", "path": str(data)}))

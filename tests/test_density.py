@@ -24,7 +24,6 @@ COMPLEX = {
     "proxy/core/apis/item_digest.py::_canonical": HOT,
     "proxy/core/tool_calls.py::pairs_of": HOT,
     "proxy/core/conversation.py::lay_out": HOT,
-    "proxy/core/apis/json_steps.py::dismantle": HOT,
     "proxy/core/apis/json_steps.py::_write": HOT,
     "proxy/core/apis/json_steps.py::_large": HOT,
 }

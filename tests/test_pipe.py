@@ -6,7 +6,7 @@ from proxy.pipe import MAX_BUFFERED, Pipe
 
 
 class Source:
-    """A connection that remembers whether it was told to wait."""
+    """A connection that records if its reading is paused."""
 
     paused = False
 
@@ -37,7 +37,7 @@ async def test_a_waiting_reader_gets_what_comes_and_a_cancelled_one_loses_nothin
 
 
 async def test_too_much_pauses_the_source_until_it_was_taken():
-    """Above the limit the source is told to wait, and goes on once the bytes are taken."""
+    """Above the limit the source is paused, and it continues once the bytes are read."""
     source = Source()
     pipe = Pipe(source)
     pipe.feed_data(b"x" * (MAX_BUFFERED + 1))

@@ -1,4 +1,4 @@
-"""What the operator reads at the start."""
+"""The messages for the operator at the start."""
 
 from __future__ import annotations
 

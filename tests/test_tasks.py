@@ -1,4 +1,4 @@
-"""Background tasks: kept, named, reported, ended together."""
+"""Background tasks: referenced, named, reported, ended together."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ import pytest
 from proxy.tasks import Faults, Tasks
 
 
-async def test_a_task_gives_its_value_and_is_let_go():
-    """What a task returns can be awaited, and an ended task is no longer held."""
+async def test_a_task_gives_its_value_and_is_released():
+    """The result of a task can be awaited, and an ended task is no longer referenced."""
     tasks = Tasks(lambda name, error: None)
 
     async def work():
@@ -27,7 +27,7 @@ async def test_a_task_gives_its_value_and_is_let_go():
 
 
 async def test_a_failure_is_reported_by_name():
-    """A task that fails while nobody awaits it is reported, with its name, and once."""
+    """A task that fails without being awaited is reported, with its name, and once."""
     failures = []
     tasks = Tasks(lambda name, error: failures.append((name, str(error))))
 
@@ -41,8 +41,8 @@ async def test_a_failure_is_reported_by_name():
     assert failures == [("refresh", "gone")]
 
 
-async def test_tasks_survive_without_anyone_holding_them():
-    """A task nobody keeps a reference to still runs to its end."""
+async def test_tasks_survive_without_another_reference():
+    """A task without any other reference still runs to its end."""
     tasks = Tasks(lambda name, error: None)
     ended = asyncio.Event()
 
@@ -83,14 +83,14 @@ async def test_finish_without_tasks_returns():
     await asyncio.wait_for(Tasks(lambda name, error: None).finish(60), 5)
 
 
-def test_an_attempt_is_worth_what_it_gives_or_its_substitute() -> None:
-    """Work that fails gives the substitute; every report hears of the fault once, of other work nothing."""
-    heard: list[tuple[str, str, str]] = []
-    faults = Faults(*[lambda *told, at=at: heard.append((at, *told[:2])) for at in ("log", "metric")])
+def test_an_attempt_gives_its_result_or_the_default() -> None:
+    """Work that fails gives the default; every report gets the fault once, and nothing of other work."""
+    reported: list[tuple[str, str, str]] = []
+    faults = Faults(*[lambda *facts, at=at: reported.append((at, *facts[:2])) for at in ("log", "metric")])
     assert faults.attempt("answer", "r1", lambda: 1, 2) == 1
-    assert heard == []
+    assert reported == []
     assert faults.attempt("answer", "r1", lambda: 1 // 0, 2) == 2
-    assert heard == [("log", "answer", "r1"), ("metric", "answer", "r1")]
+    assert reported == [("log", "answer", "r1"), ("metric", "answer", "r1")]
 
 
 def test_what_cuts_a_process_short_is_no_fault() -> None:

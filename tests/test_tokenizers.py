@@ -104,7 +104,7 @@ def test_a_megabyte_of_one_character(letter: str) -> None:
     st.text(max_size=20),
 )
 def test_what_is_cut_is_known(runs: list[tuple[str, int]], end: str) -> None:
-    """What is cut from a text and what is left hold the same characters as the text."""
+    """The removed and the remaining characters are those of the text."""
     text = "".join(letter * length for letter, length in runs) + end
     left, cut = shortened(text)
     for letter in set(text):
@@ -181,7 +181,7 @@ def test_an_encoding_nobody_knows_is_estimated() -> None:
 NO_NETWORK = """
 import socket, sys
 def refused(*_):
-    raise AssertionError("the network was asked")
+    raise AssertionError("the network was used")
 socket.socket.connect = socket.create_connection = socket.getaddrinfo = refused
 from pathlib import Path
 from proxy.tokenizers import Tokenizers

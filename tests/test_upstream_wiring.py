@@ -52,20 +52,20 @@ def test_figures_of_models(model: str, figures: tuple[int | None, int | None, in
 
 
 def test_a_told_window_reaches_the_catalogue() -> None:
-    """What an upstream tells of itself is asked for by its name and the model's."""
-    told = {("up", "gpt-4o"): ServerWindow(32_768)}
-    catalogue = open_catalogue(settings(), lambda upstream, model, ask: told.get((upstream, model)))
+    """The window that an upstream states is looked up by its name and the model's."""
+    stated = {("up", "gpt-4o"): ServerWindow(32_768)}
+    catalogue = open_catalogue(settings(), lambda upstream, model, ask: stated.get((upstream, model)))
     assert (catalogue.resolve("gpt-4o").window, catalogue.resolve("gpt-4o").source) == (32_768, "server")
     assert catalogue.resolve("gpt-5").source == "table"
 
 
 def test_without_upstreams_models_still_have_figures() -> None:
-    """Where nothing is configured, models can be looked up all the same."""
+    """Without any configuration models can still be looked up."""
     assert open_catalogue(Settings()).resolve("gpt-4o").upstream == NO_UPSTREAM
 
 
 async def test_who_may_be_asked() -> None:
-    """An upstream with ``probe: false`` is not among those that are asked."""
+    """An upstream with ``probe: false`` is not probed."""
     given = settings(
         upstreams=[
             {"name": "up", "base_url": "http://127.0.0.1:1/v1", "api_key": "k"},
@@ -81,7 +81,7 @@ async def test_who_may_be_asked() -> None:
 
 
 async def test_processes_leave_notes_for_each_other(tmp_path: Path) -> None:
-    """What is left under a name is found through the same store, sealed as everything in it is, and nothing else is."""
+    """A value stored under a name is read through the same store, sealed like everything in it; others have none."""
     tasks = Tasks(lambda name, error: None)
     store = await open_store(
         "memory", directory=tmp_path, key=b"k" * 32, spawn=tasks.spawn, warn=lambda event, facts: None
@@ -129,7 +129,7 @@ async def test_who_is_bridged() -> None:
 async def test_summaries_are_written_only_where_they_may_be_used(
     tmp_path: Path, given: dict[str, Any], written: bool
 ) -> None:
-    """No model is asked where summaries are off or no view is ever made."""
+    """No model writes summaries if they are off or if no view is ever made."""
     tasks = Tasks(lambda name, error: None)
     store = await open_store("memory", directory=tmp_path, key=None, spawn=tasks.spawn, warn=lambda event, facts: None)
     wanted = settings(**given)

@@ -27,11 +27,11 @@ async def main(argument, worker):
     folder = Path(argument["folder"])
     if worker.index in argument.get("broken", ()):
         return 3
-    told = asyncio.Event()
+    requested = asyncio.Event()
     if argument.get("deaf"):
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
     else:
-        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, told.set)
+        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, requested.set)
     server = None
     if "port" in argument:
         async def answer(reader, writer):
@@ -41,7 +41,7 @@ async def main(argument, worker):
             writer.close()
         server = await asyncio.start_server(answer, sock=listen("127.0.0.1", argument["port"]))
     (folder / f"{worker.index}-{os.getpid()}").write_text(f"{worker.count} {os.environ['COLOUR']} {argument['secret']}")
-    await told.wait()
+    await requested.wait()
     await asyncio.sleep(argument.get("linger", 0))
     (folder / f"ended-{worker.index}").touch()
     return 0
@@ -81,7 +81,7 @@ class Run:
         self.task = asyncio.get_running_loop().create_task(self.supervisor.run())
 
     def started(self):
-        """The pid of every worker that has said it runs, by index (newest start wins)."""
+        """The pid of every worker that has reported its start, by index (the newest start wins)."""
         files = sorted(self.folder.glob("[0-9]-*"), key=lambda file: file.stat().st_mtime_ns)
         return {int(file.name[0]): int(file.name[2:]) for file in files}
 
@@ -224,7 +224,7 @@ asyncio.run(supervisor.run())
 
 
 async def test_a_killed_parent_leaves_no_orphans(folder):
-    """Workers notice that their parent is gone, and end as if they had been told to."""
+    """Workers notice that their parent is gone, and end as after a SIGTERM."""
     environ = {**os.environ, "PYTHONPATH": f"{ROOT}:{folder}", "COLOUR": "red"}
     parent = await asyncio.create_subprocess_exec(sys.executable, "-c", PARENT, str(folder), env=environ)
     await until(lambda: list(folder.glob("0-*")))
@@ -268,10 +268,10 @@ async def signalled(shutdown, *numbers):
 
 @pytest.fixture
 def restored():
-    """What signals do outside of the test."""
+    """Restore the signal handlers after the test."""
     numbers = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
     before = {number: signal.getsignal(number) for number in numbers}
-    signal.signal(signal.SIGHUP, signal.SIG_DFL)  # whoever runs the tests may have it ignored
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)  # it may be ignored where the tests run
     yield
     for number, handler in before.items():
         signal.signal(number, handler)

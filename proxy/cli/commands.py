@@ -6,6 +6,7 @@ Every command imports what it needs itself: the settings take a quarter of a sec
 
 from __future__ import annotations
 
+import difflib
 import http.client
 import json
 import os
@@ -217,6 +218,8 @@ def replay(
 
     replays = replay_all(settings, sessions, model)
     show_replays(replays)
+    if not any(each.requests for each in replays):
+        raise typer.Exit(REFUSED)
     if plot is None:
         return
     try:
@@ -284,12 +287,10 @@ def _read_request(name: str) -> tuple[str, bytes]:
 
 def _explain(fitted: Fitted) -> None:
     """Print where the tokens of a request are, and what each stage did."""
-    from rich.console import Console
-
     from proxy.cli.explain import breakdown, render
+    from proxy.cli.output import table_console
 
-    console = Console(highlight=False, markup=False, width=None if sys.stdout.isatty() else 200)
-    render(breakdown(fitted), console)
+    render(breakdown(fitted), table_console())
 
 
 @app.command()
@@ -304,8 +305,10 @@ def health(
         status = readiness_status(address)
     except ValueError as error:
         _fail(MISUSED, f"{address} is no http(s) URL: {error}")
-    except (OSError, http.client.HTTPException) as error:
-        _fail(REFUSED, f"{address} does not answer: {error}")
+    except OSError as error:
+        _fail(REFUSED, f"{address} does not answer: {error.strerror or error}")
+    except http.client.HTTPException as error:
+        _fail(REFUSED, f"{address} does not answer in HTTP: {error}")
     if status != http.client.OK:
         _fail(REFUSED, f"not ready ({status})")
     typer.echo("ready")
@@ -393,7 +396,9 @@ def _list_clients(known: Mapping[str, Client]) -> None:
 def _client_named(name: str, known: Mapping[str, Client]) -> Client:
     """Return the client called *name*; end the process if there is none."""
     if name not in known:
-        _fail(MISUSED, f"No client is called {name}. `ullage connect` lists them.")
+        similar = difflib.get_close_matches(name, known, n=1)
+        advice = f"Did you mean {similar[0]}? " if similar else ""
+        _fail(MISUSED, f"No client is called {name}. {advice}`ullage connect` lists them.")
     return known[name]
 
 

@@ -148,10 +148,11 @@ def remove(document: Any, path: Sequence[Step]) -> None:
 
 
 def _child(node: Any, step: Step) -> Any:
-    if isinstance(step, str):
-        return node.get(step, MISSING) if isinstance(node, Mapping) else MISSING
-    index = _index(node, step)
-    return MISSING if index is None else node[index]
+    if isinstance(step, str) and isinstance(node, Mapping):
+        return node.get(step, MISSING)
+    if not isinstance(step, str) and (index := _index(node, step)) is not None:
+        return node[index]
+    return MISSING
 
 
 def _index(node: Any, members: Mapping[str, str]) -> int | None:

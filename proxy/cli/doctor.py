@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import ipaddress
 import json
-import sys
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -16,6 +15,7 @@ from pydantic import SecretStr
 
 from proxy.cli import diagnosis
 from proxy.cli.diagnosis import Attempt, Finding, Level, Window
+from proxy.cli.output import table_console, window_source
 from proxy.core.apis.usage import UsageTap
 from proxy.core.errors import NotFound, UllageError
 from proxy.core.learned_window import prior_calibration
@@ -54,8 +54,11 @@ SHOWN_CHARACTERS: Final = 200
 MAX_REPLY_BYTES: Final = 2**20
 """Bytes read of a reply."""
 
-RETRIED_MAX_TOKENS: Final = 16
-"""The smallest ``max_completion_tokens`` that reasoning models accept."""
+REASONING_LIMIT: Final = 16
+"""``max_completion_tokens`` of the short requests: it covers the reasoning as well, which takes more than one token.
+
+https://platform.openai.com/docs/guides/reasoning
+"""
 
 FILLER: Final = "the harbour master keeps a careful ledger of each vessel that passes under the old stone bridge"
 
@@ -157,8 +160,7 @@ async def _connected(settings: Settings, name: str, seconds: float) -> AsyncIter
 async def _examine(exam: _Examination, settings: Settings, oversize: bool) -> None:
     await _choose_model(exam)
     route, stated = await _resolve(exam, settings)
-    source = f"{route.source}: {route.window_origin}" if route.window_origin else route.source
-    known = Window(route.window, source, remedy(route))
+    known = Window(route.window, window_source(route), remedy(route))
     exam.findings.append(diagnosis.window(known))
     if stated is not None and route.source == "configured" and known.tokens:
         exam.findings.extend(diagnosis.smaller_window(known.tokens, stated.context_window, stated.origin))
@@ -249,7 +251,7 @@ def _long_sizes(known: Window, factor: float) -> Sequence[int]:
 
 async def _send(exam: _Examination, text: str, counted: int, *, stream: bool = False) -> Attempt:
     """Send a chat request whose answer is limited to as few tokens as the model allows."""
-    limit = RETRIED_MAX_TOKENS if exam.limit_name == "max_completion_tokens" else 1
+    limit = REASONING_LIMIT if exam.limit_name == "max_completion_tokens" else 1
     messages = [{"role": "user", "content": text}]
     request: dict[str, Any] = {"model": exam.model, "messages": messages, exam.limit_name: limit}
     if stream:
@@ -316,7 +318,6 @@ def _one_line(body: bytes) -> str:
 
 def show_findings(result: Diagnosis) -> None:
     """Print the findings on a server, with their remedies."""
-    from rich.console import Console
     from rich.table import Table
 
     table = Table(box=None, show_header=False, pad_edge=False)
@@ -329,7 +330,7 @@ def show_findings(result: Diagnosis) -> None:
         table.add_row(sign, finding.topic, _plain(finding.text))
         if finding.remedy:
             table.add_row("", "", f"[dim]{_plain(finding.remedy)}[/]")
-    console = Console(highlight=False, width=None if sys.stdout.isatty() else 10_000)
+    console = table_console(markup=True)
     console.print(f"{_plain(result.model or '(no model)')} at {_plain(result.base_url)}", markup=True)
     console.print(table)
     console.print(f"{result.sent:,} tokens were sent, by our count.")

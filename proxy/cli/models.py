@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import sys
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -11,6 +10,7 @@ from fnmatch import fnmatchcase
 from typing import Final
 
 from proxy.cli.offline import ignore_warning
+from proxy.cli.output import table_console, window_source
 from proxy.core import learned_window
 from proxy.core.errors import NotFound
 from proxy.core.learned_window import prior_calibration
@@ -160,8 +160,7 @@ def _row(
     if route.source == "server":
         stated = find(server_windows.get(route.upstream, {}), route.model)
     window = route.window
-    window_from = f"{route.source}: {route.window_origin}" if route.window_origin else route.source
-    age = None
+    window_from, age = window_source(route), None
     if route.window_since is not None:
         age = round(max(0.0, time.perf_counter() - route.window_since), 1)
     if learned is not None and learned.window is not None:
@@ -275,7 +274,7 @@ async def _smallest_learned(store: Store, route: Route, tenants: Iterable[bytes]
         learned_route = load(await store.records.read_route(tenant, route.learned_key))
         if learned_route is not None:
             facts.append(_learned_facts(route, learned_route, now))
-    return min(facts, key=lambda each: each.window or learned_window.MOST, default=None)
+    return min(facts, key=lambda each: each.window or learned_window.LARGEST_WINDOW, default=None)
 
 
 def _learned_facts(route: Route, learned_route: LearnedRoute, now: float) -> LearnedFacts:
@@ -291,7 +290,6 @@ def _learned_facts(route: Route, learned_route: LearnedRoute, now: float) -> Lea
 
 def show_models(rows: list[dict[str, object]]) -> None:
     """Print a table of the rows of ``ullage models --json``."""
-    from rich.console import Console
     from rich.table import Table
 
     table = Table(box=None, header_style="bold", pad_edge=False)
@@ -309,9 +307,7 @@ def show_models(rows: list[dict[str, object]]) -> None:
         age = row["age_seconds"]
         cells = {**row, "model": _model_cell(row), "age_seconds": None if age is None else f"{age:g} s"}
         table.add_row(*(_cell(value) for name, value in cells.items() if name not in ("sent_as", "variant")))
-    # A pipe has no width: nothing is folded in it.
-    console = Console(highlight=False, markup=False, width=None if sys.stdout.isatty() else 10_000)
-    console.print(table)
+    table_console().print(table)
 
 
 def _model_cell(row: Mapping[str, object]) -> str:

@@ -44,6 +44,11 @@ class PlannedRequest:
     stages: tuple[str, ...]
 
     @property
+    def pressure_before(self) -> float | None:
+        """The client's tokens as a share of the budget; None without a budget."""
+        return self.before / self.budget if self.budget else None
+
+    @property
     def pressure(self) -> float | None:
         """Share of the budget that is used upstream; None if the request was refused or has no budget."""
         if self.after is None or not self.budget:

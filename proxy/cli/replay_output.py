@@ -14,6 +14,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
+from proxy.cli.output import table_console
 from proxy.cli.replay import Replay, replay
 from proxy.cli.session_files import Session
 from proxy.settings import Settings
@@ -53,8 +54,7 @@ def show_replays(replays: Sequence[Replay]) -> None:
         )
     for each in replays:
         table.add_row(*_row(each))
-    # A pipe has no width: nothing is folded in it.
-    console = Console(highlight=False, markup=False, width=None if sys.stdout.isatty() else 10_000)
+    console = table_console()
     console.print(table)
     for each in replays:
         if each.problem:
@@ -62,7 +62,7 @@ def show_replays(replays: Sequence[Replay]) -> None:
 
 
 def _row(each: Replay) -> list[str]:
-    window = "-" if each.window is None else f"{each.window:,}"
+    window = f"{each.window:,}" if each.window else "-"
     return [each.name, each.model, window, *_figures([each]), _dollars(each.cost_before), _dollars(each.cost)]
 
 
@@ -130,8 +130,8 @@ def _figure(columns: int, rows: int) -> Any:
 
 def _draw_panel(axes: Any, each: Replay) -> None:
     numbers = range(1, len(each.requests) + 1)
-    before = [request.before / request.budget if request.budget else 0.0 for request in each.requests]
-    after = [math.nan if request.pressure is None else request.pressure for request in each.requests]
+    before = [request.pressure_before or 0.0 for request in each.requests]
+    after = [request.pressure or math.nan for request in each.requests]
     compacted = [number for number, request in zip(numbers, each.requests, strict=True) if request.compacted]
     axes.plot(numbers, before, color="0.75", linewidth=1, label="as sent by the client")
     axes.plot(numbers, after, color="tab:blue", linewidth=1.5, label="as sent upstream")

@@ -29,7 +29,10 @@ class Session:
 
 def read_sessions(name: str, text: str) -> list[Session]:
     """Return the conversations with at least one answer in the file called *name*; none if its format is not known."""
-    sessions = list(_aider(name, text)) if name.endswith(".md") else _from_json(name, _values(text))
+    if name.endswith(".md"):
+        sessions = list(_aider(name, text))
+    else:
+        sessions = _from_json(name, _values(text))
     return [session for session in sessions if _has_answer(session)]
 
 
@@ -158,7 +161,9 @@ def _claude_code(name: str, rows: Sequence[Mapping[str, Any]]) -> list[Session]:
         message = _object(row.get("message"))
         if row.get("type") not in _ROLES or message.get("role") not in _ROLES:
             continue
-        agent = str(row.get("agentId") or "sub-agent") if row.get("isSidechain") else ""
+        agent = ""
+        if row.get("isSidechain"):
+            agent = str(row.get("agentId") or "sub-agent")
         compactions[agent] = compactions.get(agent, 0) + bool(row.get("isCompactSummary"))
         threads.setdefault((agent, compactions[agent]), _Thread()).add(message)
     return [

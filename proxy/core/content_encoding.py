@@ -1,4 +1,4 @@
-"""Decodes a content-encoding piece by piece, and never makes more bytes of it than a limit.
+"""Decodes a content-encoding piece by piece, up to a limit of decoded bytes.
 
 The codings are those of https://www.rfc-editor.org/rfc/rfc9110#section-8.4.1, Brotli and Zstandard.
 """
@@ -12,48 +12,50 @@ import brotli  # type: ignore[import-untyped]
 import zstandard
 
 _PIECE = 64
-"""Bytes that a decoder without a limit of its own is given at a time, so that what they swell to stays bounded."""
+"""Bytes at a time for a decoder without a limit of its own, so that its output stays bounded."""
 
 
 class ContentDecoder:
-    """Decodes bytes as they come. What cannot be decoded is given back as it is."""
+    """Decodes bytes as they arrive. Bytes that cannot be decoded are returned as they are."""
 
     def __init__(self, encoding: str, most: int) -> None:
-        """*encoding* is the content-encoding's value; at most *most* plain bytes are made, the rest is dropped."""
+        """Decode *encoding*, the header's value, into at most *most* bytes; the rest is dropped."""
         self._most = most
-        self._made = 0
+        self._done = 0
         self._decode = _decoder(encoding.strip().lower())
         self._begun = False
 
     @property
     def is_full(self) -> bool:
-        """True if the limit is reached: what is fed now is dropped."""
-        return self._made >= self._most
+        """True if the limit is reached: further bytes are dropped."""
+        return self._done >= self._most
 
     def feed(self, data: bytes) -> bytes:
-        """The decoded bytes of *data*, as far as the limit allows."""
-        room = self._most - self._made
+        """Return the decoded bytes of *data*, up to the limit."""
+        room = self._most - self._done
         if room <= 0 or not data:
             return b""
-        made = data[:room] if self._decode is None else self._decoded(self._decode, data, room)
-        self._made += len(made)
-        return made[:room]
+        decoded = data[:room]
+        if self._decode is not None:
+            decoded = self._decoded(self._decode, data, room)
+        self._done += len(decoded)
+        return decoded[:room]
 
     def _decoded(self, decode: Callable[[bytes, int], bytes], data: bytes, room: int) -> bytes:
         try:
-            made = decode(data, room)
+            decoded = decode(data, room)
         except (zlib.error, brotli.error, zstandard.ZstdError):
             if self._begun:
-                self._most = self._made
+                self._most = self._done
                 return b""
             self._decode = None
             return data[:room]
-        self._begun = self._begun or bool(made)
-        return made
+        self._begun = self._begun or bool(decoded)
+        return decoded
 
 
 def decode_content(body: bytes, encoding: str, most: int) -> bytes:
-    """*body* without its content-encoding, at most *most* bytes of it; as it is if it cannot be decoded."""
+    """Return *body* without its content-encoding, at most *most* bytes; as it is if it cannot be decoded."""
     return ContentDecoder(encoding, most).feed(body)
 
 
@@ -62,7 +64,9 @@ def _decoder(encoding: str) -> Callable[[bytes, int], bytes] | None:
         return _Inflate()
     if encoding == "br":
         return _Brotli()
-    return _Zstandard() if encoding == "zstd" else None
+    if encoding == "zstd":
+        return _Zstandard()
+    return None
 
 
 class _Inflate:
@@ -72,14 +76,14 @@ class _Inflate:
 
     def __call__(self, data: bytes, room: int) -> bytes:
         try:
-            made = self._inflater.decompress(self._inflater.unconsumed_tail + data, room)
+            decoded = self._inflater.decompress(self._inflater.unconsumed_tail + data, room)
         except zlib.error:
             if not self._first:
                 raise
             self._inflater = zlib.decompressobj(wbits=-zlib.MAX_WBITS)  # deflate without its header
-            made = self._inflater.decompress(data, room)
+            decoded = self._inflater.decompress(data, room)
         self._first = False
-        return made
+        return decoded
 
 
 class _Brotli:
@@ -87,13 +91,13 @@ class _Brotli:
         self._decoder = brotli.Decompressor()
 
     def __call__(self, data: bytes, room: int) -> bytes:
-        made = self._decoder.process(data, output_buffer_limit=room)
-        while len(made) < room and not self._decoder.can_accept_more_data() and not self._decoder.is_finished():
-            more = self._decoder.process(b"", output_buffer_limit=room - len(made))
+        decoded = self._decoder.process(data, output_buffer_limit=room)
+        while len(decoded) < room and not self._decoder.can_accept_more_data() and not self._decoder.is_finished():
+            more = self._decoder.process(b"", output_buffer_limit=room - len(decoded))
             if not more:
                 break
-            made += more
-        return bytes(made)
+            decoded += more
+        return bytes(decoded)
 
 
 class _Zstandard:
@@ -101,9 +105,9 @@ class _Zstandard:
         self._decoder = zstandard.ZstdDecompressor(max_window_size=2**23).decompressobj()
 
     def __call__(self, data: bytes, room: int) -> bytes:
-        made = bytearray()
+        decoded = bytearray()
         for at in range(0, len(data), _PIECE):
-            made += self._decoder.decompress(data[at : at + _PIECE])
-            if len(made) >= room or self._decoder.eof:
+            decoded += self._decoder.decompress(data[at : at + _PIECE])
+            if len(decoded) >= room or self._decoder.eof:
                 break
-        return bytes(made)
+        return bytes(decoded)

@@ -1,4 +1,4 @@
-"""The error tree: facts and their HTTP status. Only ``error_body`` words them for a client, per API."""
+"""The errors: facts and their HTTP status. ``error_body`` puts them into words for a client, per API."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import json
 
 
 class UllageError(Exception):
-    """An error that Ullage itself answers; ``status`` is the HTTP status, ``code`` a stable machine-readable name."""
+    """An error that Ullage itself answers with: its HTTP ``status``, and ``code``, a stable machine-readable name."""
 
     status = 500
     code = "internal_error"
@@ -14,7 +14,7 @@ class UllageError(Exception):
 
     @property
     def message(self) -> str:
-        """One sentence for the caller: what is wrong, where, and what to do."""
+        """One sentence for the caller: the problem, its place, and a remedy."""
         return str(self) or "Ullage failed to handle this request."
 
 
@@ -35,7 +35,7 @@ class Unauthorized(UllageError):
 
 
 class Forbidden(UllageError):
-    """The caller is known or recognisable, and may not do this."""
+    """The caller's credential does not permit this."""
 
     status = 403
     code = "forbidden"
@@ -104,7 +104,7 @@ class InflatesTooFar(UllageError):
 
 
 class Overloaded(UllageError):
-    """The proxy is at a configured limit; the caller should come back in ``retry_after`` seconds."""
+    """The proxy is at a configured limit; the caller should retry after ``retry_after`` seconds."""
 
     status = 503
     code = "overloaded"
@@ -113,7 +113,7 @@ class Overloaded(UllageError):
 
 
 class TooManyRequests(UllageError):
-    """The caller asks the proxy itself more often than it may; it should come back in ``retry_after`` seconds."""
+    """The caller sends the proxy itself too many requests; it should retry after ``retry_after`` seconds."""
 
     status = 429
     code = "rate_limit_exceeded"
@@ -129,7 +129,7 @@ class StoreUnavailable(UllageError):
 
     @property
     def message(self) -> str:
-        """One sentence: what does not work, and what does."""
+        """One sentence: what is unavailable, and what still works."""
         return "The store does not answer, so nothing can be told of conversations now. Model calls go on without it."
 
 
@@ -154,21 +154,21 @@ class UpstreamTimeout(UllageError):
     kind = "server_error"
 
     def __init__(self, upstream: str, seconds: float, *, endless: bool = False) -> None:
-        what = "did not end its answer within" if endless else "sent nothing for"
-        super().__init__(f"The upstream {upstream!r} {what} {seconds:.0f} s.")
+        fault = "did not end its answer within" if endless else "sent nothing for"
+        super().__init__(f"The upstream {upstream!r} {fault} {seconds:.0f} s.")
         self.upstream = upstream
         self.seconds = seconds
 
 
 OUTPUT = "output figure"
-"""Names what takes most of the window if the request reserves a very long answer."""
+"""The largest region of a request that reserves most of the window for its answer."""
 
 
 class ContextTooLong(UllageError):
     """The part that may not be shrunk is larger than the budget.
 
-    ``tokens`` is the smallest reachable input, ``limit`` the model's window, ``reserve`` the output allowance;
-    ``largest`` names the region that takes most of the window.
+    ``tokens`` is the smallest input that compaction can reach, ``limit`` the model's window, ``reserve`` the output
+    allowance; ``largest`` names the region with the most tokens.
     """
 
     status = 400
@@ -198,7 +198,7 @@ class ContextTooLong(UllageError):
 
     @staticmethod
     def excess(tokens: int, limit: int, reserve: int) -> int:
-        """Return by how many tokens the request is too large."""
+        """Return the number of tokens by which the request is too large."""
         return max(1, tokens + reserve - limit)
 
 
@@ -218,11 +218,17 @@ https://platform.claude.com/docs/en/api/errors"""
 def error_body(error: UllageError, api: str) -> bytes:
     """Return the JSON body of *error* in the shape of *api* (``messages``: Anthropic's, else OpenAI's)."""
     if api == "messages":
-        kind = ANTHROPIC_KINDS.get(error.status, error.kind)
-        text = error.anthropic if isinstance(error, ContextTooLong) else error.message
-        shape: dict[str, object] = {"type": "error", "error": {"type": kind, "message": text}}
-    else:
+        return json.dumps(_anthropic_error(error)).encode()
+    items = None
+    if isinstance(error, ContextTooLong):
         items = "input" if api == "responses" else "messages"
-        param = items if isinstance(error, ContextTooLong) else None
-        shape = {"error": {"message": error.message, "type": error.kind, "param": param, "code": error.code}}
-    return json.dumps(shape).encode()
+    fields = {"message": error.message, "type": error.kind, "param": items, "code": error.code}
+    return json.dumps({"error": fields}).encode()
+
+
+def _anthropic_error(error: UllageError) -> dict[str, object]:
+    message = error.message
+    if isinstance(error, ContextTooLong):
+        message = error.anthropic
+    kind = ANTHROPIC_KINDS.get(error.status, error.kind)
+    return {"type": "error", "error": {"type": kind, "message": message}}

@@ -1,4 +1,4 @@
-"""Models: the upstream that serves each, its window, and the source of that figure."""
+"""Resolves models to routes: the upstream of each model, its window, and the source of that figure."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ WindowSource = Literal["configured", "server", "learned", "table", "assumed", "u
 """The source of a window's size, the most trusted first."""
 
 _SERIES = re.compile(r"(?:^|[./-])(gpt-\d+)(?![a-z\d])")
-"""The series of an OpenAI model's name, with or without the prefixes that resellers put before it."""
+"""The series in an OpenAI model's name, with or without a reseller's prefix."""
 
 
 @dataclass(frozen=True, slots=True)
 class ModelLimits:
-    """The limits that one source states for a model, in tokens; None if it states none.
+    """The limits of a model in tokens, by one source; None for limits that it does not state.
 
     ``window`` is input and output together, ``max_input`` a limit of the input beside it. Each token of an input above
     ``price_tier`` costs more.
@@ -35,8 +35,8 @@ class ModelLimits:
 class ServerWindow:
     """The window that a server reports for a model, in tokens.
 
-    ``since`` is the monotonic second since when it has reported just that. ``origin`` names the route and the member
-    it was read from.
+    ``since`` is the monotonic second since when it has reported this window. ``origin`` names the route and the member
+    that it was read from.
     """
 
     context_window: int
@@ -48,22 +48,23 @@ class ServerWindow:
 
 
 WindowLookup = Callable[[str, str, bool], ServerWindow | None]
-"""Returns the window that an upstream reports for a model, by their names, or None if it is not known now; never waits.
+"""Returns the window that an upstream reports for a model, by their names; None if it is unknown. Never waits.
 
-The last argument is True if it is worth asking the upstream when that is unknown or old.
+If the last argument is True, the upstream is queried in the background when the window is unknown or old.
 """
 
 
 def read_published_table(rows: Mapping[str, ModelLimits]) -> dict[str, ModelLimits]:
     """Return the limits of a published table by model; of each row only input, output and price tier are used.
 
-    A row's input figure is mostly the shared window (gpt-4o: 128,000; Claude: 200,000 or 1,000,000), so it is taken
-    for the window. If it is the limit of the input alone, the window comes out too small and never too large. For
-    OpenAI's numbered series the table holds both readings side by side: 272,000 + 128,000 in the rows of gpt-5 and
-    400,000 with the same output in those of gpt-5.1-codex; 922,000 against 1,050,000; 111,616 + 16,384 against 128,000.
-    If the inputs of two rows of one series differ by exactly their common output figure, both speak of one window: the
-    larger figure is the window, the smaller the limit of its input. Outside of these series such a pair is chance
-    (131,072 and 163,840 with 32,768, of two hosts of one DeepSeek model) and says nothing.
+    A row's input figure is mostly the shared window (gpt-4o: 128,000; Claude: 200,000 or 1,000,000), so it is used as
+    the window. If it is the limit of the input alone, the window comes out too small and never too large.
+
+    For OpenAI's numbered series the table has both readings side by side: 272,000 + 128,000 in the rows of gpt-5 and
+    400,000 with the same output in those of gpt-5.1-codex; 922,000 and 1,050,000; 111,616 + 16,384 and 128,000. If the
+    inputs of two rows of one series differ by exactly their common output figure, both describe one window: the larger
+    figure is the window, the smaller one the limit of its input. Outside of these series such a pair is chance (131,072
+    and 163,840 with 32,768, of two hosts of one DeepSeek model) and is ignored.
 
     https://github.com/BerriAI/litellm/blob/main/model_prices_and_context_window.json
     """
@@ -74,19 +75,21 @@ def read_published_table(rows: Mapping[str, ModelLimits]) -> dict[str, ModelLimi
 def series(model: str) -> str:
     """Return the numbered OpenAI series that *model* belongs to, such as ``gpt-5``; empty for every other model."""
     match = _SERIES.search(model)
-    return match[1] if match else ""
+    if match is None:
+        return ""
+    return match[1]
 
 
 def _read_row(row: ModelLimits, name: str, pairs: set[tuple[str, int | None, int | None]]) -> ModelLimits:
     """Return the limits of *row*; *pairs* are the series, input and output of every row of a series."""
-    stated, output, tier = row.max_input, row.max_output, row.price_tier
-    if not name or stated is None or output is None:
-        return ModelLimits(stated, None, output, tier)
-    if (name, stated + output, output) in pairs:
-        return ModelLimits(stated + output, stated, output, tier)
-    if (name, stated - output, output) in pairs:
-        return ModelLimits(stated, stated - output, output, tier)
-    return ModelLimits(stated, None, output, tier)
+    figure, output, tier = row.max_input, row.max_output, row.price_tier
+    if not name or figure is None or output is None:
+        return ModelLimits(figure, None, output, tier)
+    if (name, figure + output, output) in pairs:
+        return ModelLimits(figure + output, figure, output, tier)
+    if (name, figure - output, output) in pairs:
+        return ModelLimits(figure, figure - output, output, tier)
+    return ModelLimits(figure, None, output, tier)
 
 
 OPENAI_ENCODINGS = (
@@ -98,7 +101,7 @@ OPENAI_ENCODINGS = (
     ("gpt-4*", "cl100k_base"),
     ("text-embedding-*", "cl100k_base"),
 )
-"""Encodings of OpenAI's older models; newer ones use o200k_base, which is also nearest to those of other makers.
+"""Encodings of OpenAI's older models. Newer ones use o200k_base, which is also the nearest to those of other makers.
 https://github.com/openai/tiktoken/blob/main/tiktoken/model.py"""
 
 DEFAULT_ENCODING = "o200k_base"
@@ -107,18 +110,18 @@ COMPRESS = ""
 """The step of an overflow policy that makes the view smaller; every other step is the name of a fallback model."""
 
 SMALLEST_WINDOW = 2_048
-"""A window that no model in use falls below. A token is at least one byte, so a body of so many bytes always fits."""
+"""The smallest window of any model in use. A token has at least one byte, so a body of so many bytes always fits."""
 
 MOST_ROUTES = 1_000
-"""Model names whose route is cached. Names come from clients, so they must never fill the memory."""
+"""Model names whose route is cached. Names come from clients and must not fill the memory."""
 
 
 @dataclass(frozen=True, slots=True)
 class ModelRule:
-    """One line of the configuration: models that match the glob *pattern* go to *upstream* with these limits.
+    """One rule of the configuration: models that match the glob *pattern* go to *upstream* with these limits.
 
-    An empty upstream is the default one. With a ``model`` the line defines an alias of it; what the line leaves open is
-    taken from that model's own line.
+    An empty upstream is the default one. With a ``model`` the rule defines an alias of it; unset limits are those of
+    that model's own rule.
     """
 
     pattern: str
@@ -134,17 +137,17 @@ class ModelRule:
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """Where a request goes and what it may use, in the provider's tokens.
+    """The upstream and model of a request, and their limits in the provider's tokens.
 
     ``model`` is the upstream's name of the model, ``requested_model`` the client's. ``window`` is None if no source
     states it; ``source`` names the source. ``max_input`` limits the input beside the window. Each token of an input
     above ``price_tier`` costs more.
 
     ``window_origin`` names the server's route and member that the window was read from, ``window_since`` the monotonic
-    second since when it has been reported. With a ``configured_encoding`` our count is taken for the provider's.
+    second since when it has been reported. With a ``configured_encoding`` our count is assumed to be the provider's.
 
-    ``steps`` are tried in order if a conversation does not fit. ``variant`` names what the request chose that changes
-    the window; what is learned with it holds for it alone.
+    ``steps`` are tried in order if a conversation does not fit. ``variant`` names an option of the request that changes
+    the window; figures learned with it apply to it alone.
     """
 
     upstream: str
@@ -166,7 +169,7 @@ class Route:
     name: str = field(init=False, compare=False)
     """Upstream and model: the key of this route's records."""
     learned_key: str = field(init=False, compare=False)
-    """The key of what this route teaches."""
+    """The key of the figures that are learned for this route."""
 
     def __post_init__(self) -> None:
         name = f"{self.upstream},{self.model}"
@@ -175,15 +178,17 @@ class Route:
 
     @property
     def reported_window(self) -> int | None:
-        """The window, if the server reports it; else None."""
-        return self.window if self.source == "server" else None
+        """The window if the server reports it, else None."""
+        if self.source != "server":
+            return None
+        return self.window
 
     def window_after(self, stated: int | None, reported: int | None) -> int | None:
         """Return the window in tokens after an overflow *stated* one while the server *reported* another one.
 
-        A configured window is only ever lowered. So is a reported one, until the server reports something else than
-        what the overflow contradicted. Tables and assumptions give way. An error that states just the known limit of
-        the input says nothing about the window.
+        A configured window is only ever lowered, and so is a reported one until the server reports another one than the
+        overflow contradicted. A window from a table or an assumption is replaced. An error that states the known limit
+        of the input does not change the window.
         """
         if stated is None or stated == self.max_input:
             return self.window
@@ -204,7 +209,7 @@ class _CachedRoute:
 
 
 class Catalogue:
-    """Resolves model names to routes: configured figures first, then reported ones, then a published table.
+    """Resolves model names to routes, by configured figures first, then reported ones, then a published table.
 
     ``default_upstream`` serves the models that no rule names; it may be empty.
     """
@@ -226,8 +231,8 @@ class Catalogue:
     def resolve(self, model: str, size: int = 0) -> Route:
         """Return the route of *model* for a body of *size* bytes.
 
-        A body that fits every window is no reason to ask a server for its window. Raises ``NotFound`` if no rule
-        matches and there is no default upstream.
+        For a body that fits every window, no server is queried for its window. Raises ``NotFound`` if no rule matches
+        and there is no default upstream.
         """
         cached = self._cached.get(model)
         if cached is None:
@@ -247,13 +252,15 @@ class Catalogue:
         return route
 
     def cached_routes(self) -> list[Route]:
-        """Return the routes of the models that were requested, as they hold now; asks no server."""
+        """Return the present routes of the models that were requested; queries no server."""
         routes = []
         for cached in list(self._cached.values()):
-            window = None
-            if self._reported is not None and cached.route.source != "configured":
-                window = self._reported(cached.route.upstream, cached.route.model, False)
-            routes.append(cached.route if window is None else _with_report(cached, window))
+            route = cached.route
+            if self._reported is not None and route.source != "configured":
+                window = self._reported(route.upstream, route.model, False)
+                if window is not None:
+                    route = _with_report(cached, window)
+            routes.append(route)
         return routes
 
     @property
@@ -269,7 +276,7 @@ class Catalogue:
         upstream = rule.upstream or self.default_upstream
         if not upstream:
             raise NotFound(f"No upstream serves the model {requested!r}; add a rule for it under 'models'.")
-        # The table lists a model by its name, or by that name without its provider's prefix.
+        # The table has a model under its full name, or without its provider's prefix.
         published = self._table.get(model) or self._table.get(model.rpartition("/")[2]) or ModelLimits()
         window, source = _window(rule, published)
         route = Route(
@@ -288,7 +295,7 @@ class Catalogue:
         return _CachedRoute(rule, published, route)
 
     def _rule(self, model: str) -> ModelRule:
-        """Return the first rule that matches *model*; else one that leaves all but the default upstream open."""
+        """Return the first rule that matches *model*; else one that sets nothing but the default upstream."""
         for rule in self._rules:
             if fnmatchcase(model, rule.pattern):
                 return rule
@@ -296,11 +303,12 @@ class Catalogue:
 
 
 def _completed(alias: ModelRule, own: ModelRule) -> ModelRule:
-    """Return *alias* with the figures of the model's *own* line for those it leaves open."""
+    """Return *alias*, with figures of the model's *own* rule in place of unset ones."""
     names = ("upstream", "window", "max_output", "encoding", "unknown_window", "max_input")
     missing = {name: getattr(own, name) for name in names if getattr(alias, name) in (None, "")}
-    steps = own.steps if alias.steps == (COMPRESS,) else alias.steps
-    return replace(alias, **missing, steps=steps)
+    if alias.steps == (COMPRESS,):
+        missing["steps"] = own.steps
+    return replace(alias, **missing)
 
 
 def _window(rule: ModelRule, published: ModelLimits) -> tuple[int | None, WindowSource]:
@@ -309,7 +317,9 @@ def _window(rule: ModelRule, published: ModelLimits) -> tuple[int | None, Window
         return rule.window, "configured"
     if published.window is not None:
         return published.window, "table"
-    return rule.unknown_window, "unknown" if rule.unknown_window is None else "assumed"
+    if rule.unknown_window is not None:
+        return rule.unknown_window, "assumed"
+    return None, "unknown"
 
 
 def _with_report(cached: _CachedRoute, window: ServerWindow) -> Route:
@@ -327,7 +337,7 @@ def _with_report(cached: _CachedRoute, window: ServerWindow) -> Route:
 
 
 def _input_limit(published: ModelLimits, window: int | None) -> int | None:
-    """Return the table's limit of the input; None if *window* is larger than the window it goes with."""
+    """Return the table's limit of the input; None if *window* is larger than the table's window."""
     if not window or not published.window or window > published.window:
         return None
     return published.max_input

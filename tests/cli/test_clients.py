@@ -10,18 +10,18 @@ FACTS = ClientFacts("http://127.0.0.1:8484", "KEY", "some-model", 32_768, 4_096)
 CLIENTS = clients()
 
 
-def test_every_client_says_how_it_is_told_or_why_not() -> None:
+def test_every_client_has_settings_or_a_note() -> None:
     """No client is listed without a file, a variable, a command, or the reason why there is none."""
     assert all(each.files or each.environment or each.commands or each.note for each in CLIENTS.values())
 
 
 @pytest.mark.parametrize("name", CLIENTS)
 def test_everything_known_leaves_no_braces_and_names_the_proxy(name: str) -> None:
-    """With all facts no placeholder is left over, and the proxy's address occurs wherever the client can be told."""
+    """With all facts no placeholder is left over, and every client that has settings gets the address."""
     client = CLIENTS[name]
-    said = [str(change) for file in client.files for change in changes(file, FACTS)]
-    said += [str(fill_in(value, FACTS)) for value in (*client.environment.values(), *client.commands)]
-    text = "\n".join(said)
+    values = [str(change) for file in client.files for change in changes(file, FACTS)]
+    values += [str(fill_in(value, FACTS)) for value in (*client.environment.values(), *client.commands)]
+    text = "\n".join(values)
     for placeholder in (
         "{url}",
         "{root}",
@@ -37,7 +37,7 @@ def test_everything_known_leaves_no_braces_and_names_the_proxy(name: str) -> Non
 
 
 @pytest.mark.parametrize("name", [name for name, client in CLIENTS.items() if client.files])
-def test_what_nobody_knows_is_left_out(name: str) -> None:
+def test_unknown_facts_are_left_out(name: str) -> None:
     """Without model and window no value says ``None`` or a placeholder, and the address is still there."""
     bare = ClientFacts(FACTS.root, "KEY", "m" if CLIENTS[name].needs_model else None)
     text = str([change for file in CLIENTS[name].files for change in changes(file, bare)])
@@ -47,7 +47,7 @@ def test_what_nobody_knows_is_left_out(name: str) -> None:
 
 
 def test_a_figure_that_stands_alone_is_a_number() -> None:
-    """The window is a number where it is the whole value, a text where it is part of one or asked for as one."""
+    """The window is a number where it is the whole value, a text where it is part of one or requested as one."""
     assert fill_in("{window}", FACTS) == 32_768
     assert fill_in("{text_window}", FACTS) == "32768"
     assert fill_in({"a": "n={window}", "b": ["{output}", "{url}"]}, FACTS) == {
@@ -57,7 +57,7 @@ def test_a_figure_that_stands_alone_is_a_number() -> None:
 
 
 @pytest.mark.parametrize(
-    ("facts", "told"),
+    ("facts", "expected"),
     [
         (ClientFacts("r", "K", "m", 8_192), {"CLAUDE_CODE_MAX_OUTPUT_TOKENS": "1024", "MAX_THINKING_TOKENS": "0"}),
         (
@@ -82,14 +82,16 @@ def test_a_figure_that_stands_alone_is_a_number() -> None:
         (ClientFacts("r", "K", "m"), {}),
     ],
 )
-def test_claude_code_is_told_what_it_obeys_in_a_window_of_that_size(facts: ClientFacts, told: dict[str, str]) -> None:
+def test_claude_code_gets_settings_that_it_obeys_in_a_window_of_that_size(
+    facts: ClientFacts, expected: dict[str, str]
+) -> None:
     """Output and thinking leave room in every window, and only figures that it does not raise are written."""
     (file,) = CLIENTS["claude-code"].files
-    env = {str(change.at[1]): change.to for change in changes(file, facts) if change.at[0] == "env"}
+    env = {str(change.at[1]): change.value for change in changes(file, facts) if change.at[0] == "env"}
     assert env.pop("ANTHROPIC_BASE_URL") == "r"
-    assert env == told
+    assert env == expected
 
 
 def test_a_roomy_window_leaves_the_answers_length_to_the_real_one() -> None:
-    """What a client may believe of the window says nothing of how long an answer can be."""
+    """The longest answer follows from the model's own window, not from the one that the client assumes."""
     assert fill_in("{output}", ClientFacts("r", "K", "m", 81_920, None, 8_192)) == 1_024

@@ -196,7 +196,7 @@ def test_models_are_listed_without_a_network():
 
 @pytest.mark.slow
 def test_models_are_shown_as_a_table():
-    """The table has a line for every configured rule, unfolded in a pipe; what is unreachable is said beside it."""
+    """The table has a line for every configured rule, unfolded in a pipe; an unreachable server is reported."""
     ran = ullage("models", "--upstream", "http://127.0.0.1:1/v1")
     assert ran.returncode == 0
     header, line = ran.stdout.splitlines()
@@ -210,7 +210,7 @@ def test_models_are_shown_as_a_table():
 
 @pytest.mark.slow
 def test_models_with_nothing_to_list(tmp_path):
-    """With nothing configured and no pattern, and with a pattern nothing matches, the way on is said."""
+    """With nothing configured and no pattern, and with a pattern nothing matches, the message says how to go on."""
     ran = ullage("models")
     assert (ran.returncode, ran.stdout) == (1, "")
     assert "--upstream" in ran.stderr
@@ -229,7 +229,7 @@ def past(folder, rounds=12):
 
 @pytest.mark.slow
 def test_replay_shows_what_would_have_become_of_past_conversations(tmp_path):
-    """`ullage replay` prints a row for each conversation and draws the picture it is asked for."""
+    """`ullage replay` prints a row for each conversation and draws the requested picture."""
     picture = tmp_path / "p.png"
     ran = ullage("replay", str(past(tmp_path)), "--window", "4096", "--plot", str(picture))
     assert (ran.returncode, ran.stderr) == (0, "")
@@ -240,8 +240,8 @@ def test_replay_shows_what_would_have_become_of_past_conversations(tmp_path):
 
 
 @pytest.mark.slow
-def test_replay_says_what_is_missing(tmp_path):
-    """A file that is not there, one without conversations and a picture's impossible place are told apart."""
+def test_replay_reports_what_is_missing(tmp_path):
+    """A missing file, one without conversations and an impossible path of the picture have their own messages."""
     ran = ullage("replay", str(tmp_path / "none.jsonl"))
     assert (ran.returncode, ran.stdout) == (2, "")
     assert "No such file" in ran.stderr
@@ -249,6 +249,11 @@ def test_replay_says_what_is_missing(tmp_path):
     ran = ullage("replay", str(tmp_path / "empty.jsonl"))
     assert (ran.returncode, ran.stdout) == (1, "")
     assert "no conversation found" in ran.stderr
+    unknown = tmp_path / "unknown.jsonl"
+    unknown.write_text(json.dumps({"model": "unknown-model", "messages": agent_session(2, 10)}))
+    ran = ullage("replay", str(unknown))
+    assert ran.returncode == 1
+    assert "its window is not known: give --window" in ran.stdout
     ran = ullage("replay", str(past(tmp_path, 2)), "--window", "4096", "--plot", str(tmp_path / "no" / "p.png"))
     assert ran.returncode == 2
     assert "cannot be written" in ran.stderr
@@ -292,7 +297,7 @@ def test_fit_explains(tmp_path):
 
 @pytest.mark.slow
 def test_fit_refuses_with_a_sentence(tmp_path):
-    """What cannot fit ends with the refusal's own words and exit code 1, what cannot be read with the file's name."""
+    """A request that cannot fit ends with the refusal's own words and exit code 1, an unreadable one with its name."""
     file = tmp_path / "request.json"
     file.write_text(json.dumps({**LONG, "messages": [{"role": "system", "content": "word " * 3000}]}))
     for explain in ((), ("--explain",)):
@@ -321,13 +326,13 @@ def test_fit_refuses_with_a_sentence(tmp_path):
     ],
 )
 def test_the_configured_address(host: str | None, port: str | None, address: str) -> None:
-    """What listens on every address is asked on this machine's own."""
+    """A proxy that listens on every address is reached on this machine's own."""
     given = {"ULLAGE_SERVER__HOST": host, "ULLAGE_SERVER__PORT": port}
     assert configured_address({name: value for name, value in given.items() if value is not None}) == address
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1:8484", "ftp://h", "http://"])
 def test_what_is_no_address(address: str) -> None:
-    """An address without a scheme that can be asked is told apart from a proxy that is silent."""
+    """An address without a usable scheme is an error of its own, unlike a proxy that does not answer."""
     with pytest.raises(ValueError, match="give scheme and host"):
         readiness_status(address)

@@ -30,7 +30,7 @@ WITH_FILES = [name for name, client in clients().items() if client.files]
 
 
 def connect(home: Path, *arguments: str, code: int = 0) -> str:
-    """What ``ullage connect`` prints; the exit code must be *code*."""
+    """Return the output of ``ullage connect``; the exit code must be *code*."""
     environ: dict[str, str | None] = {"HOME": str(home), "XDG_DATA_HOME": None, "XDG_CONFIG_HOME": None}
     ran = CliRunner().invoke(app, ["connect", *arguments], env=environ)
     assert ran.exit_code == code, ran.output
@@ -54,8 +54,8 @@ def test_printing_changes_nothing(tmp_path: Path) -> None:
     assert not list(tmp_path.rglob("config.toml"))
 
 
-def test_the_window_is_the_known_one_and_roomy_tells_ten_times_that(tmp_path: Path) -> None:
-    """Asked for a model that the table knows, its window is written; --roomy makes it ten times as large."""
+def test_the_window_is_the_known_one_and_roomy_writes_ten_times_that(tmp_path: Path) -> None:
+    """For a model in the table its window is written; --roomy makes it ten times as large."""
     plain, roomy = (
         tomllib.loads(connect(tmp_path, "codex", "--model", "gpt-4o", *extra))["model_context_window"]
         for extra in ((), ("--roomy",))
@@ -66,7 +66,7 @@ def test_the_window_is_the_known_one_and_roomy_tells_ten_times_that(tmp_path: Pa
 @pytest.mark.parametrize("name", WITH_FILES)
 @pytest.mark.slow
 def test_written_files_hold_what_was_printed_and_undo_leaves_none(tmp_path: Path, name: str) -> None:
-    """Where no file was there, --write makes those that were printed, twice the same, and --undo removes them."""
+    """Without files, --write creates those that were printed, twice the same, and --undo removes them."""
     wanted = ("--model", "some-model", "--window", "32768")
     printed = connect(tmp_path, name, *wanted)
     connect(tmp_path, name, *wanted, "--write")
@@ -99,7 +99,7 @@ def test_what_was_there_stays_and_comes_back(tmp_path: Path, name: str) -> None:
 
 
 def test_formats_are_read_back_by_their_own_readers(tmp_path: Path) -> None:
-    """What was added beside the user's own values is valid for other readers of the format."""
+    """The values added beside the user's own are valid for other readers of the format."""
     for name, (where, text) in OWN.items():
         (tmp_path / where).parent.mkdir(exist_ok=True)
         (tmp_path / where).write_text(text)
@@ -138,6 +138,9 @@ def test_a_file_that_cannot_be_kept_whole_is_not_touched(tmp_path: Path) -> None
     ("arguments", "output"),
     [
         (["nobody"], "No client is called nobody"),
+        (["codx"], "Did you mean codex?"),
+        (["cline"], "--model NAME"),
+        (["llama-index"], "--model NAME"),
         (["codex", "--write", "--undo"], "not both"),
         (["opencode"], "--model NAME"),
     ],
@@ -206,6 +209,18 @@ def test_what_the_user_added_between_two_writes_stays(tmp_path: Path) -> None:
     assert restored == {"model": "o3", "mcp_servers": {"x": {"command": "y"}, "new": {"command": "z"}}}
 
 
+def test_a_value_that_the_user_changed_between_two_writes_is_restored(tmp_path: Path) -> None:
+    """If the user replaced a written value and --write replaced it again, --undo restores the user's."""
+    file = tmp_path / ".codex" / "config.toml"
+    file.parent.mkdir()
+    file.write_text(CODEX)
+    connect(tmp_path, "codex", "--model", "gpt-5-mini", "--write")
+    file.write_text(file.read_text().replace('"gpt-5-mini"', '"o4"'))
+    connect(tmp_path, "codex", "--model", "gpt-5-nano", "--write")
+    connect(tmp_path, "codex", "--undo")
+    assert tomllib.loads(file.read_text()) == {"model": "o4", "mcp_servers": {"x": {"command": "y"}}}
+
+
 def test_a_value_in_the_way_is_named(tmp_path: Path) -> None:
     """A text where a table should be is left as it is, and the message names the file and the value."""
     file = tmp_path / ".codex" / "config.toml"
@@ -222,3 +237,23 @@ def test_the_address_is_the_one_that_the_proxys_file_configures(tmp_path: Path) 
     config.write_text("server: {host: 0.0.0.0, port: 9000}\n")
     output = connect(tmp_path, "openai", "--config", str(config))
     assert "export OPENAI_BASE_URL=http://127.0.0.1:9000/v1\n" in output
+
+
+@pytest.mark.parametrize(
+    ("arguments", "advice"),
+    [
+        (["codex"], "Without --model NAME"),
+        (["opencode", "--model", "unknown-model"], "The window of unknown-model is not known: give --window N"),
+        (["llama-index", "--model", "unknown-model"], "The window of unknown-model is not known: give --window N"),
+        (["codex", "--model", "unknown-model", "--window", "9000"], ""),
+        (["codex", "--model", "gpt-4o"], ""),
+        (["openai"], ""),
+    ],
+)
+def test_a_missing_window_is_pointed_out(tmp_path: Path, arguments: list[str], advice: str) -> None:
+    """If a client's settings include a window and it is not known, the last line says which option gives it."""
+    last = connect(tmp_path, *arguments).splitlines()[-1]
+    if advice:
+        assert advice in last
+    else:
+        assert "--" not in last

@@ -31,32 +31,32 @@ async def seen_by(stub: Stub, model: str | None = None, window: int | None = Non
     return await examine(load(None, given, {}), model, seconds=30, **options)
 
 
-def levels(found: Diagnosis) -> dict[str, str]:
+def levels(result: Diagnosis) -> dict[str, str]:
     """The level of each topic; of several the last one."""
-    return {finding.topic: finding.level for finding in found.findings}
+    return {finding.topic: finding.level for finding in result.findings}
 
 
 async def test_an_honest_server(stub: StartStub) -> None:
     """Window, usage, streams and overflow are all well, with our count equal to the server's, and four requests."""
     server = await stub(windows={"house-model": 8_192}, tells=True)
-    found = await seen_by(server)
-    assert found.healthy
-    assert found.model == "house-model"
-    assert set(levels(found).values()) == {"ok"}, found.findings
-    assert list(levels(found)) == ["models", "window", "answers", "usage", "stream", "overflow", "limit"]
+    result = await seen_by(server)
+    assert result.healthy
+    assert result.model == "house-model"
+    assert set(levels(result).values()) == {"ok"}, result.findings
+    assert list(levels(result)) == ["models", "window", "answers", "usage", "stream", "overflow", "limit"]
     chats = server.chats()
     assert [seen.verdict for seen in chats] == ["ok", "ok", "overflow"]
     assert all(seen.parsed["max_tokens"] == 1 for seen in chats)
-    assert found.sent == sum(request_tokens(seen.parsed) for seen in chats)
+    assert result.sent == sum(request_tokens(seen.parsed) for seen in chats)
 
 
 async def test_a_server_that_truncates(stub: StartStub) -> None:
     """A silent cut is an error, with what was read and what to do."""
     server = await stub(windows={"house-model": 8_192}, tells=True, truncates=True)
-    found = await seen_by(server)
-    assert not found.healthy
-    assert levels(found)["overflow"] == "error"
-    text = found.findings[-1]
+    result = await seen_by(server)
+    assert not result.healthy
+    assert levels(result)["overflow"] == "error"
+    text = result.findings[-1]
     assert "without a word" in text.text
     assert "context" in text.remedy
 
@@ -64,27 +64,27 @@ async def test_a_server_that_truncates(stub: StartStub) -> None:
 async def test_a_server_whose_window_nobody_knows(stub: StartStub) -> None:
     """Longer and longer requests find the limit; the error that states it is compared with nothing."""
     server = await stub(windows={"house-model": 20_000})
-    found = await seen_by(server)
-    assert levels(found)["window"] == "warning"
-    assert levels(found)["limit"] == "ok"
-    assert "20,000" in found.findings[-1].text
+    result = await seen_by(server)
+    assert levels(result)["window"] == "warning"
+    assert levels(result)["limit"] == "ok"
+    assert "20,000" in result.findings[-1].text
     assert [seen.verdict for seen in server.chats()] == ["ok", "ok", "ok", "overflow"]
 
 
 async def test_another_tokenizer(stub: StartStub) -> None:
-    """A server that counts half as much again is told as such, and the long request is judged by its own count."""
+    """A server that counts half as much again is reported as such, and the long request is judged by its own count."""
     server = await stub(windows={"house-model": 8_192}, tells=True, factor=1.5)
-    found = await seen_by(server)
-    assert levels(found)["usage"] == "info"
-    assert levels(found)["overflow"] == levels(found)["limit"] == "ok"
-    assert found.healthy
+    result = await seen_by(server)
+    assert levels(result)["usage"] == "info"
+    assert levels(result)["overflow"] == levels(result)["limit"] == "ok"
+    assert result.healthy
 
 
 async def test_a_server_with_less_than_was_configured(stub: StartStub) -> None:
     """A stated limit under the configured window is a warning that gives the figure to write."""
     server = await stub(windows={"house-model": 8_192})
-    found = await seen_by(server, window=16_384)
-    limit = found.findings[-1]
+    result = await seen_by(server, window=16_384)
+    limit = result.findings[-1]
     assert (limit.topic, limit.level, limit.remedy) == ("limit", "warning", "Set context_window: 8192.")
 
 
@@ -94,32 +94,32 @@ async def test_an_error_nobody_recognises(stub: StartStub) -> None:
     server.fail(Fault())
     server.fail(Fault(), times=2)
     server.fail(error(400, "The quantity of glyphs displeases the oracle.", "oracle_displeased"))
-    found = await seen_by(server)
-    assert not found.healthy
-    assert "displeases the oracle" in found.findings[-1].text
+    result = await seen_by(server)
+    assert not result.healthy
+    assert "displeases the oracle" in result.findings[-1].text
 
 
 async def test_a_server_without_usage(stub: StartStub) -> None:
-    """It is told that the count cannot be corrected, whole and streamed."""
+    """A warning says that the count cannot be corrected, whole and streamed."""
     server = await stub(windows={"house-model": 8_192}, tells=True)
     bare = json.dumps({"choices": [{"index": 0, "message": {"role": "assistant", "content": "x"}}]}).encode()
     server.fail(Fault())
     server.fail(Fault(status=200, headers=(("content-type", "application/json"),), body=bare), times=2)
-    found = await seen_by(server)
-    assert levels(found)["usage"] == levels(found)["stream"] == "warning"
-    assert found.healthy
+    result = await seen_by(server)
+    assert levels(result)["usage"] == levels(result)["stream"] == "warning"
+    assert result.healthy
 
 
 async def test_nothing_is_billed_unasked(stub: StartStub, monkeypatch: pytest.MonkeyPatch) -> None:
-    """At a server elsewhere the long request waits for a yes, and its size is told."""
+    """At a server elsewhere the long request waits for a yes, and its size is reported."""
     server = await stub(windows={"house-model": 8_192}, tells=True)
     monkeypatch.setattr("proxy.cli.doctor.is_near", lambda url: False)
-    found = await seen_by(server)
+    result = await seen_by(server)
     assert [seen.verdict for seen in server.chats()] == ["ok", "ok"]
-    assert levels(found)["overflow"] == "info"
-    assert "--yes" in found.findings[-1].remedy
-    found = await seen_by(server, oversize=True)
-    assert levels(found)["overflow"] == "ok"
+    assert levels(result)["overflow"] == "info"
+    assert "--yes" in result.findings[-1].remedy
+    result = await seen_by(server, oversize=True)
+    assert levels(result)["overflow"] == "ok"
 
 
 async def test_keys_and_models(stub: StartStub) -> None:
@@ -129,28 +129,28 @@ async def test_keys_and_models(stub: StartStub) -> None:
     assert {seen.header("authorization") for seen in server.seen} == {"Bearer sk-CANARY"}
     server.forget()
     server.fail(error(401, "no key"))
-    found = await examine(settings(server.url), None, seconds=30)
-    assert "--key-env" in found.findings[-1].remedy
+    result = await examine(settings(server.url), None, seconds=30)
+    assert "--key-env" in result.findings[-1].remedy
     server.forget()
     server.fail(Fault())
     server.fail(error(404, "no such model"))
-    found = await examine(settings(server.url), "no-such", seconds=30)
-    assert levels(found) == {"models": "warning", "window": "warning", "answers": "error"}
+    result = await examine(settings(server.url), "no-such", seconds=30)
+    assert levels(result) == {"models": "warning", "window": "warning", "answers": "error"}
 
 
 async def test_nobody_there() -> None:
     """A server that cannot be reached is one error."""
-    found = await examine(settings(f"http://127.0.0.1:{free_port()}/v1"), None, seconds=10)
-    assert [(f.topic, f.level) for f in found.findings] == [("reachable", "error")]
+    result = await examine(settings(f"http://127.0.0.1:{free_port()}/v1"), None, seconds=10)
+    assert [(f.topic, f.level) for f in result.findings] == [("reachable", "error")]
 
 
 async def test_a_model_that_wants_the_newer_name(stub: StartStub) -> None:
-    """Where max_tokens is refused by name, max_completion_tokens is used from then on."""
+    """If max_tokens is refused by name, max_completion_tokens is used from then on."""
     server = await stub(windows={"house-model": 8_192}, tells=True)
     server.fail(Fault())
     server.fail(error(400, "Unsupported parameter: 'max_tokens'. Use 'max_completion_tokens' instead."))
-    found = await seen_by(server)
-    assert found.healthy
+    result = await seen_by(server)
+    assert result.healthy
     assert all("max_completion_tokens" in seen.parsed for seen in server.chats("ok"))
 
 
@@ -176,16 +176,16 @@ def test_what_is_near(url: str, near: bool) -> None:
 @pytest.mark.filterwarnings("ignore:Item .* on TypedDict class:UserWarning")
 @pytest.mark.slow
 async def test_a_provider_that_is_bridged(stub: StartStub) -> None:
-    """What LiteLLM speaks for is examined through it, by the model's own name; no list of models is no obstacle."""
+    """A provider behind LiteLLM is examined through it, by the model's own name; no list of models is no obstacle."""
     server = await stub(windows={"claude-3-haiku": 8_192}, wording="anthropic")
     given = settings(server.url, provider="anthropic", api_key="sk-x")
     alias = given.model_validate({**given.model_dump(), "models": [{"name": "fast", "model": "claude-3-haiku"}]})
-    found = await examine(alias, "fast", seconds=30)
-    assert found.model == "claude-3-haiku"
+    result = await examine(alias, "fast", seconds=30)
+    assert result.model == "claude-3-haiku"
     assert {seen.path for seen in server.chats()} == {"/v1/messages"}
-    assert levels(found)["answers"] == levels(found)["usage"] == levels(found)["overflow"] == "ok"
-    nobody = load(None, {("upstreams",): [{"name": "stub", "provider": "gemini", "api_key": "sk-x"}]}, {})
-    assert levels(await examine(nobody, None))["models"] == "error"
+    assert levels(result)["answers"] == levels(result)["usage"] == levels(result)["overflow"] == "ok"
+    unreachable = load(None, {("upstreams",): [{"name": "stub", "provider": "gemini", "api_key": "sk-x"}]}, {})
+    assert levels(await examine(unreachable, None))["models"] == "error"
 
 
 @pytest.mark.slow
@@ -197,22 +197,22 @@ async def test_the_command(stub: StartStub) -> None:
         command = [sys.executable, "-m", "proxy.cli", "doctor", "--upstream", server.url, *flags]
         return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60)
 
-    told = await asyncio.to_thread(run)
-    assert told.returncode == 0, told.stderr
-    assert "house-model at http://" in told.stdout
-    assert "8,192 tokens, by server: /v1/models max_model_len" in told.stdout
+    ran = await asyncio.to_thread(run)
+    assert ran.returncode == 0, ran.stderr
+    assert "house-model at http://" in ran.stdout
+    assert "8,192 tokens, by server: /v1/models max_model_len" in ran.stdout
     server.rules = type(server.rules)(window=8_192, windows={"house-model": 8_192}, tells=True, truncates=True)
-    told = await asyncio.to_thread(run, "--json")
-    assert told.returncode == 1
-    found = json.loads(told.stdout)
-    assert found["healthy"] is False
-    assert [each["level"] for each in found["findings"]].count("error") == 1
-    told = await asyncio.to_thread(run, "--key-env", "ULLAGE_NO_SUCH_VARIABLE")
-    assert told.returncode == 2
+    ran = await asyncio.to_thread(run, "--json")
+    assert ran.returncode == 1
+    result = json.loads(ran.stdout)
+    assert result["healthy"] is False
+    assert [each["level"] for each in result["findings"]].count("error") == 1
+    ran = await asyncio.to_thread(run, "--key-env", "ULLAGE_NO_SUCH_VARIABLE")
+    assert ran.returncode == 2
 
 
 def test_findings_are_shown_with_their_remedies(capsys: pytest.CaptureFixture[str]) -> None:
-    """What a server calls itself may hold brackets; a remedy stands under its finding."""
+    """The name of a model may hold brackets; a remedy stands under its finding."""
     findings = (Finding("window", "ok", "8,192 tokens"), Finding("usage", "error", "none [at all]", "Turn it on."))
     show_findings(Diagnosis("up", "http://127.0.0.1:1/[v1]", "[m]", findings, 1_200))
     shown = capsys.readouterr().out

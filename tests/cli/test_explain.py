@@ -40,7 +40,7 @@ async def test_the_view_is_what_the_proxy_would_send() -> None:
 
 
 async def test_small_requests_pass_and_are_counted_all_the_same() -> None:
-    """What fits by its bytes alone comes out as it is, and its tokens are told exactly."""
+    """A request that fits by its bytes alone comes out as it is, and its tokens are counted exactly."""
     body = chat_body([{"role": "user", "content": "Hello."}])
     fitted = await fit_request(Settings(), body)
     assert fitted.view.body == body
@@ -52,13 +52,13 @@ async def test_small_requests_pass_and_are_counted_all_the_same() -> None:
 @pytest.mark.parametrize("factor", [1.0, 1.5])
 @pytest.mark.parametrize("recall", [False, True])
 async def test_every_breakdown_adds_up(factor: float, recall: bool) -> None:
-    """Regions, kinds and the table of stages tell one and the same size, before and after, whatever the model."""
+    """Regions, kinds and the table of stages add up to the same size, before and after, whatever the model."""
     model = "gpt-4o" if factor == 1.0 else "claude-sonnet-4-5"
     settings = AllSettings.model_validate({"compression": {"recall": {"enabled": recall}}})
     fitted = await fit_request(settings, long_session(), model=model, window=6000)
     assert ("recall" in fitted.report.stages) is recall
     shown, report = breakdown(fitted), fitted.report
-    assert fitted.measured.token_ratio == factor
+    assert fitted.measured.known.token_ratio == factor
     for at, total in ((0, report.tokens_before), (1, report.tokens_after)):
         by_region = sum(pair[at] for name, pair in shown.regions.items() if name != "reserve")
         by_kind = sum(pair[at] for pair in shown.kinds.values())
@@ -77,8 +77,8 @@ async def test_every_breakdown_adds_up(factor: float, recall: bool) -> None:
 
 
 @pytest.mark.parametrize("api", ["messages", "responses"])
-async def test_system_text_is_told_as_such_wherever_it_stands(api: str) -> None:
-    """What ``system`` and ``instructions`` hold is the system's region and role, and text by its kind."""
+async def test_system_text_counts_as_such_in_every_member(api: str) -> None:
+    """The text of ``system`` and ``instructions`` is in the system's region and role, and text by its kind."""
     text = prose(3, 500)
     messages = [{"role": "system", "content": text}, *agent_session(3, 100)[1:]]
     body = json.dumps(api_formats.request_body(api, messages)).encode()
@@ -89,7 +89,7 @@ async def test_system_text_is_told_as_such_wherever_it_stands(api: str) -> None:
 
 
 async def test_each_stage_has_its_line() -> None:
-    """Shrunk tools and clipped items are told with what they saved and how many were touched."""
+    """Shrunk tools and clipped items have lines with the tokens saved and the number touched."""
     tools = [tool(f"tool_{n}", prose(n, 300), path="Path.") for n in range(9)]
     messages = [*agent_session(3, 300), {"role": "user", "content": prose(7, 4000)}]
     fitted = await fit_request(Settings(), chat_body(messages, tools=tools), window=3000)

@@ -1,4 +1,4 @@
-"""What ``ullage models`` lists."""
+"""The rows of ``ullage models``."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.conftest import StartProxy, StartStub
 from tests.e2e.test_recovery import CHAT, TRUE, UNHEARD
 from tests.support.proxy_process import Client
 
-TOLD = "server: /v1/models max_model_len"
+STATED = "server: /v1/models max_model_len"
 GONE = {"name": "gone", "base_url": "http://127.0.0.1:1/v1"}
 
 
@@ -24,8 +24,8 @@ def settings(**given: Any) -> Settings:
 
 
 @pytest.mark.slow
-async def test_without_a_pattern_what_is_configured_and_told(stub: StartStub) -> None:
-    """Rules come first, in their order, then the models a server tells of: few lines, each with its origin."""
+async def test_without_a_pattern_configured_models_and_those_of_servers(stub: StartStub) -> None:
+    """Rules come first, in their order, then the models that a server lists: few lines, each with its origin."""
     server = await stub(window=8192, windows={"small": 4096}, tells=True)
     server.models = ["small", "large"]
     given = settings(
@@ -36,24 +36,24 @@ async def test_without_a_pattern_what_is_configured_and_told(stub: StartStub) ->
             {"name": "*", "upstream": "up", "max_output_tokens": 50},
         ],
     )
-    found = await list_models(given, None)
+    listing = await list_models(given, None)
     family, configured = ("family", "default"), ("configured", "configured")
-    assert [replace(row, age_seconds=None) for row in found.rows] == [
+    assert [replace(row, age_seconds=None) for row in listing.rows] == [
         ModelRow("gpt-5", "gone", 400_000, 272_000, 128_000, "o200k_base", 1.0, "table", None, "table", *family),
         ModelRow("claude*", "up", 100_000, None, None, "o200k_base", 1.0, "configured", None, "unknown", *configured),
         ModelRow("*", "up", None, None, 50, "o200k_base", 1.0, "unknown", None, "configured", *family),
-        ModelRow("large", "up", 8192, None, 50, "o200k_base", 1.0, TOLD, None, "configured", *family),
-        ModelRow("small", "up", 4096, None, 50, "o200k_base", 1.0, TOLD, None, "configured", *family),
+        ModelRow("large", "up", 8192, None, 50, "o200k_base", 1.0, STATED, None, "configured", *family),
+        ModelRow("small", "up", 4096, None, 50, "o200k_base", 1.0, STATED, None, "configured", *family),
     ]
-    ages = [row.age_seconds for row in found.rows]
+    ages = [row.age_seconds for row in listing.rows]
     assert ages[:3] == [None, None, None]
-    assert all(age is not None and 0 <= age < 60 for age in ages[3:]), "only what a server said has an age"
-    assert set(found.problems) == {"gone"}
+    assert all(age is not None and 0 <= age < 60 for age in ages[3:]), "only what a server stated has an age"
+    assert set(listing.problems) == {"gone"}
     assert len((await list_models(settings(), None)).rows) == 1, "never the whole table"
 
 
 async def test_a_pattern_is_looked_up_in_the_table(stub: StartStub) -> None:
-    """A glob lists what matches, of the table and of what servers tell; a plain name is shown even if unknown."""
+    """A glob lists what matches, of the table and of servers' lists; a plain name is shown even if unknown."""
     server = await stub(window=8192, tells=True)
     server.models = ["gpt-4o-local"]
     given = settings(upstreams=[{"name": "up", "base_url": server.url}])
@@ -93,17 +93,17 @@ def settings_of(url: str, path: Path, more: Mapping[tuple[str, ...], Any] | None
 
 @pytest.mark.slow
 async def test_models_shows_what_an_overflow_taught(stub: StartStub, proxy: StartProxy) -> None:
-    """The stated window is shown to who holds the key whose traffic taught it, and to nobody else."""
+    """The stated window is shown for the key whose traffic taught it, and for no other."""
     server = await stub(window=TRUE)
     front = await proxy(server.url, config={})
     async with Client(front.url, api_key=KEY) as client:
         await client.chat.completions.create(model=UNHEARD, messages=CHAT)
     assert front.home is not None
-    asked = settings_of(server.url, front.home / "data")
-    (row,) = (await list_models(asked, UNHEARD, KEY)).rows
+    configured = settings_of(server.url, front.home / "data")
+    (row,) = (await list_models(configured, UNHEARD, KEY)).rows
     assert (row.context_window, row.window_from) == (TRUE, "learned: stated by an error")
     for other in ("", "sk-other"):
-        (row,) = (await list_models(asked, UNHEARD, other)).rows
+        (row,) = (await list_models(configured, UNHEARD, other)).rows
         assert (row.context_window, row.window_from) == (None, "unknown")
 
 
@@ -124,8 +124,8 @@ async def test_what_a_beta_flag_taught_has_a_row_of_its_own(stub: StartStub, pro
 @pytest.mark.parametrize("url", ["memory", "embedded"])
 async def test_nothing_is_started_to_look(tmp_path: Path, url: str) -> None:
     """Without a running store nothing is known, and none is started or made."""
-    asked = settings_of("http://127.0.0.1:9/v1", tmp_path / "none", {("store", "url"): url})
-    assert await learned_windows(asked, []) == {}
+    configured = settings_of("http://127.0.0.1:9/v1", tmp_path / "none", {("store", "url"): url})
+    assert await learned_windows(configured, []) == {}
     assert not (tmp_path / "none").exists()
 
 
@@ -165,7 +165,7 @@ def test_a_row_of_models_is_one_line_in_a_pipe(capsys: pytest.CaptureFixture[str
 
 
 def test_other_names_and_flags_are_shown_with_the_model(capsys: pytest.CaptureFixture[str]) -> None:
-    """An alias is told with what it is sent as, a variant with the flag that makes it."""
+    """An alias is shown with the name that is sent, a variant with the flag that makes it."""
     show_models(
         [{**ROW, "model": "fast", "sent_as": "own"}, {**ROW, "model": "m", "sent_as": "", "variant": "context-1m"}]
     )

@@ -32,7 +32,7 @@ async def one(session: Session, window: int | None = WINDOW, model: str = MODEL,
 
 @pytest.mark.parametrize("kind", ["agent", "chat"])
 async def test_a_long_conversation_is_answered_to_its_end(kind: str) -> None:
-    """Every request that the client alone could not have sent is sent smaller, and what it costs is told."""
+    """Every request that the client alone could not have sent is sent smaller, and the costs are known."""
     messages = agent_session(40, 500) if kind == "agent" else [m for at in range(60) for m in chat_turn(at, 150)]
     replayed = await one(Session("s", "", messages))
     assert not replayed.problem
@@ -61,21 +61,21 @@ async def test_the_bodies_are_the_requests_of_the_conversation() -> None:
     """Each body holds the conversation up to a point at which the model spoke next, with model and tools."""
     messages = agent_session(3, 20)
     tools = [{"type": "function", "function": {"name": "f"}}]
-    asked = [json.loads(body) for body in request_bodies(Session("s", "", messages, tools), "m")]
-    assert all(body["model"] == "m" and body["tools"] == tools for body in asked)
-    assert [len(body["messages"]) for body in asked] == request_lengths(messages)
-    assert all(body["messages"] == messages[: len(body["messages"])] for body in asked)
-    assert all(body["messages"][-1]["role"] in ("user", "tool") for body in asked)
+    bodies = [json.loads(body) for body in request_bodies(Session("s", "", messages, tools), "m")]
+    assert all(body["model"] == "m" and body["tools"] == tools for body in bodies)
+    assert [len(body["messages"]) for body in bodies] == request_lengths(messages)
+    assert all(body["messages"] == messages[: len(body["messages"])] for body in bodies)
+    assert all(body["messages"][-1]["role"] in ("user", "tool") for body in bodies)
 
 
 async def test_observing_sends_what_the_client_sent() -> None:
-    """With mode observe nothing is made smaller, and the pressure tells so."""
+    """With mode observe nothing is made smaller, and the pressure shows it."""
     replayed = await one(Session("s", "", agent_session(40, 500)), mode="observe")
     assert max(request.before for request in replayed.requests) > WINDOW
 
 
-async def test_an_unknown_window_is_said() -> None:
-    """Without a window nothing can be told, and the way out is."""
+async def test_an_unknown_window_is_a_problem() -> None:
+    """Without a window nothing is planned, and the problem names the option."""
     replayed = await one(Session("s", "nobody-knows-this", agent_session(3, 20)), None)
     assert replayed.requests == ()
     assert "give --window" in replayed.problem

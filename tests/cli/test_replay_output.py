@@ -53,7 +53,7 @@ def test_a_picture_is_drawn(count: int, tmp_path: Path) -> None:
 
 
 def test_without_the_library_the_extra_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where matplotlib is missing, the error says what to install, and no file is left."""
+    """Without matplotlib the error says what to install, and no file is left."""
     whole = importlib.import_module
 
     def without(name: str) -> object:

@@ -22,9 +22,9 @@ def lines(*values: Any) -> str:
 
 
 def one(name: str, text: str) -> Session:
-    (found,) = read_sessions(name, text)
-    assert pair_violations(list(found.messages)) == []
-    return found
+    (session,) = read_sessions(name, text)
+    assert pair_violations(list(session.messages)) == []
+    return session
 
 
 def test_requests_line_by_line() -> None:
@@ -126,11 +126,11 @@ def test_opencode() -> None:
     state = {"status": "completed", "input": {"filePath": "a.py"}, "output": "x = 1"}
     tool = {"type": "tool", "callID": "c1", "tool": "read", "state": state}
     answer = {"info": {"role": "assistant", "modelID": "m"}, "parts": [{"type": "text", "text": "I look."}, tool]}
-    asked = {"info": {"role": "user"}, "parts": [{"type": "text", "text": "Fix it."}]}
-    found = one("x.json", json.dumps({"info": {"id": "ses_1"}, "messages": [asked, answer]}, indent=1))
-    assert (found.name, found.model) == ("ses_1", "m")
-    assert [m["role"] for m in found.messages] == ["user", "assistant", "tool"]
-    assert found.messages[2]["content"] == "x = 1"
+    question = {"info": {"role": "user"}, "parts": [{"type": "text", "text": "Fix it."}]}
+    session = one("x.json", json.dumps({"info": {"id": "ses_1"}, "messages": [question, answer]}, indent=1))
+    assert (session.name, session.model) == ("ses_1", "m")
+    assert [m["role"] for m in session.messages] == ["user", "assistant", "tool"]
+    assert session.messages[2]["content"] == "x = 1"
 
 
 def test_cline() -> None:
@@ -143,12 +143,12 @@ def test_cline() -> None:
         {"role": "user", "content": [result, {"type": "text", "text": "Environment."}]},
         ANSWER,
     ]
-    found = one("api_conversation_history.json", json.dumps(history))
-    assert [m["role"] for m in found.messages] == ["user", "assistant", "tool", "user", "assistant"]
+    session = one("api_conversation_history.json", json.dumps(history))
+    assert [m["role"] for m in session.messages] == ["user", "assistant", "tool", "user", "assistant"]
 
 
 def test_aider() -> None:
-    """Each start is a conversation; what was typed is the user's, what aider printed is nobody's."""
+    """Each start is a conversation; typed lines are the user's, and what aider printed is left out."""
     text = (
         "\n# aider chat started at 2024-05-01 10:00:00\n\n> Aider v0.30\n\n"
         "#### Fix it.\n#### Please.\n\nDone.\nReally.\n"

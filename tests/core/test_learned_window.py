@@ -9,14 +9,14 @@ from hypothesis import strategies as st
 from proxy.core import learned_window
 from proxy.core.learned_window import (
     FASTEST_RISE,
-    HIGHEST,
-    LEAST,
-    LOWEST,
+    HIGHEST_RATIO,
+    LOWEST_RATIO,
     MOST_STEPS,
-    NOTHING,
+    NOTHING_LEARNED,
     PATIENCE,
     PROBE_SECONDS,
     REPEATED_SECONDS,
+    SMALLEST_WINDOW,
     STATED_SECONDS,
     STEP,
     Calibration,
@@ -36,7 +36,7 @@ T = 1_000_000.0
     [
         (8_192, 9_000, 0, True),
         (8_192, None, 0, True),
-        (LEAST - 1, 9_000, 0, False),
+        (SMALLEST_WINDOW - 1, 9_000, 0, False),
         (10**9, None, 0, False),
         (200_000, 3_000, 0, False),
         (200_000, 3_000, 199_000, True),
@@ -49,7 +49,7 @@ def test_only_plausible_limits_are_learned(limit: int, weight: int | None, outpu
 
 def test_a_stated_limit_holds_for_a_while() -> None:
     """The smallest that was stated holds, each time it is stated anew for another hour."""
-    belief = learned_window.with_stated_limit(NOTHING, 8_192, None, T)
+    belief = learned_window.with_stated_limit(NOTHING_LEARNED, 8_192, None, T)
     assert learned_window.stated_limit(belief, T + STATED_SECONDS - 1) == 8_192
     assert learned_window.stated_limit(belief, T + STATED_SECONDS) is None
     assert learned_window.with_stated_limit(belief, 9_000, None, T + 10) is belief
@@ -62,21 +62,23 @@ def test_a_stated_limit_holds_for_a_while() -> None:
 
 def test_refusals_without_a_figure_lower_it_step_by_step() -> None:
     """One says nothing; from the second on, what is believed goes below what was refused, and never up."""
-    belief = learned_window.with_refusal(NOTHING, 10_000, T)
+    belief = learned_window.with_refusal(NOTHING_LEARNED, 10_000, T)
     assert learned_window.inferred_window(belief, T) is None
     levels = []
     for weight in (9_000, 8_000, 12_000, 6_000):
         belief = learned_window.with_refusal(belief, weight, T + 1)
         levels.append(learned_window.inferred_window(belief, T + 1))
     assert levels == [8_100, 7_200, 7_200, 5_400]
-    far = learned_window.with_refusal(learned_window.with_refusal(NOTHING, 10_000, T), 9_000, T + REPEATED_SECONDS)
+    far = learned_window.with_refusal(
+        learned_window.with_refusal(NOTHING_LEARNED, 10_000, T), 9_000, T + REPEATED_SECONDS
+    )
     assert learned_window.inferred_window(far, T + REPEATED_SECONDS) is None
 
 
-@given(st.integers(LEAST, 10**6), st.lists(st.floats(0, 3 * PROBE_SECONDS), max_size=20))
+@given(st.integers(SMALLEST_WINDOW, 10**6), st.lists(st.floats(0, 3 * PROBE_SECONDS), max_size=20))
 def test_it_comes_back_by_probing(figure: int, waits: list[float]) -> None:
     """What was worked out rises with time, never falls by itself, and is forgotten in the end."""
-    belief, now = learned_window.with_inferred_window(NOTHING, figure, T), T
+    belief, now = learned_window.with_inferred_window(NOTHING_LEARNED, figure, T), T
     before: int | None = figure
     for wait in waits:
         now += wait
@@ -89,8 +91,14 @@ def test_it_comes_back_by_probing(figure: int, waits: list[float]) -> None:
 
 def test_a_clock_that_went_back_changes_nothing() -> None:
     """Replicas' clocks differ: a belief from the future holds as it is."""
-    assert learned_window.inferred_window(learned_window.with_inferred_window(NOTHING, 5_000, T), T - 9_999) == 5_000
-    assert learned_window.stated_limit(learned_window.with_stated_limit(NOTHING, 5_000, None, T), T - 9_999) == 5_000
+    assert (
+        learned_window.inferred_window(learned_window.with_inferred_window(NOTHING_LEARNED, 5_000, T), T - 9_999)
+        == 5_000
+    )
+    assert (
+        learned_window.stated_limit(learned_window.with_stated_limit(NOTHING_LEARNED, 5_000, None, T), T - 9_999)
+        == 5_000
+    )
 
 
 def test_an_answer_to_more_proves_it_wrong() -> None:
@@ -109,7 +117,7 @@ def test_an_answer_to_more_proves_it_wrong() -> None:
 )
 def test_a_cut_teaches_where_it_shows_a_window(reports: list[int], level: int | None) -> None:
     """A figure just under a power of two, or two alike, is a window; others may be a cache's doing."""
-    belief = NOTHING
+    belief = NOTHING_LEARNED
     for reported in reports:
         belief = learned_window.with_silent_cut(belief, reported, T)
     assert learned_window.inferred_window(belief, T) == level
@@ -118,7 +126,7 @@ def test_a_cut_teaches_where_it_shows_a_window(reports: list[int], level: int | 
 @pytest.mark.parametrize("reported", [0, 9, 255, 1_000])
 def test_a_server_that_does_not_count_shows_no_window(reported: int) -> None:
     """The same tiny figure for every prompt, however often it comes, lowers nothing."""
-    belief = NOTHING
+    belief = NOTHING_LEARNED
     for moment in range(5):
         belief = learned_window.with_silent_cut(belief, reported, float(moment))
     assert learned_window.inferred_window(belief, 5.0) is None
@@ -157,7 +165,7 @@ def test_it_rises_at_once() -> None:
 
 def test_one_lie_cannot_make_every_view_tiny() -> None:
     """A single report at the edge of the possible raises the factor by the fastest rise only; beyond it, not at all."""
-    assert with_report(Calibration(1.0, 1.0), 1000, int(1000 * HIGHEST)).factor == FASTEST_RISE
+    assert with_report(Calibration(1.0, 1.0), 1000, int(1000 * HIGHEST_RATIO)).factor == FASTEST_RISE
     assert with_report(Calibration(1.0, 1.0), 1000, 50_000) == Calibration(1.0, 1.0)
 
 
@@ -190,7 +198,7 @@ def test_no_series_of_reports_leaves_the_possible(reports: list[tuple[int, int]]
     known = prior_calibration("m")
     for counted, reported in reports:
         known = with_report(known, counted, reported)
-        assert 0.45 <= known.factor <= HIGHEST + STEP
+        assert 0.45 <= known.factor <= HIGHEST_RATIO + STEP
         assert abs(known.factor / STEP - round(known.factor / STEP)) < 1e-6
 
 
@@ -206,6 +214,8 @@ def test_an_honest_provider_is_soon_covered(ratio: float, counted: int) -> None:
 @given(st.integers(1, 10**6), st.booleans())
 def test_what_can_have_been_reported(counted: int, plain: bool) -> None:
     """Any ratio that the factor may take is credible, nothing is not, nor what is far beyond."""
-    assert all(is_credible(counted, max(1, int(counted * ratio)), plain=plain) for ratio in (LOWEST, 1.0, HIGHEST))
+    assert all(
+        is_credible(counted, max(1, int(counted * ratio)), plain=plain) for ratio in (LOWEST_RATIO, 1.0, HIGHEST_RATIO)
+    )
     assert not is_credible(counted, 0, plain=plain)
     assert not is_credible(counted, 20 * counted + 10_000, plain=plain)

@@ -12,25 +12,24 @@ from proxy.core.apis.json_steps import dismantle, encode_in_steps
 from proxy.core.conversation import HASH_BYTES
 
 DEEPEST = 250
-"""Levels that an item may nest: a deeper one is refused before it reaches the interpreter's own limit."""
+"""Levels that an item may nest; a deeper one is refused before it reaches the interpreter's own limit."""
 
 LONGEST_ARGUMENTS = 262_144
-"""Characters of a call's arguments that are read as JSON; longer ones mean the same only if they are spelt alike."""
+"""Characters of a call's arguments that are read as JSON; longer ones are equal only if their spelling is."""
 
 IGNORED = frozenset({"cache_control", "annotations", "provider_specific_fields"})
-"""Members that clients add, move or drop if they echo an item; an item means the same with and without them."""
+"""Members that clients add, move or drop when they send an item again; its meaning does not depend on them."""
 
 _CONTAINERS = frozenset({dict, list})
 _FIGURES = frozenset({int, float, bool})
-
 
 _SORTED = json.JSONEncoder(sort_keys=True, separators=(",", ":"))
 
 
 def digest(item: dict[str, Any], *, large: bool = False) -> bytes:
-    """Return 16 bytes, equal for items that mean the same: key order, spacing, nulls and spelling of arguments aside.
+    """Return 16 bytes that are equal for items of equal meaning.
 
-    A *large* one is written in steps.
+    Key order, spacing, nulls and the spelling of arguments do not change them. A *large* item is encoded in steps.
     """
     plain = _canonical(item)
     if isinstance(plain.get("content"), str):
@@ -52,10 +51,10 @@ def _encode(value: Any) -> str:
 
 
 def _canonical(value: Any, depth: int = 0) -> Any:
-    """Return *value* without ignored and empty members; a zero or ``false`` is not empty."""
+    """Return *value* without ignored and empty members; zero and ``false`` are not empty."""
     if depth > DEEPEST:
         raise RecursionError
-    # Every object of a body comes through here, so plain loops and exact types: parsed JSON has no others.
+    # Called for every object of a body: hence plain loops, and exact types, because parsed JSON has no others.
     if type(value) is list:
         return [_canonical(part, depth + 1) for part in value]
     if type(value) is not dict:

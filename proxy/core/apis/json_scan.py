@@ -1,7 +1,7 @@
-"""Locates the items of a request body's list and everything around them, without copying.
+"""Locates the items of a request body's list, and the members around it, without copying.
 
-The body is never re-serialised. A scan says at which bytes each item begins and ends; what surrounds the list (the
-*outline*: model, tools, output figure, ...) is small and mostly the same from call to call.
+The body is never re-serialised. A scan gives the bytes at which each item begins and ends. Everything around the list
+(model, tools, output figure, ...) is small and mostly equal from request to request.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ _SPACE = b" \t\n\r"
 _GAP = re.compile(rb"[, \t\n\r]+")
 _WHITESPACE = re.compile(r"[ \t\n\r]*")
 _DECODER = json.JSONDecoder(parse_int=len)  # only the end of each value is used
-ESCAPED_LETTER = re.compile(rb"\\u00[4-7]")  # so a key can be hidden from a search for its plain spelling
+ESCAPED_LETTER = re.compile(rb"\\u00[4-7]")  # hides a key from a search for its plain spelling
 
 MOST_ITEMS = 20_000
-"""Items of one request. Each takes some 50 us and 2 KB, however small; the longest recorded sessions have 2,000."""
+"""Items of one request. Each takes some 50 us and 2 KB, however small; the longest recorded session has 2,000."""
 
 _SURELY_FEW = 4
-"""Commas per allowed item up to which the items are located first and counted afterwards."""
+"""Commas per allowed item; in a body with no more, items are located first and counted afterwards."""
 
 _STRUCTURE = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"|[\[\]{},]', re.DOTALL)
 
@@ -43,8 +43,8 @@ class Scan:
     end: int
     spans: tuple[Span, ...]
 
-    def outline(self, body: bytes) -> bytes:
-        """The body with its list emptied: valid JSON, equal for equal surroundings."""
+    def without_items(self, body: bytes) -> bytes:
+        """Return the body with its list emptied: valid JSON."""
         return body[: self.start] + body[self.end :]
 
 
@@ -59,23 +59,22 @@ class Field(msgspec.Struct, frozen=True, array_like=True):
 def scan(body: bytes, key: str, most: int | None = None) -> Scan:
     """Return the items of the list under *key* at the top level of *body*.
 
-    Raises ``TooManyItems`` if there are more than *most*, before anything is built for each of them, and
-    ``InvalidRequest`` if *body* is not a JSON object, has *key* twice, *key* is not a list, or values nest deeper than
-    a parser goes.
+    Raises ``TooManyItems`` if there are more than *most*, before any object is made of an item, and
+    ``InvalidRequest`` if *body* is no JSON object, has *key* twice, *key* is no list, or values nest too deeply.
     """
     if most is not None and body.count(b",") > _SURELY_FEW * most:
         _check_lists(body, most)
-    found = _fast(body, key) or _exact(body, key)
-    if most is not None and len(found.spans) > most:
+    scanned = _fast(body, key) or _exact(body, key)
+    if most is not None and len(scanned.spans) > most:
         raise TooManyItems(most)
-    return found
+    return scanned
 
 
 def extend(body: bytes, key: str, known: Scan, most: int | None = None) -> Scan | None:
-    """Return the scan of *body*, given that its bytes up to the end of *known*'s last item were scanned before.
+    """Return the scan of *body*, whose bytes up to the end of the last item of *known* were scanned before.
 
-    Costs O(new bytes). Return None if the rest does not continue the list, or may hold more items than *most* allows;
-    then ``scan`` has to look at all of it.
+    Costs O(new bytes). Return None if the rest does not continue the list, or may hold more than *most* items; then
+    ``scan`` has to read all of it.
     """
     if not known.spans:
         return None
@@ -83,14 +82,17 @@ def extend(body: bytes, key: str, known: Scan, most: int | None = None) -> Scan 
     if most is not None and len(known.spans) + body.count(b",", border) > most:
         return None
     try:
-        found: Any = msgspec.json.decode(b'{"%b":[null' % key.encode() + memoryview(body)[border:], type=_struct(key))
+        decoded: Any = msgspec.json.decode(b'{"%b":[null' % key.encode() + memoryview(body)[border:], type=_struct(key))
     except UNREADABLE:
         return None
-    spans = _locate(body, found.items[1:], border)
-    if spans is None:
+    located = _locate(body, decoded.items[1:], border)
+    if located is None:
         return None
-    longer = Scan(known.start, spans[1], known.spans + spans[0])
-    return longer if _is_sole(longer.outline(body), key, known.start) else None
+    spans, close = located
+    longer = Scan(known.start, close, known.spans + spans)
+    if not _is_sole(longer.without_items(body), key, known.start):
+        return None
+    return longer
 
 
 def members(text: str) -> list[Field]:
@@ -101,9 +103,9 @@ def members(text: str) -> list[Field]:
     at = _skip(text, 0)
     if text[at : at + 1] != "{":
         raise ValueError("not a JSON object")
-    found: list[Field] = []
+    fields: list[Field] = []
     at = _skip(text, at + 1)
-    while found or text[at : at + 1] != "}":
+    while fields or text[at : at + 1] != "}":
         if text[at : at + 1] != '"':
             raise ValueError(f"a key was expected at character {at}")
         name, at = _DECODER.raw_decode(text, at)
@@ -112,7 +114,7 @@ def members(text: str) -> list[Field]:
             raise ValueError(f"':' was expected at character {at}")
         start = _skip(text, at + 1)
         end = _value_end(text, start)
-        found.append(Field(name, start, end))
+        fields.append(Field(name, start, end))
         at = _skip(text, end)
         if text[at : at + 1] == "}":
             break
@@ -121,11 +123,11 @@ def members(text: str) -> list[Field]:
         at = _skip(text, at + 1)
     if _skip(text, at + 1) != len(text):
         raise ValueError(f"nothing was expected behind character {at}")
-    return found
+    return fields
 
 
 def _value_end(text: str, start: int) -> int:
-    """Return where the value that begins at *start* ends. Long lists are parsed by element: see ``ONE_CALL``."""
+    """Return the end of the value that begins at *start*. Long lists are parsed by element: see ``ONE_CALL``."""
     if len(text) - start > ONE_CALL and text[start] == "[":
         return elements(text, start)[1] + 1
     return _DECODER.raw_decode(text, start)[1]
@@ -165,7 +167,7 @@ def _struct(key: str) -> type[_Messages] | type[_Input]:
 def _check_lists(body: bytes, most: int) -> None:
     """Raise ``TooManyItems`` if a list that is a member of the top level has more than *most* elements.
 
-    Walks from one string or bracket to the next and keeps nothing, so that a small bomb stays small.
+    Walks from one string or bracket to the next and stores nothing, so that a small bomb stays small.
     """
     depth = commas = 0
     in_list = False
@@ -184,35 +186,40 @@ def _check_lists(body: bytes, most: int) -> None:
 
 
 def _fast(body: bytes, key: str) -> Scan | None:
+    """Return the scan of a body in the usual form; None for any other one."""
     token = b'"%b"' % key.encode()
     at = body.find(token)
     if at < 0 or body.find(token, at + 1) >= 0:
-        return None  # written with escapes, nested as well, or missing: the exact scanner tells these apart
+        return None  # missing, written with escapes, or nested as well: the exact scanner decides
     try:
-        found: Any = msgspec.json.decode(body, type=_struct(key))
+        decoded: Any = msgspec.json.decode(body, type=_struct(key))
     except UNREADABLE:
         return None
     at = _after(body, at + len(token), b":")
-    at = _after(body, at, b"[") if at >= 0 else at
+    if at >= 0:
+        at = _after(body, at, b"[")
     if at < 0:
         return None
-    located = _locate(body, found.items, at)
+    located = _locate(body, decoded.items, at)
     if located is None:
         return None
-    scanned = Scan(at, located[1], located[0])
-    return scanned if _is_sole(scanned.outline(body), key, at) else None
+    spans, close = located
+    scanned = Scan(at, close, spans)
+    if not _is_sole(scanned.without_items(body), key, at):
+        return None
+    return scanned
 
 
-def _is_sole(outline: bytes, key: str, start: int) -> bool:
-    """Return True if the list at *start* is the top level's only *key*, as far as *outline* shows."""
-    if not ESCAPED_LETTER.search(outline) and outline.count(b'"%b"' % key.encode()) == 1:
+def _is_sole(envelope: bytes, key: str, start: int) -> bool:
+    """Return True if the list at *start* is the only *key* of the top level; *envelope* is the body without items."""
+    if not ESCAPED_LETTER.search(envelope) and envelope.count(b'"%b"' % key.encode()) == 1:
         return True
     try:
-        text = outline.decode()
-        found = [field.start for field in members(text) if field.key == key]
+        text = envelope.decode()
+        starts = [field.start for field in members(text) if field.key == key]
     except (ValueError, RecursionError):
         return False
-    return len(found) == 1 and len(text[: found[0] + 1].encode()) == start
+    return len(starts) == 1 and len(text[: starts[0] + 1].encode()) == start
 
 
 def _locate(body: bytes, items: list[msgspec.Raw], at: int) -> tuple[tuple[Span, ...], int] | None:
@@ -229,23 +236,27 @@ def _locate(body: bytes, items: list[msgspec.Raw], at: int) -> tuple[tuple[Span,
     end = at
     while body[end : end + 1] in (b" ", b"\t", b"\n", b"\r"):
         end += 1
-    return (tuple(spans), end) if body[end : end + 1] == b"]" else None
+    if body[end : end + 1] != b"]":
+        return None
+    return tuple(spans), end
 
 
 def _after(body: bytes, at: int, mark: bytes) -> int:
-    """Return the offset behind *mark*, which only white space may precede; -1 if something else stands there."""
+    """Return the offset behind *mark*, which only white space may precede; -1 if there is another byte."""
     while body[at : at + 1] and body[at] in _SPACE:
         at += 1
-    return at + 1 if body[at : at + 1] == mark else -1
+    if body[at : at + 1] != mark:
+        return -1
+    return at + 1
 
 
 def _exact(body: bytes, key: str) -> Scan:
-    """Return the scan by the standard library's scanner: slower, sees duplicates, accepts what ``json`` accepts."""
+    """Return the scan by the standard library's scanner: slower, finds duplicates, accepts what ``json`` accepts."""
     try:
         text = body.decode("utf-8")
         fields = members(text)
         reject_duplicates(fields)
-        value = next((f for f in fields if f.key == key), None)
+        value = next((field for field in fields if field.key == key), None)
         if value is None:
             raise InvalidRequest(f"The request body has no {key!r}.")
         if text[value.start : value.start + 1] != "[":
@@ -261,7 +272,7 @@ def _exact(body: bytes, key: str) -> Scan:
 
 
 def reject_duplicates(fields: list[Field]) -> None:
-    """Raise ``InvalidRequest`` if a member that decides anything occurs twice: parsers disagree on which holds."""
+    """Raise ``InvalidRequest`` if an important member occurs twice: parsers disagree on which one counts."""
     names = [field.key for field in fields]
     for name in ("model", "messages", "input"):
         if names.count(name) > 1:
@@ -269,7 +280,7 @@ def reject_duplicates(fields: list[Field]) -> None:
 
 
 def _in_bytes(text: str, start: int, end: int, spans: list[Span]) -> Scan:
-    """Return the scan with its character offsets as byte offsets, in one walk."""
+    """Return the scan with character offsets converted into byte offsets, in one pass."""
     points = iter([start, *(point for span in spans for point in span), end])
     offsets = list(_byte_offsets(text, points))
     inner = offsets[1:-1]
@@ -285,5 +296,6 @@ def _byte_offsets(text: str, points: Iterator[int]) -> Iterator[int]:
 
 
 def _skip(text: str, at: int) -> int:
+    """Return the offset of the first character from *at* on that is no white space."""
     match = _WHITESPACE.match(text, at)
     return match.end() if match else at

@@ -1,4 +1,4 @@
-"""JSON of any size, parsed and written in calls of some ms each: nothing else runs before a call returns."""
+"""Parses and encodes JSON of any size in calls of some ms each, because nothing else runs before a call returns."""
 
 from __future__ import annotations
 
@@ -12,31 +12,33 @@ import msgspec
 from proxy.core.errors import InvalidRequest
 
 ONE_CALL = 65_536
-"""Bytes that one call of a parser turns into objects, which takes some ms: nothing else runs before it returns."""
+"""Bytes that one call of a parser reads, in some ms."""
 
 STEPS = 16
-"""Levels down to which a large value is parsed step by step: each looks through what is below it again (2 ms/MB)."""
+"""Levels down to which a large value is parsed in steps; each level reads all that is below it again (2 ms/MB)."""
 
 MOST: Final = 8_192
-"""Values that one call of an encoder writes. An empty object takes it 0.2 us, and so do ``_TEXT`` characters."""
+"""Values that one call of an encoder writes. An empty object takes 0.2 us, and so do ``_TEXT`` characters."""
 
 _TEXT: Final = 64
 _BATCH: Final = 256
-"""Members of a large list or object that are tried in one call."""
+"""Members of a large list or object that are encoded in one call, if they are small enough."""
 
 _MOST_DIGITS = 4300  # https://docs.python.org/3/library/stdtypes.html#int-max-str-digits
 
 UNREADABLE = (msgspec.DecodeError, UnicodeError, RecursionError)
-"""Exceptions of msgspec after which the standard parser decides if it is JSON at all."""
+"""Exceptions of msgspec after which the standard parser decides if the bytes are JSON at all."""
 
 
 def read_integer(digits: str) -> int | str:
-    """Return the number that JSON writes as *digits*; with more digits than Python reads, the digits themselves.
+    """Return the number that JSON writes as *digits*; the digits themselves if they are more than Python reads.
 
-    The limit guards against the quadratic cost of reading them. No field that is looked at here is so large, so what
-    such a number means is left to the upstream.
+    The limit guards against the quadratic cost of reading them. No field that is used here is so large, so the meaning
+    of such a number is left to the upstream.
     """
-    return int(digits) if len(digits) <= _MOST_DIGITS else digits
+    if len(digits) > _MOST_DIGITS:
+        return digits
+    return int(digits)
 
 
 def decode(raw: bytes) -> Any:
@@ -45,18 +47,20 @@ def decode(raw: bytes) -> Any:
     Raises ``InvalidRequest`` if it is no JSON at all.
     """
     try:
-        return _in_steps(raw, STEPS) if len(raw) > ONE_CALL else msgspec.json.decode(raw)
+        if len(raw) > ONE_CALL:
+            return _in_steps(raw, STEPS)
+        return msgspec.json.decode(raw)
     except UNREADABLE:
         pass
     try:
-        # Of bytes it would also read UTF-16, and lone surrogates unescaped.
+        # Given bytes, it would also accept UTF-16 and unescaped lone surrogates.
         return json.loads(raw.decode(), parse_int=read_integer)
     except (ValueError, RecursionError) as error:
         raise InvalidRequest(f"The request body is not valid JSON: {error}.") from None
 
 
 def parse(text: str) -> Any:
-    """Return ``json.loads(text)``, with what it raises, in calls of some ms each."""
+    """Return the value of *text*, in calls of some ms each. Raises what ``json.loads`` raises."""
     if len(text) > ONE_CALL:
         try:
             return _in_steps(text.encode(), STEPS)
@@ -72,15 +76,16 @@ def _in_steps(raw: Any, steps: int) -> Any:
     if view.nbytes <= ONE_CALL or not steps or mark not in (b"{", b"["):
         return msgspec.json.decode(raw)
     if mark == b"[":
-        return [_in_steps(each, steps - 1) for each in msgspec.json.decode(raw, type=list[msgspec.Raw])]
+        elements = msgspec.json.decode(raw, type=list[msgspec.Raw])
+        return [_in_steps(element, steps - 1) for element in elements]
     members = msgspec.json.decode(raw, type=dict[str, msgspec.Raw])
-    return {key: _in_steps(each, steps - 1) for key, each in members.items()}
+    return {key: _in_steps(member, steps - 1) for key, member in members.items()}
 
 
 def encode_in_steps(value: Any, encode: Callable[[Any], str], *, ordered: bool = False) -> str:
-    """Return ``encode(value)``, *value* being parsed JSON and *encode* one that writes no white space.
+    """Return ``encode(value)`` for parsed JSON, in calls of some ms each; *encode* must write no white space.
 
-    *ordered*: the members of objects are sorted by their keys.
+    If *ordered*, the members of objects are sorted by their keys.
     """
     large = _large(value)
     if not large:
@@ -91,13 +96,16 @@ def encode_in_steps(value: Any, encode: Callable[[Any], str], *, ordered: bool =
 
 
 def dismantle(value: Any) -> None:
-    """Empty *value*, parsed JSON that is not used any more, if it is large: else it would be freed in one go."""
+    """Empty *value*, parsed JSON that is not used any more, if it is large: otherwise it is freed in one long call."""
     large = _large(value)
-    waiting = [value] if large else []
+    if not large:
+        return
+    waiting = [value]
     while waiting:
         node = waiting.pop()
-        members = list(node.values()) if isinstance(node, dict) else node
-        if members is not node:
+        members = node
+        if isinstance(node, dict):
+            members = list(node.values())
             node.clear()
         while members:
             batch = members[-_BATCH:]
@@ -110,31 +118,31 @@ def _is_long(member: Any) -> bool:
 
 
 def _write(value: Any, large: set[int], encode: Callable[[Any], str], ordered: bool, pieces: list[str]) -> None:
+    """Append the JSON of *value* to *pieces*; *large* are the ids of the lists and objects that take many calls."""
     if id(value) not in large:
         large = _large(value)
         if not large:
             pieces.append(encode(value))
             return
-    opening, closing = "{}" if isinstance(value, dict) else "[]"
-    pieces.append(opening)
+    is_object = isinstance(value, dict)
+    pieces.append("{" if is_object else "[")
     for batch in _batches(value, ordered):
-        members = list(batch.values()) if isinstance(batch, dict) else batch
+        members = list(batch.values()) if is_object else batch
         if large.isdisjoint(map(id, members)) and not _large(members):
             pieces += [encode(batch)[1:-1], ","]
             continue
-        keys = iter(batch) if isinstance(batch, dict) else None
-        for member in members:
-            if keys is not None:
-                pieces += [encode(next(keys)), ":"]
+        for key, member in zip(batch, members, strict=True):
+            if is_object:
+                pieces += [encode(key), ":"]
             _write(member, large, encode, ordered, pieces)
             pieces.append(",")
-    pieces[-1] = closing  # in place of the last comma: what is large is not empty
+    pieces[-1] = "}" if is_object else "]"  # in place of the last comma: a large value is not empty
 
 
 def _large(value: Any) -> set[int]:
-    """Return the ids of the lists and objects in *value* that were looked into until ``MOST`` was reached, or none.
+    """Return the ids of the lists and objects in *value* that were visited up to ``MOST``; none if it is small.
 
-    If all of these are opened, no value is looked at more than a few times, however deep they nest.
+    If all of these are opened, no value is visited more than a few times, however deep they nest.
     """
     seen: set[int] = set()
     left = MOST
@@ -142,24 +150,31 @@ def _large(value: Any) -> set[int]:
     while waiting:
         node = waiting.pop()
         kind = type(node)
-        if kind is dict or kind is list:
-            if not node:
-                continue
-            seen.add(id(node))
-            left -= len(node)
-            if left >= 0:
-                waiting += node.values() if kind is dict else node
+        if kind is dict:
+            members = node.values()
+        elif kind is list:
+            members = node
         elif kind is str:
             left -= len(node) // _TEXT
-        if left < 0:
-            return seen
+            if left < 0:
+                return seen
+            continue
+        else:
+            continue
+        if members:
+            seen.add(id(node))
+            left -= len(members)
+            if left < 0:
+                return seen
+            waiting += members
     return set()
 
 
 def _batches(value: Any, ordered: bool) -> Iterator[Any]:
     """Yield the members of a list or an object, some at a time, as lists or objects."""
     if isinstance(value, dict):
-        members = iter(sorted(value.items()) if ordered else value.items())
+        items = sorted(value.items()) if ordered else value.items()
+        members = iter(items)
         while batch := dict(islice(members, _BATCH)):
             yield batch
     else:
