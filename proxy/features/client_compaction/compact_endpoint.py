@@ -80,7 +80,7 @@ def compact(measured: MeasuredRequest, kind: Kind, ours: frozenset[int], shares:
     earlier = [clip(entries[i].text, int(sizes.block * EARLIER_SHARE) // len(ours), count) for i in sorted(ours)]
     text = _encodable("\n\n".join([*earlier, block]))
     tokens = sum(items[i].tokens for i in verbatim) + count(text)
-    ratio = measured.token_ratio
+    ratio = measured.known.token_ratio
     user_items = tuple(_output_message(raw[i]) for i in verbatim)
     return OwnCompaction(user_items, text, int(measured.counts.total * ratio), math.ceil(tokens * ratio))
 

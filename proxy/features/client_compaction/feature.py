@@ -20,7 +20,7 @@ from proxy.engine.features import Feature, Planning
 from proxy.engine.ports import Answer, Outcome, Records
 from proxy.engine.reading import Reader
 from proxy.engine.replies import LocalReply
-from proxy.engine.reports import report_of_local
+from proxy.engine.run import report_of_local
 from proxy.features.client_compaction.compact_endpoint import Kind, compact, compaction_item, is_trigger, response
 from proxy.features.client_compaction.compaction_item import PREFIX, OpenedBody, open_items
 from proxy.offload import load_of, offload
@@ -133,7 +133,7 @@ class ClientCompaction(Feature):
         measured = await engine.measure(request, ASSUMED_WINDOW)
         opened = await self._opened(engine.received)
         parsed, envelope = measured.parsed, measured.parsed.envelope
-        count = self._reader.count(measured.route.encoding, measured.route.model)
+        count = self._reader.count(measured.known.route.encoding, measured.known.route.model)
         size = load_of(len(parsed.body), len(parsed.items))
         compaction = await offload(size, compact, measured, kind, frozenset(opened.ours), self._shares, count)
         item = compaction_item(compaction, self._records.item_key())

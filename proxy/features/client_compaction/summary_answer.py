@@ -66,8 +66,8 @@ class SummaryAnswers(Feature):
             return None
         size = load_of(len(measured.parsed.body), len(measured.parsed.items))
         text = await offload(size, self._text, measured, original, summary)
-        count = self._reader.count(measured.route.encoding, measured.route.model)
-        tokens = int(count(text) * measured.token_ratio)
+        count = self._reader.count(measured.known.route.encoding, measured.known.route.model)
+        tokens = int(count(text) * measured.known.token_ratio)
         if envelope.requested_output is not None and tokens > envelope.requested_output:
             return None
         name = hashlib.sha256(request.request_id.encode() + text.encode()).hexdigest()[:24]
@@ -89,7 +89,7 @@ class SummaryAnswers(Feature):
 
     def _text(self, measured: MeasuredRequest, original: OriginalItems, summary: Summary) -> str:
         """Return the summary with what it does not hold: the user's words, and what came after it."""
-        count = self._reader.count(measured.route.encoding, measured.route.model)
+        count = self._reader.count(measured.known.route.encoding, measured.known.route.model)
         figures, shares, items = measured.budget, self._shares, original.items
         budget = max(figures.input, figures.window // 4)
         text_tokens = max(int((shares.digest + shares.steps) * budget), 2 * count(summary.text))

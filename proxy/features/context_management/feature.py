@@ -67,7 +67,7 @@ class ContextManagement(Feature):
             return request
         edits = read_edits(json.loads(envelope.value(MEMBER)))
         reading = await self._reader.read(messages, route.encoding, request.tenant, located, route.model)
-        body = await offload(reading.work_size, _edited_body, reading, edits)
+        body = await offload(len(reading.body), _edited_body, reading, edits)
         options = replace(request.options, window=_window(request, envelope, edits))
         return replace(request, body=body, options=options)
 

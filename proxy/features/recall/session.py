@@ -73,7 +73,7 @@ class RecallSession:
         self.tokens = 0
         self.first_usage = NO_USAGE
         self._api_format = API_FORMATS[request.api]
-        self._count = reader.count(view.measured.route.encoding, view.measured.route.model)
+        self._count = reader.count(view.measured.known.route.encoding, view.measured.known.route.model)
         self._limits = limits
         self._request = request
         self._view = view
