@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
-from proxy.core.apis.json_steps import ONE_CALL, decode, dismantle, encode_in_steps
+from proxy.core.apis.json_steps import ONE_CALL, decode, dismantle
 from proxy.core.conversation import Call
 from proxy.core.errors import InvalidRequest
 from proxy.core.tool_calls import NO_TEXT_FORMAT, TextToolFormat, short_digest
@@ -149,7 +149,7 @@ class ToolMap:
         names = tuple(zlib.crc32(_basename(path).encode("utf-8", "replace")) for path in paths)
         repeat_key = 0
         if tool.kind in REPEATABLE and isinstance(values, dict):
-            repeat_key = _repeat_key(name, values, large)
+            repeat_key = _repeat_key(name, values, arguments)
         first, last = self._range(tool, values)
         if large:
             dismantle(values)
@@ -235,11 +235,10 @@ def _case(tool: Tool, values: Any) -> Tool:
     return tool.cases.get(action) or tool.cases.get("*", UNKNOWN)
 
 
-def _repeat_key(name: str, values: Any, large: bool) -> int:
-    """Return a number, never zero, that is equal for equal calls; *large* arguments are written in steps."""
-    if large:
-        text = encode_in_steps(values, _SORTED.encode, ordered=True)
-    else:
+def _repeat_key(name: str, values: Any, arguments: str) -> int:
+    """Return a number, never zero, that is equal for equal calls. Large *arguments* must be spelled alike as well."""
+    text = arguments
+    if len(arguments) <= ONE_CALL:
         text = _SORTED.encode(values)
     return short_digest(f"{name}\0{text}") or 1
 
