@@ -6,16 +6,16 @@ value is weighed by an estimate from above.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import gc
 import sys
-import threading
 from collections.abc import Callable, Sequence
 from itertools import chain
 from operator import attrgetter
-from typing import Any, TypeVar
+from typing import TypeVar
 
-from cachetools import LRUCache
+from cachebox import LRUCache
 
 from proxy.core.apis.envelope import Envelope
 from proxy.core.compaction.record import CompactionRecord
@@ -51,51 +51,18 @@ K = TypeVar("K")
 V = TypeVar("V")
 
 
-class LockedCache(LRUCache[K, V]):
-    """A mapping that threads may share, of at most *limit* values; the least recently used are dropped first."""
+class SizedCache(LRUCache[K, V]):
+    """A mapping of at most *limit* bytes as *size* weighs values, which threads may share.
 
-    def __init__(self, limit: int, size: Callable[[V], int] | None = None) -> None:
-        self._lock = threading.RLock()
-        super().__init__(limit, getsizeof=size)
-
-    def __getitem__(self, key: K) -> V:
-        with self._lock:
-            return super().__getitem__(key)
-
-    def __setitem__(self, key: K, value: V) -> None:
-        with self._lock:
-            super().__setitem__(key, value)
-
-    def __delitem__(self, key: K) -> None:
-        with self._lock:
-            super().__delitem__(key)
-
-    def get(self, key: K, default: Any = None) -> Any:
-        """Return the value of *key*, or *default*."""
-        with self._lock:
-            return super().get(key, default)
-
-
-class SizedCache(LockedCache[K, V]):
-    """A mapping of at most *limit* bytes as *size* weighs values; the least recently used are dropped first.
-
-    A value above the limit is not stored, and the key keeps its former value.
+    The least recently used are dropped first. A value above the limit is not stored, and the key keeps its former one.
     """
 
     def __init__(self, limit: int, size: Callable[[V], int]) -> None:
-        super().__init__(limit, size)
+        super().__init__(limit, getsizeof=lambda _, value: size(value))
 
     def __setitem__(self, key: K, value: V) -> None:
-        if self.getsizeof(value) <= self.maxsize:
-            super().__setitem__(key, value)
-
-
-class UnlockedCache(LRUCache[K, V]):
-    """As ``SizedCache``, for one thread: it is read many times for one request."""
-
-    def __setitem__(self, key: K, value: V) -> None:
-        if self.getsizeof(value) <= self.maxsize:
-            super().__setitem__(key, value)
+        with contextlib.suppress(OverflowError):  # it alone is above the limit
+            self.insert(key, value)
 
 
 def items() -> SizedCache[bytes, Item]:
@@ -123,9 +90,9 @@ def envelopes() -> SizedCache[bytes, Envelope]:
     )
 
 
-def records() -> UnlockedCache[tuple[str, bytes], CompactionRecord]:
-    """Return a cache of compaction records, for the event loop alone."""
-    return UnlockedCache(RECORD_BYTES, _record_size)
+def records() -> SizedCache[tuple[str, bytes], CompactionRecord]:
+    """Return a cache of compaction records."""
+    return SizedCache(RECORD_BYTES, _record_size)
 
 
 def _record_size(record: CompactionRecord) -> int:

@@ -12,7 +12,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import replace
 
-from cachetools import LRUCache
+from cachebox import LRUCache
 
 from proxy import caches
 from proxy import settings as configuration
@@ -26,7 +26,7 @@ from proxy.core.overflow.classify import Classifier
 from proxy.core.tokens.budget import Allocation, Buffers, Marks, Shares
 from proxy.engine.engine import Engine, EngineSettings
 from proxy.engine.features import Features
-from proxy.engine.learned_routes import LearnedRoutes, NoticeCallback, ignore_notice
+from proxy.engine.learned_routes import KnownRoutes, LearnedRoutes, NoticeCallback, ignore_notice
 from proxy.engine.measuring import Measurer, ShrunkTools
 from proxy.engine.ports import Reply, Upgradable, Upstream
 from proxy.engine.quick_check import QuickCheck
@@ -84,7 +84,7 @@ def open_engine(
         tokenizers,
         caches.items(),
         caches.envelopes(),
-        caches.LockedCache(CACHED_SIZES),
+        LRUCache(CACHED_SIZES),
         caches.prefixes(),
         policy.tools,
         settings.server.limits.items,
@@ -93,10 +93,11 @@ def open_engine(
     records = CompactionRecords(reader, store.records, policy, caches.records(), LRUCache(CACHED_LOOKUPS), jobs)
     parts = FeatureParts(settings, store, reader, records, catalogue.resolve, _shares(settings), faults)
     features = Features([*open_features(parts), *(history.features if history else ())])
-    shrunk_tools: ShrunkTools = caches.LockedCache(CACHED_TOOL_ARRAYS)
+    shrunk_tools: ShrunkTools = LRUCache(CACHED_TOOL_ARRAYS)
     mode = settings.compression.mode
-    quick_check = QuickCheck(catalogue, learned, policy, mode, time.monotonic)
-    measurer = Measurer(catalogue, reader, store.records, learned, features, policy, mode, shrunk_tools)
+    routes = KnownRoutes(catalogue, learned, time.monotonic)
+    quick_check = QuickCheck(routes, policy, mode)
+    measurer = Measurer(catalogue, routes, reader, store.records, learned, features, policy, mode, shrunk_tools)
     retries = Retries(measurer, learned)
     sending = UpstreamCalls(upstream, catalogue, measurer, retries, classifier, calls or CallSettings(), faults)
     counting = {each.name: each.count_tokens for each in settings.upstreams}

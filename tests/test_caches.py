@@ -11,8 +11,9 @@ from collections.abc import Callable
 from types import ModuleType
 
 import pytest
+from cachebox import LRUCache
 
-from proxy.caches import LockedCache, SizedCache, envelopes, items, prefixes
+from proxy.caches import SizedCache, envelopes, items, prefixes
 from proxy.core.apis.base import ApiFormat
 from proxy.core.conversation import Item
 from proxy.core.decisions import API_FORMATS
@@ -32,7 +33,7 @@ def test_the_longest_unused_go_first() -> None:
     assert memory["a"] == b"1234"
     memory["c"] = b"90ab"
     assert sorted(memory) == ["a", "c"]
-    assert memory.currsize == 8
+    assert memory.current_size() == 8
 
 
 def test_what_is_too_large_is_not_kept() -> None:
@@ -69,7 +70,7 @@ async def test_a_prefix_takes_what_it_is_thought_to(api: str) -> None:
     taken, _ = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert len(known) == len(around) == 1
-    assert taken < known.currsize + around.currsize < 4 * taken
+    assert taken < known.current_size() + around.current_size() < 4 * taken
 
 
 def _many_calls(count: int) -> tuple[str, list[dict[str, object]]]:
@@ -131,7 +132,7 @@ async def test_items_are_reckoned_by_what_a_client_put_into_them(
     await asyncio.sleep(0)  # lets go of what a thread returned
     gc.collect()
     before, _ = tracemalloc.get_traced_memory()
-    by_items, by_prefixes = seen.currsize, known.currsize + around.currsize
+    by_items, by_prefixes = seen.current_size(), known.current_size() + around.current_size()
     for memory in (seen, known, around):
         memory.clear()
     gc.collect()
@@ -145,7 +146,7 @@ async def test_items_are_reckoned_by_what_a_client_put_into_them(
 
 def test_threads_may_share_a_memory() -> None:
     """What threads write and read at once neither breaks it nor grows it beyond its limit."""
-    memory: LockedCache[int, int] = LockedCache(50)
+    memory: LRUCache[int, int] = LRUCache(50)
     errors: list[BaseException] = []
 
     def work(seed: int) -> None:

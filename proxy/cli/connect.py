@@ -97,6 +97,14 @@ def write(name: str, file: ClientFile, journal: Path) -> None:
     """Set our values in *file*, which is created if it does not exist. Raises ``ConnectError`` and ``OSError``."""
     text = file.path.read_text("utf-8") if file.path.exists() else ""
     document = _parse(text, file)
+    values = _apply(file, document)
+    changed = config_files.dump(document, file.format, text)
+    _record(journal, name, file.path, {"format": file.format, "before": text, "values": values, "after": changed})
+    _replace(file.path, changed, None)
+
+
+def _apply(file: ClientFile, document: Any) -> list[dict[str, Any]]:
+    """Set our values in *document*; return each with its path, and the value that it replaced if there was one."""
     values = []
     for change in file.changes:
         present = config_files.get(document, change.at)
@@ -110,26 +118,31 @@ def write(name: str, file: ClientFile, journal: Path) -> None:
             config_files.put(document, change.at, change.to)
         except DocumentError as error:
             raise ConnectError(f"{file.path} {error}. {BY_HAND}") from error
-    changed = config_files.dump(document, file.format, text)
+    return values
+
+
+def _record(journal: Path, name: str, path: Path, entry: Mapping[str, Any]) -> None:
+    """Write the entry of one file to the journal, combined with that of an earlier write."""
     entries = _read_journal(journal)
     files = entries.setdefault(name, {})
-    entry = {"format": file.format, "before": text, "values": values, "after": changed}
-    if earlier := files.get(str(file.path)):
+    if earlier := files.get(str(path)):
         entry = _combined(earlier, entry)
-    files[str(file.path)] = entry
+    files[str(path)] = entry
     _replace(journal, json.dumps(entries, indent=1), 0o600)
-    _replace(file.path, changed, None)
 
 
 def _combined(earlier: Mapping[str, Any], later: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the journal entry of a file that was written twice: as it was before the first time, with all values.
+    """Return the entry of a file that was written twice: the state before the first time, and all values.
 
     If the file was edited between the two, its old text must not replace it: ``before`` is None then.
     """
-    values = {json.dumps(value["at"]): dict(value) for value in earlier["values"]}
+    values = {json.dumps(value["at"]): value for value in earlier["values"]}
     for value in later["values"]:
-        known = values.setdefault(json.dumps(value["at"]), value)
-        known["wrote"] = value["wrote"]
+        path = json.dumps(value["at"])
+        known = values.get(path)
+        if known is not None and value.get("was") == known["wrote"]:  # else it was edited: that is what to restore
+            value = {**known, "wrote": value["wrote"]}
+        values[path] = value
     before = earlier["before"]
     if earlier["after"] != later["before"]:
         before = None

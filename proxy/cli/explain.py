@@ -146,7 +146,7 @@ async def _counted(
 ) -> Fitted:
     """Count the client's body and the view's again, item by item."""
     measured = view.measured
-    api_format, route = measured.api_format, measured.route
+    api_format, route = measured.api_format, measured.known.route
     reader = Reader(tokenizers, {}, {}, {}, {})
 
     async def count(body: bytes) -> CountedBody:
@@ -194,7 +194,7 @@ def _objects(value: Any) -> list[dict[str, Any]]:
 
 def breakdown(fitted: Fitted) -> Breakdown:
     """Return where the tokens of a request are, before and after, and what each stage did."""
-    before, after, ratio = fitted.client_body, fitted.view_body, fitted.measured.token_ratio
+    before, after, ratio = fitted.client_body, fitted.view_body, fitted.measured.known.token_ratio
     reserve = fitted.measured.budget.reserve
     regions_before = regions(before.roles, before.members, fixed=before.fixed, summary=0, reserve=reserve)
     roles = [to_provider_tokens(_roles(body), ratio) for body in (before, after)]
@@ -221,7 +221,7 @@ def _roles(body: CountedBody) -> dict[str, int]:
 
 def _kinds(fitted: Fitted, body: CountedBody) -> dict[str, int]:
     """Return the tokens of *body* by kind of content, by our own count."""
-    api_format, encoding = fitted.measured.api_format, fitted.measured.route.encoding
+    api_format, encoding = fitted.measured.api_format, fitted.measured.known.route.encoding
     count = functools.partial(fitted.tokenizers.count, encoding)
     totals: Counter[str] = Counter()
     for (start, end), item in zip(body.scan.spans, body.items, strict=True):
@@ -250,7 +250,7 @@ def _item_kinds(text: ItemText, item: Item, count: Count) -> dict[str, int]:
 def _facts(fitted: Fitted) -> Iterator[tuple[str, str]]:
     """Yield the lines about model, window and budget, each with its title."""
     measured, report = fitted.measured, fitted.report
-    budget, ratio, route = measured.budget, measured.token_ratio, measured.route
+    budget, ratio, route = measured.budget, measured.known.token_ratio, measured.known.route
 
     def tokens(ours: int) -> str:
         return f"{int(ours * ratio):,}"
@@ -278,7 +278,7 @@ def _stage_effects(fitted: Fitted) -> Iterator[StageEffect]:
     """Yield what each stage did, in the provider's tokens, in the order of the report."""
     if fitted.report.outcome == "verbatim":
         return
-    body, ratio, record = fitted.client_body, fitted.measured.token_ratio, fitted.view.edits.record
+    body, ratio, record = fitted.client_body, fitted.measured.known.token_ratio, fitted.view.edits.record
     saved, touched = _savings(fitted)
     tokens = body.fixed + body.history
     folded = tokens - fitted.view.tokens - sum(saved.values())  # what no other stage saved
@@ -308,7 +308,7 @@ def _edited_items(fitted: Fitted, record: CompactionRecord | None) -> Iterator[t
     """Yield for each item that was made smaller the stage that did it, and the tokens saved by our own count."""
     if record is None:
         return
-    count = functools.partial(fitted.tokenizers.count, fitted.measured.route.encoding)
+    count = functools.partial(fitted.tokenizers.count, fitted.measured.known.route.encoding)
     stages = _stages_by_item(record)
     for index, edit in record.edits.items():
         stage = stages.get(index, "clip")

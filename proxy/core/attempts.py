@@ -24,13 +24,6 @@ NO_NEWS: Final = frozenset({400, 413, 422})
 """Statuses by which a server says again that it does not like what it was sent."""
 
 
-def first_max_loss(steps: Sequence[str]) -> MaxLoss:
-    """How much the asked model may lose before another step of its overflow policy is looked at."""
-    if tuple(steps) == (COMPRESS,):
-        return "any"
-    return "no_drop" if steps[0] == COMPRESS else "none"
-
-
 def plans_in_order(steps: Sequence[str]) -> Iterator[tuple[str, MaxLoss]]:
     """The models and the most each may lose, once the asked model lost too much at first.
 

@@ -2,6 +2,10 @@
 
 A *round* is a maximal run of items that the model produced plus all results of its calls; nothing below a round can be
 cut, so a pair cannot be split. A *boundary* is a length of the conversation at which a request could have ended.
+
+What stands for an item, a call or a result is a ``msgspec.Struct``: a body has thousands, each is made in a tenth of
+the time that a frozen dataclass takes, and the garbage collector need not visit them.
+https://jcristharif.com/msgspec/structs.html
 """
 
 from __future__ import annotations
@@ -12,11 +16,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+import msgspec
+
 Role = Literal["system", "user", "assistant", "tool"]
 
 
-@dataclass(frozen=True, slots=True)
-class Call:
+class Call(msgspec.Struct, frozen=True, gc=False):
     """One tool call. ``repeat_key`` is equal for equal calls of tools that change nothing (0: not comparable).
 
     ``paths`` and ``names`` are digests of its targets and of their last parts. ``first`` and ``last`` are the lines it
@@ -32,8 +37,7 @@ class Call:
     line_limit: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class Result:
+class Result(msgspec.Struct, frozen=True, gc=False):
     """One tool result: digests of all of it and of its opening, its lines, its size in bytes.
 
     ``ok`` is False if it reports a failure, ``partial`` True if it says itself that something is missing. ``first``
@@ -50,8 +54,7 @@ class Result:
     last: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class WrittenResult:
+class WrittenResult(msgspec.Struct, frozen=True, gc=False):
     """A user's message that begins as a tool result written as text: its first ``head`` characters show that.
 
     ``tool`` is a digest of the tool it names, 0 if none. The result takes the first ``parts`` of the content;
@@ -64,8 +67,7 @@ class WrittenResult:
     user_parts: tuple[int, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class ItemFacts:
+class ItemFacts(msgspec.Struct, frozen=True, gc=False):
     """What is known of one item's calls and results, in the order of their ids.
 
     ``mentions`` are packed 32-bit digests of the file names and quotations in what the model wrote; ``decides`` is True
@@ -85,8 +87,7 @@ class ItemFacts:
 NO_FACTS = ItemFacts()
 
 
-@dataclass(frozen=True, slots=True)
-class Item:
+class Item(msgspec.Struct, frozen=True, gc=False):
     """Numbers and names of one item; never its text, because a slice of a body keeps the whole body alive.
 
     ``tokens`` is its weight in the model's encoding. Of these, ``media`` cannot be clipped, ``guess`` is a guess
@@ -109,8 +110,7 @@ class Item:
     facts: ItemFacts | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class ItemText:
+class ItemText(msgspec.Struct, frozen=True, gc=False):
     """The words of one item, read from its bytes when a compaction has to write about it; the same for every API.
 
     ``calls`` are (name, arguments) of its tool calls, ``media`` the types of its media parts. ``results`` are the texts

@@ -15,12 +15,12 @@ from proxy.core.apis.base import ApiFormat
 from proxy.core.apis.envelope import Envelope
 from proxy.core.apis.json_scan import Scan
 from proxy.core.compaction.record import Compaction, CompactionRecord
-from proxy.core.compaction.schedule import CompactionTarget, LowerOutput, Schedule
+from proxy.core.compaction.schedule import CompactionTarget, LowerOutput, MaxLoss, Schedule
 from proxy.core.compaction.stages import CompactionRules
 from proxy.core.compaction.view import OriginalItems
 from proxy.core.conversation import Item, Layout
 from proxy.core.errors import ContextTooLong
-from proxy.core.models import Route
+from proxy.core.models import COMPRESS, Route
 from proxy.core.request import Request
 from proxy.core.tokens.budget import NO_BUFFERS, Buffers, TokenBudget, answer_reserve, economy_cap, to_our_tokens
 from proxy.core.tokens.counting import Members, RoleTotals
@@ -47,9 +47,9 @@ class Policy:
     def budget(self, route: Route, window: int, requested: int | None, fixed: int, token_ratio: float) -> TokenBudget:
         """The token budget of a request; *window* and *requested* are in the provider's tokens, *fixed* in ours."""
         default = answer_reserve(None, route.max_output, window)
+        reserved = answer_reserve(requested, route.max_output, window)
         max_input = None if route.max_input is None else to_our_tokens(route.max_input, token_ratio)
         price_cap = to_our_tokens(economy_cap(window, route.price_tier), token_ratio) if self.economy else None
-        reserved = answer_reserve(requested, route.max_output, window)
         return TokenBudget(
             to_our_tokens(window, token_ratio),
             to_our_tokens(reserved, token_ratio),
@@ -75,6 +75,13 @@ class KnownRoute:
     window_source: str
     stated_window: int | None
     token_ratio: float
+
+    @property
+    def first_max_loss(self) -> MaxLoss:
+        """How much the asked model may lose before another step of its overflow policy is looked at."""
+        if self.route.steps == (COMPRESS,):
+            return "any"
+        return "no_drop" if self.route.steps[0] == COMPRESS else "none"
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,7 +158,7 @@ class UsageAnchor:
 
 @dataclass(frozen=True, slots=True)
 class MeasuredRequest:
-    """A request measured once for one model.
+    """A request measured once for one model; ``size`` is what work on all of it weighs.
 
     ``budget`` counts the tools array as small as it is made (``tools_json``, empty if it stays as it is) and the
     addition. ``prefix_hashes`` name the conversation after each item. ``count`` counts text for this route, ``lay_out``
@@ -161,6 +168,7 @@ class MeasuredRequest:
     request: Request
     known: KnownRoute
     parsed: ParsedBody
+    size: int
     counts: TokenCounts
     prefix_hashes: tuple[bytes, ...] = field(repr=False)
     budget: TokenBudget
@@ -172,16 +180,6 @@ class MeasuredRequest:
     target: CompactionTarget
     count: Callable[[str], int] = field(repr=False, compare=False)
     lay_out: Callable[[], Layout] = field(repr=False, compare=False)
-
-    @property
-    def route(self) -> Route:
-        """The upstream and model."""
-        return self.known.route
-
-    @property
-    def token_ratio(self) -> float:
-        """Provider tokens per token of our count."""
-        return self.known.token_ratio
 
     @property
     def api_format(self) -> ApiFormat:

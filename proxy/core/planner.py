@@ -129,8 +129,10 @@ def _after_lookup(measured: MeasuredRequest, policy: Policy, found: LookedUp) ->
 def _planned(measured: MeasuredRequest, policy: Policy, found: LookedUp, target: CompactionTarget) -> Decision:
     """The next step towards *target*: an existing record is verified, a new compaction needs its block."""
     last = found.record.compaction if found.record else None
-    decided = decided_before(measured, policy, found, target)
-    compaction, lowered_output = decided or choose_compaction(measured, policy, found.layout, last, target)
+    compaction, lowered_output = last, None
+    if last is not None or not _is_below_high_mark(measured, policy, target):
+        decided = decided_before(measured, policy, found, target)
+        compaction, lowered_output = decided or choose_compaction(measured, policy, found.layout, last, target)
     edited = bool(measured.tools_json) or lowered_output is not None
     if _exceeds(target.max_loss, compaction, last, edited):
         return TooLossy()
@@ -148,7 +150,7 @@ def _verified(measured: MeasuredRequest, policy: Policy, written: Written) -> De
     view = build_view(measured, written)
     reserve = written.lowered_output or view.budget.reserve
     room = view.budget.input_budget(reserve)
-    excess = to_our_tokens(view.expected_tokens, measured.token_ratio) - room
+    excess = to_our_tokens(view.expected_tokens, measured.known.token_ratio) - room
     if excess <= 0:
         return Forward(view)
     found = _go_on_from(written)
@@ -244,6 +246,15 @@ TIGHTER_TARGETS = (tighter_limit, without_default_reserve, without_addition)
 # What the schedule is asked.
 
 
+def _is_below_high_mark(measured: MeasuredRequest, policy: Policy, target: CompactionTarget) -> bool:
+    """True if no compaction can be due at any boundary: the whole history together stays below the high mark."""
+    if not target.is_plain:
+        return False
+    budget = measured.budget_for(target)
+    high = budget.high(policy.rules.marks, budget.baseline)
+    return budget.quantised_fixed + measured.counts.history <= min(high, budget.ceiling, budget.baseline, budget.input)
+
+
 def is_quiet(measured: MeasuredRequest, policy: Policy) -> bool:
     """True if the request as the client sent it is below half of the low mark: nothing can have happened to it."""
     budget = measured.budget
@@ -255,7 +266,7 @@ def is_quiet(measured: MeasuredRequest, policy: Policy) -> bool:
 def provider_compacts(measured: MeasuredRequest) -> bool:
     """True if the client wants the provider to shorten the conversation itself, before it is too long."""
     limit = measured.parsed.envelope.provider_compacts_from
-    return limit is not None and limit <= measured.budget.window * measured.token_ratio
+    return limit is not None and limit <= measured.budget.window * measured.known.token_ratio
 
 
 def decided_before(
@@ -323,14 +334,14 @@ def _with_lowered_output(
 
 def _smaller_reserves(measured: MeasuredRequest, budget: TokenBudget) -> list[int]:
     """The reserves to try instead of the request's own, larger ones first."""
-    least = to_our_tokens(measured.parsed.envelope.least_output, measured.token_ratio)
+    least = to_our_tokens(measured.parsed.envelope.least_output, measured.known.token_ratio)
     half, small = budget.window // 2, min(1024, budget.window // 4)
     return [reserve for reserve in (max(least, half), max(least, small)) if reserve < budget.reserve]
 
 
 def _room_left(measured: MeasuredRequest, budget: TokenBudget, used: int) -> int | None:
     """The output figure beside *used* tokens of input; None if that is no less than what was asked for."""
-    least = to_our_tokens(measured.parsed.envelope.least_output, measured.token_ratio)
+    least = to_our_tokens(measured.parsed.envelope.least_output, measured.known.token_ratio)
     left = max(1, least, budget.window - used - budget.window // 64)
     return left if left < budget.reserve else None
 
@@ -359,7 +370,7 @@ def is_certain(view: CountedView, reserve: int) -> bool:
 def refusal(view: CountedView, reserve: int) -> ContextTooLong:
     """Why the request goes nowhere: what is too large, and by how much. *view* is the smallest beside *reserve*."""
     measured, budget = view.measured, view.budget
-    counts, ratio = measured.counts, measured.token_ratio
+    counts, ratio = measured.counts, measured.known.token_ratio
     parts = {
         "tools": counts.beside.tools - (counts.fixed - budget.fixed),
         "system messages": counts.roles.system + counts.beside.system,

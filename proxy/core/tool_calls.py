@@ -15,9 +15,12 @@ import re
 import struct
 import zlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import islice
 from typing import Any, Final
+
+import msgspec
+from msgspec.structs import replace
 
 from proxy.core.apis.json_edit import quoted
 from proxy.core.apis.json_scan import elements, members
@@ -81,8 +84,7 @@ _EDGE = 600
 """Characters at each end of a result that are searched for its state."""
 
 
-@dataclass(frozen=True, slots=True)
-class Pair:
+class Pair(msgspec.Struct, frozen=True, gc=False):
     """A tool result with its call. ``index`` and ``call_index`` are items, ``at`` and ``call_at`` positions in them."""
 
     index: int
@@ -338,6 +340,8 @@ def join_written_results(items: Sequence[Item], start: int) -> tuple[Item, ...]:
 
     Each depends only on the items before it, so that it is the same in every later request.
     """
+    if all(item.role != "user" for item in items[start:]):
+        return tuple(items[start:])
     call_index, tools = _last_written_calls(items, start)
     joined: list[Item] = []
     for index in range(start, len(items)):

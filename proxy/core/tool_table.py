@@ -120,6 +120,8 @@ class ToolMap:
         globs = [(re.compile(fnmatch.translate(name), re.IGNORECASE), t) for name, t in named.items() if _is_glob(name)]
         self._globs = sorted(globs, key=lambda entry: entry[1].kind != "protected")
         self._keys = keys
+        self._range_keys = frozenset((*keys.first, *keys.count, *keys.last))
+        self._target_keys = frozenset((*keys.path, *keys.pair))
 
     def find(self, name: str) -> Tool:
         """Return the tool *name*: exactly, without its server's prefix, in any case, by a glob; else an unknown one."""
@@ -187,8 +189,7 @@ class ToolMap:
             return
         keys = tool.path or self._keys.path
         yield from _texts(values, keys)
-        for key in self._keys.many:
-            yield from _paths_in_list(values.get(key), keys)
+        yield from _listed_paths(values, self._keys.many, keys)
 
     def _range(self, tool: Tool, values: Any) -> tuple[int, int]:
         """Return the first and last line, counted from one; last 0 if it is open, first 0 if the range is not known."""
@@ -208,12 +209,13 @@ class ToolMap:
 
         Under an unusual key it may be a range of anything: bytes, pages, the last lines.
         """
-        keys = self._keys
-        ranges = (*keys.first, *keys.count, *keys.last)
-        usual = {*tool.path, *keys.path, *ranges, *keys.pair}
-        if any(_holds_figure(value) for key, value in values.items() if key not in usual):
-            return True
-        return any(_is_no_figure(values.get(key)) for key in ranges)
+        for key, value in values.items():
+            if key in self._range_keys:
+                if _is_no_figure(value):
+                    return True
+            elif key not in self._target_keys and key not in tool.path and _holds_figure(value):
+                return True
+        return False
 
 
 NO_TOOLS = ToolMap({})
@@ -251,21 +253,27 @@ def _is_glob(name: str) -> bool:
 
 
 def _normalised(path: str) -> str:
-    return _SLASHES.sub("/", _DOTS.sub("", _SLASHES.sub("/", path.strip())))
+    path = path.strip()
+    if "\\" not in path and "//" not in path and "./" not in path:
+        return path
+    return _SLASHES.sub("/", _DOTS.sub("", _SLASHES.sub("/", path)))
 
 
 def _basename(path: str) -> str:
     return path.rstrip("/").rpartition("/")[2]
 
 
-def _paths_in_list(value: Any, keys: Sequence[str]) -> Iterator[str]:
-    """Yield the paths in a list of paths or of objects with one; *value* may be a single one as well."""
-    elements = value if isinstance(value, list) else [value]
-    for element in elements:
-        if isinstance(element, str) and element:
-            yield element
-        elif isinstance(element, dict):
-            yield from _texts(element, keys)
+def _listed_paths(values: Mapping[str, Any], lists: Sequence[str], keys: Sequence[str]) -> Iterator[str]:
+    """Yield the paths under *lists*: each of these keys has a list of paths or of objects with one, or a single one."""
+    for key in lists:
+        value = values.get(key)
+        if value is None:
+            continue
+        for element in value if isinstance(value, list) else [value]:
+            if isinstance(element, str) and element:
+                yield element
+            elif isinstance(element, dict):
+                yield from _texts(element, keys)
 
 
 def _texts(values: Mapping[str, Any], keys: Sequence[str]) -> Iterator[str]:
@@ -301,9 +309,9 @@ def _pair_range(pair: Any) -> tuple[int, int]:
 def _figure(values: Mapping[str, Any], keys: Sequence[str]) -> int | None:
     """Return the first figure under one of *keys*; models also write figures as texts. None if there is none."""
     for key in keys:
-        value = values.get(key)
+        value: Any = values.get(key)
         if type(value) is int or _is_digits(value):
-            return int(str(value))
+            return int(value)
     return None
 
 
@@ -321,12 +329,12 @@ def _holds_figure(value: Any) -> bool:
     stack = [value]
     while stack:
         node = stack.pop()
-        if _is_figure(node):
-            return True
         if isinstance(node, dict):
             stack.extend(node.values())
         elif isinstance(node, list):
             stack.extend(node)
+        elif _is_figure(node):
+            return True
     return False
 
 

@@ -64,7 +64,7 @@ def _compacted(measured: MeasuredRequest, written: Written) -> CountedView:
     if has_addition:
         members["tools"] = measured.addition.added_to(measured.tools_json or parsed.envelope.value("tools"))
     if written.lowered_output is not None:
-        figure = max(int(written.lowered_output * measured.token_ratio), parsed.envelope.least_output)
+        figure = max(int(written.lowered_output * measured.known.token_ratio), parsed.envelope.least_output)
         thinking = parsed.envelope.thinking(figure)
         members |= _output_members(measured, figure) | thinking
     at = len(parsed.body[: parsed.scan.start].decode())
@@ -126,7 +126,7 @@ def _output_members(measured: MeasuredRequest, figure: int) -> dict[str, str]:
 
 def expected_tokens(measured: MeasuredRequest, boundary: int, tokens: int) -> int:
     """What the provider will count for a view of *tokens*; *boundary*: of its compaction, -1 if there is none."""
-    ratio = measured.token_ratio
+    ratio = measured.known.token_ratio
     expected = measured.anchor.expect(boundary, tokens, ratio) if measured.anchor else None
     return int(tokens * ratio) if expected is None else expected
 
@@ -148,7 +148,7 @@ def client_compaction_view(measured: MeasuredRequest, policy: Policy) -> Counted
     if _excess(view, reserve) <= 0:
         return view
     if policy.lower_output != "never":
-        least = to_our_tokens(measured.parsed.envelope.least_output, measured.token_ratio)
+        least = to_our_tokens(measured.parsed.envelope.least_output, measured.known.token_ratio)
         reserve = min(reserve, summary_output(budget.window, least))
     if _excess(view, reserve) <= 0:
         return _with_reserve(view, layout, None, reserve)
@@ -157,7 +157,7 @@ def client_compaction_view(measured: MeasuredRequest, policy: Policy) -> Counted
 
 def _excess(view: CountedView, reserve: int) -> int:
     """Tokens by which *view* is too large beside an answer of *reserve*."""
-    return to_our_tokens(view.expected_tokens, view.measured.token_ratio) - view.budget.input_budget(reserve)
+    return to_our_tokens(view.expected_tokens, view.measured.known.token_ratio) - view.budget.input_budget(reserve)
 
 
 def _pruned(view: CountedView, policy: Policy, layout: Layout, reserve: int) -> CountedView | None:
@@ -192,7 +192,7 @@ def _with_reserve(view: CountedView, layout: Layout, record: CompactionRecord | 
     output: int | None = None
     if measured.requested_output is not None and reserve < budget.reserve:
         made = _compacted(unshrunk, replace(written, lowered_output=reserve)) if record else view
-        used = to_our_tokens(made.expected_tokens, measured.token_ratio)
+        used = to_our_tokens(made.expected_tokens, measured.known.token_ratio)
         output = min(budget.reserve, max(reserve, budget.window - used - budget.window // 64))
     if record is None and output is None:
         return view

@@ -50,11 +50,10 @@ from proxy.engine.ports import Answer, Clock, Outcome, Refusal, Reply
 from proxy.engine.quick_check import QuickCheck
 from proxy.engine.records import CompactionRecords
 from proxy.engine.replies import LocalReply
-from proxy.engine.reports import report_of
 from proxy.engine.retries import Retries
-from proxy.engine.run import GIVE_UP, Delivered, GiveUp, Run, Undelivered, Unreachable
+from proxy.engine.run import GIVE_UP, Delivered, GiveUp, Run, Undelivered, Unreachable, report_of
 from proxy.engine.upstream_calls import Accepted, NotNews, Overflowed, UpstreamCalls
-from proxy.offload import load_of, offload
+from proxy.offload import offload
 from proxy.tasks import Faults
 
 Counting = Literal["auto", "relay", "own"]
@@ -202,9 +201,8 @@ class Engine:
     async def _decide(self, measured: MeasuredRequest) -> FinalDecision:
         """Ask the planner until its decision is final; look up or write what it lacks."""
         progress: Progress = START
-        size = load_of(len(measured.parsed.body), len(measured.parsed.items))
         while True:
-            decision = await offload(size, decide, measured, self._policy, progress)
+            decision = await offload(measured.size, decide, measured, self._policy, progress)
             match decision:
                 case NeedRecord():
                     progress = await self._records.look_up(measured)
@@ -359,7 +357,8 @@ class Engine:
     def _after_answer(self, view: View, report: Report, status: int) -> None:
         """Note behind the answer that *view* was answered with *status*."""
         attempt, name = self._faults.attempt, view.request.request_id
-        attempt("after", name, lambda: self._records.answered(view, status), None)
+        if self._records.counts_answers:
+            attempt("after", name, partial(self._records.answered, view, status), None)
         if isinstance(view, CountedView):
             for feature in self._features.noting:
                 attempt("after", name, partial(feature.answered, view, report, status), None)

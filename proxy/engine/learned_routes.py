@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable, Mapping, MutableMapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Final
 
@@ -27,10 +27,11 @@ from proxy.core.learned_window import (
     prior_calibration,
     with_report,
 )
-from proxy.core.models import Route
+from proxy.core.models import SMALLEST_WINDOW, Catalogue, Route
 from proxy.core.overflow.kinds import Overflow
 from proxy.core.report import Usage
-from proxy.engine.ports import Clock, Records
+from proxy.core.request import Request
+from proxy.engine.ports import Cache, Clock, Records
 
 FRESH_SECONDS = 60.0
 """How long a learned route is used before the store is asked for a newer one of another replica."""
@@ -61,6 +62,12 @@ BYTES_PER_TOKEN = 12
 
 MEDIA: Final = re.compile(rb'"(?:image|input_(?:image|audio|file)|file"|document"|audio|video|item_reference")')
 """What items hold whose price says nothing of a vocabulary."""
+
+MOST_KNOWN = 4_096
+"""Routes that are remembered with all that is known of them. Model names come from clients, so they are bounded."""
+
+KNOWN_SECONDS = 5.0
+"""How long such a route is remembered: servers report new windows, and what was learned expires."""
 
 NoticeCallback = Callable[[str, Mapping[str, object]], None]
 """Logs an event with its facts."""
@@ -120,9 +127,9 @@ def sent_prompt(view: View) -> SentPrompt | None:
     if view.observation or view.measured.parsed.envelope.has_unseen_input:
         return None
     measured, record = view.measured, view.edits.record
-    output = int((view.lowered_output or view.budget.reserve) * measured.token_ratio)
+    output = int((view.lowered_output or view.budget.reserve) * measured.known.token_ratio)
     return SentPrompt(
-        measured.route,
+        measured.known.route,
         measured.request.tenant,
         view.counted,
         measured.prefix_hashes[-1] if measured.prefix_hashes else b"",
@@ -150,8 +157,8 @@ class LearnedRoutes:
     def __init__(
         self,
         records: Records,
-        known: MutableMapping[tuple[str, bytes], CachedRoute],
-        anchors: MutableMapping[tuple[str, bytes], UsageAnchor],
+        known: Cache[tuple[str, bytes], CachedRoute],
+        anchors: Cache[tuple[str, bytes], UsageAnchor],
         clock: Clock,
         notice: NoticeCallback = ignore_notice,
         wall: Callable[[], float] = time.time,
@@ -333,6 +340,53 @@ class LearnedRoutes:
             facts = {"upstream": route.upstream, "model": route.model, "observed_window": window, "kind": how}
             self._notice("upstream.window_learned", facts)
         return cached
+
+
+@dataclass(frozen=True, slots=True)
+class RememberedRoute:
+    """A known route that holds while ``generation`` is current and until the monotonic second ``until``.
+
+    ``limits`` are the input budget and the lowest mark by output figure, in tokens, as the quick check finds them.
+    """
+
+    known: KnownRoute
+    generation: int
+    until: float
+    limits: dict[int | None, tuple[int, int]] = field(default_factory=dict)
+
+
+class KnownRoutes:
+    """Finds the route of a request with all that is known of it, and remembers it for some seconds."""
+
+    def __init__(self, catalogue: Catalogue, learned: LearnedRoutes, clock: Clock) -> None:
+        self._catalogue = catalogue
+        self._learned = learned
+        self._clock = clock
+        self._remembered: dict[tuple[object, ...], RememberedRoute] = {}
+
+    async def get(self, request: Request, model: str) -> RememberedRoute:
+        """Return the route of *model* for *request*.
+
+        Waits only for what other replicas learned, once in a while: so a process that has just started knows it before
+        it answers. Raises ``NotFound``.
+        """
+        options, is_small = request.options, len(request.body) <= SMALLEST_WINDOW
+        key = (model, request.tenant, options.window, request.window_variant, is_small)
+        remembered = self._remembered.get(key)
+        generation = self._learned.generation
+        if remembered is not None and remembered.generation == generation and self._clock() < remembered.until:
+            return remembered
+        route = self._catalogue.resolve(model, len(request.body))
+        if request.window_variant:
+            route = replace(route, variant=request.window_variant)
+        learned = await self._learned.get(route, request.tenant)
+        known = self._learned.known_route(route, request.tenant, learned, options.window)
+        remembered = RememberedRoute(known, self._learned.generation, self._clock() + KNOWN_SECONDS)
+        if known.window is not None:  # a server may be about to report it
+            if len(self._remembered) >= MOST_KNOWN:
+                self._remembered.clear()
+            self._remembered[key] = remembered
+        return remembered
 
 
 def believed(route: Route, taught: LearnedWindow, now: float) -> int | None:

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import MutableMapping
 from dataclasses import replace
 
 from proxy.core.apis.envelope import TOOLS, Envelope
-from proxy.core.attempts import first_max_loss
 from proxy.core.client_compaction import compacting_client
 from proxy.core.compaction.schedule import CompactionTarget, MaxLoss
 from proxy.core.compaction.truncate import shrink_tools
@@ -25,13 +23,13 @@ from proxy.core.models import Catalogue, Route
 from proxy.core.request import Mode, Request
 from proxy.core.tokens.budget import TokenBudget
 from proxy.engine.features import Features
-from proxy.engine.learned_routes import LearnedRoutes
-from proxy.engine.ports import Records
+from proxy.engine.learned_routes import KnownRoutes, LearnedRoutes
+from proxy.engine.ports import Cache, Records
 from proxy.engine.reading import CountedBody, LocatedBody, Reader
-from proxy.engine.reports import OBSERVED
-from proxy.offload import offload
+from proxy.engine.run import OBSERVED
+from proxy.offload import load_of, offload
 
-ShrunkTools = MutableMapping[tuple[bytes, str, str, int], tuple[str, int]]
+ShrunkTools = Cache[tuple[bytes, str, str, int], tuple[str, int]]
 """Tools arrays that were made smaller, and their tokens: a bounded mapping."""
 
 
@@ -41,6 +39,7 @@ class Measurer:
     def __init__(
         self,
         catalogue: Catalogue,
+        routes: KnownRoutes,
         reader: Reader,
         records: Records,
         learned: LearnedRoutes,
@@ -51,6 +50,7 @@ class Measurer:
     ) -> None:
         self.policy = policy
         self._catalogue = catalogue
+        self._routes = routes
         self._reader = reader
         self._records = records
         self._learned = learned
@@ -74,11 +74,7 @@ class Measurer:
         """
         mode, located = self.mode_of(request), await self.located(request)
         envelope = located.envelope
-        route = self._catalogue.resolve(request.path_model or envelope.model, len(request.body))
-        if request.window_variant:
-            route = replace(route, variant=request.window_variant)
-        learned = await self._learned.get(route, request.tenant)
-        known = self._learned.known_route(route, request.tenant, learned, request.options.window)
+        known = (await self._routes.get(request, request.path_model or envelope.model)).known
         if mode == "off" or known.window is None:
             return UncountedView(
                 request, known, envelope.model, envelope.stream, envelope.session, request.body, is_off=mode == "off"
@@ -87,7 +83,7 @@ class Measurer:
             # What was only considered must never be taken for what was sent: it is recorded under a name of its own.
             options = replace(request.options, conversation=request.options.conversation + OBSERVED)
             request = replace(request, options=options)
-        target = self._first_target(request, route, mode, max_loss, dry_run=dry_run)
+        target = self._first_target(request, known, mode, max_loss, dry_run=dry_run)
         return await self.count(request, located, known, known.window, target)
 
     async def measure_anyway(self, request: Request, assumed_window: int) -> MeasuredRequest:
@@ -103,7 +99,8 @@ class Measurer:
 
     async def located(self, request: Request) -> LocatedBody:
         """Where things stand in the body, found on a thread if it is large. Raises ``InvalidRequest``."""
-        return await self._reader.located(API_FORMATS[request.api], request.tenant, request.body)
+        body = request.body
+        return await offload(len(body), self._reader.locate, API_FORMATS[request.api], request.tenant, body)
 
     def locate(self, request: Request) -> LocatedBody:
         """As ``located``, at once."""
@@ -111,8 +108,9 @@ class Measurer:
 
     async def tokens_of(self, request: Request, located: LocatedBody, route: Route) -> int:
         """Tokens of the request as the client sent it, by our own count."""
-        reading = await self._read(request, located, route)
-        return reading.fixed + reading.history
+        api_format, tenant = API_FORMATS[request.api], request.tenant
+        counted = await self._reader.read(api_format, route.encoding, tenant, located, route.model)
+        return counted.fixed + counted.history
 
     async def count(
         self,
@@ -123,16 +121,15 @@ class Measurer:
         target: CompactionTarget | None = None,
     ) -> MeasuredRequest:
         """Count *request* against *window* (in the provider's tokens): that of *known*, or an assumed one."""
-        reading = await self._read(request, located, known.route)
-        return await offload(reading.work_size, self._measured, request, reading, known, window, target)
-
-    async def _read(self, request: Request, located: LocatedBody, route: Route) -> CountedBody:
-        return await self._reader.read(API_FORMATS[request.api], route.encoding, request.tenant, located, route.model)
+        size = self._reader.new_size(located, known.route.encoding, known.route.model)
+        return await offload(size, self._measured, request, located, known, window, target)
 
     def _measured(
-        self, request: Request, reading: CountedBody, known: KnownRoute, window: int, target: CompactionTarget | None
+        self, request: Request, located: LocatedBody, known: KnownRoute, window: int, target: CompactionTarget | None
     ) -> MeasuredRequest:
-        policy, route, token_ratio = self.policy, known.route, known.token_ratio
+        route, api_format = known.route, API_FORMATS[request.api]
+        reading = self._reader.count_body(api_format, route.encoding, request.tenant, located, route.model)
+        policy, token_ratio = self.policy, known.token_ratio
         envelope, requested = reading.envelope, reading.envelope.requested_output
         counts = TokenCounts(reading.fixed, reading.history, reading.member_tokens, reading.roles, reading.members)
         client_compaction = request.client_compaction or _client_compaction(reading)
@@ -147,6 +144,7 @@ class Measurer:
             request=request,
             known=replace(known, stated_window=stated),
             parsed=ParsedBody(reading.body, reading.scan, reading.items, envelope),
+            size=load_of(len(reading.body), len(reading.items)),
             counts=counts,
             prefix_hashes=hashes,
             budget=budget,
@@ -167,11 +165,11 @@ class Measurer:
     # What the view must reach.
 
     def _first_target(
-        self, request: Request, route: Route, mode: Mode, max_loss: MaxLoss | None, *, dry_run: bool
+        self, request: Request, known: KnownRoute, mode: Mode, max_loss: MaxLoss | None, *, dry_run: bool
     ) -> CompactionTarget:
         compacts_now = request.options.compact_now
         if max_loss is None:
-            max_loss = "any" if mode == "observe" or compacts_now else first_max_loss(route.steps)
+            max_loss = "any" if mode == "observe" or compacts_now else known.first_max_loss
         return CompactionTarget(
             force=compacts_now,
             wait_for_summary=compacts_now,

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from proxy.core.conversation import ItemText
 from proxy.core.errors import UllageError
@@ -119,6 +119,22 @@ class Refusal:
 Outcome = Answer | Refusal
 
 
+K = TypeVar("K")
+V = TypeVar("V")
+
+
+class Cache(Protocol[K, V]):
+    """A bounded mapping that threads share: it may lose a value at any time."""
+
+    def get(self, key: K, /) -> V | None:
+        """The value of *key*, None if there is none."""
+
+    def __setitem__(self, key: K, value: V, /) -> None: ...
+
+    def items(self) -> Iterable[tuple[K, V]]:
+        """The keys with their values."""
+
+
 class Counter(Protocol):
     """Counts tokens of text."""
 
@@ -137,6 +153,9 @@ class Records(Protocol):
 
     def reachable(self) -> bool:
         """True if records can be read now. If not, finding none proves nothing."""
+
+    def may_have_news(self) -> bool:
+        """True if more may be stored than this process knows: by other processes, or by an operator."""
 
     async def newest(
         self, tenant: bytes, root_hash: bytes, route: str, prefix_hashes: Sequence[bytes]

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any, Final, Literal
 
@@ -18,12 +17,10 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from proxy.core.apis.json_steps import UNREADABLE
-from proxy.core.decisions import KnownRoute, Policy, UncountedView
-from proxy.core.models import SMALLEST_WINDOW, Catalogue, Route
+from proxy.core.decisions import Policy, UncountedView
 from proxy.core.request import Mode, Request, session_in_body
 from proxy.core.tokens.budget import answer_reserve, input_limit
-from proxy.engine.learned_routes import LearnedRoutes
-from proxy.engine.ports import Clock
+from proxy.engine.learned_routes import KnownRoutes, RememberedRoute
 
 TOOLS_ALLOWANCE: Final = 512
 """Tokens that a provider's own rendering of tools may add to what their bytes bound."""
@@ -37,11 +34,8 @@ HOSTED: Final = b'"mcp"'
 https://platform.openai.com/docs/guides/tools-connectors-mcp
 """
 
-MOST_LIMITS: Final = 1_024
-"""Limits that are remembered, one for each model, output figure and tenant. They come from clients, so are bounded."""
-
-LIMITS_SECONDS: Final = 5.0
-"""How long limits are remembered: servers report new windows, and what was learned expires."""
+MOST_FIGURES: Final = 64
+"""Output figures of a route whose limits are remembered. They come from clients, so they are bounded."""
 
 
 class _Named(msgspec.Struct):
@@ -222,101 +216,59 @@ DECODERS: Final[Mapping[str, _Decoder]] = MappingProxyType(
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """What a request of few bytes is held against, while ``generation`` is current and until the second ``until``.
-
-    ``known`` is the route and its window. ``budget`` are the tokens of its input, and ``mark`` the lowest low mark
-    that a request inside that budget can have.
-    """
-
-    known: KnownRoute
-    budget: int
-    mark: int
-    generation: int
-    until: float
-
-
 class QuickCheck:
     """Finds the requests that fit by their bytes, and those that are not measured at all."""
 
-    def __init__(self, catalogue: Catalogue, learned: LearnedRoutes, policy: Policy, mode: Mode, clock: Clock) -> None:
-        self._catalogue = catalogue
-        self._learned = learned
+    def __init__(self, routes: KnownRoutes, policy: Policy, mode: Mode) -> None:
+        self._routes = routes
         self._policy = policy
         self._mode = mode
-        self._clock = clock
-        self._limits: dict[tuple[object, ...], Limits] = {}
 
     async def view(self, request: Request) -> UncountedView | None:
         """Return the client's own bytes if they show that they fit, or are not to be measured; None to measure them.
 
-        Waits only for what other replicas learned of the route, once in a while. Raises ``NotFound``.
+        Raises ``NotFound``.
         """
-        textual = DECODERS[request.api].decode(request.body)
+        body, options = request.body, request.options
+        textual = DECODERS[request.api].decode(body)
         if textual is None:
             return None
-        body = request.body
-        limits = self._cached(request, textual) or await self._look_up(request, textual)
-        is_off = self._mode == "off" or request.options.mode == "off"
-        tokens = 0
-        if not is_off and limits.known.window is not None:
-            allowance = textual.allowance
-            if allowance is None or len(body) + allowance > limits.mark or request.options.compact_now:
+        route = await self._routes.get(request, request.path_model or textual.model)
+        is_off = self._mode == "off" or options.mode == "off"
+        bound, budget = 0, None
+        if not is_off and route.known.window is not None:
+            allowance, output = textual.allowance, textual.requested_output
+            budget, mark = route.limits.get(output) or self._limits(route, output)
+            if allowance is None or len(body) + allowance > mark or options.compact_now:
                 return None
-            tokens = len(body) + allowance
+            bound = len(body) + allowance
         session = ""
         if textual.metadata or textual.prompt_cache_key:
             session = session_in_body({"metadata": textual.metadata, "prompt_cache_key": textual.prompt_cache_key})
         return UncountedView(
             request=request,
-            known=limits.known,
+            known=route.known,
             model=textual.model,
             stream=textual.stream is True,
             session=session,
             body=body,
-            bound=tokens,
-            budget=limits.budget if tokens else None,
+            bound=bound,
+            budget=budget,
             is_off=is_off,
         )
 
-    def _cached(self, request: Request, textual: Textual) -> Limits | None:
-        """Return the limits of a *textual* request, if they are known and still hold."""
-        limits = self._limits.get(_key(request, textual))
-        if limits is None or limits.generation != self._learned.generation or limits.until < self._clock():
-            return None
-        return limits
+    def _limits(self, remembered: RememberedRoute, output: int | None) -> tuple[int, int]:
+        """Return the input budget beside *output*, and the lowest low mark that a request inside it can have.
 
-    async def _look_up(self, request: Request, textual: Textual) -> Limits:
-        """Look the limits of a *textual* request up, and remember them if its window is known."""
-        route = self._catalogue.resolve(request.path_model or textual.model, len(request.body))
-        if request.window_variant:
-            route = replace(route, variant=request.window_variant)
-        # So that a process which has just started knows what other replicas learned before it answers by bytes alone.
-        learned = await self._learned.get(route, request.tenant)
-        known = self._learned.known_route(route, request.tenant, learned, request.options.window)
-        generation, until = self._learned.generation, self._clock() + LIMITS_SECONDS
-        if known.window is None:
-            return Limits(known, 0, 0, generation, until)
-        reserved = answer_reserve(textual.requested_output, route.max_output, known.window)
-        budget = input_limit(known.window, reserved, route.max_input)
-        limits = Limits(known, budget, self._lowest_mark(route, known.window, budget), generation, until)
-        if len(self._limits) >= MOST_LIMITS:
-            self._limits.clear()
-        self._limits[_key(request, textual)] = limits
-        return limits
-
-    def _lowest_mark(self, route: Route, window: int, budget: int) -> int:
-        """Return the lowest low mark of a request inside *budget*: what has fewer bytes needs no closer look.
-
-        A token of JSON is more than two bytes, so that its tokens are under half of the mark.
+        What has fewer bytes than that mark needs no closer look: a token of JSON is more than two bytes, so that its
+        tokens are under half of the mark.
         """
+        route, window = remembered.known.route, remembered.known.window
+        assert window is not None
+        budget = input_limit(window, answer_reserve(output, route.max_output, window), route.max_input)
         figures = self._policy.budget(route, window, None, 0, 1.0)
-        return figures.low(self._policy.rules.marks, min(budget, figures.baseline))
-
-
-def _key(request: Request, textual: Textual) -> tuple[object, ...]:
-    """Return all that decides the limits of a *textual* request; of its size, if it is worth asking a server for."""
-    is_small = len(request.body) <= SMALLEST_WINDOW
-    model, output = request.path_model or textual.model, textual.requested_output
-    return model, output, request.tenant, request.options.window, request.window_variant, is_small
+        mark = figures.low(self._policy.rules.marks, min(budget, figures.baseline))
+        if len(remembered.limits) >= MOST_FIGURES:
+            remembered.limits.clear()
+        remembered.limits[output] = budget, mark
+        return budget, mark

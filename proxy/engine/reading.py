@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Callable, Mapping, MutableMapping, Sequence
-from dataclasses import dataclass, replace
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
+
+from msgspec.structs import replace
+from xxhash import xxh3_128
 
 from proxy.core.apis.base import ApiFormat
 from proxy.core.apis.envelope import SYSTEM, TOOLS, Envelope, read_envelope
@@ -17,8 +21,8 @@ from proxy.core.tokens.media import Meter, prices
 from proxy.core.tokens.tools import reads_declarations, tools_tokens
 from proxy.core.tool_calls import facts_of, join_written_results, with_written_call, with_written_result
 from proxy.core.tool_table import NO_TOOLS, ToolMap
-from proxy.engine.ports import Counter
-from proxy.offload import load_of, offload
+from proxy.engine.ports import Cache, Counter
+from proxy.offload import ITEM, offload
 
 RECOUNTED = 1_024
 """Characters from which a text that stands in every view of a conversation is not counted again for each of them."""
@@ -35,6 +39,13 @@ In none of the APIs is a message so short; each costs as much as one of hundreds
 REPEATED = 256
 """Bytes of an item that is looked for among the short ones of the same body before its digest is computed."""
 
+MOST_MEASURES = 1_024
+"""Ways of counting whose names are remembered. Model names come from clients, so they are bounded."""
+
+SEED = int.from_bytes(os.urandom(8), "big")
+"""Seeds the names under which texts are cached. These never leave the process, so a fast hash will do:
+https://github.com/Cyan4973/xxHash#performance-on-small-data. What is stored or sent has keyed cryptographic names."""
+
 PREFIX_FROM = 8_192
 """Bytes from which a body is worth remembering as a whole: below, scanning it again costs as little."""
 
@@ -44,8 +55,8 @@ class CountedBody:
     """A body whose items were counted.
 
     ``body`` is the client's, or the same with its items as a list. ``member_tokens`` are the tokens of each counted
-    member of the envelope, ``fixed`` those of everything but the history, ``roles`` those of the items by role, and
-    ``memory_tokens`` those of memories in the members that hold system text.
+    member of the envelope, ``members`` the same by what they hold, ``fixed`` those of everything but the history, and
+    ``roles`` those of the items by role.
     """
 
     body: bytes
@@ -53,26 +64,15 @@ class CountedBody:
     items: tuple[Item, ...]
     envelope: Envelope
     member_tokens: dict[str, int]
+    members: Members
     fixed: int
     roles: RoleTotals
     cached_prefix: CachedPrefix | None
-    memory_tokens: int = 0
-
-    @property
-    def members(self) -> Members:
-        """Tokens of the members beside the items, by what they hold."""
-        tools, system = (sum(self.member_tokens.get(key, 0) for key in keys) for keys in (TOOLS, SYSTEM))
-        return Members(tools, system, self.memory_tokens)
 
     @property
     def system(self) -> int:
         """Tokens of all system text: the system items, and the members that hold such text."""
         return self.roles.system + self.members.system
-
-    @property
-    def work_size(self) -> int:
-        """The size of work on all of it, in bytes as ``offload`` weighs them."""
-        return load_of(len(self.body), len(self.items))
 
     @property
     def history(self) -> int:
@@ -101,13 +101,22 @@ class CountedBody:
         return hashes
 
 
+@dataclass(frozen=True, slots=True)
+class CountedMembers:
+    """The members around the items of one body, as counted. ``envelope_name`` names the envelope they stand in."""
+
+    envelope_name: bytes
+    tokens: dict[str, int]
+    members: Members
+
+
 @dataclass(slots=True)
 class CachedPrefix:
     """A body seen before, up to byte ``border``; equal bytes so far (``digest``) mean an equal scan and equal items.
 
     ``layout`` and ``prefix_hashes`` (behind the key and label that they are for) are filled in when they are first
-    needed; they may be those of a shorter prefix. ``counted_by`` names the way in which the items were counted. Threads
-    share it, so each member is replaced as a whole.
+    needed; they may be those of a shorter prefix. ``counted_by`` names the way in which the items and ``around`` were
+    counted. Threads share it, so each member is replaced as a whole.
     """
 
     border: int
@@ -118,6 +127,7 @@ class CachedPrefix:
     prefix_hashes: tuple[tuple[bytes, str], tuple[bytes, ...]] = ((b"", ""), ())
     layout: Layout = EMPTY_LAYOUT
     roles: RoleTotals = NOTHING
+    around: CountedMembers | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,6 +137,7 @@ class LocatedBody:
     body: bytes
     scan: Scan
     envelope: Envelope
+    envelope_name: bytes
     cached_prefix: CachedPrefix | None
     hasher: PrefixHasher | None
 
@@ -142,10 +153,10 @@ class Reader:
     def __init__(
         self,
         counter: Counter,
-        items: MutableMapping[bytes, Item],
-        envelopes: MutableMapping[bytes, Envelope],
-        sizes: MutableMapping[bytes, int],
-        prefixes: MutableMapping[bytes, CachedPrefix],
+        items: Cache[bytes, Item],
+        envelopes: Cache[bytes, Envelope],
+        sizes: Cache[bytes, int],
+        prefixes: Cache[bytes, CachedPrefix],
         tools: ToolMap = NO_TOOLS,
         most: int = MOST_ITEMS,
     ) -> None:
@@ -166,7 +177,7 @@ class Reader:
 
         Raises ``InvalidRequest`` if it is no valid body of *api_format*, ``TooManyItems`` if it has too many.
         """
-        scope = hashlib.sha256(tenant + api_format.API.encode())
+        scope = xxh3_128(tenant + api_format.API.encode(), SEED)
         hasher = PrefixHasher(scope.copy(), body) if len(body) >= PREFIX_FROM else None
         prefix = hasher.find(self._prefixes) if hasher else None
         try:
@@ -184,48 +195,68 @@ class Reader:
         envelope = self._envelopes.get(name)
         if envelope is None:
             envelope = self._envelopes[name] = read_envelope(_text(raw), api_format.OUTPUT_FIGURES)
-        return LocatedBody(body, where, envelope, prefix, hasher)
+        return LocatedBody(body, where, envelope, name, prefix, hasher)
 
     async def read(
+        self, api_format: ApiFormat, encoding: str, tenant: bytes, located: LocatedBody, model: str = ""
+    ) -> CountedBody:
+        """As ``count_body``, of a body with much that is new on a thread."""
+        size = self.new_size(located, encoding, model)
+        return await offload(size, self.count_body, api_format, encoding, tenant, located, model)
+
+    def new_size(self, located: LocatedBody, encoding: str, model: str) -> int:
+        """The size of what was not counted before, as ``offload`` weighs it."""
+        prefix = located.cached_prefix
+        if prefix is None or prefix.counted_by != _measure(encoding, model):
+            return len(located.body) + ITEM * len(located.scan.spans)
+        return len(located.body) - prefix.border + ITEM * (len(located.scan.spans) - len(prefix.items))
+
+    def count_body(
         self, api_format: ApiFormat, encoding: str, tenant: bytes, located: LocatedBody, model: str = ""
     ) -> CountedBody:
         """Count a located body in *encoding*, with media and tools priced as *model* prices them.
 
         Raises ``InvalidRequest`` if an item is not valid.
         """
-        prefix = located.cached_prefix
-        is_usable = prefix is not None and prefix.counted_by == _measure(encoding, model)
-        border, seen = (prefix.border, len(prefix.items)) if prefix is not None and is_usable else (0, 0)
-        unseen = load_of(len(located.body) - border, len(located.scan.spans) - seen)
-        return await offload(unseen, self._read, api_format, encoding, tenant, located, model)
-
-    def _read(
-        self, api_format: ApiFormat, encoding: str, tenant: bytes, located: LocatedBody, model: str
-    ) -> CountedBody:
         prefix, spans, measure = located.cached_prefix, located.scan.spans, _measure(encoding, model)
         seen = _items_seen(prefix, located.scan, measure)
         count = self.count(encoding, model)
-        scope = _scope(api_format, measure, tenant)
+        scope = xxh3_128(tenant + f"{api_format.API}\0{measure}\0".encode(), SEED)
         items = seen + self._read_items(api_format, count, scope, located.body, spans[len(seen) :])
         items = seen + join_written_results(items, len(seen))
         roles = add_up(items, prefix.roles if prefix is not None and seen else NOTHING)
-        cached = self._cache_prefix(located, measure, items, roles)
-        sizes = self._sizes_of(scope, located.envelope.counted(), encoding, model)
-        tools = api_format.PER_TOOLS if any(key in sizes for key in TOOLS) else 0
-        fixed = api_format.PER_REPLY + tools + roles.system + sum(sizes.values())
-        memory_tokens = sum(self._remembered(scope, text, count) for text in located.envelope.texts.values())
+        around = prefix.around if prefix is not None and prefix.counted_by == measure else None
+        if around is None or around.envelope_name != located.envelope_name:
+            around = self._count_members(located, scope, encoding, model)
+        cached = self._cache_prefix(located, measure, items, roles, around)
+        tools = api_format.PER_TOOLS if any(key in around.tokens for key in TOOLS) else 0
+        fixed = api_format.PER_REPLY + tools + roles.system + sum(around.tokens.values())
         return CountedBody(
-            located.body, located.scan, items, located.envelope, sizes, fixed, roles, cached, memory_tokens
+            located.body, located.scan, items, located.envelope, around.tokens, around.members, fixed, roles, cached
         )
 
+    def _count_members(self, located: LocatedBody, scope: Any, encoding: str, model: str) -> CountedMembers:
+        """Count the members around the items, each text of them once."""
+        envelope, count = located.envelope, self.count(encoding, model)
+        tokens = self._sizes_of(scope, envelope.counted(), encoding, model)
+        tools, system = (sum(tokens.get(key, 0) for key in keys) for keys in (TOOLS, SYSTEM))
+        memories = sum(self._memory_tokens(scope, text, count) for text in envelope.texts.values())
+        return CountedMembers(located.envelope_name, tokens, Members(tools, system, memories))
+
     def _cache_prefix(
-        self, located: LocatedBody, measure: str, items: tuple[Item, ...], roles: RoleTotals
+        self,
+        located: LocatedBody,
+        measure: str,
+        items: tuple[Item, ...],
+        roles: RoleTotals,
+        around: CountedMembers,
     ) -> CachedPrefix | None:
         """Cache the body up to its last item, with what its own prefix already knew; None for a small body."""
         if located.hasher is None or not located.scan.spans:
             return None
         cached, prefix = located.hasher.keep(self._prefixes, located.scan, measure, items), located.cached_prefix
         cached.roles = roles
+        cached.around = around
         if prefix is not None:
             cached.prefix_hashes = prefix.prefix_hashes
             cached.layout = prefix.layout if prefix.counted_by == measure else EMPTY_LAYOUT
@@ -249,7 +280,7 @@ class Reader:
 
     def recount(self, encoding: str, tenant: bytes, model: str = "") -> Meter:
         """As ``count``, for texts of this tenant that come again: what is long is counted once."""
-        scope = hashlib.sha256(tenant + f"{encoding}\0again\0".encode())
+        scope = xxh3_128(tenant + f"{encoding}\0again\0".encode(), SEED)
 
         def counted(text: str) -> int:
             if len(text) < RECOUNTED:
@@ -269,7 +300,7 @@ class Reader:
 
     def tokens_of_tools(self, text: str, encoding: str, model: str) -> int:
         """Tokens of a tools array of ours, the same for every caller, as *model* reads it; counted once."""
-        name = hashlib.sha256(f"{_measure(encoding, model)}\0{text}".encode()).digest()
+        name = xxh3_128(f"{_measure(encoding, model)}\0{text}".encode(), SEED).digest()
         size = self._sizes.get(name)
         if size is None:
             size = self._sizes[name] = self.count_tools(encoding, model)(text)
@@ -306,7 +337,7 @@ class Reader:
             found[key] = size
         return found
 
-    def _remembered(self, scope: Any, text: str, count: Meter) -> int:
+    def _memory_tokens(self, scope: Any, text: str, count: Meter) -> int:
         """Tokens of the injected memories in a system *text*; looked for once in each text."""
         name = _key(scope, f"memory\0{text}".encode())
         size = self._sizes.get(name)
@@ -327,7 +358,7 @@ class PrefixHasher:
         self._body = memoryview(body)
         self._marks = [(0, scope)]
 
-    def find(self, prefixes: MutableMapping[bytes, CachedPrefix]) -> CachedPrefix | None:
+    def find(self, prefixes: Cache[bytes, CachedPrefix]) -> CachedPrefix | None:
         """The longest known prefix whose bytes the body begins with."""
         power = len(self._body).bit_length() - 1
         found: CachedPrefix | None = None
@@ -339,7 +370,7 @@ class PrefixHasher:
         return found
 
     def keep(
-        self, prefixes: MutableMapping[bytes, CachedPrefix], where: Scan, measure: str, items: tuple[Item, ...]
+        self, prefixes: Cache[bytes, CachedPrefix], where: Scan, measure: str, items: tuple[Item, ...]
     ) -> CachedPrefix:
         """File the body up to its last item."""
         border = where.spans[-1][1]
@@ -376,14 +407,10 @@ def _items_seen(prefix: CachedPrefix | None, where: Scan, measure: str) -> tuple
     return prefix.items
 
 
+@lru_cache(MOST_MEASURES)
 def _measure(encoding: str, model: str) -> str:
     """What decides a count: equal for models that count alike."""
     return f"{encoding},{prices(model).name},{'declared' if reads_declarations(model) else 'json'}"
-
-
-def _scope(api_format: ApiFormat, measure: str, tenant: bytes) -> Any:
-    """What the names of this tenant's counted texts begin with."""
-    return hashlib.sha256(tenant + f"{api_format.API}\0{measure}\0".encode())
 
 
 def _text(raw: bytes) -> str:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import MutableMapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
-from cachetools import LRUCache
+from cachebox import LRUCache
 
 from proxy.core.compaction.record import VERSION, Compaction, CompactionRecord, dump, load
 from proxy.core.compaction.schedule import CompactionTarget
@@ -14,10 +14,10 @@ from proxy.core.conversation import Layout
 from proxy.core.decisions import CountedView, LookedUp, MeasuredRequest, NeedBlock, Policy, UncountedView, View, Written
 from proxy.core.planner import provider_compacts
 from proxy.core.request import Request
-from proxy.engine.ports import Records, Summaries, Summary, SummaryRequest
+from proxy.engine.ports import Cache, Records, Summaries, Summary, SummaryRequest
 from proxy.engine.reading import Reader
 from proxy.engine.summary_requests import summary_request_of
-from proxy.offload import load_of, offload
+from proxy.offload import offload
 
 MOST_BOUNDARIES = 512
 """Boundaries asked of the store at once; a record is never further back than the room between the marks."""
@@ -38,8 +38,8 @@ RecordKey = tuple[str, bytes]
 class CompactionRecords:
     """Looks compaction records up and writes them.
 
-    *cached* is in front of the store; *looked_up* are the keys up to which the store was asked before. Both are bounded
-    mappings. *summaries* is None if no model writes any.
+    *cached* is in front of the store. *looked_up* are the keys up to which the store was asked before, and whether
+    there was a record then. *summaries* is None if no model writes any.
     """
 
     def __init__(
@@ -47,8 +47,8 @@ class CompactionRecords:
         reader: Reader,
         records: Records,
         policy: Policy,
-        cached: MutableMapping[RecordKey, CompactionRecord],
-        looked_up: MutableMapping[RecordKey, bool],
+        cached: Cache[RecordKey, CompactionRecord],
+        looked_up: Cache[RecordKey, bool],
         summaries: Summaries | None,
     ) -> None:
         self._reader = reader
@@ -69,7 +69,7 @@ class CompactionRecords:
 
         A request of an operator's is handed out once, so it is left for a dry run, and if the provider is to compact.
         """
-        layout = await offload(_load(measured), measured.lay_out)
+        layout = await offload(measured.size, measured.lay_out)
         record = await self.newest(measured, layout)
         first = record.compaction if record else None
         if measured.target.dry_run or (record is None and self._is_left_to_provider(measured)):
@@ -92,9 +92,12 @@ class CompactionRecords:
         unasked, cached = self._cached_until_asked(measured, boundaries)
         if not unasked:
             return cached
+        if self._knows_all(unasked, cached):
+            self._looked_up[unasked[0]] = cached is not None
+            return cached
         hashes, tenant = measured.prefix_hashes, measured.request.tenant
         wanted = [prefix_hash for _, prefix_hash in unasked]
-        stored = await self._records.newest(tenant, measured.root_hash(layout), measured.route.name, wanted)
+        stored = await self._records.newest(tenant, measured.root_hash(layout), measured.known.route.name, wanted)
         if stored is not None:
             index, value = stored
             record = load(value, len(hashes))
@@ -102,14 +105,24 @@ class CompactionRecords:
                 self._cached[unasked[index]] = record
                 return record
         if self._records.reachable():
-            self._looked_up[unasked[0]] = True
+            self._looked_up[unasked[0]] = cached is not None
         return cached
+
+    def _knows_all(self, unasked: Sequence[RecordKey], cached: CompactionRecord | None) -> bool:
+        """True if the store has no record at the *unasked* boundaries but those that this process wrote and cached."""
+        if self._records.may_have_news():
+            return False
+        return cached is not None or self._looked_up.get(unasked[-1]) is False
 
     def _cached_until_asked(
         self, measured: MeasuredRequest, boundaries: Sequence[int]
     ) -> tuple[list[RecordKey], CompactionRecord | None]:
-        """The keys of *boundaries* that the store was not asked for, and the newest cached record, if there is one."""
-        route, hashes = measured.route.name, measured.prefix_hashes
+        """The keys of *boundaries* that the store was not asked for, and the newest cached record, if there is one.
+
+        The last of them is the newest that it was asked for. If a record was known then that is cached no more, they
+        are all the boundaries there are.
+        """
+        route, hashes = measured.known.route.name, measured.prefix_hashes
         unasked: list[RecordKey] = []
         was_asked = False
         for boundary in boundaries:
@@ -120,7 +133,9 @@ class CompactionRecords:
                 return unasked, cached
             if not was_asked:
                 unasked.append(key)
-                was_asked = key in self._looked_up
+                was_asked = self._looked_up.get(key) is not None
+        if was_asked and self._looked_up.get(unasked[-1]):
+            return [(route, hashes[boundary - 1]) for boundary in boundaries], None
         return unasked, None
 
     async def write(self, measured: MeasuredRequest, need: NeedBlock) -> Written:
@@ -136,9 +151,9 @@ class CompactionRecords:
             summary = Summary("", before.summary_length, before.summary_spent, before.summary_by)
         else:
             summary = await self._summary(measured, need) or Summary("", 0, 0)
-        count = self._reader.count(measured.route.encoding, measured.route.model)
+        count = self._reader.count(measured.known.route.encoding, measured.known.route.model)
         options = RenderOptions(count, self._policy.tools)
-        block, edits = await offload(_load(measured), write_texts, original, compaction, options, before, summary.text)
+        block, edits = await offload(measured.size, write_texts, original, compaction, options, before, summary.text)
         record = CompactionRecord(
             VERSION,
             compaction,
@@ -159,7 +174,7 @@ class CompactionRecords:
     async def _saved(self, measured: MeasuredRequest, need: NeedBlock, record: CompactionRecord) -> CompactionRecord:
         """*record* once it is stored, or another replica's at this boundary, if that fits too."""
         layout, target, boundary = need.found.layout, need.target, record.compaction.boundary
-        hashes, tenant, route = measured.prefix_hashes, measured.request.tenant, measured.route.name
+        hashes, tenant, route = measured.prefix_hashes, measured.request.tenant, measured.known.route.name
         name, root = hashes[boundary - 1], measured.root_hash(layout)
         stored = await self._records.save(tenant, root, route, name, dump(record), replace=target.replaces)
         theirs = load(stored, len(hashes))
@@ -169,6 +184,7 @@ class CompactionRecords:
             if measured.schedule(self._policy, layout, budget).fits(theirs.compaction, room):
                 record = theirs
         self._cached[route, name] = record
+        self._looked_up[route, name] = True
         return record
 
     async def _summary(self, measured: MeasuredRequest, need: NeedBlock) -> Summary | None:
@@ -201,7 +217,7 @@ class CompactionRecords:
         """The ready summary of the longest prefix of a conversation, and its original items; None if there is none."""
         if self._summaries is None or not self._records.reachable():
             return None
-        layout = await offload(_load(measured), measured.lay_out)
+        layout = await offload(measured.size, measured.lay_out)
         passage = self._passage(measured, layout, layout.count, None)
         found = await self._summaries.ready(passage) if passage else None
         return (found, measured.original(layout)) if found else None
@@ -237,8 +253,8 @@ class CompactionRecords:
         if weight <= budget.soft(marks, budget.baseline):
             return
         since = hashes[last.boundary - 1] if last else measured.root_hash(layout)
-        name = measured.route.name, since
-        if weight < self._need_no_summary.get(name, 0) or not summaries.is_due(request, measured.route, since):
+        name = measured.known.route.name, since
+        if weight < self._need_no_summary.get(name, 0) or not summaries.is_due(request, measured.known.route, since):
             return
         wanted = schedule.newest_compaction(last, CompactionTarget(force=True))
         if wanted is None or not wanted.text_tokens or wanted.cut <= (last.cut if last else 0):
@@ -252,7 +268,7 @@ class CompactionRecords:
     def _passage(
         self, measured: MeasuredRequest, layout: Layout, cut: int, last: Compaction | None
     ) -> SummaryRequest | None:
-        name = (measured.route.name, measured.prefix_hashes[last.boundary - 1]) if last else None
+        name = (measured.known.route.name, measured.prefix_hashes[last.boundary - 1]) if last else None
         record = self._cached.get(name) if name else None
         return summary_request_of(measured, layout, cut, record, self._policy.rules.shares.summary)
 
@@ -270,7 +286,3 @@ def _likely_tokens(view: View) -> int:
     if isinstance(view, UncountedView):
         return view.bound // BYTES_BOUND_SHARE
     return view.expected_tokens
-
-
-def _load(measured: MeasuredRequest) -> int:
-    return load_of(len(measured.parsed.body), len(measured.parsed.items))

@@ -1,14 +1,21 @@
-"""What has happened so far to one request, the only mutable object of its way; and what sending can come to."""
+"""One request under way: what has happened so far, what sending can come to, and the report of it.
+
+``Run`` is the only mutable object of a request. A report has figures in the provider's tokens, never text.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Final
+import base64
+from dataclasses import dataclass, replace
+from typing import Any, Final
 
 from proxy.core.attempts import Attempts
-from proxy.core.decisions import Reject, View
+from proxy.core.decisions import CountedView, MeasuredRequest, Policy, Reject, UncountedView, View
 from proxy.core.overflow.kinds import Overflow
-from proxy.core.request import Request
+from proxy.core.report import SERVED, Outcome, Report
+from proxy.core.request import Request, public_session_name
+from proxy.core.tokens.budget import borrowed
+from proxy.core.tokens.counting import regions, to_provider_tokens
 from proxy.engine.ports import Clock, Reply
 from proxy.engine.replies import DrainedReply
 
@@ -120,3 +127,165 @@ class Run:
         if self.reply is not None:
             self.reply.close()
         self.reply = None
+
+
+OBSERVED = "\0observed"
+"""Added to a conversation's label if it is only observed; no header can carry it."""
+
+LARGE = 0.30
+"""A fresh tool result that takes more of the room left than this is worth a warning."""
+
+
+def report_of(view: View, policy: Policy, **facts: Any) -> Report:
+    """The report of *view*, with the *facts* that are known of its sending."""
+    if isinstance(view, UncountedView):
+        return _uncounted(view, facts)
+    return _counted(view, policy, facts)
+
+
+def report_of_local(measured: MeasuredRequest, **facts: Any) -> Report:
+    """The report of an answer of our own to a *measured* request, with further *facts*."""
+    request, envelope = measured.request, measured.parsed.envelope
+    return Report(
+        request.request_id,
+        request.api,
+        request.path_model or envelope.model,
+        measured.known.route.upstream,
+        envelope.stream,
+        "compacted",
+        SERVED,
+        project=request.options.project,
+        task_size=request.options.task_size,
+        conversation=conversation_of(request, envelope.session),
+        epoch=request.epoch,
+        client_compaction=measured.client_compaction,
+        **facts,
+    )
+
+
+def conversation_of(request: Request, session: str) -> str:
+    """What a report calls the conversation of *request*; empty if neither headers nor body name it.
+
+    *session* is what the body calls it.
+    """
+    named = request.options.conversation.removesuffix(OBSERVED) or request.session or session
+    return public_session_name(request.tenant, named) if named else ""
+
+
+def _base(view: View, model: str, session: str, facts: dict[str, Any]) -> dict[str, Any]:
+    """The members of a report that no count decides."""
+    request, known = view.request, view.known
+    return {
+        "request_id": request.request_id,
+        "api": request.api,
+        "model": request.asked_model or request.path_model or model,
+        "upstream": known.route.upstream,
+        "window": known.window,
+        "source": known.window_source,
+        "project": request.options.project,
+        "task_size": request.options.task_size,
+        "conversation": conversation_of(request, session),
+        "epoch": request.epoch,
+        "client_compaction": request.client_compaction,
+        "fallback": request.fallback_model,
+        **facts,
+    }
+
+
+def _outcome(request: Request, *, edited: bool) -> Outcome:
+    if edited or request.prepared:
+        return "compacted"
+    return "degraded" if request.fallback_model else "verbatim"
+
+
+def _all_stages(request: Request, stages: tuple[str, ...]) -> tuple[str, ...]:
+    """*stages* behind those that features applied before."""
+    return tuple(dict.fromkeys((*request.prepared, *stages)))
+
+
+def _uncounted(view: UncountedView, facts: dict[str, Any]) -> Report:
+    request = view.request
+    members = _base(view, view.model, view.session, facts)
+    if view.is_off:
+        members["window"] = None
+    if view.bound:
+        members |= {"tokens_before": view.bound, "tokens_after": view.bound, "bounded": True}
+    return Report(
+        **members,
+        stream=view.stream,
+        outcome=_outcome(request, edited=bool(view.stages)),
+        reason=_uncounted_reason(view),
+        budget=view.budget,
+        stages=_all_stages(request, view.stages) if request.prepared else view.stages,
+    )
+
+
+def _uncounted_reason(view: UncountedView) -> str:
+    if view.request.fallback_model:
+        return "fallback"
+    if view.is_off:
+        return "off"
+    return "" if view.bound else "unknown-window"
+
+
+def _counted(view: CountedView, policy: Policy, facts: dict[str, Any]) -> Report:
+    measured, budget, request = view.measured, view.budget, view.request
+    ratio, counts, edits = measured.known.token_ratio, measured.counts, view.edits
+    envelope, root = measured.parsed.envelope, measured.root_hash(view.layout) if view.layout else b""
+    reserve = edits.lowered_output or budget.reserve
+    # As small as they were made: the rest of the fixed part stays as the client sent it.
+    beside = replace(counts.beside, tools=counts.beside.tools - (counts.fixed - budget.fixed))
+    by_region = regions(
+        view.roles,
+        beside,
+        fixed=budget.fixed - counts.roles.system + view.roles.system,
+        summary=view.summary,
+        reserve=reserve,
+    )
+    allocation = policy.rules.allocation
+    members = _base(view, envelope.model, envelope.session, {})
+    members["conversation"] = members["conversation"] or base64.urlsafe_b64encode(root[:12]).decode()
+    members["client_compaction"] = measured.client_compaction
+    members |= facts
+    outcome: Outcome = "verbatim"
+    if not view.observation:
+        outcome = _outcome(request, edited=bool(edits.stages) or not edits.is_verbatim)
+    return Report(
+        **members,
+        stream=envelope.stream,
+        outcome=outcome,
+        reason=_counted_reason(view),
+        budget=None if view.known.window is None else int(max(0, budget.input_budget(reserve)) * ratio),
+        tokens_before=int(counts.total * ratio) if edits.record else view.expected_tokens,
+        tokens_after=view.expected_tokens,
+        stages=_all_stages(request, edits.stages) if request.prepared else edits.stages,
+        regions=to_provider_tokens(by_region, ratio),
+        borrowed=to_provider_tokens(borrowed(by_region, allocation, budget.window), ratio) if allocation else {},
+        event=edits.compacted_now,
+        observed=bool(view.observation),
+        large_result=_large_result(view),
+        summary_tokens=edits.record.summary_spent if edits.record else 0,
+    )
+
+
+def _counted_reason(view: CountedView) -> str:
+    if view.observation:
+        return "" if view.observation == "fits" else view.observation
+    if view.request.fallback_model:
+        return "fallback"
+    return "nothing_to_fold" if view.edits.nothing_to_fold else ""
+
+
+def _large_result(view: CountedView) -> float:
+    """The share of the room left that the largest of the newest tool results takes; zero if that needs no warning.
+
+    What no request has seen before can still be asked for in a narrower way.
+    """
+    newest, largest = 0, 0
+    for item in reversed(view.measured.parsed.items):
+        if not item.answers:
+            break
+        newest, largest = newest + item.tokens, max(largest, item.tokens)
+    left = view.budget.input - view.measured.counts.total + newest
+    share = largest / left if left > 0 else 0.0
+    return round(share, 2) if share > LARGE else 0.0

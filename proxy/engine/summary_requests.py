@@ -31,7 +31,7 @@ def summary_request_of(
 
     *record* is the newest compaction's, *share* the part of the budget that a summary may take.
     """
-    budget, hashes, ratio = measured.budget, measured.prefix_hashes, measured.token_ratio
+    budget, hashes, ratio = measured.budget, measured.prefix_hashes, measured.known.token_ratio
     original, root = measured.original(layout), measured.root_hash(layout)
     step = rounded_down(min(MOST_SUMMARY, int(share * ratio * budget.baseline)))
     cuts = layout.cuts[max(0, bisect_right(layout.cuts, cut) - MOST_CUTS) :]
@@ -40,7 +40,7 @@ def summary_request_of(
         return None
     return SummaryRequest(
         request=measured.request,
-        route=measured.route,
+        route=measured.known.route,
         root_hash=root,
         last_compaction=hashes[record.compaction.boundary - 1] if record else root,
         prefixes=tuple(Prefix(at, hashes[at - 1], layout.sums[at]) for at in cuts if 0 < at <= cut),

@@ -1,8 +1,8 @@
-"""Opens the features whose folders are there. A folder can be deleted, and nothing else has to change.
+"""Builds the features whose folders are there. A folder can be deleted, and nothing else has to change.
 
 A folder has a module ``opening`` with a function ``open_features``, which takes ``FeatureParts``. That of ``history``
-has ``open_history`` instead: summaries and the server use it, too. The folders are looked up by name when the process
-starts, and imported by nothing else.
+has ``open_history`` instead: summaries and the server use it, too. The folders are found by name when the process
+starts; no other module imports them.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from proxy.tasks import Faults, Tasks
 
 @dataclass(frozen=True, slots=True)
 class FeatureParts:
-    """What features are made of. ``resolve`` gives the route of a model."""
+    """The parts that features are built from. ``resolve`` returns the route of a model."""
 
     settings: Settings
     store: Store
@@ -42,10 +42,10 @@ async def _finish_nothing(seconds: float) -> None:
 
 @dataclass(frozen=True, slots=True)
 class OpenHistory:
-    """The history of conversations as the rest of the process uses it. As it is made by default there is none.
+    """The history of conversations as the rest of the process uses it. By default there is none.
 
-    ``note_summary`` takes what became of a summary. ``open_routes`` opens the routes by which callers read it.
-    ``finish`` waits for so many seconds until everything is written.
+    ``note_summary`` notes the state of a summary. ``open_routes`` opens the routes by which callers read the history.
+    ``finish`` waits until everything is written, for so many seconds at most.
     """
 
     features: tuple[Feature, ...] = ()
@@ -65,7 +65,7 @@ def open_features(parts: FeatureParts) -> list[Feature]:
 
 
 def open_history(settings: Settings, store: Store, tasks: Tasks, observe: Callable[[str, int], None]) -> OpenHistory:
-    """Return the history of conversations. *observe* counts what became of how many archived items."""
+    """Return the history of conversations. *observe* counts the outcomes of archived items."""
     opening = feature_module(HISTORY, "opening")
     if opening is None:
         return OpenHistory()

@@ -87,6 +87,10 @@ class Backend(Protocol):
         """The *most* members under *key* with the highest scores, the highest first."""
 
     @property
+    def shared(self) -> bool:
+        """True if other processes may write here."""
+
+    @property
     def breaker(self) -> State:
         """``closed``, ``open`` or ``half-open``: the worst over all servers."""
 

@@ -93,6 +93,7 @@ class ConversationTable:
 
         *extent* is ``now``, or the share of its room that it is compacted to.
         """
+        self._access.requested_until = max(self._access.requested_until, self._access.clock() + seconds)
         name = key_names.compaction_request(root_hash)
         sealed = self._access.sealer.seal(tenant, name, extent.encode())
         await self._read(lambda: self._backend.claim(name, sealed, seconds))

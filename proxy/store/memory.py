@@ -20,6 +20,7 @@ _ENTRY = 200
 class MemoryBackend:
     """A ``Backend`` of at most *max_bytes*; the least recently used key goes first. Never raises ``Unavailable``."""
 
+    shared: bool = False
     breaker: State = "closed"
     refusal: str = ""
 

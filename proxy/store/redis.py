@@ -120,6 +120,11 @@ class RedisBackend:
         self._running: set[asyncio.Task[Any]] = set()
 
     @property
+    def shared(self) -> bool:
+        """True: any number of processes may use a server."""
+        return True
+
+    @property
     def breaker(self) -> State:
         """``open``, ``half-open`` or ``closed``: the worst over all nodes."""
         states = {breaker.state for breaker in self._breakers.values()}

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import hmac
+import math
 import time
 from collections import Counter
 from collections.abc import Callable, Coroutine, Mapping, Sequence
@@ -99,9 +100,12 @@ class TableAccess:
         self.backend = backend
         self.sealer = sealer
         self.ready = True
+        self.requested_until = -math.inf
+        """The monotonic second until which an operator's request that was made here may wait."""
+
         self._spawn = spawn
         self._warnings = warnings
-        self._clock = clock
+        self.clock = clock
         self._renewed: TTLCache[str, bool] = TTLCache(_RENEWED, _RENEW_AFTER, timer=clock)
         self.hits = self.misses = self.operations = 0
         self.seconds = self.latency = 0.0
@@ -111,11 +115,11 @@ class TableAccess:
         if not self.ready:
             operation.close()
             raise Unavailable("down")
-        began = self._clock()
+        began = self.clock()
         try:
             return await operation
         finally:
-            seconds = self._clock() - began
+            seconds = self.clock() - began
             self.operations += 1
             self.seconds += seconds
             if self.operations == 1:
@@ -289,6 +293,10 @@ class RecordTable:
     def reachable(self) -> bool:
         """True if records can be read now."""
         return self._access.ready and self._backend.breaker == "closed"
+
+    def may_have_news(self) -> bool:
+        """True if more may be stored than this process knows: by other processes, or by an operator."""
+        return self._backend.shared or self._access.clock() < self._access.requested_until
 
     async def newest(
         self, tenant: bytes, root_hash: bytes, route: str, prefix_hashes: Sequence[bytes]

@@ -21,7 +21,7 @@ from typing import Final
 from proxy.core.models import Route
 from proxy.core.report import SummaryOutcome, SummaryReport
 from proxy.core.request import Request
-from proxy.engine.ports import Clock, Summary, SummaryRequest
+from proxy.engine.ports import Cache, Clock, Summary, SummaryRequest
 from proxy.store import Breaker, Lease, SummaryTable
 from proxy.summaries.codec import SummaryNote, SummaryState, dump, load, note_for
 from proxy.summaries.limits import SpendingLimits, SummaryConfig
@@ -67,7 +67,7 @@ class JobCaches:
     that waits for summaries goes on without them.
     """
 
-    summaries: MutableMapping[tuple[bytes, bytes], Summary]
+    summaries: Cache[tuple[bytes, bytes], Summary]
     not_before: MutableMapping[Stretch, float]
     too_expensive: MutableMapping[Stretch, tuple[int, int]]
     failures: MutableMapping[Stretch, int]

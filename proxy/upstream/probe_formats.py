@@ -32,8 +32,12 @@ OWNERS: Final[Mapping[str, Kind]] = {
     "sglang": "sglang",
     "vllm": "other",
 }
-"""Kinds of server by the ``owned_by`` in their entries."""
+"""Kinds of server by the ``owned_by`` in their entries of ``/v1/models``.
 
+SGLang: https://github.com/sgl-project/sglang/blob/main/python/sglang/srt/entrypoints/openai/protocol.py.
+Ollama gives the namespace of a model: https://github.com/ollama/ollama/blob/main/openai/openai.go.
+The others are as their servers answer.
+"""
 
 NAMELESS: Final[frozenset[Kind]] = frozenset({"llamacpp", "sglang"})
 """Kinds that answer with the one model they have, whatever name a request gives."""

@@ -57,7 +57,10 @@ SILENT: Final = (
     "api.deepseek.com",
     "api.perplexity.ai",
 )
-"""Hosted APIs, by the end of their host names, without a route that states a window and needs no key."""
+"""Hosted APIs, by the end of their host names, without a route that states a window and needs no key.
+
+OpenAI's entries of models, for one, have no window: https://platform.openai.com/docs/api-reference/models/list.
+"""
 
 
 class SharedProbeCache:

@@ -20,12 +20,12 @@ SHARE = 64
 BOUNDS: tuple[tuple[ModuleType, tuple[str, ...]], ...] = (
     (caches, ("ITEM_BYTES", "PREFIX_BYTES", "OUTLINE_BYTES", "RECORD_BYTES", "TEXT_BYTES")),
     (wiring, ("CACHED_SIZES", "CACHED_LOOKUPS", "CACHED_ROUTES")),
-    (upstream_wiring, ("CACHED_TENANTS", "CACHED_PASSAGES")),
+    (upstream_wiring, ("CACHED_TENANTS", "CACHED_STRETCHES")),
     (tables, ("_RENEWED", "_REQUESTS")),
     (encryption, ("_TENANTS",)),
     (records, ("NEED_NO_SUMMARY",)),
     (opening, ("ARCHIVED_ITEMS", "RECENT_NOTES")),
-    (routes, ("CALLERS",)),
+    (routes, ("MAX_CALLERS",)),
 )
 """The bounds of everything a process remembers of its clients, by the module that reads them."""
 

@@ -209,6 +209,18 @@ def test_what_the_user_added_between_two_writes_stays(tmp_path: Path) -> None:
     assert restored == {"model": "o3", "mcp_servers": {"x": {"command": "y"}, "new": {"command": "z"}}}
 
 
+def test_a_value_that_the_user_changed_between_two_writes_is_restored(tmp_path: Path) -> None:
+    """If the user replaced a written value and --write replaced it again, --undo restores the user's."""
+    file = tmp_path / ".codex" / "config.toml"
+    file.parent.mkdir()
+    file.write_text(CODEX)
+    connect(tmp_path, "codex", "--model", "gpt-5-mini", "--write")
+    file.write_text(file.read_text().replace('"gpt-5-mini"', '"o4"'))
+    connect(tmp_path, "codex", "--model", "gpt-5-nano", "--write")
+    connect(tmp_path, "codex", "--undo")
+    assert tomllib.loads(file.read_text()) == {"model": "o4", "mcp_servers": {"x": {"command": "y"}}}
+
+
 def test_a_value_in_the_way_is_named(tmp_path: Path) -> None:
     """A text where a table should be is left as it is, and the message names the file and the value."""
     file = tmp_path / ".codex" / "config.toml"

@@ -58,7 +58,7 @@ async def test_every_breakdown_adds_up(factor: float, recall: bool) -> None:
     fitted = await fit_request(settings, long_session(), model=model, window=6000)
     assert ("recall" in fitted.report.stages) is recall
     shown, report = breakdown(fitted), fitted.report
-    assert fitted.measured.token_ratio == factor
+    assert fitted.measured.known.token_ratio == factor
     for at, total in ((0, report.tokens_before), (1, report.tokens_after)):
         by_region = sum(pair[at] for name, pair in shown.regions.items() if name != "reserve")
         by_kind = sum(pair[at] for pair in shown.kinds.values())

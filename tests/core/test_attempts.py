@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from proxy.core.attempts import fallback_cycle, first_max_loss, is_news, lowering, retries_smaller
+from proxy.core.attempts import fallback_cycle, is_news, lowering, retries_smaller
 from proxy.core.compaction.schedule import LowerOutput
-from proxy.core.models import COMPRESS
+from proxy.core.decisions import KnownRoute
+from proxy.core.models import COMPRESS, Route
 from proxy.core.overflow.kinds import Overflow
 
 
@@ -16,7 +17,8 @@ from proxy.core.overflow.kinds import Overflow
 )
 def test_how_far_the_model_itself_goes_first(steps: tuple[str, ...], max_loss: str) -> None:
     """Alone it does all it can; before a fallback nothing is lost; behind one nothing is changed."""
-    assert first_max_loss(steps) == max_loss
+    route = Route("stub", "m", None, None, "o200k_base", "unknown", steps=steps)
+    assert KnownRoute(route, None, "unknown", None, 1.0).first_max_loss == max_loss
 
 
 @pytest.mark.parametrize("lower", ["never", "last", "first"])

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from typing import Any
 
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from proxy.core.apis.chat import read_item
 from proxy.core.conversation import EMPTY_LAYOUT, HASH_BYTES, Item, Role, lay_out, prefix_hashes, unread_from

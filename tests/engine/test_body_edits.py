@@ -14,7 +14,7 @@ from proxy.core.models import Route
 from proxy.core.request import Request
 from proxy.engine.body_edits import renamed, rerouted, with_lower_output, with_truncation
 from proxy.engine.reading import LocatedBody
-from proxy.engine.reports import report_of
+from proxy.engine.run import report_of
 from tests.support.engine_fixtures import POLICY, TENANT, DictRecords, Replica
 
 LISTS = {"chat": "messages", "messages": "messages", "responses": "input"}

@@ -10,9 +10,11 @@ import json
 
 import pytest
 
+from proxy.core.decisions import CountedView
 from proxy.core.models import ModelRule
-from proxy.core.report import Usage
+from proxy.core.report import Report, Usage
 from proxy.engine.engine import Counting
+from proxy.engine.features import Feature
 from tests.stub import Rules
 from tests.stub import judge as verdict_on
 from tests.stub.rules import Wording, overflow_error
@@ -432,14 +434,16 @@ async def test_what_the_provider_adds_teaches_nothing() -> None:
         assert engine.replica.learned.get_cached(ROUTE, TENANT).learned.calibration.factor == 1.0
 
 
-async def test_what_goes_wrong_beside_an_answer_costs_no_request(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A fault in what is done after an answer is reported; the client gets its answer whole."""
-    engine = EngineFixture()
+class BrokenObserver(Feature):
+    """Fails when it is to note an answer."""
 
-    def broken(*_: object) -> None:
+    def answered(self, view: CountedView, report: Report, status: int) -> None:
         raise ZeroDivisionError
 
-    monkeypatch.setattr(engine.replica.compactions, "answered", broken)
+
+async def test_what_goes_wrong_beside_an_answer_costs_no_request() -> None:
+    """A fault in what is done after an answer is reported; the client gets its answer whole."""
+    engine = EngineFixture(features=lambda _: [BrokenObserver()])
     await play(
         """
         client   >> session

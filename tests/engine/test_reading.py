@@ -10,7 +10,7 @@ from collections.abc import MutableMapping
 from typing import Any
 
 import pytest
-from cachetools import LRUCache
+from cachebox import LRUCache
 from hypothesis import given, settings
 from hypothesis import strategies as st
 

@@ -3,10 +3,22 @@
 from __future__ import annotations
 
 import itertools
+import json
+
+import pytest
 
 from proxy.core.request import Request
 from proxy.engine.run import Run
-from tests.support.engine_fixtures import TENANT, WINDOW, Replica, chat_body
+from tests.stub.tokens import count_json
+from tests.support import api_formats
+from tests.support.engine_fixtures import (
+    TENANT,
+    WINDOW,
+    Replica,
+    chat_body,
+    count_tokens,
+)
+from tests.support.sample_conversations import AGENT_TOOLS, agent_session, coding_session, prose
 from tests.support.scripted_upstream import ScriptedReply
 
 
@@ -48,3 +60,65 @@ def test_the_generation_before_is_what_the_client_gets_if_the_next_one_fails() -
     assert under_way.instead is not None
     assert (under_way.instead[0].status, under_way.instead[1]) == (200, b"first")
     assert reply.closed
+
+
+pytestmark = pytest.mark.filterwarnings("ignore:Generating overly large repr")  # else it hides what failed
+
+
+async def test_a_refusal_names_what_is_too_big() -> None:
+    """System text above the window is refused with the figures that show it."""
+    messages = [{"role": "system", "content": prose(1, 5000)}, {"role": "user", "content": "hi"}]
+    plan = await Replica().plan(chat_body(messages), WINDOW)
+    assert plan.error is not None
+    assert plan.error.status == 400
+    assert "system messages" in plan.error.message
+    assert str(WINDOW) in plan.error.message
+
+
+async def test_a_large_fresh_result_is_reported_once() -> None:
+    """A newest result of more than 30 % of the room left is reported; when it is no longer the newest it is not."""
+    messages = [*coding_session(3, 10), *coding_session(1, 300)[1:]]
+    plan = await Replica().plan(chat_body(messages), 12_000)
+    assert 0.3 < plan.report.large_result < 1
+    later = await Replica().plan(chat_body([*messages, *coding_session(1, 10)[1:]]), 12_000)
+    assert later.report.large_result == 0
+
+
+@pytest.mark.parametrize("rounds", [6, 20])
+async def test_regions_add_up_to_what_goes_upstream(rounds: int) -> None:
+    """A report's regions without the reserve are the view's tokens, whether messages were folded or not."""
+    messages = agent_session(rounds, 300)
+    messages[0] = {"role": "system", "content": f"{messages[0]['content']}\n\n# Memories\n- likes tabs\n"}
+    plan = await Replica().plan(chat_body(messages, tools=AGENT_TOOLS, max_tokens=300), WINDOW)
+    found = dict(plan.report.regions)
+    assert found.pop("reserve") == 300
+    assert sum(found.values()) == plan.tokens
+    assert ("summary" in found) == (rounds == 20)
+    assert {"system", "tools", "memory", "user", "assistant", "tool"} <= found.keys()
+    assert found["tools"] == count_json(AGENT_TOOLS)
+    assert plan.report.borrowed == {}
+
+
+@pytest.mark.parametrize("api", ["chat", "messages", "responses"])
+async def test_system_text_is_the_system_region_wherever_it_stands(api: str) -> None:
+    """``system`` and ``instructions`` are as much system text as a system message is, with memories of their own."""
+    messages = agent_session(6, 300)
+    text = prose(3, 500)
+    messages[0] = {"role": "system", "content": f"{text}\n\n# Memories\n- likes tabs\n"}
+    body = json.dumps(api_formats.request_body(api, messages, AGENT_TOOLS)).encode()
+    plan = await Replica().plan(body, WINDOW, api=api)
+    found = dict(plan.report.regions)
+    assert 0 <= found["system"] - count_tokens(text) < 8
+    assert 4 < found["memory"] < 12
+    assert found.get("format", 0) < 400  # with the text by which Messages' models are told how to call tools
+    assert found.pop("reserve") > 0
+    assert sum(found.values()) == plan.tokens
+
+
+@pytest.mark.parametrize("api", ["messages", "responses"])
+async def test_a_refusal_blames_large_system_text_wherever_it_stands(api: str) -> None:
+    """A ``system`` or ``instructions`` above the window is what the refusal names."""
+    messages = [{"role": "system", "content": prose(1, 5000)}, {"role": "user", "content": "hi"}]
+    plan = await Replica().plan(json.dumps(api_formats.request_body(api, messages)).encode(), WINDOW, api=api)
+    assert plan.error is not None
+    assert "system messages" in plan.error.message

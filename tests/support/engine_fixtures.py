@@ -29,14 +29,14 @@ from proxy.core.tokens.budget import Marks, Shares
 from proxy.core.tool_table import ToolMap
 from proxy.engine.engine import Counting, Engine, EngineSettings
 from proxy.engine.features import Feature, Features
-from proxy.engine.learned_routes import LearnedRoutes
+from proxy.engine.learned_routes import KnownRoutes, LearnedRoutes
 from proxy.engine.measuring import Measurer
 from proxy.engine.ports import Clock, Records, Reply, Summaries, Upgradable, Upstream
 from proxy.engine.quick_check import QuickCheck
 from proxy.engine.reading import Reader
 from proxy.engine.records import CompactionRecords
-from proxy.engine.reports import report_of
 from proxy.engine.retries import Retries
+from proxy.engine.run import report_of
 from proxy.engine.upstream_calls import CallSettings, UpstreamCalls
 from proxy.settings import Settings, overflow_rules, tool_map
 from proxy.settings.tools import Tools
@@ -116,6 +116,9 @@ class DictRecords:
         return self.values.setdefault(key, record)
 
     def reachable(self) -> bool:
+        return True
+
+    def may_have_news(self) -> bool:
         return True
 
     async def pop_request(self, tenant: bytes, root: bytes) -> str:
@@ -210,7 +213,8 @@ class Replica:
         self.catalogue = catalogue = catalogue or Catalogue([ModelRule("*", "stub")], {}, "stub")
         self.faults = faults = faults or Faults()
         hooks = Features(features(self))
-        self.measurer = Measurer(catalogue, reader, self.book, self.learned, hooks, policy, mode, {})
+        routes = KnownRoutes(catalogue, self.learned, time.monotonic)
+        self.measurer = Measurer(catalogue, routes, reader, self.book, self.learned, hooks, policy, mode, {})
         self.compactions = CompactionRecords(reader, self.book, policy, self.records, {}, summaries)
         retries = Retries(self.measurer, self.learned)
         settings = calls or CallSettings()
@@ -219,7 +223,7 @@ class Replica:
         )
         self.engine = Engine(
             catalogue,
-            QuickCheck(catalogue, self.learned, policy, mode, time.monotonic),
+            QuickCheck(routes, policy, mode),
             self.measurer,
             self.compactions,
             self.learned,

@@ -172,8 +172,8 @@ def test_tokens_are_counted_by_region_and_borrowed_share():
     assert value(found, "ullage_share_borrowed_tokens_total", part="older") == 50
 
 
-def test_a_window_is_shown_with_who_says_so():
-    """The gauge has a model's window under its source; an earlier source shows 0, a client's own wish nothing."""
+def test_a_window_is_shown_with_its_source():
+    """The gauge has a model's window under its source; an earlier source shows 0, a client's own option nothing."""
     telemetry = Telemetry("0")
     report = Report("r", "chat", model="m", upstream="u", tokens_before=9, tokens_after=9, window=8000, source="table")
     telemetry.observe(report, 0.1)
@@ -184,6 +184,17 @@ def test_a_window_is_shown_with_who_says_so():
     assert value(found, "ullage_window_tokens", upstream="u", model="m", source="server") == 4096
     assert value(found, "ullage_window_tokens", upstream="u", model="m", source="table") == 0
     assert not any(("source", "request") in labels for _, labels in found)
+
+
+def test_a_window_is_shown_once_whatever_the_outcome():
+    """Requests with another outcome change the same gauge, and it changes back."""
+    telemetry = Telemetry("0")
+    table = Report("r", "chat", model="m", upstream="u", tokens_before=9, tokens_after=9, window=8000, source="table")
+    server = table.but(outcome="compacted", window=4096, source="server")
+    for report, sizes in ((table, (8000, 0)), (server, (0, 4096)), (table, (8000, 0)), (table, (8000, 0))):
+        telemetry.observe(report, 0.1)
+        found = {dict(labels).get("source"): size for (_, labels), size in shown(telemetry).items()}
+        assert (found["table"], found.get("server", 0)) == sizes
 
 
 def test_projects_are_labels_as_bounded_as_models():

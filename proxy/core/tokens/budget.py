@@ -108,6 +108,9 @@ class TokenBudget:
     # Computed once, when the budget is built:
     quantised_fixed: int = field(init=False, compare=False)
     """``fixed``, rounded up to steps of window/64, so that a clock in the system text moves no cut."""
+    warning: int = field(init=False, compare=False)
+    auto_compact: int = field(init=False, compare=False)
+    """The levels at which the buffers of these names are free; the window if there are no buffers."""
     input: int = field(init=False, compare=False)
     """Tokens that the input of this very request may use."""
     baseline: int = field(init=False, compare=False)
@@ -125,7 +128,13 @@ class TokenBudget:
         derive = partial(object.__setattr__, self)  # the class is frozen
         derive("quantised_fixed", -(-self.fixed // step) * step)
         input_, baseline = max(0, self.input_budget(self.reserve)), self.input_budget(self.window // 32)
-        blocking = self._level_with_free(self.buffers.blocking)
+        warning = auto_compact = blocking = self.window
+        if self.buffers != NO_BUFFERS:
+            buffers = self.buffers
+            levels = map(self._level_with_free, (buffers.warning, buffers.auto_compact, buffers.blocking))
+            warning, auto_compact, blocking = levels
+        derive("warning", warning)
+        derive("auto_compact", auto_compact)
         derive("input", input_)
         derive("baseline", baseline)
         derive("ceiling", min(baseline, self.window - self.default_reserve, blocking))
@@ -133,11 +142,14 @@ class TokenBudget:
 
     def input_budget(self, reserve: int) -> int:
         """Return the tokens of input beside an answer of *reserve*; below zero if the answer alone is too large."""
-        return input_limit(self.window, reserve, self.max_input)
+        left = self.window - reserve
+        return left if self.max_input is None else min(left, self.max_input)
 
     def mark(self, share: float, budget: int) -> int:
         """Return the level at which *share* of the affordable part of *budget* is used, beside the fixed part."""
-        return self.quantised_fixed + int(share * max(0, self.affordable(budget) - self.quantised_fixed))
+        if self.price_cap is not None:
+            budget = self.affordable(budget)
+        return self.quantised_fixed + int(share * max(0, budget - self.quantised_fixed))
 
     def affordable(self, budget: int) -> int:
         """Return the part of *budget* that is to be used: all of it, or what stays cheap (``LEAST_ROOM`` at least)."""
@@ -148,11 +160,11 @@ class TokenBudget:
 
     def high(self, marks: Marks, budget: int) -> int:
         """Return the level above which a compaction starts: the smaller one of mark and buffer."""
-        return min(self.mark(marks.high, budget), self._level_with_free(self.buffers.auto_compact))
+        return min(self.mark(marks.high, budget), self.auto_compact)
 
     def soft(self, marks: Marks, budget: int) -> int:
         """Return the level above which a summary is prepared and a warning given: the smaller of mark and buffer."""
-        return min(self._below_high(marks, marks.soft, budget), self._level_with_free(self.buffers.warning))
+        return min(self._below_high(marks, marks.soft, budget), self.warning)
 
     def low(self, marks: Marks, budget: int) -> int:
         """Return the level that a compaction goes down to; as far below the high one as the marks say."""

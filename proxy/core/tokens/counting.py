@@ -119,6 +119,8 @@ _HEADING = re.compile(r"^(#{1,6})[ \t]*\S", re.MULTILINE)
 
 def injected_memories(text: str) -> str:
     """Return the injected memories in *text*, their headings and tags included; empty if there are none."""
+    if _WORD not in text.lower():
+        return ""
     return "\n".join(text[start:end] for start, end in _memory_blocks(text))
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from types import MappingProxyType
+from typing import Final
 
 from proxy.core.apis.base import ApiFormat
 from proxy.core.apis.json_scan import Scan, scan
@@ -16,8 +17,8 @@ from proxy.engine.features import Feature, Planning
 from proxy.engine.reading import Reader
 from proxy.offload import offload
 
-MOST_STEPS = 64
-"""Items that are looked back for the call of a result; a round is rarely longer."""
+MOST_STEPS: Final = 64
+"""Items before a result in which its call is searched; a round is rarely longer."""
 
 
 class CapResults(Feature):
@@ -30,7 +31,7 @@ class CapResults(Feature):
         self._limits = limits
 
     async def prepare(self, request: Request, engine: Planning) -> Request:
-        """*request* with its tool results capped; *request* itself if none is too big or it cannot be read."""
+        """Return *request* with its tool results capped; *request* itself if none is too big or it cannot be read."""
         if engine.mode_of(request) != "on":
             return request
         return await offload(len(request.body), self._capped, request)

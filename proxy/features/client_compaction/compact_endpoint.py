@@ -1,6 +1,6 @@
-"""Makes a compaction for a client without asking a model, and the response that holds it.
+"""Makes a compaction for a client without a model, and the response that holds it.
 
-Clients ask for one with ``POST /responses/compact``, or with a ``compaction_trigger`` as the last item of an ordinary
+Clients request one with ``POST /responses/compact``, or with a ``compaction_trigger`` as the last item of an ordinary
 request. https://developers.openai.com/api/docs/guides/compaction says what both return: on the endpoint the user's
 messages and one compaction item, else the item alone. The item holds the block that stands for folded rounds in a view.
 """
@@ -29,7 +29,7 @@ from proxy.features.client_compaction.local_response import JSON, STREAM, event,
 Count = Callable[[str], int]
 
 Kind = Literal["endpoint", "trigger"]
-"""How a compaction is requested: on the endpoint of its own, or by the last item of an ordinary request."""
+"""A compaction is requested on an endpoint of its own, or by the last item of an ordinary request."""
 
 EARLIER_SHARE: Final = 0.5
 """The share of the block that the text of earlier compactions may take: the rest is for what came after them."""
@@ -68,7 +68,9 @@ def compact(measured: MeasuredRequest, kind: Kind, ours: frozenset[int], shares:
     entries = {i: responses.read_item_text(raw[i]) for i in conversation}
     sizes = _sizes(measured, shares)
     users = [i for i in conversation if items[i].role == "user" and i not in ours]
-    verbatim = _newest(users, items, sizes.user_words) if kind == "endpoint" else []
+    verbatim: list[int] = []
+    if kind == "endpoint":
+        verbatim = _newest(users, items, sizes.user_words)
     folded = FoldedItems(
         entries=tuple(entry for i, entry in entries.items() if i not in ours),
         user_texts=tuple(entries[i].text for i in users if i not in verbatim),
@@ -78,7 +80,7 @@ def compact(measured: MeasuredRequest, kind: Kind, ours: frozenset[int], shares:
     earlier = [clip(entries[i].text, int(sizes.block * EARLIER_SHARE) // len(ours), count) for i in sorted(ours)]
     text = _encodable("\n\n".join([*earlier, block]))
     tokens = sum(items[i].tokens for i in verbatim) + count(text)
-    ratio = measured.token_ratio
+    ratio = measured.known.token_ratio
     user_items = tuple(_output_message(raw[i]) for i in verbatim)
     return OwnCompaction(user_items, text, int(measured.counts.total * ratio), math.ceil(tokens * ratio))
 
@@ -140,7 +142,7 @@ def _events(completed: Mapping[str, Any], item: Mapping[str, str]) -> Iterator[b
 
 
 def is_trigger(raw: bytes) -> bool:
-    """True if an item asks for a compaction."""
+    """True if an item requests a compaction."""
     return len(raw) < _LONGEST_TRIGGER and TRIGGER.encode() in raw and json.loads(raw).get("type") == TRIGGER
 
 

@@ -1,7 +1,7 @@
 """Compaction items of our own: a text that a client sends with every request and does not read.
 
 An item holds its whole text, compressed, and a code that proves that it was made here. So any replica can open it after
-any restart, for any caller. An item with a wrong code was written by somebody else: it counts as a user's message.
+any restart, for any caller. An item with a wrong code was not made here: it counts as a user's message.
 
 https://developers.openai.com/api/docs/guides/compaction describes the items that providers make.
 """
@@ -22,7 +22,7 @@ from proxy.core.compaction.block import FOOTER, HEADER
 from proxy.core.errors import InvalidRequest
 
 PREFIX = "ullage-1."
-"""How the content of our items begins. Items of other makers can only be read by their provider."""
+"""The prefix of our items' content. Items of other makers can only be read by their provider."""
 
 MOST_BYTES = 4 * 2**20
 """Bytes that the items of one request may unfold to together: a forged one may unfold a thousandfold."""
@@ -46,7 +46,7 @@ def pack(text: str, key: bytes) -> str:
 
 
 def unpack(value: str, key: bytes, most: int = MOST_BYTES) -> tuple[str, bool] | None:
-    """Return the text in *value* and whether its code is right; None if nothing can be read.
+    """Return the text in *value*, and True if its code is right; None if nothing can be read.
 
     The text of an item of ours is a block. A text of more than *most* bytes is not read.
     """
@@ -102,7 +102,9 @@ def _read(raw: bytes, key: bytes, most: int) -> tuple[str, bool] | None:
     if not isinstance(value, dict) or value.get("type") not in responses.PROVIDER_COMPACTIONS:
         return None
     content = value.get("encrypted_content")
-    return unpack(content, key, most) if isinstance(content, str) else None
+    if not isinstance(content, str):
+        return None
+    return unpack(content, key, most)
 
 
 def _code(packed: bytes, key: bytes) -> bytes:

@@ -1,4 +1,4 @@
-"""Answers requests for a compaction that clients make themselves, if their upstream does not.
+"""Answers requests for a compaction, by which clients shorten their own history, if their upstream does not.
 
 https://developers.openai.com/api/docs/guides/compaction describes them. A compaction item that was made here is opened
 again before its conversation is planned, so that the upstream reads a message and never an item that it does not know.
@@ -20,13 +20,13 @@ from proxy.engine.features import Feature, Planning
 from proxy.engine.ports import Answer, Outcome, Records
 from proxy.engine.reading import Reader
 from proxy.engine.replies import LocalReply
-from proxy.engine.reports import report_of_local
+from proxy.engine.run import report_of_local
 from proxy.features.client_compaction.compact_endpoint import Kind, compact, compaction_item, is_trigger, response
 from proxy.features.client_compaction.compaction_item import PREFIX, OpenedBody, open_items
 from proxy.offload import load_of, offload
 
 AnsweredBy = Literal["auto", "relay", "own"]
-"""What answers a request for a compaction. ``auto``: the upstream if it supports it, else Ullage."""
+"""``auto``: the upstream answers a request for a compaction if it supports it, else Ullage; ``relay``; ``own``."""
 
 UNSUPPORTED: Final = frozenset({404, 405, 501})
 """Statuses by which upstreams say that they have no ``/responses/compact``. Few other than OpenAI's have it."""
@@ -43,17 +43,17 @@ TAIL: Final = 262_144
 
 @dataclass(frozen=True, slots=True)
 class UpstreamCompaction:
-    """How one upstream is treated: what answers, and whether it is *known* to make compaction items.
+    """One upstream: what answers requests for a compaction, and if it is ``known`` to make compaction items.
 
-    An upstream that is not may take a trigger for an ordinary request, and answer it at full price with what no client
-    can use.
+    An upstream that does not make them may read a trigger as an ordinary request. Its answer costs the full price, and
+    no client can use it.
     """
 
     answered_by: AnsweredBy = "auto"
     known: bool = False
 
     def is_asked(self, kind: Kind) -> bool:
-        """True if the upstream is asked at all."""
+        """True if the request goes to the upstream first."""
         if self.answered_by == "auto":
             return kind == "endpoint" or self.known
         return self.answered_by == "relay"
@@ -62,7 +62,7 @@ class UpstreamCompaction:
 class ClientCompaction(Feature):
     """Opens compaction items of ours, and answers requests for a compaction if their upstream does not.
 
-    *resolve* gives the route of a model. *now* gives Unix time. *upstreams* says how each upstream is treated, by name.
+    *resolve* gives the route of a model. *now* gives Unix time. *upstreams* are known by name.
     """
 
     markers = MappingProxyType({responses.API: (PREFIX.encode(), TRIGGER.encode())})
@@ -93,7 +93,7 @@ class ClientCompaction(Feature):
         return request if opened.body is request.body else replace(request, body=opened.body)
 
     async def answer(self, request: Request, engine: Planning) -> Outcome | None:
-        """Return the upstream's answer to a request for a compaction, or our own; None if it asks for none."""
+        """Return the upstream's answer to a request for a compaction, or our own; None for any other request."""
         kind = await self._kind(request)
         if kind is None:
             return None
@@ -110,7 +110,7 @@ class ClientCompaction(Feature):
         return await self._own_answer(request, kind, engine)
 
     async def _kind(self, request: Request) -> Kind | None:
-        """How *request* asks for a compaction; None if it asks for none."""
+        """Return how *request* names a compaction; None if it is no request for one."""
         if request.purpose == "compact":
             return "endpoint"
         if request.api != responses.API or request.body.rfind(TRIGGER.encode(), -TAIL) < 0:
@@ -122,18 +122,18 @@ class ClientCompaction(Feature):
         return "trigger"
 
     async def _opened(self, request: Request) -> OpenedBody:
-        """The body of *request* without items of ours, and the indexes where they stood."""
+        """Return the body of *request* without items of ours, and their indexes."""
         if request.api != responses.API or PREFIX.encode() not in request.body:
             return OpenedBody(request.body)
         key = self._records.item_key()
         return await offload(len(request.body), open_items, request.body, key, self._reader.most)
 
     async def _own_answer(self, request: Request, kind: Kind, engine: Planning) -> Answer:
-        """A compaction made here."""
+        """Return a compaction made here."""
         measured = await engine.measure(request, ASSUMED_WINDOW)
         opened = await self._opened(engine.received)
         parsed, envelope = measured.parsed, measured.parsed.envelope
-        count = self._reader.count(measured.route.encoding, measured.route.model)
+        count = self._reader.count(measured.known.route.encoding, measured.known.route.model)
         size = load_of(len(parsed.body), len(parsed.items))
         compaction = await offload(size, compact, measured, kind, frozenset(opened.ours), self._shares, count)
         item = compaction_item(compaction, self._records.item_key())
@@ -144,7 +144,7 @@ class ClientCompaction(Feature):
 
 
 def is_unable(kind: Kind, outcome: Outcome) -> bool:
-    """True if *outcome* says that its upstream makes no compactions."""
+    """True if *outcome* shows that its upstream makes no compactions."""
     if not isinstance(outcome, Answer):
         return False
     status = outcome.reply.status

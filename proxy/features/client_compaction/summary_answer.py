@@ -1,4 +1,4 @@
-"""Answers a client's own compaction from a summary that is ready, instead of by the model that the client asks.
+"""Answers a client's own compaction from a summary that is ready, in place of the model that the client names.
 
 Only if the operator allows it, and only if a model's verified summary covers nearly all of the conversation. What came
 after it is described as a block describes folded rounds. The user's words stand in the answer as they were.
@@ -49,7 +49,7 @@ class SummaryAnswers(Feature):
     async def answer_planned(self, request: Request, view: CountedView, report: Report) -> Answer | None:
         """Return an answer of our own to *request*, which would be sent as *view*.
 
-        None if it is no compaction of a client's, asks for more than a text, or no summary is ready for it.
+        Return None if it is no client's compaction, if it needs more than a text, or if no summary is ready for it.
         """
         measured = view.measured
         envelope = measured.parsed.envelope
@@ -66,8 +66,8 @@ class SummaryAnswers(Feature):
             return None
         size = load_of(len(measured.parsed.body), len(measured.parsed.items))
         text = await offload(size, self._text, measured, original, summary)
-        count = self._reader.count(measured.route.encoding, measured.route.model)
-        tokens = int(count(text) * measured.token_ratio)
+        count = self._reader.count(measured.known.route.encoding, measured.known.route.model)
+        tokens = int(count(text) * measured.known.token_ratio)
         if envelope.requested_output is not None and tokens > envelope.requested_output:
             return None
         name = hashlib.sha256(request.request_id.encode() + text.encode()).hexdigest()[:24]
@@ -89,7 +89,7 @@ class SummaryAnswers(Feature):
 
     def _text(self, measured: MeasuredRequest, original: OriginalItems, summary: Summary) -> str:
         """Return the summary with what it does not hold: the user's words, and what came after it."""
-        count = self._reader.count(measured.route.encoding, measured.route.model)
+        count = self._reader.count(measured.known.route.encoding, measured.known.route.model)
         figures, shares, items = measured.budget, self._shares, original.items
         budget = max(figures.input, figures.window // 4)
         text_tokens = max(int((shares.digest + shares.steps) * budget), 2 * count(summary.text))
@@ -107,7 +107,7 @@ class SummaryAnswers(Feature):
 
 
 def _entries(original: OriginalItems) -> dict[int, ItemText]:
-    """Return what the items say, by index, without system messages and without the client's prompt for a summary."""
+    """Return the texts of the items by index, without system messages and without the client's prompt for a summary."""
     items = original.items
     indexes = [i for i in range(len(items)) if items[i].role != "system"]
     entries = {i: original.text(i) for i in indexes[:-1]}
@@ -139,11 +139,15 @@ def _wants_usage(envelope: Envelope) -> bool:
 
 
 def _format(member: object) -> object:
-    return member.get("format") if isinstance(member, dict) else None
+    if not isinstance(member, dict):
+        return None
+    return member.get("format")
 
 
 def _member(envelope: Envelope, name: str) -> Any:
-    return json.loads(envelope.value(name)) if name in envelope.fields else None
+    if name not in envelope.fields:
+        return None
+    return json.loads(envelope.value(name))
 
 
 def _encodable(text: str) -> str:

@@ -23,7 +23,7 @@ _FRAME: Final = 12
 
 CLEARING: Final = "clear_tool_uses_"
 COMPACTING: Final = "compact_"
-"""How the types of the two edits begin; a date follows, such as ``clear_tool_uses_20250919``."""
+"""Prefixes of the types of the two edits; a date follows, such as ``clear_tool_uses_20250919``."""
 
 CLEAR_FROM: Final = 100_000
 KEEP: Final = 3
@@ -57,7 +57,7 @@ class ClearToolUses:
 
 @dataclass(frozen=True, slots=True)
 class ContextEdits:
-    """The edits that a client asks for: what to clear, and the provider tokens from which to compact."""
+    """The edits of a request: what to clear, and the provider tokens from which to compact."""
 
     clearing: tuple[ClearToolUses, ...] = ()
     compact_from: int | None = None
@@ -65,11 +65,12 @@ class ContextEdits:
 
 def read_edits(management: Any) -> ContextEdits:
     """Return the edits in a decoded ``context_management``, without those that cannot be read or applied."""
-    edits = management.get("edits") if isinstance(management, dict) else None
+    if not isinstance(management, dict):
+        return ContextEdits()
     clearing: list[ClearToolUses] = []
     compact_from: list[int] = []
-    for edit in edits if isinstance(edits, list) else ():
-        kind = str(edit.get("type")) if isinstance(edit, dict) else ""
+    for edit in _objects(management.get("edits")):
+        kind = str(edit.get("type"))
         if kind.startswith(CLEARING):
             clearing.append(_clearing(edit))
         elif kind.startswith(COMPACTING):
@@ -82,14 +83,19 @@ def _clearing(edit: Mapping[str, Any]) -> ClearToolUses:
     tokens = _figure(edit.get("trigger"), "input_tokens")
     if tokens is None and uses is None:
         tokens = CLEAR_FROM
-    keep, inputs = _figure(edit.get("keep"), "tool_uses"), edit.get("clear_tool_inputs")
+    keep = _figure(edit.get("keep"), "tool_uses")
+    if keep is None:
+        keep = KEEP
+    inputs: frozenset[str] | None = None
+    if edit.get("clear_tool_inputs") is not True:
+        inputs = _names(edit.get("clear_tool_inputs"))
     return ClearToolUses(
         tokens=tokens,
         uses=uses,
-        keep=KEEP if keep is None else keep,
+        keep=keep,
         at_least=_figure(edit.get("clear_at_least"), "input_tokens") or 0,
         excluded=_names(edit.get("exclude_tools")),
-        inputs=None if inputs is True else _names(inputs),
+        inputs=inputs,
     )
 
 
@@ -98,11 +104,22 @@ def _figure(value: Any, kind: str) -> int | None:
     if not isinstance(value, dict) or value.get("type") != kind:
         return None
     figure = value.get("value")
-    return figure if isinstance(figure, int) and not isinstance(figure, bool) and figure >= 0 else None
+    if not isinstance(figure, int) or isinstance(figure, bool) or figure < 0:
+        return None
+    return figure
 
 
 def _names(value: Any) -> frozenset[str]:
-    return frozenset(name for name in value if isinstance(name, str)) if isinstance(value, list) else frozenset()
+    if not isinstance(value, list):
+        return frozenset()
+    return frozenset(name for name in value if isinstance(name, str))
+
+
+def _objects(value: Any) -> list[dict[str, Any]]:
+    """Return the objects in a list; an empty list if *value* is none."""
+    if not isinstance(value, list):
+        return []
+    return [element for element in value if isinstance(element, dict)]
 
 
 @dataclass(slots=True)
@@ -126,7 +143,8 @@ def cleared_tool_uses(
     cleared: dict[str, bool] = {}
     total = fixed
     for index, (item, message) in enumerate(zip(items, messages, strict=True)):
-        total += item.tokens if item.role != "system" else 0  # those are part of what is fixed
+        if item.role != "system":  # those are part of what is fixed
+            total += item.tokens
         for block, tokens in _weighed(item, message):
             _note_use(uses, block, tokens)
         if _ends_request(items, index) and _is_due(clearing, total, uses):
@@ -151,11 +169,13 @@ def _note_use(uses: dict[str, _Use], block: Mapping[str, Any], tokens: int) -> N
     elif block.get("type") == "tool_result" and block.get("tool_use_id") in uses:
         use = uses[block["tool_use_id"]]
         use.has_result = True
-        use.result_tokens = tokens if "content" in block else 0
+        use.result_tokens = 0
+        if "content" in block:
+            use.result_tokens = tokens
 
 
 def _ends_request(items: Sequence[Item], index: int) -> bool:
-    """Return whether a request can have ended with the item at *index*: the model speaks next, or nothing follows."""
+    """True if a request can have ended with the item at *index*: the model speaks next, or nothing follows."""
     if items[index].role == "assistant":
         return False
     return index + 1 == len(items) or items[index + 1].role == "assistant"
@@ -187,8 +207,7 @@ def _clearable(
 
 def _weighed(item: Item, message: Mapping[str, Any]) -> Iterator[tuple[Mapping[str, Any], int]]:
     """Yield the blocks of a message, each with its share of the item's tokens by length."""
-    content = message.get("content")
-    blocks = [block for block in content if isinstance(block, dict)] if isinstance(content, list) else []
+    blocks = _objects(message.get("content"))
     if not any(block.get("type") in ("tool_use", "tool_result") for block in blocks):
         return
     sizes = [len(json.dumps(block)) for block in blocks]

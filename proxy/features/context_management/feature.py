@@ -1,6 +1,6 @@
 """Applies ``context_management`` of the Messages API for upstreams that do not know it.
 
-The edits are applied to the body, and the member that asks for them is removed.
+The edits are applied to the body, and the member that names them is removed.
 https://platform.claude.com/docs/en/build-with-claude/context-editing and
 https://platform.claude.com/docs/en/build-with-claude/compaction describe them.
 """
@@ -29,7 +29,7 @@ MEMBER: Final = "context_management"
 
 
 class ContextManagement(Feature):
-    """Applies the edits that requests ask of the upstreams called *owned*, which do not know them.
+    """Applies the edits in requests to the upstreams called *owned*, which do not know them.
 
     *resolve* gives the route of a model.
     """
@@ -42,7 +42,7 @@ class ContextManagement(Feature):
             self.markers = {messages.API: (MEMBER.encode(),)}
 
     async def prepare(self, request: Request, engine: Planning) -> Request:
-        """Return *request* after the context edits that it asks for. Raises ``InvalidRequest``.
+        """Return *request* after its context edits. Raises ``InvalidRequest``.
 
         A size from which to compact is no window: nothing is refused, dropped or clipped because of it.
         """
@@ -56,7 +56,7 @@ class ContextManagement(Feature):
         return edited
 
     async def _edited(self, request: Request) -> Request:
-        """Return *request* after the edits, and without the member that asks for them.
+        """Return *request* after the edits, and without the member that names them.
 
         A size from which to compact becomes its window, if that is smaller.
         """
@@ -67,7 +67,7 @@ class ContextManagement(Feature):
             return request
         edits = read_edits(json.loads(envelope.value(MEMBER)))
         reading = await self._reader.read(messages, route.encoding, request.tenant, located, route.model)
-        body = await offload(reading.work_size, _edited_body, reading, edits)
+        body = await offload(len(reading.body), _edited_body, reading, edits)
         options = replace(request.options, window=_window(request, envelope, edits))
         return replace(request, body=body, options=options)
 
@@ -81,14 +81,16 @@ def _loses(decision: FinalDecision) -> bool:
 
 def _window(request: Request, envelope: Envelope, edits: ContextEdits) -> int | None:
     """Return the window of *request* in provider tokens; None if neither it nor an edit makes the model's smaller."""
-    windows = [] if request.options.window is None else [request.options.window]
+    windows: list[int] = []
+    if request.options.window is not None:
+        windows.append(request.options.window)
     if edits.compact_from is not None:
         windows.append(edits.compact_from + answer_reserve(envelope.requested_output, None, edits.compact_from))
     return min(windows, default=None)
 
 
 def _edited_body(reading: CountedBody, edits: ContextEdits) -> bytes:
-    """Return the body after *edits*, and without the member that asks for them."""
+    """Return the body after *edits*, and without the member that names them."""
     scan, body = reading.scan, reading.body
     items = body[scan.start : scan.end]
     if edits.clearing:
@@ -105,11 +107,13 @@ def _edited_body(reading: CountedBody, edits: ContextEdits) -> bytes:
 
 def _object(raw: bytes) -> dict[str, Any]:
     value = decode(raw)
-    return value if isinstance(value, dict) else {}
+    if isinstance(value, dict):
+        return value
+    return {}
 
 
 def _without_member(envelope: Envelope, position: int, items: bytes) -> bytes:
-    """Return the body of *envelope* with *items* at character *position*, and without the member that asks for edits.
+    """Return the body of *envelope* with *items* at character *position*, and without the member that names the edits.
 
     The comma before the member is removed with it, or the one behind it if it is the first member.
     """

@@ -46,7 +46,7 @@ class HistoryRecorder(Feature):
         if report.observed or report.client_compaction:
             return
         root_hash, record = view.measured.root_hash(layout), view.edits.record
-        key = (view.measured.route.name, root_hash)
+        key = (view.measured.known.route.name, root_hash)
         compacted_now = report.event and record is not None
         if not compacted_now and key in self._recent:
             return
@@ -81,7 +81,7 @@ def _request_note(report: Report, view: CountedView, layout: Layout, now: int) -
     return RequestNote(
         version=NOTE_VERSION,
         written_at=now,
-        route=view.measured.route.name,
+        route=view.measured.known.route.name,
         api=report.api,
         items=layout.count,
         window=report.window or 0,
@@ -101,14 +101,14 @@ def _compaction_note(
     report: Report, view: CountedView, layout: Layout, record: CompactionRecord, now: int, archive: str
 ) -> CompactionNote:
     measured, compaction, previous = view.measured, record.compaction, view.edits.previous
-    ratio, tokens_in = measured.token_ratio, 0
+    ratio, tokens_in = measured.known.token_ratio, 0
     if compaction.cut:
         anchored = sum(measured.parsed.items[index].tokens for index in compaction.anchors)
         tokens_in = int((layout.sums[compaction.cut] - anchored) * ratio)
     return CompactionNote(
         version=NOTE_VERSION,
         written_at=now,
-        route=measured.route.name,
+        route=measured.known.route.name,
         prefix_hash=measured.prefix_hashes[compaction.boundary - 1],
         boundary=compaction.boundary,
         new_from=previous.cut if previous else 0,

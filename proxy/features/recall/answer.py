@@ -44,12 +44,15 @@ class RecallFailed(UllageError):
     code = "recall_failed"
 
     def __init__(self, status: int, message: str = "") -> None:
-        super().__init__(f"The upstream could not go on after a recall{': ' + message if message else '.'}")
+        reason = "."
+        if message:
+            reason = f": {message}"
+        super().__init__(f"The upstream could not go on after a recall{reason}")
         self.status = status
 
 
 class Recall(Feature):
-    """Offers a tool with which the model reads what left its view, and answers its calls behind the client's back."""
+    """Offers a tool by which the model reads what left its view, and answers its calls. The client never sees them."""
 
     def __init__(self, reader: Reader, limits: Limits, faults: Faults) -> None:
         self._reader = reader
@@ -70,7 +73,7 @@ class Recall(Feature):
         def learn(usage: Usage) -> bool:
             if not session.recalls:
                 return answer.learn(usage)
-            # Only the first generation's prompt was measured; an answer that ended at the window teaches nothing of it.
+            # Only the prompt of the first generation was measured. An answer that ended at the window is no evidence.
             if answer.ending is not None and answer.ending.overflow is not None:
                 return False
             return answer.learn(session.first_usage)
@@ -84,9 +87,9 @@ class Recall(Feature):
 
 
 async def rewritten_reply(session: RecallSession, reply: Reply, resend: Resend) -> tuple[Reply, bytes]:
-    """Return an answer that is no stream once its last generation is here: the reply, and bytes already read from it.
+    """Return the reply to a request without a stream after its last generation, and the bytes already read of it.
 
-    A generation that is no answer ends it, and passes as it came.
+    A generation that is no answer of the API is the last one, and passes as it came.
     """
     earlier: list[Any] = []
     while True:
@@ -108,7 +111,7 @@ async def rewritten_reply(session: RecallSession, reply: Reply, resend: Resend) 
 
 
 async def _read_object(reply: Reply, taken: list[bytes]) -> tuple[dict[str, Any] | None, bytes]:
-    """Return the object in a 200's body, and all bytes read from it; None if there is none, or too much of it.
+    """Return the object in the body of a 200, and all bytes read of it; None if there is none, or if it is too large.
 
     *taken* holds the bytes that were read before, and grows.
     """
@@ -157,7 +160,7 @@ class RewrittenReply:
 
 
 class MergedReply:
-    """A reply whose stream goes on when the model is asked again. Closing it ends whatever is under way.
+    """A reply whose stream goes on with the next generation. Closing it ends the generation that is under way.
 
     After a fault of ours a first generation goes on as it comes, without recall. A later one, whose beginning the
     client has in another form, ends the stream.
@@ -183,7 +186,7 @@ class MergedReply:
         self._is_final = False  # no generation follows this one
         self._is_due = False  # this generation has ended: decide what follows
         self._is_read = False  # this generation was read to its end
-        self._is_plain = False  # after a fault: pass on what comes
+        self._is_plain = False  # after a fault: everything passes as it comes
 
     @property
     def close_delimited(self) -> bool:
@@ -195,7 +198,7 @@ class MergedReply:
         return next((value for key, value in self.headers if key.lower() == name.lower()), "")
 
     async def next_chunk(self) -> bytes:
-        """The next bytes for the client; empty at the end. Raises ``RecallFailed`` and what the upstream raises."""
+        """Return the next bytes for the client; empty at the end. Raises ``RecallFailed`` and the upstream's errors."""
         while not self._ended:
             try:
                 chunk = await self._next()
@@ -209,7 +212,7 @@ class MergedReply:
         return b""
 
     def close(self) -> None:
-        """Abort what is still under way."""
+        """Abort the generation that is under way."""
         self._reply.close()
         self._resend.drop()
 
@@ -222,7 +225,7 @@ class MergedReply:
         return await self._next_merged()
 
     def _without_recall(self, fault: Exception) -> bytes:
-        """Return what was not passed on of the first generation; the rest of it follows as it comes."""
+        """Return the bytes of the first generation that were not passed on; the rest of it follows as it comes."""
         if self._is_plain or not self._merger.is_first:
             raise RecallFailed(500, "internal error.") from fault
         self._is_plain, self._ended = True, self._is_read
@@ -242,8 +245,10 @@ class MergedReply:
         """Read the next bytes from *reply*, of which *head* was read already."""
         self._reply = reply
         self._head = head
+        self._decoder: ContentDecoder | None = None
         coding = _coding(reply)
-        self._decoder = None if coding in NOT_CODED else ContentDecoder(coding, MOST_BYTES)
+        if coding not in NOT_CODED:
+            self._decoder = ContentDecoder(coding, MOST_BYTES)
 
     def _decoded(self, chunk: bytes) -> bytes:
         if self._decoder is None:
@@ -256,9 +261,11 @@ class MergedReply:
     async def _next_merged(self) -> bytes:
         """Return what the next bytes of this generation add to the client's stream."""
         chunk, self._head = self._head or await self._reply.next_chunk(), b""
+        merged = b""
         try:
             self._merger.unread = self._decoded(chunk)
-            merged = self._merger.feed(self._merger.unread) if chunk else b""
+            if chunk:
+                merged = self._merger.feed(self._merger.unread)
         except TooMuchBuffered:
             raise RecallFailed(502, "what it says is too large to be held back.") from None
         if not self._is_final:
@@ -269,7 +276,7 @@ class MergedReply:
         return merged
 
     async def _end_generation(self) -> bytes:
-        """Return what is left of the last generation, or ask the model again and return nothing."""
+        """Return the rest of the last generation; or send the next request, and return nothing."""
         merger, session = self._merger, self._session
         calls = merger.calls()
         if session.recalls or calls:
@@ -308,10 +315,15 @@ async def _failure(reply: Reply, head: bytes) -> RecallFailed:
         taken.append(chunk)
         size += len(chunk)
     value = value_of(ContentDecoder(reply.header("content-encoding"), ERROR_BYTES).feed(b"".join(taken))) or {}
-    error = value.get("error", value)
-    message = error.get("message") if isinstance(error, dict) else error
-    status = reply.status if reply.status >= 400 else 502
-    return RecallFailed(status, message if isinstance(message, str) else "")
+    message = value.get("error", value)
+    if isinstance(message, dict):
+        message = message.get("message")
+    if not isinstance(message, str):
+        message = ""
+    status = 502
+    if reply.status >= 400:
+        status = reply.status
+    return RecallFailed(status, message)
 
 
 def _coding(reply: Reply) -> str:

@@ -21,12 +21,14 @@ _TRUNCATED: Final = frozenset({"length", "content_filter"})
 
 
 def output_of(answer: Mapping[str, Any]) -> Any:
-    """The message of a whole answer; None if it has not exactly one choice."""
+    """Return the message of a whole answer; None if it has not exactly one choice."""
     choices = answer.get("choices")
-    if not isinstance(choices, list) or len(choices) != 1:
+    if not isinstance(choices, list) or len(choices) != 1 or not isinstance(choices[0], dict):
         return None
-    message = choices[0].get("message") if isinstance(choices[0], dict) else None
-    return message if isinstance(message, dict) else None
+    message = choices[0].get("message")
+    if not isinstance(message, dict):
+        return None
+    return message
 
 
 def is_truncated(answer: Mapping[str, Any]) -> bool:
@@ -35,12 +37,12 @@ def is_truncated(answer: Mapping[str, Any]) -> bool:
 
 
 def calls(output: Mapping[str, Any]) -> list[Call]:
-    """The calls of the recall tool in a message."""
+    """Return the calls of the recall tool in a message."""
     return [Call(str(call.get("id") or ""), _arguments(call)) for call in _tool_calls(output) if _is_recall(call)]
 
 
 def input_of(output: Mapping[str, Any], body: bytes) -> list[Any]:
-    """The message to go on from. A member that only some servers know is sent back if the client sends it back too."""
+    """Return the message to go on from. A member that only some servers know is sent back if the client does so too."""
     others = [name for name, value in output.items() if name not in _KNOWN_MEMBERS and value]
     sent_back = {name: output[name] for name in others[:_MOST_OTHER_MEMBERS] if dumped(name) in body}
     content = output.get("content") or None
@@ -48,17 +50,19 @@ def input_of(output: Mapping[str, Any], body: bytes) -> list[Any]:
 
 
 def results(output: Mapping[str, Any], texts: Sequence[str]) -> list[Any]:
-    """A tool message for each call."""
+    """Return a tool message for each call."""
     remaining = iter(texts)
     messages: list[Any] = []
     for call in _tool_calls(output):
-        text = next(remaining) if _is_recall(call) else NOT_RUN
+        text = NOT_RUN
+        if _is_recall(call):
+            text = next(remaining)
         messages.append({"role": "tool", "tool_call_id": str(call.get("id") or ""), "content": text})
     return messages
 
 
 def merged(answer: Mapping[str, Any], earlier: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """The last answer, its text behind that of the *earlier* messages, without calls of the recall tool."""
+    """Return the last answer, its text after that of the *earlier* messages, without calls of the recall tool."""
     choice = answer["choices"][0]
     message = dict(choice["message"])
     texts = list(_texts([*earlier, message]))
@@ -78,7 +82,9 @@ def _remove_recalls(message: dict[str, Any], finish_reason: Any) -> Any:
         message["tool_calls"] = remaining
         return finish_reason
     message["content"] = message.get("content") or ""
-    return "stop" if finish_reason == "tool_calls" else finish_reason
+    if finish_reason == "tool_calls":
+        return "stop"
+    return finish_reason
 
 
 def _texts(messages: Sequence[Mapping[str, Any]]) -> Iterator[str]:
@@ -99,7 +105,7 @@ def _joined(texts: Sequence[str]) -> str:
 
 
 def new_stream() -> StreamMerger:
-    """The merger for the stream of a new answer."""
+    """Return the merger for the stream of a new answer."""
     return ChatMerger()
 
 
@@ -124,14 +130,14 @@ class ChatMerger(StreamMerger):
 
     @property
     def output(self) -> dict[str, Any]:
-        """The message as it came so far."""
+        """The message so far."""
         message = {name: assembled(member) for name, member in self._message.items()}
         if self._calls:
             message["tool_calls"] = [_assembled_call(call) for call in self._calls]
         return message
 
     def calls(self) -> list[Call]:
-        """The calls of the recall tool in this generation so far."""
+        """Return the calls of the recall tool in this generation so far."""
         return calls(self.output)
 
     def _note(self, value: dict[str, Any]) -> None:
@@ -158,7 +164,9 @@ class ChatMerger(StreamMerger):
         Some servers give every call the same index, so a new id begins a new call as well.
         """
         index, call_id = piece.get("index"), piece.get("id")
-        key = index if isinstance(index, int | str) else None
+        key = None
+        if isinstance(index, int | str):
+            key = index
         position = self._call_of_index.get(key, -1)
         if position < 0 or (call_id and self._calls[position].get("id") not in (None, "", call_id)):
             position = self._call_of_index[key] = len(self._calls)
@@ -213,7 +221,7 @@ class ChatMerger(StreamMerger):
             delta["tool_calls"] = remaining
 
     def _indexes(self) -> dict[int, int]:
-        """The new index of each call that is not a recall, by its position. Calls behind the end have none."""
+        """Return the new index of each call that is not a recall, by its position. Calls behind the end have none."""
         if self._new_indexes is None:
             calls = enumerate(self._calls)
             remaining = [position for position, call in calls if not _is_recall(_assembled_call(call))]
@@ -234,21 +242,27 @@ def _assembled_call(call: Mapping[str, Any]) -> dict[str, Any]:
 
 def _choice(value: Mapping[str, Any]) -> dict[str, Any]:
     choices = value.get("choices")
-    return choices[0] if isinstance(choices, list) and choices and isinstance(choices[0], dict) else {}
+    if isinstance(choices, list) and choices and isinstance(choices[0], dict):
+        return choices[0]
+    return {}
 
 
 def _delta(value: Mapping[str, Any]) -> dict[str, Any]:
     delta = _choice(value).get("delta")
-    return delta if isinstance(delta, dict) else {}
+    if isinstance(delta, dict):
+        return delta
+    return {}
 
 
 def _pieces(member: Any) -> list[dict[str, Any]]:
-    """The pieces of calls in a delta."""
-    return [piece for piece in member if isinstance(piece, dict)] if isinstance(member, list) else []
+    """Return the pieces of calls in a delta."""
+    if not isinstance(member, list):
+        return []
+    return [piece for piece in member if isinstance(piece, dict)]
 
 
 def _tool_calls(output: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """The calls of a message as they go back: without their index in a stream."""
+    """Return the calls of a message as they go back: without their index in a stream."""
     tool_calls = []
     for call in _pieces(output.get("tool_calls")):
         members = {name: member for name, member in call.items() if name != "index"}
@@ -265,9 +279,13 @@ def _arguments(call: Mapping[str, Any]) -> str:
     arguments = call["function"].get("arguments")
     if isinstance(arguments, str):
         return arguments
-    return dumped(arguments).decode() if arguments else ""
+    if not arguments:
+        return ""
+    return dumped(arguments).decode()
 
 
 def _gap(before: str) -> str:
     """Return what stands between the texts of two generations, so that the second begins a paragraph."""
-    return "\n\n" if before and not before[-1].isspace() else ""
+    if not before or before[-1].isspace():
+        return ""
+    return "\n\n"

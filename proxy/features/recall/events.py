@@ -10,13 +10,13 @@ import msgspec
 
 
 def data_of(event: bytes) -> bytes:
-    """The data of an event; empty where it has none, as a comment has."""
+    """Return the data of an event; empty if it has none, like a comment."""
     lines = [line[5:].removeprefix(b" ") for line in event.splitlines() if line.startswith(b"data:")]
     return b"\n".join(lines)
 
 
 def value_of(data: bytes) -> dict[str, Any] | None:
-    """The JSON object in an event's data; ``None`` where there is none."""
+    """Return the JSON object in an event's data; None if there is none."""
     try:
         value = msgspec.json.decode(data)
     except (msgspec.DecodeError, UnicodeError, RecursionError):
@@ -24,27 +24,33 @@ def value_of(data: bytes) -> dict[str, Any] | None:
             value = json.loads(data)
         except (ValueError, RecursionError):
             return None
-    return value if isinstance(value, dict) else None
+    if isinstance(value, dict):
+        return value
+    return None
 
 
 def kind_of(value: Mapping[str, Any]) -> str:
-    """The type that an event names; that of an error also where it names none."""
+    """Return the type that an event names; ``error`` for an error that names none, else an empty text."""
     kind = value.get("type")
     if isinstance(kind, str):
         return kind
-    return "error" if value.get("error") else ""
+    if value.get("error"):
+        return "error"
+    return ""
 
 
 def written(value: Any, name: str = "") -> bytes:
-    """An event that holds *value*, under *name* if there is one."""
-    head = f"event: {name}\n".encode() if name else b""
-    return head + b"data: " + dumped(value) + b"\n\n"
+    """Return an event that holds *value*, under *name* if that is not empty."""
+    event = b"data: " + dumped(value) + b"\n\n"
+    if name:
+        return f"event: {name}\n".encode() + event
+    return event
 
 
 def dumped(value: Any) -> bytes:
-    """*value* as JSON that is valid UTF-8, whatever its texts hold."""
+    """Return *value* as JSON that is valid UTF-8, also if its texts hold lone surrogates."""
     text = json.dumps(value, ensure_ascii=False, separators=(",", ":"))
     try:
         return text.encode()
-    except UnicodeEncodeError:  # lone surrogates
+    except UnicodeEncodeError:
         return json.dumps(value, separators=(",", ":")).encode()

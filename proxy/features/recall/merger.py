@@ -6,11 +6,11 @@ Theory of operation
 A *generation* is what the model writes in answer to one request. A generation that calls the recall tool is never shown
 to its end: the calls are answered here, the model is asked again, and its next generation goes on where this one
 stopped. The client sees one answer. A ``StreamMerger`` reads the events of each generation in turn and returns the
-bytes that the client may have by now. It sends nothing and waits for nothing; ``answer.MergedReply`` does that.
+bytes that can go to the client by now. It sends nothing and waits for nothing; ``answer.MergedReply`` does that.
 
 Text must not wait: a person reads it while it is written. A tool call must wait, because the rest of the generation
-decides what becomes of it. If the recall tool is called anywhere in the generation, the model has not read yet what it
-asked for, so no call of that generation reaches the client. So text passes at once, and everything from the first tool
+decides what becomes of it. If the recall tool is called anywhere in the generation, the model has not read the results
+yet, so no call of that generation reaches the client. So text passes at once, and everything from the first tool
 call on is buffered until the generation ends. Thoughts are buffered too, in the APIs that have them as blocks or items:
 a provider takes them back only beside what they led to, so they stand if text follows and go if only recalls do
 (https://docs.anthropic.com/en/docs/build-with-claude/extended-thinking#preserving-thinking-blocks,
@@ -35,9 +35,9 @@ The states of one generation, and what brings it from one to the next:
                                                        the recall tool
     any        ``next_generation()``                   nothing; the buffer is void    passing
 
-``ended`` is true once the generation's last event was read. Whoever feeds the merger then looks at ``calls()`` and does
-one of two things: answers them, asks the model again and calls ``next_generation()``; or calls ``release()`` and feeds
-the rest of the stream, for what comes behind the last event belongs to the client.
+``ended`` is true once the generation's last event was read. The caller then looks at ``calls()`` and does one of two
+things. It answers them, sends the next request and calls ``next_generation()``. Or it calls ``release()`` and feeds the
+rest of the stream, because bytes behind the last event belong to the client.
 
 How an event is written:
 
@@ -99,25 +99,25 @@ class RecallApi(Protocol):
     """
 
     def new_stream(self) -> StreamMerger:
-        """The merger for the stream of a new answer."""
+        """Return the merger for the stream of a new answer."""
 
     def output_of(self, answer: Mapping[str, Any]) -> Any:
-        """The output in a whole answer; None if it is no answer of this API."""
+        """Return the output in a whole answer; None if it is no answer of this API."""
 
     def is_truncated(self, answer: Mapping[str, Any]) -> bool:
         """True if a whole answer was broken off, by its output figure or a filter: its last call may be half."""
 
     def calls(self, output: Any) -> list[Call]:
-        """The calls of the recall tool in an output."""
+        """Return the calls of the recall tool in an output."""
 
     def input_of(self, output: Any, body: bytes) -> list[Any]:
-        """The elements with which an output goes back to the model, in a request like the one of *body*."""
+        """Return the elements with which an output goes back to the model, in a request like the one of *body*."""
 
     def results(self, output: Any, texts: Sequence[str]) -> list[Any]:
-        """The elements that answer the calls in an output: recalls with *texts*, others with ``NOT_RUN``."""
+        """Return the elements that answer the calls in an output: recalls with *texts*, others with ``NOT_RUN``."""
 
     def merged(self, answer: Mapping[str, Any], earlier: Sequence[Any]) -> dict[str, Any]:
-        """The last answer as the client gets it: behind the *earlier* outputs, without calls of the recall tool."""
+        """Return the last answer as the client gets it: after the *earlier* outputs, and without recalls."""
 
 
 class TooMuchBuffered(Exception):
@@ -128,8 +128,8 @@ class StreamMerger(ABC):
     """One stream for the client, out of one or more generations. Feed it bytes as they arrive, in any chunking.
 
     ``ended``: the generation's last event was read. ``failed``: the stream held an error. ``truncated``: the generation
-    was broken off. ``is_first``: it is the first one. ``usage``: what it says of its tokens. ``unread``: bytes that are
-    about to be fed, set by the caller so that they are not lost if decoding or reading them fails.
+    was broken off. ``is_first``: it is the first one. ``usage`` is its reported usage. ``unread`` are bytes that are
+    about to be fed; the caller sets them, so that they are not lost if decoding or reading them fails.
     """
 
     def __init__(self) -> None:
@@ -148,7 +148,7 @@ class StreamMerger(ABC):
         self._without_recalls = False
 
     def feed(self, chunk: bytes) -> bytes:
-        """Return the bytes that the client may have after *chunk*. Raises ``TooMuchBuffered``."""
+        """Return the bytes that can go to the client after *chunk*. Raises ``TooMuchBuffered``."""
         self._incoming = deque(self._events.feed(chunk))
         self.unread = b""
         if self._events.pending_size > LONGEST_EVENT:
@@ -160,7 +160,7 @@ class StreamMerger(ABC):
         return b"".join(ready)
 
     def unsent(self) -> bytes:
-        """Return what was fed and not passed on, as it came: to go on without recall in a first generation."""
+        """Return the bytes of a first generation that were fed and not passed on, as they came."""
         buffered = (event for event, _ in self._buffer)
         return b"".join([*self._ready, *buffered, *self._incoming, self._events.pending, self.unread])
 
@@ -175,7 +175,7 @@ class StreamMerger(ABC):
         return b"".join(self._empty_buffer())
 
     def next_generation(self) -> None:
-        """Go on with another generation; what is buffered of this one is void."""
+        """Go on with another generation; drop what is buffered of this one."""
         self._reset()
         self._events.flush()
         self._buffer, self._buffered_bytes = [], 0
@@ -183,7 +183,7 @@ class StreamMerger(ABC):
 
     @abstractmethod
     def calls(self) -> list[Call]:
-        """The calls of the recall tool in this generation so far."""
+        """Return the calls of the recall tool in this generation so far."""
 
     @property
     @abstractmethod
@@ -200,7 +200,7 @@ class StreamMerger(ABC):
 
     @abstractmethod
     def _rewritten(self, value: dict[str, Any]) -> bytes:
-        """The event as the client gets it; empty if the client does not get it."""
+        """Return the event as the client gets it; empty if the client does not get it."""
 
     @abstractmethod
     def _passed(self, value: dict[str, Any]) -> None:
@@ -218,7 +218,9 @@ class StreamMerger(ABC):
     def _read(self, event: bytes) -> None:
         """Note one event, and pass on or buffer it."""
         data = data_of(event)
-        value = value_of(data) if data else None
+        value = None
+        if data:
+            value = value_of(data)
         if not data or (value is not None and value.get("type") == "ping"):
             self._ready.append(event)  # it keeps the connection alive, so it must not wait
             return
@@ -226,9 +228,9 @@ class StreamMerger(ABC):
             self._note(value)
         elif data.strip() == b"[DONE]":
             self.ended = True
-        self._place(event, value)
+        self._pass_or_buffer(event, value)
 
-    def _place(self, event: bytes, value: dict[str, Any] | None) -> None:
+    def _pass_or_buffer(self, event: bytes, value: dict[str, Any] | None) -> None:
         """Add an event to ``_ready`` or to the buffer; nothing leaves the buffer before it is in ``_ready``."""
         if self.failed and not self._released:
             self._ready.append(self.release())
@@ -253,14 +255,16 @@ class StreamMerger(ABC):
         return written
 
     def _written(self, event: bytes, value: dict[str, Any] | None) -> list[bytes]:
-        """The event as the client gets it; an empty list if the client does not get it."""
+        """Return the event as the client gets it; an empty list if the client does not get it."""
         if value is None:
             return [event]
         if self.is_first and not self._without_recalls:
             self._passed(value)
             return [event]
         rewritten = self._rewritten(value)
-        return [rewritten] if rewritten else []
+        if not rewritten:
+            return []
+        return [rewritten]
 
 
 Part = TypeVar("Part")
@@ -332,8 +336,8 @@ class _Array:
     def add(self, pieces: Sequence[Any]) -> None:
         for piece in pieces:
             mark = _mark(piece)
-            position = None if mark is None else self._positions.get(mark)
-            if position is not None:
+            if mark is not None and mark in self._positions:
+                position = self._positions[mark]
                 self.elements[position] = add_piece("", self.elements[position], piece)
                 continue
             if mark is not None:
@@ -342,7 +346,7 @@ class _Array:
 
 
 def add_piece(name: str, before: Any, piece: Any) -> Any:
-    """Return the member *name* after one more *piece* of it; *before* is what came so far. See ``assembled``."""
+    """Return the member *name* after one more *piece* of it; *before* are the pieces so far. See ``assembled``."""
     if piece is None:
         return before
     if isinstance(before, str) and isinstance(piece, str) and name in _WHOLE_MEMBERS:
@@ -376,12 +380,16 @@ def _growable(value: Any) -> Any:
         return _Text(value)
     if isinstance(value, dict):
         return _Object(value)
-    return _Array(value) if isinstance(value, list) else value
+    if isinstance(value, list):
+        return _Array(value)
+    return value
 
 
 def _mark(element: Any) -> tuple[int | str, str] | None:
-    """Return what the pieces of one element have in common; None if nothing says which element they are of."""
+    """Return what the pieces of one element have in common; None if the piece does not name its element."""
     if not isinstance(element, dict):
         return None
     index = element.get("index")
-    return (index, str(element.get("type"))) if isinstance(index, int | str) else None
+    if not isinstance(index, int | str):
+        return None
+    return index, str(element.get("type"))

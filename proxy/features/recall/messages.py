@@ -31,9 +31,11 @@ _TEXT_DELTAS: Final = {"text_delta": "text", "thinking_delta": "thinking", "sign
 
 
 def output_of(answer: Mapping[str, Any]) -> Any:
-    """The blocks of a whole answer; None if it has none."""
+    """Return the blocks of a whole answer; None if it has none."""
     content = answer.get("content")
-    return content if isinstance(content, list) and all(isinstance(block, dict) for block in content) else None
+    if not isinstance(content, list) or not all(isinstance(block, dict) for block in content):
+        return None
+    return content
 
 
 def is_truncated(answer: Mapping[str, Any]) -> bool:
@@ -42,29 +44,31 @@ def is_truncated(answer: Mapping[str, Any]) -> bool:
 
 
 def calls(output: Sequence[Block]) -> list[Call]:
-    """The calls of the recall tool among blocks."""
+    """Return the calls of the recall tool among blocks."""
     return [Call(str(block.get("id")), dumped(block.get("input")).decode()) for block in output if _is_recall(block)]
 
 
 def input_of(output: Sequence[Block], body: bytes) -> list[Any]:
-    """The message to go on from, thinking and signatures as they were."""
+    """Return the message to go on from, thinking and signatures as they were."""
     del body
     content = [_without_nulls(block) for block in output if not _is_empty(block)]
     return [{"role": "assistant", "content": content}]
 
 
 def results(output: Sequence[Block], texts: Sequence[str]) -> list[Any]:
-    """One user message with every result."""
+    """Return one user message with every result."""
     remaining = iter(texts)
     content: list[Any] = []
     for call in filter(_is_call, output):
-        text = next(remaining) if _is_recall(call) else NOT_RUN
+        text = NOT_RUN
+        if _is_recall(call):
+            text = next(remaining)
         content.append({"type": "tool_result", "tool_use_id": str(call.get("id")), "content": text})
     return [{"role": "user", "content": content}]
 
 
 def merged(answer: Mapping[str, Any], earlier: Sequence[Sequence[Block]]) -> dict[str, Any]:
-    """The last answer, its blocks behind those of the *earlier* outputs that are no calls."""
+    """Return the last answer, its blocks after those of the *earlier* outputs that are no calls."""
     content = [block for output in earlier for block in without_calls(output, _is_call, _is_call, _is_thought)]
     content += without_calls(answer["content"], _is_recall, _is_call, _is_thought)
     content = content or [NOTHING_LEFT]
@@ -73,14 +77,14 @@ def merged(answer: Mapping[str, Any], earlier: Sequence[Sequence[Block]]) -> dic
 
 
 def new_stream() -> StreamMerger:
-    """The merger for the stream of a new answer."""
+    """Return the merger for the stream of a new answer."""
     return MessagesMerger()
 
 
 class MessagesMerger(StreamMerger):
     """Merges events of messages: one message starts and stops, and the indexes of its blocks run on.
 
-    ``_blocks``, ``_inputs`` and ``_citations`` are what came of this generation, by index. ``_positions`` are the
+    ``_blocks``, ``_inputs`` and ``_citations`` are this generation so far, by index. ``_positions`` are the
     indexes in the order in which they came. ``_sent_before`` and ``_sent`` count the blocks that the client has: of
     earlier generations, and of this one.
     """
@@ -99,11 +103,11 @@ class MessagesMerger(StreamMerger):
 
     @property
     def output(self) -> list[dict[str, Any]]:
-        """The blocks as they came so far."""
+        """The blocks so far."""
         return [self._block(index) for index in sorted(self._blocks)]
 
     def calls(self) -> list[Call]:
-        """The calls of the recall tool in this generation so far."""
+        """Return the calls of the recall tool in this generation so far."""
         return calls(self.output)
 
     def _block(self, index: int) -> dict[str, Any]:
@@ -176,7 +180,9 @@ class MessagesMerger(StreamMerger):
                 return b""
             event["index"] = self._sent_before + position
             self._passed(value)
-        before = self._rewrite_end(event) if kind == "message_delta" else b""
+        before = b""
+        if kind == "message_delta":
+            before = self._rewrite_end(event)
         return before + written(event, kind)
 
     def _rewrite_end(self, event: dict[str, Any]) -> bytes:
@@ -191,10 +197,12 @@ class MessagesMerger(StreamMerger):
         if isinstance(event.get("delta"), dict):
             stop_reason = _stop_reason(event["delta"].get("stop_reason"), calls_left=self._calls_left)
             event["delta"] = {**event["delta"], "stop_reason": stop_reason}
-        return b"" if self._sent_before or remaining else _nothing_left_events()
+        if self._sent_before or remaining:
+            return b""
+        return _nothing_left_events()
 
     def _remaining_positions(self) -> dict[int, int]:
-        """The position of each block that the client gets, by its index.
+        """Return the position of each block that the client gets, by its index.
 
         These are all blocks in a generation without recalls. In one with recalls they are worked out once, at its end:
         doing so for every event would be quadratic.
@@ -220,7 +228,7 @@ class MessagesMerger(StreamMerger):
 
 
 def _nothing_left_events() -> bytes:
-    """The events of the block ``NOTHING_LEFT``."""
+    """Return the events of the block ``NOTHING_LEFT``."""
     block, delta = {**NOTHING_LEFT, "text": ""}, {"type": "text_delta", "text": OMITTED}
     events: list[dict[str, Any]] = [
         {"type": "content_block_start", "index": 0, "content_block": block},
@@ -231,8 +239,10 @@ def _nothing_left_events() -> bytes:
 
 
 def _stop_reason(reason: Any, *, calls_left: bool) -> Any:
-    """Return the stop reason of a message without its recalls; *calls_left*: it has other calls."""
-    return "end_turn" if reason == "tool_use" and not calls_left else reason
+    """Return the stop reason of a message without its recalls; *calls_left* is True if it has other calls."""
+    if reason == "tool_use" and not calls_left:
+        return "end_turn"
+    return reason
 
 
 def _without_nulls(block: Block) -> dict[str, Any]:

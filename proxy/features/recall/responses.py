@@ -40,9 +40,11 @@ _ADDED, _DONE = "response.output_item.added", "response.output_item.done"
 
 
 def output_of(answer: Item) -> Any:
-    """The output items of a whole answer; None if it has none."""
+    """Return the output items of a whole answer; None if it has none."""
     output = answer.get("output")
-    return output if isinstance(output, list) and all(isinstance(item, dict) for item in output) else None
+    if not isinstance(output, list) or not all(isinstance(item, dict) for item in output):
+        return None
+    return output
 
 
 def is_truncated(answer: Item) -> bool:
@@ -51,12 +53,12 @@ def is_truncated(answer: Item) -> bool:
 
 
 def calls(output: Sequence[Item]) -> list[Call]:
-    """The calls of the recall tool among items."""
+    """Return the calls of the recall tool among items."""
     return [Call(str(item.get("call_id")), str(item.get("arguments") or "")) for item in output if _is_recall(item)]
 
 
 def input_of(output: Sequence[Item], body: bytes) -> list[Any]:
-    """The items to go on from, without those that only a server which stores answers could make use of."""
+    """Return the items to go on from, without those that only a server which stores answers could use."""
     items = [_without_nulls(item) for item in without_calls(output, _is_unanswerable, _is_call, _is_thought)]
     if not _UNSTORED.search(body):
         return items
@@ -67,26 +69,28 @@ def input_of(output: Sequence[Item], body: bytes) -> list[Any]:
 
 
 def results(output: Sequence[Item], texts: Sequence[str]) -> list[Any]:
-    """An output item for each call."""
+    """Return an output item for each call."""
     remaining = iter(texts)
     items: list[Any] = []
     for item in output:
         if item.get("type") not in _ANSWERABLE:
             continue
-        text = next(remaining) if _is_recall(item) else NOT_RUN
+        text = NOT_RUN
+        if _is_recall(item):
+            text = next(remaining)
         items.append({"type": f"{item['type']}_output", "call_id": str(item.get("call_id")), "output": text})
     return items
 
 
 def merged(answer: Item, earlier: Sequence[Sequence[Item]]) -> dict[str, Any]:
-    """The last answer, its items behind those of the *earlier* outputs that are no calls."""
+    """Return the last answer, its items after those of the *earlier* outputs that are no calls."""
     items = [item for output in earlier for item in without_calls(output, _is_call, _is_call, _is_thought)]
     items += without_calls(answer["output"], _is_recall, _is_call, _is_thought)
     return {**answer, "output": items}
 
 
 def new_stream() -> StreamMerger:
-    """The merger for the stream of a new answer."""
+    """Return the merger for the stream of a new answer."""
     return ResponsesMerger()
 
 
@@ -111,11 +115,11 @@ class ResponsesMerger(StreamMerger):
 
     @property
     def output(self) -> list[dict[str, Any]]:
-        """The items as they came so far."""
+        """The items so far."""
         return [self._items[index] for index in sorted(self._items)]
 
     def calls(self) -> list[Call]:
-        """The calls of the recall tool in this generation so far."""
+        """Return the calls of the recall tool in this generation so far."""
         return calls(self.output)
 
     def _note(self, value: dict[str, Any]) -> None:
@@ -171,7 +175,7 @@ class ResponsesMerger(StreamMerger):
         return written(event, kind)
 
     def _merged_response(self, response: Item) -> dict[str, Any]:
-        """The response at the end of the stream, with the items of all generations."""
+        """Return the response at the end of the stream, with the items of all generations."""
         before = self._sent_items[: self._sent_before]
         return {**response, "output": [*before, *self._without_removed(response.get("output") or self.output)]}
 
@@ -181,7 +185,7 @@ class ResponsesMerger(StreamMerger):
         return without_calls(items, _is_recall, _is_call, _is_thought)
 
     def _position(self, index: int) -> int | None:
-        """The position of an item among those of this generation that the client gets; None if it does not get it."""
+        """Return the position of an item among those of this generation that the client gets; None if it does not."""
         if not self._without_recalls:
             return index
         if self._remaining is None:
@@ -197,7 +201,9 @@ class ResponsesMerger(StreamMerger):
 
 
 def _number(value: Any, default: int) -> int:
-    return value if isinstance(value, int) and not isinstance(value, bool) else default
+    if isinstance(value, int) and not isinstance(value, bool):
+        return value
+    return default
 
 
 def _without_nulls(item: Item) -> dict[str, Any]:
@@ -214,7 +220,7 @@ def _is_recall(item: Item) -> bool:
 
 
 def _is_unanswerable(item: Item) -> bool:
-    """True if a call can only be answered with what its client found."""
+    """True if only the client can answer a call: another text than its result would be wrong."""
     return item.get("type") not in _ANSWERABLE
 
 

@@ -69,14 +69,17 @@ def read_arguments(text: str, default_limit: int) -> Arguments | None:
         return None
     if not isinstance(value, dict):
         return None
-    query, item = value.get("query"), _integer(value.get("item"))
-    offset, limit = _integer(value.get("offset")), _integer(value.get("limit"))
-    limit = default_limit if limit is None else limit
+    query = value.get("query")
+    if not isinstance(query, str):
+        query = ""
+    limit = _integer(value.get("limit"))
+    if limit is None:
+        limit = default_limit
     return Arguments(
-        query[:QUERY].strip() if isinstance(query, str) else "",
-        item,
-        max(0, offset or 0),
-        min(MOST_RESULTS, max(1, limit)),
+        query=query[:QUERY].strip(),
+        item=_integer(value.get("item")),
+        offset=max(0, _integer(value.get("offset")) or 0),
+        limit=min(MOST_RESULTS, max(1, limit)),
     )
 
 
@@ -139,8 +142,10 @@ def _shown(piece: Piece, start: int, tokens: int, count: Count) -> str:
         notes.append(f"begins at character {start}")
     if end < len(piece.text):
         notes.append(f"goes on with item {piece.number}, offset {end} of {len(piece.text)}")
-    note = f"\n[{'; '.join(notes)}]" if notes else ""
-    return f"{head}\n{piece.text[start:end]}{note}"
+    shown = f"{head}\n{piece.text[start:end]}"
+    if notes:
+        shown += f"\n[{'; '.join(notes)}]"
+    return shown
 
 
 def _end(text: str, start: int, tokens: int, count: Count) -> int:
@@ -155,7 +160,9 @@ def _end(text: str, start: int, tokens: int, count: Count) -> int:
             break
         size = min(size - 1, size * max(1, tokens) // counted)
     line = text.rfind("\n", start + size - size // 4, start + size)
-    return line + 1 if line > start else start + max(0, size)
+    if line > start:
+        return line + 1
+    return start + max(0, size)
 
 
 def _ranked(query: str, pieces: Sequence[Piece]) -> list[tuple[Piece, int]]:
@@ -177,8 +184,11 @@ def _ranked(query: str, pieces: Sequence[Piece]) -> list[tuple[Piece, int]]:
 
 def _terms(phrase: str) -> list[str]:
     """Return the words of *phrase*, and the phrase itself."""
-    words = list(dict.fromkeys([word for word in _WORD.findall(phrase) if len(word) > 1]))[:WORDS] or [phrase]
-    return words if phrase in words else [*words, phrase]
+    words = [word for word in _WORD.findall(phrase) if len(word) > 1]
+    first_words = list(dict.fromkeys(words))[:WORDS]
+    if phrase in first_words:
+        return first_words
+    return [*first_words, phrase]
 
 
 def _score(index: int, weights: Mapping[str, float], hits: Mapping[str, Sequence[int]]) -> float:
@@ -211,11 +221,15 @@ def _start(text: str, match: int, tokens: int, count: Count) -> int:
     if match < size // 8 or (len(text) <= size and count(text) <= tokens - 2 * FRAME):
         return 0
     line = text.rfind("\n", max(0, match - size // 4), match)
-    return line + 1 if line >= 0 else max(0, match - size // 8)
+    if line >= 0:
+        return line + 1
+    return max(0, match - size // 8)
 
 
 def _numbers(pieces: Sequence[Piece]) -> str:
-    return f"Items are numbered from {pieces[0].number} to {pieces[-1].number}." if pieces else ""
+    if not pieces:
+        return ""
+    return f"Items are numbered from {pieces[0].number} to {pieces[-1].number}."
 
 
 def _integer(value: Any) -> int | None:
@@ -224,4 +238,6 @@ def _integer(value: Any) -> int | None:
         return int(value)
     if isinstance(value, float) and math.isfinite(value):
         return int(value)
-    return value if isinstance(value, int) and not isinstance(value, bool) else None
+    if isinstance(value, int) and not isinstance(value, bool):
+        return value
+    return None

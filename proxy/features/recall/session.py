@@ -27,7 +27,7 @@ from proxy.offload import offload
 RECALL_APIS: Mapping[str, RecallApi] = MappingProxyType({"chat": chat, "messages": messages, "responses": responses})
 
 GENERATIONS: Final = 3
-"""How often a model is asked for one answer at most, the first time included."""
+"""Generations of one answer at most, the first one included."""
 
 CALLS: Final = 8
 """Calls of one generation that are answered with a search: each one reads the whole history."""
@@ -49,7 +49,7 @@ LABEL: Final = 120
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What one call of the tool shows: *results* unless it asks for more or fewer, in at most so many *tokens*."""
+    """Bounds of one call: ``tokens``, and ``results`` unless its arguments name another number."""
 
     results: int = 3
     tokens: int = 4_000
@@ -66,14 +66,14 @@ class RecallSession:
     """
 
     def __init__(self, reader: Reader, limits: Limits, view: CountedView, stream: bool, resend: Resend) -> None:
-        """*view* is what the first generation answers; *stream*: the client asked for a stream."""
+        """Start with the answer to *view*; *stream* is True if the client requested a stream."""
         request = view.request
         self.api = RECALL_APIS[request.api]
         self.recalls = 0
         self.tokens = 0
         self.first_usage = NO_USAGE
         self._api_format = API_FORMATS[request.api]
-        self._count = reader.count(view.measured.route.encoding, view.measured.route.model)
+        self._count = reader.count(view.measured.known.route.encoding, view.measured.known.route.model)
         self._limits = limits
         self._request = request
         self._view = view
@@ -86,7 +86,7 @@ class RecallSession:
         self._reported_input: int | None = None
 
     def complete(self, report: Report) -> Report:
-        """Return *report* with what happened since it was made."""
+        """Return *report* with the figures of later generations."""
         if not self.recalls:
             return report
         return report.but(
@@ -101,7 +101,7 @@ class RecallSession:
         return content_type.startswith("text/event-stream") or (self._stream and "json" not in content_type)
 
     def may_ask_again(self) -> bool:
-        """True if the model may be asked once more."""
+        """True if one more generation is allowed."""
         return self.recalls + 1 < GENERATIONS
 
     def add_usage(self, usage: Any) -> None:
@@ -116,10 +116,7 @@ class RecallSession:
         self.tokens += prompt + (reported.output_tokens or 0)
 
     async def ask_again(self, output: Any, calls: Sequence[Call]) -> tuple[Reply, bytes]:
-        """Answer *calls* of a generation's *output* and ask the model again.
-
-        Returns the reply to that, and the bytes already read from it.
-        """
+        """Answer *calls* of an *output*; return the reply of the next generation, and the bytes already read of it."""
         replayed = [dumped(element) for element in self.api.input_of(output, self._view.body)]
         pieces = await self._off_loop(self._pieces)
         added: list[bytes] = []
@@ -161,7 +158,9 @@ class RecallSession:
         pieces: Sequence[Piece],
     ) -> list[bytes]:
         """Return the elements that answer the *calls* of an *output* in what *view* leaves free below *most* tokens."""
-        last_note = "\n" + LAST if self.recalls + 2 == GENERATIONS else ""
+        last_note = ""
+        if self.recalls + 2 == GENERATIONS:
+            last_note = "\n" + LAST
         answered = calls[:CALLS]
         refused = [TOO_MANY] * len(calls[CALLS:])
         empty = [dumped(element) for element in self.api.results(output, [""] * len(answered) + refused)]
@@ -187,7 +186,9 @@ class RecallSession:
             used = max(self._reported_input, int(used * BELIEVED))
         input_tokens = int(budget.input_budget(view.lowered_output or budget.reserve) * ratio)
         room = int((input_tokens - used) / max(1.0, ratio)) - added_tokens - budget.window // MARGIN
-        return room if most is None else min(room, most - counted - added_tokens - 1)
+        if most is None:
+            return room
+        return min(room, most - counted - added_tokens - 1)
 
     def _pieces(self) -> list[Piece]:
         """Return every item of the client's history as the tool shows it."""
@@ -208,14 +209,15 @@ class RecallSession:
         return pieces
 
     def _original_items(self) -> list[bytes]:
-        """The items of the request that the view is made of."""
+        """Return the items of the request that the view is made of."""
         body = self._view.request.body
         listed = self._api_format.with_item_list(body)
-        body = body if listed is None else listed
+        if listed is not None:
+            body = listed
         return [body[start:end] for start, end in scan(body, self._api_format.LIST).spans]
 
     def _hidden(self, changed: set[int]) -> set[int]:
-        """The indexes of the items that the view does not hold as they were; *changed* ones were edited before."""
+        """Return the indexes of items that the view does not hold as they were; *changed* ones were edited before."""
         record = self._view.edits.record
         if record is None:
             return changed
@@ -223,7 +225,7 @@ class RecallSession:
         return changed | folded | record.edits.keys()
 
     def _labels(self, entries: Sequence[ItemText]) -> list[str]:
-        """The heading of each item: its role, or the calls that it holds the results of."""
+        """Return the heading of each item: its role, or the calls that it holds the results of."""
         items = self._view.measured.parsed.items
         call_texts: dict[str, str] = {}
         labels: list[str] = []
@@ -232,13 +234,18 @@ class RecallSession:
                 texts = [_call_text(name, arguments) for name, arguments in entry.calls]
                 call_texts |= dict(zip(item.calls, texts, strict=True))
             answered = [call_texts[name] for name in item.answers if name in call_texts]
-            labels.append(f"result of {', '.join(answered)}" if answered else item.role)
+            label: str = item.role
+            if answered:
+                label = f"result of {', '.join(answered)}"
+            labels.append(label)
         return labels
 
 
 def _call_text(name: str, arguments: str) -> str:
     text = f"{name}({' '.join(arguments.split())})"
-    return text if len(text) <= LABEL else text[: LABEL - 4] + "...)"
+    if len(text) > LABEL:
+        return text[: LABEL - 4] + "...)"
+    return text
 
 
 def _text(entry: ItemText) -> str:

@@ -21,10 +21,10 @@ NAME: Final = "ullage_recall"
 """The tool's name. A client that declares a tool of this name keeps it, and is offered none of ours."""
 
 MOST_RESULTS: Final = 10
-"""Results of one call at most, whatever is asked for."""
+"""Results of one call at most."""
 
 MENTION: Final = f"What was left out above is not lost: the tool {NAME} searches it and shows it again."
-"""What a block says of the tool, on requests that offer it only."""
+"""The line on the tool at the end of a block; only in requests that offer it."""
 
 DESCRIPTION: Final = (
     "Search the earlier part of this conversation that was left out or cut short to save room, and read it again as it "
@@ -69,8 +69,10 @@ def may_offer(api: str, envelope: Envelope) -> bool:
 
     Not if its answer has a form that a second generation would spoil, and not if the provider stores the history.
     """
-    tools = envelope.value("tools") if "tools" in envelope.fields else ""
-    if not tools.startswith("[") or _EMPTY.fullmatch(tools) or envelope.stored or _is_name_taken(tools):
+    if "tools" not in envelope.fields or envelope.stored:
+        return False
+    tools = envelope.value("tools")
+    if not tools.startswith("[") or _EMPTY.fullmatch(tools) or _is_name_taken(tools):
         return False
     return _IS_FREE[api](envelope)
 
@@ -85,13 +87,17 @@ def tool_tokens(reader: Reader, api: str, envelope: Envelope, route: Route, wind
         tokens -= FRAME
         if len(client_tools) == 1:
             tokens += PARALLEL
-    return tokens if tokens * PART <= window else 0
+    if tokens * PART > window:
+        return 0
+    return tokens
 
 
 def addition(reader: Reader, api: str, envelope: Envelope, route: Route, window: int) -> Addition:
     """Return the tool and the note on it; nothing if it may not be offered in a *window* of so many tokens."""
     tokens = tool_tokens(reader, api, envelope, route, window)
-    return Addition(DECLARATIONS[api], MENTION, tokens) if tokens else NO_ADDITION
+    if not tokens:
+        return NO_ADDITION
+    return Addition(DECLARATIONS[api], MENTION, tokens)
 
 
 def _is_free_in_messages(envelope: Envelope) -> bool:
@@ -123,9 +129,9 @@ _IS_FREE: Final = MappingProxyType(
 
 def _is_name_taken(tools: str) -> bool:
     """True if a tool of the client's has the name, also if it is written with escapes."""
-    if NAME in tools or "\\u" not in tools:
-        return NAME in tools
-    return NAME in json.dumps(json.loads(tools, parse_int=read_integer), ensure_ascii=False)
+    if NAME in tools:
+        return True
+    return "\\u" in tools and NAME in json.dumps(json.loads(tools, parse_int=read_integer), ensure_ascii=False)
 
 
 def _has_form(form: Any) -> bool:
@@ -134,8 +140,12 @@ def _has_form(form: Any) -> bool:
 
 
 def _member(envelope: Envelope, name: str) -> Any:
-    return json.loads(envelope.value(name), parse_int=read_integer) if name in envelope.fields else None
+    if name not in envelope.fields:
+        return None
+    return json.loads(envelope.value(name), parse_int=read_integer)
 
 
 def _within(value: Any, name: str) -> Any:
-    return value.get(name) if isinstance(value, dict) else None
+    if not isinstance(value, dict):
+        return None
+    return value.get(name)
