@@ -89,7 +89,7 @@ def render(file: ClientFile) -> str:
     """Return the text of *file* if it held nothing but our values."""
     document = _parse("", file)
     for change in file.changes:
-        config_files.put(document, change.at, change.to)
+        config_files.put(document, change.at, change.value)
     return config_files.dump(document, file.format)
 
 
@@ -108,14 +108,14 @@ def _apply(file: ClientFile, document: Any) -> list[dict[str, Any]]:
     values = []
     for change in file.changes:
         present = config_files.get(document, change.at)
-        if change.missing and present is not MISSING:
+        if change.if_missing and present is not MISSING:
             continue
-        value: dict[str, Any] = {"at": list(change.at), "wrote": change.to}
+        value: dict[str, Any] = {"at": list(change.at), "wrote": change.value}
         if present is not MISSING:
             value["was"] = config_files.plain(present)
         values.append(value)
         try:
-            config_files.put(document, change.at, change.to)
+            config_files.put(document, change.at, change.value)
         except DocumentError as error:
             raise ConnectError(f"{file.path} {error}. {BY_HAND}") from error
     return values
