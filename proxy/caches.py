@@ -67,9 +67,16 @@ class SizedCache(LRUCache[K, V]):
 
 def items() -> SizedCache[bytes, Item]:
     """Return a cache of items. One message can hold any number of calls, with ids of any length."""
-    return SizedCache(
-        ITEM_BYTES, lambda item: PLAIN + len(item.facts.mentions if item.facts else b"") + _linked([item])
-    )
+    return SizedCache(ITEM_BYTES, _item_size)
+
+
+def _item_size(item: Item) -> int:
+    size = PLAIN
+    if item.facts is not None:
+        size += len(item.facts.mentions)
+    if item.calls or item.answers:
+        size += _linked([item])
+    return size
 
 
 def prefixes() -> SizedCache[bytes, CachedPrefix]:

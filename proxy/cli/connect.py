@@ -17,6 +17,9 @@ from proxy.cli import config_files
 from proxy.cli.clients import Change, Client, ClientFacts, File, changes, fill_in
 from proxy.cli.config_files import MISSING, DocumentError, Format
 
+CONFIG_HOME: Final = Path("~/.config")
+"""The default of ``XDG_CONFIG_HOME``: https://specifications.freedesktop.org/basedir-spec/latest/"""
+
 JOURNAL: Final = "connected.json"
 BY_HAND: Final = "Add what `ullage connect` prints without --write by hand (comments in JSON cannot be kept)."
 
@@ -79,9 +82,12 @@ def client_files(client: Client, facts: ClientFacts, environ: Mapping[str, str])
 
 
 def _path(file: File, environ: Mapping[str, str]) -> Path:
+    """Return the path of *file*; environment variables may move its folder, or all of ~/.config."""
     path = Path(file.path)
     if folder := environ.get(file.home):
         path = Path(folder) / path.name
+    elif (folder := environ.get("XDG_CONFIG_HOME")) and path.is_relative_to(CONFIG_HOME):
+        path = folder / path.relative_to(CONFIG_HOME)
     return path.expanduser().resolve()
 
 

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
-from proxy.core.apis.json_steps import ONE_CALL, decode, dismantle, encode_in_steps
+from proxy.core.apis.json_steps import ONE_CALL, decode, dismantle
 from proxy.core.conversation import Call
 from proxy.core.errors import InvalidRequest
 from proxy.core.tool_calls import NO_TEXT_FORMAT, TextToolFormat, short_digest
@@ -127,11 +127,11 @@ class ToolMap:
         """Return the tool *name*: exactly, without its server's prefix, in any case, by a glob; else an unknown one."""
         bare = name.rpartition("__")[2].rpartition(".")[2]
         for candidate in (name, bare):
-            if found := self._exact.get(candidate):
-                return found
+            if tool := self._exact.get(candidate):
+                return tool
         for candidate in (name.lower(), bare.lower()):
-            if found := self._folded.get(candidate):
-                return found
+            if tool := self._folded.get(candidate):
+                return tool
         return next((tool for pattern, tool in self._globs if pattern.match(name) or pattern.match(bare)), UNKNOWN)
 
     def call(self, name: str, arguments: str) -> Call:
@@ -149,7 +149,7 @@ class ToolMap:
         names = tuple(zlib.crc32(_basename(path).encode("utf-8", "replace")) for path in paths)
         repeat_key = 0
         if tool.kind in REPEATABLE and isinstance(values, dict):
-            repeat_key = _repeat_key(name, values, large)
+            repeat_key = _repeat_key(name, values, arguments)
         first, last = self._range(tool, values)
         if large:
             dismantle(values)
@@ -177,10 +177,14 @@ class ToolMap:
 
     def _paths(self, tool: Tool, values: Any, arguments: str) -> Iterator[str]:
         """Yield the paths in a call's arguments, as the client wrote them; *values* is their JSON, if they are any."""
-        if tool.patch:
-            patches = [values.get(key) for key in tool.patch] if isinstance(values, dict) else [arguments]
-            for patch in patches:
-                yield from _HEADER.findall(patch) if isinstance(patch, str) else ()
+        patches: list[Any] = []
+        if isinstance(values, dict):
+            patches = [values.get(key) for key in tool.patch]
+        elif tool.patch:
+            patches = [arguments]
+        for patch in patches:
+            if isinstance(patch, str):
+                yield from _HEADER.findall(patch)
         if not isinstance(values, dict):
             return
         keys = tool.path or self._keys.path
@@ -235,11 +239,10 @@ def _case(tool: Tool, values: Any) -> Tool:
     return tool.cases.get(action) or tool.cases.get("*", UNKNOWN)
 
 
-def _repeat_key(name: str, values: Any, large: bool) -> int:
-    """Return a number, never zero, that is equal for equal calls; *large* arguments are written in steps."""
-    if large:
-        text = encode_in_steps(values, _SORTED.encode, ordered=True)
-    else:
+def _repeat_key(name: str, values: Any, arguments: str) -> int:
+    """Return a number, never zero, that is equal for equal calls. Large *arguments* must be spelled alike as well."""
+    text = arguments
+    if len(arguments) <= ONE_CALL:
         text = _SORTED.encode(values)
     return short_digest(f"{name}\0{text}") or 1
 
@@ -284,9 +287,12 @@ def _line_range(first: int | None, count: int, last: int, base: int) -> tuple[in
     """Return the range of *count* lines from *first* on, or to *last*; *base* is the number of a file's first line."""
     if min(first or 0, count, last) < 0:
         return UNKNOWN_RANGE  # counted from the end
-    start = 1 if first is None else max(1, first + 1 - base)
-    end = start + count - 1 if count else 0
-    return start, last or end
+    start = 1
+    if first is not None:
+        start = max(1, first + 1 - base)
+    if count and not last:
+        last = start + count - 1
+    return start, last
 
 
 def _pair_range(pair: Any) -> tuple[int, int]:

@@ -148,7 +148,9 @@ def _opening(text: str, folded: str, at: int) -> re.Match[str] | None:
     while (word := folded.find(_WORD, at)) >= 0:
         line = text.rfind("\n", at, word) + 1 or at
         tag = text.rfind("<", max(line, word - _BEFORE), word)
-        match = _OPENING.match(text, line) or (_OPENING.match(text, tag) if tag >= 0 else None)
+        match = _OPENING.match(text, line)
+        if match is None and tag >= 0:
+            match = _OPENING.match(text, tag)
         if match is not None:
             return match
         at = word + 1
