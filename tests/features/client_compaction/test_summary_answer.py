@@ -11,7 +11,7 @@ from proxy.core.request import Request
 from proxy.core.tokens.budget import Shares
 from proxy.engine.ports import Summary, SummaryRequest
 from proxy.engine.reading import Reader
-from proxy.features.client_compaction.summary_answer import NEARLY, SummaryAnswers
+from proxy.features.client_compaction.summary_answer import LEAST_COVERED_SHARE, SummaryAnswers
 from tests.support.engine_fixtures import TENANT, Message, Replica, chat_body, tokenizers, tool_map_of_package
 from tests.support.sample_conversations import AGENT_TOOLS, agent_session
 
@@ -81,7 +81,7 @@ async def test_what_the_summary_leaves_is_told() -> None:
     assert "CHECKPOINT" not in found[0]
 
 
-@pytest.mark.parametrize("share", [0.0, 0.3, NEARLY - 0.1])
+@pytest.mark.parametrize("share", [0.0, 0.3, LEAST_COVERED_SHARE - 0.1])
 async def test_a_summary_of_less_stands_for_nothing(share: float) -> None:
     """If a good part of the conversation is in no summary, the client's model reads it."""
     assert await answered(share, TALK) is None

@@ -14,7 +14,7 @@ from proxy.engine.features import Feature
 from proxy.engine.summary_requests import summary_request_of
 from proxy.features.recall.answer import Recall
 from proxy.features.recall.session import Limits
-from proxy.features.recall.tool import MENTION, NAME, PART
+from proxy.features.recall.tool import MENTION, NAME, WINDOW_PART
 from tests.stub import chat, messages, responses
 from tests.support.api_formats import request_body, tools_of
 from tests.support.engine_fixtures import DictRecords, Planned, Replica
@@ -127,7 +127,7 @@ def test_a_block_mentions_it_only_where_it_is_offered() -> None:
     assert record.block_with(MENTION).endswith(MENTION)
     assert record.block_with("") == "block"
     assert structs.replace(record, block="").block_with(MENTION) == ""
-    assert PART > 1
+    assert WINDOW_PART > 1
 
 
 @pytest.mark.parametrize("api", ["chat", "messages", "responses"])

@@ -11,11 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from proxy.features.recall.search import (
+    LEAST_RESULT_TOKENS,
+    MOST_QUERY_WORDS,
     NO_ROOM,
     NOTHING,
-    SHORTEST,
     UNREADABLE,
-    WORDS,
     Arguments,
     Piece,
     _pattern,
@@ -71,7 +71,7 @@ def test_without_a_query_what_left_the_view_is_listed_in_order() -> None:
 
 def test_a_query_of_many_words_costs_no_more_than_one_of_some() -> None:
     """Every word is a walk over all that was left out, so no more than so many are looked for."""
-    many = [f"zq{at}" for at in range(WORDS)]
+    many = [f"zq{at}" for at in range(MOST_QUERY_WORDS)]
     assert shown(ask(query=" ".join([*many[1:], "kingfisher"]))) == [30]
     assert ask(query=" ".join([*many, "kingfisher"])) == NOTHING
 
@@ -118,7 +118,7 @@ def test_arguments_that_cannot_be_read_are_answered() -> None:
 
 def test_without_room_nothing_is_shown() -> None:
     """If nothing fits, the answer says so, in no more tokens than there are."""
-    assert answer("{}", PIECES, 3, SHORTEST - 1, count_tokens) == NO_ROOM
+    assert answer("{}", PIECES, 3, LEAST_RESULT_TOKENS - 1, count_tokens) == NO_ROOM
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ import pytest
 
 from proxy.features.recall.merger import NOT_RUN
 from proxy.features.recall.search import LAST
-from proxy.features.recall.session import CALLS, TOO_MANY
+from proxy.features.recall.session import MOST_CALLS, TOO_MANY
 from proxy.features.recall.tool import NAME
 from tests.stub import Answer, Call, Rules, Seen, Stub, chat, messages, responses
 from tests.support.answer_parser import parse_answer
@@ -87,7 +87,7 @@ async def test_calls_beside_a_recall_are_made_again(start_recall: StartRecall, a
 @pytest.mark.slow
 async def test_of_many_calls_at_once_some_are_answered(start_recall: StartRecall, api: str) -> None:
     """Each is a walk over the history, so the others get the answer that they were too many; the generation goes on."""
-    server, door = await start_recall(api, Answer("All.", (LOOK,) * (CALLS + 3)), Answer("It is kingfisher."))
+    server, door = await start_recall(api, Answer("All.", (LOOK,) * (MOST_CALLS + 3)), Answer("It is kingfisher."))
     answered = read_answer(api, await door.ask(api, request(api, True)), True)
     assert answered.text.endswith("It is kingfisher.")
     assert server.seen[1].verdict == "ok"
