@@ -124,7 +124,7 @@ async def test_two_workers_serve_and_a_crash_costs_only_its_own_requests(
 async def metrics_of(front: Proxy, requests: int) -> dict[tuple[str, frozenset[tuple[str, str]]], float]:
     """The metrics, once they count exactly *requests*: a worker shows its own to the others every second."""
     async with asyncio.timeout(5):
-        while total(found := await metrics(front), "ullage_requests_total") != requests:
+        while total(found := await metrics(front), "ullage_requests_total") != requests:  # noqa: ASYNC110 - in another process
             await asyncio.sleep(0.1)
     return found
 
