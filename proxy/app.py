@@ -228,8 +228,9 @@ class Process:
         return cls(server, upstream, probes, store, telemetry, logs, engine, jobs, history)
 
     async def update_gauges(self) -> None:
-        """Update every second the metrics that no request updates. Never returns."""
+        """Update every second the metrics that no request updates, and show the others to workers. Never returns."""
         while True:
+            self.telemetry.flush()
             state = self._store.state()
             self.telemetry.store_state(up=state.up, breaker=state.breaker)
             new_errors = Counter(state.errors) - self._store_errors
@@ -267,6 +268,7 @@ class Process:
     async def close(self) -> None:
         """Stop listening, then close what the server used."""
         await self.server.close()
+        self.telemetry.flush()
         if self._jobs is not None:
             await self._jobs.finish(0.0)
         await self._history.finish(HISTORY_SECONDS)
