@@ -84,7 +84,7 @@ The patterns are those above, written for a match of a whole piece: most repeats
 time.
 """
 
-_LINE_OF_FILE = re.compile(r"([\w@.-]++(?:/[\w.@+-]++)++):(\d+)")
+_LINE_OF_FILE = re.compile(r"([\w@.-]++(?:/[\w.@+-]++)++)(?<!\.):(\d+)")
 """A path with a line number, the most frequent piece in the output of searches and linters."""
 
 _INSIDE = re.compile(rf"(?<![\w.])(?:({_PATH.pattern}|{_ERROR.pattern}|{_NAME.pattern})|({_NUMBER.pattern}))(?![\w/])")
@@ -211,14 +211,14 @@ def _ranked(worths: Mapping[str, float], size: Callable[[str], int]) -> Iterator
     the best one that was counted.
     """
     counted: list[tuple[float, str]] = []
-    for least, name in sorted([(-worth / (_fewest_tokens(name) + SMOOTH), name) for name, worth in worths.items()]):
+    for least, name in sorted([(-worth / (fewest_tokens(name) + SMOOTH), name) for name, worth in worths.items()]):
         while counted and counted[0][0] < least:
             yield heappop(counted)[1]
         heappush(counted, (-worths[name] / (size(name) + SMOOTH), name))
     yield from [name for _, name in sorted(counted)]
 
 
-def _fewest_tokens(name: str) -> int:
+def fewest_tokens(name: str) -> int:
     """The fewest tokens that *name* can take with the comma and the space behind it."""
     if name.isdecimal():
         return 3
@@ -337,7 +337,10 @@ def _named(token: str) -> Mapping[str, bool]:
     if ":" in token:
         line = _LINE_OF_FILE.fullmatch(token)
         if line is not None:
-            return _longer_than_two([(line[1], ""), ("", line[2])])
+            path, number = line.groups()
+            if len(number) > 2:
+                return {path: False, number: True}
+            return {path: False}
     whole = _WHOLE.fullmatch(token)
     if whole is not None:
         return {token: whole.lastindex == 1}
