@@ -19,7 +19,7 @@ from cachebox import LRUCache
 
 from proxy.core.apis.envelope import Envelope
 from proxy.core.compaction.record import CompactionRecord
-from proxy.core.conversation import Item
+from proxy.core.conversation import UNREAD, Item
 from proxy.engine.ports import Summary
 from proxy.engine.reading import CachedPrefix
 
@@ -67,9 +67,12 @@ class SizedCache(LRUCache[K, V]):
 
 def items() -> SizedCache[bytes, Item]:
     """Return a cache of items. One message can hold any number of calls, with ids of any length."""
-    return SizedCache(
-        ITEM_BYTES, lambda item: PLAIN + len(item.facts.mentions if item.facts else b"") + _linked([item])
-    )
+    return SizedCache(ITEM_BYTES, lambda item: PLAIN + _mentions(item) + _linked([item]))
+
+
+def _mentions(item: Item) -> int:
+    """Return the bytes of the mentions in *item*."""
+    return 0 if item.facts is None or item.facts is UNREAD else len(item.facts.mentions)
 
 
 def prefixes() -> SizedCache[bytes, CachedPrefix]:

@@ -10,7 +10,7 @@ import hmac
 from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, cast
 
 Role = Literal["system", "user", "assistant", "tool"]
 
@@ -85,6 +85,19 @@ class ItemFacts:
 NO_FACTS = ItemFacts()
 
 
+class FactsMissing(Exception):
+    """The facts of an item are needed and were not read yet."""
+
+
+class _Unread:
+    def __getattr__(self, name: str) -> object:
+        raise FactsMissing
+
+
+UNREAD = cast(ItemFacts, _Unread())
+"""The facts of an item that were not read yet: only a compaction needs them. Raises ``FactsMissing`` when used."""
+
+
 @dataclass(frozen=True, slots=True)
 class Item:
     """Numbers and names of one item; never its text, because a slice of a body keeps the whole body alive.
@@ -93,7 +106,7 @@ class Item:
     (files, audio, images elsewhere), ``memory`` was injected by an agent, ``sealed`` must not be edited (signed or
     encrypted reasoning), and ``user_tokens`` is what the user wrote beside tool results in the same item. ``digest``
     (16 bytes) is equal for items that mean the same however a client serialises them. ``calls`` and ``answers`` are
-    the ids of tool calls in it and of those it answers; ``facts`` say what these are about.
+    the ids of tool calls in it and of those it answers; ``facts`` say what these are about, or are ``UNREAD``.
     """
 
     role: Role
