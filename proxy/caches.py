@@ -67,12 +67,16 @@ class SizedCache(LRUCache[K, V]):
 
 def items() -> SizedCache[bytes, Item]:
     """Return a cache of items. One message can hold any number of calls, with ids of any length."""
-    return SizedCache(ITEM_BYTES, lambda item: PLAIN + _mentions(item) + _linked([item]))
+    return SizedCache(ITEM_BYTES, _item_size)
 
 
-def _mentions(item: Item) -> int:
-    """Return the bytes of the mentions in *item*."""
-    return 0 if item.facts is None or item.facts is UNREAD else len(item.facts.mentions)
+def _item_size(item: Item) -> int:
+    size = PLAIN
+    if item.facts is not None and item.facts is not UNREAD:
+        size += len(item.facts.mentions)
+    if item.calls or item.answers:
+        size += _linked([item])
+    return size
 
 
 def prefixes() -> SizedCache[bytes, CachedPrefix]:

@@ -26,15 +26,15 @@ class _Data(BaseModel):
 
 
 class FileSetting(_Data):
-    """A value to set in a file: ``at`` is its path, ``to`` the value with placeholders.
+    """A value to set in a file: ``at`` is its path, ``value`` may hold placeholders.
 
-    ``missing``: set it only if the file has none. ``least``: set it only if the window has at least so many tokens.
+    ``if_missing``: set it only if the file has none. ``min_window``: only if the window has at least so many tokens.
     """
 
     at: tuple[str | dict[str, str], ...]
-    to: Any
-    missing: bool = False
-    least: int = 0
+    value: Any
+    if_missing: bool = False
+    min_window: int = 0
 
 
 class File(_Data):
@@ -64,7 +64,7 @@ class Client(_Data):
     @property
     def takes_window(self) -> bool:
         """True if its configuration can state the model's window."""
-        values = [*(setting.to for file in self.files for setting in file.set), *self.commands]
+        values = [*(setting.value for file in self.files for setting in file.set), *self.commands]
         return any("window}" in str(value) for value in values)
 
 
@@ -85,11 +85,11 @@ class ClientFacts:
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """A value to set, with placeholders filled in. ``missing``: set it only if the file has none."""
+    """A value to set, with placeholders filled in. ``if_missing``: set it only if the file has none."""
 
     at: tuple[Step, ...]
-    to: Any
-    missing: bool = False
+    value: Any
+    if_missing: bool = False
 
 
 def clients() -> dict[str, Client]:
@@ -102,12 +102,12 @@ def changes(file: File, facts: ClientFacts) -> list[Change]:
     """Return the changes for *file*, without those that need a model or window that *facts* lacks."""
     result = []
     for setting in file.set:
-        if (facts.window or 0) < setting.least:
+        if (facts.window or 0) < setting.min_window:
             continue
-        path, value = fill_in(list(setting.at), facts), fill_in(setting.to, facts)
+        path, value = fill_in(list(setting.at), facts), fill_in(setting.value, facts)
         if value is None or path is None or len(path) != len(setting.at):
             continue
-        result.append(Change(tuple(path), value, setting.missing))
+        result.append(Change(tuple(path), value, setting.if_missing))
     return result
 
 

@@ -17,6 +17,9 @@ from proxy.cli import config_files
 from proxy.cli.clients import Change, Client, ClientFacts, File, changes, fill_in
 from proxy.cli.config_files import MISSING, DocumentError, Format
 
+CONFIG_HOME: Final = Path("~/.config")
+"""The default of ``XDG_CONFIG_HOME``: https://specifications.freedesktop.org/basedir-spec/latest/"""
+
 JOURNAL: Final = "connected.json"
 BY_HAND: Final = "Add what `ullage connect` prints without --write by hand (comments in JSON cannot be kept)."
 
@@ -79,9 +82,12 @@ def client_files(client: Client, facts: ClientFacts, environ: Mapping[str, str])
 
 
 def _path(file: File, environ: Mapping[str, str]) -> Path:
+    """Return the path of *file*; environment variables may move its folder, or all of ~/.config."""
     path = Path(file.path)
     if folder := environ.get(file.home):
         path = Path(folder) / path.name
+    elif (folder := environ.get("XDG_CONFIG_HOME")) and path.is_relative_to(CONFIG_HOME):
+        path = folder / path.relative_to(CONFIG_HOME)
     return path.expanduser().resolve()
 
 
@@ -89,7 +95,7 @@ def render(file: ClientFile) -> str:
     """Return the text of *file* if it held nothing but our values."""
     document = _parse("", file)
     for change in file.changes:
-        config_files.put(document, change.at, change.to)
+        config_files.put(document, change.at, change.value)
     return config_files.dump(document, file.format)
 
 
@@ -97,39 +103,52 @@ def write(name: str, file: ClientFile, journal: Path) -> None:
     """Set our values in *file*, which is created if it does not exist. Raises ``ConnectError`` and ``OSError``."""
     text = file.path.read_text("utf-8") if file.path.exists() else ""
     document = _parse(text, file)
+    values = _apply(file, document)
+    changed = config_files.dump(document, file.format, text)
+    _record(journal, name, file.path, {"format": file.format, "before": text, "values": values, "after": changed})
+    _replace(file.path, changed, None)
+
+
+def _apply(file: ClientFile, document: Any) -> list[dict[str, Any]]:
+    """Set our values in *document*; return each with its path, and the value that it replaced if there was one."""
     values = []
     for change in file.changes:
         present = config_files.get(document, change.at)
-        if change.missing and present is not MISSING:
+        if change.if_missing and present is not MISSING:
             continue
-        value: dict[str, Any] = {"at": list(change.at), "wrote": change.to}
+        value: dict[str, Any] = {"at": list(change.at), "wrote": change.value}
         if present is not MISSING:
             value["was"] = config_files.plain(present)
         values.append(value)
         try:
-            config_files.put(document, change.at, change.to)
+            config_files.put(document, change.at, change.value)
         except DocumentError as error:
             raise ConnectError(f"{file.path} {error}. {BY_HAND}") from error
-    changed = config_files.dump(document, file.format, text)
+    return values
+
+
+def _record(journal: Path, name: str, path: Path, entry: Mapping[str, Any]) -> None:
+    """Write the entry of one file to the journal, combined with that of an earlier write."""
     entries = _read_journal(journal)
     files = entries.setdefault(name, {})
-    entry = {"format": file.format, "before": text, "values": values, "after": changed}
-    if earlier := files.get(str(file.path)):
+    if earlier := files.get(str(path)):
         entry = _combined(earlier, entry)
-    files[str(file.path)] = entry
+    files[str(path)] = entry
     _replace(journal, json.dumps(entries, indent=1), 0o600)
-    _replace(file.path, changed, None)
 
 
 def _combined(earlier: Mapping[str, Any], later: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the journal entry of a file that was written twice: as it was before the first time, with all values.
+    """Return the entry of a file that was written twice: the state before the first time, and all values.
 
     If the file was edited between the two, its old text must not replace it: ``before`` is None then.
     """
-    values = {json.dumps(value["at"]): dict(value) for value in earlier["values"]}
+    values = {json.dumps(value["at"]): value for value in earlier["values"]}
     for value in later["values"]:
-        known = values.setdefault(json.dumps(value["at"]), value)
-        known["wrote"] = value["wrote"]
+        path = json.dumps(value["at"])
+        known = values.get(path)
+        if known is not None and value.get("was") == known["wrote"]:  # else it was edited: that is what to restore
+            value = {**known, "wrote": value["wrote"]}
+        values[path] = value
     before = earlier["before"]
     if earlier["after"] != later["before"]:
         before = None

@@ -54,8 +54,11 @@ SHOWN_CHARACTERS: Final = 200
 MAX_REPLY_BYTES: Final = 2**20
 """Bytes read of a reply."""
 
-RETRIED_MAX_TOKENS: Final = 16
-"""The smallest ``max_completion_tokens`` that reasoning models accept."""
+REASONING_LIMIT: Final = 16
+"""``max_completion_tokens`` of the short requests: it covers the reasoning as well, which takes more than one token.
+
+https://platform.openai.com/docs/guides/reasoning
+"""
 
 FILLER: Final = "the harbour master keeps a careful ledger of each vessel that passes under the old stone bridge"
 
@@ -248,7 +251,7 @@ def _long_sizes(known: Window, factor: float) -> Sequence[int]:
 
 async def _send(exam: _Examination, text: str, counted: int, *, stream: bool = False) -> Attempt:
     """Send a chat request whose answer is limited to as few tokens as the model allows."""
-    limit = RETRIED_MAX_TOKENS if exam.limit_name == "max_completion_tokens" else 1
+    limit = REASONING_LIMIT if exam.limit_name == "max_completion_tokens" else 1
     messages = [{"role": "user", "content": text}]
     request: dict[str, Any] = {"model": exam.model, "messages": messages, exam.limit_name: limit}
     if stream:

@@ -1,7 +1,7 @@
 """Recognises a client's own compaction of its conversation, and names the client.
 
 1. A header or an item announces it: that decides.
-2. Else the client's own prompt shows it, at the place where that client puts it (``RULES``).
+2. Else the client's own prompt shows it, in the text where that client puts it (``RULES``).
 3. Else its intent shows it, with the form of the request as evidence. A request for a summary names three things close
    together: a text to write (a summary, a handoff, a snapshot), its subject (the conversation), and its use: work goes
    on from it (another agent, a new context, lost history).
@@ -145,7 +145,9 @@ def compacting_client(envelope: Envelope, first: bytes, last: bytes, has_history
 
 def _client_of_last(last: bytes, system: str, *, may_call: bool, has_history: bool) -> str:
     """Return the client whose compaction the *last* item requests; empty if it requests none."""
-    edges = last if len(last) <= 2 * _EDGE else last[:_EDGE] + last[-_EDGE:]
+    edges = last
+    if len(last) > 2 * _EDGE:
+        edges = last[:_EDGE] + last[-_EDGE:]
     has_prompt = _TRIGGER in edges[:_TRIGGER_WITHIN] or any(begins in edges for begins in _USER_BEGINNINGS)
     if not has_prompt and not _has_hint(edges, system, may_call=may_call, has_history=has_history):
         return ""
@@ -207,7 +209,9 @@ def without_prompt(raw: bytes) -> bytes:
     rest = [part for part in content if not _is_prompt(part)]
     if len(rest) == len(content):
         rest = _without_last_text(content)
-    return json.dumps({**item, "content": rest}).encode() if rest else b""
+    if not rest:
+        return b""
+    return json.dumps({**item, "content": rest}).encode()
 
 
 def _without_last_text(content: Sequence[Any]) -> list[Any]:
@@ -217,10 +221,9 @@ def _without_last_text(content: Sequence[Any]) -> list[Any]:
 
 
 def _is_prompt(part: Any) -> bool:
-    text = part.get("text") if isinstance(part, dict) else None
-    if not isinstance(text, str):
+    if not isinstance(part, dict) or not isinstance(part.get("text"), str):
         return False
-    start = text.lstrip()
+    start = part["text"].lstrip()
     return any(rule.where == "user" and start.startswith(rule.begins) for rule in RULES)
 
 
@@ -244,8 +247,11 @@ def _user_texts(item: Mapping[str, Any]) -> Iterator[str]:
 
 def _texts(item: Mapping[str, Any]) -> Iterator[str]:
     content = item.get("content")
-    for part in content if isinstance(content, list) else [{"text": content}]:
-        text = part.get("text") if isinstance(part, dict) else None
+    parts = content if isinstance(content, list) else [{"text": content}]
+    for part in parts:
+        if not isinstance(part, dict):
+            continue
+        text = part.get("text")
         if isinstance(text, str) and text.strip():
             yield text
 
@@ -317,7 +323,7 @@ _TEXT_ONLY: Final = re.compile(
     r"|(?:do not|don't|never|without) call(?:ing)? (?:a|any) tools?\b|\btext only\b",
     re.IGNORECASE,
 )
-"""Words of a request that may call tools and wants none called, or whose answer is read outside this conversation."""
+"""Words of a request that has tools but excludes calls, or whose answer is read outside this conversation."""
 
 _OTHER_WORK: Final = re.compile(
     r"\b(?:function|script|class|method|endpoint|tests?|command|feature|implement\w*|refactor\w*|fix|bug|add|docs?"
@@ -403,10 +409,12 @@ def _windows(text: str) -> list[str]:
     """Return the head and the tail of *text*, or all of a short one; no head if its first line requests other work."""
     text = text.strip()
     first_line = text.partition("\n")[0][:_NEAR]
-    is_short = len(text) <= HEAD + TAIL
+    windows = [text]
+    if len(text) > HEAD + TAIL:
+        windows = [text[:HEAD], text[-TAIL:]]
     if _OTHER_WORK.search(first_line) is not None:
-        return [] if is_short else [text[-TAIL:]]
-    return [text] if is_short else [text[:HEAD], text[-TAIL:]]
+        return windows[1:]
+    return windows
 
 
 def _requests_summary(window: str, use: re.Pattern[str]) -> bool:

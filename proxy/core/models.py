@@ -172,9 +172,11 @@ class Route:
     """The key of the figures that are learned for this route."""
 
     def __post_init__(self) -> None:
-        name = f"{self.upstream},{self.model}"
+        name = learned_key = f"{self.upstream},{self.model}"
+        if self.variant:
+            learned_key = f"{name};{self.variant}"
         object.__setattr__(self, "name", name)  # the class is frozen
-        object.__setattr__(self, "learned_key", f"{name};{self.variant}" if self.variant else name)
+        object.__setattr__(self, "learned_key", learned_key)
 
     @property
     def reported_window(self) -> int | None:

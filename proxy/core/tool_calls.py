@@ -15,9 +15,12 @@ import re
 import struct
 import zlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import islice
 from typing import Any, Final
+
+import msgspec
+from msgspec.structs import replace
 
 from proxy.core.apis.json_edit import quoted
 from proxy.core.apis.json_scan import elements, members
@@ -81,8 +84,7 @@ _EDGE = 600
 """Characters at each end of a result that are searched for its state."""
 
 
-@dataclass(frozen=True, slots=True)
-class Pair:
+class Pair(msgspec.Struct, frozen=True, gc=False):
     """A tool result with its call. ``index`` and ``call_index`` are items, ``at`` and ``call_at`` positions in them."""
 
     index: int
@@ -230,7 +232,9 @@ class TextToolFormat:
 
     def find_result(self, content: Any) -> WrittenResult | None:
         """Return the result that a message's *content* begins with; None if it begins otherwise."""
-        texts = [_text(part) for part in content] if isinstance(content, list) else [content]
+        texts = [content]
+        if isinstance(content, list):
+            texts = [_text(part) for part in content]
         if not texts or not isinstance(texts[0], str):
             return None
         match = self._match_result(texts[0])
@@ -282,7 +286,9 @@ def _call(match: re.Match[str], text: str) -> tuple[str, str]:
         return name, ""
     if isinstance(value.get("name"), str):
         name, value = value["name"], value.get("arguments", value.get("parameters", {}))
-    return name, value if isinstance(value, str) else json.dumps(value)
+    if isinstance(value, str):
+        return name, value
+    return name, json.dumps(value)
 
 
 def _tagged_arguments(match: re.Match[str], text: str, name: str) -> dict[str, str]:
@@ -296,7 +302,7 @@ def _tagged_arguments(match: re.Match[str], text: str, name: str) -> dict[str, s
 def with_written_call(
     item: Item, entry: ItemText, text_format: TextToolFormat, call: Callable[[str, str], Call]
 ) -> Item:
-    """Return *item*, with the words *entry*, and the facts of the calls that a model wrote in it as text."""
+    """Return *item* with the facts of the calls that a model wrote as text in its words, *entry*."""
     if item.role != "assistant" or item.calls:
         return item
     calls = [(name, call(name, arguments)) for name, arguments in text_format.find_calls(entry.text)]
@@ -317,13 +323,15 @@ def with_written_result(
     call: Callable[[str, str], Call],
     count: Callable[[str], int],
 ) -> Item:
-    """Return the user's *item* of the bytes *raw*, with the facts of the result that it begins with, if it does."""
+    """Return the user's *item* of the bytes *raw* with the facts of the result that it begins with, if any."""
     written = text_format.find_result(decode(raw).get("content"))
     if written is None:
         return item
     result = as_result(raw, read_item_text(raw), written)
     facts = facts_of(result, call) or NO_FACTS
-    user_tokens = count(result.user_text) if result.user_text else 0
+    user_tokens = 0
+    if result.user_text:
+        user_tokens = count(result.user_text)
     return replace(item, user_tokens=user_tokens, facts=replace(facts, written_result=written))
 
 
@@ -424,5 +432,8 @@ def _framed(whole: str, text: str, written: WrittenResult) -> str:
 
 
 def _text(part: Any) -> str | None:
-    text = part.get("text") if isinstance(part, dict) else None
-    return text if isinstance(text, str) else None
+    """Return the text of a part; None if it has none."""
+    if not isinstance(part, dict) or not isinstance(part.get("text"), str):
+        return None
+    text: str = part["text"]
+    return text

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
-from proxy.core.apis.json_steps import ONE_CALL, decode, dismantle, encode_in_steps
+from proxy.core.apis.json_steps import ONE_CALL, decode, dismantle
 from proxy.core.conversation import Call
 from proxy.core.errors import InvalidRequest
 from proxy.core.tool_calls import NO_TEXT_FORMAT, TextToolFormat, short_digest
@@ -120,16 +120,18 @@ class ToolMap:
         globs = [(re.compile(fnmatch.translate(name), re.IGNORECASE), t) for name, t in named.items() if _is_glob(name)]
         self._globs = sorted(globs, key=lambda entry: entry[1].kind != "protected")
         self._keys = keys
+        self._range_keys = frozenset((*keys.first, *keys.count, *keys.last))
+        self._target_keys = frozenset((*keys.path, *keys.pair))
 
     def find(self, name: str) -> Tool:
         """Return the tool *name*: exactly, without its server's prefix, in any case, by a glob; else an unknown one."""
         bare = name.rpartition("__")[2].rpartition(".")[2]
         for candidate in (name, bare):
-            if found := self._exact.get(candidate):
-                return found
+            if tool := self._exact.get(candidate):
+                return tool
         for candidate in (name.lower(), bare.lower()):
-            if found := self._folded.get(candidate):
-                return found
+            if tool := self._folded.get(candidate):
+                return tool
         return next((tool for pattern, tool in self._globs if pattern.match(name) or pattern.match(bare)), UNKNOWN)
 
     def call(self, name: str, arguments: str) -> Call:
@@ -147,7 +149,7 @@ class ToolMap:
         names = tuple(zlib.crc32(_basename(path).encode("utf-8", "replace")) for path in paths)
         repeat_key = 0
         if tool.kind in REPEATABLE and isinstance(values, dict):
-            repeat_key = _repeat_key(name, values, large)
+            repeat_key = _repeat_key(name, values, arguments)
         first, last = self._range(tool, values)
         if large:
             dismantle(values)
@@ -175,16 +177,19 @@ class ToolMap:
 
     def _paths(self, tool: Tool, values: Any, arguments: str) -> Iterator[str]:
         """Yield the paths in a call's arguments, as the client wrote them; *values* is their JSON, if they are any."""
-        if tool.patch:
-            patches = [values.get(key) for key in tool.patch] if isinstance(values, dict) else [arguments]
-            for patch in patches:
-                yield from _HEADER.findall(patch) if isinstance(patch, str) else ()
+        patches: list[Any] = []
+        if isinstance(values, dict):
+            patches = [values.get(key) for key in tool.patch]
+        elif tool.patch:
+            patches = [arguments]
+        for patch in patches:
+            if isinstance(patch, str):
+                yield from _HEADER.findall(patch)
         if not isinstance(values, dict):
             return
         keys = tool.path or self._keys.path
         yield from _texts(values, keys)
-        for key in self._keys.many:
-            yield from _paths_in_list(values.get(key), keys)
+        yield from _listed_paths(values, self._keys.many, keys)
 
     def _range(self, tool: Tool, values: Any) -> tuple[int, int]:
         """Return the first and last line, counted from one; last 0 if it is open, first 0 if the range is not known."""
@@ -204,12 +209,13 @@ class ToolMap:
 
         Under an unusual key it may be a range of anything: bytes, pages, the last lines.
         """
-        keys = self._keys
-        ranges = (*keys.first, *keys.count, *keys.last)
-        usual = {*tool.path, *keys.path, *ranges, *keys.pair}
-        if any(_holds_figure(value) for key, value in values.items() if key not in usual):
-            return True
-        return any(_is_no_figure(values.get(key)) for key in ranges)
+        for key, value in values.items():
+            if key in self._range_keys:
+                if _is_no_figure(value):
+                    return True
+            elif key not in self._target_keys and key not in tool.path and _holds_figure(value):
+                return True
+        return False
 
 
 NO_TOOLS = ToolMap({})
@@ -233,11 +239,10 @@ def _case(tool: Tool, values: Any) -> Tool:
     return tool.cases.get(action) or tool.cases.get("*", UNKNOWN)
 
 
-def _repeat_key(name: str, values: Any, large: bool) -> int:
-    """Return a number, never zero, that is equal for equal calls; *large* arguments are written in steps."""
-    if large:
-        text = encode_in_steps(values, _SORTED.encode, ordered=True)
-    else:
+def _repeat_key(name: str, values: Any, arguments: str) -> int:
+    """Return a number, never zero, that is equal for equal calls. Large *arguments* must be spelled alike as well."""
+    text = arguments
+    if len(arguments) <= ONE_CALL:
         text = _SORTED.encode(values)
     return short_digest(f"{name}\0{text}") or 1
 
@@ -247,21 +252,27 @@ def _is_glob(name: str) -> bool:
 
 
 def _normalised(path: str) -> str:
-    return _SLASHES.sub("/", _DOTS.sub("", _SLASHES.sub("/", path.strip())))
+    path = path.strip()
+    if "\\" not in path and "//" not in path and "./" not in path:
+        return path
+    return _SLASHES.sub("/", _DOTS.sub("", _SLASHES.sub("/", path)))
 
 
 def _basename(path: str) -> str:
     return path.rstrip("/").rpartition("/")[2]
 
 
-def _paths_in_list(value: Any, keys: Sequence[str]) -> Iterator[str]:
-    """Yield the paths in a list of paths or of objects with one; *value* may be a single one as well."""
-    elements = value if isinstance(value, list) else [value]
-    for element in elements:
-        if isinstance(element, str) and element:
-            yield element
-        elif isinstance(element, dict):
-            yield from _texts(element, keys)
+def _listed_paths(values: Mapping[str, Any], lists: Sequence[str], keys: Sequence[str]) -> Iterator[str]:
+    """Yield the paths under *lists*: each of these keys has a list of paths or of objects with one, or a single one."""
+    for key in lists:
+        value = values.get(key)
+        if value is None:
+            continue
+        for element in value if isinstance(value, list) else [value]:
+            if isinstance(element, str) and element:
+                yield element
+            elif isinstance(element, dict):
+                yield from _texts(element, keys)
 
 
 def _texts(values: Mapping[str, Any], keys: Sequence[str]) -> Iterator[str]:
@@ -276,9 +287,12 @@ def _line_range(first: int | None, count: int, last: int, base: int) -> tuple[in
     """Return the range of *count* lines from *first* on, or to *last*; *base* is the number of a file's first line."""
     if min(first or 0, count, last) < 0:
         return UNKNOWN_RANGE  # counted from the end
-    start = 1 if first is None else max(1, first + 1 - base)
-    end = start + count - 1 if count else 0
-    return start, last or end
+    start = 1
+    if first is not None:
+        start = max(1, first + 1 - base)
+    if count and not last:
+        last = start + count - 1
+    return start, last
 
 
 def _pair_range(pair: Any) -> tuple[int, int]:
@@ -294,9 +308,9 @@ def _pair_range(pair: Any) -> tuple[int, int]:
 def _figure(values: Mapping[str, Any], keys: Sequence[str]) -> int | None:
     """Return the first figure under one of *keys*; models also write figures as texts. None if there is none."""
     for key in keys:
-        value = values.get(key)
+        value: Any = values.get(key)
         if type(value) is int or _is_digits(value):
-            return int(str(value))
+            return int(value)
     return None
 
 
@@ -314,12 +328,12 @@ def _holds_figure(value: Any) -> bool:
     stack = [value]
     while stack:
         node = stack.pop()
-        if _is_figure(node):
-            return True
         if isinstance(node, dict):
             stack.extend(node.values())
         elif isinstance(node, list):
             stack.extend(node)
+        elif _is_figure(node):
+            return True
     return False
 
 

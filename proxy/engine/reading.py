@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
+from msgspec.structs import replace
 from xxhash import xxh3_128
 
 from proxy.core.apis.base import ApiFormat

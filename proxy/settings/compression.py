@@ -73,14 +73,14 @@ class Shares(Section):
     digest: Share = Field(default=0.10, description="Identifiers, paths, errors.")
     steps: Share = Field(default=0.03, description="One line per folded round.")
     summary: Share = Field(
-        default=0.05, description="A summary by a model, where there is one; taken out of steps and digest."
+        default=0.05, description="A summary by a model, if there is one; taken out of steps and digest."
     )
 
 
 class Buffers(Section):
     """Thresholds as tokens free in the window, beside the marks; of the two the smaller threshold holds."""
 
-    reserve: Tokens | None = Field(default=None, description="Kept for the answer; 16000 is usual.")
+    reserve: Tokens | None = Field(default=None, description="Reserved for the answer; 16000 is usual.")
     warning: Tokens | None = Field(default=None, description="Free at the soft mark; 24000 is usual.")
     auto_compact: Tokens | None = Field(default=None, description="Free where a compaction starts; 12000 is usual.")
     blocking: Tokens | None = Field(default=None, description="Free in every view that is sent; 3000 is usual.")
@@ -110,10 +110,10 @@ class Allocation(Section):
     system: Share = Field(default=0.0, description="System text and response format.")
     tools: Share = Field(default=0.0, description="Tool definitions; above it they are shrunk before messages go.")
     memory: Share = Field(default=0.0, description="Memories that an agent injects.")
-    summary: Share = Field(default=0.0, description="What stands for folded rounds; caps it at an event.")
+    summary: Share = Field(default=0.0, description="The block in place of folded rounds: its cap in a compaction.")
     recent: Share = Field(default=0.0, description="The newest messages.")
-    older: Share = Field(default=0.0, description="Messages before those; with recent, what an event leaves of them.")
-    reserve: Share = Field(default=0.0, description="The answer; not lent to what an event leaves of messages.")
+    older: Share = Field(default=0.0, description="Older messages; with recent, what a compaction leaves of messages.")
+    reserve: Share = Field(default=0.0, description="The answer; not lent to what a compaction leaves of messages.")
 
     @property
     def is_configured(self) -> bool:

@@ -1,4 +1,4 @@
-"""The types of single values: how each is read, what it refuses, and how a refusal is worded."""
+"""The types of single values: how each is read, and what is said of one that cannot be used."""
 
 from __future__ import annotations
 
@@ -41,9 +41,12 @@ def _problem(message: str, remedy: str) -> PydanticCustomError:
 
 
 def _size(value: Any) -> Any:
-    if isinstance(value, str) and (found := _SIZE.match(value)):
-        return int(found[1]) * _UNITS[(found[2] or "B").lower()]
-    return value
+    if not isinstance(value, str):
+        return value
+    match = _SIZE.match(value)
+    if match is None:
+        return value
+    return int(match[1]) * _UNITS[(match[2] or "B").lower()]
 
 
 def _split_text(value: Any) -> Any:
@@ -56,8 +59,10 @@ def _split_text(value: Any) -> Any:
 def _on_off(value: Any) -> Any:
     # YAML 1.1 reads the words on and off as booleans (https://yaml.org/type/bool.html). Tools that write YAML, Helm's
     # toYaml among them, have done so before the text arrives here.
-    if isinstance(value, bool):
-        return "on" if value else "off"
+    if value is True:
+        return "on"
+    if value is False:
+        return "off"
     return value
 
 
@@ -126,7 +131,7 @@ def _store_url(value: Any) -> Any:
         raise _problem("names no kind of store", f"Use embedded, memory, or a URL beginning with {', '.join(schemes)}.")
     try:
         if isinstance(value, str) and value.startswith(("redis://", "rediss://")):
-            _ = urlsplit(value).port  # raises where it is none
+            _ = urlsplit(value).port  # raises ValueError if it is none
     except ValueError:
         # Not the parser's text: it quotes what may be a part of the password.
         raise _problem("has no valid host and port", "Write it like redis://:password@host:6379/0.") from None
@@ -148,15 +153,19 @@ def _host(value: Any) -> Any:
 
 
 def _learn(value: Any) -> Any:
-    if value == "learn" or (isinstance(value, str) and value.isdecimal()):
-        return value if value == "learn" else int(value)
+    if value == "learn":
+        return value
+    if isinstance(value, str) and value.isdecimal():
+        return int(value)
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
         raise _problem("is neither learn nor a number of tokens", "Write learn, or a window such as 131072.")
     return value
 
 
 def _path(value: Any) -> Any:
-    return Path(value).expanduser() if isinstance(value, str) and value else value
+    if isinstance(value, str) and value:
+        return Path(value).expanduser()
+    return value
 
 
 Bytes = Annotated[

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path as FilePath
-from typing import Any, cast
+from typing import Any, Final, cast
 
 from pydantic import ValidationError
 
@@ -12,10 +12,21 @@ from proxy.settings.problems import Path, Problem, SettingsError, key_name
 from proxy.settings.setting_keys import SettingKeys
 from proxy.settings.settings import Settings, bad_references
 from proxy.settings.tools import with_file
-from proxy.settings.yaml_source import LISTS, Origin, Source, parse_inline, read_yaml, sections_in, set_value
+from proxy.settings.yaml_source import (
+    LISTS,
+    Origin,
+    Source,
+    parse_inline,
+    read_failure,
+    read_yaml,
+    sections_in,
+    set_value,
+)
 
-PREFIX = "ULLAGE_"
-SECRETS = ("api_key", "key", "other_keys", "admin_key", "access_keys", "allow")
+PREFIX: Final = "ULLAGE_"
+
+SECRETS: Final = ("api_key", "key", "other_keys", "admin_key", "access_keys", "allow")
+"""Names of settings that can be read from a file: the setting of the same name with ``_file`` is its path."""
 
 Overrides = Mapping[tuple[str, ...], object]
 """Values of the command line by path; an entry of a list is named or numbered: ``("models", "*", ...)``."""
@@ -29,8 +40,8 @@ def load(
 ) -> Settings:
     """Return the settings in force. Flags replace environment variables, these the file, and the file the defaults.
 
-    *overrides* are the flags; variables in *environ* are called ``ULLAGE_SECTION__KEY``. *model* says which keys there
-    are. Raises ``SettingsError`` with every problem.
+    *overrides* are the flags; variables in *environ* are called ``ULLAGE_SECTION__KEY``. *model* has all keys that may
+    be set. Raises ``SettingsError`` with every problem.
     """
     keys = SettingKeys(model)
     folder, source = FilePath.cwd(), Source()
@@ -64,18 +75,19 @@ def _validated(source: Source, keys: SettingKeys, model: type[Settings]) -> Sett
 def _upstream_references(values: Mapping[str, Any]) -> tuple[list[str], str, dict[int, str]]:
     """Return the upstreams' names, the default one's, and each model's upstream by index, as far as they are texts."""
     names = [entry["name"] for _, entry in _list_entries(values, "upstreams") if isinstance(entry.get("name"), str)]
-    server = values.get("server")
-    default = server.get("default_upstream") if isinstance(server, dict) else ""
-    models = [(at, entry.get("upstream")) for at, entry in _list_entries(values, "models")]
-    used = {at: upstream for at, upstream in models if isinstance(upstream, str)}
-    return names, default if isinstance(default, str) else "", used
+    server, default = values.get("server"), ""
+    if isinstance(server, dict) and isinstance(server.get("default_upstream"), str):
+        default = server["default_upstream"]
+    models = [(index, entry.get("upstream")) for index, entry in _list_entries(values, "models")]
+    used = {index: upstream for index, upstream in models if isinstance(upstream, str)}
+    return names, default, used
 
 
 def _list_entries(values: Mapping[str, Any], key: str) -> list[tuple[int, dict[str, Any]]]:
     entries = values.get(key)
     if not isinstance(entries, list):
         return []
-    return [(at, entry) for at, entry in enumerate(entries) if isinstance(entry, dict)]
+    return [(index, entry) for index, entry in enumerate(entries) if isinstance(entry, dict)]
 
 
 def _overlay_environment(source: Source, environ: Mapping[str, str], keys: SettingKeys) -> None:
@@ -126,8 +138,8 @@ def _read_secret(source: Source, path: Path, file: str, folder: FilePath) -> str
     try:
         text = (folder / FilePath(file).expanduser()).read_text("utf-8").strip()
     except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
-        source.add_problem(path, f"{file} cannot be read: {reason}", "Give the path of a file that this user may read.")
+        message = f"{file} cannot be read: {read_failure(error)}"
+        source.add_problem(path, message, "Give the path of a file that this user may read.")
         return ""
     if not text:
         source.add_problem(path, f"{file} is empty", "Write the secret into it.")

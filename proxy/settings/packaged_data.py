@@ -6,10 +6,10 @@ import importlib.resources
 import importlib.util
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.resources.abc import Traversable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 import yaml
@@ -19,8 +19,9 @@ from proxy.core.overflow.rules import OverflowRules, read_rules
 if TYPE_CHECKING:
     from proxy.settings.settings import Settings
 
-OVERFLOW = "overflow.yaml"
-TABLE = "model_prices_and_context_window_backup.json"
+OVERFLOW: Final = "overflow.yaml"
+
+TABLE: Final = "model_prices_and_context_window_backup.json"
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +71,8 @@ class _Row(msgspec.Struct):
 
 
 _TIER = re.compile(r"input_cost_per_token_above_(\d+)k_tokens")
-_TIERS = tuple(sorted((int(found[1]), name) for name in _Row.__struct_fields__ if (found := _TIER.fullmatch(name))))
+_TIER_FIELDS = [match for match in map(_TIER.fullmatch, _Row.__struct_fields__) if match]
+_TIERS = sorted((int(match[1]), match[0]) for match in _TIER_FIELDS)
 
 
 def packaged(name: str) -> Traversable:
@@ -120,30 +122,42 @@ def prices(models: Iterable[str]) -> dict[str, Prices]:
     if file is None:
         return {}
     rows = msgspec.json.decode(file.read_bytes(), type=dict[str, msgspec.Raw])
-    found: dict[str, Prices] = {}
+    known: dict[str, Prices] = {}
     for model in models:
         raw = rows.get(model) or rows.get(model.rpartition("/")[2])
-        price = _prices(msgspec.json.decode(raw, type=dict[str, Any])) if raw is not None else None
+        if raw is None:
+            continue
+        price = _prices(msgspec.json.decode(raw, type=dict[str, Any]))
         if price is not None:
-            found[model] = price
-    return found
+            known[model] = price
+    return known
 
 
-def _prices(row: Mapping[str, Any], suffix: str = "") -> Prices | None:
-    """Return the prices of a row; with *suffix* those of its tier for longer prompts."""
+def _prices(row: Mapping[str, Any]) -> Prices | None:
+    """Return the prices of a row; None if it has none."""
+    prices = _tier_prices(row, "")
+    tier = _first_tier(row)
+    if prices is None or tier is None:
+        return prices
+    return replace(prices, tier=tier * 1000, above=_tier_prices(row, f"_above_{tier}k_tokens"))
+
+
+def _tier_prices(row: Mapping[str, Any], suffix: str) -> Prices | None:
+    """Return the prices of the tier whose columns end in *suffix*. Cached tokens cost as much as others by default."""
     own = _cost(row, "input_cost_per_token" + suffix)
     if own is None:
         return None
     cached = _cost(row, "cache_read_input_token_cost" + suffix)
-    output = _cost(row, "output_cost_per_token" + suffix)
-    tier = None if suffix else _first_tier(row)
-    above = _prices(row, f"_above_{tier}k_tokens") if tier else None
-    return Prices(own, own if cached is None else cached, output or 0.0, tier * 1000 if tier else None, above)
+    if cached is None:
+        cached = own
+    return Prices(own, cached, _cost(row, "output_cost_per_token" + suffix) or 0.0)
 
 
 def _cost(row: Mapping[str, Any], name: str) -> float | None:
     cost = row.get(name)
-    return float(cost) if isinstance(cost, int | float) else None
+    if isinstance(cost, int | float):
+        return float(cost)
+    return None
 
 
 def _first_tier(row: Mapping[str, Any]) -> int | None:
@@ -158,18 +172,22 @@ def _table_file() -> Path | None:
     if spec is None or not spec.submodule_search_locations:
         return None
     file = Path(spec.submodule_search_locations[0]) / TABLE
-    return file if file.is_file() else None
+    if not file.is_file():
+        return None
+    return file
 
 
 def _facts(row: _Row) -> ModelFacts:
     longest, output = _tokens(row.max_input_tokens), _tokens(row.max_output_tokens)
     if row.max_output_tokens is None:
-        # Without an output figure of its own a row's max_tokens means the window; where the two differ (some round
-        # 262,144 to 262,000, one says 1,049,000 beside 262,144) only the smaller one is safe.
+        # In a row without an output figure max_tokens is the window, too. If the two differ (some round 262,144 to
+        # 262,000, one has 1,049,000 beside 262,144), only the smaller one is safe.
         longest = min(filter(None, (longest, _tokens(row.max_tokens))), default=None)
     tier = next((thousands * 1000 for thousands, name in _TIERS if getattr(row, name) is not None), None)
     return ModelFacts(longest, output, row.mode, row.litellm_provider, tier)
 
 
 def _tokens(value: float | str | None) -> int | None:
-    return int(value) if isinstance(value, int | float) and value > 0 else None
+    if isinstance(value, int | float) and value > 0:
+        return int(value)
+    return None

@@ -19,8 +19,13 @@ class Problem:
     remedy: str
 
     def __str__(self) -> str:
-        place = self.file if self.line is None else f"{self.file}:{self.line}"
-        return f"{place}: {self.key + ': ' if self.key else ''}{self.message}\n    {self.remedy}"
+        location = self.file
+        if self.line is not None:
+            location += f":{self.line}"
+        message = self.message
+        if self.key:
+            message = f"{self.key}: {message}"
+        return f"{location}: {message}\n    {self.remedy}"
 
 
 class SettingsError(Exception):
@@ -38,5 +43,5 @@ def key_name(path: Path) -> str:
         if isinstance(part, int):
             text += f"[{part}]"
         else:
-            text += f".{part}" if text else part
-    return text
+            text += f".{part}"
+    return text.removeprefix(".")

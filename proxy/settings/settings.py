@@ -5,7 +5,7 @@ from __future__ import annotations
 import ipaddress
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
-from typing import Literal, Self
+from typing import Final, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -19,7 +19,7 @@ from proxy.settings.field_types import (
 from proxy.settings.problems import Path
 from proxy.settings.server import Server, Store
 from proxy.settings.tools import Tools
-from proxy.settings.upstreams import Fallback, Model, OverflowRule, Upstream
+from proxy.settings.upstreams import Model, OverflowRule, Upstream
 
 
 class Log(Section):
@@ -32,20 +32,21 @@ class Log(Section):
 
 
 class Telemetry(Section):
-    """What operators see."""
+    """The log and the metrics."""
 
     log: Log = Log()
     metrics: bool = Field(default=True, description="Serve /metrics.")
 
 
-NO_RULE = Model(name="*")
+NO_RULE: Final = Model(name="*")
+"""The rule for models that no configured rule matches."""
 
 
 class Settings(Section):
     """Everything that can be configured."""
 
     server: Server = Server()
-    store: Store = Field(default_factory=lambda: Store())
+    store: Store = Field(default_factory=Store)
     upstreams: tuple[Upstream, ...] = ()
     models: tuple[Model, ...] = Field(default=(), description="First match wins; no match is as *.")
     compression: Compression = Compression()
@@ -96,45 +97,51 @@ class Settings(Section):
 
     def _bad_aliases(self) -> Iterator[FieldProblem]:
         for index, rule in enumerate(self.models):
-            named = self.model(rule.model).model if rule.model else ""
-            if named not in ("", rule.model):
-                message = f"{rule.model!r} is itself another name, for {named!r}"
-                remedy = f"Write `model: {named}`, or give {rule.model!r} a rule of its own."
+            if not rule.model:
+                continue
+            target = self.model(rule.model).model
+            if target not in ("", rule.model):
+                message = f"{rule.model!r} is itself another name, for {target!r}"
+                remedy = f"Write `model: {target}`, or give {rule.model!r} a rule of its own."
                 yield ("models", index, "model"), message, remedy
 
     def _bad_fallbacks(self) -> Iterator[FieldProblem]:
         for index, rule in enumerate(self.models):
-            steps = [step.fallback if isinstance(step, Fallback) else "compress" for step in rule.overflow]
-            where = ("models", index, "overflow")
-            if len(set(steps)) < len(steps):
-                yield where, "a step stands there twice", "Name each once."
-            yield from islice(self._fallback_cycles(rule, where), 1)
+            path = ("models", index, "overflow")
+            if len(set(rule.steps)) < len(rule.steps):
+                yield path, "a step stands there twice", "Name each once."
+            yield from islice(self._fallback_cycles(rule, path), 1)
 
-    def _fallback_cycles(self, rule: Model, where: Path) -> Iterator[FieldProblem]:
+    def _fallback_cycles(self, rule: Model, path: Path) -> Iterator[FieldProblem]:
         for name in rule.fallbacks:
-            circle = self._cycle_of(rule, name)
-            if circle:
+            cycle = self._cycle_of(rule, name)
+            if cycle:
                 remedy = f"Give {name!r} a rule of its own above this one, without a fallback that leads back."
-                yield where, f"the fallbacks lead in a circle: {' -> '.join(circle)} -> ...", remedy
+                yield path, f"the fallbacks lead in a circle: {' -> '.join(cycle)} -> ...", remedy
 
     def _cycle_of(self, rule: Model, name: str) -> tuple[str, ...]:
         """Return the models in the cycle that the fallback *name* of *rule* starts; empty if it starts none."""
-        way = (name, *fallback_cycle(name, lambda model: self.model(model).fallbacks)[1:])
-        leads_back = self.model(name) is rule or len(way) > 1
-        return tuple(dict.fromkeys((rule.name, *way))) if leads_back else ()
+        cycle = (name, *fallback_cycle(name, lambda model: self.model(model).fallbacks)[1:])
+        if self.model(name) is not rule and len(cycle) == 1:
+            return ()
+        return tuple(dict.fromkeys((rule.name, *cycle)))
 
     def _unreachable_rules(self) -> Iterator[FieldProblem]:
         for index, rule in enumerate(self.models):
-            # A rule is hidden if an earlier glob matches its name, taken as text.
-            hider = next((earlier for earlier in self.models[:index] if earlier.matches(rule.name)), None)
-            if hider is not None:
-                message = f"{rule.name!r} is never reached: {hider.name!r} stands before it and matches the same models"
+            # An earlier glob that matches the name, read as text, matches everything that the name stands for.
+            hiding = [earlier for earlier in self.models[:index] if earlier.matches(rule.name)]
+            if hiding:
+                message = (
+                    f"{rule.name!r} is never reached: {hiding[0].name!r} stands before it and matches the same models"
+                )
                 yield ("models", index, "name"), message, "The first match wins: move it up, or take it out."
 
 
 def bad_references(names: Sequence[str], default: str, used: Mapping[int, str]) -> Iterator[FieldProblem]:
     """Yield a problem for each reference to an upstream that is not in *names*; *used* has the models' by index."""
-    remedy = f"Use one of: {', '.join(names)}." if names else "Add it under upstreams."
+    remedy = "Add it under upstreams."
+    if names:
+        remedy = f"Use one of: {', '.join(names)}."
     if default and default not in names:
         yield ("server", "default_upstream"), f"there is no upstream {default!r}", remedy
     for index, name in used.items():
@@ -156,7 +163,7 @@ def is_loopback(host: str) -> bool:
 
 
 def open_proxy_problem(settings: Settings) -> str | None:
-    """Return why these settings would lend upstream keys to strangers, and the remedy; None if they would not."""
+    """Return why anybody could use the upstreams' keys, and the remedy; None if the settings guard them."""
     server = settings.server
     if server.open or server.access_keys or is_loopback(server.host):
         return None

@@ -25,7 +25,7 @@ class ToolRule(Section):
     path: Names = Field(default=(), description="Arguments that name its target; empty: the usual ones.")
     patch: Names = Field(default=(), description="Arguments that hold a patch with file headers.")
     base: int = Field(default=1, ge=0, le=1, description="The number of a file's first line.")
-    limit: int = Field(default=0, ge=0, description="Lines it reads when not told how many; 0: all.")
+    limit: int = Field(default=0, ge=0, description="Lines it reads if a call names no number; 0: all.")
     unit: Literal["lines", "bytes"] = Field(default="lines", description="What its range counts.")
     by: str = Field(default="", description="The argument that says what it does this time.")
     cases: dict[str, ToolRule] = Field(default={}, description="By that argument's value; '*' is any other.")

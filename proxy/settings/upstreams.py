@@ -136,7 +136,7 @@ class Upstream(Section):
 
 
 class Fallback(Section):
-    """A model that is asked instead."""
+    """A model that gets the request instead."""
 
     fallback: str = Field(pattern=r"^[!-~]+$", description="Its name, as a client would give it; shown in a header.")
 
@@ -146,13 +146,13 @@ class Model(Section):
 
     name: str = Field(min_length=1, description="Model name or glob (*, ?, [abc]).")
     upstream: str = Field(default="", description="Upstream that serves it; empty: the default one.")
-    model: str = Field(default="", description="What the upstream calls it, where this is another name; empty: so.")
+    model: str = Field(default="", description="The upstream's name for it, if this is another name; empty: the same.")
     headers: dict[str, HeaderValue] = Field(default={}, description="Header fields added to its requests.")
     context_window: Tokens | None = Field(
         default=None, description="Input and output together, tokens; none: find out."
     )
     max_input_tokens: Tokens | None = Field(
-        default=None, description="Most tokens of the input, where it is limited beside the window; none: find out."
+        default=None, description="Most tokens of the input, if it is limited beside the window; none: find out."
     )
     max_output_tokens: Tokens | None = Field(default=None, description="Most tokens of an answer; none: find out.")
     tokenizer: Encoding | None = Field(default=None, description="Encoding; none: by family.")
@@ -163,6 +163,11 @@ class Model(Section):
     overflow: Annotated[tuple[Literal["compress"] | Fallback, ...], Field(min_length=1)] = Field(
         default=("compress",), description="What to try, in order, when it does not fit: compress, {fallback: MODEL}."
     )
+
+    @property
+    def steps(self) -> tuple[str, ...]:
+        """The steps of ``overflow``, in order: ``compress``, or the name of a fallback model."""
+        return tuple(getattr(step, "fallback", "compress") for step in self.overflow)
 
     @property
     def fallbacks(self) -> tuple[str, ...]:

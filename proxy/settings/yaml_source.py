@@ -13,17 +13,20 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path as FilePath
-from typing import Any
+from typing import Any, Final
 
 import yaml
 
 from proxy.settings.problems import Path, Problem, SettingsError, key_name
 
-# Aliases can make a few lines expand into billions of values; reached files have some hundred.
-MOST_VALUES = 20_000
-DEEPEST = 32
-# Lists whose entries have names.
-LISTS: frozenset[Path] = frozenset({("upstreams",), ("models",)})
+MOST_VALUES: Final = 20_000
+"""Values of one file at most: aliases can make a few lines expand into billions. Real files have some hundred."""
+
+DEEPEST: Final = 32
+"""Levels of nesting at most."""
+
+LISTS: Final[frozenset[Path]] = frozenset({("upstreams",), ("models",)})
+"""Lists whose entries have names."""
 
 _VARIABLE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)(?::-((?:[^{}\\\n]|\\.)*))?\}")
 _REFERENCE = re.compile(r"\$\$\{|" + _VARIABLE.pattern + r"|\$\{")
@@ -50,7 +53,7 @@ _TAG = "tag:yaml.org,2002:"
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """Where a value came from: a file and its line, an environment variable, or a flag."""
+    """The origin of a value: a file and its line, an environment variable, or a flag."""
 
     file: str
     line: int | None = None
@@ -87,7 +90,7 @@ def read_yaml(file: FilePath, environ: Mapping[str, str]) -> Source:
     try:
         text = file.read_text("utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
+        reason = read_failure(error)
         problem = Problem(str(file), None, "", f"cannot be read: {reason}", "Give the path of a readable YAML file.")
         raise SettingsError([problem]) from error
     node = _compose(text, str(file))
@@ -101,6 +104,13 @@ def read_yaml(file: FilePath, environ: Mapping[str, str]) -> Source:
     return source
 
 
+def read_failure(error: OSError | UnicodeDecodeError) -> str:
+    """Return why a file could not be read as text."""
+    if isinstance(error, OSError):
+        return str(error.strerror)
+    return "it is not UTF-8 text"
+
+
 def parse_inline(text: str) -> Any:
     """Return the value of YAML such as ``[a, b]``, as an environment variable may hold it.
 
@@ -110,15 +120,17 @@ def parse_inline(text: str) -> Any:
         node = yaml.compose(text, Loader=_Loader)
     except yaml.YAMLError as error:
         raise ValueError(getattr(error, "problem", None) or "it is not YAML") from error
+    if node is None:
+        return None
     source = Source()
-    value = _ValueBuilder(source, None).build(node, ()) if node is not None else None
+    value = _ValueBuilder(source, None).build(node, ())
     if source.problems:
         raise ValueError(source.problems[0].message)
     return value
 
 
 def _compose(text: str, file: str) -> yaml.Node | None:
-    shielded = _VARIABLE.sub(lambda found: found[0].replace("{", _OPEN).replace("}", _CLOSE), text)
+    shielded = _VARIABLE.sub(lambda match: match[0].replace("{", _OPEN).replace("}", _CLOSE), text)
     try:
         return yaml.compose(shielded, Loader=_Loader)
     except yaml.YAMLError as error:
@@ -129,7 +141,9 @@ def _compose(text: str, file: str) -> yaml.Node | None:
             remedy = 'Put a glob that begins with * or & in quotes: "*".'
         elif "tab" in message or "start any token" in message:
             remedy = "Indent with spaces, not tabs, and quote values that begin with @, ` or %."
-        line = mark.line + 1 if mark is not None else None
+        line = None
+        if mark is not None:
+            line = mark.line + 1
         raise SettingsError([Problem(file, line, "", f"not valid YAML: {message}", remedy)]) from error
 
 
@@ -139,16 +153,13 @@ class _ValueBuilder:
     def __init__(self, source: Source, environ: Mapping[str, str] | None) -> None:
         self._source = source
         self._environ = environ
-        self._left = MOST_VALUES
+        self._values_left = MOST_VALUES
+        self._is_too_large = False
 
     def build(self, node: yaml.Node, path: Path) -> Any:
-        self._left -= 1
-        if self._left < 0 or len(path) > DEEPEST:
-            if self._left != -1:  # said once
-                self._source.add_problem(
-                    path, "too many or too deeply nested values", "Write it without aliases (*name)."
-                )
-            self._left = -1
+        self._values_left -= 1
+        if self._values_left < 0 or len(path) > DEEPEST:
+            self._add_size_problem(path)
             return None
         if isinstance(node, yaml.MappingNode):
             return self._mapping(node, path)
@@ -159,6 +170,12 @@ class _ValueBuilder:
                 items.append(self.build(child, (*path, index)))
             return items
         return self._scalar(node, path)
+
+    def _add_size_problem(self, path: Path) -> None:
+        """Add one problem for all values that are too many or too deep, and read no further values."""
+        if not self._is_too_large:
+            self._source.add_problem(path, "too many or too deeply nested values", "Write it without aliases (*name).")
+        self._is_too_large, self._values_left = True, 0
 
     def _record_line(self, path: Path, node: yaml.Node) -> None:
         self._source.origins[path] = Origin(self._source.file, node.start_mark.line + 1)
@@ -198,12 +215,14 @@ class _ValueBuilder:
         if kind != "str":
             self._source.add_problem(path, f"has the tag {node.tag!r}, which is not supported", "Leave the tag out.")
             return None
-        return text if self._environ is None else self._expand(text, path, self._environ)
+        if self._environ is None:
+            return text
+        return self._expand(text, path, self._environ)
 
     def _expand(self, text: str, path: Path, environ: Mapping[str, str]) -> str:
-        def fill(found: re.Match[str]) -> str:
-            name, default = found[1], found[2]
-            if found[0] == "${":
+        def fill(match: re.Match[str]) -> str:
+            name, default = match[1], match[2]
+            if match[0] == "${":
                 remedy = "Write ${NAME} or ${NAME:-default}; for a literal ${ write $${."
                 self._source.add_problem(path, "${ begins no variable that is named and closed", remedy)
                 return ""
@@ -216,16 +235,19 @@ class _ValueBuilder:
 
         known = len(self._source.problems)
         filled = _REFERENCE.sub(fill, text)
-        # An empty text instead of what a broken reference leaves: that would be a second problem of the same value.
-        return filled if len(self._source.problems) == known else ""
+        if len(self._source.problems) > known:
+            return ""  # what a broken reference leaves would be a second problem of the same value
+        return filled
 
     def _add_unset_problem(self, name: str, path: Path, environ: Mapping[str, str]) -> None:
         """Add a problem: the variable *name* has neither value nor default."""
-        state = "is empty" if name in environ else "is not set"
+        message = f"the environment variable {name} is not set"
+        if name in environ:
+            message = f"the environment variable {name} is empty"
         close = difflib.get_close_matches(name, environ, n=1, cutoff=0.75)
-        hint = f" (did you mean {close[0]}?)" if close else ""
-        remedy = f"Set it, or give a default: ${{{name}:-}} for none."
-        self._source.add_problem(path, f"the environment variable {name} {state}{hint}", remedy)
+        if close:
+            message += f" (did you mean {close[0]}?)"
+        self._source.add_problem(path, message, f"Set it, or give a default: ${{{name}:-}} for none.")
 
 
 def set_value(source: Source, path: tuple[str, ...], value: Any, origin: Origin) -> None:
@@ -242,13 +264,19 @@ def set_value(source: Source, path: tuple[str, ...], value: Any, origin: Origin)
         reached = (*reached, at)
         source.origins.setdefault(reached, origin)
         if isinstance(parent, dict) and not isinstance(parent.get(at), dict | list):
-            parent[at] = [] if reached in LISTS else {}
+            parent[at] = _empty_container(reached)
         parent = parent[at]
     at = _key_of_step(parent, last, reached)
     reached = (*reached, at)
     source.origins[reached] = origin
     parent[at] = value
     _drop_origins_below(source, reached)
+
+
+def _empty_container(path: Path) -> list[Any] | dict[str, Any]:
+    if path in LISTS:
+        return []
+    return {}
 
 
 def _key_of_step(parent: Any, step: str, path: Path) -> str | int:

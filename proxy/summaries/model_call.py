@@ -55,7 +55,9 @@ https://code.claude.com/docs/en/legal-and-compliance
 """
 
 _DEPLOYMENT: Final = re.compile(r"(/openai/deployments/)[^/?]+")
-"""The part of an Azure OpenAI path that names the model instead of the body."""
+"""The part of an Azure OpenAI path that names the model, which the body need not name:
+https://learn.microsoft.com/en-us/azure/ai-services/openai/reference
+"""
 
 
 class CallFailed(Exception):

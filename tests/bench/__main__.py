@@ -36,6 +36,9 @@ from tests.support.proxy_process import Proxy, free_port
 START = "start"
 """The kind that is no traffic: what a process costs until it is ready."""
 
+OWN = ("direct", "relay", "ullage")
+"""The subjects that must not fail."""
+
 STARTS, SETTLED_AFTER = 3, 10.0
 """Processes that are started one after the other, and seconds from a start until its memory is read."""
 
@@ -85,6 +88,10 @@ class StartRow:
     resident_mib: float
 
 
+class SliceFailed(Exception):
+    """A slice did not end: its subject refused a request, or went away."""
+
+
 @dataclass
 class Load:
     """The load generator's process."""
@@ -94,8 +101,7 @@ class Load:
     async def slice_of(self, kind: Kind, subject: Subject, seed: int) -> tuple[float, list[float], list[str]]:
         """Microseconds of CPU per request (or event, for a stream), latencies, and outcomes of one slice."""
         await self._send(json.dumps({"port": subject.port, "kind": kind.name, "seed": seed, "most": subject.most}))
-        if (await self._line()).strip() != b"ready":
-            raise RuntimeError("the load generator failed; its message is above")
+        await self._line()
         await idle(subject.pids)
         before = cpu_seconds(subject.pids)
         await self._send("go")
@@ -104,7 +110,10 @@ class Load:
             await asyncio.sleep(BEHIND)
         used = cpu_seconds(subject.pids) - before
         latencies: list[float] = json.loads(await self._line())
-        return used * 1e6 / (done["events"] if kind.stream else done["requests"]), latencies, done["outcomes"]
+        units = done["events"] if kind.stream else done["requests"]
+        if not units:
+            raise SliceFailed("a stream without events")
+        return used * 1e6 / units, latencies, done["outcomes"]
 
     async def _send(self, line: str) -> None:
         assert self.process.stdin is not None
@@ -116,6 +125,8 @@ class Load:
         line = await self.process.stdout.readline()
         if not line:
             raise RuntimeError("the load generator ended; its message is above")
+        if line.startswith(b'{"failed"'):
+            raise SliceFailed(line.decode().strip())
         return line
 
 
@@ -132,20 +143,32 @@ async def run(rounds: int, kinds: list[Kind], neighbours: Path | None) -> tuple[
         await listening(port)
         everyone = await stack.enter_async_context(subjects(mock.pid, port, neighbours))
         load = Load(await stack.enter_async_context(program("tests.bench.load")))
-        order = random.Random(1)
+        order, failed = random.Random(1), set[tuple[Kind, str]]()
         for number in range(rounds + 1):  # the first round warms up
             for kind in kinds:
                 for subject in order.sample(everyone, len(everyone)):
-                    cpu, latencies, outcomes = await load.slice_of(kind, subject, number)
-                    if number:
-                        _note(samples[kind.name][subject.name], cpu, latencies, outcomes)
+                    if (kind, subject.name) not in failed:
+                        await _slice(load, kind, subject, number, samples[kind.name][subject.name], failed)
             print(f"round {number} of {rounds} done", file=sys.stderr)
         fresh = next((kind for kind in kinds if kind.fresh), None)
         held = await holds(load, fresh, f"http://127.0.0.1:{port}") if fresh else []
     return samples, held
 
 
-def _note(samples: Samples, cpu: float, latencies: list[float], outcomes: list[str]) -> None:
+async def _slice(
+    load: Load, kind: Kind, subject: Subject, number: int, samples: Samples, failed: set[tuple[Kind, str]]
+) -> None:
+    """Add one slice to *samples*; a neighbour that fails is left out of the kind from there on."""
+    try:
+        cpu, latencies, outcomes = await load.slice_of(kind, subject, number)
+    except SliceFailed as error:
+        if subject.name in OWN:
+            raise
+        print(f"{subject.name}, {kind.name}: {error}", file=sys.stderr)
+        failed.add((kind, subject.name))
+        return
+    if not number:
+        return
     samples.cpu.append(cpu)
     samples.outcomes.update(filter(None, outcomes))
     if latencies:
@@ -192,10 +215,10 @@ def rows_of(samples: Measured, held: list[float]) -> list[Row]:
     rows = []
     for name, by_subject in samples.items():
         for subject, own in by_subject.items():
-            if subject in ("direct", "relay"):
+            if subject in ("direct", "relay") or not own.cpu:
                 continue
             # Slices of one round lie seconds apart: their ratio is steadier than the ratio of two medians.
-            ratios = [mine / theirs for mine, theirs in zip(own.cpu, by_subject["relay"].cpu, strict=True)]
+            ratios = [mine / theirs for mine, theirs in zip(own.cpu, by_subject["relay"].cpu, strict=False)]
             lower, middle, upper = statistics.quantiles(ratios, n=4) if len(ratios) > 1 else ratios * 3
             medians = statistics.median(by_subject["relay"].cpu), statistics.median(own.cpu)
             figures = (middle, lower, upper, _added(by_subject, own), sorted(own.outcomes))

@@ -47,10 +47,10 @@ class Connection:
         if not head.startswith(b"http/1.1 200"):
             raise RuntimeError(f"not answered: {head[:200]!r} {await self._reader.read(400)!r}")
         self.outcome = head.partition(OUTCOME)[2].partition(b"\r\n")[0].strip().decode()
-        length = head.partition(b"content-length:")[2].partition(b"\r\n")[0]
+        length = head.partition(b"\r\ncontent-length:")[2].partition(b"\r\n")[0]
         events = 0
         if length:
-            await self._reader.readexactly(int(length))
+            events = (await self._reader.readexactly(int(length))).count(b"data: ")
         else:
             while size := int(await self._reader.readuntil(b"\r\n"), 16):
                 events += (await self._reader.readexactly(size + 2)).count(b"data: ")
@@ -102,9 +102,12 @@ async def measure(port: int, kind: str, seed: int, most: int) -> None:
 
 
 async def serve() -> None:
-    """Run slices until the input ends."""
+    """Run slices until the input ends; one that fails prints an object with ``failed``."""
     while line := await asyncio.to_thread(sys.stdin.readline):
-        await measure(**json.loads(line))
+        try:
+            await measure(**json.loads(line))
+        except (RuntimeError, OSError, TimeoutError, asyncio.IncompleteReadError) as error:
+            print(json.dumps({"failed": f"{type(error).__name__}: {error}"[:300]}), flush=True)
 
 
 if __name__ == "__main__":

@@ -87,7 +87,7 @@ def test_claude_code_gets_settings_that_it_obeys_in_a_window_of_that_size(
 ) -> None:
     """Output and thinking leave room in every window, and only figures that it does not raise are written."""
     (file,) = CLIENTS["claude-code"].files
-    env = {str(change.at[1]): change.to for change in changes(file, facts) if change.at[0] == "env"}
+    env = {str(change.at[1]): change.value for change in changes(file, facts) if change.at[0] == "env"}
     assert env.pop("ANTHROPIC_BASE_URL") == "r"
     assert env == expected
 

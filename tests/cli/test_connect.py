@@ -14,7 +14,8 @@ from dotenv import dotenv_values
 from typer.testing import CliRunner
 
 from proxy.cli import app
-from proxy.cli.clients import clients
+from proxy.cli.clients import ClientFacts, clients
+from proxy.cli.connect import client_files
 
 CODEX = '# mine\nmodel = "o3" # the old one\n\n[mcp_servers.x]\ncommand = "y"\n'
 AIDER = "# mine\nauto-commits: false  # never\nmodel: o3\n"
@@ -209,6 +210,18 @@ def test_what_the_user_added_between_two_writes_stays(tmp_path: Path) -> None:
     assert restored == {"model": "o3", "mcp_servers": {"x": {"command": "y"}, "new": {"command": "z"}}}
 
 
+def test_a_value_that_the_user_changed_between_two_writes_is_restored(tmp_path: Path) -> None:
+    """If the user replaced a written value and --write replaced it again, --undo restores the user's."""
+    file = tmp_path / ".codex" / "config.toml"
+    file.parent.mkdir()
+    file.write_text(CODEX)
+    connect(tmp_path, "codex", "--model", "gpt-5-mini", "--write")
+    file.write_text(file.read_text().replace('"gpt-5-mini"', '"o4"'))
+    connect(tmp_path, "codex", "--model", "gpt-5-nano", "--write")
+    connect(tmp_path, "codex", "--undo")
+    assert tomllib.loads(file.read_text()) == {"model": "o4", "mcp_servers": {"x": {"command": "y"}}}
+
+
 def test_a_value_in_the_way_is_named(tmp_path: Path) -> None:
     """A text where a table should be is left as it is, and the message names the file and the value."""
     file = tmp_path / ".codex" / "config.toml"
@@ -245,3 +258,14 @@ def test_a_missing_window_is_pointed_out(tmp_path: Path, arguments: list[str], a
         assert advice in last
     else:
         assert "--" not in last
+
+
+def test_files_are_where_the_environment_moves_them() -> None:
+    """A client's own variable moves its folder, XDG_CONFIG_HOME whatever is below ~/.config, and nothing else."""
+    known = clients()
+    facts = ClientFacts("http://127.0.0.1:8484", "KEY", "some-model", 32_768)
+    environ = {"XDG_CONFIG_HOME": "/moved", "LLM_USER_PATH": "/own", "HOME": "/home/user"}
+    paths = {name: [str(file.path) for file in client_files(known[name], facts, environ)] for name in known}
+    assert paths["crush"] == ["/moved/crush/crush.json"]
+    assert paths["llm"] == ["/own/extra-openai-models.yaml"]
+    assert paths["qwen-code"] == [str(Path("~/.qwen/.env").expanduser())]

@@ -1,4 +1,4 @@
-"""Whose compaction a request is, and what is none."""
+"""Clients' own compactions are recognised, and other requests are not."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def user(*texts: str) -> dict[str, Any]:
 
 
 def asked(*items: dict[str, Any], **members: Any) -> str:
-    """Whose compaction a request with these items is."""
+    """Return the client whose compaction a request with these items is."""
     outline = read_envelope(json.dumps({"model": "m", "messages": [], **members}), ("max_tokens",))
     history = any(item.get("role") == "assistant" for item in items[:-1])
     return compacting_client(outline, json.dumps(items[0]).encode(), json.dumps(items[-1]).encode(), history)
@@ -141,7 +141,7 @@ def test_present_and_older_prompts_of_clients_are_known(
     ],
 )
 def test_unknown_words_tell_by_intent_and_form(items: list[Any], members: dict[str, Any]) -> None:
-    """What asks for what is needed to go on is a compaction; with tools, if nothing is left to call them for."""
+    """A request for a text to go on from is a compaction; with tools, if no work is left for them."""
     assert asked(*items, **members) == "other"
 
 
@@ -209,7 +209,7 @@ def test_nothing_that_cannot_be_read_is_a_compaction() -> None:
 
 
 @pytest.mark.parametrize(
-    ("said", "client"),
+    ("metadata", "client"),
     [
         ('{"request_kind":"compaction","compaction":{"trigger":"auto"},"window_number":2}', "codex"),
         ('{"request_kind":"turn","window_number":2}', ""),
@@ -219,9 +219,9 @@ def test_nothing_that_cannot_be_read_is_a_compaction() -> None:
         ("", ""),
     ],
 )
-def test_headers_announce_a_compaction(said: str, client: str) -> None:
+def test_headers_announce_a_compaction(metadata: str, client: str) -> None:
     """Codex says in a header what a request is for."""
-    assert announced_client({METADATA_HEADER: said} if said else {}) == client
+    assert announced_client({METADATA_HEADER: metadata} if metadata else {}) == client
 
 
 @pytest.mark.parametrize(
@@ -240,7 +240,7 @@ def test_headers_announce_a_compaction(said: str, client: str) -> None:
     ],
 )
 def test_the_words_that_ask_are_taken_out(item: dict[str, Any], left: dict[str, Any] | None) -> None:
-    """What the user said, and what tools returned, beside the client's prompt stays."""
+    """The user's words and tool results beside the client's prompt stay."""
     found = without_prompt(json.dumps(item).encode())
     assert (json.loads(found) if found else None) == left
 
@@ -264,7 +264,7 @@ CHAT = "Ann: did you read it?\nBob: I did, it is fine.\n" * 100
     ],
 )
 def test_a_wish_to_go_on_is_found_at_either_end(text: str) -> None:
-    """What is made, of what and what for: at the head or at the tail, before or behind a conversation."""
+    """The intent is recognised at the head or at the tail, before or behind a conversation."""
     assert requests_continuation(text)
 
 
@@ -316,7 +316,7 @@ def test_a_summariser_is_one_by_its_role() -> None:
 
 
 def test_only_both_ends_are_looked_at() -> None:
-    """What stands in the middle of a long text is told by somebody else, and costs nothing."""
+    """The middle of a long text is no request, and reading it costs nothing."""
     wish = " Write a summary of this session so that it can be resumed. "
     assert requests_continuation("x " * 100 + wish)
     assert not requests_continuation("x " * HEAD + wish + "x " * TAIL)

@@ -49,7 +49,7 @@ def test_no_more_than_allowed(encoding: str) -> None:
 
 @pytest.mark.parametrize("encoding", ["gzip", "deflate", "br", "zstd", ""])
 def test_it_is_known_that_something_is_missing(encoding: str) -> None:
-    """What was more than allowed, or could not be decoded any more, is not taken for all there was."""
+    """A body above the limit, or with an end that cannot be decoded, does not count as complete."""
     packed = PACKED[encoding](b" " * 5_000)
     taker = ContentDecoder(encoding, 1_000)
     assert not taker.is_full
@@ -69,7 +69,7 @@ def test_what_is_not_encoded_is_read_as_it_is(encoding: str) -> None:
 @settings(max_examples=60)
 @given(st.sampled_from(sorted(PACKED)), st.lists(st.integers(0, 2_000), max_size=8), st.integers(1, 3_000))
 def test_in_pieces(encoding: str, points: list[int], most: int) -> None:
-    """However the network cuts it, the same bytes come out."""
+    """The decoded bytes are the same for any chunking."""
     packed = PACKED[encoding](TEXT)
     edges = sorted({0, len(packed), *(point % (len(packed) + 1) for point in points)})
     taker = ContentDecoder(encoding, most)

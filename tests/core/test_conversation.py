@@ -1,14 +1,14 @@
-"""What may be cut where: no cut splits a pair that the client sent whole."""
+"""Layout and prefix hashes: no cut splits a pair of call and result that the client sent whole."""
 
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from typing import Any
 
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from proxy.core.apis.chat import read_item
 from proxy.core.conversation import EMPTY_LAYOUT, HASH_BYTES, Item, Role, lay_out, prefix_hashes, unread_from
@@ -80,7 +80,7 @@ def test_a_cut_breaks_no_pair(messages: list[Message]) -> None:
 @given(conversation_strategies.conversations())
 @pytest.mark.slow
 def test_whole_conversations_can_be_cut_at_every_round(messages: list[Message]) -> None:
-    """Where every pair is whole, each user item and each start of the model's words is a cut."""
+    """If every pair is whole, each user item and each beginning of a round is a cut."""
     roles = [item.role for item in items(messages)]
     spoken = [(at, role) for at, role in enumerate(roles) if role != "system"]
     before = [None, *(role for _, role in spoken)]
@@ -231,7 +231,7 @@ def test_a_known_prefix_is_continued(head: str, tail: str, stop: int) -> None:
 
 
 @given(letters, letters)
-def test_a_link_names_what_was_said(one: str, two: str) -> None:
+def test_a_prefix_hash_names_the_content(one: str, two: str) -> None:
     """Two conversations share their last link exactly when they agree in everything but system items."""
     first, second = prefix_hashes(ANN, "", people("a" + one)), prefix_hashes(ANN, "", people("a" + two))
     assert (first[-1] == second[-1]) == (one.replace("s", "") == two.replace("s", ""))

@@ -106,7 +106,7 @@ def test_a_refusal_is_never_too_big_by_nothing(tokens: int, limit: int, reserve:
 
 @given(st.text() | st.sampled_from(["\ud800", "a\udfffb"]), st.sampled_from(["chat", "messages"]))
 def test_any_words_can_be_sent(words: str, api: str) -> None:
-    """Whatever stands in a message, lone surrogates too, the body is valid UTF-8 JSON that says it."""
+    """For any message, lone surrogates included, the body is valid UTF-8 JSON that contains it."""
     shape = json.loads(error_body(errors.InvalidRequest(words), api).decode())
     assert shape["error"]["message"] == (words or "Ullage failed to handle this request.")
 

@@ -1,4 +1,4 @@
-"""What is believed of a window, for how long, and how it comes back."""
+"""Learned windows: how they are inferred, how long they last, and how they rise again."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def test_refusals_without_a_figure_lower_it_step_by_step() -> None:
 
 @given(st.integers(SMALLEST_WINDOW, 10**6), st.lists(st.floats(0, 3 * PROBE_SECONDS), max_size=20))
 def test_it_comes_back_by_probing(figure: int, waits: list[float]) -> None:
-    """What was worked out rises with time, never falls by itself, and is forgotten in the end."""
+    """An inferred window rises with time, never falls by itself, and is dropped in the end."""
     belief, now = learned_window.with_inferred_window(NOTHING_LEARNED, figure, T), T
     before: int | None = figure
     for wait in waits:
@@ -184,7 +184,7 @@ def test_small_prompts_teach_nothing() -> None:
     assert with_report(Calibration(1.0, 1.0), 100, 180) == Calibration(1.0, 1.0)
 
 
-def test_a_cut_prompt_is_told_from_a_coarser_vocabulary() -> None:
+def test_a_cut_prompt_is_distinguished_from_a_coarser_vocabulary() -> None:
     """A report far below what was seen before means truncation, and moves no factor."""
     known = Calibration(1.5, 1.5)
     assert is_truncated(known, 10_000, 4_096)
@@ -194,7 +194,7 @@ def test_a_cut_prompt_is_told_from_a_coarser_vocabulary() -> None:
 
 @given(st.lists(st.tuples(st.integers(1, 200_000), st.integers(0, 2**40)), max_size=60))
 def test_no_series_of_reports_leaves_the_possible(reports: list[tuple[int, int]]) -> None:
-    """Whatever a provider reports, the factor stays a sane step."""
+    """With any reports, the factor stays a step between the bounds."""
     known = prior_calibration("m")
     for counted, reported in reports:
         known = with_report(known, counted, reported)

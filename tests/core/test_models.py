@@ -1,4 +1,4 @@
-"""Which upstream serves a model, and what is known of it."""
+"""Models are resolved to their upstream and their limits."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_the_first_rule_that_matches_holds() -> None:
 
 
 def test_no_rule_and_no_default() -> None:
-    """A model nobody serves is named in the error; with a default upstream it goes there."""
+    """The error names a model without an upstream; with a default upstream the model goes there."""
     assert resolve("foo", ModelRule("bar", "a")) == Route(
         "main", "foo", None, None, "o200k_base", "unknown", requested_model="foo"
     )
@@ -73,7 +73,7 @@ def test_a_configured_window_wins() -> None:
         ("mystery", None),
     ],
 )
-def test_the_table_is_asked_with_and_without_prefix(model: str, window: int | None) -> None:
+def test_the_table_is_searched_with_and_without_prefix(model: str, window: int | None) -> None:
     """A name is looked up as it is, then without its provider's prefix."""
     found = resolve(model)
     assert (found.window, found.source) == (window, "table" if window else "unknown")
@@ -105,7 +105,7 @@ def test_encodings(encoding: str, models: str) -> None:
 
 
 def test_a_configured_encoding_wins() -> None:
-    """What the configuration says of the tokenizer holds."""
+    """A configured encoding is used."""
     assert resolve("gpt-4o", ModelRule("*", "a", encoding="cl100k_base")).encoding == "cl100k_base"
 
 
@@ -186,7 +186,7 @@ def route(source: WindowSource, window: int | None, max_input: int | None = None
     ],
 )
 def test_what_an_overflow_teaches(known: Route, stated: int | None, beside: int | None, holds: int | None) -> None:
-    """A stated window lowers what is configured or still told, replaces what tables say, and ends with a new word."""
+    """A stated window lowers a configured or reported one and replaces a table's; a new report ends it."""
     assert known.window_after(stated, beside) == holds
 
 
@@ -199,8 +199,8 @@ def test_steps_and_variants() -> None:
     assert (found.learned_key, wide.learned_key, wide.name) == ("a,m", "a,m;context-1m", "a,m")
 
 
-def test_known_routes_are_those_asked_for() -> None:
-    """The routes shown are those of models that were asked for, with what the server says now, and nobody is asked."""
+def test_cached_routes_are_those_of_requested_models() -> None:
+    """The cached routes are those of requested models, with the server's latest report; no server is queried."""
     asked: list[bool] = []
     told = {"b": ServerWindow(9_000, origin="/props")}
 
@@ -219,7 +219,7 @@ def test_known_routes_are_those_asked_for() -> None:
 
 
 def test_another_name_has_the_models_own_figures() -> None:
-    """What the alias leaves open is said by the model's own rule, then by the table; what it says itself wins."""
+    """An alias's own limits win, then those of the model's rule, then the table's."""
     own = ModelRule("gpt-4o", "openai", max_output=700, encoding="cl100k_base")
     fast = resolve("fast", ModelRule("fast", "", model="gpt-4o"), own)
     assert (fast.upstream, fast.model, fast.requested_model, fast.name) == ("openai", "gpt-4o", "fast", "openai,gpt-4o")
@@ -230,8 +230,8 @@ def test_another_name_has_the_models_own_figures() -> None:
     assert (whichever.upstream, whichever.model) == ("main", "gpt-4o")
 
 
-def test_servers_are_asked_for_the_models_own_name() -> None:
-    """What a server tells of a model holds for its other names."""
+def test_servers_are_queried_by_the_models_own_name() -> None:
+    """A server's report on a model applies to its aliases."""
     asked: list[tuple[str, str]] = []
 
     def told(upstream: str, model: str, _ask: bool) -> ServerWindow | None:
@@ -324,5 +324,5 @@ def test_a_pair_needs_one_series() -> None:
     ],
 )
 def test_series(expected: str, models: str) -> None:
-    """The series is told from the name, whatever a reseller put before it."""
+    """The series is read from the name, with any reseller's prefix."""
     assert {series(model) for model in models.split()} == {expected}

@@ -1,4 +1,4 @@
-"""What a client calls its conversation, wherever it says so, and what people see of it."""
+"""The name of a conversation in headers and bodies, and its public form."""
 
 from __future__ import annotations
 

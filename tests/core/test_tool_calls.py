@@ -118,7 +118,7 @@ def test_the_line_that_tells_of_a_failure() -> None:
 
 @pytest.mark.parametrize("text", ["a" * 65_536, "a-" * 32_768, "a" * 60_000 + ".py"])
 def test_a_long_word_costs_little(text: str) -> None:
-    """What a model wrote without a space is read in time that grows with its length, not with its square."""
+    """A model's text without a space is read in time that grows with its length, not with its square."""
     began = time.process_time()
     facts_of(ItemText("assistant", text), tool_map_of_package().call)
     assert time.process_time() - began < 5  # by the square: half a minute and more
@@ -167,7 +167,7 @@ def given_back(content: Any) -> dict[str, Any]:
         (ASKS + "\n<list_files>\n<path>.</path>\n</list_files>", GIVES, "unknown"),
     ],
 )
-def test_a_result_written_as_text_is_one_if_it_was_asked_for(call: str, result: str, kind: str) -> None:
+def test_a_result_written_as_text_is_one_if_a_call_precedes_it(call: str, result: str, kind: str) -> None:
     """The user's message is a tool item with a result of that call; without the call before it, it is the user's."""
     items = read(TASK, spoken(call), given_back(result))
     assert [item.role for item in items] == ["user", "assistant", "tool"]
@@ -192,14 +192,14 @@ def test_a_result_written_as_text_is_one_if_it_was_asked_for(call: str, result: 
         ("Type <read_file> to read.", GIVES),
     ],
 )
-def test_what_the_user_says_stays_the_users(call: str, said: str) -> None:
+def test_a_users_words_stay_the_users(call: str, said: str) -> None:
     """A question's answer, a result of another tool, and a quotation are no results."""
     assert read(TASK, spoken(call), given_back(said))[2].role == "user"
 
 
 @pytest.mark.parametrize("api_format", API_FORMATS)
 def test_parts_behind_a_result_are_the_users(api_format: ApiFormat) -> None:
-    """Nothing inside a result makes a part; what stands in parts of its own is what the user said."""
+    """No text inside a result becomes a part; other parts are the user's words."""
     kind = "input_text" if api_format is responses else "text"
     texts = [
         "[read_file for 'a.py'] Result:",

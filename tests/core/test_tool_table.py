@@ -72,7 +72,7 @@ def test_ranges_are_lines_counted_from_one(arguments: dict[str, object], lines: 
     ],
 )
 def test_figures_of_an_unknown_meaning_are_no_range_of_lines(arguments: dict[str, object]) -> None:
-    """What may be bytes, pages or lines under another name is a range that nobody knows."""
+    """A figure that may be bytes, pages or lines under another key makes the range unknown."""
     call = tool_map_of_package().call("read_file", json.dumps({"path": "a.py", **arguments}))
     assert (call.first, call.last) == (0, 0)
 

@@ -79,7 +79,7 @@ def test_a_key_is_unknown_without_its_folder(folder: str, tmp_path: Path, monkey
 
 
 def test_a_worker_gets_every_key() -> None:
-    """What reaches a worker process through its pipe equals what was loaded."""
+    """The settings that reach a worker process through its pipe equal those that were loaded."""
     settings = AllSettings.model_validate({"upstreams": [{"name": "a", "base_url": "http://a"}]})
     received = pickle.loads(pickle.dumps(settings))
     assert received == settings

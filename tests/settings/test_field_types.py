@@ -33,7 +33,7 @@ def test_store_urls_that_are_fine(tmp_path, url):
 
 
 def test_a_store_url_is_refused_without_repeating_it(tmp_path):
-    """What is wrong with a store's URL is said without the password that stands in it."""
+    """A problem with a store's URL does not show the password in it."""
     found = only_problem(tmp_path, "store: {url: 'redis://user:CANARY:x@h:bad/0'}")
     assert "CANARY" not in str(found)
 

@@ -169,10 +169,10 @@ def test_an_unknown_upstream_is_told_beside_other_errors(tmp_path):
     """A reference to nothing shows although other values are wrong, and nothing else is made up."""
     text = "server: {default_upstream: c}\nupstreams: [{name: a}, 5]\n"
     text += "models: [{name: m, upstream: b, typo: 1}, {upstream: a}]"
-    told = {(problem.key, problem.message) for problem in problems(tmp_path, text)}
-    assert ("models[0].upstream", "there is no upstream 'b'") in told
-    assert ("server.default_upstream", "there is no upstream 'c'") in told
-    assert {key for key, _ in told} == {
+    found = {(problem.key, problem.message) for problem in problems(tmp_path, text)}
+    assert ("models[0].upstream", "there is no upstream 'b'") in found
+    assert ("server.default_upstream", "there is no upstream 'c'") in found
+    assert {key for key, _ in found} == {
         "server.default_upstream", "upstreams[0].base_url", "upstreams[1]", "models[0].upstream", "models[0].typo",
         "models[1].name",
     }  # fmt: skip
@@ -180,7 +180,7 @@ def test_an_unknown_upstream_is_told_beside_other_errors(tmp_path):
 
 @pytest.mark.parametrize("text", ["models: 5\nserver: 5\nupstreams: x", "server: {default_upstream: [a]}\nmodels: [5]"])
 def test_references_in_what_is_no_section_are_none(tmp_path, text):
-    """What is written in a wrong form is a problem of its form alone."""
+    """A value of a wrong form is a problem of its form alone."""
     assert all("no upstream" not in problem.message for problem in problems(tmp_path, text))
 
 

@@ -40,7 +40,7 @@ def test_the_smaller_of_two_window_figures_is_taken():
 
 
 def test_the_configured_rules_come_before_the_packaged_ones():
-    """What an upstream says by a phrase of one's own is known beside all that is packaged."""
+    """A configured phrase is known beside all packaged ones."""
     packaged_rules = overflow_rules(Settings())
     own = overflow_rules(Settings(overflow_rules=({"phrase": "over {limit} beans"}, {"code": "E-77"})))
     assert own.phrases[0].source == "configured"
@@ -52,7 +52,7 @@ def test_the_configured_rules_come_before_the_packaged_ones():
 @pytest.mark.skipif(importlib.util.find_spec("litellm") is None, reason="needs litellm's table")
 def test_prices_and_their_tiers_are_read_as_data():
     """A model's prices come from the table, with or without a provider's prefix; dearer ones hold above their tier."""
-    found = prices(["gemini-2.5-pro", "x/gpt-4o-mini", "nobody-knows"])
+    found = prices(["gemini-2.5-pro", "x/gpt-4o-mini", "unknown-model"])
     assert set(found) == {"gemini-2.5-pro", "x/gpt-4o-mini"}
     price = found["gemini-2.5-pro"]
     assert price.tier == model_table()["gemini-2.5-pro"].price_tier == 200_000

@@ -23,7 +23,7 @@ def test_only_a_list_or_a_section_is_written_in_brackets():
 
 
 def test_a_path_has_no_branch_of_a_union():
-    """Where pydantic names the branch that it tried, the path ends before that."""
+    """If pydantic names the branch that it tried, the path ends before that."""
     assert KEYS.setting_path(("models", 0, "unknown_window", "int")) == ("models", 0, "unknown_window")
     assert KEYS.setting_path(("server", "limits", "body")) == ("server", "limits", "body")
 

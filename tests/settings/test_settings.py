@@ -71,7 +71,7 @@ def test_the_example_shows_every_key_of_the_schema():
     ],
 )
 def test_upstream_keys_are_not_offered_to_strangers(tmp_path, host, extra, refused):
-    """An address others can reach, an upstream key and no access key: refused, unless told to insist."""
+    """An address others can reach, an upstream key and no access key: refused, unless server.open insists."""
     text = f"server: {{host: '{host}'{extra}}}\nupstreams: [{{name: a, base_url: 'http://h', %s}}]\n"
     for secret in ("api_key: k", "headers: {Authorization: k}"):
         reason = open_proxy_problem(load(write_settings(tmp_path, text % secret), {}, {}))
@@ -95,7 +95,7 @@ def test_rules_and_upstreams_are_found(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("models", "told"),
+    ("models", "message"),
     [
         ("[{name: '*', overflow: [compress, {fallback: big}]}]", "lead in a circle: * -> big"),
         (
@@ -109,10 +109,10 @@ def test_rules_and_upstreams_are_found(tmp_path):
         ('[{name: a, overflow: [{fallback: "b\\n"}]}]', "overflow"),
     ],
 )
-def test_fallbacks_that_lead_nowhere_are_refused(tmp_path, models, told):
-    """A circle, a step named twice, none at all, or something else than a step is told with its place."""
+def test_fallbacks_that_lead_nowhere_are_refused(tmp_path, models, message):
+    """A circle, a step named twice, none at all, or something else than a step is a problem with its path."""
     text = f"upstreams: [{{name: u, base_url: 'http://h'}}]\nmodels: {models}\n"
-    assert any(told in str(problem) for problem in problems(tmp_path, text))
+    assert any(message in str(problem) for problem in problems(tmp_path, text))
 
 
 def test_fallbacks_in_any_order(tmp_path):
@@ -146,13 +146,13 @@ def test_other_names_that_lead_nowhere(tmp_path, models, complaint):
 
 
 def test_every_model_may_be_one(tmp_path):
-    """One rule may send whatever is asked for to one model; figures may stand in the model's own rule."""
+    """One rule may send every name to one model; figures may stand in the model's own rule."""
     text = "upstreams: [{name: up, base_url: http://127.0.0.1:1}]\nmodels: [{name: gpt-5}, {name: '*', model: gpt-5}]\n"
     assert load(write_settings(tmp_path, text), {}, {}).model("x").model == "gpt-5"
 
 
 def settings_named_in_sentences() -> Iterator[str]:
-    """What texts of the code name as ``section.key``; names of files and of log events are none."""
+    """Names such as ``section.key`` in texts of the code, without names of files and of log events."""
     sections = "|".join(AllSettings.model_fields)
     dotted = re.compile(rf"(?<![\w./-])(?:{sections})(?:\[\])?(?:\.[a-z_]+)+(?![\w/])")
     for module in sorted(Path(proxy.__file__).parent.rglob("*.py")):

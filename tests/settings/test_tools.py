@@ -29,13 +29,13 @@ def test_a_section_and_a_file_are_laid_over_it(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [("map: {a: {kind: reading}}", "mine.yaml:1"), ("mapp: {}", "mapp"), ("- a", "not a mapping"), ("a: [", "YAML")],
 )
-def test_a_bad_file_says_where(tmp_path, text, said):
-    """What is wrong with the file is told with its name, line and key."""
+def test_a_bad_file_says_where(tmp_path, text, message):
+    """A problem of the file names file, line and key."""
     (tmp_path / "mine.yaml").write_text(text)
-    with pytest.raises(SettingsError, match=said):
+    with pytest.raises(SettingsError, match=message):
         load(write_settings(tmp_path, "tools: {file: mine.yaml}\n"), {}, {})
 
 

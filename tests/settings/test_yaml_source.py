@@ -5,6 +5,7 @@ import time
 import pytest
 
 from proxy.settings import Settings, SettingsError, load
+from proxy.settings.yaml_source import read_yaml
 from tests.support.settings_files import UPSTREAM, only_problem, problems, write_settings
 
 
@@ -52,3 +53,13 @@ def test_aliases_cannot_blow_up(tmp_path):
     for text in (bomb, "server: &s\n  limits: *s\n"):
         assert any("nested values" in problem.message for problem in problems(tmp_path, text))
     assert time.monotonic() - began < 30
+
+
+def test_a_file_of_too_many_values_has_one_problem(tmp_path):
+    """Aliases that expand into more values than are read, and a list nested too deeply, are one problem each."""
+    many = "a: &a [" + "1, " * 1000 + "1]\nb: &b [" + "*a, " * 30 + "*a]\n"
+    deep = "a: " + "[" * 40 + "]" * 40 + "\n"
+    for text in (many, deep):
+        file = tmp_path / "many.yaml"
+        file.write_text(text)
+        assert [problem.message for problem in read_yaml(file, {}).problems] == ["too many or too deeply nested values"]

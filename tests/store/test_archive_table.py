@@ -35,7 +35,7 @@ async def test_an_original_is_its_own_tenants_under_its_own_name(store: Store) -
     assert await archive.read(TENANT, ROOT, []) == []
 
 
-async def test_what_is_kept_again_lives_longer(valkey: Valkey, opener: Opener) -> None:
+async def test_saving_again_prolongs_the_lifetime(valkey: Valkey, opener: Opener) -> None:
     """A second time costs no second value; its life begins anew. In the store it is sealed and small."""
     archive = (await opener(valkey.url, key=KEY)).archive
     name = archive.name(TENANT, b"digest")
@@ -57,6 +57,6 @@ async def test_a_store_that_does_not_answer_takes_and_tells_nothing(valkey: Valk
         await archive.read(TENANT, ROOT, [b"n" * 16])
 
 
-async def test_what_could_not_be_opened_again_is_not_kept(store: Store) -> None:
+async def test_an_original_over_the_limit_is_not_saved(store: Store) -> None:
     """An original over the limit of a record is refused."""
     assert not await store.archive.save(TENANT, ROOT, b"n" * 16, bytes(MAX_PLAIN + 1), 60)

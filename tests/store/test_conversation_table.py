@@ -1,4 +1,4 @@
-"""What is told of conversations: the same over every store, each tenant its own, and honest when it cannot be told."""
+"""Facts about conversations: the same in every store, each tenant's own, and an error if the store does not answer."""
 
 from __future__ import annotations
 
@@ -33,58 +33,58 @@ async def settled(opener: Opener) -> None:
 
 async def test_a_conversation_has_its_roots_newest_first(store: Store, opener: Opener) -> None:
     """Its tenant finds its roots by its name and the name in the list; another tenant finds neither."""
-    register = store.conversations
-    register.save_conversation(TENANT, "one", ROOT, NOW, long_lived=True)
+    table = store.conversations
+    table.save_conversation(TENANT, "one", ROOT, NOW, long_lived=True)
     await settled(opener)
-    register.save_conversation(TENANT, "one", SECOND, NOW + 1, long_lived=False)
-    register.save_conversation(TENANT, "two", ROOT, NOW + 2, long_lived=False)
+    table.save_conversation(TENANT, "one", SECOND, NOW + 1, long_lived=False)
+    table.save_conversation(TENANT, "two", ROOT, NOW + 2, long_lived=False)
     await settled(opener)
-    assert await register.root_hashes(TENANT, "one") == [SECOND, ROOT]
-    assert await register.root_hashes(TENANT, "none") == []
-    assert await register.root_hashes(OTHER, "one") == []
-    assert await register.conversations(TENANT) == [("two", NOW + 2), ("one", NOW + 1)]
-    assert await register.conversations(OTHER) == []
+    assert await table.root_hashes(TENANT, "one") == [SECOND, ROOT]
+    assert await table.root_hashes(TENANT, "none") == []
+    assert await table.root_hashes(OTHER, "one") == []
+    assert await table.conversations(TENANT) == [("two", NOW + 2), ("one", NOW + 1)]
+    assert await table.conversations(OTHER) == []
 
 
-async def test_what_is_kept_is_bounded(store: Store, opener: Opener) -> None:
+async def test_stored_facts_are_bounded(store: Store, opener: Opener) -> None:
     """Roots, notes and names beyond their bounds push out the oldest."""
-    register = store.conversations
+    table = store.conversations
     for number in range(LISTED + 5):
-        register.save_conversation(TENANT, f"{number}", ROOT, NOW + number, long_lived=True)
+        table.save_conversation(TENANT, f"{number}", ROOT, NOW + number, long_lived=True)
         if number % 20 == 0:
             await settled(opener)
     for number in range(ROOTS + 5):
-        register.save_conversation(TENANT, "one", number.to_bytes(16, "big"), NOW + 1000 + number, long_lived=True)
+        table.save_conversation(TENANT, "one", number.to_bytes(16, "big"), NOW + 1000 + number, long_lived=True)
     for number in range(NOTES + 5):
-        register.save_note(TENANT, ROOT, f"{number:08d}:e", b"note", long_lived=True)
+        table.save_note(TENANT, ROOT, f"{number:08d}:e", b"note", long_lived=True)
         if number % 20 == 0:
             await settled(opener)
     await settled(opener)
-    assert len(await register.conversations(TENANT)) == LISTED
-    assert len(await register.root_hashes(TENANT, "one")) == ROOTS
-    notes = await register.notes(TENANT, ROOT)
+    assert len(await table.conversations(TENANT)) == LISTED
+    assert len(await table.root_hashes(TENANT, "one")) == ROOTS
+    notes = await table.notes(TENANT, ROOT)
     assert len(notes) == NOTES
     assert max(notes) == f"{NOTES + 4:08d}:e"
 
 
-async def test_notes_are_sealed_to_their_place(valkey: Valkey, opener: Opener) -> None:
+async def test_notes_are_sealed_to_their_names(valkey: Valkey, opener: Opener) -> None:
     """Notes read by another tenant, changed, or moved to another name or conversation are not there."""
-    register = (await opener(valkey.url, key=KEY)).conversations
-    register.save_note(TENANT, ROOT, "one", b"a secret place", long_lived=True)
-    register.save_note(TENANT, ROOT, "two", b"another", long_lived=True)
+    table = (await opener(valkey.url, key=KEY)).conversations
+    table.save_note(TENANT, ROOT, "one", b"a secret place", long_lived=True)
+    table.save_note(TENANT, ROOT, "two", b"another", long_lived=True)
     await settled(opener)
-    assert await register.notes(TENANT, ROOT) == {"one": b"a secret place", "two": b"another"}
-    assert await register.notes(OTHER, ROOT) == {}
+    assert await table.notes(TENANT, ROOT) == {"one": b"a secret place", "two": b"another"}
+    assert await table.notes(OTHER, ROOT) == {}
     assert "secret" not in valkey.say(f"HGETALL {key_names.notes(ROOT)}")
     swap = "local v = redis.call('hget', KEYS[1], 'one') redis.call('hset', KEYS[1], 'two', v)"
     valkey.say(f'EVAL "{swap}" 1 {key_names.notes(ROOT)}')
     valkey.say(f"HSET {key_names.notes(ROOT)} three forged")
-    assert await register.notes(TENANT, ROOT) == {"one": b"a secret place"}
+    assert await table.notes(TENANT, ROOT) == {"one": b"a secret place"}
     valkey.say(f"RENAME {key_names.notes(ROOT)} {key_names.notes(SECOND)}")
-    assert await register.notes(TENANT, SECOND) == {}
+    assert await table.notes(TENANT, SECOND) == {}
 
 
-async def test_a_wish_is_seen_by_the_next_look_and_granted_once(store: Store, opener: Opener) -> None:
+async def test_a_request_is_read_by_the_next_look_up_and_granted_once(store: Store, opener: Opener) -> None:
     """A wish comes along when records are looked for, is another tenant's to nobody, and is taken by one."""
     await store.conversations.request_compaction(TENANT, ROOT, 60)
     assert await store.conversations.which_exist(ROOT, [("request", b"", b"")]) == [True]
@@ -102,7 +102,7 @@ async def test_a_wish_is_seen_by_the_next_look_and_granted_once(store: Store, op
     assert not await store.records.pop_request(OTHER, ROOT)
 
 
-async def test_one_of_two_replicas_gets_a_wish(valkey: Valkey, opener: Opener) -> None:
+async def test_one_of_two_replicas_gets_a_request(valkey: Valkey, opener: Opener) -> None:
     """Both saw it; one is told to compact."""
     one, two = [await opener(valkey.url, key=KEY) for _ in range(2)]
     await one.conversations.request_compaction(TENANT, ROOT, 60, "0.2")
@@ -111,8 +111,8 @@ async def test_one_of_two_replicas_gets_a_wish(valkey: Valkey, opener: Opener) -
     assert [await store.records.pop_request(TENANT, ROOT) for store in (one, two)] == ["0.2", ""]
 
 
-async def test_what_is_there_of_a_place_is_told(store: Store, opener: Opener) -> None:
-    """Events, summaries, leases and refusals are told apart by kind, scope and place."""
+async def test_existing_keys_of_a_prefix_are_listed(store: Store, opener: Opener) -> None:
+    """Records, summaries, leases and failures differ by kind, scope and prefix hash."""
     policy, chain = b"p" * 8, b"c" * 16
     await store.records.save(TENANT, ROOT, "a,b", chain, b"record")
     await store.summaries.save(TENANT, ROOT, policy, chain, b"text")
@@ -129,15 +129,15 @@ async def test_what_is_there_of_a_place_is_told(store: Store, opener: Opener) ->
 
 
 async def test_a_store_that_does_not_answer_is_no_empty_one(valkey: Valkey, opener: Opener) -> None:
-    """Where nothing can be told, that is said; what is written meanwhile raises nothing."""
-    register = (await opener(valkey.url, key=KEY)).conversations
+    """Without a server reads raise ``StoreUnavailable``, and writes raise nothing."""
+    table = (await opener(valkey.url, key=KEY)).conversations
     valkey.kill()
-    for question in (register.root_hashes(TENANT, "one"), register.conversations(TENANT), register.notes(TENANT, ROOT)):
+    for question in (table.root_hashes(TENANT, "one"), table.conversations(TENANT), table.notes(TENANT, ROOT)):
         with pytest.raises(StoreUnavailable):
             await question
     with pytest.raises(StoreUnavailable):
-        await register.request_compaction(TENANT, ROOT, 60)
-    register.save_conversation(TENANT, "one", ROOT, NOW, long_lived=True)
-    register.save_note(TENANT, ROOT, "one", b"x", long_lived=True)
+        await table.request_compaction(TENANT, ROOT, 60)
+    table.save_conversation(TENANT, "one", ROOT, NOW, long_lived=True)
+    table.save_note(TENANT, ROOT, "one", b"x", long_lived=True)
     await settled(opener)
     assert not opener.failed

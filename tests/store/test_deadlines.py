@@ -11,7 +11,7 @@ from proxy.store.deadlines import FULL_AGAIN, REQUEST, WaitBudget
 
 
 async def test_a_caller_has_one_patience_for_all_its_operations() -> None:
-    """What was waited for in vain is taken off the next waits of the same task, and is forgotten after a while."""
+    """Seconds waited in vain are taken off the next waits of the same task, and come back after a while."""
     now = [50.0]
     waits = WaitBudget(lambda: now[0])
     assert waits.left(0.06) == 0.06

@@ -270,7 +270,7 @@ async def test_a_long_path_gets_a_socket_elsewhere(start: Callable[..., object],
 
 
 async def test_a_socket_that_was_cleaned_away_comes_back(start: Callable[..., object], short_path: Path) -> None:
-    """When somebody removes the socket, the server nobody can reach any more is replaced by one that can be reached."""
+    """If the socket is removed, the server that cannot be reached any more is replaced by one that can."""
     server = await start()
     _socket(server).unlink()
     await eventually(lambda: _socket(server).exists())
@@ -292,7 +292,7 @@ async def test_a_path_that_cannot_be_used_is_memory_with_a_warning(opener: Opene
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="the administrator may write everywhere")
 async def test_a_directory_without_write_permission_is_refused(short_path: Path) -> None:
-    """A directory that belongs to somebody else and may not be written is named in the error."""
+    """A directory that may not be written is named in the error."""
     with pytest.raises(EmbeddedUnavailable, match="/proc"):
         await EmbeddedServer.start(Path("/proc/1"), Tasks(lambda name, error: None).spawn, silent)
 
@@ -300,7 +300,7 @@ async def test_a_directory_without_write_permission_is_refused(short_path: Path)
 async def test_a_platform_without_a_binary_is_memory_with_a_warning(
     opener: Opener, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Where the package has no server for the platform, the store is memory and the warning names the platform."""
+    """Without a server for the platform the store is memory, and the warning names the platform."""
     monkeypatch.setattr("platform.machine", lambda: "riscv64")
     store = await opener("embedded")
     assert store.state().kind == "memory"
@@ -378,7 +378,7 @@ async def test_data_that_is_damaged_under_a_running_proxy_is_begun_anew(opener: 
         await asyncio.sleep(0.1)
 
 
-async def test_nobody_there_says_nothing(short_path: Path) -> None:
+async def test_a_missing_server_gives_no_reply(short_path: Path) -> None:
     """Asking a socket without a server is an empty answer, not an error."""
     assert await send_command(short_path / "nobody", b"PING\r\n") == b""
 

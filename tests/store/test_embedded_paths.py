@@ -21,7 +21,7 @@ def test_the_binary_is_found_without_importing_its_package() -> None:
 
 
 def test_an_unknown_platform_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where there is no program the error says for which platform."""
+    """If there is no program, the error names the platform."""
     monkeypatch.setattr("platform.system", lambda: "Plan9")
     with pytest.raises(EmbeddedUnavailable, match="plan9"):
         binary()
@@ -35,7 +35,7 @@ def test_an_open_directory_is_closed_to_others(tmp_path: Path) -> None:
 
 
 def test_a_long_path_is_remembered_and_survives_cleaning(short_path: Path) -> None:
-    """The place found for a long path stays the same, also after its directory was cleaned away."""
+    """The socket for a long path stays where it is, also after its directory was removed."""
     deep = short_path / ("x" * LONGEST_SOCKET)
     deep.mkdir()
     assert known_socket(deep) is None
@@ -54,5 +54,5 @@ def test_a_long_path_is_remembered_and_survives_cleaning(short_path: Path) -> No
 
 
 def test_a_short_path_keeps_its_socket_inside(short_path: Path) -> None:
-    """Where the path allows it the socket is in the data directory."""
+    """If its path is short enough, the socket is in the data directory."""
     assert socket_path(short_path) == known_socket(short_path) == short_path / "valkey.sock"

@@ -79,7 +79,7 @@ def test_a_decompression_bomb_is_a_miss() -> None:
 
 
 def test_a_record_over_the_limit_is_not_sealed() -> None:
-    """What could not be opened again is refused when it is sealed."""
+    """A value over the limit is refused when it is sealed."""
     with pytest.raises(ValueError, match="over the limit"):
         Sealer(MASTER).seal(TENANT, NAME, bytes(MAX_PLAIN + 1))
 
@@ -127,7 +127,7 @@ def test_names_need_not_change_with_the_key() -> None:
 
 @given(st.binary(max_size=4000))
 def test_originals_open_to_themselves(plain: bytes) -> None:
-    """What was packed elsewhere and sealed here opens like a record, and is bound to its name like one."""
+    """A value that was packed before it is sealed opens like a record, and is bound to its name like one."""
     sealer = Sealer(MASTER)
     value = sealer.seal_packed(TENANT, NAME, pack(plain))
     assert sealer.open(TENANT, NAME, value) == plain
@@ -137,7 +137,7 @@ def test_originals_open_to_themselves(plain: bytes) -> None:
 
 
 def test_an_original_that_unpacks_to_too_much_is_a_miss() -> None:
-    """Whoever holds the key cannot make us unpack more than the limit, nor anything of unknown size."""
+    """A writer with the key cannot make us unpack more than the limit, nor anything of unknown size."""
     sealer = Sealer(MASTER)
     bomb = ZstdCompressor().compress(bytes(MAX_PLAIN + 1))
     unsized = ZstdCompressor(write_content_size=False).compress(b"x" * 1000)
@@ -176,7 +176,7 @@ async def test_what_cannot_be_a_key_is_not_agreed_on() -> None:
 
 
 async def test_names_outlive_a_master_key() -> None:
-    """Whoever has the new key and the old one finds the old one's names; later the new one alone does."""
+    """A holder of the new key and the old one reads the old one's names; later the new key alone is enough."""
     store = MemoryBackend()
     first = await encryption.share_naming_secret(store, [b"1" * 32])
     assert first == naming_secret(b"1" * 32)
@@ -199,15 +199,15 @@ async def test_a_key_that_replaces_a_lost_one_names_anew() -> None:
 
 
 async def test_names_that_somebody_wrote_are_not_believed() -> None:
-    """What does not open with the key is passed over, and left where it is."""
+    """A value that does not open with the key is ignored, and stays where it is."""
     store = MemoryBackend()
-    (place,) = [key_names.naming_secret(derive(b"1" * 32, b"fingerprint", b"")[:8])]
-    await store.claim(place, b"forged", None)
+    (name,) = [key_names.naming_secret(derive(b"1" * 32, b"fingerprint", b"")[:8])]
+    await store.claim(name, b"forged", None)
     assert await encryption.share_naming_secret(store, [b"1" * 32]) == naming_secret(b"1" * 32)
 
 
 def test_looking_for_a_key_makes_none(tmp_path: Path) -> None:
-    """Whether there is a key in a directory is told without creating one."""
+    """Looking for a key in a directory creates none."""
     assert encryption.find_master_key(tmp_path) is None
     assert os.listdir(tmp_path) == []
 

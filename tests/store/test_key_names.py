@@ -12,27 +12,31 @@ digests = st.binary(min_size=16, max_size=16)
 
 
 @given(digests, st.text(max_size=80), digests)
-def test_a_record_is_named_by_root_hash_route_and_prefix_hash(root: bytes, route: str, chain: bytes) -> None:
-    """Every name is printable ASCII of one fixed shape, with the root alone as the cluster's hash tag."""
-    assert re.fullmatch(r"ullage1:\{[\w-]{22}\}:e:[\w-]{11}:[\w-]{22}", key_names.record(root, route, chain), re.ASCII)
+def test_a_record_is_named_by_root_hash_route_and_prefix_hash(root_hash: bytes, route: str, prefix_hash: bytes) -> None:
+    """Every name is printable ASCII of one fixed shape, with the root_hash alone as the cluster's hash tag."""
+    assert re.fullmatch(
+        r"ullage1:\{[\w-]{22}\}:e:[\w-]{11}:[\w-]{22}", key_names.record(root_hash, route, prefix_hash), re.ASCII
+    )
 
 
 @given(st.lists(st.tuples(digests, st.text(max_size=20), digests), min_size=2, max_size=2, unique=True))
-def test_different_records_have_different_names(places: list[tuple[bytes, str, bytes]]) -> None:
-    """Two records share a name only if root hash, route and prefix hash are the same."""
-    first, second = (key_names.record(*place) for place in places)
+def test_different_records_have_different_names(parts: list[tuple[bytes, str, bytes]]) -> None:
+    """Two records share a name only if root_hash hash, route and prefix hash are the same."""
+    first, second = (key_names.record(*each) for each in parts)
     assert first != second
 
 
 @given(digests, st.text(max_size=20), st.lists(digests, max_size=4))
-def test_many_records_are_named_as_each_is_alone(root: bytes, route: str, hashes: list[bytes]) -> None:
+def test_many_records_are_named_as_each_is_alone(root_hash: bytes, route: str, hashes: list[bytes]) -> None:
     """Reading many records at once finds what was stored one by one."""
-    assert key_names.records(root, route, hashes) == [key_names.record(root, route, each) for each in hashes]
+    assert key_names.records(root_hash, route, hashes) == [key_names.record(root_hash, route, each) for each in hashes]
 
 
 def test_all_names_of_a_conversation_share_a_slot() -> None:
-    """What stands between the braces depends on the root only."""
-    names = [key_names.record(b"r" * 16, route, chain * 16) for route in ("a,m", "b,n") for chain in (b"c", b"d")]
+    """The hash tag between the braces depends on the root hash only."""
+    names = [
+        key_names.record(b"r" * 16, route, prefix_hash * 16) for route in ("a,m", "b,n") for prefix_hash in (b"c", b"d")
+    ]
     assert len({re.search(r"\{(.*)\}", name)[1] for name in names if re.search(r"\{(.*)\}", name)}) == 1  # type: ignore[index]
 
 
@@ -44,10 +48,12 @@ def test_a_name_is_what_other_versions_wrote() -> None:
 
 
 def test_names_around_summaries_share_the_conversations_slot() -> None:
-    """Summary, lease and failure of a conversation carry its root as hash tag; a tenant's figures carry the tenant."""
-    root, policy, chain = b"r" * 16, b"p" * 8, b"c" * 16
-    names = [kind(root, policy, chain) for kind in (key_names.summary, key_names.lease, key_names.failed_summary)]
-    tags = {re.search(r"\{(.*)\}", name)[1] for name in (*names, key_names.record(root, "r", chain))}  # type: ignore[index]
+    """Names around summaries have the root hash as their hash tag; those of a tenant's figures have the tenant."""
+    root_hash, policy, prefix_hash = b"r" * 16, b"p" * 8, b"c" * 16
+    names = [
+        kind(root_hash, policy, prefix_hash) for kind in (key_names.summary, key_names.lease, key_names.failed_summary)
+    ]
+    tags = {re.search(r"\{(.*)\}", name)[1] for name in (*names, key_names.record(root_hash, "r", prefix_hash))}  # type: ignore[index]
     assert len(tags) == 1
     assert [name.split("}:")[1][0] for name in names] == ["s", "k", "x"]
     figures = [
@@ -61,12 +67,12 @@ def test_names_around_summaries_share_the_conversations_slot() -> None:
 
 def test_all_keys_of_a_conversation_share_its_slot() -> None:
     """A request to compact is read along with the records, and a page of the archive in one operation."""
-    root = b"r" * 16
+    root_hash = b"r" * 16
     names = [
-        key_names.compaction_request(root),
-        key_names.notes(root),
-        key_names.archived(root, b"d" * 16),
-        key_names.record(root, "r", b"c" * 16),
+        key_names.compaction_request(root_hash),
+        key_names.notes(root_hash),
+        key_names.archived(root_hash, b"d" * 16),
+        key_names.record(root_hash, "r", b"c" * 16),
     ]
     assert len({name.partition("}")[0] for name in names}) == len({*names}) - 3 == 1
     assert key_names.naming_secret(b"a" * 8).partition("}")[0] == key_names.naming_secret(b"b" * 8).partition("}")[0]
@@ -74,7 +80,7 @@ def test_all_keys_of_a_conversation_share_its_slot() -> None:
 
 
 def test_a_trial_is_in_the_slot_of_its_key() -> None:
-    """What is tried goes to the server that has the key, whether that has a hash tag or not."""
+    """A trial goes to the server that has the key, with and without a hash tag in it."""
     for key in (key_names.MASTER, key_names.record(b"r" * 16, "route", b"c" * 16), key_names.learned_route(b"l" * 16)):
         assert key_slot(key_names.trial(key, "claim").encode()) == key_slot(key.encode())
         assert key_names.trial(key, "claim").startswith("ullage1:")

@@ -8,7 +8,7 @@ from proxy.store.memory import MemoryBackend
 
 @given(st.lists(st.tuples(st.sampled_from("abcdefgh"), st.integers(0, 900)), max_size=60))
 async def test_it_never_holds_more_than_its_limit(writes: list[tuple[str, int]]) -> None:
-    """Whatever is written, the bytes held stay within the limit and are counted right."""
+    """After any writes, the stored bytes stay within the limit and are counted right."""
     memory = MemoryBackend(max_bytes=3000)
     for key, size in writes:
         await memory.claim(key, bytes(size), 60)

@@ -126,7 +126,7 @@ async def _slow_line(port: int) -> AsyncIterator[int]:
 
 @pytest.mark.slow
 async def test_cancelled_calls_never_get_each_others_answers(valkey_on_tcp: Valkey, opener: Opener) -> None:
-    """However many callers leave midway on a slow line, every answer belongs to the place that was asked for."""
+    """However many callers leave midway on a slow line, every answer belongs to the key that was read."""
     async with _slow_line(valkey_on_tcp.port) as port:
         store = await opener(f"redis://127.0.0.1:{port}")
         await _storm(store, 0.012)
@@ -207,7 +207,7 @@ async def test_a_full_server_still_reads(valkey: Valkey, opener: Opener) -> None
     ],
 )
 async def test_a_lying_server_is_a_miss(nonsense: bytes, opener: Opener) -> None:
-    """Whatever a server answers, well-formed or not, a call returns in time with a miss or the given record."""
+    """A call returns in time with a miss or the given record, whatever the server answers."""
 
     async def lie(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         info = b"redis_version:7.4.0\r\n"
@@ -273,7 +273,7 @@ async def test_a_server_that_is_too_old_is_refused_with_its_version(opener: Open
     server.close()
 
 
-async def test_a_wrong_password_is_told_apart_and_never_shown(valkey_on_tcp: Valkey, opener: Opener) -> None:
+async def test_a_wrong_password_is_reported_and_never_shown(valkey_on_tcp: Valkey, opener: Opener) -> None:
     """A refused password is reported as such, without the password, and the store goes on without its server."""
     valkey_on_tcp.say("CONFIG SET requirepass right")
     store = await opener(f"redis://:wrong-secret@127.0.0.1:{valkey_on_tcp.port}")

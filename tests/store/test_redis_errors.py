@@ -1,4 +1,4 @@
-"""What goes wrong has a name, and only some of it is the server's fault."""
+"""Each error has a kind, and only some kinds open the breaker."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ from tests.store.conftest import Opener, Valkey, eventually, free_port
     ],
 )
 def test_every_failure_has_a_name(error: BaseException, kind: str, breaks: bool) -> None:
-    """What a library or a socket raises is told by a fixed word, and blamed on the server where it is to blame."""
+    """Errors of the library and of sockets have fixed kinds; those that are the server's fault open the breaker."""
     assert isinstance(error, FAULTS)
     assert kind_of(error) == kind
     assert (kind in BREAKING) is breaks
@@ -105,7 +105,7 @@ def _no_disk(server: Valkey) -> Callable[[], None]:
     ],
 )
 @pytest.mark.slow
-async def test_a_server_that_refuses_is_not_up_until_it_does_what_it_is_asked(
+async def test_a_server_that_refuses_is_not_up_until_it_accepts(
     valkey: Valkey, opener: Opener, spoil: Callable[[Valkey], Callable[[], None]], kind: str, event: str
 ) -> None:
     """Records are read on, the store is not up, one line says what to do, and mended it is up with no request."""
@@ -147,7 +147,7 @@ async def test_an_idle_store_is_tried(valkey: Valkey, opener: Opener, monkeypatc
 
 
 async def test_a_replica_without_a_key_is_down_with_its_remedy(short_path: Path, opener: Opener) -> None:
-    """Where not even a master key can be put, the store is down, and the line says what to do all the same."""
+    """If not even a master key can be stored, the store is down, and the log says what to do."""
     server = Valkey(short_path, "--replicaof", f"127.0.0.1 {free_port()}")
     server.start()
     try:
@@ -177,12 +177,12 @@ async def test_every_operation_has_a_trial_that_touches_no_record(
 ) -> None:
     """A trial works on a server that is well, more than once, and on a key of its own that ends."""
     store = await opener(valkey.url, key=b"k" * 32)
-    place = key_names.record(ROOT, ROUTE, A)
+    key = key_names.record(ROOT, ROUTE, A)
     await store.records.save(TENANT, ROOT, ROUTE, A, b"x")
     for _ in range(2):
-        await trial(store._access.backend, Refused(operation, "", place))
+        await trial(store._access.backend, Refused(operation, "", key))
     assert await store.records.newest(TENANT, ROOT, ROUTE, [A]) == (0, b"x")
-    tried = key_names.trial(place, operation)
+    tried = key_names.trial(key, operation)
     assert valkey.say(f"PTTL {tried}").strip() in (":-2", ":60000") or 0 < int(valkey.say(f"PTTL {tried}")[1:]) <= 60000
 
 

@@ -1,4 +1,4 @@
-"""Opening a store: which kind, which key, and what the operator is told."""
+"""Opening a store: its kind, its key, its state, and the warnings for the operator."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ async def test_a_key_that_vanished_is_put_back(valkey: Valkey, opener: Opener, w
 
 
 async def test_a_key_that_changed_is_adopted_with_an_alarm(valkey: Valkey, opener: Opener, watchful: None) -> None:
-    """When somebody replaces the master key every replica adopts the new one and says so."""
+    """If the master key is replaced, every replica adopts the new one and logs it."""
     stores = [await opener(valkey.url) for _ in range(2)]
     old = stores[0].records.prefix_key(TENANT)
     valkey.say(f"SET {key_names.MASTER} {'n' * 32}")
@@ -118,7 +118,7 @@ async def test_a_key_that_changed_is_adopted_with_an_alarm(valkey: Valkey, opene
 
 
 async def test_a_key_of_the_wrong_size_is_not_adopted(valkey: Valkey, opener: Opener) -> None:
-    """What cannot be a master key keeps the store out of use instead of weakening it."""
+    """A value that cannot be a master key keeps the store out of use instead of weakening it."""
     valkey.say(f"SET {key_names.MASTER} short")
     store = await opener(valkey.url)
     assert not store.state().up
@@ -143,7 +143,7 @@ words = st.text("abc:@/?#%&=.-", max_size=12)
 
 @given(words, st.sampled_from(["redis", "rediss", "redis+sentinel", "redis+cluster"]), words)
 def test_no_url_shows_its_password(extra: str, scheme: str, tail: str) -> None:
-    """Whatever characters a password has, escaped or not, none of it is left in the URL that is shown."""
+    """No password is left in the URL that is shown, whatever its characters are, escaped or not."""
     shown = redacted(f"{scheme}://user:PASS{extra}WORD@host:1/{tail}")
     assert "PASS" not in shown
     assert "WORD" not in shown
@@ -151,17 +151,17 @@ def test_no_url_shows_its_password(extra: str, scheme: str, tail: str) -> None:
 
 
 def test_a_url_without_secrets_stays_readable() -> None:
-    """What is no secret is shown as it is."""
+    """A URL without a secret is shown as it is."""
     assert redacted("redis://127.0.0.1:6379/0") == "redis://127.0.0.1:6379/0"
     assert redacted("redis://u:p@h1:1,h2:2/main?ssl=1") == "redis://***@h1:1,h2:2/main"
     assert [redacted(url) for url in ("memory", "embedded", "unix:///a/b")] == ["memory", "embedded", "unix:///a/b"]
 
 
-def raw(valkey: Valkey, place: bytes) -> bytes:
+def raw(valkey: Valkey, prefix_hash: bytes) -> bytes:
     """The value of a record, by its hexadecimal form: no byte of it may be lost on the way."""
     each = "function(c) return string.format('%02x', string.byte(c)) end"
     answer = valkey.say(
-        f"EVAL \"return (redis.call('get', KEYS[1]):gsub('.', {each}))\" 1 {key_names.record(ROOT, ROUTE, place)}"
+        f"EVAL \"return (redis.call('get', KEYS[1]):gsub('.', {each}))\" 1 {key_names.record(ROOT, ROUTE, prefix_hash)}"
     )
     return bytes.fromhex(answer.split()[1])
 
@@ -181,9 +181,11 @@ async def test_a_new_master_key_finds_and_opens_what_the_old_one_sealed(valkey: 
     assert await ready.records.newest(TENANT, ROOT, ROUTE, [B]) == (0, b"new")
     # The rotation is over: what is in use is sealed anew when it is found.
     last = await opener(valkey.url, key=NEW, others=[OLD])
-    for place in (A, B):
-        assert await last.records.newest(TENANT, ROOT, ROUTE, [place])
-        await eventually(lambda at=place: Sealer(NEW).open(TENANT, key_names.record(ROOT, ROUTE, at), raw(valkey, at)))
+    for prefix_hash in (A, B):
+        assert await last.records.newest(TENANT, ROOT, ROUTE, [prefix_hash])
+        await eventually(
+            lambda at=prefix_hash: Sealer(NEW).open(TENANT, key_names.record(ROOT, ROUTE, at), raw(valkey, at))
+        )
     alone = await opener(valkey.url, key=NEW)
     assert await alone.records.newest(TENANT, ROOT, ROUTE, [A]) == (0, b"old")
     assert alone.records.prefix_key(TENANT) == before.records.prefix_key(TENANT)
@@ -191,7 +193,7 @@ async def test_a_new_master_key_finds_and_opens_what_the_old_one_sealed(valkey: 
     assert "store.integrity" not in opener.events
 
 
-async def test_a_key_that_nobody_told_us_of_is_no_alarm_of_a_change(valkey: Valkey, opener: Opener) -> None:
+async def test_an_unknown_key_is_not_reported_as_a_change(valkey: Valkey, opener: Opener) -> None:
     """A record under an unknown key is a miss with advice, told apart from one that was changed."""
     late = await opener(valkey.url, key=OLD)
     early = await opener(valkey.url, key=NEW, others=[OLD])
@@ -237,8 +239,8 @@ def test_it_is_described_in_a_line(state: StoreState, words: str) -> None:
     assert describe_store(state, HERE) == words
 
 
-def test_what_is_wrong_is_said_with_its_remedy() -> None:
-    """A store that refuses is shown with the reason and what to do, and memory in place of another as such."""
+def test_a_refusal_is_described_with_its_remedy() -> None:
+    """A store that refuses is shown with the reason and what to do, and memory instead of another as such."""
     refused = describe_store(_state(up=False, refusal="readonly"), HERE)
     assert "readonly" in refused
     assert "redis+sentinel://" in refused

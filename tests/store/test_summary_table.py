@@ -30,112 +30,112 @@ async def store(request: pytest.FixtureRequest, opener: Opener) -> Store:
 
 async def test_the_first_summary_holds_and_the_newest_is_found(store: Store) -> None:
     """The first text kept for a prefix is everybody's; of several prefixes the one named first is returned."""
-    shelf = store.summaries
-    assert await shelf.newest(TENANT, ROOT, POLICY, [A, B]) is None
-    assert await shelf.save(TENANT, ROOT, POLICY, A, b"first") == b"first"
-    assert await shelf.save(TENANT, ROOT, POLICY, A, b"second") == b"first"
-    await shelf.save(TENANT, ROOT, POLICY, B, b"longer")
-    assert await shelf.newest(TENANT, ROOT, POLICY, [C, B, A]) == (1, b"longer")
+    table = store.summaries
+    assert await table.newest(TENANT, ROOT, POLICY, [A, B]) is None
+    assert await table.save(TENANT, ROOT, POLICY, A, b"first") == b"first"
+    assert await table.save(TENANT, ROOT, POLICY, A, b"second") == b"first"
+    await table.save(TENANT, ROOT, POLICY, B, b"longer")
+    assert await table.newest(TENANT, ROOT, POLICY, [C, B, A]) == (1, b"longer")
 
 
 async def test_other_tenants_and_policies_see_nothing(store: Store) -> None:
     """A text is found by its own tenant under its own policy only."""
-    shelf = store.summaries
-    await shelf.save(TENANT, ROOT, POLICY, A, b"mine")
-    assert await shelf.newest(TENANT, ROOT, b"q" * 8, [A]) is None
-    assert await shelf.newest(OTHER, ROOT, POLICY, [A]) is None
+    table = store.summaries
+    await table.save(TENANT, ROOT, POLICY, A, b"mine")
+    assert await table.newest(TENANT, ROOT, b"q" * 8, [A]) is None
+    assert await table.newest(OTHER, ROOT, POLICY, [A]) is None
 
 
 async def test_one_holder_at_a_time(store: Store) -> None:
     """A lease is given once, renewed by its holder alone, and free again when it is given back or has run out."""
-    shelf = store.summaries
-    lease = await shelf.lease(ROOT, POLICY, A, 60)
+    table = store.summaries
+    lease = await table.lease(ROOT, POLICY, A, 60)
     assert lease is not None
-    assert await shelf.lease(ROOT, POLICY, A, 60) is None
-    assert await shelf.lease(ROOT, POLICY, B, 60) is not None
+    assert await table.lease(ROOT, POLICY, A, 60) is None
+    assert await table.lease(ROOT, POLICY, B, 60) is not None
     assert await lease.renew(60)
     await lease.release()
     assert not await lease.renew(60)
-    short = await shelf.lease(ROOT, POLICY, A, 0.05)
+    short = await table.lease(ROOT, POLICY, A, 0.05)
     assert short is not None
     next_one = None
     async with asyncio.timeout(10):
         while next_one is None:
-            next_one = await shelf.lease(ROOT, POLICY, A, 60)
+            next_one = await table.lease(ROOT, POLICY, A, 60)
     await short.release()
-    assert await shelf.lease(ROOT, POLICY, A, 60) is None, "who lost a lease gave somebody else's back"
+    assert await table.lease(ROOT, POLICY, A, 60) is None, "who lost a lease gave somebody else's back"
 
 
 async def test_a_refusal_and_a_pause_are_seen_by_all(store: Store) -> None:
     """Marks made in the background are there soon, for their own conversation and tenant."""
-    shelf = store.summaries
-    assert not await shelf.is_refused(ROOT, POLICY, A)
-    shelf.refuse(ROOT, POLICY, A, 60)
-    shelf.pause(TENANT, 60)
+    table = store.summaries
+    assert not await table.is_refused(ROOT, POLICY, A)
+    table.refuse(ROOT, POLICY, A, 60)
+    table.pause(TENANT, 60)
     async with asyncio.timeout(10):
-        while not await shelf.is_refused(ROOT, POLICY, A) or not (await shelf.spending(TENANT, NOW))[2]:  # noqa: ASYNC110
+        while not await table.is_refused(ROOT, POLICY, A) or not (await table.spending(TENANT, NOW))[2]:  # noqa: ASYNC110
             await asyncio.sleep(0.01)
-    assert not await shelf.is_refused(ROOT, POLICY, B)
-    assert await shelf.spending(OTHER, NOW) == (0, 0, False)
+    assert not await table.is_refused(ROOT, POLICY, B)
+    assert await table.spending(OTHER, NOW) == (0, 0, False)
 
 
 async def test_the_last_hour_is_added_up(store: Store) -> None:
     """Tokens count for an hour in slots of ten minutes, sent and spent apart; a later hour starts afresh."""
-    shelf = store.summaries
+    table = store.summaries
     for at in (0, SLOT, SLOT * SLOTS):
-        shelf.count(TENANT, "in", 1000, NOW + at)
-    shelf.count(TENANT, "out", 300, NOW)
-    shelf.count(TENANT, "out", -100, NOW)
+        table.count(TENANT, "in", 1000, NOW + at)
+    table.count(TENANT, "out", 300, NOW)
+    table.count(TENANT, "out", -100, NOW)
     async with asyncio.timeout(10):
-        while await shelf.spending(TENANT, NOW + SLOT * SLOTS) != (3000, 200, False):  # noqa: ASYNC110
+        while await table.spending(TENANT, NOW + SLOT * SLOTS) != (3000, 200, False):  # noqa: ASYNC110
             await asyncio.sleep(0.01)
-    assert await shelf.spending(TENANT, NOW + SLOT * (SLOTS + 1)) == (2000, 0, False)
-    assert await shelf.spending(OTHER, NOW) == (0, 0, False)
+    assert await table.spending(TENANT, NOW + SLOT * (SLOTS + 1)) == (2000, 0, False)
+    assert await table.spending(OTHER, NOW) == (0, 0, False)
 
 
 async def test_a_hung_store_gives_nothing_and_takes_no_harm(valkey: Valkey, opener: Opener) -> None:
     """While the server is frozen there is no text, no lease, no figure, and nothing is raised."""
     store = await opener(valkey.url)
-    shelf = store.summaries
-    lease = await shelf.lease(ROOT, POLICY, A, 60)
+    table = store.summaries
+    lease = await table.lease(ROOT, POLICY, A, 60)
     assert lease is not None
     valkey.signal(signal.SIGSTOP)
     try:
-        assert await shelf.newest(TENANT, ROOT, POLICY, [A]) is None
-        assert await shelf.save(TENANT, ROOT, POLICY, A, b"mine") == b"mine"
-        assert await shelf.lease(ROOT, POLICY, B, 60) is None
-        assert not await shelf.is_refused(ROOT, POLICY, A)
-        assert await shelf.spending(TENANT, NOW) == (0, 0, False)
+        assert await table.newest(TENANT, ROOT, POLICY, [A]) is None
+        assert await table.save(TENANT, ROOT, POLICY, A, b"mine") == b"mine"
+        assert await table.lease(ROOT, POLICY, B, 60) is None
+        assert not await table.is_refused(ROOT, POLICY, A)
+        assert await table.spending(TENANT, NOW) == (0, 0, False)
         assert await lease.renew(60), "a store that does not answer takes no lease away"
         await lease.release()
-        shelf.count(TENANT, "in", 5, NOW)
-        shelf.pause(TENANT, 60)
-        shelf.refuse(ROOT, POLICY, A, 60)
+        table.count(TENANT, "in", 5, NOW)
+        table.pause(TENANT, 60)
+        table.refuse(ROOT, POLICY, A, 60)
     finally:
         valkey.signal(signal.SIGCONT)
 
 
 @pytest.mark.slow
-async def test_a_cluster_of_six_keeps_a_conversation_in_one_place(short_path: Path, opener: Opener) -> None:
+async def test_a_cluster_of_six_has_a_conversation_on_one_node(short_path: Path, opener: Opener) -> None:
     """Three masters and three replicas: everything of a conversation is in one slot, and a lost master is replaced."""
     async with six_nodes(short_path) as servers:
         hosts = ",".join(f"127.0.0.1:{server.port}" for server in servers)
         store = await opener(f"redis+cluster://{hosts}", key=b"one master key for all of them!!")
         assert store.state().up
-        shelf, roots = store.summaries, [bytes([at]) * 16 for at in range(12)]
+        table, roots = store.summaries, [bytes([at]) * 16 for at in range(12)]
         for root in roots:
             assert await store.records.save(TENANT, root, "r", A, b"event") == b"event"
-            assert await shelf.save(TENANT, root, POLICY, B, b"text") == b"text"
-            lease = await shelf.lease(root, POLICY, A, 60)
+            assert await table.save(TENANT, root, POLICY, B, b"text") == b"text"
+            lease = await table.lease(root, POLICY, A, 60)
             assert lease is not None
             assert await lease.renew(60)
-            assert await shelf.lease(root, POLICY, A, 60) is None
+            assert await table.lease(root, POLICY, A, 60) is None
             store.conversations.save_note(TENANT, root, "z", b"note", long_lived=True)
             await store.conversations.request_compaction(TENANT, root, 60)
             assert await store.archive.save(TENANT, root, A, b"original", 60)
             await store.records.newest(TENANT, root, "r", [B, A])
             assert await store.records.pop_request(TENANT, root), "a wish comes along with the look for records"
-        shelf.count(TENANT, "in", 7, NOW)
+        table.count(TENANT, "in", 7, NOW)
         held = [keys_of(server) for server in servers[:3]]
         assert all(held), "the conversations are not spread over the masters"
         for root in roots:
@@ -151,9 +151,9 @@ async def test_a_cluster_of_six_keeps_a_conversation_in_one_place(short_path: Pa
         await cluster_whole(servers[1:])
         async with asyncio.timeout(30):
             for root in roots:
-                while await shelf.newest(TENANT, root, POLICY, [B]) != (0, b"text"):  # noqa: ASYNC110
+                while await table.newest(TENANT, root, POLICY, [B]) != (0, b"text"):  # noqa: ASYNC110
                     await asyncio.sleep(0.05)
-        assert await shelf.lease(roots[0], POLICY, A, 60) is None, "a lease was lost with its master"
+        assert await table.lease(roots[0], POLICY, A, 60) is None, "a lease was lost with its master"
 
 
 def _slot_of(server: Valkey, root: bytes) -> int:

@@ -35,15 +35,15 @@ async def test_it_holds_the_engines_records(store: Store) -> None:
     assert len(records.prefix_key(TENANT)) == 32
 
 
-async def test_the_first_record_at_a_place_holds(store: Store) -> None:
+async def test_the_first_record_at_a_boundary_is_valid(store: Store) -> None:
     """The first writer's record is what every later writer and reader gets."""
     assert await store.records.save(TENANT, ROOT, ROUTE, A, b"first") == b"first"
     assert await store.records.save(TENANT, ROOT, ROUTE, A, b"second") == b"first"
     assert await store.records.newest(TENANT, ROOT, ROUTE, [A]) == (0, b"first")
 
 
-async def test_the_first_place_asked_for_wins(store: Store) -> None:
-    """Of several places with a record the one named first is returned, with its index."""
+async def test_the_first_prefix_hash_with_a_record_wins(store: Store) -> None:
+    """Of several prefix hashes with a record, the first one's is returned, with its index."""
     await store.records.save(TENANT, ROOT, ROUTE, A, b"old")
     await store.records.save(TENANT, ROOT, ROUTE, B, b"new")
     assert await store.records.newest(TENANT, ROOT, ROUTE, [C, B, A]) == (1, b"new")
@@ -65,16 +65,16 @@ async def test_other_tenants_roots_and_routes_see_nothing(store: Store) -> None:
 
 async def test_any_bytes_come_back_as_they_were(store: Store) -> None:
     """Records of every size up to the limit are returned unchanged; a bigger one is returned but not kept."""
-    for place, record in ((A, b""), (B, bytes(range(256)) * 400), (C, bytes(MAX_PLAIN))):
-        assert await store.records.save(TENANT, ROOT, ROUTE, place, record) == record
-        assert await store.records.newest(TENANT, ROOT, ROUTE, [place]) == (0, record)
+    for prefix_hash, record in ((A, b""), (B, bytes(range(256)) * 400), (C, bytes(MAX_PLAIN))):
+        assert await store.records.save(TENANT, ROOT, ROUTE, prefix_hash, record) == record
+        assert await store.records.newest(TENANT, ROOT, ROUTE, [prefix_hash]) == (0, record)
     huge = bytes(MAX_PLAIN + 1)
     assert await store.records.save(TENANT, ROOT, ROUTE, b"h" * 16, huge) == huge
     assert await store.records.newest(TENANT, ROOT, ROUTE, [b"h" * 16]) is None
 
 
 async def test_many_at_once_agree(store: Store) -> None:
-    """A hundred writers of one place at the same moment all get the same record, but for those cut by the deadline."""
+    """A hundred writers of one name at the same moment all get the same record, but for those cut by the deadline."""
     records = [str(n).encode() for n in range(100)]
     held = await asyncio.gather(*(store.records.save(TENANT, ROOT, ROUTE, A, record) for record in records))
     winner = Counter(held).most_common(1)[0][0]
@@ -95,17 +95,18 @@ async def test_its_state_tells_what_happened(store: Store) -> None:
 
 
 async def test_two_replicas_race_and_agree(valkey: Valkey, opener: Opener) -> None:
-    """Two stores on one server, with no key configured, fix the same places and return the same records."""
+    """Two stores on one server, with no key configured, agree on keys and records."""
     one, two = await asyncio.gather(opener(valkey.url), opener(valkey.url))
     assert one.records.prefix_key(TENANT) == two.records.prefix_key(TENANT)
     for n in range(50):
-        place = n.to_bytes(16, "big")
+        prefix_hash = n.to_bytes(16, "big")
         first, second = await asyncio.gather(
-            one.records.save(TENANT, ROOT, ROUTE, place, b"one"), two.records.save(TENANT, ROOT, ROUTE, place, b"two")
+            one.records.save(TENANT, ROOT, ROUTE, prefix_hash, b"one"),
+            two.records.save(TENANT, ROOT, ROUTE, prefix_hash, b"two"),
         )
         assert first == second
-        assert await one.records.newest(TENANT, ROOT, ROUTE, [place]) == await two.records.newest(
-            TENANT, ROOT, ROUTE, [place]
+        assert await one.records.newest(TENANT, ROOT, ROUTE, [prefix_hash]) == await two.records.newest(
+            TENANT, ROOT, ROUTE, [prefix_hash]
         )
 
 
@@ -123,7 +124,7 @@ async def test_a_spoiled_value_is_a_miss_an_alarm_and_gone(valkey: Valkey, opene
 
 
 async def test_a_value_of_another_type_is_cleared_once(valkey: Valkey, opener: Opener) -> None:
-    """A list under our name is a miss for readers, and a writer puts its record in its place."""
+    """A list under our name is a miss for readers, and a writer replaces it by its record."""
     store = await opener(valkey.url)
     valkey.say(f"LPUSH {key_names.record(ROOT, ROUTE, A)} x")
     assert await store.records.newest(TENANT, ROOT, ROUTE, [A]) is None

@@ -51,7 +51,7 @@ CUT = {
 
 
 @pytest.mark.parametrize("api", API_FORMATS)
-def test_a_cut_answer_is_told_apart(api: str) -> None:
+def test_an_answer_that_was_cut_short_is_recognised(api: str) -> None:
     """An answer that ended at the output limit says so."""
     answer = json.loads(json.dumps(ANSWERS[api]))
     *path, key, value = CUT[api]
@@ -72,7 +72,7 @@ CALLS: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("api", API_FORMATS)
-def test_a_tool_call_is_told_apart(api: str) -> None:
+def test_a_tool_call_is_recognised(api: str) -> None:
     """A model that calls tools instead of writing is recognised."""
     assert parse_answer(API_FORMATS[api], encode_json(CALLS[api])) == ModelAnswer("", called_tools=True)
 

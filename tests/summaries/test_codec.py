@@ -13,7 +13,7 @@ SUMMARISER = Summariser("stub", "small", "chat", 8192, True, True, "o200k_base")
 
 
 def test_a_summary_comes_back_with_its_author() -> None:
-    """What was kept for so many items is read back for just as many."""
+    """A summary of so many items is read back for just as many."""
     found = load(dump("text", 7, 900, "small", 1), 7)
     assert found is not None
     assert (found.text, found.length, found.tokens_spent, found.model) == ("text", 7, 900, "small")

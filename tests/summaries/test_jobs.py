@@ -66,7 +66,7 @@ async def test_eight_replicas_ask_once(stub: StartStub) -> None:
         await bench.close()
 
 
-async def test_an_event_that_waits_gets_what_another_replica_writes(stub: StartStub) -> None:
+async def test_a_compaction_that_waits_gets_the_summary_of_another_replica(stub: StartStub) -> None:
     """Inline, the second replica adopts the first one's text; a shorter one does when there is none in time."""
     server, table = await stub(), summary_table(MemoryBackend())
     server.summariser = "slow"

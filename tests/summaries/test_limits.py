@@ -1,4 +1,4 @@
-"""What summaries may cost."""
+"""The cost that summaries may have, and the models and keys that may be used."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ async def test_a_tenth_of_what_was_sent_may_be_spent() -> None:
 
 
 async def test_replicas_share_their_figures() -> None:
-    """What one replica sent and spent counts on the other, a few seconds later at most."""
+    """Tokens that one replica sent and spent count on the other, a few seconds later at most."""
     now, table = Now(), summary_table(MemoryBackend())
     first, second = limits_of(table, now), limits_of(table, now)
     first.add_sent(A, 10_000)
@@ -98,7 +98,7 @@ async def test_who_is_to_slow_down_is_left_alone_everywhere() -> None:
     assert await second.refusal_reason(A, 1) == ""
 
 
-async def test_figures_are_told_by_tenant() -> None:
+async def test_the_status_lists_figures_by_tenant() -> None:
     """Those who sent most come first, with what they may spend and how long they still pause."""
     now = Now()
     limits = limits_of(summary_table(MemoryBackend()), now)
@@ -171,8 +171,8 @@ def test_an_alias_is_the_model_it_stands_for() -> None:
     assert SummaryConfig(model="mini").choose_summariser(wanted(), CATALOGUE.resolve).is_request_model
 
 
-def test_another_upstream_is_asked_over_chat_in_a_window_that_is_safe() -> None:
-    """Where the request did not go, nothing is lent, the API is chat, and an unknown window is taken to be small."""
+def test_another_upstream_is_called_over_chat_in_a_safe_window() -> None:
+    """Another upstream gets no headers of the client; the API is chat, and an unknown window counts as small."""
     terms = SummaryConfig(model="far", allowed_tenants=frozenset({TENANT}))
     made = wanted()
     chosen = terms.choose_summariser(replace(made, request=replace(made.request, api="messages")), CATALOGUE.resolve)

@@ -46,7 +46,7 @@ def test_what_belongs_to_the_clients_own_request_stays_with_it() -> None:
 
 
 def test_another_upstream_gets_nothing_of_the_callers() -> None:
-    """Where the request did not go, none of its headers goes."""
+    """A call to another upstream carries none of the request's headers."""
     assert {name for name, _ in call_headers(ORIGIN, AGENT, uses_client_headers=False)} == {
         "Content-Type", "Accept", "Accept-Encoding", "User-Agent"
     }  # fmt: skip

@@ -112,7 +112,7 @@ def test_an_item_tells_who_spoke_what_was_called_and_what_came_with_it() -> None
 
 
 def test_what_is_cut_is_cut_between_words() -> None:
-    """Where a middle is left out no half of a name or figure stands, unless it is longer than any name."""
+    """A cut leaves no half of a name or figure, unless it is longer than any name."""
     names = [f"ledger_{at:05}" for at in range(2000)]
     (piece,) = item_texts([ItemText("tool", " ".join(names))])
     (segment,) = split_transcript([ItemText("user", "\n".join(names[:500]))], 300, count_tokens)
@@ -126,7 +126,7 @@ def test_what_is_cut_is_cut_between_words() -> None:
 @given(
     st.lists(st.builds(ItemText, st.sampled_from(["user", "assistant", "tool"]), st.text(max_size=3000)), max_size=12)
 )
-def test_no_segment_is_larger_than_asked(entries: list[ItemText]) -> None:
+def test_no_chunk_is_larger_than_its_limit(entries: list[ItemText]) -> None:
     """The transcript in runs: none above the limit, every item in one of them, in order."""
     found = split_transcript(entries, 300, count_tokens)
     assert all(count_tokens(segment) <= 300 for segment in found)

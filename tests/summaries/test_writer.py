@@ -57,8 +57,8 @@ async def test_one_and_a_half_million_tokens_are_folded_through_a_hundred_thousa
     await bench.close()
 
 
-async def test_a_budget_is_asked_before_work_is_done(stub: StartStub, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What may not be paid for costs no reading of what a summary would be held against."""
+async def test_the_budget_is_checked_before_work_is_done(stub: StartStub, monkeypatch: pytest.MonkeyPatch) -> None:
+    """If no call may be paid for, no source is read to verify a summary."""
     bench = SummaryReplica(await stub(), summary_table(MemoryBackend()))
 
     async def never(tokens: int) -> str:
@@ -119,7 +119,7 @@ async def test_what_is_not_usable_is_a_failure(stub: StartStub, behaviour: Behav
     await bench.close()
 
 
-async def test_what_is_too_dear_is_told_in_less_detail(stub: StartStub) -> None:
+async def test_a_transcript_that_is_too_expensive_has_less_detail(stub: StartStub) -> None:
     """When the whole transcript may not be paid for, a leaner one goes out; when that may not be either, none."""
     server = await stub()
     bench = SummaryReplica(server, summary_table(MemoryBackend()))

@@ -162,7 +162,7 @@ def request(api: str, stream: bool, **members: Any) -> dict[str, Any]:
     return compacted_request(api, **more, **members)
 
 
-def said(api: str, answer: httpx.Response, stream: bool) -> ParsedAnswer:
+def read_answer(api: str, answer: httpx.Response, stream: bool) -> ParsedAnswer:
     """The answer as the client has it: a valid one in which nothing tells of the tool."""
     assert answer.status_code == 200, answer.text
     assert NAME not in answer.text

@@ -1,1 +1,1 @@
-"""What is known of the three APIs: their items, their bodies and their streams."""
+"""The three APIs: their items, bodies and streams."""

@@ -102,9 +102,11 @@ def _read(message: dict[str, Any], count: Count, large: bool) -> Item:
     media = guess = 0
     for part in _parts(message):
         tokens = part_tokens(part, prices)
-        if tokens is not None:
-            media += tokens
-            guess += tokens if is_guess(part) else 0
+        if tokens is None:
+            continue
+        media += tokens
+        if is_guess(part):
+            guess += tokens
     called = _calls(message)
     text = PER_MESSAGE + PER_CALL * len(called) + PER_NAME * bool(message.get("name"))
     text += sum(count(piece) for piece in _counted(message, called))
@@ -259,7 +261,9 @@ def _call_texts(calls: Sequence[dict[str, Any]]) -> Iterator[tuple[str, str]]:
     for call in calls:
         function = _named(call)
         arguments = function.get("arguments", function.get("input", ""))
-        yield str(function.get("name", "")), arguments if isinstance(arguments, str) else quoted(arguments)
+        if not isinstance(arguments, str):
+            arguments = quoted(arguments)
+        yield str(function.get("name", "")), arguments
 
 
 def _named(call: dict[str, Any]) -> dict[str, Any]:

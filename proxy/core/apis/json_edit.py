@@ -248,7 +248,9 @@ def extended_list(value: str, text: str, kind: str, before: bool, media: Sequenc
         own = open_part + value + "}"
     if not own:
         return "[" + added + "]"
-    return "[" + (added + "," + own if before else own + "," + added) + "]"
+    if before:
+        return "[" + added + "," + own + "]"
+    return "[" + own + "," + added + "]"
 
 
 def with_replaced_contents(

@@ -150,17 +150,23 @@ def _large(value: Any) -> set[int]:
     while waiting:
         node = waiting.pop()
         kind = type(node)
-        if kind is dict or kind is list:
-            if not node:
-                continue
-            seen.add(id(node))
-            left -= len(node)
-            if left >= 0:
-                waiting += node.values() if kind is dict else node
+        if kind is dict:
+            members = node.values()
+        elif kind is list:
+            members = node
         elif kind is str:
             left -= len(node) // _TEXT
-        if left < 0:
-            return seen
+            if left < 0:
+                return seen
+            continue
+        else:
+            continue
+        if members:
+            seen.add(id(node))
+            left -= len(members)
+            if left < 0:
+                return seen
+            waiting += members
     return set()
 
 

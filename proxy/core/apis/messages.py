@@ -101,11 +101,15 @@ def read_item(raw: bytes, count: Count) -> Item:
 def _read(message: dict[str, Any], count: Count, large: bool) -> Item:
     blocks = _blocks(message)
     weight = _Weight(PER_MESSAGE)
+    calls: list[str] = []
+    answers: list[str] = []
     for block in blocks:
         _weigh(block, weight, count)
+        if block.get("type") == "tool_use" and block.get("id"):
+            calls.append(str(block["id"]))
+        elif _is_result(block):
+            answers.append(str(block["tool_use_id"]))
     _weigh_members(message, weight, count)
-    calls = tuple(str(block["id"]) for block in blocks if block.get("type") == "tool_use" and block.get("id"))
-    answers = tuple(str(block["tool_use_id"]) for block in _results(blocks))
     role = _role(message, blocks)
     user_tokens = memory = 0
     if role == "tool":
@@ -117,8 +121,8 @@ def _read(message: dict[str, Any], count: Count, large: bool) -> Item:
         weight.total,
         weight.media,
         digest(message, large=large),
-        calls,
-        answers,
+        tuple(calls),
+        tuple(answers),
         weight.guess,
         memory=memory,
         sealed=weight.sealed,
@@ -130,8 +134,9 @@ def _role(message: Mapping[str, Any], blocks: Sequence[Mapping[str, Any]]) -> Ro
     role = _ROLES.get(str(message.get("role")))
     if role is not None:
         return role
-    if any(block.get("type") == "tool_result" for block in blocks):
-        return "tool"
+    for block in blocks:
+        if block.get("type") == "tool_result":
+            return "tool"
     return "user"
 
 
@@ -201,16 +206,26 @@ def read_item_text(raw: bytes) -> ItemText:
     message = decode(raw)
     blocks = _blocks(message)
     role = _role(message, blocks)
-    calls = [(_text(b.get("name")), quoted(b.get("input"))) for b in blocks if str(b.get("type")).endswith("tool_use")]
-    media = [str(block.get("type")) for block in blocks if _is_media(block)]
+    calls: list[tuple[str, str]] = []
+    results: list[tuple[str, bool]] = []
+    media: list[str] = []
+    thoughts: list[str] = []
+    for block in blocks:
+        kind = str(block.get("type"))
+        if kind == "thinking":
+            thoughts.append(_text(block.get("thinking")))
+        elif kind.endswith("tool_use"):
+            calls.append((_text(block.get("name")), quoted(block.get("input"))))
+        elif _is_result(block):
+            results.append(("\n".join(_words(_blocks(block))), block.get("is_error") is True))
+        elif _is_media(block):
+            media.append(kind)
     user_text = "\n".join(_user_texts(blocks)) if role == "tool" else ""
-    reasoning = "\n".join(_text(block.get("thinking")) for block in blocks if block.get("type") == "thinking")
-    results = [("\n".join(_words(_blocks(block))), block.get("is_error") is True) for block in _results(blocks)]
     text = "\n".join(_words(blocks))
     del blocks
     if len(raw) > ONE_CALL:
         dismantle(message)
-    return ItemText(role, text, tuple(calls), tuple(media), reasoning, user_text, tuple(results))
+    return ItemText(role, text, tuple(calls), tuple(media), "\n".join(thoughts), user_text, tuple(results))
 
 
 def with_text(raw: bytes, text: str, *, before: bool, media: Sequence[bytes] = (), marker: bytes = b"") -> bytes:
@@ -306,10 +321,6 @@ def _blocks(holder: Any) -> list[dict[str, Any]]:
 
 def _is_result(block: Mapping[str, Any]) -> bool:
     return block.get("type") == "tool_result" and bool(block.get("tool_use_id"))
-
-
-def _results(blocks: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    return [block for block in blocks if _is_result(block)]
 
 
 def _is_media(block: Mapping[str, Any]) -> bool:

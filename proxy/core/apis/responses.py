@@ -8,7 +8,7 @@ https://platform.openai.com/docs/api-reference/responses/create
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 from typing import Any, Final
 
@@ -113,7 +113,7 @@ def _read(value: dict[str, Any], count: Count, large: bool) -> Item:
     kind, role = _kind(value), _role(value)
     media, guess = _media_tokens(value, prices_of(count))
     text = PER_ITEM + sum(count(piece) for piece in _counted(value))
-    opaque = sum(opaque_tokens(len(piece)) for path, piece in leaves(value) if path[-1] == _OPAQUE)
+    opaque = _opaque_tokens(value)
     sealed = opaque
     if kind not in _PLAIN and not kind.endswith("_output"):
         sealed += text
@@ -131,6 +131,21 @@ def _read(value: dict[str, Any], count: Count, large: bool) -> Item:
         memory=memory,
         sealed=sealed,
     )
+
+
+def _opaque_tokens(value: dict[str, Any]) -> int:
+    """Return the tokens of everything encrypted in an element."""
+    tokens = 0
+    containers: list[Any] = [value]
+    while containers:
+        node = containers.pop()
+        if isinstance(node, dict):
+            sealed = node.get(_OPAQUE)
+            if isinstance(sealed, str):
+                tokens += opaque_tokens(len(sealed))
+            node = node.values()
+        containers += [member for member in node if isinstance(member, dict | list)]
+    return tokens
 
 
 def _media_tokens(value: dict[str, Any], prices: Prices) -> tuple[int, int]:
@@ -304,12 +319,19 @@ def _counted(value: Mapping[str, Any]) -> Iterator[str]:
     if _kind(value) == _IMAGE_CALL:
         unread = _NAMES | {"result"}
     for key, member in value.items():
-        if key in unread or not member:
-            continue
-        if key in ("content", "output") and isinstance(member, list):
-            yield from chain.from_iterable(map(_part_texts, member))
-        elif not (isinstance(member, dict) and is_media(member)):  # a screenshot
-            yield from (text for path, text in leaves(member, (key,)) if path[-1] != _OPAQUE)
+        if key not in unread and member:
+            yield from _member_texts(key, member)
+
+
+def _member_texts(key: str, member: Any) -> Iterable[str]:
+    """Return the texts of one member that a provider counts."""
+    if isinstance(member, str):
+        return () if key == _OPAQUE else (member,)
+    if isinstance(member, list) and key in ("content", "output"):
+        return chain.from_iterable(map(_part_texts, member))
+    if isinstance(member, dict) and is_media(member):  # a screenshot
+        return ()
+    return (text for path, text in leaves(member, (key,)) if path[-1] != _OPAQUE)
 
 
 def _part_texts(part: Any) -> Iterator[str]:

@@ -7,8 +7,11 @@ made from an earlier block, because the client sends the originals again each ti
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+
+import msgspec
 
 from proxy.core.compaction.digest import digest_of, plain_arguments
 from proxy.core.compaction.sentence_ranking import SENTENCE_END, Round, round_scores, rounds_of, sentence_rank
@@ -73,7 +76,8 @@ def render_block(folded: FoldedItems, block_tokens: int, text_tokens: int, count
     steps leave go to the user's words first, then to the words of the best rounds.
     """
     frame = count(HEADER) + count(FOOTER) + HEADINGS
-    pins = choose_pins(folded.user_texts, max(0, block_tokens - text_tokens - frame), count)
+    user_texts = _UserTexts(folded.user_texts, count)
+    pins = user_texts.pins(max(0, block_tokens - text_tokens - frame))
     pin_tokens = _list_tokens(pins, count)
     free, section = text_tokens, ""
     if summary:
@@ -88,7 +92,7 @@ def render_block(folded: FoldedItems, block_tokens: int, text_tokens: int, count
     digest_tokens = sum(count(line) + 1 for line in digest)
     left = block_tokens - frame - (text_tokens - free) - step_tokens - pin_tokens - digest_tokens
     if left > 0 and pins != list(folded.user_texts):
-        pins = choose_pins(folded.user_texts, pin_tokens + left, count)
+        pins = user_texts.pins(pin_tokens + left)
         left -= _list_tokens(pins, count) - pin_tokens
     if left > LEAST_ROOM:
         steps = _with_words(rounds, steps, left, count)
@@ -150,24 +154,35 @@ def _gaps(lines: Sequence[str]) -> str:
 # The words of users.
 
 
-def choose_pins(texts: Sequence[str], tokens: int, count: Count) -> list[str]:
-    """The user texts in at most *tokens*: all of them if they fit, "" for one of which nothing stays.
+class _UserTexts:
+    """The user's texts, from which pins are chosen. Tokens and ranks of equal texts are computed once."""
 
-    Otherwise the best sentences stay, each word for word. Those that constrain come first, then those that ask for
-    something, then the rest; of equal ones the newer first.
-    """
-    size_of = {text: count(text) + 2 for text in dict.fromkeys(texts)}
-    sizes = [size_of[text] for text in texts]
-    if sum(sizes) <= tokens:
-        return list(texts)
-    short = max(24, tokens // 8)
-    sentences = _Sentences(texts, [size <= short for size in sizes])
-    chosen = _best_sentences(sentences, tokens, count)
-    return [_excerpt(text, sentences.of(at), chosen[at]) if at in chosen else "" for at, text in enumerate(texts)]
+    def __init__(self, texts: Sequence[str], count: Count) -> None:
+        self._texts = texts
+        self._count = count
+        sizes = {text: count(text) + 2 for text in dict.fromkeys(texts)}
+        self._sizes = [sizes[text] for text in texts]
+        self._tokens = sum(self._sizes)
+        self._rank = functools.cache(sentence_rank)
+
+    def pins(self, tokens: int) -> list[str]:
+        """The user texts in at most *tokens*: all of them if they fit, "" for one of which nothing stays.
+
+        Otherwise the best sentences stay, each word for word. Those that constrain come first, then those that ask for
+        something, then the rest; of equal ones the newer first.
+        """
+        if self._tokens <= tokens:
+            return list(self._texts)
+        short = max(24, tokens // 8)
+        sentences = _Sentences(self._texts, [size <= short for size in self._sizes], self._rank)
+        chosen = _best_sentences(sentences, tokens, self._count)
+        pins = [""] * len(self._texts)
+        for at, indexes in chosen.items():
+            pins[at] = _excerpt(self._texts[at], sentences.of(at), indexes)
+        return pins
 
 
-@dataclass(frozen=True, slots=True)
-class _Sentence:
+class _Sentence(msgspec.Struct, frozen=True, gc=False):
     """Sentence ``index`` of the text ``at``: its words, and their start and end in that text."""
 
     at: int
@@ -183,9 +198,10 @@ class _Sentences:
     A text for which *whole* is true counts as one sentence.
     """
 
-    def __init__(self, texts: Sequence[str], whole: Sequence[bool]) -> None:
+    def __init__(self, texts: Sequence[str], whole: Sequence[bool], rank: Callable[[str], int]) -> None:
         self.texts = texts
         self.whole = whole
+        self.rank = rank
         self._split: dict[int, list[_Sentence]] = {}
 
     def of(self, at: int) -> list[_Sentence]:
@@ -200,10 +216,10 @@ class _Sentences:
         directing: list[_Sentence] = []
         others: list[_Sentence] = []
         for at in range(len(self.texts) - 1, -1, -1):
-            if len(others) >= SENTENCES and self.whole[at] and not sentence_rank(self.texts[at]):
+            if len(others) >= SENTENCES and self.whole[at] and not self.rank(self.texts[at]):
                 continue  # thousands of short texts: only one that asks for something can still be chosen
             for sentence in self._rankable(at):
-                ranked = directing if sentence_rank(sentence.text) else others
+                ranked = directing if self.rank(sentence.text) else others
                 ranked.append(sentence)
                 if len(directing) == SENTENCES:
                     return directing
@@ -233,7 +249,7 @@ def _best_sentences(sentences: _Sentences, tokens: int, count: Count) -> dict[in
     """The best sentences that together take at most *tokens*: their indexes by text."""
     chosen: dict[int, set[int]] = {}
     misses = 0
-    for sentence in sorted(sentences.newest(), key=lambda each: (-sentence_rank(each.text), -each.at)):
+    for sentence in sorted(sentences.newest(), key=lambda each: (-sentences.rank(each.text), -each.at)):
         cost = count(sentence.text) + _mark_tokens(sentences.of(sentence.at), sentence.at in chosen)
         if cost <= tokens:
             chosen.setdefault(sentence.at, set()).add(sentence.index)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import re
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from heapq import nsmallest
@@ -68,6 +67,9 @@ _NAME = re.compile(
     r"|(?=[A-Z0-9]*\d)(?=[A-Z0-9]*[A-Z])[A-Z0-9]{4,12}"
 )
 _NUMBER = re.compile(r"[$€£¥]?\d{3,}(?:[.,:]\d+)*%?|[$€£¥]?\d+\.\d+%?|\d{1,2}(?:[:.]\d{2}){1,2}|\d{4}-\d{2}-\d{2}")
+_WHOLE = re.compile(rf"(?:{_URL.pattern}|{_PATH.pattern}|{_NAME.pattern}|{_ERROR.pattern})|({_NUMBER.pattern})")
+"""A piece of text that is a name itself, or a number."""
+
 _INSIDE = re.compile(rf"(?<![\w.])(?:({_PATH.pattern}|{_ERROR.pattern}|{_NAME.pattern})|({_NUMBER.pattern}))(?![\w/])")
 """A name inside a piece of text that is no name itself: behind a sigil, a quote mark or an escape."""
 
@@ -109,7 +111,7 @@ class _Name:
     """The mentions of one name: how many items mention it, by worth, and the newest of them as a share of all."""
 
     is_number: bool
-    mentions: Counter[float]
+    mentions: dict[float, int]
     newest: float = 0.0
 
     def worth(self) -> float:
@@ -144,11 +146,11 @@ def _mentions(entries: Sequence[ItemText]) -> dict[str, _Name]:
     total = max(1, len(entries))
     for index, entry in enumerate(entries):
         for text, worth in _texts(entry):
-            for token, is_number in dict(_tokens(text, pieces, phrases=worth > WRITTEN["tool"])).items():
+            for token, is_number in _tokens(text, pieces, phrases=worth > WRITTEN["tool"]).items():
                 name = names.get(token)
                 if name is None:
-                    name = names[token] = _Name(is_number, Counter())
-                name.mentions[worth] += 1
+                    name = names[token] = _Name(is_number, {})
+                name.mentions[worth] = name.mentions.get(worth, 0) + 1
                 name.newest = (index + 1) / total
     return names
 
@@ -225,35 +227,33 @@ class _NamesOfPieces(dict[str, tuple[tuple[str, bool], ...]]):
         token = piece.strip(".,:;!?…。，：；！？-")
         names: tuple[tuple[str, bool], ...] = ()
         if 2 < len(token) <= LONGEST and not _PLAIN.fullmatch(token):
-            names = tuple(_named(token))
+            names = _named(token)
         if len(self) < MOST_PIECES and len(piece) <= LONGEST:
             self[piece] = names
         return names
 
 
-def _tokens(text: str, pieces: _NamesOfPieces, *, phrases: bool) -> Iterator[tuple[str, bool]]:
-    """Every name in *text*, with True for a number; with *phrases* also quoted titles of several words."""
+def _tokens(text: str, pieces: _NamesOfPieces, *, phrases: bool) -> dict[str, bool]:
+    """Every name in *text*, True for a number; with *phrases* also quoted titles of several words."""
+    found: dict[str, bool] = {}
     for start in range(0, len(text), _WINDOW):
         window = text[start : start + _WINDOW]
         for piece in _SPLIT.findall(window):
             if names := pieces[piece]:
-                yield from names
+                found.update(names)
         for match in _QUOTED.finditer(window):
             if phrases or not any(map(str.isspace, match.group(1))):
-                yield match.group(1), False
+                found[match.group(1)] = False
+    return found
 
 
-def _named(token: str) -> Iterator[tuple[str, bool]]:
+def _named(token: str) -> tuple[tuple[str, bool], ...]:
     """*token* itself if it is a name or a number, else those inside it; each with True for a number."""
-    if _URL.fullmatch(token) or _PATH.fullmatch(token) or _NAME.fullmatch(token) or _ERROR.fullmatch(token):
-        yield token, False
-    elif _NUMBER.fullmatch(token):
-        yield token, True
-    else:
-        for match in _INSIDE.finditer(token):
-            name = match.group().rstrip(".")
-            if len(name) > 2:
-                yield name, match.lastindex == 2
+    whole = _WHOLE.fullmatch(token)
+    if whole is not None:
+        return ((token, whole.lastindex == 1),)
+    inside = ((match.group().rstrip("."), match.lastindex == 2) for match in _INSIDE.finditer(token))
+    return tuple((name, is_number) for name, is_number in inside if len(name) > 2)
 
 
 def _files(entries: Sequence[ItemText]) -> Iterator[str]:

@@ -52,7 +52,7 @@ DECISION = 10
 """Worth that a result gains by each later mention of its file, by a quotation, and by a conclusion behind it."""
 
 USUAL_WINDOW = 200_000
-"""In a smaller window, the limits in tokens and rounds are smaller by as much."""
+"""The window for which the limits in tokens and rounds hold; in a smaller one they shrink with it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +102,7 @@ class PrunePassRules:
 class PruneRange:
     """The results that a prune pass may replace: from item ``start`` to ``end``, without those in ``placeholders``.
 
-    ``reduced`` are the tokens that items take which were made smaller before, by index.
+    ``reduced`` are the present tokens of items that were made smaller before, by index.
     """
 
     items: Sequence[Item]

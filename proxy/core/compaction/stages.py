@@ -25,7 +25,7 @@ CLIP_FLOOR = 48
 """Tokens that a clipped item keeps at least: its frame, the marker, and a line of its text."""
 
 USERS_WHOLE = 0.1
-"""What users wrote stays whole while that leaves every other item this share of the clip's target."""
+"""Share of a clip's target that every other item must keep, or else users' words are cut too."""
 
 TRAILING_USERS = 8
 """Most user items in a row behind the newest round that count as part of it."""
@@ -33,7 +33,7 @@ TRAILING_USERS = 8
 
 @dataclass(frozen=True, slots=True)
 class EnabledStages:
-    """Which stages may be used."""
+    """The stages that may be used."""
 
     fold: bool = True
     drop: bool = True
@@ -58,7 +58,7 @@ class CompactionRules:
 
 @dataclass(frozen=True, slots=True)
 class Levels:
-    """Levels for the items of a view at one boundary, in tokens without the fixed part.
+    """Sizes with which the items of a view are compared at one boundary, in tokens without the fixed part.
 
     A compaction is due above ``high`` and needed above ``budget``. ``goal`` is what a fold comes down to: the low mark,
     or less if an allocation leaves the history less. ``clip_to`` is what cutting items short comes down to.

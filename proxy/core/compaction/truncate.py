@@ -19,7 +19,7 @@ MIDDLE = "[... the middle of this output was left out to save room; run a narrow
 REST = "[... the rest was left out to save room; ask for a later or narrower part to see it ...]"
 
 HEAD_ONLY = frozenset({"file_read", "grep", "glob", "list", "web_fetch", "web_search", "search_semantic"})
-"""Kinds of tools of whose results the head stays. Of all others the end stays too: it says how the call went."""
+"""Kinds of tools whose results keep only their head. All others keep their end too: it says how the call went."""
 
 BYTES_PER_TOKEN = 4
 """Bytes of a limit that count as one token while the text is not known."""

@@ -127,6 +127,7 @@ class Lexicon:
         return writer.row()
 
     def _split(self, word: str) -> list[str]:
+        """The parts of a compound *word*; the word itself if the lexicon has it or it has only one part."""
         if word.isalpha() or any(entry.words == (word,) for entry in self._entries.get(word[:2], ())):
             return [word]
         parts = _PARTS.findall(word)
@@ -138,6 +139,7 @@ class Lexicon:
         return next((entry for entry in self._entries.get(words[at][:2], ()) if entry.matches(words, at)), None)
 
     def _letters_of(self, words: Sequence[str]) -> Iterator[str]:
+        """The letters of *words*, at each position those of the longest phrase."""
         at = 0
         while at < len(words):
             entry = self._entry_at(words, at)
@@ -152,6 +154,7 @@ class Lexicon:
             at += 1
 
     def _letters_of_run(self, run: str) -> Iterator[str]:
+        """The letters of the words in *run*, a text without spaces; of those that begin alike, the longest."""
         at = 0
         while at < len(run):
             ends = range(min(at + _LONGEST_RUN, len(run)), at, -1)

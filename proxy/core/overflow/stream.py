@@ -53,6 +53,8 @@ _LINES: Final = (b"data", b"event", b"id:", b"retry", b":")
 """Beginnings of the lines of an event: https://html.spec.whatwg.org/multipage/server-sent-events.html"""
 
 _ANSWERS: Final = re.compile(rb'"(?:choices|content|output|candidates|completion|data)"\s{0,32}:')
+"""Members that answers have and errors have not, in any API."""
+
 _LONGEST_ANSWERS: Final = 64
 """Bytes that such a member's name, blanks and colon take at most."""
 

@@ -119,6 +119,8 @@ _HEADING = re.compile(r"^(#{1,6})[ \t]*\S", re.MULTILINE)
 
 def injected_memories(text: str) -> str:
     """Return the injected memories in *text*, their headings and tags included; empty if there are none."""
+    if _WORD not in text.lower():
+        return ""
     return "\n".join(text[start:end] for start, end in _memory_blocks(text))
 
 
@@ -146,7 +148,9 @@ def _opening(text: str, folded: str, at: int) -> re.Match[str] | None:
     while (word := folded.find(_WORD, at)) >= 0:
         line = text.rfind("\n", at, word) + 1 or at
         tag = text.rfind("<", max(line, word - _BEFORE), word)
-        match = _OPENING.match(text, line) or (_OPENING.match(text, tag) if tag >= 0 else None)
+        match = _OPENING.match(text, line)
+        if match is None and tag >= 0:
+            match = _OPENING.match(text, tag)
         if match is not None:
             return match
         at = word + 1

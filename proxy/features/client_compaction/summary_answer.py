@@ -30,10 +30,10 @@ from proxy.engine.replies import LocalReply
 from proxy.features.client_compaction.local_response import JSON, STREAM, TextAnswer, stream_events, whole_response
 from proxy.offload import load_of, offload
 
-NEARLY: Final = 0.75
+LEAST_COVERED_SHARE: Final = 0.75
 """The share of a conversation's tokens that a summary must cover to stand for all of it."""
 
-WORDS: Final = 0.5
+WORD_SHARE: Final = 0.5
 """The share of the tokens for the user's words that the first and the newest of them may each take."""
 
 
@@ -62,7 +62,7 @@ class SummaryAnswers(Feature):
             return None
         summary, original = ready
         sums = original.layout.sums
-        if sums[summary.length] < NEARLY * sums[-1]:
+        if sums[summary.length] < LEAST_COVERED_SHARE * sums[-1]:
             return None
         size = load_of(len(measured.parsed.body), len(measured.parsed.items))
         text = await offload(size, self._text, measured, original, summary)
@@ -98,7 +98,7 @@ class SummaryAnswers(Feature):
         user_texts = [
             entry.user_text or entry.text for i, entry in entries.items() if items[i].role == "user" or entry.user_text
         ]
-        ends = [clip(text, int(word_tokens * WORDS), count) for text in (*user_texts[:1], *user_texts[1:][-1:])]
+        ends = [clip(text, int(word_tokens * WORD_SHARE), count) for text in (*user_texts[:1], *user_texts[1:][-1:])]
         later = tuple(entry for i, entry in entries.items() if i >= summary.length)
         folded = FoldedItems(later, tuple(user_texts[1:-1]), *ends)
         return _encodable(

@@ -17,19 +17,19 @@ from proxy.features.recall.tool import MOST_RESULTS
 
 Count = Callable[[str], int]
 
-SHORTEST: Final = 48
+LEAST_RESULT_TOKENS: Final = 48
 """Tokens below which a result shows too little to be worth its heading."""
 
-USEFUL: Final = 160
+USEFUL_RESULT_TOKENS: Final = 160
 """Tokens that a result gets at least if there are several: fewer results are better than many short ones."""
 
-FRAME: Final = 24
+FRAME_TOKENS: Final = 24
 """Tokens of a result's heading and of the line that says how to read on."""
 
-QUERY: Final = 1_000
+MOST_QUERY_CHARACTERS: Final = 1_000
 """Characters of a query that are used."""
 
-WORDS: Final = 48
+MOST_QUERY_WORDS: Final = 48
 """Words of a query that are searched for: each one is a walk over all that was left out."""
 
 NO_ROOM: Final = "There is no room left in the context window to show anything. Go on with what you have."
@@ -76,7 +76,7 @@ def read_arguments(text: str, default_limit: int) -> Arguments | None:
     if limit is None:
         limit = default_limit
     return Arguments(
-        query=query[:QUERY].strip(),
+        query=query[:MOST_QUERY_CHARACTERS].strip(),
         item=_integer(value.get("item")),
         offset=max(0, _integer(value.get("offset")) or 0),
         limit=min(MOST_RESULTS, max(1, limit)),
@@ -86,7 +86,7 @@ def read_arguments(text: str, default_limit: int) -> Arguments | None:
 def answer(text: str, pieces: Sequence[Piece], default_limit: int, tokens: int, count: Count) -> str:
     """Return the tool's answer to a call with the arguments *text*: at most *tokens*, however few that are."""
     arguments = read_arguments(text, default_limit)
-    if tokens < SHORTEST:
+    if tokens < LEAST_RESULT_TOKENS:
         return clip(NO_ROOM, tokens, count)
     if arguments is None:
         page = UNREADABLE
@@ -113,8 +113,8 @@ def _search_page(arguments: Arguments, pieces: Sequence[Piece], tokens: int, cou
     results = [(piece, 0) for piece in left_out]
     if arguments.query:
         results = _ranked(arguments.query, left_out)
-    room = tokens - FRAME
-    shown_results = min(arguments.limit, max(1, room // USEFUL))
+    room = tokens - FRAME_TOKENS
+    shown_results = min(arguments.limit, max(1, room // USEFUL_RESULT_TOKENS))
     page = results[arguments.offset : arguments.offset + shown_results]
     if not page and not results:
         return NOTHING
@@ -136,7 +136,7 @@ def _search_page(arguments: Arguments, pieces: Sequence[Piece], tokens: int, cou
 def _shown(piece: Piece, start: int, tokens: int, count: Count) -> str:
     """Return a heading and as much of the item as fits, and how to read on if that is not all."""
     head = f"[item {piece.number}: {piece.label}]"
-    end = _end(piece.text, start, tokens - count(head) - FRAME, count)
+    end = _end(piece.text, start, tokens - count(head) - FRAME_TOKENS, count)
     notes = []
     if start:
         notes.append(f"begins at character {start}")
@@ -185,7 +185,7 @@ def _ranked(query: str, pieces: Sequence[Piece]) -> list[tuple[Piece, int]]:
 def _terms(phrase: str) -> list[str]:
     """Return the words of *phrase*, and the phrase itself."""
     words = [word for word in _WORD.findall(phrase) if len(word) > 1]
-    first_words = list(dict.fromkeys(words))[:WORDS]
+    first_words = list(dict.fromkeys(words))[:MOST_QUERY_WORDS]
     if phrase in first_words:
         return first_words
     return [*first_words, phrase]
@@ -217,8 +217,8 @@ def _first_match(text: str, terms: Sequence[re.Pattern[str]]) -> int:
 
 def _start(text: str, match: int, tokens: int, count: Count) -> int:
     """Return where to begin reading so that *match* is seen with some text before it: at a line's start, if near."""
-    size = max(0, tokens - FRAME) * _CHARACTERS_PER_TOKEN
-    if match < size // 8 or (len(text) <= size and count(text) <= tokens - 2 * FRAME):
+    size = max(0, tokens - FRAME_TOKENS) * _CHARACTERS_PER_TOKEN
+    if match < size // 8 or (len(text) <= size and count(text) <= tokens - 2 * FRAME_TOKENS):
         return 0
     line = text.rfind("\n", max(0, match - size // 4), match)
     if line >= 0:

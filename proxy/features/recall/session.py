@@ -26,24 +26,24 @@ from proxy.offload import offload
 
 RECALL_APIS: Mapping[str, RecallApi] = MappingProxyType({"chat": chat, "messages": messages, "responses": responses})
 
-GENERATIONS: Final = 3
+MOST_GENERATIONS: Final = 3
 """Generations of one answer at most, the first one included."""
 
-CALLS: Final = 8
+MOST_CALLS: Final = 8
 """Calls of one generation that are answered with a search: each one reads the whole history."""
 
-TOO_MANY: Final = f"[Not answered: at most {CALLS} calls at once.]"
+TOO_MANY: Final = f"[Not answered: at most {MOST_CALLS} calls at once.]"
 
-MARGIN: Final = 64
+MARGIN_PART: Final = 64
 """One token in so many of the window stays free, since no provider counts quite as we do."""
 
-BELIEVED: Final = 0.7
+LEAST_REPORTED_SHARE: Final = 0.7
 """A provider's own count of a prompt is believed if it is at least this share of our count."""
 
 ELEMENT_TOKENS: Final = 4
 """Tokens that a text may take more inside an element than it does alone."""
 
-LABEL: Final = 120
+LABEL_CHARACTERS: Final = 120
 """Characters of a call that are shown as the heading of its result."""
 
 
@@ -102,7 +102,7 @@ class RecallSession:
 
     def may_ask_again(self) -> bool:
         """True if one more generation is allowed."""
-        return self.recalls + 1 < GENERATIONS
+        return self.recalls + 1 < MOST_GENERATIONS
 
     def add_usage(self, usage: Any) -> None:
         """Add the tokens of one generation: as its *usage* reports them, else our count of its prompt."""
@@ -159,10 +159,10 @@ class RecallSession:
     ) -> list[bytes]:
         """Return the elements that answer the *calls* of an *output* in what *view* leaves free below *most* tokens."""
         last_note = ""
-        if self.recalls + 2 == GENERATIONS:
+        if self.recalls + 2 == MOST_GENERATIONS:
             last_note = "\n" + LAST
-        answered = calls[:CALLS]
-        refused = [TOO_MANY] * len(calls[CALLS:])
+        answered = calls[:MOST_CALLS]
+        refused = [TOO_MANY] * len(calls[MOST_CALLS:])
         empty = [dumped(element) for element in self.api.results(output, [""] * len(answered) + refused)]
         room = self._room(view, most, [*replayed, *empty])
         share = (room - self._count(last_note)) // len(answered) - ELEMENT_TOKENS
@@ -183,9 +183,9 @@ class RecallSession:
         counted, added_tokens = view.counted + self._tokens_of(self._appended), self._tokens_of(added)
         used = int(counted * ratio)
         if view is self._view and self._reported_input is not None:
-            used = max(self._reported_input, int(used * BELIEVED))
+            used = max(self._reported_input, int(used * LEAST_REPORTED_SHARE))
         input_tokens = int(budget.input_budget(view.lowered_output or budget.reserve) * ratio)
-        room = int((input_tokens - used) / max(1.0, ratio)) - added_tokens - budget.window // MARGIN
+        room = int((input_tokens - used) / max(1.0, ratio)) - added_tokens - budget.window // MARGIN_PART
         if most is None:
             return room
         return min(room, most - counted - added_tokens - 1)
@@ -243,8 +243,8 @@ class RecallSession:
 
 def _call_text(name: str, arguments: str) -> str:
     text = f"{name}({' '.join(arguments.split())})"
-    if len(text) > LABEL:
-        return text[: LABEL - 4] + "...)"
+    if len(text) > LABEL_CHARACTERS:
+        return text[: LABEL_CHARACTERS - 4] + "...)"
     return text
 
 

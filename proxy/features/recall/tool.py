@@ -42,7 +42,7 @@ PARAMETERS: Final[Mapping[str, Any]] = {
     },
 }
 
-PART: Final = 16
+WINDOW_PART: Final = 16
 """The tool may take at most one token in so many of the window."""
 
 _EMPTY: Final = re.compile(r"\[\s*\]")
@@ -87,7 +87,7 @@ def tool_tokens(reader: Reader, api: str, envelope: Envelope, route: Route, wind
         tokens -= FRAME
         if len(client_tools) == 1:
             tokens += PARALLEL
-    if tokens * PART > window:
+    if tokens * WINDOW_PART > window:
         return 0
     return tokens
 

@@ -1,4 +1,4 @@
-"""What stands around the items: its facts, and putting a body together again."""
+"""The envelope around the items: its facts, and assembling a body again."""
 
 from __future__ import annotations
 
@@ -132,7 +132,7 @@ def test_only_what_is_edited_changes(body: bytes, data: st.DataObject) -> None:
 
 
 def _pieces(text: str, fields: list[Any]) -> tuple[list[str], list[str]]:
-    """What stands between the values of *fields*, and the values."""
+    """Return the text between the values of *fields*, and the values."""
     edges = [0, *(edge for field in fields for edge in (field.start, field.end)), len(text)]
     pieces = [text[start:end] for start, end in itertools.pairwise(edges)]
     return pieces[::2], pieces[1::2]

@@ -59,7 +59,7 @@ ENTRY: dict[str, Callable[[ItemText], Any]] = {
 }
 RANGED = frozenset({"tokens", "media", "guess", "sealed"})
 DEFAULTS: dict[str, Any] = {"calls": (), "answers": ()}
-"""What a row that names a role says without saying it."""
+"""The members that a row with a role implies."""
 
 
 def item_of(api: str, raw: bytes) -> Item:
@@ -131,7 +131,7 @@ def test_what_an_edit_gives(row: Row) -> None:
     lambda row: isinstance(row.gives, (Tokens, dict, bytes, str)) and row.raw[:1] == b"{" and b'"input"' not in row.raw
 )
 def test_an_edited_element_is_the_same_item(row: Row) -> None:
-    """What comes of an edit is read as an item of the same role with the same calls and answers."""
+    """An edited item is read with the same role, calls and answers."""
     assert row.edit is not None
     made = row.edit(row.api, row.raw)
     assert made is not None
@@ -202,7 +202,7 @@ def strip_texts(message: Element) -> Element:
 
 
 def shape(arguments: str) -> object:
-    """What of a call's arguments must stay: everything but the words."""
+    """Return the parts of a call's arguments that must stay: all but the words."""
 
     def empty(value: object) -> object:
         if isinstance(value, dict):
@@ -255,7 +255,7 @@ def test_clipping_keeps_everything_but_words(api: str) -> None:
 @example({"role": "tool", "tool_call_id": "c", "content": "<|endoftext|>" * 400}, 60)
 @pytest.mark.slow
 def test_clipping_reaches_what_can_be_reached(message: Element, tokens: int) -> None:
-    """The result takes at most what was asked for, unless what may not be clipped alone takes more.
+    """The result has at most the requested tokens, unless the parts that may not be clipped have more.
 
     What stands for a clipped text takes a token more than no text.
     """
@@ -385,5 +385,5 @@ def test_nested_values() -> None:
 
 @rows(lambda row: row.api == "chat" and row.edit is made_portable and isinstance(row.gives, dict))
 def test_a_mark_betrays_sealed_reasoning(row: Row) -> None:
-    """What has something to leave out is found by the marks that are looked for first."""
+    """Every item with sealed reasoning matches the hint that is searched for first."""
     assert portable.SEALED_HINT.search(row.raw)

@@ -130,7 +130,7 @@ def echoed(message: Message, data: st.DataObject) -> Message:
 @given(conversation_strategies.conversations(legacy=False), st.data())
 @pytest.mark.slow
 def test_an_echo_means_the_same(messages: list[Message], data: st.DataObject) -> None:
-    """However a client writes an item anew, its digest stays."""
+    """An item that a client serialises in another way has the same digest."""
     for message in messages:
         echo = data.draw(st.just(echoed(message, data)))
         written = conversation_strategies.encode(data.draw, echo)  # type: ignore[arg-type]

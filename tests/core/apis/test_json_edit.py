@@ -1,4 +1,4 @@
-"""Texts that may be clipped: found wherever they stand, replaced without touching a byte beside them."""
+"""Texts that may be clipped are located at any depth and replaced without changing a byte beside them."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def written(draw: st.DrawFn) -> tuple[Any, str]:
 
 
 def at(value: Any, path: tuple[str | int, ...]) -> Any:
-    """What stands at *path*."""
+    """Return the value at *path*."""
     for key in path:
         value = value[key]
     return value
@@ -80,7 +80,7 @@ def test_arguments_are_json_before_and_after() -> None:
     assert list(argument_slots(("a",), "{no json")) == [Slot(("a",), "{no json")]
 
 
-def test_the_longest_are_clipped_to_what_is_asked() -> None:
+def test_the_longest_are_clipped_to_the_requested_tokens() -> None:
     """Short texts stay, long ones come down to one level, and no more is taken than the target needs."""
     raw = json.dumps({"a": "x" * 10, "b": "y" * 300, "c": "z" * 200}).encode()
     made = clipped(

@@ -1,4 +1,4 @@
-"""Where the items of a body stand: exactly the client's slices, whatever the body looks like."""
+"""The spans of items in a body: exactly the client's bytes, for any spelling of the body."""
 
 from __future__ import annotations
 
@@ -159,7 +159,7 @@ def test_a_longer_conversation_extends_the_shorter(messages: list[Any], data: st
 @given(awkward(), st.data())
 @pytest.mark.slow
 def test_whatever_follows_a_known_prefix(body: bytes, data: st.DataObject) -> None:
-    """Where a body begins like a known one and then goes anywhere, extending is right, or not tried."""
+    """Extending the scan of a known beginning is right for any continuation, or is refused."""
     known = scan(body, "messages")
     assume(known.spans)
     keep = data.draw(st.integers(1, len(known.spans)))
@@ -346,7 +346,7 @@ def test_commas_elsewhere_are_no_items() -> None:
 
 
 def test_a_longer_conversation_is_counted_as_a_whole() -> None:
-    """What was known counts too: a continuation may not go beyond the limit either."""
+    """Known items count too: a continuation may not exceed the limit either."""
     first = b'{"messages":[' + b",".join([b"{}"] * 40) + b"]}"
     longer = b'{"messages":[' + b",".join([b"{}"] * 60) + b"]}"
     known = scan(first, "messages", 50)

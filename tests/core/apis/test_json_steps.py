@@ -23,7 +23,7 @@ VALUES = st.recursive(SCALARS, lambda inner: st.lists(inner) | st.dictionaries(W
 
 @given(VALUES, st.integers(1, 12), st.integers(1, 4))
 def test_the_text_is_that_of_one_call(value: Any, most: int, batch: int) -> None:
-    """Whatever is written at once, each encoder's own text comes of it, sorted or not."""
+    """With any batch size, the text is the encoder's own, sorted or not."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(json_steps, "MOST", most)
         patch.setattr(json_steps, "_BATCH", batch)
@@ -68,7 +68,7 @@ def test_no_call_writes_much_and_few_are_made(value: Any) -> None:
 
 
 def nodes(value: Any) -> int:
-    """How many values there are in *value*."""
+    """Return the number of values in *value*."""
     count, stack = 0, [value]
     while stack:
         node = stack.pop()
@@ -79,7 +79,7 @@ def nodes(value: Any) -> int:
 
 @given(VALUES)
 def test_small_values_are_left_alone(value: Any) -> None:
-    """What is freed quickly is not taken apart."""
+    """A value that is freed quickly is not dismantled."""
     before = PLAIN.encode(value)
     dismantle(value)
     assert PLAIN.encode(value) == before
@@ -107,7 +107,7 @@ def test_large_values_are_taken_apart(levels: int) -> None:
     ],
 )
 def test_values_are_those_of_the_standard_parser(raw: bytes, value: object) -> None:
-    """What the standard parser reads is read the same."""
+    """Values are equal to those of the standard parser."""
     assert decode(raw) == value
 
 

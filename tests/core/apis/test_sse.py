@@ -14,7 +14,7 @@ ENDS = ("\n\n", "\r\n\r\n", "\r\r")
     st.integers(1, 9),
 )
 def test_events_are_cut_apart_alike_in_any_chunking(events: list[str], end: str, size: int) -> None:
-    """However a stream arrives, its events come out whole, in order, and no byte is lost."""
+    """With any chunking, events are returned whole and in order, and no byte is lost."""
     stream = "".join(event + end for event in events).encode() + b"data: rest"
     splitter, found = EventCutter(), []
     for at in range(0, len(stream), size):
@@ -70,7 +70,7 @@ def done(data, size):
 
 @pytest.mark.parametrize("size", [1, 7, 10_000])
 def test_the_last_event_of_every_api_is_seen_however_it_is_cut(size):
-    """What each API sends last is seen in any chunking; a model's text that reads like it is not."""
+    """The last event of each API is recognised in any chunking; a model's text that resembles it is not."""
     assert [done(data, size) for data in DONE] == [True] * len(DONE)
     assert [done(b": long before\n\n" * 100 + data, size) for data in DONE] == [True] * len(DONE)
     assert [done(data, size) for data in OPEN] == [False] * len(OPEN)

@@ -47,14 +47,14 @@ CACHED = {
 
 
 def test_cached_input_is_counted_once():
-    """Whichever way a provider or gateway reports cached input, the whole input is told, and no part of it twice."""
+    """In every form of reports on cached input, the whole input is counted, and no part of it twice."""
     for text, usage in CACHED.items():
         assert whole(b'{"usage":' + text.encode() + b"}") == usage, text
 
 
 @pytest.mark.parametrize(("text", "usage"), CACHED.items())
 def test_a_decoded_object_is_read_like_its_bytes(text, usage):
-    """What has been decoded already goes through the same reader."""
+    """A decoded object is read by the same reader."""
     assert read_usage(json.loads(text)) == usage
 
 
@@ -113,7 +113,7 @@ PIECES = st.sampled_from(
 
 @given(st.lists(PIECES, max_size=40), st.lists(st.integers(0, 400), max_size=12))
 def test_any_bytes_in_any_chunks_are_read_alike(pieces, cuts):
-    """Whatever the bytes are, how they are cut changes nothing, and nothing raises."""
+    """For any bytes, chunking changes nothing, and nothing raises."""
     data = b"".join(pieces)
     assert chunked(data, cuts) == whole(data)
 
@@ -163,7 +163,7 @@ def test_a_hostile_answer_costs_no_more_per_byte_than_an_honest_one(piece):
 
 
 def test_usage_is_found_behind_what_is_none():
-    """What a server invents in front of its figures does not hide them for long."""
+    """Unknown members before the figures hide them only up to the limit."""
     for noise in (b'"usage":{', b'"usage":null,', b'"usage":{"a":"'):
         data = noise + b" " * 2**14 + b'{"usage":{"prompt_tokens":7}}'
         assert whole(data) == chunked(data, range(0, len(data), 100)) == Usage(7)

@@ -36,7 +36,7 @@ def folded_of(messages: list[Message]) -> FoldedItems:
 @settings(max_examples=60, phases=UNSHRUNK)
 @given(conversations(max_size=20), st.integers(BLOCK_FRAME, 1500), st.floats(0, 1))
 @pytest.mark.slow
-def test_caps_are_kept_and_nothing_is_invented(messages: list[Message], block: int, share: float) -> None:
+def test_caps_hold_and_nothing_is_invented(messages: list[Message], block: int, share: float) -> None:
     """For any folded rounds and caps: the block beside task and newest text fits its cap and states only what was."""
     folded = folded_of(messages)
     text = int((block - BLOCK_FRAME) * share)
@@ -169,7 +169,7 @@ def test_a_step_in_chinese_says_something() -> None:
 
 @given(st.text(max_size=80), st.integers(1, 60))
 def test_shortened_text_is_a_beginning(text: str, characters: int) -> None:
-    """What is shortened begins like the text, ends in the sign, and is not much longer than asked."""
+    """A shortened text begins like the text, ends in the sign, and is hardly longer than its limit."""
     made = shorten(text, characters)
     if len(text) <= characters:
         assert made == text

@@ -204,7 +204,7 @@ def test_a_kind_without_weight_never_goes() -> None:
 
 
 def test_the_newest_rounds_and_tokens_are_protected() -> None:
-    """What crosses the limit may go; nothing after it, and none of the newest rounds."""
+    """The result at which the tokens exceed the limit may go; none after it, and none of the newest rounds."""
     items = agent(*["Bash"] * 10)
     layout = lay_out(items)
     assert first_protected(layout, 0, len(items), PruneRules(protect_rounds=3, protect_tokens=0)) == len(items) - 6
@@ -264,7 +264,7 @@ def test_it_saves_what_it_must_or_does_nothing(messages: list[Message], need: in
 @settings(max_examples=30, deadline=None)
 @given(agent_sessions())
 def test_a_later_one_adds_to_what_is_there(messages: list[Message]) -> None:
-    """What gave way does not do so twice, and what it names stays."""
+    """A replaced result is not replaced again, and the result that its line names stays."""
     stretch = stretch_of(messages)
     first = prune_pass(stretch, 1, 200_000, PrunePassRules(DedupRules(), None))
     if first is None:
@@ -277,7 +277,7 @@ def test_a_later_one_adds_to_what_is_there(messages: list[Message]) -> None:
 
 
 def test_switched_off_it_does_nothing() -> None:
-    """Without both parts there is no mild event; a saving below the least is none for pruning."""
+    """Without both parts there is no mild compaction; a saving below the least is none for pruning."""
     said = "\n".join(f"row {n}" for n in range(400))
     messages: list[Message] = [{"role": "user", "content": "go"}]
     for n in range(6):

@@ -1,4 +1,4 @@
-"""The schedule: when a view is made smaller and how far, from weights alone."""
+"""The schedule: when a view is made smaller and how far, by token counts alone."""
 
 from __future__ import annotations
 
@@ -72,82 +72,82 @@ figures = st.builds(
 @settings(max_examples=200)
 @given(histories(), figures, st.booleans())
 @pytest.mark.slow
-def test_an_event_is_sound(items: list[Item], asked: TokenBudget, force: bool) -> None:
-    """Any event cuts between rounds, keeps the newest round, makes the view smaller, and says how large it is."""
+def test_a_compaction_is_sound(items: list[Item], asked: TokenBudget, force: bool) -> None:
+    """Any compaction cuts between rounds, keeps the newest round, makes the view smaller, and says how large it is."""
     plan = schedule(items, asked)
     layout = lay_out(tuple(items))
-    event = plan.newest_compaction(None, CompactionTarget(force=force))
-    if event is None:
+    compaction = plan.newest_compaction(None, CompactionTarget(force=force))
+    if compaction is None:
         return
-    assert event.cut == 0 or event.cut in layout.cuts
-    assert event.cut < event.boundary <= len(items)
-    assert event.boundary in (*layout.boundaries, len(items))
-    assert all(0 <= index < event.boundary for index in event.anchors)
-    assert all(CLIP_FLOOR <= tokens < items[index].tokens for index, tokens in event.clips)
-    assert event.view_tokens == plan.view_tokens(event.boundary, event)
-    assert event.view_tokens < plan.view_tokens(event.boundary, None)
-    assert event.block_tokens == 0 or event.text_tokens <= event.block_tokens
-    assert event.cut == 0 or set(event.anchors) >= {layout.task}
+    assert compaction.cut == 0 or compaction.cut in layout.cuts
+    assert compaction.cut < compaction.boundary <= len(items)
+    assert compaction.boundary in (*layout.boundaries, len(items))
+    assert all(0 <= index < compaction.boundary for index in compaction.anchors)
+    assert all(CLIP_FLOOR <= tokens < items[index].tokens for index, tokens in compaction.clips)
+    assert compaction.view_tokens == plan.view_tokens(compaction.boundary, compaction)
+    assert compaction.view_tokens < plan.view_tokens(compaction.boundary, None)
+    assert compaction.block_tokens == 0 or compaction.text_tokens <= compaction.block_tokens
+    assert compaction.cut == 0 or set(compaction.anchors) >= {layout.task}
 
 
 @settings(max_examples=150)
 @given(histories(), figures)
 @pytest.mark.slow
-def test_going_on_from_an_event_equals_starting_over(items: list[Item], asked: TokenBudget) -> None:
-    """For equal figures the fold from the start finds the events that were found request by request."""
+def test_going_on_from_a_compaction_equals_starting_over(items: list[Item], asked: TokenBudget) -> None:
+    """For equal figures the fold from the start finds the compactions that were found request by request."""
     asked = replace(asked, reserve=asked.default_reserve)
     layout = lay_out(tuple(items))
-    event = None
-    for place in (*layout.boundaries, len(items)):
-        part = schedule(items[:place], asked)
-        event = part.newest_compaction(event)
-        if part.fits(event, asked.ceiling):
-            assert part.newest_compaction(None) == event
+    compaction = None
+    for boundary in (*layout.boundaries, len(items)):
+        part = schedule(items[:boundary], asked)
+        compaction = part.newest_compaction(compaction)
+        if part.fits(compaction, asked.ceiling):
+            assert part.newest_compaction(None) == compaction
         else:
-            event = part.newest_compaction(None)
+            compaction = part.newest_compaction(None)
 
 
 @settings(max_examples=100)
 @given(histories(), figures)
 def test_a_view_that_can_be_brought_under_the_budget_is(items: list[Item], asked: TokenBudget) -> None:
-    """Where the newest round and its frame leave room, the present view fits the exact budget."""
+    """If the newest round and its frame leave room, the present view fits the exact budget."""
     plan = schedule(items, asked)
-    event = plan.newest_compaction(None)
+    compaction = plan.newest_compaction(None)
     budget = min(asked.baseline, asked.input)
     floor = asked.quantised_fixed + 2 * BLOCK_FRAME + CLIP_FLOOR * (2 + len(items) - lay_out(tuple(items)).cuts[-1])
     tails = [cut for cut in lay_out(tuple(items)).cuts if cut < len(items)]
     run = len(items) - tails[max(0, len(tails) - 9)]
     if floor + CLIP_FLOOR * run <= budget:
-        assert plan.fits(event, budget)
+        assert plan.fits(compaction, budget)
 
 
-def test_events_are_rare_and_deep() -> None:
-    """Each event goes from above the high mark to the low one, so the room between them passes before the next."""
-    items, events = agent(200), []
-    event = None
-    for place in lay_out(tuple(items)).boundaries:
-        part = schedule(items[:place])
-        found = part.newest_compaction(event)
-        if found is not None and found != event:
-            events.append(found)
-            before = part.view_tokens(place, event)
+def test_compactions_are_rare_and_deep() -> None:
+    """Each compaction goes from above the high mark to the low one, so the room between them passes before the next."""
+    items, compactions = agent(200), []
+    compaction = None
+    for boundary in lay_out(tuple(items)).boundaries:
+        part = schedule(items[:boundary])
+        found = part.newest_compaction(compaction)
+        if found is not None and found != compaction:
+            compactions.append(found)
+            before = part.view_tokens(boundary, compaction)
             assert FIGURES.quantised_fixed + before > min(FIGURES.mark(0.9, FIGURES.baseline), FIGURES.ceiling)
             assert FIGURES.quantised_fixed + found.view_tokens <= FIGURES.mark(0.4, FIGURES.baseline)
-        event = found
-    assert len(events) > 5
-    growth = [sum(i.tokens for i in items[a.boundary : b.boundary]) for a, b in pairwise(events)]
+        compaction = found
+    assert len(compactions) > 5
+    growth = [sum(i.tokens for i in items[a.boundary : b.boundary]) for a, b in pairwise(compactions)]
     assert min(growth) >= 0.45 * (FIGURES.baseline - FIGURES.quantised_fixed)
 
 
 def test_the_cut_is_the_oldest_that_reaches_the_low_mark() -> None:
-    """An event keeps as many rounds as the low mark allows: one more would not fit."""
+    """An compaction keeps as many rounds as the low mark allows: one more would not fit."""
     items = agent(17)
     plan = schedule(items)
-    event = plan.newest_compaction(None, CompactionTarget(force=True))
-    assert event is not None
-    earlier = structs.replace(event, cut=event.cut - 2)
+    compaction = plan.newest_compaction(None, CompactionTarget(force=True))
+    assert compaction is not None
+    earlier = structs.replace(compaction, cut=compaction.cut - 2)
     low = FIGURES.mark(0.4, FIGURES.input) - FIGURES.quantised_fixed
-    assert event.view_tokens <= low < plan.view_tokens(len(items), earlier)
+    assert compaction.view_tokens <= low < plan.view_tokens(len(items), earlier)
 
 
 @pytest.mark.parametrize(
@@ -160,85 +160,85 @@ def test_the_cut_is_the_oldest_that_reaches_the_low_mark() -> None:
     ],
     ids=["clock", "small figure", "large figure", "larger window"],
 )
-def test_a_past_event_stands_whatever_changed(changed: TokenBudget) -> None:
-    """From an event that was sent, other figures go on without touching it while the view fits."""
+def test_a_past_compaction_stands_whatever_changed(changed: TokenBudget) -> None:
+    """From an compaction that was sent, other figures go on without touching it while the view fits."""
     items = agent(20)
-    event = schedule(items).newest_compaction(None)
-    assert event is not None
-    assert schedule(agent(21), changed).newest_compaction(event) == event
+    compaction = schedule(items).newest_compaction(None)
+    assert compaction is not None
+    assert schedule(agent(21), changed).newest_compaction(compaction) == compaction
 
 
 def test_the_fixed_part_counts_in_steps() -> None:
-    """System texts of slightly different length give the same events."""
+    """System texts of slightly different length give the same compactions."""
     items = agent(60)
     assert schedule(items, replace(FIGURES, fixed=290)).newest_compaction(None) == schedule(
         items, replace(FIGURES, fixed=380)
     ).newest_compaction(None)
 
 
-def test_a_smaller_limit_is_a_new_event() -> None:
-    """An overflow's limit compacts again at the same place, below it."""
+def test_a_smaller_limit_is_a_new_compaction() -> None:
+    """An overflow's limit compacts again at the same boundary, below it."""
     items = agent(20)
     plan = schedule(items)
-    event = plan.newest_compaction(None)
-    smaller = plan.newest_compaction(event, CompactionTarget(limit=1500))
-    assert event is not None
+    compaction = plan.newest_compaction(None)
+    smaller = plan.newest_compaction(compaction, CompactionTarget(limit=1500))
+    assert compaction is not None
     assert smaller is not None
-    assert smaller.cut > event.cut
+    assert smaller.cut > compaction.cut
     assert FIGURES.quantised_fixed + smaller.view_tokens <= 1500
 
 
 def test_forcing_under_the_low_mark_changes_nothing() -> None:
-    """There is nothing to gain below the low mark: a demand to compact is no event."""
+    """There is nothing to gain below the low mark: a demand to compact is no compaction."""
     assert schedule(agent(3)).newest_compaction(None, CompactionTarget(force=True)) is None
 
 
-def test_a_large_newest_result_is_truncated_and_its_round_kept() -> None:
+def test_a_large_newest_result_is_truncated_and_its_round_stays() -> None:
     """A newest result of twice the window loses tokens; its call stays before it."""
     items = [*agent(6), item("assistant", 60, ["big"]), item("tool", 16_000, (), ("big",))]
-    event = schedule(items).newest_compaction(None)
-    assert event is not None
-    assert event.stages == ("fold", "truncate")
-    assert event.cut <= len(items) - 2
-    assert dict(event.truncations)[len(items) - 1] > 2000
-    assert len(event.truncations) == 1
-    assert event.clips == ()
+    compaction = schedule(items).newest_compaction(None)
+    assert compaction is not None
+    assert compaction.stages == ("fold", "truncate")
+    assert compaction.cut <= len(items) - 2
+    assert dict(compaction.truncations)[len(items) - 1] > 2000
+    assert len(compaction.truncations) == 1
+    assert compaction.clips == ()
 
 
 def test_what_the_user_wrote_is_clipped_last() -> None:
     """Beside a large result, a user's message of moderate size stays whole."""
     items = [item("user", 1500), item("assistant", 60, ["big"]), item("tool", 16_000, (), ("big",))]
-    event = schedule(items).newest_compaction(None)
-    assert event is not None
-    assert set(dict(event.truncations)) == {2}
-    assert event.clips == ()
+    compaction = schedule(items).newest_compaction(None)
+    assert compaction is not None
+    assert set(dict(compaction.truncations)) == {2}
+    assert compaction.clips == ()
 
 
 @pytest.mark.parametrize("off", [("fold",), ("fold", "drop"), ("clip",)], ids="-".join)
 def test_a_rung_that_is_switched_off_is_not_taken(off: tuple[str, ...]) -> None:
-    """Without a rung no event shows it; nothing leaves the view where neither folding nor dropping is allowed."""
+    """Without a rung no compaction shows it; nothing leaves the view where neither folding nor dropping is allowed."""
     items = [*agent(20), item("assistant", 60, ["big"]), item("tool", 16_000, (), ("big",))]
-    event = schedule(
+    compaction = schedule(
         items, rules=replace(RULES, enabled_stages=replace(EnabledStages(), **dict.fromkeys(off, False)))
     ).newest_compaction(None)
-    assert event is None or not set(off).intersection(event.stages)
+    assert compaction is None or not set(off).intersection(compaction.stages)
     if "fold" in off:
-        assert event is not None
-        assert (event.cut == 0) == ("drop" in off)
+        assert compaction is not None
+        assert (compaction.cut == 0) == ("drop" in off)
 
 
 def test_a_huge_result_is_truncated_where_rounds_are_dropped() -> None:
     """Where old rounds are dropped bare, the newest result is cut short as far as needed, not clipped."""
     items = [*agent(13), item("assistant", 60, ["big"]), item("tool", 16_000, (), ("big",))]
-    event = schedule(items, rules=replace(RULES, enabled_stages=EnabledStages(fold=False))).newest_compaction(None)
-    assert event is not None
-    assert event.stages == ("drop", "truncate")
-    kept = sum(items[i].tokens for i in range(event.cut, len(items) - 1))
-    assert FIGURES.input // 4 < event.view_tokens - kept
+    compaction = schedule(items, rules=replace(RULES, enabled_stages=EnabledStages(fold=False))).newest_compaction(None)
+    assert compaction is not None
+    assert compaction.stages == ("drop", "truncate")
+    kept = sum(items[i].tokens for i in range(compaction.cut, len(items) - 1))
+    assert FIGURES.input // 4 < compaction.view_tokens - kept
 
 
 def test_media_is_never_clipped() -> None:
-    """What an item's images take is a floor under its clip."""
+    """The tokens of an item's images are the floor of its clip."""
     picture = Item("user", 3000, 2900, bytes(16))
     items = [
         item("user", 10),
@@ -247,39 +247,39 @@ def test_media_is_never_clipped() -> None:
         item("assistant", 60, ["x"]),
         item("tool", 9000, (), ("x",)),
     ]
-    event = schedule(items, replace(FIGURES, window=4096)).newest_compaction(None)
-    assert event is not None
-    assert all(tokens >= items[index].media + CLIP_FLOOR for index, tokens in event.clips)
+    compaction = schedule(items, replace(FIGURES, window=4096)).newest_compaction(None)
+    assert compaction is not None
+    assert all(tokens >= items[index].media + CLIP_FLOOR for index, tokens in compaction.clips)
 
 
 def test_a_user_item_behind_the_newest_round_keeps_it() -> None:
     """A question after a round keeps the round it is about, unless that alone is too big."""
     items = [*agent(20), item("user", 30)]
-    event = schedule(items).newest_compaction(None, CompactionTarget(limit=1500))
-    assert event is not None
-    assert event.cut == len(items) - 3
+    compaction = schedule(items).newest_compaction(None, CompactionTarget(limit=1500))
+    assert compaction is not None
+    assert compaction.cut == len(items) - 3
     huge = [*agent(20), item("assistant", 60, ["b"]), item("tool", 9000, (), ("b",)), item("user", 30)]
-    event = schedule(huge).newest_compaction(None)
-    assert event is not None
-    assert event.cut == len(huge) - 1
+    compaction = schedule(huge).newest_compaction(None)
+    assert compaction is not None
+    assert compaction.cut == len(huge) - 1
 
 
-def test_an_empty_conversation_has_no_event() -> None:
+def test_an_empty_conversation_has_no_compaction() -> None:
     """No items, nothing to do, whatever is demanded."""
     assert schedule([]).newest_compaction(None, CompactionTarget(force=True, limit=0)) is None
 
 
 def test_a_long_conversation_costs_few_looks() -> None:
-    """The next place above the mark is found by halving: an old conversation is not weighed place by place."""
+    """A binary search finds the next boundary above the mark: a long conversation is not counted at each boundary."""
     items = agent(5000, result=40)
     plan = schedule(items, TokenBudget(10**6, 1000, 300, 16_384))
     looks = 0
     weigh = plan.view_tokens
 
-    def watched(place: int, event: Compaction | None) -> int:
+    def watched(boundary: int, compaction: Compaction | None) -> int:
         nonlocal looks
         looks += 1
-        return weigh(place, event)
+        return weigh(boundary, compaction)
 
     plan.view_tokens = watched  # type: ignore[method-assign]
     plan.newest_compaction(None)
@@ -290,8 +290,8 @@ SHARED = Allocation(system=0.02, tools=0.03, summary=0.05, recent=0.10, older=0.
 ALLOCATED = replace(RULES, allocation=SHARED)
 
 
-def test_an_allocation_makes_an_event_deeper() -> None:
-    """An event leaves messages and block no more than their shares and what is lent; the newest round stays."""
+def test_an_allocation_makes_a_compaction_deeper() -> None:
+    """An compaction leaves messages and block no more than their shares and what is lent; the newest round stays."""
     items = agent(30)
     plain, shared = schedule(items).newest_compaction(None), schedule(items, rules=ALLOCATED).newest_compaction(None)
     assert plain is not None
@@ -313,7 +313,7 @@ def test_an_allocation_makes_an_event_deeper() -> None:
 def test_an_allocation_never_makes_a_view_fit_less(
     items: list[Item], asked: TokenBudget, rules: CompactionRules
 ) -> None:
-    """What fits without an allocation fits with one: it only goes deeper.
+    """A view that fits without an allocation fits with one, which only goes deeper.
 
     While no compaction is due, it moves none that was sent.
     """
@@ -332,12 +332,14 @@ def test_an_allocation_never_makes_a_view_fit_less(
 def test_unread_results_are_cut_only_if_they_cannot_stay_whole(items: list[Item], asked: TokenBudget) -> None:
     """A result no model has read is cut only if it would not fit beside task, newest user text and a note."""
     plan, count = schedule(items, asked), len(items)
-    event = plan.newest_compaction(None)
+    compaction = plan.newest_compaction(None)
     border = unread_from(items, count)
-    if event is None or event.boundary < count or not any(item.answers for item in items[border:]):
+    if compaction is None or compaction.boundary < count or not any(item.answers for item in items[border:]):
         return
-    cut = {index for index, _ in (*event.truncations, *event.clips) if index >= border and items[index].answers}
-    swapped = {swap.index for swap in event.placeholders if swap.index >= border}
+    cut = {
+        index for index, _ in (*compaction.truncations, *compaction.clips) if index >= border and items[index].answers
+    }
+    swapped = {swap.index for swap in compaction.placeholders if swap.index >= border}
     assert not swapped
     start = max(each for each in lay_out(tuple(items)).cuts if each <= border)
     users = [index for index, item in enumerate(items) if item.role == "user" and index < start]
@@ -349,16 +351,16 @@ def test_unread_results_are_cut_only_if_they_cannot_stay_whole(items: list[Item]
 
 @settings(max_examples=150)
 @given(histories(), figures)
-def test_the_same_request_gets_the_same_event(items: list[Item], asked: TokenBudget) -> None:
+def test_the_same_request_gets_the_same_compaction(items: list[Item], asked: TokenBudget) -> None:
     """A conversation that was compacted at its end and fits is not compacted again when it comes once more."""
     plan = schedule(items, asked)
-    event = plan.newest_compaction(None)
-    if event is not None and plan.fits(event, asked.input):
-        assert plan.newest_compaction(event) == event
+    compaction = plan.newest_compaction(None)
+    if compaction is not None and plan.fits(compaction, asked.input):
+        assert plan.newest_compaction(compaction) == compaction
 
 
 def test_a_result_left_whole_is_truncated_once_it_was_read() -> None:
-    """The next event after a large unread result truncates it in place, and keeps the block before it."""
+    """The next compaction after a large unread result truncates it where it is, and keeps the block before it."""
     items = [*agent(6), item("assistant", 60, ["big"]), item("tool", 5_200, (), ("big",))]
     first = schedule(items).newest_compaction(None)
     assert first is not None
@@ -374,20 +376,20 @@ def test_a_result_left_whole_is_truncated_once_it_was_read() -> None:
 def test_the_block_gives_way_before_an_unread_result() -> None:
     """Where a result fits whole beside a smaller block, the block is made smaller."""
     items = [*agent(30), item("assistant", 60, ["big"]), item("tool", 6_000, (), ("big",))]
-    event = schedule(items).newest_compaction(None)
-    assert event is not None
-    assert event.stages == ("drop",)
-    assert event.truncations == event.clips == ()
-    assert event.block_tokens >= BLOCK_FRAME
-    assert FIGURES.quantised_fixed + event.view_tokens <= FIGURES.input
+    compaction = schedule(items).newest_compaction(None)
+    assert compaction is not None
+    assert compaction.stages == ("drop",)
+    assert compaction.truncations == compaction.clips == ()
+    assert compaction.block_tokens >= BLOCK_FRAME
+    assert FIGURES.quantised_fixed + compaction.view_tokens <= FIGURES.input
 
 
 def test_an_unread_result_too_big_for_the_room_takes_all_of_it() -> None:
     """A result that has to be cut is cut to the budget, not to a mark below it."""
     items = [*agent(6), item("assistant", 60, ["big"]), item("tool", 16_000, (), ("big",))]
-    event = schedule(items).newest_compaction(None)
-    assert event is not None
-    assert FIGURES.input - 8 <= FIGURES.quantised_fixed + event.view_tokens <= FIGURES.input
+    compaction = schedule(items).newest_compaction(None)
+    assert compaction is not None
+    assert FIGURES.input - 8 <= FIGURES.quantised_fixed + compaction.view_tokens <= FIGURES.input
 
 
 @settings(max_examples=60, deadline=None)
@@ -395,8 +397,8 @@ def test_an_unread_result_too_big_for_the_room_takes_all_of_it() -> None:
 def test_no_view_goes_below_the_least(items: list[Item]) -> None:
     """However little is asked for, what a compaction leaves is no less than the newest round at its shortest."""
     plan = schedule(items)
-    event = plan.newest_compaction(None, CompactionTarget(force=True, limit=0))
-    assert FIGURES.quantised_fixed + plan.view_tokens(len(items), event) >= plan.minimum_tokens()
+    compaction = plan.newest_compaction(None, CompactionTarget(force=True, limit=0))
+    assert FIGURES.quantised_fixed + plan.view_tokens(len(items), compaction) >= plan.minimum_tokens()
 
 
 def test_the_least_counts_what_cannot_be_shortened() -> None:

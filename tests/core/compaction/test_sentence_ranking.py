@@ -1,4 +1,4 @@
-"""What is worth its words: constraints before requests, the first round, the newest and conclusions before chatter."""
+"""Ranks: constraints before requests; the first round, the newest ones and conclusions before chatter."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_sentences_are_weighed_in_the_main_languages(sentence: str, expected: in
 
 
 def test_a_conclusion_needs_no_known_word() -> None:
-    """What the model said right before the user spoke again is worth more than the same words amid its work."""
+    """Words right before the user speaks again rank above the same words amid the model's work."""
     rounds = rounds_of([spoken("Hm."), *[spoken("Ndiyo.")] * 9, ItemText("user", "?"), *[spoken("Ndiyo.")] * 9])
     worth = round_scores(rounds)
     assert worth[9] > worth[10]

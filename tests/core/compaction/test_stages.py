@@ -69,7 +69,7 @@ def test_a_fold_keeps_as_many_rounds_as_the_goal_allows() -> None:
 
 
 def test_a_bare_fold_leaves_a_note() -> None:
-    """What is dropped has no block but its frame."""
+    """A bare fold has no block but its frame."""
     items = agent(12)
     dropped = stages(items).fold(len(items), None, BUDGET.input, LEVELS, bare=True)
     assert dropped is not None

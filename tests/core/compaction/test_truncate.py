@@ -1,4 +1,4 @@
-"""What is too big cut short: tool results, single texts, and the definitions of tools."""
+"""Cutting short: tool results, single texts, and the definitions of tools."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ LINES = "".join(f"line {n}\n" for n in range(1, 3001))
 
 
 def kept(text: str, shown: str) -> tuple[str, str]:
-    """What is left before and after the marker; both stand in *text* so."""
+    """The parts before and after the marker, both as they are in *text*."""
     marker = MIDDLE if MIDDLE in shown else REST
     head, _, tail = shown.partition(marker)
     head, tail = head.removesuffix("\n"), tail.removeprefix("\n")
@@ -155,7 +155,7 @@ def test_the_result_fits_and_both_ends_stay(text: str, times: int, tokens: int) 
 
 
 @pytest.mark.parametrize("tokens", [SMALL, 100, 400, 3000])
-def test_the_cut_is_said_once_and_stands_between_whole_lines(tokens: int) -> None:
+def test_the_marker_stands_once_between_whole_lines(tokens: int) -> None:
     """A log is cut at line ends, and one marker says so."""
     text = log(1, 5000)
     result = clip(text, tokens, count_tokens)

@@ -48,38 +48,38 @@ def raw_of(body: bytes) -> OriginalItems:
     return OriginalItems(body, where.spans, items, lay_out(items), chat)
 
 
-def view_of(raw: OriginalItems, event: Compaction) -> tuple[str, bytes, int]:
+def view_of(original: OriginalItems, compaction: Compaction) -> tuple[str, bytes, int]:
     """The block, the body with the view in place of the messages, and the view's weight."""
-    block, edits = write_texts(raw, event, RenderOptions(count_tokens, tool_map_of_package()))
-    made = assemble(raw, event, block, edits, count_tokens)
-    where = scan(raw.body, "messages")
-    return block, raw.body[: where.start] + made.content + raw.body[where.end :], made.tokens
+    block, edits = write_texts(original, compaction, RenderOptions(count_tokens, tool_map_of_package()))
+    made = assemble(original, compaction, block, edits, count_tokens)
+    where = scan(original.body, "messages")
+    return block, original.body[: where.start] + made.content + original.body[where.end :], made.tokens
 
 
-def fold(raw: OriginalItems, cut: int, clips: tuple[tuple[int, int], ...] = ()) -> Compaction:
-    place = len(raw.items)
-    return Compaction(place, cut, 400, 200, raw.layout.verbatim_users(place, cut), clips)
+def fold(original: OriginalItems, cut: int, clips: tuple[tuple[int, int], ...] = ()) -> Compaction:
+    boundary = len(original.items)
+    return Compaction(boundary, cut, 400, 200, original.layout.verbatim_users(boundary, cut), clips)
 
 
 @settings(max_examples=80, phases=UNSHRUNK)
 @given(st.data())
 @pytest.mark.slow
 def test_any_cut_gives_a_faithful_view(data: st.DataObject) -> None:
-    """Wherever a conversation may be cut, whatever is clipped: kept bytes, whole pairs, one carrier, a true weight."""
+    """At any cut and with any clips: the client's own bytes, whole pairs, one carrier, and a true token count."""
     messages = data.draw(conversations(with_orphans=True, surrogates=False, max_size=14))
     body = encode(data.draw, {"model": "m", "messages": messages})
-    raw = raw_of(body)
-    cuts = [cut for cut in raw.layout.cuts if cut]
+    original = raw_of(body)
+    cuts = [cut for cut in original.layout.cuts if cut]
     assume(cuts)
     cut = data.draw(st.sampled_from(cuts))
-    kept = [i for i, item in enumerate(raw.items) if i >= cut and item.role != "system"]
-    clips = {i: raw.items[i].media + 48 for i in data.draw(st.lists(st.sampled_from(kept), max_size=3))}
-    event = fold(raw, cut, tuple(sorted((i, t) for i, t in clips.items() if t < raw.items[i].tokens)))
-    block, view, tokens = view_of(raw, event)
+    kept = [i for i, item in enumerate(original.items) if i >= cut and item.role != "system"]
+    clips = {i: original.items[i].media + 48 for i in data.draw(st.lists(st.sampled_from(kept), max_size=3))}
+    compaction = fold(original, cut, tuple(sorted((i, t) for i, t in clips.items() if t < original.items[i].tokens)))
+    block, view, tokens = view_of(original, compaction)
     assert message_problems(body, view) == []
     assert HEADER in block
     assert tokens == sum(item.tokens for item in raw_of(view).items)
-    assert view_of(raw, event) == (block, view, tokens)
+    assert view_of(original, compaction) == (block, view, tokens)
 
 
 def test_a_tail_that_begins_with_the_model_is_carried_by_the_task() -> None:
@@ -105,20 +105,20 @@ def test_a_tail_that_begins_with_a_user_is_carried_by_it() -> None:
 
 
 def test_the_newest_user_text_is_never_folded_away() -> None:
-    """Where a long run of rounds follows it, the newest user text stands verbatim in the block."""
+    """If a long run of rounds follows it, the newest user text stands verbatim in the block."""
     messages = [TASK, SPOKEN, NEWER, *[SPOKEN, CALL, RESULT] * 3]
     body = chat_body(messages)
-    raw = raw_of(body)
-    block, view, _ = view_of(raw, fold(raw, raw.layout.cuts[-1]))
+    original = raw_of(body)
+    block, view, _ = view_of(original, fold(original, original.layout.cuts[-1]))
     assert f"word for word:\n{text_of(NEWER)}" in block
     assert text_of(TASK) in text_of(json.loads(message_slices(view)[0]))
 
 
 def test_a_conversation_without_a_user_gets_a_carrier() -> None:
-    """Where no user item can carry the block, a user item of our own does."""
+    """If no user item can carry the block, a user item of our own does."""
     body = chat_body([SYSTEM, SPOKEN, CALL, RESULT, CALL, RESULT])
-    raw = raw_of(body)
-    block, view, _ = view_of(raw, fold(raw, 4))
+    original = raw_of(body)
+    block, view, _ = view_of(original, fold(original, 4))
     assert json.loads(message_slices(view)[1]) == {"role": "user", "content": block}
 
 
@@ -126,8 +126,8 @@ def test_system_messages_in_the_middle_stay() -> None:
     """Every system message, folded past or not, is there in order, byte for byte."""
     later = {"role": "developer", "content": [{"type": "text", "text": "From now on in French."}]}
     body = chat_body([SYSTEM, TASK, SPOKEN, later, NEWER, later, CALL, RESULT])
-    raw = raw_of(body)
-    _, view, _ = view_of(raw, fold(raw, 6))
+    original = raw_of(body)
+    _, view, _ = view_of(original, fold(original, 6))
     roles = [json.loads(piece)["role"] for piece in message_slices(view)]
     assert roles == ["system", "developer", "developer", "user", "assistant", "tool"]
 
@@ -137,8 +137,8 @@ def test_an_odd_task_can_carry(content: Any) -> None:
     """A task without text, or without content at all, still carries the block."""
     task: Message = {"role": "user", "content": content}
     body = chat_body([task, SPOKEN, CALL, RESULT, SPOKEN])
-    raw = raw_of(body)
-    block, view, _ = view_of(raw, fold(raw, 1))
+    original = raw_of(body)
+    block, view, _ = view_of(original, fold(original, 1))
     carrier = json.loads(message_slices(view)[0])
     assert block in text_of(carrier)
     if content:
@@ -151,9 +151,9 @@ def test_a_clip_keeps_names_ids_and_json() -> None:
     function = {"name": "write", "arguments": json.dumps(arguments)}
     call = {"role": "assistant", "tool_calls": [{"id": "a", "type": "function", "function": function}]}
     body = chat_body([TASK, call, {**RESULT, "content": "line\n" * 3000}])
-    raw = raw_of(body)
-    _, view, tokens = view_of(raw, Compaction(3, 0, 0, clips=((1, 200), (2, 100))))
-    assert tokens <= raw.items[0].tokens + 300
+    original = raw_of(body)
+    _, view, tokens = view_of(original, Compaction(3, 0, 0, clips=((1, 200), (2, 100))))
+    assert tokens <= original.items[0].tokens + 300
     first, second, third = map(json.loads, message_slices(view))
     assert first == TASK
     made = second["tool_calls"][0]
@@ -173,12 +173,12 @@ def step(name: str, arguments: dict[str, Any], result: Any, at: int) -> list[Mes
     return [{"role": "assistant", "tool_calls": [call]}, {"role": "tool", "tool_call_id": f"c{at}", "content": result}]
 
 
-def lines_of(messages: list[Message], event: Compaction) -> list[Any]:
-    """What the tool results of *messages* say after *event*."""
+def lines_of(messages: list[Message], compaction: Compaction) -> list[Any]:
+    """The texts of the tool results of *messages* after *compaction*."""
     body = chat_body(messages)
     where = scan(body, "messages")
     items = [read_one(chat, body[start:end], count_tokens, tool_map_of_package()) for start, end in where.spans]
-    _, view, _ = view_of(OriginalItems(body, where.spans, items, lay_out(items), chat), event)
+    _, view, _ = view_of(OriginalItems(body, where.spans, items, lay_out(items), chat), compaction)
     return [message["content"] for message in map(json.loads, message_slices(view)) if message["role"] == "tool"]
 
 

@@ -29,7 +29,7 @@ def test_parts_are_added_up_where_the_whole_says_so() -> None:
 
 
 def test_a_whole_may_hold_an_output() -> None:
-    """What was requested as one figure is the prompt, unless the answer may be part of it."""
+    """One figure for the whole request is the prompt, unless the output may be a part of it."""
     made = assign_roles({"limit": [8192], "requested": [9000]})
     assert (made.prompt, made.whole, made.undivided().prompt) == (9000, True, None)
     assert made.undivided().are_too_many
@@ -75,7 +75,7 @@ def said(message: str, status: int = 400, counted: int | None = None, **members:
 
 @pytest.mark.shared("overflow_errors.jsonl")
 def test_every_recorded_overflow_is_recognised() -> None:
-    """What providers answer in place of an answer is read with its kind and the figures it states, exactly."""
+    """Recorded errors of providers are read with their kind and exactly the figures they state."""
     wanted = [row for row in rows() if row["overflow"] and not row["stream"] and row["id"] not in BROKEN_OFF]
     assert len(wanted) > 100
     wrong = {}
@@ -103,7 +103,7 @@ def test_no_recorded_look_alike_is_taken_for_one() -> None:
 
 @pytest.mark.parametrize("one", reported_errors(), ids=lambda one: one.origin)
 def test_errors_that_people_met(one: ReportedError) -> None:
-    """What people posted is read as what it is, and a limit is exact or not stated."""
+    """Errors that people posted are read with their kind, and a limit is exact or not stated."""
     found = classifier().answer(one.status, one.headers, one.body.encode())
     assert (found.kind if found else None) in one.kinds
     if one.too_long:
@@ -191,7 +191,7 @@ def test_a_code_is_enough() -> None:
 @pytest.mark.parametrize(
     "code", ["PromptTooLong", "max_context_length_exceeded", "ContextOverflow", "input_too_long", "CONTEXT_TOO_LONG"]
 )
-def test_codes_that_nobody_listed(code: str) -> None:
+def test_codes_that_are_not_listed(code: str) -> None:
     """A code is read by its words, however they are joined."""
     found = classifier().answer(500, (), json.dumps({"error": {"code": code, "message": "The call failed."}}).encode())
     assert found is not None
@@ -254,7 +254,7 @@ def test_caps_in_characters(place: str, kind: str | None) -> None:
 
 
 def test_an_answer_is_no_error() -> None:
-    """What a model says of overflows in an answer with status 200 is its own affair."""
+    """A model may write about overflows in an answer with status 200."""
     message = {"role": "assistant", "content": CLEAR, "refusal": None}
     answer = {"choices": [{"message": message, "finish_reason": "stop"}], "usage": {"prompt_tokens": 9}}
     assert classifier().answer(200, (), json.dumps(answer).encode()) is None
@@ -287,7 +287,7 @@ def test_a_stop_without_usage(usage: object) -> None:
 
 
 def test_a_stop_counts_cached_input() -> None:
-    """What Anthropic read from its cache is beside ``input_tokens`` and fills the window all the same."""
+    """Tokens that Anthropic read from its cache are beside ``input_tokens``, and fill the window all the same."""
     usage = {"input_tokens": 9, "cache_read_input_tokens": 900, "output_tokens": 2}
     found = classifier().stop({"stop_reason": "model_context_window_exceeded", "usage": usage})
     assert found is not None
@@ -295,7 +295,7 @@ def test_a_stop_counts_cached_input() -> None:
 
 
 def test_a_body_that_repeats_the_request() -> None:
-    """What a validation error echoes of the conversation is not taken for its cause."""
+    """A part of the conversation in a validation error does not count as its cause."""
     echo = {"detail": [{"loc": ["body", "temperature"], "msg": "must be a number", "input": {"messages": CLEAR}}]}
     assert classifier().answer(422, (), json.dumps(echo).encode()) is None
 

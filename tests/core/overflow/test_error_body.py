@@ -1,4 +1,4 @@
-"""What is taken out of an answer, whatever its shape."""
+"""The parts of an error answer of any format."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_places(value: object, place: str) -> None:
 
 @pytest.mark.parametrize("name", ["input", "messages", "prompt", "request", "model", "id"])
 def test_echoes(name: str) -> None:
-    """What repeats the request is left out."""
+    """Members that repeat the request are left out."""
     assert error_parts({"detail": [{"msg": "no way", name: SENTENCE}]}).texts == ["no way"]
 
 
@@ -76,7 +76,7 @@ def test_bounds() -> None:
 
 @pytest.mark.parametrize("body", [b"", b"[" * 100_000, b"{", b"\xff\xfe", b'{"a": NaN}'])
 def test_any_bytes_open(body: bytes) -> None:
-    """What is no JSON is text."""
+    """A body that is no JSON is text."""
     error_parts(parse_body(body))
 
 

@@ -59,7 +59,7 @@ def test_a_quotation_that_is_cut_in_the_middle() -> None:
     assert "context" not in left
 
 
-def test_what_is_said_by_the_error_alone_stays() -> None:
+def test_words_of_the_error_alone_stay() -> None:
     """Short runs of words, and sentences with other figures, are the error's own."""
     texts = ["the prompt is too long", "This model's maximum context length is 8192 tokens, you sent 9000"]
     assert EchoFilter(BODY).without_echoes(texts) == texts
@@ -99,7 +99,7 @@ CODE = Overflow("input", decisive=True, rule="a code")
 
 
 def read(claim: OverflowClaim, circumstance: str) -> Overflow | None:
-    """What is believed of *claim*, if something smaller would be sent for it."""
+    """*claim* as far as it counts, if something smaller would be sent for it."""
     found = classifier().answer(claim.status, (), claim.body.encode(), claim.prior(circumstance))
     return found if found is not None and found.too_long else None
 
@@ -142,7 +142,7 @@ def test_overflows_of_a_tiny_request(half: str) -> None:
             assert read(claim, "stated 12 x") is not None, claim.body
 
 
-def test_a_sentence_is_held_against_the_pressure() -> None:
+def test_a_sentence_is_compared_with_the_pressure() -> None:
     """A sentence alone is not believed of a request that is tiny for a stated window; of a small one it is unsure."""
     tiny, small, likely = (int(share * 100_000) for share in (TINY / 2, TINY, LIKELY))
     assert check_claim(SENTENCE, Prior(tiny, window=100_000, stated=True)) is None
@@ -154,7 +154,7 @@ def test_a_sentence_is_held_against_the_pressure() -> None:
     assert check_claim(CODE, Prior(tiny, window=100_000, stated=True)) is CODE
 
 
-def test_figures_are_held_against_our_count() -> None:
+def test_figures_are_compared_with_our_count() -> None:
     """A prompt within a third of our count and a limit below it are about this request; other figures are not."""
     least = int(9_000 * (1 - ALIKE))
     for counted, expected in ((9_000, True), (least, True), (least - 1, False), (20_000, False)):

@@ -75,7 +75,7 @@ def test_an_unknown_notion() -> None:
 
 
 def test_only_the_beginning_of_a_long_text_is_read() -> None:
-    """What stands far behind changes nothing."""
+    """Text far behind the beginning changes nothing."""
     begun = "x " * (LONGEST_TEXT // 2)
     assert LEXICON.read(begun + "prompt is too long") == LEXICON.read(begun)
 

@@ -150,7 +150,7 @@ def test_any_stream_in_any_chunks(parts: list[bytes], points: list[int]) -> None
 
 @settings(max_examples=100)
 @given(st.lists(st.sampled_from(sorted(EVENTS)), max_size=6))
-def test_the_first_event_that_says_something_decides(names: list[str]) -> None:
+def test_the_first_event_with_content_decides(names: list[str]) -> None:
     """Preamble is passed over; the first other event is the verdict, and what follows changes nothing."""
     opening = EarlyOverflowDetector(classifier())
     telling = next((name for name in names if name not in PREAMBLE), None)
@@ -223,7 +223,7 @@ def test_an_answer_that_is_no_stream(name: str) -> None:
         assert opening.feed(raw[:-2]) == "content"
 
 
-def test_an_answer_of_unknown_shape_is_held_no_longer_than_needed() -> None:
+def test_an_answer_of_unknown_format_is_buffered_no_longer_than_needed() -> None:
     """An object without a telling member is let go once it is large."""
     opening = EarlyOverflowDetector(classifier())
     assert opening.feed(b'{"pad": "') == "undecided"
@@ -289,7 +289,7 @@ def test_what_comes_late(name: str) -> None:
 
 @settings(max_examples=60)
 @given(st.lists(st.sampled_from(sorted(EVENTS)), max_size=6), st.lists(st.integers(0, 2_000), max_size=6))
-def test_nothing_that_is_said_is_taken_for_a_late_error(names: list[str], points: list[int]) -> None:
+def test_content_is_not_mistaken_for_a_late_error(names: list[str], points: list[int]) -> None:
     """Words of the answer, quoted errors among them, teach nothing; errors do."""
     quoted = {"choices": [{"delta": {"content": json.dumps(OVERFLOW) + '"finish_reason": "x_exceeded"'}}]}
     raw = b"".join(wire(EVENTS[name]) for name in names) + wire(quoted)
@@ -297,7 +297,7 @@ def test_nothing_that_is_said_is_taken_for_a_late_error(names: list[str], points
     assert (found is not None and found.too_long) == bool(LENGTH & set(names))
 
 
-def test_a_long_event_is_not_held() -> None:
+def test_a_long_event_is_not_buffered() -> None:
     """An event without an end keeps no more than a bounded part in memory, and harms nothing behind it."""
     ending = LateOverflowDetector(classifier())
     for _ in range(200):

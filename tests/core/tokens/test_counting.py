@@ -47,18 +47,18 @@ def test_totals_continue_from_a_prefix(given_items: list[Item], at: int) -> None
 
 
 @given(items, sizes, sizes, sizes, sizes)
-def test_regions_add_up_to_the_view(given_items: list[Item], tools: int, said: int, rest: int, summary: int) -> None:
+def test_regions_add_up_to_the_view(given_items: list[Item], tools: int, system: int, rest: int, summary: int) -> None:
     """The regions without the reserve are the view's tokens; each has a name of the list."""
     kept = add_up(given_items)
-    members = Members(tools, said, said // 2)
-    found = regions(kept, members, fixed=kept.system + tools + said + rest, summary=summary, reserve=77)
+    members = Members(tools, system, system // 2)
+    found = regions(kept, members, fixed=kept.system + tools + system + rest, summary=summary, reserve=77)
     assert found.keys() <= set(REGIONS)
     assert found.pop("reserve") == 77
-    assert sum(found.values()) == kept.system + kept.history + tools + said + rest + summary
+    assert sum(found.values()) == kept.system + kept.history + tools + system + rest + summary
 
 
 def test_memories_are_taken_out_of_the_role_they_stand_in() -> None:
-    """What was injected is a region of its own, wherever it was put."""
+    """Injected memories are a region of their own, in system and in user items."""
     totals = RoleTotals(3, 100, 60, 0, 0, 0, (30, 20))
     found = regions(totals, Members(), fixed=100, summary=0, reserve=0)
     assert found == {"system": 70, "memory": 50, "user": 40}
@@ -90,7 +90,7 @@ def test_memories_are_found_by_heading_and_tag(text: str, found: str) -> None:
 
 @given(st.text(alphabet="#m <memory>/\nx", max_size=200))
 def test_memories_are_a_part_of_the_text(text: str) -> None:
-    """Whatever the text, what is found is made of pieces of it in their order."""
+    """For any text, the memories consist of pieces of it in their order."""
     at = 0
     for line in injected_memories(text).split("\n"):
         at = text.index(line, at) + len(line)

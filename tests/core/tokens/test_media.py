@@ -114,7 +114,7 @@ def test_a_torn_header_is_no_size(kind: str, data: st.DataObject) -> None:
     "head", [b"", b"BM" + b"\0" * 60, b"\xff\xd8\xff", b"\xff\xd8\xff\xc0\0", b"RIFF\0\0\0\0WEBPVP8 " + b"\0" * 30]
 )
 def test_other_files_have_no_size(head: bytes) -> None:
-    """What is none of these formats, or claims to be and is not, has no size."""
+    """A file of another format, or one that only claims to be an image, has no size."""
     assert image_size(head) is None
 
 
@@ -138,7 +138,7 @@ def test_the_tile_formula(width: int, height: int, detail: str, tokens: int) -> 
 
 @given(st.integers(0, 2**31), st.integers(0, 2**31))
 def test_no_image_costs_more_than_an_unknown_one(width: int, height: int) -> None:
-    """Whatever size a header states, the cost stays between one tile and the dearest shape."""
+    """For any size in a header, the cost is between one tile and the most expensive shape."""
     assert TILE_BASE + TILE <= image_tokens(url(png(width, height))) <= UNKNOWN_IMAGE
 
 
@@ -285,7 +285,7 @@ kinds = st.sampled_from(["image_url", "input_image", "image", "input_audio", "au
 
 @given(kinds, st.dictionaries(st.sampled_from(["image_url", "input_audio", "file", "video", "detail"]), values))
 def test_any_part_is_counted(kind: str, members: dict[str, Any]) -> None:
-    """However a part is misshapen, it is counted and judged without raising."""
+    """Malformed parts are counted and judged without raising."""
     part = {**members, "type": kind}
     tokens = part_tokens(part)
     assert (tokens is None) == (kind == "x")
@@ -354,12 +354,12 @@ def test_any_size_has_a_price(model: str, width: int, height: int, detail: str) 
 @pytest.mark.parametrize("model", ["gpt-4o", "gpt-4o-mini", "gpt-4.1-mini", "gpt-5.4", "o1", "claude-3-opus"])
 @given(width=st.integers(1, 20_000), height=st.integers(1, 20_000))
 def test_an_unseen_image_is_the_dearest(model: str, width: int, height: int) -> None:
-    """Where the size is unknown, no size would cost more."""
+    """An image of unknown size costs at least as much as one of any size."""
     picture = prices(model).image
     assert picture.tokens((width, height), "high") <= picture.tokens(None, "high")
 
 
-def test_models_nobody_publishes_cost_the_usual() -> None:
+def test_models_without_published_formula_have_default_prices() -> None:
     """A name that no family matches, or none at all, has the usual prices."""
     for model in ("", "house-model", "gpt-4", "gpt-4-turbo", "mistral-large"):
         assert prices(model) is DEFAULT_PRICES

@@ -128,7 +128,7 @@ def test_several_tools_bring_their_wrapper() -> None:
     ],
 )
 def test_everything_counts(more: dict[str, Any]) -> None:
-    """Whatever part of a schema holds a text, the text stands in what is counted."""
+    """Every text of a schema is part of the counted declarations."""
     assert "a long text indeed" in declarations([function("f", {"p": more})])
 
 
@@ -222,5 +222,5 @@ def test_deep_schemas_end() -> None:
     ],
 )  # fmt: skip
 def test_who_reads_declarations(model: str, reads: bool) -> None:
-    """OpenAI's models, under whatever prefix; nobody else's."""
+    """OpenAI's models read declarations, with any prefix; other models do not."""
     assert reads_declarations(model) is reads

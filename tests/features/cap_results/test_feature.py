@@ -46,17 +46,17 @@ def test_only_results_that_are_too_big_change() -> None:
     assert done(small) == message_slices(chat_body(small))
     big = session("Bash", "x\n" * 101)
     assert done(big)[:2] == message_slices(chat_body(big))[:2]
-    said = json.loads(done(big)[2])
-    assert MIDDLE in said["content"]
-    assert said["x"] == 1
+    capped = json.loads(done(big)[2])
+    assert MIDDLE in capped["content"]
+    assert capped["x"] == 1
 
 
 def test_reads_keep_their_head_and_parts_stay_parts() -> None:
     """A file's rest is left out at its end; content that was a list stays one."""
-    said = json.loads(done(session("Read", "line\n" * 500))[2])["content"]
-    assert said.endswith(REST)
+    capped = json.loads(done(session("Read", "line\n" * 500))[2])["content"]
+    assert capped.endswith(REST)
     parts = json.loads(done(session("Read", [{"type": "text", "text": "line\n" * 500}]))[2])["content"]
-    assert parts == [{"type": "text", "text": said}]
+    assert parts == [{"type": "text", "text": capped}]
 
 
 IMAGES = {

@@ -1,4 +1,4 @@
-"""Compactions made without a model: what they hold, what they weigh, and how they are told."""
+"""Compactions made without a model: their content, their size, and their response."""
 
 from __future__ import annotations
 
@@ -61,28 +61,28 @@ async def test_a_compaction_holds_what_matters_and_is_small() -> None:
 
 
 async def test_on_its_own_path_the_users_messages_stay() -> None:
-    """The newest messages of the user are kept as they are, what has no room among them is told in the text."""
+    """The newest messages of the user stay as they are; older ones are in the text."""
     desk = Replica()
     talk = [message for turn in range(20) for message in chat_turn(turn, 150)]
     body = asked("responses", talk)
     found = await made(desk, body, "endpoint")
-    kept = [json.loads(raw) for raw in found.user_items]
+    verbatim = [json.loads(raw) for raw in found.user_items]
     users = [item for item in body["input"] if item.get("role") == "user"]
-    assert list(map(text_of, kept)) == list(map(text_of, users))[-len(kept) :]
-    assert all(item["type"] == "message" and isinstance(item["content"], list) for item in kept)
-    assert 3 < len(kept) < len(users)
-    assert sum(count_tokens(text_of(item)) for item in kept) <= 0.2 * WINDOW
+    assert list(map(text_of, verbatim)) == list(map(text_of, users))[-len(verbatim) :]
+    assert all(item["type"] == "message" and isinstance(item["content"], list) for item in verbatim)
+    assert 3 < len(verbatim) < len(users)
+    assert sum(count_tokens(text_of(item)) for item in verbatim) <= 0.2 * WINDOW
     assert "Question 3:" in found.text
-    told, kind = response(found, item_of(desk, found), "endpoint", "m", 1_760_000_000, stream=True)
-    answer = json.loads(told)
-    assert kind == "application/json"
-    assert (answer["object"], answer["output"][:-1]) == ("response.compaction", kept)
+    body, content_type = response(found, item_of(desk, found), "endpoint", "m", 1_760_000_000, stream=True)
+    answer = json.loads(body)
+    assert content_type == "application/json"
+    assert (answer["object"], answer["output"][:-1]) == ("response.compaction", verbatim)
     assert answer["output"][-1] == item_of(desk, found)
     assert answer["usage"]["total_tokens"] == found.input_tokens + found.output_tokens
 
 
 async def test_a_second_compaction_carries_the_first_on() -> None:
-    """What the first one knew is in the second, as a summary and not as words of the user."""
+    """The content of the first one is in the second, as a summary and not as words of the user."""
     desk = Replica()
     first = await made(desk, asked("responses", [{"role": "user", "content": "The port is 50713, remember it."}]))
     item = item_of(desk, first)

@@ -1,4 +1,4 @@
-"""Items that clients carry for us: opened by whoever holds the key, believed only with the right code."""
+"""Items that clients carry for us: opened with any key, trusted only with the right code."""
 
 from __future__ import annotations
 

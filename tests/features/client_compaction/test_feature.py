@@ -1,4 +1,4 @@
-"""Which upstreams are asked for a compaction, and what of a request is changed before it is planned."""
+"""The upstreams that get requests for a compaction, and the changes to a request before it is planned."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ async def test_other_apis_are_not_opened() -> None:
     ],
 )
 def test_who_is_asked(upstream: UpstreamCompaction, endpoint: bool, trigger: bool) -> None:
-    """A path costs nothing to try; an item only goes to servers that know it, unless told otherwise."""
+    """A path costs nothing to try; an item only goes to servers that know it, unless it is configured."""
     assert (upstream.is_asked("endpoint"), upstream.is_asked("trigger")) == (endpoint, trigger)
 
 

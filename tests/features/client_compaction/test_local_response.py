@@ -14,18 +14,18 @@ from pydantic import TypeAdapter
 from proxy.features.client_compaction.local_response import PIECE, TextAnswer, stream_events, whole_response
 
 TEXT = "First.\n\u00e9\u4e0d" + "long " * PIECE
-SAID = TextAnswer(TEXT, 4100, "a1b2", "m", 1_760_000_000)
+ANSWER = TextAnswer(TEXT, 4100, "a1b2", "m", 1_760_000_000)
 
 
-def events(api: str, said: TextAnswer = SAID) -> list[dict[str, Any]]:
+def events(api: str, answer: TextAnswer = ANSWER) -> list[dict[str, Any]]:
     """The data of a stream's events."""
-    found = [line[6:] for line in stream_events(api, said).decode().split("\n") if line.startswith("data: ")]
+    found = [line[6:] for line in stream_events(api, answer).decode().split("\n") if line.startswith("data: ")]
     return [json.loads(data) for data in found if data != "[DONE]"]
 
 
 def test_chat() -> None:
-    """A completion with one choice; its chunks add up to the same, the usage in the last where it was asked for."""
-    answer = ChatCompletion.model_validate(json.loads(whole_response("chat", SAID)))
+    """A completion with one choice; its chunks add up to the same, the usage in the last if the client requested it."""
+    answer = ChatCompletion.model_validate(json.loads(whole_response("chat", ANSWER)))
     assert (answer.choices[0].message.content, answer.choices[0].finish_reason) == (TEXT, "stop")
     assert answer.usage is not None
     assert (answer.usage.prompt_tokens, answer.usage.completion_tokens) == (0, 4100)
@@ -40,7 +40,7 @@ def test_chat() -> None:
 
 def test_messages() -> None:
     """A message of one text block; its stream opens, fills and closes that block."""
-    answer = Message.model_validate(json.loads(whole_response("messages", SAID)))
+    answer = Message.model_validate(json.loads(whole_response("messages", ANSWER)))
     assert (answer.content[0].text, answer.stop_reason) == (TEXT, "end_turn")  # type: ignore[union-attr]
     assert (answer.usage.input_tokens, answer.usage.output_tokens) == (0, 4100)
     kinds = [each["type"] for each in events("messages")]
@@ -57,15 +57,15 @@ def test_messages() -> None:
 
 def test_responses() -> None:
     """A response of one message; every event is one the API knows, numbered without a gap."""
-    answer = Response.model_validate(json.loads(whole_response("responses", SAID)))
+    answer = Response.model_validate(json.loads(whole_response("responses", ANSWER)))
     assert answer.output_text == TEXT
     assert answer.usage is not None
     assert (answer.usage.input_tokens, answer.usage.output_tokens) == (0, 4100)
     known = TypeAdapter[Any](ResponseStreamEvent)
-    told = [known.validate_python(each) for each in events("responses")]
-    assert [each.sequence_number for each in told] == list(range(len(told)))
-    assert "".join(each.delta for each in told if each.type == "response.output_text.delta") == TEXT
-    assert told[-1].response.output_text == TEXT
+    read = [known.validate_python(each) for each in events("responses")]
+    assert [each.sequence_number for each in read] == list(range(len(read)))
+    assert "".join(each.delta for each in read if each.type == "response.output_text.delta") == TEXT
+    assert read[-1].response.output_text == TEXT
 
 
 @pytest.mark.parametrize("api", ["chat", "messages", "responses"])

@@ -11,7 +11,7 @@ from proxy.core.request import Request
 from proxy.core.tokens.budget import Shares
 from proxy.engine.ports import Summary, SummaryRequest
 from proxy.engine.reading import Reader
-from proxy.features.client_compaction.summary_answer import NEARLY, SummaryAnswers
+from proxy.features.client_compaction.summary_answer import LEAST_COVERED_SHARE, SummaryAnswers
 from tests.support.engine_fixtures import TENANT, Message, Replica, chat_body, tokenizers, tool_map_of_package
 from tests.support.sample_conversations import AGENT_TOOLS, agent_session
 
@@ -81,9 +81,9 @@ async def test_what_the_summary_leaves_is_told() -> None:
     assert "CHECKPOINT" not in found[0]
 
 
-@pytest.mark.parametrize("share", [0.0, 0.3, NEARLY - 0.1])
+@pytest.mark.parametrize("share", [0.0, 0.3, LEAST_COVERED_SHARE - 0.1])
 async def test_a_summary_of_less_stands_for_nothing(share: float) -> None:
-    """Where a good part of the conversation is in no summary, the client's model reads it."""
+    """If a good part of the conversation is in no summary, the client's model reads it."""
     assert await answered(share, TALK) is None
 
 
@@ -100,7 +100,7 @@ async def test_a_summary_of_less_stands_for_nothing(share: float) -> None:
     ],
 )
 async def test_more_than_a_text_is_the_models(members: dict[str, Any]) -> None:
-    """What a plain text of this length cannot be is not answered here."""
+    """A request that a plain text cannot answer, or only a longer one, is not answered here."""
     assert await answered(1.0, TALK, **members) is None
     assert await answered(1.0, TALK, **dict.fromkeys(members, None)) is not None
 
@@ -111,7 +111,7 @@ async def test_what_is_no_compaction_is_the_models() -> None:
 
 
 async def test_a_lone_surrogate_hurts_nothing() -> None:
-    """What UTF-8 cannot hold becomes a sign for it."""
+    """A lone surrogate is replaced by a sign for it."""
     talk = [TALK[0], {"role": "user", "content": "a \ud83d b"}, *TALK[2:]]
     found = await answered(1.0, talk)
     assert found is not None

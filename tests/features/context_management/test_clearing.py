@@ -39,12 +39,12 @@ def ids(names: range, parallel: int = 1) -> set[str]:
 
 
 def gone(rounds: int, clearing: ClearToolUses, parallel: int = 1) -> dict[str, bool]:
-    said, items = talk(rounds, parallel)
-    return cleared_tool_uses(100, items, said, clearing)
+    decoded, items = talk(rounds, parallel)
+    return cleared_tool_uses(100, items, decoded, clearing)
 
 
 @pytest.mark.parametrize(
-    ("clearing", "kept"),
+    ("clearing", "remaining"),
     [
         (ClearToolUses(10**6), range(1, 21)),
         (ClearToolUses(1), range(18, 21)),
@@ -57,10 +57,10 @@ def gone(rounds: int, clearing: ClearToolUses, parallel: int = 1) -> dict[str, b
         (ClearToolUses(1, excluded=frozenset({"run"})), range(18, 21)),
     ],
 )
-def test_the_oldest_go_once_the_trigger_is_passed(clearing: ClearToolUses, kept: range) -> None:
+def test_the_oldest_go_once_the_trigger_is_passed(clearing: ClearToolUses, remaining: range) -> None:
     """Trigger, keep, clear_at_least and exclude_tools do what they say; inputs stay unless they were named."""
     found = gone(20, clearing)
-    assert set(found) == ids(range(1, 21)) - ids(kept)
+    assert set(found) == ids(range(1, 21)) - ids(remaining)
     assert not any(found.values())
 
 
@@ -81,10 +81,10 @@ def test_inputs_go_where_that_was_asked(inputs: frozenset[str] | None, too: bool
 def test_what_was_cleared_stays_so(tokens: int, keep: int, at_least: int) -> None:
     """The longer conversation clears what the shorter one did."""
     clearing = ClearToolUses(tokens, keep=keep, at_least=at_least)
-    said, items = talk(14)
+    decoded, items = talk(14)
     before: dict[str, bool] = {}
-    for end in range(1, len(said) + 1, 2):
-        found = cleared_tool_uses(100, items[:end], said[:end], clearing)
+    for end in range(1, len(decoded) + 1, 2):
+        found = cleared_tool_uses(100, items[:end], decoded[:end], clearing)
         assert found.items() >= before.items()
         before = found
 
@@ -155,10 +155,10 @@ def test_what_a_client_asks_for(management: Any, found: ContextEdits) -> None:
 
 def test_odd_conversations_are_walked() -> None:
     """Results without uses, strings and nothing at all clear nothing."""
-    said = [
+    decoded = [
         {"role": "user", "content": "x"},
         {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "z"}]},
     ]
-    weighed = [messages.read_item(json.dumps(message).encode(), METER) for message in said]
-    assert cleared_tool_uses(0, weighed, said, ClearToolUses(0, keep=0)) == {}
+    weighed = [messages.read_item(json.dumps(message).encode(), METER) for message in decoded]
+    assert cleared_tool_uses(0, weighed, decoded, ClearToolUses(0, keep=0)) == {}
     assert cleared_tool_uses(0, [], [], ClearToolUses(0, keep=0)) == {}

@@ -49,11 +49,11 @@ async def served(raw: bytes, owned: tuple[str, ...] = ("stub",), **options: Any)
 
 async def test_results_are_cleared_and_the_member_is_gone() -> None:
     """Only old results are other bytes; the request is valid for a strict server, and smaller."""
-    asked = body(40, CLEAR)
-    made = json.loads((await served(json.dumps(asked).encode())).body)
+    sent = body(40, CLEAR)
+    made = json.loads((await served(json.dumps(sent).encode())).body)
     assert "context_management" not in made
     assert {**made, "messages": 0} == {**body(40, None), "messages": 0}
-    pairs = list(zip(asked["messages"], made["messages"], strict=True))
+    pairs = list(zip(sent["messages"], made["messages"], strict=True))
     changed = [now["content"][0] for was, now in pairs if was != now]
     assert len(changed) > 20
     assert all(block["type"] == "tool_result" and block["content"] == PLACEHOLDER for block in changed)
@@ -76,8 +76,8 @@ async def test_a_growing_conversation_keeps_its_beginning() -> None:
 async def test_wherever_the_member_stands_it_is_taken_out(first: bool, indent: int | None) -> None:
     """First, last or alone beside the messages: what is left is the rest of the body, byte for byte."""
     plain = body(2, None)
-    asked = {"context_management": COMPACT, **plain} if first else {**plain, "context_management": COMPACT}
-    request = await served(json.dumps(asked, indent=indent).encode())
+    sent = {"context_management": COMPACT, **plain} if first else {**plain, "context_management": COMPACT}
+    request = await served(json.dumps(sent, indent=indent).encode())
     assert json.loads(request.body) == plain
     assert request.body.count(b"\n") == json.dumps(plain, indent=indent).count("\n")
     only = {"context_management": {}, "messages": []} if first else {"messages": [], "context_management": {}}
@@ -108,11 +108,11 @@ async def test_what_does_not_concern_us_is_left_alone() -> None:
 COMPACT_EARLY = {"edits": [{"type": "compact_20260112", "trigger": {"type": "input_tokens", "value": 4000}}]}
 
 
-@pytest.mark.parametrize(("system", "said"), [(6000, 10), (10, 6000)])
-async def test_a_size_to_compact_from_refuses_and_clips_nothing(system: int, said: int) -> None:
-    """What fits the window but not the size from which a client wants compaction goes up with every word of it."""
+@pytest.mark.parametrize(("system", "prompt"), [(6000, 10), (10, 6000)])
+async def test_a_size_to_compact_from_refuses_and_clips_nothing(system: int, prompt: int) -> None:
+    """A request within the window and above the size from which to compact goes up with every word."""
     body: dict[str, Any] = {"model": "m", "max_tokens": 500, "system": prose(1, system)}
-    body["messages"] = [{"role": "user", "content": prose(2, said)}]
+    body["messages"] = [{"role": "user", "content": prose(2, prompt)}]
     (played,) = await play(
         """
         client   >> asked, api=messages

@@ -171,7 +171,7 @@ cuts = st.integers(0, 12)
 def test_what_left_is_what_no_view_had_taken_before(
     first: int, second: int, early: set[int], late: set[int], shortened: set[int]
 ) -> None:
-    """What the first event took and what the second one took, together, are all that is not whole in the last view."""
+    """The items that two compactions removed are, together, all that is not whole in the last view."""
     first, second = sorted((first, second))
     roles = ["system", *["user"] * 11]
     one = Compaction(12, first, 10, anchors=tuple(sorted(i for i in early if i < first)))

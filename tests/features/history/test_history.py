@@ -1,4 +1,4 @@
-"""What callers may read of their own conversations, and of no others."""
+"""Callers read their own conversations, and no others."""
 
 from __future__ import annotations
 

@@ -128,7 +128,7 @@ def test_a_summary_is_what_the_store_has_of_it(
     compactions: list[CompactionNote],
     state: str,
 ) -> None:
-    """What was noted counts as far as the store bears it out."""
+    """The noted state holds as far as the store agrees with it."""
     retry_at = 1_000_130 if noted == "failed" else 0
     shown = summary_json(
         summary(10, noted, retry_at), compactions, NOW, has_text=has_text, has_lease=has_lease, has_failure=has_failure

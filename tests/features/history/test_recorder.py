@@ -1,4 +1,4 @@
-"""What is written down of conversations: compactions always, other requests now and then, and never their words."""
+"""Notes on conversations: always on compactions, now and then on other requests, and never with their texts."""
 
 from __future__ import annotations
 

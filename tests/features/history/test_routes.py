@@ -1,4 +1,4 @@
-"""What callers may ask about their own conversations, over HTTP, and what is refused."""
+"""The routes of the history over HTTP, and the requests that are refused."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a view with the tool says and weighs, and that others are not touched."""
+"""Views with the tool: their text and their tokens. Other views do not change."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from proxy.engine.features import Feature
 from proxy.engine.summary_requests import summary_request_of
 from proxy.features.recall.answer import Recall
 from proxy.features.recall.session import Limits
-from proxy.features.recall.tool import MENTION, NAME, PART
+from proxy.features.recall.tool import MENTION, NAME, WINDOW_PART
 from tests.stub import chat, messages, responses
 from tests.support.api_formats import request_body, tools_of
 from tests.support.engine_fixtures import DictRecords, Planned, Replica
@@ -61,7 +61,7 @@ async def test_a_view_that_leaves_something_out_offers_the_tool(api: str) -> Non
 )
 @pytest.mark.slow
 async def test_a_request_without_it_never_hears_of_it(api: str, case: str) -> None:
-    """Where the tool is not live for that very request, its view is the one it would have without the feature."""
+    """If the tool is not offered to a request, its view is the same as without the feature."""
     members: dict[str, Any] = {}
     window, desk = WINDOW, Replica(features=offering)
     chat = long_history()
@@ -113,7 +113,7 @@ async def test_views_only_grow_between_two_events() -> None:
 
 
 async def test_no_request_is_refused_for_want_of_room_for_the_tool() -> None:
-    """What fits without the tool is sent without it rather than not at all."""
+    """A request that fits only without the tool is sent without it."""
     for size in range(7000, 7180, 20):
         chat = [*agent_session(4, 300), {"role": "user", "content": "word " * size}]
         found = await plan("chat", chat, max_tokens=64)
@@ -127,12 +127,12 @@ def test_a_block_mentions_it_only_where_it_is_offered() -> None:
     assert record.block_with(MENTION).endswith(MENTION)
     assert record.block_with("") == "block"
     assert structs.replace(record, block="").block_with(MENTION) == ""
-    assert PART > 1
+    assert WINDOW_PART > 1
 
 
 @pytest.mark.parametrize("api", ["chat", "messages", "responses"])
 async def test_a_warm_prompt_has_the_tools_that_were_sent(api: str) -> None:
-    """Where the view offers the recall tool, a prompt that is to be found in the provider's cache offers it too."""
+    """If the view offers the tool, a prompt that must hit the provider's cache offers it too."""
     body = json.dumps(request_body(api, agent_session(30, 300), AGENT_TOOLS)).encode()
     plan = await Replica(features=offering).plan(body, 8192, api=api, model="gpt-4o-mini")
     assert plan.view is not None

@@ -24,8 +24,8 @@ from tests.support.recall_fixtures import (
     both,
     every,
     model_answering,
+    read_answer,
     request,
-    said,
 )
 
 
@@ -33,7 +33,7 @@ from tests.support.recall_fixtures import (
 @both
 @pytest.mark.slow
 async def test_an_answer_without_a_recall_is_relayed(start_recall: StartRecall, api: str, stream: bool) -> None:
-    """Where the tool is offered and not called, every byte of the answer is the upstream's."""
+    """If the tool is offered and not called, every byte of the answer is the upstream's."""
     server, door = await start_recall(api, Answer("I read on.", (READ,), reasoning="Hm."))
     answer = await door.ask(api, request(api, stream))
     async with Stub(server.rules) as other:
@@ -71,7 +71,7 @@ async def test_an_error_of_a_later_generation_is_told(start_recall: StartRecall,
 
 
 async def broken(door: ProxyInProcess, api: str, body: dict[str, Any]) -> str:
-    """What comes of a stream that is broken off."""
+    """The bytes of a stream that is broken off."""
     text = ""
     async with door.client.stream("POST", PATHS[api], json=body) as answer:
         try:
@@ -84,7 +84,7 @@ async def broken(door: ProxyInProcess, api: str, body: dict[str, Any]) -> str:
 
 @every
 async def test_a_connection_that_breaks_later_ends_the_stream(start_recall: StartRecall, api: str) -> None:
-    """An upstream that goes away in the second generation is told as in the first."""
+    """An upstream that goes away in the second generation gives the same error as in the first."""
     server, door = await start_recall(api, Answer("Let me look.", (LOOK,)))
     server.fail(NO_FAULT)
     server.fail(Fault(cut="mid_body", after=2))
@@ -96,7 +96,7 @@ async def test_a_connection_that_breaks_later_ends_the_stream(start_recall: Star
 @every
 @pytest.mark.slow
 async def test_a_client_that_leaves_ends_what_is_under_way(start_recall: StartRecall, api: str) -> None:
-    """Whoever leaves while the model is asked again leaves no call behind."""
+    """A client that leaves during the second generation leaves no call behind."""
     server, door = await start_recall(api, Answer("Let me look.", (LOOK,)))
     server.fail(NO_FAULT)
     server.fail(Fault(hang=True))
@@ -116,8 +116,8 @@ async def test_compressed_answers_are_read(start_recall: StartRecall, api: str, 
     """An upstream that compresses its answers is understood all the same."""
     server, door = await start_recall(api, Answer("Let me look.", (LOOK,)), Answer("It is kingfisher."))
     server.fail(Fault(gzip=True), 2)
-    told = said(api, await door.ask(api, request(api, stream)), stream)
-    assert told.text.endswith("It is kingfisher.")
+    answered = read_answer(api, await door.ask(api, request(api, stream)), stream)
+    assert answered.text.endswith("It is kingfisher.")
 
 
 @both
@@ -125,8 +125,8 @@ async def test_a_stream_without_its_last_event_is_an_end_too(start_recall: Start
     """A server that ends a stream by closing it has its calls answered as well."""
     server, door = await start_recall("chat", Answer("Let me look.", (LOOK,)), Answer("It is kingfisher."))
     server.fail(Fault(no_done=True))
-    told = said("chat", await door.ask("chat", request("chat", stream)), stream)
-    assert told.text.endswith("It is kingfisher.")
+    answered = read_answer("chat", await door.ask("chat", request("chat", stream)), stream)
+    assert answered.text.endswith("It is kingfisher.")
 
 
 @every
@@ -135,12 +135,12 @@ async def test_a_stream_without_its_last_event_is_an_end_too(start_recall: Start
 async def test_an_overflow_that_states_nothing_is_answered_with_something_smaller(
     start_recall: StartRecall, api: str, stream: bool
 ) -> None:
-    """Where the provider says no more than that it is too long, less is shown or sent, and the same call answered."""
+    """After an overflow without a figure, results or view are made smaller, and the same call is answered."""
     server, door = await start_recall(api, Answer("Let me look.", (LOOK,)), Answer("It is kingfisher."))
     server.fail(NO_FAULT)
     server.fail(error(400, "too long", "context_length_exceeded"))
-    told = said(api, await door.ask(api, request(api, stream)), stream)
-    assert told.text.endswith("It is kingfisher.")
+    answered = read_answer(api, await door.ask(api, request(api, stream)), stream)
+    assert answered.text.endswith("It is kingfisher.")
     _, second, third = server.seen
     assert len(third.body) < len(second.body)
     assert third.verdict == "ok"
@@ -152,7 +152,7 @@ async def test_an_overflow_that_states_nothing_is_answered_with_something_smalle
 async def test_a_long_stream_is_whole_or_broken_off(
     start_recall: StartRecall, monkeypatch: pytest.MonkeyPatch, packed: bool
 ) -> None:
-    """What is too much to be looked at is never cut off without a word; a plain stream is never too much."""
+    """An answer that is too large to read ends with an error; a plain stream is never too large."""
     monkeypatch.setattr(answer, "MOST_BYTES", 4_096)
     server, door = await start_recall("chat", Answer("Yes."))
     event = b'data: {"id":"x","choices":[{"index":0,"delta":{"role":"assistant","content":"%b"}}]}\n\n'
@@ -166,7 +166,7 @@ async def test_a_long_stream_is_whole_or_broken_off(
 
 
 async def test_a_stream_is_known_without_its_name(start_recall: StartRecall) -> None:
-    """A server that does not say that it streams is understood where a stream was asked for."""
+    """A stream without its content type is read as one if the client requested a stream."""
     server, door = await start_recall("chat", Answer("Yes."))
     stream = b"".join(
         [
@@ -185,7 +185,7 @@ async def test_a_stream_is_known_without_its_name(start_recall: StartRecall) -> 
 
 @every
 async def test_the_first_prompts_usage_is_learned(start_recall: StartRecall, api: str) -> None:
-    """What the provider counted for the measured prompt corrects the count; later generations' prompts do not."""
+    """The provider's count of the measured prompt corrects ours; counts of later prompts do not."""
     server, door = await start_recall(api, Answer("Let me look.", (LOOK,)), Answer("It is kingfisher."))
     server.rules = replace(server.rules, factor=1.1)
     await door.ask(api, request(api, False))
@@ -196,12 +196,12 @@ async def test_the_first_prompts_usage_is_learned(start_recall: StartRecall, api
 
 @every
 async def test_an_overflow_again_makes_the_view_smaller_too(start_recall: StartRecall, api: str) -> None:
-    """Where showing less is not enough, less of the conversation is sent as well, and the recall is still answered."""
+    """If smaller results are not enough, the view is made smaller as well, and the recall is still answered."""
     server, door = await start_recall(api, Answer("Let me look.", (LOOK,)), Answer("It is kingfisher."))
     server.fail(NO_FAULT)
     server.fail(error(400, "too long", "context_length_exceeded"), 2)
-    told = said(api, await door.ask(api, request(api, False)), False)
-    assert told.text.endswith("It is kingfisher.")
+    answered = read_answer(api, await door.ask(api, request(api, False)), False)
+    assert answered.text.endswith("It is kingfisher.")
     sizes = [len(seen.body) for seen in server.seen]
     assert sizes[1] > sizes[2] > sizes[3] < sizes[0]
     assert server.seen[3].verdict == "ok"
@@ -224,11 +224,11 @@ async def test_a_client_that_leaves_before_a_whole_answer_ends_the_call(start_re
 
 
 async def test_usage_that_nobody_asked_for_stays_hidden(start_recall: StartRecall) -> None:
-    """Where the proxy asks for a stream's usage by itself, every generation's is counted and none is shown."""
+    """If the proxy requests a stream's usage by itself, every generation's is counted and none is passed on."""
     server, door = await start_recall("chat", Answer("Let me look.", (LOOK,)), Answer("It is so."), usage=True)
     body = {key: value for key, value in request("chat", True).items() if key != "stream_options"}
-    told = said("chat", await door.ask("chat", body), True)
-    assert told.usage == {}
+    answered = read_answer("chat", await door.ask("chat", body), True)
+    assert answered.usage == {}
     (report,) = door.reports
     assert report.usage.input_tokens == server.seen[1].tokens
     assert report.recall_tokens > server.seen[0].tokens + server.seen[1].tokens

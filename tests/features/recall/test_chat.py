@@ -26,7 +26,7 @@ DONE = b"data: [DONE]\n\n"
 
 
 def test_a_role_that_was_never_told_is_told_by_the_next_generation() -> None:
-    """Where the first generation's role came with its call, the client learns it from the second; else once only."""
+    """The role is sent once: with the second generation if the first one's came with its call."""
     for opening, roles in ((b"", 1), (chunk({"role": "assistant", "content": ""}), 1)):
         merger = chat.new_stream()
         out = merger.feed(opening + chunk({"role": "assistant", "tool_calls": [RECALL]}) + chunk({}, "tool_calls"))
@@ -59,9 +59,15 @@ def test_an_opening_without_choices_gives_no_id() -> None:
 
 def test_thoughts_go_back_where_the_client_sends_them_back() -> None:
     """Members that only some servers know are sent to those only whose clients send them too."""
-    said = {"role": "assistant", "content": "Hm.", "reasoning_content": "why", "refusal": None, "tool_calls": [RECALL]}
-    (known,) = chat.input_of(said, b'{"messages":[{"reasoning_content":"before"}]}')
-    (unknown,) = chat.input_of(said, b'{"messages":[{"role":"user"}]}')
+    output = {
+        "role": "assistant",
+        "content": "Hm.",
+        "reasoning_content": "why",
+        "refusal": None,
+        "tool_calls": [RECALL],
+    }
+    (known,) = chat.input_of(output, b'{"messages":[{"reasoning_content":"before"}]}')
+    (unknown,) = chat.input_of(output, b'{"messages":[{"role":"user"}]}')
     assert known["reasoning_content"] == "why"
     assert unknown.keys() == {"role", "content", "tool_calls"}
     assert "index" not in known["tool_calls"][0]
@@ -79,12 +85,12 @@ def test_thoughts_in_pieces_are_put_together() -> None:
         (0, "ab", None),
         (1, None, "z"),
     ]
-    (asked,) = chat.input_of(merger.output, b"{}")
-    assert asked["tool_calls"][0]["extra_content"] == {"google": {"thought_signature": "s"}}
+    (message,) = chat.input_of(merger.output, b"{}")
+    assert message["tool_calls"][0]["extra_content"] == {"google": {"thought_signature": "s"}}
 
 
 def test_texts_of_generations_stand_apart() -> None:
-    """The second text begins a paragraph of its own, unless the first ended in white space or said nothing."""
+    """The second text begins a paragraph of its own, unless the first ended in white space or was empty."""
     for first, both in (("One.", "One.\n\nTwo."), ("One.\n", "One.\nTwo."), ("", "Two.")):
         answer = {"choices": [{"message": {"role": "assistant", "content": "Two."}, "finish_reason": "stop"}]}
         whole = chat.merged(answer, [{"role": "assistant", "content": first, "tool_calls": [RECALL]}])
@@ -93,7 +99,7 @@ def test_texts_of_generations_stand_apart() -> None:
 
 @pytest.mark.parametrize("reason", ["length", "content_filter"])
 def test_an_answer_cut_short_may_hold_half_a_call(reason: str) -> None:
-    """Running out of output, or a filter, is told apart from an end: its last call may not be all there."""
+    """An answer that was cut off by its output figure or a filter is truncated: its last call may be half."""
     merger = chat.new_stream()
     merger.feed(chunk({"tool_calls": [RECALL]}) + chunk({}, reason))
     assert merger.truncated

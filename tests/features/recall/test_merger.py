@@ -49,7 +49,7 @@ def fed(merger: StreamMerger, stream: bytes, size: int) -> bytes:
 
 
 def spliced(api: str, answers: list[Answer], size: int = 64) -> tuple[bytes, StreamMerger, int]:
-    """What a client gets of a model that says *answers*, as long as each calls the tool; how many were asked for."""
+    """The stream that a client gets from *answers*, as long as each calls the tool; the number of generations."""
     merger = OURS[api].new_stream()
     out, used = b"", 0
     for number, answer in enumerate(answers, 1):
@@ -86,16 +86,16 @@ def test_any_generations_make_one_valid_answer(api: str, answers: list[Answer], 
         return
     if last.reasoning and not last.text and not last.calls:
         return  # a model that thinks and says nothing: no answer of a valid shape to begin with
-    told = parse_answer(api, out, stream=True)
-    assert [name for name, _ in told.calls] == [call.name for call in last.calls if call.name != NAME]
-    assert THEIRS[api].usage(1000 * used, 10 * used, 500).items() <= told.usage.items()
+    parsed = parse_answer(api, out, stream=True)
+    assert [name for name, _ in parsed.calls] == [call.name for call in last.calls if call.name != NAME]
+    assert THEIRS[api].usage(1000 * used, 10 * used, 500).items() <= parsed.usage.items()
     for answer in answers[:used]:
-        assert answer.text in told.text
+        assert answer.text in parsed.text
 
 
 @pytest.mark.parametrize("api", APIS)
 def test_text_passes_at_once_and_calls_wait(api: str) -> None:
-    """What the model says is passed before its generation ends; from its first call on nothing is."""
+    """Text passes before its generation ends; from the first call on nothing does."""
     merger = OURS[api].new_stream()
     stream = raw(api, Answer("I read on.", (READ, LOOK)))
     before = fed(merger, stream, 1)
@@ -113,9 +113,9 @@ def test_what_goes_back_to_the_model_is_what_it_said(api: str) -> None:
     merger = OURS[api].new_stream()
     fed(merger, raw(api, answer), 50)
     calls = merger.calls()
-    asked = OURS[api].input_of(merger.output, b'{"messages":[{"reasoning_content":"x"}]}')
+    replayed = OURS[api].input_of(merger.output, b'{"messages":[{"reasoning_content":"x"}]}')
     answered = OURS[api].results(merger.output, ["found it"])
-    text = str(asked)
+    text = str(replayed)
     assert "Let me look." in text
     assert "Hm." in text
     assert "read_file" in text
@@ -133,15 +133,15 @@ def test_whole_answers_say_what_streams_say(api: str) -> None:
     values = [value_of(THEIRS[api].whole(a, Frame(n, "m", THEIRS[api].usage(9, 9, 0)))) for n, a in enumerate(answers)]
     whole = recall_api.merged(values[-1], [recall_api.output_of(value) for value in values[:-1]])
     streamed = parse_answer(api, spliced(api, answers)[0], stream=True)
-    told = _whole(api, whole)
-    assert told.text == streamed.text
-    assert [name for name, _ in told.calls] == [name for name, _ in streamed.calls] == ["read_file"]
+    parsed = _whole(api, whole)
+    assert parsed.text == streamed.text
+    assert [name for name, _ in parsed.calls] == [name for name, _ in streamed.calls] == ["read_file"]
 
 
 @pytest.mark.parametrize("api", APIS)
 @pytest.mark.parametrize("calls", [(LOOK,), (LOOK, READ), (READ, LOOK)])
 def test_a_call_in_the_last_generation_is_taken_out(api: str, calls: tuple[Call, ...]) -> None:
-    """What is called where nothing may be asked any more goes; calls of the client's tools stay."""
+    """Recalls of the last generation are removed; calls of the client's tools stay."""
     answer = Answer("", calls, reasoning="Hm." if api != "responses" else "")
     streamed = (
         parse_answer(api, spliced(api, [answer])[0], stream=True) if api != "responses" or READ in calls else None
@@ -164,7 +164,7 @@ def _whole(api: str, value: dict[str, Any]) -> ParsedAnswer:
 
 @pytest.mark.parametrize("api", APIS)
 def test_an_error_in_the_stream_ends_the_holding(api: str) -> None:
-    """What the provider says of a failure reaches the client behind all that came before it."""
+    """An error event reaches the client after everything that came before it."""
     merger = OURS[api].new_stream()
     stream = raw(api, Answer("I read on.", (READ,)))
     cut = stream[: stream.index(b"src/next")]
@@ -180,13 +180,13 @@ def test_an_error_of_no_type_is_an_error_all_the_same(api: str) -> None:
     merger = OURS[api].new_stream()
     fed(merger, raw(api, Answer("Let me look.", (LOOK,))), 64)
     merger.next_generation()
-    told = merger.feed(b'event: error\ndata: {"error":{"message":"broken"}}\n\n')
-    assert told == b'event: error\ndata: {"error":{"message":"broken"}}\n\n'
+    parsed = merger.feed(b'event: error\ndata: {"error":{"message":"broken"}}\n\n')
+    assert parsed == b'event: error\ndata: {"error":{"message":"broken"}}\n\n'
     assert merger.failed
 
 
 def test_what_is_buffered_is_bounded() -> None:
-    """A call that grows beyond all measure is not kept in memory."""
+    """A call that grows without end is not held in memory."""
     merger = chat.new_stream()
     fed(
         merger,
@@ -201,7 +201,7 @@ def test_what_is_buffered_is_bounded() -> None:
 
 
 def test_an_event_without_end_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What never becomes an event is given up, and not only what is held."""
+    """Bytes that never become an event are bounded like the buffer."""
     monkeypatch.setattr(merger_module, "LONGEST_EVENT", 1_000)
     merger = chat.new_stream()
     merger.feed(b"data: " + b"x" * 900)
@@ -210,7 +210,7 @@ def test_an_event_without_end_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_comments_pass_while_calls_wait() -> None:
-    """What keeps a connection alive is never held."""
+    """An event that keeps the connection alive is never buffered."""
     merger = chat.new_stream()
     assert NAME.encode() not in fed(merger, raw("chat", Answer("", (LOOK,))).rsplit(b"data:", 3)[0], 30)
     assert merger.feed(b": ping\n\n") == b": ping\n\n"
@@ -261,7 +261,7 @@ LONG = {"chat": (_chat_answer, 1000), "messages": (_messages_answer, 1000), "res
 @pytest.mark.parametrize("api", APIS)
 @pytest.mark.slow
 def test_a_long_answer_costs_no_more_per_byte_than_a_short_one(api: str) -> None:
-    """Pieces, calls and items without number are joined, held and renumbered in time that grows with the answer."""
+    """Pieces, calls and items without number are joined, buffered and renumbered in time that grows with the answer."""
     answer, size = LONG[api]
 
     def work(size: int) -> None:

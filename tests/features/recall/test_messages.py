@@ -25,9 +25,9 @@ def start(**usage: int) -> bytes:
     return event("message_start", message={"id": "m", "content": [], "usage": usage})
 
 
-def block(index: int, held: dict[str, Any], *deltas: dict[str, Any]) -> bytes:
+def block(index: int, content: dict[str, Any], *deltas: dict[str, Any]) -> bytes:
     pieces = [event("content_block_delta", index=index, delta=delta) for delta in deltas]
-    opened = event("content_block_start", index=index, content_block=held)
+    opened = event("content_block_start", index=index, content_block=content)
     return opened + b"".join(pieces) + event("content_block_stop", index=index)
 
 
@@ -68,25 +68,26 @@ def test_the_last_generation_tells_its_own_input() -> None:
     merger.next_generation()
     out += merger.feed(start(input_tokens=7, cache_read_input_tokens=200))
     out += merger.feed(block(0, {"type": "text", "text": "Yes."}) + stop("end_turn", output_tokens=9))
-    told = events(out)
-    assert [value["type"] for value in told].count("message_start") == 1
-    assert told[-2]["usage"] == {"input_tokens": 7, "cache_read_input_tokens": 200, "output_tokens": 9}
+    values = events(out)
+    assert [value["type"] for value in values].count("message_start") == 1
+    assert values[-2]["usage"] == {"input_tokens": 7, "cache_read_input_tokens": 200, "output_tokens": 9}
     assert read_usage(merger.usage) == Usage(207, 9, 200)
 
 
 def test_empty_texts_do_not_go_back() -> None:
     """A provider refuses text blocks without text, and members that are null."""
-    said = [{"type": "text", "text": ""}, {"type": "text", "text": "So", "citations": None}, RECALL]
-    assert messages.input_of(said, b"") == [{"role": "assistant", "content": [{"type": "text", "text": "So"}, RECALL]}]
+    output = [{"type": "text", "text": ""}, {"type": "text", "text": "So", "citations": None}, RECALL]
+    (message,) = messages.input_of(output, b"")
+    assert message == {"role": "assistant", "content": [{"type": "text", "text": "So"}, RECALL]}
 
 
 def test_results_stand_in_one_message() -> None:
     """Two calls of one generation are answered by one user message."""
-    said = [RECALL, {**RECALL, "id": "t2", "name": "read_file"}, {**RECALL, "id": "t3"}]
-    (message,) = messages.results(said, ["a", "b"])
+    output = [RECALL, {**RECALL, "id": "t2", "name": "read_file"}, {**RECALL, "id": "t3"}]
+    (message,) = messages.results(output, ["a", "b"])
     assert message["role"] == "user"
-    told = [(part["tool_use_id"], part["content"]) for part in message["content"]]
-    assert told == [("t1", "a"), ("t2", NOT_RUN), ("t3", "b")]
+    answered = [(part["tool_use_id"], part["content"]) for part in message["content"]]
+    assert answered == [("t1", "a"), ("t2", NOT_RUN), ("t3", "b")]
 
 
 def test_thoughts_wait_for_what_they_lead_to() -> None:

@@ -33,11 +33,11 @@ def letters(found: list[Any]) -> str:
 
 
 def left(drawn: str) -> str:
-    """What stays of a generation without its recalls."""
-    kept = without_calls(
+    """The letters of a generation without its recalls."""
+    remaining = without_calls(
         items(drawn), lambda item: item is RECALL, lambda item: item in (RECALL, READ), lambda item: item is KINDS["r"]
     )
-    return letters(kept)
+    return letters(remaining)
 
 
 @pytest.mark.parametrize(
@@ -56,24 +56,24 @@ def left(drawn: str) -> str:
     ],
 )
 def test_reasoning_goes_with_the_calls_it_led_to(before: str, after: str) -> None:
-    """What led to nothing but calls that go is no use to anybody, and a provider refuses it alone."""
+    """A thought that led only to calls that are removed is removed too: a provider refuses it alone."""
     assert left(before) == after
 
 
 @given(st.text("tochr", max_size=12))
 def test_nothing_else_is_lost(drawn: str) -> None:
     """All that is neither a call that goes nor reasoning stays, in its order; what stays once stays for good."""
-    kept = left(drawn)
-    assert kept.replace("r", "") == drawn.replace("r", "").replace("o", "")
-    assert left(kept) == kept
+    remaining = left(drawn)
+    assert remaining.replace("r", "") == drawn.replace("r", "").replace("o", "")
+    assert left(remaining) == remaining
 
 
 def test_items_go_back_as_they_are_where_the_provider_keeps_them() -> None:
     """Reasoning goes back by its id, or sealed; without either it stays away, and so do the ids that point at it."""
     thought = {"type": "reasoning", "id": "r1", "summary": [], "encrypted_content": None, "status": None}
     sealed = {**thought, "encrypted_content": "z"}
-    kept = responses.input_of([thought, RECALL], b'{"model":"m"}')
-    assert kept == [{"type": "reasoning", "id": "r1", "summary": []}, RECALL]
+    remaining = responses.input_of([thought, RECALL], b'{"model":"m"}')
+    assert remaining == [{"type": "reasoning", "id": "r1", "summary": []}, RECALL]
     assert len(responses.input_of([sealed, RECALL, READ], b'{"store": false}')) == 3
     (bare,) = responses.input_of([thought, RECALL], b'{"store":false}')
     assert bare == {key: value for key, value in RECALL.items() if key != "id"}
@@ -83,9 +83,9 @@ def test_every_call_that_a_text_can_answer_is_answered() -> None:
     """Functions and custom tools get an output each; a call that only its client can answer does not go back."""
     custom = {"type": "custom_tool_call", "call_id": "c3", "name": "patch", "input": "x"}
     clicked = {"type": "computer_call", "call_id": "c4", "action": {}}
-    said = [READ, RECALL, custom, clicked]
-    assert [item["call_id"] for item in responses.input_of(said, b"{}")] == ["c2", "c1", "c3"]
-    assert responses.results(said, ["found"]) == [
+    output = [READ, RECALL, custom, clicked]
+    assert [item["call_id"] for item in responses.input_of(output, b"{}")] == ["c2", "c1", "c3"]
+    assert responses.results(output, ["found"]) == [
         {"type": "function_call_output", "call_id": "c2", "output": NOT_RUN},
         {"type": "function_call_output", "call_id": "c1", "output": "found"},
         {"type": "custom_tool_call_output", "call_id": "c3", "output": NOT_RUN},
@@ -111,7 +111,7 @@ def test_reasoning_waits_for_what_it_leads_to() -> None:
 
 
 def test_the_end_of_a_response_may_leave_its_output_out() -> None:
-    """A server that lists no output at the end is completed from what it said on the way."""
+    """If a server lists no output at the end, the end is completed from its earlier events."""
     merger = responses.new_stream()
     merger.feed(
         event("response.output_item.added", 2, output_index=0, item=RECALL)

@@ -11,11 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from proxy.features.recall.search import (
+    LEAST_RESULT_TOKENS,
+    MOST_QUERY_WORDS,
     NO_ROOM,
     NOTHING,
-    SHORTEST,
     UNREADABLE,
-    WORDS,
     Arguments,
     Piece,
     _pattern,
@@ -52,7 +52,7 @@ def test_the_best_match_comes_first_and_shows_the_place() -> None:
 
 
 def test_a_page_has_three_results_and_says_how_to_go_on() -> None:
-    """Three results unless more are asked for, at most ten, and an offset that leads to the rest without overlap."""
+    """Three results by default, at most ten, and an offset that leads to the rest without overlap."""
     page = ask(query="took", tokens=4000)
     assert len(shown(page)) == 3
     assert "more with offset 3" in page
@@ -71,7 +71,7 @@ def test_without_a_query_what_left_the_view_is_listed_in_order() -> None:
 
 def test_a_query_of_many_words_costs_no_more_than_one_of_some() -> None:
     """Every word is a walk over all that was left out, so no more than so many are looked for."""
-    many = [f"zq{at}" for at in range(WORDS)]
+    many = [f"zq{at}" for at in range(MOST_QUERY_WORDS)]
     assert shown(ask(query=" ".join([*many[1:], "kingfisher"]))) == [30]
     assert ask(query=" ".join([*many, "kingfisher"])) == NOTHING
 
@@ -111,14 +111,14 @@ def test_no_match_is_said_plainly(query: str) -> None:
 
 
 def test_arguments_that_cannot_be_read_are_answered() -> None:
-    """A model that writes no JSON object is told what to write."""
+    """The answer to arguments that are no JSON object names what to write."""
     for text in ("{", "[]", '"x"', "nonsense"):
         assert answer(text, PIECES, 3, 500, count_tokens) == UNREADABLE
 
 
 def test_without_room_nothing_is_shown() -> None:
-    """Where nothing fits, that is said, and in no more tokens than there are."""
-    assert answer("{}", PIECES, 3, SHORTEST - 1, count_tokens) == NO_ROOM
+    """If nothing fits, the answer says so, in no more tokens than there are."""
+    assert answer("{}", PIECES, 3, LEAST_RESULT_TOKENS - 1, count_tokens) == NO_ROOM
 
 
 @pytest.mark.parametrize(
@@ -165,7 +165,7 @@ ARGUMENTS = st.one_of(
 
 @given(st.lists(PIECE, max_size=12), ARGUMENTS, st.integers(6, 900), st.integers(1, 10))
 def test_no_answer_exceeds_its_room_or_its_results(pieces: list[Piece], text: str, tokens: int, usual: int) -> None:
-    """Whatever is asked of whatever history: at most so many tokens, and never more than ten results."""
+    """Any arguments and any history give at most so many tokens, and at most ten results."""
     found = answer(text, pieces, usual, tokens, count_tokens)
     assert count_tokens(found) <= tokens
     assert found

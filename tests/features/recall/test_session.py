@@ -10,7 +10,7 @@ import pytest
 
 from proxy.features.recall.merger import NOT_RUN
 from proxy.features.recall.search import LAST
-from proxy.features.recall.session import CALLS, TOO_MANY
+from proxy.features.recall.session import MOST_CALLS, TOO_MANY
 from proxy.features.recall.tool import NAME
 from tests.stub import Answer, Call, Rules, Seen, Stub, chat, messages, responses
 from tests.support.answer_parser import parse_answer
@@ -25,8 +25,8 @@ from tests.support.recall_fixtures import (
     both,
     every,
     model_answering,
+    read_answer,
     request,
-    said,
 )
 from tests.support.sample_conversations import AGENT_TOOLS, agent_session, log
 from tests.support.sdk_clients import SDK_CLIENTS
@@ -35,7 +35,7 @@ WIRES: dict[str, Any] = {"chat": chat, "messages": messages, "responses": respon
 
 
 def shown(server: Stub) -> str:
-    """What the tool showed in the newest request."""
+    """The results of the tool in the newest request."""
     return json.dumps(server.seen[-1].messages[-1], ensure_ascii=False)
 
 
@@ -48,19 +48,20 @@ async def test_what_left_the_view_is_found_and_answered_from(start_recall: Start
         api, Answer("Let me look.", (LOOK,), reasoning="Hm."), Answer("It is kingfisher.")
     )
     answer = await door.ask(api, request(api, stream))
-    told = said(api, answer, stream)
-    assert told.text.replace("\n", "") == "Let me look.It is kingfisher."
-    assert told.calls == []
+    answered = read_answer(api, answer, stream)
+    assert answered.text.replace("\n", "") == "Let me look.It is kingfisher."
+    assert answered.calls == []
     first, second = server.seen
     assert (first.verdict, second.verdict) == ("ok", "ok"), second.why
     assert SAID not in first.body.decode()
     assert SAID in shown(server)
     assert second.slices[: len(first.slices)] == first.slices, "the first prompt is the second's prefix"
     assert {**first.parsed, "messages": 0, "input": 0} == {**second.parsed, "messages": 0, "input": 0}
-    usage = WIRES[api].usage(second.tokens, told.usage["completion_tokens" if api == "chat" else "output_tokens"], 0)
+    name = "completion_tokens" if api == "chat" else "output_tokens"
+    usage = WIRES[api].usage(second.tokens, answered.usage[name], 0)
     total = sum(value for key, value in usage.items() if key in ("prompt_tokens", "input_tokens"))
-    mine = told.usage.get("prompt_tokens", told.usage.get("input_tokens", 0))
-    assert mine + told.usage.get("cache_read_input_tokens", 0) == total
+    mine = answered.usage.get("prompt_tokens", answered.usage.get("input_tokens", 0))
+    assert mine + answered.usage.get("cache_read_input_tokens", 0) == total
     (report,) = door.reports
     assert report.recalls == 1
     spent = first.tokens + second.tokens
@@ -73,11 +74,11 @@ async def test_what_left_the_view_is_found_and_answered_from(start_recall: Start
 @both
 @pytest.mark.slow
 async def test_calls_beside_a_recall_are_made_again(start_recall: StartRecall, api: str, stream: bool) -> None:
-    """The client's tools are called once, by the generation that has read what it asked for."""
+    """The client's tools are called once, by the generation that has read the results."""
     again = Call("run", '{"command": "ls"}')
     server, door = await start_recall(api, Answer("Both.", (READ, LOOK)), Answer("", (again,)))
-    told = said(api, await door.ask(api, request(api, stream)), stream)
-    assert [(name, json.loads(arguments)) for name, arguments in told.calls] == [("run", {"command": "ls"})]
+    answered = read_answer(api, await door.ask(api, request(api, stream)), stream)
+    assert [(name, json.loads(arguments)) for name, arguments in answered.calls] == [("run", {"command": "ls"})]
     assert server.seen[1].verdict == "ok"
     assert server.seen[1].body.decode().count(NOT_RUN) == 1
 
@@ -85,10 +86,10 @@ async def test_calls_beside_a_recall_are_made_again(start_recall: StartRecall, a
 @every
 @pytest.mark.slow
 async def test_of_many_calls_at_once_some_are_answered(start_recall: StartRecall, api: str) -> None:
-    """Each is a walk over the history, so the others are told that they were too many; the answer goes on."""
-    server, door = await start_recall(api, Answer("All.", (LOOK,) * (CALLS + 3)), Answer("It is kingfisher."))
-    told = said(api, await door.ask(api, request(api, True)), True)
-    assert told.text.endswith("It is kingfisher.")
+    """Each is a walk over the history, so the others get the answer that they were too many; the generation goes on."""
+    server, door = await start_recall(api, Answer("All.", (LOOK,) * (MOST_CALLS + 3)), Answer("It is kingfisher."))
+    answered = read_answer(api, await door.ask(api, request(api, True)), True)
+    assert answered.text.endswith("It is kingfisher.")
     assert server.seen[1].verdict == "ok"
     assert server.seen[1].body.decode().count(TOO_MANY) == 3
 
@@ -97,13 +98,13 @@ async def test_of_many_calls_at_once_some_are_answered(start_recall: StartRecall
 @both
 @pytest.mark.slow
 async def test_three_generations_and_no_more(start_recall: StartRecall, api: str, stream: bool) -> None:
-    """The second look is told to be the last; what is called all the same is taken out, other calls stay."""
+    """The second result names itself the last; later recalls are removed, other calls stay."""
     one, two = Answer("One.", (LOOK, LOOK)), Answer("Two.", (LOOK,))
     server, door = await start_recall(api, one, two, Answer("Three.", (LOOK, READ)))
     answer = await door.ask(api, request(api, stream))
-    told = said(api, answer, stream)
-    assert told.text.split() == ["One.", "Two.", "Three."] or told.text == "One.Two.Three."
-    assert [name for name, _ in told.calls] == ["read_file"]
+    answered = read_answer(api, answer, stream)
+    assert answered.text.split() == ["One.", "Two.", "Three."] or answered.text == "One.Two.Three."
+    assert [name for name, _ in answered.calls] == ["read_file"]
     assert [seen.verdict for seen in server.seen] == ["ok"] * 3
     assert LAST not in server.seen[1].body.decode()
     assert LAST in server.seen[2].body.decode()
@@ -143,7 +144,7 @@ async def test_a_clients_own_tool_of_the_name_is_called_as_ever(start_recall: St
 async def test_switched_off_nothing_is_added(start_recall: StartRecall, api: str, stream: bool) -> None:
     """Without the setting, a compacted request has the client's tools and no others."""
     server, door = await start_recall(api, Answer("Yes."), enabled=False)
-    said(api, await door.ask(api, request(api, stream)), stream)
+    read_answer(api, await door.ask(api, request(api, stream)), stream)
     assert NAME.encode() not in server.seen[0].body
 
 
@@ -163,8 +164,8 @@ async def test_an_overflow_of_a_later_generation_is_recovered(
 
     server.script = script
     answer = await door.ask(api, request(api, stream))
-    told = said(api, answer, stream)
-    assert "It is kingfisher." in told.text
+    answered = read_answer(api, answer, stream)
+    assert "It is kingfisher." in answered.text
     verdicts = [seen.verdict for seen in server.seen]
     assert verdicts[:2] == ["ok", "overflow"]
     assert verdicts[-1] == "ok"
@@ -186,7 +187,7 @@ async def test_every_prompt_fits_however_often_it_is_asked(start_recall: StartRe
     for maximum in (64, 1500, 4000):
         name = "max_output_tokens" if api == "responses" else "max_tokens"
         server.script = model_answering(Answer("", calls), Answer("", calls), Answer("Done."))
-        said(api, await door.ask(api, request(api, False, **{name: maximum})), False)
+        read_answer(api, await door.ask(api, request(api, False, **{name: maximum})), False)
     assert len(server.seen) == 9
     assert all(seen.verdict == "ok" for seen in server.seen)
 
@@ -195,11 +196,11 @@ async def test_every_prompt_fits_however_often_it_is_asked(start_recall: StartRe
 @both
 @pytest.mark.slow
 async def test_a_request_that_is_only_observed_is_left_alone(start_recall: StartRecall, api: str, stream: bool) -> None:
-    """Where nothing is changed there is no tool, and a call of that name is the client's own affair."""
+    """If nothing may be changed there is no tool, and a call of that name goes to the client."""
     server, door = await start_recall(api, Answer("I read on.", (READ,)))
     server.rules = Rules(window=4 * WINDOW, wording=WORDING[api])
     answer = await door.ask(api, request(api, stream), **{"x-ullage-mode": "observe"})
-    said(api, answer, stream)
+    read_answer(api, answer, stream)
     assert NAME.encode() not in server.seen[0].body
     assert answer.headers["x-ullage-outcome"] == "verbatim;would_compact"
 
@@ -208,10 +209,10 @@ async def test_the_next_turn_knows_nothing_of_it(start_recall: StartRecall) -> N
     """The client does not hold the exchange: its next request is compacted as if there had been none."""
     server, door = await start_recall("messages", Answer("Let me look.", (LOOK,)), Answer("It is kingfisher."))
     body = request("messages", False)
-    told = said("messages", await door.ask("messages", body), False)
+    answered = read_answer("messages", await door.ask("messages", body), False)
     server.script = model_answering(Answer("Fine."))
-    later = {**body, "messages": [*body["messages"], *told.items, {"role": "user", "content": "Thanks. And now?"}]}
-    said("messages", await door.ask("messages", later), False)
+    later = {**body, "messages": [*body["messages"], *answered.items, {"role": "user", "content": "Thanks. And now?"}]}
+    read_answer("messages", await door.ask("messages", later), False)
     before = server.seen[0].slices
     assert server.seen[-1].verdict == "ok"
     assert server.seen[-1].slices[: len(before)] == before

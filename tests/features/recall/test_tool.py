@@ -40,7 +40,7 @@ def test_it_is_offered_beside_tools_of_the_client(api: str) -> None:
     ],
 )
 def test_a_choice_that_is_made_leaves_no_room_for_it(api: str, choice: Any) -> None:
-    """Where the client forbids or demands a call, the tool is not offered."""
+    """If the client forbids or demands a call, the tool is not offered."""
     assert not offered(api, tool_choice=choice)
 
 
@@ -72,7 +72,7 @@ def test_an_answer_with_a_form_of_its_own_is_left_alone(api: str, members: dict[
     ],
 )
 def test_members_that_ask_for_the_usual_do_not_matter(api: str, members: dict[str, Any]) -> None:
-    """What only spells a default keeps nothing back."""
+    """A member with its default value changes nothing."""
     assert offered(api, **members)
 
 
