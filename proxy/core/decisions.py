@@ -182,6 +182,7 @@ class MeasuredRequest:
     count: Callable[[str], int] = field(repr=False, compare=False)
     lay_out: Callable[[], Layout] = field(repr=False, compare=False)
     read_facts: Callable[[], tuple[Item, ...]] = field(repr=False, compare=False)
+    has_facts: bool = False
 
     @property
     def api_format(self) -> ApiFormat:
@@ -190,7 +191,7 @@ class MeasuredRequest:
 
     def with_facts(self) -> MeasuredRequest:
         """This request with the facts of all calls and results; reads their texts."""
-        return replace(self, parsed=replace(self.parsed, items=self.read_facts()))
+        return replace(self, parsed=replace(self.parsed, items=self.read_facts()), has_facts=True)
 
     def original(self, layout: Layout) -> OriginalItems:
         """The items as the client sent them, for the stages to write from."""

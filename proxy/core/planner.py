@@ -91,6 +91,8 @@ def decide(measured: MeasuredRequest, policy: Policy, progress: Progress = START
             case other:
                 assert_never(other)
     except FactsMissing:
+        if measured.has_facts:
+            raise
         return NeedFacts()
 
 
@@ -147,6 +149,8 @@ def _planned(measured: MeasuredRequest, policy: Policy, found: LookedUp, target:
         return _verified(measured, policy, Written(found, target, None, lowered_output))
     if found.record is not None and compaction == last:
         return _verified(measured, policy, Written(found, target, found.record, lowered_output))
+    if not measured.has_facts:
+        return NeedFacts()  # the texts of a compaction are about calls and results
     at_same_boundary = last is not None and last.boundary == compaction.boundary
     replaces = target.replaces or target.force or at_same_boundary
     return NeedBlock(found, replace(target, replaces=replaces), compaction, lowered_output)
