@@ -340,8 +340,6 @@ def join_written_results(items: Sequence[Item], start: int) -> tuple[Item, ...]:
 
     Each depends only on the items before it, so that it is the same in every later request.
     """
-    if all(item.role != "user" for item in items[start:]):
-        return tuple(items[start:])
     call_index, tools = _last_written_calls(items, start)
     joined: list[Item] = []
     for index in range(start, len(items)):

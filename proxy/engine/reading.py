@@ -223,7 +223,8 @@ class Reader:
         count = self.count(encoding, model)
         scope = _scope(api_format, encoding, tenant, model)
         items = seen + self._read_items(api_format, count, scope, located.body, spans[len(seen) :])
-        items = seen + join_written_results(items, len(seen))
+        if any(item.role == "user" for item in items[len(seen) :]):
+            items = seen + join_written_results(items, len(seen))
         roles = add_up(items, prefix.roles if prefix is not None and seen else NOTHING)
         around = prefix.around if prefix is not None and prefix.counted_by == measure else None
         if around is None or around.envelope_name != located.envelope_name:
