@@ -110,6 +110,9 @@ class Tokenizers:
                 del os.environ["TIKTOKEN_CACHE_DIR"]
             else:
                 os.environ["TIKTOKEN_CACHE_DIR"] = before
+        # The encoder, which is compiled code, has copied this table. No method of a registered encoding reads it again
+        # (https://github.com/openai/tiktoken/blob/main/tiktoken/core.py), and it takes 30 MB.
+        loaded._mergeable_ranks.clear()
         return lambda text: _encoded_length(loaded, text)
 
 
