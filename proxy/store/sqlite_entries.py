@@ -24,7 +24,7 @@ _LOCKED_FOR: Final = 1.0
 """Seconds to wait while another process writes."""
 
 _LOCK_POLL: Final = 0.0005
-"""Seconds between two attempts to write. The waits of SQLite's own busy handler grow to 100 ms, longer than an operation
+"""Seconds between two attempts to write. The waits of SQLite's own busy handler grow to 100 ms, more than an operation
 may take: https://www.sqlite.org/c3ref/busy_timeout.html
 """
 
