@@ -24,8 +24,8 @@ _LOCKED_FOR: Final = 1.0
 """Seconds to wait while another process writes."""
 
 _LOCK_POLL: Final = 0.0005
-"""Seconds between two attempts to write. The waits of SQLite's own busy handler grow to 100 ms, so that of two busy
-processes one may win for a second: https://www.sqlite.org/c3ref/busy_timeout.html
+"""Seconds between two attempts to write. The waits of SQLite's own busy handler grow to 100 ms, more than an operation
+may take: https://www.sqlite.org/c3ref/busy_timeout.html
 """
 
 _SCHEMA_VERSION: Final = 1
