@@ -203,7 +203,8 @@ class Engine:
         """Ask the planner until its decision is final; look up or write what it lacks."""
         progress: Progress = START
         while True:
-            decision = await offload(measured.size, decide, measured, self._policy, progress)
+            size = measured.size if measured.has_facts else measured.light_size
+            decision = await offload(size, decide, measured, self._policy, progress)
             match decision:
                 case NeedRecord():
                     progress = await self._records.look_up(measured)
@@ -364,7 +365,10 @@ class Engine:
             attempt("after", name, partial(self._records.answered, view, status), None)
         if isinstance(view, CountedView):
             for feature in self._features.noting:
-                attempt("after", name, partial(feature.answered, view, report, status), None)
+                try:
+                    feature.answered(view, report, status)
+                except Exception as fault:  # noqa: BLE001 - the client has its answer
+                    self._faults.report("after", name, fault)
 
     def _learner(self, view: View, ending: LateOverflowDetector | None) -> Callable[[Usage], bool]:
         """What takes the usage of the answer to *view*; it holds neither the view nor the body."""

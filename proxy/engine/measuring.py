@@ -100,8 +100,7 @@ class Measurer:
 
     async def located(self, request: Request) -> LocatedBody:
         """Where things stand in the body, found on a thread if it is large. Raises ``InvalidRequest``."""
-        body = request.body
-        return await offload(len(body), self._reader.locate, API_FORMATS[request.api], request.tenant, body)
+        return await self._reader.located(API_FORMATS[request.api], request.tenant, request.body)
 
     def locate(self, request: Request) -> LocatedBody:
         """As ``located``, at once."""
