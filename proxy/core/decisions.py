@@ -165,9 +165,9 @@ class MeasuredRequest:
     """A request measured once for one model; ``size`` is what work on all of it weighs.
 
     ``budget`` counts the tools array as small as it is made (``tools_json``, empty if it stays as it is) and the
-    addition. ``prefix_hashes`` name the conversation after each item. ``count`` counts text for this route, ``lay_out``
-    gives the structure of the items, continued from a known prefix; ``read_facts`` the items with the facts of their
-    calls and results.
+    addition. ``prefix_hashes`` name the conversation after each item. ``count`` counts text for this route,
+    ``read_item`` reads an item that stands in its view only. ``lay_out`` gives the structure of the items, continued
+    from a known prefix; ``read_facts`` the items with the facts of their calls and results.
     """
 
     request: Request
@@ -184,6 +184,7 @@ class MeasuredRequest:
     anchor: UsageAnchor | None
     target: CompactionTarget
     count: Callable[[str], int] = field(repr=False, compare=False)
+    read_item: Callable[[bytes], Item] = field(repr=False, compare=False)
     lay_out: Callable[[], Layout] = field(repr=False, compare=False)
     read_facts: Callable[[], tuple[Item, ...]] = field(repr=False, compare=False)
     has_facts: bool = False

@@ -110,7 +110,9 @@ def _items_of(measured: MeasuredRequest, layout: Layout, record: CompactionRecor
     if record is None:
         scan, roles = measured.parsed.scan, measured.counts.roles
         return AssembledItems(measured.parsed.body[scan.start : scan.end], roles.system + roles.history, roles)
-    return assemble(measured.original(layout), record.compaction, record.block_with(note), record.edits, measured.count)
+    return assemble(
+        measured.original(layout), record.compaction, record.block_with(note), record.edits, measured.read_item
+    )
 
 
 def tools_member(measured: MeasuredRequest) -> str:

@@ -155,6 +155,7 @@ class Measurer:
             anchor=self._learned.find_anchor(route, hashes),
             target=target or CompactionTarget(lower_output=policy.lower_output),
             count=self._reader.recount(route.encoding, request.tenant, route.model),
+            read_item=self._reader.item_reader(api_format, route.encoding, request.tenant, route.model),
             lay_out=reading.layout,
             read_facts=partial(
                 self._reader.read_facts, api_format, route.encoding, request.tenant, route.model, reading

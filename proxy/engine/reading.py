@@ -313,6 +313,19 @@ class Reader:
 
         return Meter(counted, prices(model))
 
+    def item_reader(self, api_format: ApiFormat, encoding: str, tenant: bytes, model: str) -> Callable[[bytes], Item]:
+        """Reads items that stand in views only, without facts: the same ones come again with every request."""
+        scope = xxh3_128(tenant + f"{api_format.API}\0{_measure(encoding, model)}\0view\0".encode(), SEED)
+
+        def read(raw: bytes) -> Item:
+            name = _key(scope, raw)
+            item = self._items.get(name)
+            if item is None:
+                item = self._items[name] = api_format.read_item(raw, self.recount(encoding, tenant, model))
+            return item
+
+        return read
+
     def count_tools(self, encoding: str, model: str) -> Callable[[str], int]:
         """Counts the JSON of a tools array the way *model* reads it."""
         count = self.count(encoding, model)
