@@ -56,9 +56,6 @@ _WINDOW = 65_536
 """Characters of a text that are searched at a time; of a result, all that are searched for an error line."""
 _BLANKS = str.maketrans(dict.fromkeys("\"'`<>(){}[],;|=*", " "))
 _SPLIT = re.compile(r"[^\s\"'`<>(){}\[\],;|=*]+")
-_PLAIN = re.compile(r"[a-z-]+|(?!(?:Error|Exception|Warning)\Z)[A-Z][a-z]*")
-"""A plain word: names have capitals, digits or signs inside."""
-
 _PATH = re.compile(
     r"(?:~|\.{1,2}|[A-Za-z]:)?(?:[/\\][\w.@+-]+)+/?|[\w@.-]+(?:/[\w.@+-]+)+/?|[\w-]+(?:\.[\w-]+)*\.[a-z][a-z0-9]{0,5}"
 )
@@ -70,22 +67,20 @@ _NAME = re.compile(
 )
 _NUMBER = re.compile(r"[$€£¥]?\d{3,}(?:[.,:]\d+)*%?|[$€£¥]?\d+\.\d+%?|\d{1,2}(?:[:.]\d{2}){1,2}|\d{4}-\d{2}-\d{2}")
 _WHOLE = re.compile(
-    r"(?:https?://\S{3,}"
-    r"|(?:[\w-]++\.)++[a-z][a-z0-9]{0,5}|[\w@.-]++(?:/[\w.@+-]++)++/?|(?:~|\.{1,2}|[A-Za-z]:)?(?:[/\\][\w.@+-]++)++/?"
+    r"(?P<plain>[a-z-]++|(?!(?:Error|Exception|Warning)\Z)[A-Z][a-z]*+)|https?://\S{3,}"
+    r"|(?P<path>[\w@.-]++(?:/[\w.@+-]++)++)(?:/|(?<!\.):(?P<line>\d+))?|(?:[\w-]++\.)++[a-z][a-z0-9]{0,5}"
+    r"|(?:~|\.{1,2}|[A-Za-z]:)?(?:[/\\][\w.@+-]++)++/?"
     r"|[A-Za-z_]\w*+(?:\.[A-Za-z_]\w*+)++|[A-Za-z][A-Za-z0-9]*+(?:_[A-Za-z0-9]++)++|[a-z]++[a-z0-9]*+(?:[A-Z][a-z0-9]++)++"
     r"|[A-Z][a-z0-9]++(?:[A-Z][a-z0-9]++)++|(?=[0-9a-f]*\d)(?=[0-9a-f]*[a-f])[0-9a-f]{7,40}"
     r"|(?=[A-Z0-9]*\d)(?=[A-Z0-9]*[A-Z])[A-Z0-9]{4,12}"
-    r"|[A-Za-z_.]++(?:(?<=Error)|(?<=Exception)|(?<=Warning))|E[A-Z]{3,}|[EF]\d{3,4})"
-    rf"|({_NUMBER.pattern})"
+    r"|[A-Za-z_.]++(?:(?<=Error)|(?<=Exception)|(?<=Warning))|E[A-Z]{3,}|[EF]\d{3,4}"
+    rf"|(?P<number>{_NUMBER.pattern})"
 )
-"""A piece of text that is an address, a path, a name or an error itself, or a number.
+"""A piece of text that is a plain word, an address, a path (perhaps with a line number), a name, an error, or a number.
 
-The patterns are those above, written for a match of a whole piece: most repeats give nothing back, which takes half the
-time.
+Names have capitals, digits or signs inside. The patterns are those above, written for a match of a whole piece: most
+repeats give nothing back, which takes half the time.
 """
-
-_LINE_OF_FILE = re.compile(r"([\w@.-]++(?:/[\w.@+-]++)++)(?<!\.):(\d+)")
-"""A path with a line number, the most frequent piece in the output of searches and linters."""
 
 _INSIDE = re.compile(rf"(?<![\w.])(?:({_PATH.pattern}|{_ERROR.pattern}|{_NAME.pattern})|({_NUMBER.pattern}))(?![\w/])")
 """A name inside a piece of text that is no name itself: behind a sigil, a quote mark or an escape."""
@@ -295,7 +290,7 @@ class _NamesOfPieces(dict[str, Mapping[str, bool]]):
         """The names in *piece*."""
         token = piece.strip(_MARKS)
         names = _NO_NAMES
-        if 2 < len(token) <= LONGEST and not _PLAIN.fullmatch(token):
+        if 2 < len(token) <= LONGEST:
             names = _named(token)
         if len(self) < MOST_PIECES and len(piece) <= LONGEST:
             self[piece] = names
@@ -334,29 +329,29 @@ def _named(token: str) -> Mapping[str, bool]:
     """*token* itself if it is a name or a number, else those inside it; each with True for a number."""
     if token.isdecimal():
         return {token: True}
-    if ":" in token:
-        line = _LINE_OF_FILE.fullmatch(token)
-        if line is not None:
-            path, number = line.groups()
-            if len(number) > 2:
-                return {path: False, number: True}
-            return {path: False}
     whole = _WHOLE.fullmatch(token)
     if whole is not None:
-        return {token: whole.lastindex == 1}
+        return _named_as(whole.lastgroup, token, whole)
     if token.isalnum():
         return _NO_NAMES  # inside a word there are no names
-    return _longer_than_two(_INSIDE.findall(token))
-
-
-def _longer_than_two(matches: Iterable[tuple[str, str]]) -> Mapping[str, bool]:
-    """The names of *matches*, each a name or a number, that are longer than two characters."""
     names: dict[str, bool] = {}
-    for name, number in matches:
+    for name, number in _INSIDE.findall(token):
         stripped = name.rstrip(".") or number
         if len(stripped) > 2:
             names[stripped] = bool(number)
     return names
+
+
+def _named_as(kind: str | None, token: str, whole: re.Match[str]) -> Mapping[str, bool]:
+    """The names in *token*, which matches as a *whole* of this *kind*: one of the groups, None for other names."""
+    if kind == "plain":
+        return _NO_NAMES
+    if kind != "line":
+        return {token: kind == "number"}
+    path, number = whole.group("path", "line")
+    if len(number) > 2:
+        return {path: False, number: True}
+    return {path: False}
 
 
 def _files(entries: Sequence[ItemText]) -> Iterator[str]:
