@@ -195,6 +195,7 @@ class Process:
             history,
             call_settings(config),
             faults,
+            tasks.spawn,
         )
 
         def upstream_of(model: str) -> str:

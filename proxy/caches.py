@@ -19,7 +19,7 @@ from cachebox import LRUCache
 
 from proxy.core.apis.envelope import Envelope
 from proxy.core.compaction.record import CompactionRecord
-from proxy.core.conversation import Item
+from proxy.core.conversation import UNREAD, Item
 from proxy.engine.ports import Summary
 from proxy.engine.reading import CachedPrefix
 
@@ -72,7 +72,7 @@ def items() -> SizedCache[bytes, Item]:
 
 def _item_size(item: Item) -> int:
     size = PLAIN
-    if item.facts is not None:
+    if item.facts is not None and item.facts is not UNREAD:
         size += len(item.facts.mentions)
     if item.calls or item.answers:
         size += _linked([item])
