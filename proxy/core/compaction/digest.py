@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import json
 import re
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from heapq import heappop, heappush
+from heapq import heappop, heappush, nsmallest
+from itertools import islice
 from math import log2
 from types import MappingProxyType
 from typing import Any
@@ -50,6 +51,9 @@ MOST_MISSES = 20
 
 MOST_PIECES = 50_000
 """Distinct pieces of text whose names are remembered while one digest is made: some 10 MB."""
+
+_STEP = 16_384
+"""Numbers that are sorted at once."""
 
 _LITERAL = json.JSONDecoder(parse_int=str, parse_float=str)
 _WINDOW = 65_536
@@ -161,22 +165,21 @@ class _Names:
 
     is_number: dict[str, bool] = field(default_factory=dict)
     newest: dict[str, float] = field(default_factory=dict)
-    mentions: dict[float, Counter[str]] = field(default_factory=lambda: defaultdict(Counter))
+    mentions: dict[float, dict[str, int]] = field(default_factory=lambda: defaultdict(dict))
 
     def read(self, entries: Sequence[ItemText]) -> None:
         """Add the names in *entries*."""
-        # A tool's output has thousands of names: they are counted by dictionaries, not one by one.
-        pieces = _NamesOfPieces()
+        # Plain loops: while a dictionary takes in another one with a million names, no other thread runs.
+        pieces, newest, is_number = _NamesOfPieces(), self.newest, self.is_number
         total = max(1, len(entries))
         for index, entry in enumerate(entries):
+            place = (index + 1) / total
             for text, worth in _texts(entry):
-                found = _tokens(text, pieces, phrases=worth > WRITTEN["tool"])
-                if not found:
-                    continue
-                self.mentions[worth].update(found.keys())
-                self.newest.update(dict.fromkeys(found, (index + 1) / total))
-                for name, is_number in found.items():
-                    self.is_number.setdefault(name, is_number)
+                times = self.mentions[worth]
+                for name, number in _tokens(text, pieces, phrases=worth > WRITTEN["tool"]).items():
+                    times[name] = times.get(name, 0) + 1
+                    newest[name] = place
+                    is_number.setdefault(name, number)
 
     def worths(self) -> dict[str, float]:
         """The worth of each name: the sum over its kinds of mention, in each of which a further one counts less."""
@@ -193,10 +196,19 @@ def _best_by_length(worths: dict[str, float], most: int) -> dict[str, float]:
     if len(worths) <= most:
         return worths
     per_token = {name: worth / (len(name) / 4 + ROUGH) for name, worth in worths.items()}
-    least = sorted(per_token.values(), reverse=True)[most]
+    least = _nth_highest(per_token.values(), most + 1)
     best = {name: worths[name] for name, worth in per_token.items() if worth > least}
-    equal = sorted(name for name, worth in per_token.items() if worth == least)
-    return best | {name: worths[name] for name in equal[: most - len(best)]}
+    equal = nsmallest(most - len(best), (name for name, worth in per_token.items() if worth == least))
+    return best | {name: worths[name] for name in equal}
+
+
+def _nth_highest(values: Iterable[float], number: int) -> float:
+    """The value at this *number* from the highest; sorted in steps, because no other thread runs during a sort."""
+    highest: list[float] = []
+    remaining = iter(values)
+    while step := list(islice(remaining, _STEP)):
+        highest = sorted(highest + step, reverse=True)[:number]
+    return highest[-1]
 
 
 def _ranked(worths: Mapping[str, float], size: Callable[[str], int]) -> Iterator[str]:
