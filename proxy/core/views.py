@@ -127,7 +127,7 @@ def _output_members(measured: MeasuredRequest, figure: int) -> dict[str, str]:
 
 
 def expected_tokens(measured: MeasuredRequest, boundary: int, tokens: int) -> int:
-    """What the provider will count for a view of *tokens*; *boundary*: of its compaction, -1 if there is none."""
+    """Return the provider's expected count for *tokens*; *boundary* is that of the compaction, -1 if there is none."""
     ratio = measured.known.token_ratio
     expected = measured.anchor.expect(boundary, tokens, ratio) if measured.anchor else None
     return int(tokens * ratio) if expected is None else expected

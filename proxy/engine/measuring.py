@@ -99,7 +99,7 @@ class Measurer:
         return await self.count(request, located, known, known.window or assumed_window)
 
     async def located(self, request: Request) -> LocatedBody:
-        """Where things stand in the body, found on a thread if it is large. Raises ``InvalidRequest``."""
+        """Locate the items of the body, on a thread if much of it is new. Raises ``InvalidRequest``."""
         return await self._reader.located(API_FORMATS[request.api], request.tenant, request.body)
 
     def locate(self, request: Request) -> LocatedBody:

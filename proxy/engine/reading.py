@@ -175,7 +175,7 @@ class Reader:
         return await offload(new, self._locate, api_format, tenant, body, hasher, prefix)
 
     def locate(self, api_format: ApiFormat, tenant: bytes, body: bytes) -> LocatedBody:
-        """Where things stand in *body*.
+        """Locate the items of *body* and read what is around them.
 
         Raises ``InvalidRequest`` if it is no valid body of *api_format*, ``TooManyItems`` if it has too many.
         """
@@ -471,13 +471,13 @@ def _items_seen(prefix: CachedPrefix | None, where: Scan, measure: str) -> tuple
 
 
 def _scope(api_format: ApiFormat, encoding: str, tenant: bytes, model: str) -> Any:
-    """What the names of this tenant's counted texts begin with."""
+    """Return the hash that the names of this tenant's counted texts begin with."""
     return xxh3_128(tenant + f"{api_format.API}\0{_measure(encoding, model)}\0".encode(), SEED)
 
 
 @lru_cache(MOST_MEASURES)
 def _measure(encoding: str, model: str) -> str:
-    """What decides a count: equal for models that count alike."""
+    """Return the name of a way of counting: equal for models that count alike."""
     return f"{encoding},{prices(model).name},{'declared' if reads_declarations(model) else 'json'}"
 
 

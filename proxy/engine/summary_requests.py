@@ -1,4 +1,4 @@
-"""What is asked of a summariser: a measured conversation's prefix as a passage, with its cap and its warm prompt."""
+"""Requests of a summary: a measured conversation's prefix as a passage, with its cap and its warm prompt."""
 
 from __future__ import annotations
 
