@@ -280,7 +280,7 @@ def _stage_effects(fitted: Fitted) -> Iterator[StageEffect]:
         return
     body, ratio, record = fitted.client_body, fitted.measured.known.token_ratio, fitted.view.edits.record
     saved, touched = _savings(fitted)
-    tokens = body.fixed + body.history
+    tokens = body.fixed + body.roles.history
     folded = tokens - fitted.view.tokens - sum(saved.values())  # what no other stage saved
     for stage in fitted.report.stages:
         savings, items = saved.get(stage, 0), touched.get(stage, 0)

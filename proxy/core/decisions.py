@@ -162,8 +162,9 @@ LIGHT_ITEM: Final = 50
 
 @dataclass(frozen=True, slots=True)
 class MeasuredRequest:
-    """A request measured once for one model; ``size`` is what work on all of it weighs.
+    """A request measured once for one model.
 
+    ``size`` is what work on all of it weighs, ``light_size`` what work on the numbers of its items does.
     ``budget`` counts the tools array as small as it is made (``tools_json``, empty if it stays as it is) and the
     addition. ``prefix_hashes`` name the conversation after each item. ``count`` counts text for this route,
     ``read_item`` reads an item that stands in its view only. ``lay_out`` gives the structure of the items, continued
@@ -174,6 +175,7 @@ class MeasuredRequest:
     known: KnownRoute
     parsed: ParsedBody
     size: int
+    light_size: int
     counts: TokenCounts
     prefix_hashes: tuple[bytes, ...] = field(repr=False)
     budget: TokenBudget
@@ -194,18 +196,15 @@ class MeasuredRequest:
         """The functions and figures of the request's API."""
         return API_FORMATS[self.request.api]
 
-    @property
-    def light_size(self) -> int:
-        """The weight of work on the numbers of all items, no text among them."""
-        return LIGHT_ITEM * len(self.parsed.items)
-
     def with_facts(self) -> MeasuredRequest:
         """This request with the facts of all calls and results; reads their texts."""
         return replace(self, parsed=replace(self.parsed, items=self.read_facts()), has_facts=True)
 
     def original(self, layout: Layout) -> OriginalItems:
         """The items as the client sent them, for the stages to write from."""
-        return OriginalItems(self.parsed.body, self.parsed.scan.spans, self.parsed.items, layout, self.api_format)
+        return OriginalItems(
+            self.parsed.body, self.parsed.scan.spans, self.parsed.items, layout, API_FORMATS[self.request.api]
+        )
 
     def root_hash(self, layout: Layout) -> bytes:
         """The prefix hash after the first user item, which names the conversation; empty if there are no items."""

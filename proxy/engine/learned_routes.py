@@ -127,7 +127,7 @@ def sent_prompt(view: View) -> SentPrompt | None:
     if view.observation or view.measured.parsed.envelope.has_unseen_input:
         return None
     measured, record = view.measured, view.edits.record
-    output = int((view.lowered_output or view.budget.reserve) * measured.known.token_ratio)
+    output = int((view.edits.lowered_output or view.budget.reserve) * measured.known.token_ratio)
     return SentPrompt(
         measured.known.route,
         measured.request.tenant,

@@ -11,8 +11,8 @@ from proxy.core.compaction.schedule import CompactionTarget, MaxLoss
 from proxy.core.compaction.truncate import shrink_tools
 from proxy.core.decisions import (
     API_FORMATS,
+    LIGHT_ITEM,
     NO_ADDITION,
-    Addition,
     KnownRoute,
     MeasuredRequest,
     ParsedBody,
@@ -28,7 +28,7 @@ from proxy.engine.learned_routes import KnownRoutes, LearnedRoutes
 from proxy.engine.ports import Cache, Records
 from proxy.engine.reading import CountedBody, LocatedBody, Reader
 from proxy.engine.run import OBSERVED
-from proxy.offload import load_of, offload
+from proxy.offload import ITEM, offload
 
 ShrunkTools = Cache[tuple[bytes, str, str, int], tuple[str, int]]
 """Tools arrays that were made smaller, and their tokens: a bounded mapping."""
@@ -73,7 +73,8 @@ class Measurer:
 
         Raises ``InvalidRequest`` and ``NotFound``.
         """
-        mode, located = self.mode_of(request), await self.located(request)
+        mode = self.mode_of(request)
+        located = await self._reader.located(API_FORMATS[request.api], request.tenant, request.body)
         envelope = located.envelope
         known = (await self._routes.get(request, request.path_model or envelope.model)).known
         if mode == "off" or known.window is None:
@@ -110,7 +111,7 @@ class Measurer:
         """Tokens of the request as the client sent it, by our own count."""
         api_format, tenant = API_FORMATS[request.api], request.tenant
         counted = await self._reader.read(api_format, route.encoding, tenant, located, route.model)
-        return counted.fixed + counted.history
+        return counted.fixed + counted.roles.history
 
     async def count(
         self,
@@ -131,9 +132,13 @@ class Measurer:
         reading = self._reader.count_body(api_format, route.encoding, request.tenant, located, route.model)
         policy, token_ratio = self.policy, known.token_ratio
         envelope, requested = reading.envelope, reading.envelope.requested_output
-        counts = TokenCounts(reading.fixed, reading.history, reading.member_tokens, reading.roles, reading.members)
+        counts = TokenCounts(
+            reading.fixed, reading.roles.history, reading.member_tokens, reading.roles, reading.members
+        )
         client_compaction = request.client_compaction or _client_compaction(reading)
-        addition = self._addition(request, envelope, route, window) if not client_compaction else NO_ADDITION
+        addition, adding = NO_ADDITION, self._features.adding
+        if adding is not None and not client_compaction:
+            addition = adding.addition(request, envelope, route, window)
         budget = policy.budget(route, window, requested, counts.fixed + addition.tokens, token_ratio)
         tools_json, budget = self._with_smaller_tools(request.tenant, route, envelope, counts, budget)
         hashes = reading.prefix_hashes(self._records.prefix_key(request.tenant), request.options.conversation)
@@ -144,7 +149,8 @@ class Measurer:
             request=request,
             known=replace(known, stated_window=stated),
             parsed=ParsedBody(reading.body, reading.scan, reading.items, envelope),
-            size=load_of(len(reading.body), len(reading.items)),
+            size=len(reading.body) + ITEM * len(reading.items),
+            light_size=LIGHT_ITEM * len(reading.items),
             counts=counts,
             prefix_hashes=hashes,
             budget=budget,
@@ -155,16 +161,12 @@ class Measurer:
             anchor=self._learned.find_anchor(route, hashes),
             target=target or CompactionTarget(lower_output=policy.lower_output),
             count=self._reader.recount(route.encoding, request.tenant, route.model),
-            read_item=self._reader.item_reader(api_format, route.encoding, request.tenant, route.model),
+            read_item=partial(self._reader.view_item, api_format, route.encoding, request.tenant, route.model),
             lay_out=reading.layout,
             read_facts=partial(
                 self._reader.read_facts, api_format, route.encoding, request.tenant, route.model, reading
             ),
         )
-
-    def _addition(self, request: Request, envelope: Envelope, route: Route, window: int) -> Addition:
-        feature = self._features.adding
-        return NO_ADDITION if feature is None else feature.addition(request, envelope, route, window)
 
     # What the view must reach.
 

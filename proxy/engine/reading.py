@@ -75,11 +75,6 @@ class CountedBody:
         return self.roles.system + self.members.system
 
     @property
-    def history(self) -> int:
-        """Tokens of all items that are not system items."""
-        return self.roles.history
-
-    @property
     def media(self) -> int:
         """Tokens of images and other media."""
         return self.roles.media
@@ -240,7 +235,7 @@ class Reader:
         prefix, spans, measure = located.cached_prefix, located.scan.spans, _measure(encoding, model)
         seen = _items_seen(prefix, located.scan, measure)
         count = self.count(encoding, model)
-        scope = _scope(api_format, encoding, tenant, model)
+        scope = xxh3_128(tenant + f"{api_format.API}\0{measure}\0".encode(), SEED)
         items = seen + self._read_items(api_format, count, scope, located.body, spans[len(seen) :])
         if any(item.role == "user" for item in items[len(seen) :]):
             items = seen + join_written_results(items, len(seen))
@@ -313,18 +308,14 @@ class Reader:
 
         return Meter(counted, prices(model))
 
-    def item_reader(self, api_format: ApiFormat, encoding: str, tenant: bytes, model: str) -> Callable[[bytes], Item]:
-        """Reads items that stand in views only, without facts: the same ones come again with every request."""
+    def view_item(self, api_format: ApiFormat, encoding: str, tenant: bytes, model: str, raw: bytes) -> Item:
+        """The item *raw*, which stands in a view only, without facts: the same one comes again with every request."""
         scope = xxh3_128(tenant + f"{api_format.API}\0{_measure(encoding, model)}\0view\0".encode(), SEED)
-
-        def read(raw: bytes) -> Item:
-            name = _key(scope, raw)
-            item = self._items.get(name)
-            if item is None:
-                item = self._items[name] = api_format.read_item(raw, self.recount(encoding, tenant, model))
-            return item
-
-        return read
+        name = _key(scope, raw)
+        item = self._items.get(name)
+        if item is None:
+            item = self._items[name] = api_format.read_item(raw, self.recount(encoding, tenant, model))
+        return item
 
     def count_tools(self, encoding: str, model: str) -> Callable[[str], int]:
         """Counts the JSON of a tools array the way *model* reads it."""
@@ -362,7 +353,8 @@ class Reader:
         self, api_format: ApiFormat, encoding: str, tenant: bytes, model: str, body: CountedBody
     ) -> tuple[Item, ...]:
         """The items of *body* with the facts of all calls and results, which only a compaction needs."""
-        count, scope = self.count(encoding, model), _scope(api_format, encoding, tenant, model)
+        measure, count = _measure(encoding, model), self.count(encoding, model)
+        scope = xxh3_128(tenant + f"{api_format.API}\0{measure}\0".encode(), SEED)
         items = list(body.items)
         for index, item in enumerate(items):
             if item.facts is UNREAD:
@@ -468,11 +460,6 @@ def _items_seen(prefix: CachedPrefix | None, where: Scan, measure: str) -> tuple
     if prefix is None or prefix.counted_by != measure or where.spans[: len(prefix.items)] != prefix.scan.spans:
         return ()
     return prefix.items
-
-
-def _scope(api_format: ApiFormat, encoding: str, tenant: bytes, model: str) -> Any:
-    """Return the hash that the names of this tenant's counted texts begin with."""
-    return xxh3_128(tenant + f"{api_format.API}\0{_measure(encoding, model)}\0".encode(), SEED)
 
 
 @lru_cache(MOST_MEASURES)

@@ -89,7 +89,11 @@ class CompactionRecords:
         The store is asked for the boundaries since the newest one it was asked for before, that one included: whatever
         other replicas wrote since then, they wrote there.
         """
-        boundaries = _newest_first(layout, len(measured.prefix_hashes))
+        count = len(measured.prefix_hashes)
+        if not count:
+            return None
+        past = [boundary for boundary in layout.boundaries[-MOST_BOUNDARIES:] if 0 < boundary < count]
+        boundaries = [count, *reversed(past)]
         unasked, cached = self._cached_until_asked(measured, boundaries)
         if not unasked:
             return cached
@@ -288,14 +292,6 @@ class CompactionRecords:
         name = (measured.known.route.name, measured.prefix_hashes[last.boundary - 1]) if last else None
         record = self._cached.get(name) if name else None
         return summary_request_of(measured, layout, cut, record, self._policy.rules.shares.summary)
-
-
-def _newest_first(layout: Layout, count: int) -> list[int]:
-    """The boundaries at which a record may stand, the end of *count* items first."""
-    if not count:
-        return []
-    before = [boundary for boundary in layout.boundaries[-MOST_BOUNDARIES:] if 0 < boundary < count]
-    return [count, *reversed(before)]
 
 
 def _likely_tokens(view: View) -> int:

@@ -64,7 +64,7 @@ def facts(reading: CountedBody, tenant: bytes = ANN) -> tuple[object, ...]:
     outline = reading.envelope
     around = (outline.text, outline.model, outline.stream, outline.requested_output, dict(outline.fields))
     spans = (reading.scan.start, reading.scan.end, reading.scan.spans)
-    read = (reading.items, reading.member_tokens, reading.fixed, reading.history)
+    read = (reading.items, reading.member_tokens, reading.fixed, reading.roles.history)
     return spans, around, read, reading.layout(), reading.prefix_hashes(KEY + tenant, "")
 
 
@@ -85,7 +85,7 @@ async def test_what_a_reading_says() -> None:
     assert [item.tokens for item in reading.items] == [chat.PER_MESSAGE + 3, chat.PER_MESSAGE + 5]
     assert reading.member_tokens == {"tools": len('[{"a": 1}]')}
     assert reading.fixed == chat.PER_REPLY + chat.PER_MESSAGE + 3 + 10
-    assert reading.history == chat.PER_MESSAGE + 5
+    assert reading.roles.history == chat.PER_MESSAGE + 5
     assert reading.envelope.requested_output == 7
     assert reading.layout() == lay_out(reading.items)
     assert reading.prefix_hashes(KEY, "") == prefix_hashes(KEY, "", reading.items)
@@ -226,7 +226,7 @@ async def test_encodings_share_no_counts() -> None:
     body = whole(agent_session(60, 100))
     narrow = await house.read(body)
     wide = await house.read(body, encoding="wide")
-    assert wide.history > narrow.history
+    assert wide.roles.history > narrow.roles.history
     assert wide.layout() == lay_out(wide.items)
     assert (await house.read(body)).layout() == lay_out(narrow.items)
 
