@@ -126,7 +126,7 @@ class PooledConnection(BaseProtocol):
         self._handler = handler
         self._response: PooledResponse | None = None
         self._body: aiohttp.StreamReader = aiohttp.EMPTY_PAYLOAD
-        self._reusable = True
+        self._reusable = False
         self.heard_at = 0.0
         self._renew_parser()
         # Bytes that came before the request belong to its answer: a server that is full may refuse before it reads.
@@ -151,16 +151,12 @@ class PooledConnection(BaseProtocol):
             max_field_size=MAX_LINE,
         )
 
-    @property
-    def is_open(self) -> bool:
-        """True if a request can be written."""
-        return self.transport is not None and not self.transport.is_closing()
-
     def send(self, head: bytes, body: bytes) -> PooledResponse:
         """Write a request; the connection must be idle and open. The answer's head is there once it is ``answered``."""
         assert self.transport is not None
         assert self._response is None
         response = self._response = PooledResponse(self, self._loop.create_future())
+        self._reusable = self._pool.keeps_connections
         self.heard_at = self._loop.time()
         self.transport.writelines((head, body))
         if self._early:
@@ -212,12 +208,13 @@ class PooledConnection(BaseProtocol):
         if self.transport.get_write_buffer_size():
             # An upload would go on to an upstream that has answered already.
             self.transport.abort()
-        elif self._reusable and self._body.is_eof() and self.is_open and self._pool.put(self):
+        elif not (self._reusable and self._body.is_eof()):
+            self.transport.close()
+        else:
             if self._was_paused:
                 # A pause leaves marks in the parser that would halt the next answer.
                 self._renew_parser()
-        else:
-            self.transport.close()
+            self._pool.idle[self] = None
         self._body = aiohttp.EMPTY_PAYLOAD
 
     def end(self, error: Exception) -> None:
@@ -285,7 +282,7 @@ class PooledConnection(BaseProtocol):
 class ConnectionPool:
     """The connections to one upstream. The one that was used last is used next, so that the others grow old.
 
-    *session* dials; its connector is closed after the pool.
+    *session* dials; its connector is closed after the pool. ``idle`` are the connections between two exchanges.
     """
 
     def __init__(self, session: aiohttp.ClientSession, origin: URL, timeouts: Timeouts) -> None:
@@ -297,7 +294,8 @@ class ConnectionPool:
         self._dialling = aiohttp.ClientRequest("POST", origin, loop=self._loop, session=session)
         self._host = origin.host_port_subcomponent or ""
         self._connections: set[PooledConnection] = set()
-        self._idle: dict[PooledConnection, None] = {}
+        self.idle: dict[PooledConnection, None] = {}
+        self.keeps_connections = timeouts.keep_alive > 0
         self._timer: asyncio.TimerHandle | None = None
         shortest = min(timeouts.first_byte, timeouts.idle, timeouts.keep_alive or timeouts.idle)
         self._look_every = min(shortest / _LOOKS, _SLOWEST_LOOK)
@@ -307,10 +305,19 @@ class ConnectionPool:
         sent = CIMultiDict((("Host", self._host),))
         sent.extend(headers)
         sent["Content-Length"] = str(len(body))
-        if not self._timeouts.keep_alive:
+        if not self.keeps_connections:
             sent["Connection"] = "close"
         head = _serialize_headers(f"POST {url.raw_path_qs} HTTP/1.1", sent)
-        connection = self._pop_idle() or await self._dial()
+        oldest = self._loop.time() - self._timeouts.keep_alive
+        while self.idle:
+            connection, _ = self.idle.popitem()
+            transport = connection.transport
+            is_open = transport is not None and not transport.is_closing()
+            if is_open and connection.heard_at >= oldest:
+                break
+            connection.close()
+        else:
+            connection = await self._dial()
         response = connection.send(head, body)
         try:
             await response.answered
@@ -320,16 +327,6 @@ class ConnectionPool:
         if response.error is not None:
             raise response.error
         return response
-
-    def _pop_idle(self) -> PooledConnection | None:
-        """Return an idle connection that may be used again."""
-        now = self._loop.time()
-        while self._idle:
-            connection, _ = self._idle.popitem()
-            if connection.is_open and now - connection.heard_at <= self._timeouts.keep_alive:
-                return connection
-            connection.close()
-        return None
 
     async def _dial(self) -> PooledConnection:
         connector = self._session.connector
@@ -348,17 +345,10 @@ class ConnectionPool:
             self._timer = self._loop.call_later(self._look_every, self._look_over)
         return connection
 
-    def put(self, connection: PooledConnection) -> bool:
-        """Keep *connection* for another exchange. Return False if connections are not kept."""
-        if self._timeouts.keep_alive and connection in self._connections:
-            self._idle[connection] = None
-            return True
-        return False
-
     def remove(self, connection: PooledConnection) -> None:
         """Forget *connection*, which has ended."""
         self._connections.discard(connection)
-        self._idle.pop(connection, None)
+        self.idle.pop(connection, None)
 
     def _look_over(self) -> None:
         """End whatever is silent for too long, and come back unless nothing is left."""
