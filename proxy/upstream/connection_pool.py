@@ -42,13 +42,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from typing import Final
+from dataclasses import dataclass, field
+from typing import ClassVar, Final
 
 import aiohttp
 from aiohttp.base_protocol import BaseProtocol
 from aiohttp.client_proto import ResponseHandler
 from aiohttp.connector import Connection
-from aiohttp.http import HttpResponseParser, RawResponseMessage
+from aiohttp.http import HttpResponseParser
 from aiohttp.http_writer import _serialize_headers
 from multidict import CIMultiDict, CIMultiDictProxy
 from yarl import URL
@@ -64,9 +65,9 @@ READ_BUFFER: Final = 2**17
 MAX_LINE: Final = 2**15
 """Bytes of a status line, and of a header."""
 
-_SWITCHING: Final = 101
-_LAST_INTERIM: Final = 199
-_WITHOUT_BODY: Final = (204, 304)
+_INTERIM: Final = frozenset({100, *range(102, 200)})
+"""Answers before the answer (https://www.rfc-editor.org/rfc/rfc9110#section-15.2); 101 is an answer."""
+
 
 _LOOKS: Final = 4
 """How often the pool looks over its connections in the shortest of its limits."""
@@ -79,24 +80,22 @@ class InvalidHttp(aiohttp.ClientError):
     """The other side's bytes are no HTTP answer."""
 
 
+@dataclass(slots=True, eq=False)
 class PooledResponse:
     """An answer, with what ``DirectReply`` reads of aiohttp's responses.
 
-    ``connection`` is None once the exchange is over. ``error``, if set, ended it before its head was complete.
+    ``connection`` is None once the exchange is over, ``status`` is 0 until the head is complete. ``error``, if set,
+    ended the exchange before that.
     """
 
-    __slots__ = ("answered", "connection", "content", "error", "headers", "raw_headers", "status")
-
-    method: Final = "POST"
-    status: int
-    headers: CIMultiDictProxy[str]
-    raw_headers: tuple[tuple[bytes, bytes], ...]
-
-    def __init__(self, connection: PooledConnection, answered: asyncio.Future[None]) -> None:
-        self.connection: PooledConnection | None = connection
-        self.answered = answered
-        self.content = aiohttp.EMPTY_PAYLOAD
-        self.error: Exception | None = None
+    method: ClassVar = "POST"
+    connection: PooledConnection | None
+    answered: asyncio.Future[None]
+    status: int = 0
+    headers: CIMultiDictProxy[str] = field(init=False)
+    raw_headers: tuple[tuple[bytes, bytes], ...] = field(init=False)
+    content: aiohttp.StreamReader = aiohttp.EMPTY_PAYLOAD
+    error: Exception | None = None
 
     def close(self) -> None:
         """Reset the connection if the exchange is still under way."""
@@ -108,7 +107,6 @@ class PooledConnection(BaseProtocol):
     """One connection. ``heard_at`` is the loop's time when the other side last sent something."""
 
     __slots__ = (
-        "_body",
         "_dialled",
         "_early",
         "_handler",
@@ -125,7 +123,6 @@ class PooledConnection(BaseProtocol):
         self._dialled = dialled
         self._handler = handler
         self._response: PooledResponse | None = None
-        self._body: aiohttp.StreamReader = aiohttp.EMPTY_PAYLOAD
         self._reusable = False
         self.heard_at = 0.0
         self._renew_parser()
@@ -179,26 +176,20 @@ class PooledConnection(BaseProtocol):
             self.end(invalid)
             return
         for message, body in messages:
-            self._add(response, message, body)
+            if response.status or message.should_close:
+                self._reusable = False
+            if response.status or message.code in _INTERIM:
+                continue
+            response.status = message.code
+            response.headers = message.headers
+            response.raw_headers = message.raw_headers
+            response.content = body
+            if not response.answered.done():
+                response.answered.set_result(None)
         if is_upgraded:
             self._reusable = False
-        if response.answered.done() and (self._body.is_eof() or response.status in _WITHOUT_BODY):
+        if response.status and response.content.is_eof():
             self._complete(response)
-
-    def _add(self, response: PooledResponse, message: RawResponseMessage, body: aiohttp.StreamReader) -> None:
-        """Take the head of an answer to *response*; a second answer costs the connection."""
-        if message.should_close or response.answered.done():
-            self._reusable = False
-        is_interim = message.code <= _LAST_INTERIM and message.code != _SWITCHING
-        if is_interim or response.answered.done():
-            return
-        response.status = message.code
-        response.headers = message.headers
-        response.raw_headers = message.raw_headers
-        self._body = body
-        if message.code not in _WITHOUT_BODY:
-            response.content = body
-        response.answered.set_result(None)
 
     def _complete(self, response: PooledResponse) -> None:
         """Give the connection back to the pool, or close it if it cannot carry another exchange."""
@@ -208,14 +199,13 @@ class PooledConnection(BaseProtocol):
         if self.transport.get_write_buffer_size():
             # An upload would go on to an upstream that has answered already.
             self.transport.abort()
-        elif not (self._reusable and self._body.is_eof()):
+        elif not self._reusable:
             self.transport.close()
         else:
             if self._was_paused:
                 # A pause leaves marks in the parser that would halt the next answer.
                 self._renew_parser()
             self._pool.idle[self] = None
-        self._body = aiohttp.EMPTY_PAYLOAD
 
     def end(self, error: Exception) -> None:
         """Reset the connection; an exchange under way fails with *error*, after the bytes that came before."""
@@ -231,8 +221,8 @@ class PooledConnection(BaseProtocol):
         if not response.answered.done():
             response.error = error
             response.answered.set_result(None)
-        elif not self._body.is_eof() and self._body.exception() is None:
-            self._body.set_exception(error)
+        elif not response.content.is_eof() and response.content.exception() is None:
+            response.content.set_exception(error)
 
     def close(self) -> None:
         """Close the connection, which must be idle; reset it if it was closed before."""
@@ -246,7 +236,7 @@ class PooledConnection(BaseProtocol):
     def check(self, now: float, timeouts: Timeouts) -> None:
         """End the exchange, or the idle connection, if the other side has been silent for too long."""
         response = self._response
-        is_answered = response is not None and response.answered.done()
+        is_answered = response is not None and response.status != 0
         if self._reading_paused or (self._paused and not is_answered):
             self.heard_at = now
         silence = now - self.heard_at
