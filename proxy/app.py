@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Final
 
 from proxy import caches
 from proxy import settings as configuration
-from proxy.core.models import ServerWindow
+from proxy.core.models import DEFAULT_ENCODING, ServerWindow
 from proxy.core.report import SummaryReport
 from proxy.engine.engine import Engine
 from proxy.features.opening import OpenHistory, open_history
@@ -195,6 +195,7 @@ class Process:
             history,
             call_settings(config),
             faults,
+            tasks.spawn,
         )
 
         def upstream_of(model: str) -> str:
@@ -223,13 +224,14 @@ class Process:
         if is_alone:
             print_summary(settings, catalogue, port, describe_store(store.state(), settings.store.path))
             tasks.spawn(warn_of_unreachable(settings, logs.warn), "look for the upstreams")
-        tasks.spawn(asyncio.to_thread(tokenizers.counter, "o200k_base"), "load the common vocabulary")
+        tasks.spawn(asyncio.to_thread(_load_common_vocabulary, tokenizers), "load the common vocabulary")
         tasks.spawn(upstream.warm(), "load LiteLLM")
         return cls(server, upstream, probes, store, telemetry, logs, engine, jobs, history)
 
     async def update_gauges(self) -> None:
-        """Update every second the metrics that no request updates. Never returns."""
+        """Update every second the metrics that no request updates, and show the others to workers. Never returns."""
         while True:
+            self.telemetry.flush()
             state = self._store.state()
             self.telemetry.store_state(up=state.up, breaker=state.breaker)
             new_errors = Counter(state.errors) - self._store_errors
@@ -267,12 +269,19 @@ class Process:
     async def close(self) -> None:
         """Stop listening, then close what the server used."""
         await self.server.close()
+        self.telemetry.flush()
         if self._jobs is not None:
             await self._jobs.finish(0.0)
         await self._history.finish(HISTORY_SECONDS)
         await self._probes.close()
         await self._upstream.close()
         await self._store.close()
+
+
+def _load_common_vocabulary(tokenizers: Tokenizers) -> None:
+    """Load the vocabulary of most models, and give back the memory that loading needed."""
+    tokenizers.counter(DEFAULT_ENCODING)
+    caches.release_free_memory()
 
 
 def _open_telemetry() -> Telemetry:

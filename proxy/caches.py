@@ -19,7 +19,7 @@ from cachebox import LRUCache
 
 from proxy.core.apis.envelope import Envelope
 from proxy.core.compaction.record import CompactionRecord
-from proxy.core.conversation import Item
+from proxy.core.conversation import UNREAD, Item
 from proxy.engine.ports import Summary
 from proxy.engine.reading import CachedPrefix
 
@@ -72,7 +72,7 @@ def items() -> SizedCache[bytes, Item]:
 
 def _item_size(item: Item) -> int:
     size = PLAIN
-    if item.facts is not None:
+    if item.facts is not None and item.facts is not UNREAD:
         size += len(item.facts.mentions)
     if item.calls or item.answers:
         size += _linked([item])
@@ -118,10 +118,20 @@ def keep_large_blocks() -> None:
             library.mallopt(option, value)
 
 
+def release_free_memory() -> None:
+    """Return free memory to the operating system; ``keep_large_blocks`` lets the C library keep it otherwise.
+
+    Takes some milliseconds: call it in a thread. See https://man7.org/linux/man-pages/man3/malloc_trim.3.html
+    """
+    if sys.platform == "linux" and hasattr(library := ctypes.CDLL(None), "malloc_trim"):
+        library.malloc_trim(0)
+
+
 def collect_rarely() -> None:
-    """Exempt what start-up built from garbage collection, and collect less often.
+    """Collect garbage once, exempt what start-up built from further collections, and collect less often.
 
     ``gc.freeze`` moves it to a permanent generation: https://docs.python.org/3/library/gc.html#gc.freeze
     """
+    gc.collect()
     gc.freeze()
     gc.set_threshold(*COLLECTED)

@@ -12,7 +12,15 @@ from cachetools import LRUCache
 
 from proxy import caches
 from proxy import settings as configuration
-from proxy.core.models import COMPRESS, Catalogue, ModelLimits, ModelRule, WindowLookup, read_published_table
+from proxy.core.models import (
+    COMPRESS,
+    Catalogue,
+    LazyTable,
+    ModelLimits,
+    ModelRule,
+    WindowLookup,
+    read_published_table,
+)
 from proxy.engine.ports import Records
 from proxy.server import HeadersOf, NameOf, no_headers, same_name, tenants_of
 from proxy.settings import Settings
@@ -57,14 +65,13 @@ def open_catalogue(settings: Settings, reported: WindowLookup | None = None) -> 
 
     It reads 3 MB: call it in a thread.
     """
-    table = read_published_table(
-        {
-            name: ModelLimits(None, facts.max_input_tokens, facts.max_output_tokens, facts.price_tier)
-            for name, facts in configuration.model_table().items()
-        }
-    )
+    table = read_published_table(LazyTable(configuration.model_table(), _published_limits))
     default = settings.default_upstream().name if settings.upstreams else NO_UPSTREAM
     return Catalogue([_model_rule(rule) for rule in settings.models], table, default, reported)
+
+
+def _published_limits(_: str, facts: configuration.ModelFacts) -> ModelLimits:
+    return ModelLimits(None, facts.max_input_tokens, facts.max_output_tokens, facts.price_tier)
 
 
 def _model_rule(rule: configuration.Model) -> ModelRule:

@@ -40,7 +40,7 @@ from proxy.server.access import Access
 from proxy.settings import Settings, Stages
 from proxy.store import Store
 from proxy.summaries import Jobs
-from proxy.tasks import Faults
+from proxy.tasks import Faults, Spawn, Tasks, ignore_failure
 from proxy.tokenizers import Tokenizers
 from proxy.upstream import Upstreams
 from proxy.upstream_wiring import open_model_headers, open_model_names
@@ -72,11 +72,12 @@ def open_engine(
     history: OpenHistory | None = None,
     calls: CallSettings | None = None,
     faults: Faults | None = None,
+    spawn: Spawn = Tasks(ignore_failure).spawn,  # noqa: B008 - it has no task of its own
 ) -> Engine:
     """Build the engine of *settings*, with caches of its own.
 
     *notice* logs what traffic teaches of servers. *jobs* write summaries, if any are wanted. *history* records what
-    becomes of conversations. *faults* reports faults of our own.
+    becomes of conversations. *faults* reports faults of our own. *spawn* starts background tasks.
     """
     policy, classifier = _policy(settings), Classifier(configuration.overflow_rules(settings))
     faults = faults or Faults()
@@ -90,7 +91,7 @@ def open_engine(
         settings.server.limits.items,
     )
     learned = LearnedRoutes(store.records, LRUCache(CACHED_ROUTES), LRUCache(CACHED_LOOKUPS), time.monotonic, notice)
-    records = CompactionRecords(reader, store.records, policy, caches.records(), LRUCache(CACHED_LOOKUPS), jobs)
+    records = CompactionRecords(reader, store.records, policy, caches.records(), LRUCache(CACHED_LOOKUPS), jobs, spawn)
     parts = FeatureParts(settings, store, reader, records, catalogue.resolve, _shares(settings), faults)
     features = Features([*open_features(parts), *(history.features if history else ())])
     shrunk_tools: ShrunkTools = LRUCache(CACHED_TOOL_ARRAYS)

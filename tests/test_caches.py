@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import gc
 import json
+import subprocess
+import sys
 import threading
 import tracemalloc
 from collections.abc import Callable
@@ -171,3 +173,22 @@ def test_threads_may_share_a_memory() -> None:
 def test_the_soak_shrinks_bounds_that_exist(module: ModuleType, name: str) -> None:
     """A bound that was renamed would stay as large as it is, and its filling would look like a leak."""
     assert getattr(module, name) >= SHARE
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the other C libraries have no malloc_trim")
+def test_free_memory_is_given_back() -> None:
+    """What was freed leaves the process, although ``keep_large_blocks`` lets the C library keep it."""
+    program = """
+import ctypes
+from pathlib import Path
+from proxy.caches import keep_large_blocks, release_free_memory
+def resident(): return int(Path("/proc/self/statm").read_text().split()[1]) * 4096
+keep_large_blocks()
+blocks = [bytearray(100_000) for _ in range(500)]
+del blocks
+before = resident()
+release_free_memory()
+print(before - resident())
+"""
+    given_back = subprocess.run([sys.executable, "-c", program], capture_output=True, check=True, text=True)
+    assert int(given_back.stdout) > 30_000_000

@@ -34,7 +34,6 @@ EXEMPT = {
     "proxy/core/apis/messages.py": "in the table of the APIs: tests/core/apis/test_formats.py",
     "proxy/core/apis/portable.py": "in the table of the APIs: tests/core/apis/test_formats.py",
     "proxy/core/apis/responses.py": "in the table of the APIs: tests/core/apis/test_formats.py",
-    "proxy/core/request.py": "plain values, no behaviour",
     "proxy/engine/ports.py": "protocols and plain values, no behaviour",
     "proxy/server/config.py": "plain values with defaults, no behaviour",
     "proxy/store/backend.py": "a protocol and exceptions, no behaviour",

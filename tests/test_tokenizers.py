@@ -62,6 +62,17 @@ def test_the_strict_upstream_counts_alike(text: str) -> None:
 
 
 @pytest.mark.parametrize("encoding", ENCODINGS)
+def test_a_vocabulary_is_in_memory_once(encoding: str) -> None:
+    """Python's copy of a vocabulary is emptied after loading; tiktoken's own users still encode and decode."""
+    SHARED.counter(encoding)
+    loaded = tiktoken.get_encoding(encoding)
+    assert not loaded._mergeable_ranks
+    assert loaded.decode(loaded.encode("Ünïcode, 你好 and code();")) == "Ünïcode, 你好 and code();"
+    assert loaded.decode_single_token_bytes(loaded.encode_single_token(" the")) == b" the"
+    assert loaded.encode("<|endoftext|>", allowed_special="all") == [loaded.eot_token]
+
+
+@pytest.mark.parametrize("encoding", ENCODINGS)
 def test_a_special_token_is_text(encoding: str) -> None:
     """Text that spells a special token weighs what its letters weigh, and raises nothing."""
     assert SHARED.count(encoding, "<|endoftext|>") > 3

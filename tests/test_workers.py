@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import signal
 import socket
@@ -13,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from proxy import workers
-from proxy.workers import Shutdown, Supervisor, listen, reserve
+from proxy.workers import Shutdown, Supervisor, listen, reserve, without_collections
 
 ROOT = Path(__file__).parents[1]
 
@@ -120,6 +121,15 @@ async def test_workers_get_their_argument_and_end_cleanly(folder):
     assert (folder / "ended-1").exists()
     assert sorted(exits) == sorted(pids.values())
     assert "worker.killed" not in run.names()
+
+
+def test_collections_pause_and_go_on():
+    """Garbage is collected again after a pause, also after one that an exception ended."""
+    with without_collections():
+        assert not gc.isenabled()
+    with pytest.raises(LookupError), without_collections():
+        raise LookupError
+    assert gc.isenabled()
 
 
 async def test_a_crashed_worker_is_replaced(folder):

@@ -80,22 +80,31 @@ def serve(
 
     The first SIGTERM, or Ctrl-C, lets running requests finish; a second one ends them.
     """
-    from proxy.settings import open_proxy_problem
+    from proxy.workers import without_collections
 
     server = {"host": host, "port": port, "workers": workers}
     overrides = _overrides(upstream, window)
     overrides.update({("server", name): value for name, value in server.items() if value is not None})
     if store is not None:
         overrides["store", "url"] = store
+    with without_collections():
+        settings = _settings_to_serve(config, overrides)
+        # Only now: a refusal should come at once, and the server takes half a second to import.
+        from proxy.app import run
+
+    raise typer.Exit(run(settings))
+
+
+def _settings_to_serve(config: Path | None, overrides: Overrides) -> Settings:
+    """Return the settings; end the process if they have no upstream or would leave the proxy open to anyone."""
+    from proxy.settings import open_proxy_problem
+
     settings = _settings(config, overrides)
     if not settings.upstreams:
         _fail(MISUSED, "There is no upstream to serve. Try: ullage serve --upstream http://127.0.0.1:8000/v1")
     if (reason := open_proxy_problem(settings)) is not None:
         _fail(REFUSED, f"Refusing to serve: {reason}")
-    # Only now: a refusal should come at once, and the server takes a second to import.
-    from proxy.app import run
-
-    raise typer.Exit(run(settings))
+    return settings
 
 
 @app.command()

@@ -15,7 +15,7 @@ import hmac
 from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, cast
 
 import msgspec
 
@@ -88,6 +88,19 @@ class ItemFacts(msgspec.Struct, frozen=True, gc=False):
 NO_FACTS = ItemFacts()
 
 
+class FactsMissing(Exception):
+    """The facts of an item are needed and were not read yet."""
+
+
+class _Unread:
+    def __getattr__(self, name: str) -> object:
+        raise FactsMissing
+
+
+UNREAD = cast(ItemFacts, _Unread())
+"""The facts of an item that were not read yet: only a compaction needs them. Raises ``FactsMissing`` when used."""
+
+
 class Item(msgspec.Struct, frozen=True, gc=False):
     """Numbers and names of one item; never its text, because a slice of a body keeps the whole body in memory.
 
@@ -96,7 +109,7 @@ class Item(msgspec.Struct, frozen=True, gc=False):
     encrypted reasoning); ``user_tokens`` are the user's own words beside tool results.
 
     ``digest`` (16 bytes) is equal for items of equal meaning, however a client serialises them. ``calls`` are the ids
-    of the tool calls in it, ``answers`` those of the calls that it answers, ``facts`` their facts.
+    of the tool calls in it, ``answers`` those of the calls that it answers, ``facts`` their facts, or ``UNREAD``.
     """
 
     role: Role

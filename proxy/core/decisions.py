@@ -162,7 +162,8 @@ class MeasuredRequest:
 
     ``budget`` counts the tools array as small as it is made (``tools_json``, empty if it stays as it is) and the
     addition. ``prefix_hashes`` name the conversation after each item. ``count`` counts text for this route, ``lay_out``
-    gives the structure of the items, continued from a known prefix.
+    gives the structure of the items, continued from a known prefix; ``read_facts`` the items with the facts of their
+    calls and results.
     """
 
     request: Request
@@ -180,11 +181,17 @@ class MeasuredRequest:
     target: CompactionTarget
     count: Callable[[str], int] = field(repr=False, compare=False)
     lay_out: Callable[[], Layout] = field(repr=False, compare=False)
+    read_facts: Callable[[], tuple[Item, ...]] = field(repr=False, compare=False)
+    has_facts: bool = False
 
     @property
     def api_format(self) -> ApiFormat:
         """What is known of the request's API."""
         return API_FORMATS[self.request.api]
+
+    def with_facts(self) -> MeasuredRequest:
+        """This request with the facts of all calls and results; reads their texts."""
+        return replace(self, parsed=replace(self.parsed, items=self.read_facts()), has_facts=True)
 
     def original(self, layout: Layout) -> OriginalItems:
         """The items as the client sent them, for the stages to write from."""
@@ -357,6 +364,11 @@ class NeedRecord:
 
 
 @dataclass(frozen=True, slots=True)
+class NeedFacts:
+    """Read the facts of all calls and results: a compaction may be due."""
+
+
+@dataclass(frozen=True, slots=True)
 class NeedBlock:
     """Write the texts of a compaction and store its record."""
 
@@ -387,4 +399,4 @@ class Reject:
 
 
 FinalDecision = Forward | TooLossy | Reject
-Decision = NeedRecord | NeedBlock | FinalDecision
+Decision = NeedRecord | NeedFacts | NeedBlock | FinalDecision

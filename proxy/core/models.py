@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
-from typing import Literal
+from typing import Generic, Literal, TypeVar
 
 from proxy.core.errors import NotFound
 
@@ -54,7 +54,31 @@ If the last argument is True, the upstream is queried in the background when the
 """
 
 
-def read_published_table(rows: Mapping[str, ModelLimits]) -> dict[str, ModelLimits]:
+Row = TypeVar("Row")
+Value = TypeVar("Value")
+
+
+class LazyTable(Mapping[str, Value], Generic[Row, Value]):
+    """A table whose values are computed from *rows* when they are read: of its thousands, few are ever read."""
+
+    def __init__(self, rows: Mapping[str, Row], read: Callable[[str, Row], Value]) -> None:
+        self._rows = rows
+        self._read = read
+
+    def __getitem__(self, name: str) -> Value:
+        return self._read(name, self._rows[name])
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._rows
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._rows)
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+
+def read_published_table(rows: Mapping[str, ModelLimits]) -> Mapping[str, ModelLimits]:
     """Return the limits of a published table by model; of each row only input, output and price tier are used.
 
     A row's input figure is mostly the shared window (gpt-4o: 128,000; Claude: 200,000 or 1,000,000), so it is used as
@@ -68,12 +92,15 @@ def read_published_table(rows: Mapping[str, ModelLimits]) -> dict[str, ModelLimi
 
     https://github.com/BerriAI/litellm/blob/main/model_prices_and_context_window.json
     """
-    pairs = {(series(name), row.max_input, row.max_output) for name, row in rows.items() if series(name)}
-    return {name: _read_row(row, series(name), pairs) for name, row in rows.items()}
+    numbered = [(series(name), rows[name]) for name in rows if series(name)]
+    pairs = {(name, row.max_input, row.max_output) for name, row in numbered}
+    return LazyTable(rows, lambda name, row: _read_row(row, series(name), pairs))
 
 
 def series(model: str) -> str:
     """Return the numbered OpenAI series that *model* belongs to, such as ``gpt-5``; empty for every other model."""
+    if "gpt-" not in model:
+        return ""
     match = _SERIES.search(model)
     if match is None:
         return ""

@@ -5,8 +5,8 @@ their token counts. But a compaction that was sent is a fact: the next view must
 provider's prompt cache is lost and replicas disagree. So the planner goes on from the newest compaction record of the
 conversation, which says where the last compaction stood, what it folded, and the literal texts it put in.
 
-What the planner lacks it names. ``decide`` returns one of five decisions; two of them say what is missing, and the
-engine calls again once it has looked that up or written it:
+What the planner lacks it names. ``decide`` returns one of six decisions; three of them say what is missing, and the
+engine calls again once it has looked that up, read it or written it:
 
     progress  what is known                  next
     Start     the measured request           Forward: below half of the low mark, or a client's own compaction that fits
@@ -18,6 +18,9 @@ engine calls again once it has looked that up or written it:
                                              NeedBlock: it does not fit, and a tighter target is left
                                              TooLossy: the tighter target would lose more than allowed
                                              Reject: nothing is left to give up
+
+``NeedFacts`` may come in every state, once: most requests are planned from the token counts of their items, and only a
+compaction asks what calls and results are about (``Item.facts``).
 
 The schedule decides from token counts alone, before any text is written, and charges a block at its cap. The texts are
 written after that, and only then is the view's true size known: what a provider counts may also differ from our count.
@@ -42,7 +45,7 @@ from typing import assert_never
 
 from proxy.core.compaction.record import Compaction
 from proxy.core.compaction.schedule import CompactionTarget, MaxLoss
-from proxy.core.conversation import Layout
+from proxy.core.conversation import FactsMissing, Layout
 from proxy.core.decisions import (
     START,
     CountedView,
@@ -53,6 +56,7 @@ from proxy.core.decisions import (
     LookedUp,
     MeasuredRequest,
     NeedBlock,
+    NeedFacts,
     NeedRecord,
     Observation,
     Policy,
@@ -76,15 +80,20 @@ LEAST_RESERVE = 32
 
 def decide(measured: MeasuredRequest, policy: Policy, progress: Progress = START) -> Decision:
     """Choose what to send for *measured*, or name what is missing."""
-    match progress:
-        case Start():
-            return _before_lookup(measured, policy)
-        case LookedUp():
-            return _after_lookup(measured, policy, progress)
-        case Written():
-            return _verified(measured, policy, progress)
-        case other:
-            assert_never(other)
+    try:
+        match progress:
+            case Start():
+                return _before_lookup(measured, policy)
+            case LookedUp():
+                return _after_lookup(measured, policy, progress)
+            case Written():
+                return _verified(measured, policy, progress)
+            case other:
+                assert_never(other)
+    except FactsMissing:
+        if measured.has_facts:
+            raise
+        return NeedFacts()
 
 
 def as_observed(decision: FinalDecision) -> FinalDecision:
@@ -140,6 +149,8 @@ def _planned(measured: MeasuredRequest, policy: Policy, found: LookedUp, target:
         return _verified(measured, policy, Written(found, target, None, lowered_output))
     if found.record is not None and compaction == last:
         return _verified(measured, policy, Written(found, target, found.record, lowered_output))
+    if not measured.has_facts:
+        return NeedFacts()  # the texts of a compaction are about calls and results
     at_same_boundary = last is not None and last.boundary == compaction.boundary
     replaces = target.replaces or target.force or at_same_boundary
     return NeedBlock(found, replace(target, replaces=replaces), compaction, lowered_output)

@@ -38,7 +38,8 @@ class Options:
 class Origin:
     """Where a request came in and with which end-to-end headers, the caller's credentials among them.
 
-    Kept in memory only while the request, or a job it started, is under way; never logged, never stored.
+    Kept in memory only while the request, a job it started, or the client's connection lasts; never logged, never
+    stored.
     """
 
     path_qs: str

@@ -340,22 +340,25 @@ def join_written_results(items: Sequence[Item], start: int) -> tuple[Item, ...]:
 
     Each depends only on the items before it, so that it is the same in every later request.
     """
-    if all(item.role != "user" for item in items[start:]):
-        return tuple(items[start:])
     call_index, tools = _last_written_calls(items, start)
     joined: list[Item] = []
     for index in range(start, len(items)):
         item = items[index]
-        facts = item.facts or NO_FACTS
         if item.role == "assistant":
-            call_index, tools = index, facts.called_tools
+            call_index, tools = index, _called_tools(item)
         elif item.role == "user":
-            if facts.written_result is not None and _may_answer(facts.written_result.tool, tools):
+            written = item.facts.written_result if item.facts is not None else None
+            if written is not None and _may_answer(written.tool, tools):
                 item = replace(item, role="tool", answers=(written_id(call_index),))
             else:
                 tools = ()
         joined.append(item)
     return tuple(joined)
+
+
+def _called_tools(item: Item) -> tuple[int, ...]:
+    """Return the tools that a model's *item* calls in its text; none if it makes calls of the API."""
+    return () if item.calls or item.facts is None else item.facts.called_tools
 
 
 def written_id(index: int) -> str:
@@ -371,7 +374,7 @@ def _last_written_calls(items: Sequence[Item], start: int) -> tuple[int, tuple[i
     for index in range(start - 1, -1, -1):
         item = items[index]
         if item.role == "assistant":
-            return index, (item.facts or NO_FACTS).called_tools
+            return index, _called_tools(item)
         if item.role == "user":
             break
     return -1, ()

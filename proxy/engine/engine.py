@@ -25,6 +25,7 @@ from proxy.core.decisions import (
     Forward,
     MeasuredRequest,
     NeedBlock,
+    NeedFacts,
     NeedRecord,
     Policy,
     Progress,
@@ -206,6 +207,8 @@ class Engine:
             match decision:
                 case NeedRecord():
                     progress = await self._records.look_up(measured)
+                case NeedFacts():
+                    measured = await offload(measured.size, measured.with_facts)
                 case NeedBlock():
                     progress = await self._records.write(measured, decision)
                 case Forward() | TooLossy() | Reject():

@@ -410,8 +410,6 @@ def load(value: bytes | None) -> LearnedRoute | None:
         learned = msgspec.msgpack.decode(value, type=LearnedRoute)
     except (msgspec.DecodeError, UnicodeError):
         return None
-    return (
-        structs.replace(learned, learned_window=NOTHING_LEARNED)
-        if learned.learned_window == NOTHING_LEARNED
-        else learned
-    )
+    if learned.learned_window == NOTHING_LEARNED:
+        return structs.replace(learned, learned_window=NOTHING_LEARNED)  # the one that is compared by identity
+    return learned

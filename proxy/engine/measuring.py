@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 
 from proxy.core.apis.envelope import TOOLS, Envelope
 from proxy.core.client_compaction import compacting_client
@@ -156,6 +157,9 @@ class Measurer:
             target=target or CompactionTarget(lower_output=policy.lower_output),
             count=self._reader.recount(route.encoding, request.tenant, route.model),
             lay_out=reading.layout,
+            read_facts=partial(
+                self._reader.read_facts, api_format, route.encoding, request.tenant, route.model, reading
+            ),
         )
 
     def _addition(self, request: Request, envelope: Envelope, route: Route, window: int) -> Addition:

@@ -14,7 +14,7 @@ from xxhash import xxh3_128
 from proxy.core.apis.base import ApiFormat
 from proxy.core.apis.envelope import SYSTEM, TOOLS, Envelope, read_envelope
 from proxy.core.apis.json_scan import MOST_ITEMS, Scan, Span, extend, scan
-from proxy.core.conversation import EMPTY_LAYOUT, Item, Layout, lay_out, prefix_hashes
+from proxy.core.conversation import EMPTY_LAYOUT, UNREAD, Item, Layout, lay_out, prefix_hashes
 from proxy.core.errors import InvalidRequest
 from proxy.core.tokens.counting import NOTHING, Members, RoleTotals, add_up, injected_memories
 from proxy.core.tokens.media import Meter, prices
@@ -221,9 +221,10 @@ class Reader:
         prefix, spans, measure = located.cached_prefix, located.scan.spans, _measure(encoding, model)
         seen = _items_seen(prefix, located.scan, measure)
         count = self.count(encoding, model)
-        scope = xxh3_128(tenant + f"{api_format.API}\0{measure}\0".encode(), SEED)
+        scope = _scope(api_format, encoding, tenant, model)
         items = seen + self._read_items(api_format, count, scope, located.body, spans[len(seen) :])
-        items = seen + join_written_results(items, len(seen))
+        if any(item.role == "user" for item in items[len(seen) :]):
+            items = seen + join_written_results(items, len(seen))
         roles = add_up(items, prefix.roles if prefix is not None and seen else NOTHING)
         around = prefix.around if prefix is not None and prefix.counted_by == measure else None
         if around is None or around.envelope_name != located.envelope_name:
@@ -319,11 +320,30 @@ class Reader:
                 key = _key(scope, raw)
                 item = self._items.get(key)
                 if item is None:
-                    item = self._items[key] = read_one(api_format, raw, count, self.tools)
+                    item = self._items[key] = _read_numbers(api_format, raw, count, self.tools)
                 if short:
                     repeated[raw] = item
             found.append(item)
         return tuple(found)
+
+    def read_facts(
+        self, api_format: ApiFormat, encoding: str, tenant: bytes, model: str, body: CountedBody
+    ) -> tuple[Item, ...]:
+        """The items of *body* with the facts of all calls and results, which only a compaction needs."""
+        count, scope = self.count(encoding, model), _scope(api_format, encoding, tenant, model)
+        items = list(body.items)
+        for index, item in enumerate(items):
+            if item.facts is UNREAD:
+                start, end = body.scan.spans[index]
+                raw = body.body[start:end]
+                key = _key(scope, raw)
+                known = self._items.get(key)
+                if known is None or known.facts is UNREAD:
+                    known = self._items[key] = _with_facts(api_format, item, raw, count, self.tools)
+                items[index] = known
+        if body.cached_prefix is not None:
+            body.cached_prefix.items = tuple(items)
+        return tuple(items)
 
     def _sizes_of(self, scope: Any, texts: Mapping[str, str], encoding: str, model: str) -> dict[str, int]:
         """Tokens of the members around the items."""
@@ -391,7 +411,10 @@ class PrefixHasher:
 
 def read_one(api_format: ApiFormat, raw: bytes, count: Callable[[str], int], tools: ToolMap) -> Item:
     """The item of one slice with the facts of its calls and results. Raises ``InvalidRequest``."""
-    item = api_format.read_item(raw, count)
+    return _with_facts(api_format, api_format.read_item(raw, count), raw, count, tools)
+
+
+def _with_facts(api_format: ApiFormat, item: Item, raw: bytes, count: Callable[[str], int], tools: ToolMap) -> Item:
     if item.role == "system" or (item.role == "tool" and not item.answers):
         return item
     if item.role == "user":
@@ -400,11 +423,24 @@ def read_one(api_format: ApiFormat, raw: bytes, count: Callable[[str], int], too
     return with_written_call(replace(item, facts=facts_of(entry, tools.call)), entry, tools.text_format, tools.call)
 
 
+def _read_numbers(api_format: ApiFormat, raw: bytes, count: Callable[[str], int], tools: ToolMap) -> Item:
+    """The item of one slice, with the facts of its calls and results left unread. Raises ``InvalidRequest``."""
+    item = api_format.read_item(raw, count)
+    if item.calls or (item.role == "tool" and item.answers):
+        return replace(item, facts=UNREAD)
+    return _with_facts(api_format, item, raw, count, tools)
+
+
 def _items_seen(prefix: CachedPrefix | None, where: Scan, measure: str) -> tuple[Item, ...]:
     """The items of *prefix* if they were counted alike and stand where they stood."""
     if prefix is None or prefix.counted_by != measure or where.spans[: len(prefix.items)] != prefix.scan.spans:
         return ()
     return prefix.items
+
+
+def _scope(api_format: ApiFormat, encoding: str, tenant: bytes, model: str) -> Any:
+    """What the names of this tenant's counted texts begin with."""
+    return xxh3_128(tenant + f"{api_format.API}\0{_measure(encoding, model)}\0".encode(), SEED)
 
 
 @lru_cache(MOST_MEASURES)

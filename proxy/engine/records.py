@@ -17,7 +17,8 @@ from proxy.core.request import Request
 from proxy.engine.ports import Cache, Records, Summaries, Summary, SummaryRequest
 from proxy.engine.reading import Reader
 from proxy.engine.summary_requests import summary_request_of
-from proxy.offload import offload
+from proxy.offload import LARGE, offload
+from proxy.tasks import Spawn
 
 MOST_BOUNDARIES = 512
 """Boundaries asked of the store at once; a record is never further back than the room between the marks."""
@@ -50,6 +51,7 @@ class CompactionRecords:
         cached: Cache[RecordKey, CompactionRecord],
         looked_up: Cache[RecordKey, bool],
         summaries: Summaries | None,
+        spawn: Spawn,
     ) -> None:
         self._reader = reader
         self._records = records
@@ -57,6 +59,7 @@ class CompactionRecords:
         self._cached = cached
         self._looked_up = looked_up
         self._summaries = summaries
+        self._spawn = spawn
         self._need_no_summary: LRUCache[RecordKey, int] = LRUCache(NEED_NO_SUMMARY)
 
     @property
@@ -256,10 +259,26 @@ class CompactionRecords:
         name = measured.known.route.name, since
         if weight < self._need_no_summary.get(name, 0) or not summaries.is_due(request, measured.known.route, since):
             return
+        if measured.size < LARGE:
+            self._prepare(measured.with_facts(), layout, last, weight)
+        else:
+            self._spawn(self._prepare_large(measured, layout, last, weight), "look ahead")
+
+    async def _prepare_large(
+        self, measured: MeasuredRequest, layout: Layout, last: Compaction | None, weight: int
+    ) -> None:
+        self._prepare(await offload(measured.size, measured.with_facts), layout, last, weight)
+
+    def _prepare(self, measured: MeasuredRequest, layout: Layout, last: Compaction | None, weight: int) -> None:
+        """Begin the summary of what the next compaction would fold, if it would fold anything."""
+        budget, summaries = measured.budget, self._summaries
+        assert summaries is not None
+        schedule = measured.schedule(self._policy, layout, budget)
         wanted = schedule.newest_compaction(last, CompactionTarget(force=True))
         if wanted is None or not wanted.text_tokens or wanted.cut <= (last.cut if last else 0):
             # A compaction without a fold needs no summary, nor will one a few messages later.
-            self._need_no_summary[name] = weight + budget.baseline // NEXT_LOOK_SHARE
+            since = measured.prefix_hashes[last.boundary - 1] if last else measured.root_hash(layout)
+            self._need_no_summary[measured.known.route.name, since] = weight + budget.baseline // NEXT_LOOK_SHARE
             return
         passage = self._passage(measured, layout, wanted.cut, last)
         if passage is not None:

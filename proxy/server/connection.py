@@ -15,6 +15,7 @@ from aiohttp.http_parser import RawRequestMessage
 from aiohttp.streams import EMPTY_PAYLOAD
 
 from proxy.core.errors import InvalidRequest, Overloaded, UllageError, error_body
+from proxy.server.access import Caller
 from proxy.server.config import Limits
 from proxy.server.response import ResponseWriter
 
@@ -133,13 +134,14 @@ class HeadLimit:
 
 
 class Connection(web.RequestHandler):
-    """One client connection."""
+    """One client connection. ``caller`` is who sent its last head, if the same head may come again."""
 
-    __slots__ = ("_refusals",)
+    __slots__ = ("_refusals", "caller")
 
     def __init__(self, listener: Listener, head: int, **options: Any) -> None:
         super().__init__(listener, **options)
         self._refusals = listener.refusals
+        self.caller: Caller | None = None
         # aiohttp has no setting for the size of a whole head, nor for how many parsed requests wait:
         # https://github.com/aio-libs/aiohttp/blob/master/aiohttp/web_protocol.py.
         self._parser = cast("Any", HeadLimit(self._parser, head))

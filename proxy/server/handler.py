@@ -23,11 +23,12 @@ from proxy.engine.engine import Engine
 from proxy.engine.include_usage import UsageHider
 from proxy.engine.ports import Answer, Refusal, Reply, Upstream
 from proxy.server import response, websocket
-from proxy.server.access import FOREIGN_HOST, Access
+from proxy.server.access import FOREIGN_HOST, Access, Caller
 from proxy.server.admin import OwnRoutes
 from proxy.server.admission import Drain, QuickRefusal
 from proxy.server.body import Progress, Upload, renamed
 from proxy.server.config import Observe, Route, ServerConfig
+from proxy.server.connection import Connection
 from proxy.server.models import Models
 from proxy.server.request import (
     BodyReader,
@@ -182,15 +183,18 @@ class Handler:
 
     def _admit(self, request: web.BaseRequest, call: Call) -> Coroutine[Any, Any, None] | None:
         """Return the coroutine that answers *request*, or None for a preflight, which is answered. Raises refusals."""
-        if not self._access.knows_host(request.headers.get("host", "")):
-            raise Forbidden(FOREIGN_HOST)
-        headers = read_headers(request.raw_headers)
-        from_browser = "origin" in headers.by_name or "sec-fetch-site" in headers.by_name
-        if from_browser and self._is_preflight_answered(request, call, headers):
-            return None
+        connection = cast("Connection", request.protocol)
+        caller = connection.caller
+        if caller is None or not caller.sent(request.raw_headers):
+            caller = self._read_caller(request, call)
+            if caller is None:
+                return None
         if self._drain.draining or len(self._drain.running) > self._drain.limit:
             raise self._drain.refusal()
-        tenant = self._access.admit(headers)
+        if not caller.tenant:
+            caller.tenant = self._access.admit(caller.headers)
+            connection.caller = caller.remembered(request.raw_headers)
+        headers, tenant = caller.headers, caller.tenant
         path = call.path.path
         if request.method == "CONNECT" or not path.startswith("/"):
             raise InvalidRequest("This is a reverse proxy: send the path of an API route.")
@@ -200,6 +204,16 @@ class Handler:
         if call.path.api == "relay":
             return self._relay(request, call, headers, reader)
         return self._managed(request, call, headers, reader)
+
+    def _read_caller(self, request: web.BaseRequest, call: Call) -> Caller | None:
+        """Return the sender of *request* without its tenant, or None for a preflight, which is answered."""
+        if not self._access.knows_host(request.headers.get("host", "")):
+            raise Forbidden(FOREIGN_HOST)
+        headers = read_headers(request.raw_headers)
+        from_browser = "origin" in headers.by_name or "sec-fetch-site" in headers.by_name
+        if from_browser and self._is_preflight_answered(request, call, headers):
+            return None
+        return Caller(headers)
 
     def _is_preflight_answered(self, request: web.BaseRequest, call: Call, headers: RequestHeaders) -> bool:
         """Check the page that a browser's request comes from. Return True if it was a preflight, which is answered."""
@@ -268,13 +282,14 @@ class Handler:
         if "expect" in headers.by_name:
             send_continue(request, headers)
         body, model = await self._relayed_body(request, headers, reader)
+        end_to_end = headers.end_to_end
         if isinstance(body, Upload) and request.content_length is not None:
-            headers.end_to_end.append(("Content-Length", str(request.content_length)))
+            end_to_end = (*end_to_end, ("Content-Length", str(request.content_length)))
         upstream = self._upstream_of(call, model)
         method, path = request.method, call.path
         self._access.check_stateless(method, path.path, upstream)
         added = self._config.headers_of(model)
-        sending = self._upstream.send(upstream, method, path.path_qs, headers.end_to_end, body, added)
+        sending = self._upstream.send(upstream, method, path.path_qs, end_to_end, body, added)
         if isinstance(body, Upload):
             try:
                 async with body.moving():

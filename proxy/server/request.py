@@ -225,28 +225,40 @@ class ExpectationFailed(UllageError):
     kind = "invalid_request_error"
 
 
+class HeaderFacts(NamedTuple):
+    """The options of a managed request, and what its headers say of the client's session: fields of ``Request``."""
+
+    options: Options
+    session: str
+    epoch: int
+    client_compaction: str
+    window_variant: str
+
+
 @dataclass(slots=True)
 class RequestHeaders:
     """A request's headers, sorted.
 
     ``end_to_end`` are those that go on to the upstream, in order and spelling; ``by_name`` those that are read here;
-    ``own`` those for Ullage, ``x-ullage-*`` by the rest of the name.
+    ``own`` those for Ullage, ``x-ullage-*`` by the rest of the name. ``facts`` is what they say of a managed request,
+    once that was read.
     """
 
-    end_to_end: list[tuple[str, str]] = field(default_factory=list)
+    end_to_end: tuple[tuple[str, str], ...] = ()
     by_name: dict[str, str] = field(default_factory=dict)
     own: dict[str, str] = field(default_factory=dict)
+    facts: HeaderFacts | None = None
 
     def drop(self, names: Iterable[str]) -> None:
         """Keep the headers called *names* (lower case) from being forwarded."""
         dropped = frozenset(names)
-        self.end_to_end = [pair for pair in self.end_to_end if pair[0].lower() not in dropped]
+        self.end_to_end = tuple(pair for pair in self.end_to_end if pair[0].lower() not in dropped)
 
 
 def read_headers(raw_headers: Iterable[tuple[bytes, bytes]]) -> RequestHeaders:
     """Sort *raw_headers*. Raises ``InvalidRequest`` for a credential sent twice: readers could take either."""
     headers = RequestHeaders()
-    end_to_end, by_name = headers.end_to_end, headers.by_name
+    end_to_end, by_name = [], headers.by_name
     for raw_name, raw_value in raw_headers:
         sort = _sort_cached if len(raw_name) <= _LONGEST_CACHED_NAME else _sort
         spelled, name, kind = sort(raw_name)
@@ -259,6 +271,7 @@ def read_headers(raw_headers: Iterable[tuple[bytes, bytes]]) -> RequestHeaders:
             by_name[name] = value
         elif kind & _OWN:
             headers.own[name[len(OWN_PREFIX) :]] = value
+    headers.end_to_end = tuple(end_to_end)
     connection = by_name.get("connection", "")
     if connection.lower() not in _PLAIN:
         # A client must not use this to remove the credential that names its tenant.
@@ -460,6 +473,27 @@ _MODEL_FIRST: Final = re.compile(rb'\s*\{\s*"model"\s*:\s*"([^"\\]{1,256})"')
 
 def read_request(body: bytes, path: RequestPath, headers: RequestHeaders, tenant: bytes, request_id: str) -> Request:
     """Return the engine's request, by *body*, path and headers. Raises ``InvalidRequest``."""
+    facts = headers.facts
+    if facts is None:
+        facts = headers.facts = _read_facts(headers)
+    return Request(
+        path.api,
+        body,
+        tenant,
+        request_id,
+        options=facts.options,
+        path_model=path.model,
+        session=facts.session,
+        epoch=facts.epoch,
+        window_variant=facts.window_variant,
+        client_compaction=facts.client_compaction,
+        origin=Origin(path.path_qs, headers.end_to_end),
+        purpose=path.purpose,
+    )
+
+
+def _read_facts(headers: RequestHeaders) -> HeaderFacts:
+    """Return what *headers* say of a managed request. Raises ``InvalidRequest``."""
     by_name = headers.by_name
     session, epoch, client_compaction, variant = "", 0, "", ""
     if not _CLIENT_NAMES.isdisjoint(by_name):
@@ -470,25 +504,12 @@ def read_request(body: bytes, path: RequestPath, headers: RequestHeaders, tenant
     requested = NO_OPTIONS
     if headers.own:
         requested = options(headers.own)
-    return Request(
-        path.api,
-        body,
-        tenant,
-        request_id,
-        options=requested,
-        path_model=path.model,
-        session=session,
-        epoch=epoch,
-        window_variant=variant,
-        client_compaction=client_compaction,
-        origin=Origin(path.path_qs, tuple(headers.end_to_end)),
-        purpose=path.purpose,
-    )
+    return HeaderFacts(requested, session, epoch, client_compaction, variant)
 
 
 def unread_request(body: bytes, path: RequestPath, headers: RequestHeaders, tenant: bytes, request_id: str) -> Request:
     """Return the engine's request if the headers could not be read: the client's own bytes and their path."""
-    origin = Origin(path.path_qs, tuple(headers.end_to_end))
+    origin = Origin(path.path_qs, headers.end_to_end)
     return Request(path.api, body, tenant, request_id, origin=origin, purpose=path.purpose)
 
 

@@ -27,7 +27,9 @@ FieldProblem = tuple[tuple[str | int, ...], str, str]
 class Section(BaseModel):
     """A section of the configuration: frozen values. An unknown key is an error."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)
+    # ``defer_build``: one validator for the whole document, when it is first needed, instead of one for each section.
+    # https://docs.pydantic.dev/latest/api/config/#pydantic.config.ConfigDict.defer_build
+    model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True, defer_build=True)
 
 
 def raise_problems(problems: list[FieldProblem]) -> None:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 import yaml
 
+from proxy.core.models import LazyTable
 from proxy.core.overflow.rules import OverflowRules, read_rules
 
 if TYPE_CHECKING:
@@ -101,7 +102,7 @@ def overflow_rules(settings: Settings) -> OverflowRules:
     return read_rules(packaged_overflow_rules(), own)
 
 
-def model_table() -> dict[str, ModelFacts]:
+def model_table() -> Mapping[str, ModelFacts]:
     """Return limits by model name from litellm's table, read as data; empty if litellm is not installed.
 
     Reads and decodes 3 MB: call it in a thread. Raises ``OSError`` or ``msgspec.MsgspecError`` on a broken file.
@@ -110,7 +111,8 @@ def model_table() -> dict[str, ModelFacts]:
     if file is None:
         return {}
     rows = msgspec.json.decode(file.read_bytes(), type=dict[str, _Row])
-    return {name: _facts(row) for name, row in rows.items() if name != "sample_spec"}
+    rows.pop("sample_spec", None)
+    return LazyTable(rows, lambda _, row: _facts(row))
 
 
 def prices(models: Iterable[str]) -> dict[str, Prices]:

@@ -11,6 +11,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Mapping, MutableMapping, Sequence
+from datetime import UTC, datetime
 from operator import attrgetter
 from select import PIPE_BUF
 from types import TracebackType
@@ -26,6 +27,7 @@ from proxy.core.report import DURATION, Report, SummaryReport
 Level = Literal["debug", "info", "warning", "error"]
 Format = Literal["auto", "json", "console"]
 Fields = MutableMapping[str, Any]
+Line = Fields | msgspec.Struct
 
 LONGEST_TEXT = 200
 """Characters of a text in the log."""
@@ -41,11 +43,17 @@ DEEPEST_STACK = 8
 
 _LOGGED = tuple(field for field in core_report.FIELDS if field.log)
 _KEYS = tuple(field.log for field in _LOGGED)
-_DURATION_KEY = next(field.log for field in _LOGGED if field.name == DURATION)
 # The duration is no part of a report: the status stands in for it, to be replaced.
 _VALUES = attrgetter(*("status" if field.name == DURATION else field.name for field in _LOGGED))
-_FOREIGN_KEYS = tuple(field.log for field in _LOGGED if field.foreign)
-_CONVERTED = tuple((field.log, field.logged) for field in _LOGGED if field.logged is not None)
+_DURATION_AT = [field.name for field in _LOGGED].index(DURATION)
+_FOREIGN_AT = tuple(index for index, field in enumerate(_LOGGED) if field.foreign)
+_CONVERTED_AT = tuple((index, field.logged) for index, field in enumerate(_LOGGED) if field.logged is not None)
+
+_RequestLine = msgspec.defstruct(
+    "_RequestLine",
+    [*((key, Any) for key in _KEYS), ("event", str), ("level", str), ("timestamp", datetime)],
+)
+"""The line of a finished request, which msgspec writes at once: a dictionary takes twice as long."""
 
 ALLOWED = frozenset(_KEYS) | frozenset(
     {
@@ -74,7 +82,7 @@ class Logs:
     ) -> None:
         self.writer = LineWriter(fd)
         is_terminal = os.isatty(fd)
-        self._render: Callable[[Fields], bytes] = msgspec.json.encode
+        self._render: Callable[[Line], bytes] = msgspec.json.encode
         if style == "console" or (style == "auto" and is_terminal):
             self._render = _Console(colors=is_terminal if colors is None else colors)
         self._level = logging.getLevelNamesMapping()[level.upper()]
@@ -89,7 +97,6 @@ class Logs:
             wrapper_class=structlog.make_filtering_bound_logger(self._level),
             cache_logger_on_first_use=True,
         )
-        self._stamp = structlog.processors.TimeStamper(fmt="iso", utc=True)
         self._handler: _Library | None = None
         self._refusals = 0
 
@@ -117,21 +124,19 @@ class Logs:
             )
         if self._level > logging.INFO:
             return
-        line: Fields = dict(zip(_KEYS, _VALUES(report), strict=True))
-        line[_DURATION_KEY] = duration
-        for key in _FOREIGN_KEYS:
-            if len(line[key]) > LONGEST_TEXT or not line[key].isprintable():
-                line[key] = _plain(line[key])
-        for key, convert in _CONVERTED:
-            line[key] = convert(line[key])
-        line["event"] = "proxy.request_done"
-        line["level"] = "info"
+        values = list(_VALUES(report))
+        values[_DURATION_AT] = duration
+        for index in _FOREIGN_AT:
+            if len(values[index]) > LONGEST_TEXT or not values[index].isprintable():
+                values[index] = _plain(values[index])
+        for index, convert in _CONVERTED_AT:
+            values[index] = convert(values[index])
         # Past structlog's logger: nothing in this line is left for the allow-list to judge.
-        stamped = self._stamp(None, "info", line)
+        line = _RequestLine(*values, "proxy.request_done", "info", datetime.now(UTC))
         try:
-            rendered = self._render(stamped)
+            rendered = self._render(line)
         except _NOT_ENCODED:
-            rendered = _plain_json(stamped)
+            rendered = _plain_json(line)
         self.writer.write(rendered + b"\n")
 
     def _rendered(self, _logger: object, _method: str, fields: Fields) -> bytes:
@@ -268,15 +273,16 @@ _NOT_ENCODED = (UnicodeEncodeError, OverflowError)
 """What msgspec raises for lone surrogates and integers above 64 bits, which only the standard library can write."""
 
 
-def _plain_json(fields: Fields) -> bytes:
-    return json.dumps(dict(fields)).encode()
+def _plain_json(line: Line) -> bytes:
+    return json.dumps(msgspec.to_builtins(line)).encode()
 
 
 class _Console:
     def __init__(self, *, colors: bool) -> None:
         self._render = structlog.dev.ConsoleRenderer(colors=colors, pad_event_to=24)
 
-    def __call__(self, fields: Fields) -> bytes:
+    def __call__(self, line: Line) -> bytes:
+        fields: Fields = msgspec.to_builtins(line)
         shown = {name: value for name, value in fields.items() if value not in (None, "", [], {}, False)}
         return str(self._render(None, "", shown)).encode("utf-8", "replace")
 

@@ -1,15 +1,21 @@
 """Prometheus metrics: those of requests from the table of a report's fields, the others from ``PROCESS`` below.
 
 With several workers each answer of ``/metrics`` covers them all.
+
+A request only adds to plain numbers, the tally of its route. ``flush`` hands Prometheus what is new in them, before
+each answer of ``/metrics`` and every second. The loop's thread is the only one that adds, and tallies never fall: a
+flush in another thread takes the difference to the last one, without a lock that a request could wait for.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from functools import partial
+import threading
+from bisect import bisect_left
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping
 from operator import attrgetter
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, NamedTuple
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, values
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_latest
@@ -79,16 +85,40 @@ PROCESS: Final = (
 _ROWS: Final = tuple((metric, metric.when or field.name) for field in FIELDS for metric in field.metrics)
 """The metrics that a report adds to, each with the attribute of the report that it depends on."""
 
-_WHEN: Final = tuple(dict.fromkeys(when for _, when in _ROWS if when != DURATION))
-_READ: Final = attrgetter(*_WHEN)
-_BLANK: Final = dict(zip(_WHEN, _READ(Report("", "")), strict=True))
-_AT: Final = {when: index for index, when in enumerate((*_WHEN, DURATION))}
+_Key = tuple[Metric, Value]
+"""A metric and the value or values of its own labels."""
 
-_OF_REPORTS: Final = tuple(
-    (metric, _AT[when], object() if metric.always else _BLANK.get(when)) for metric, when in _ROWS
-)
-"""Each of these metrics with the index of its attribute in ``(*_READ(report), duration)``, and the value that adds
-nothing."""
+
+class _Row(NamedTuple):
+    """One metric of reports: the value that adds nothing to it, and its key if that is the same for all reports."""
+
+    metric: Metric
+    nothing: object
+    key: _Key | None
+
+
+def _rows(attributes: Iterable[str]) -> tuple[tuple[int, _Row], ...]:
+    """Return the rows that depend on *attributes*, each with the index of its attribute."""
+    index = {name: at for at, name in enumerate(attributes)}
+    found = []
+    for metric, when in _ROWS:
+        if when in index:
+            nothing = object() if metric.always else getattr(_BLANK, when, None)
+            key = None if metric.own is None else (metric, metric.own)
+            found.append((index[when], _Row(metric, nothing, key)))
+    return tuple(found)
+
+
+_BLANK: Final = Report("", "")
+_USUAL: Final = ("api", "tokens_before", "tokens_sent", "overhead_seconds", DURATION)
+"""The attributes that nearly every report has. The others are compared with their defaults all at once."""
+_RARE: Final = tuple(dict.fromkeys(when for _, when in _ROWS if when not in _USUAL))
+
+_READ_USUAL: Final = attrgetter(*_USUAL[:-1])
+_READ_RARE: Final = attrgetter(*_RARE)
+_RARE_BLANK: Final = _READ_RARE(_BLANK)
+_USUAL_ROWS: Final = _rows(_USUAL)
+_RARE_ROWS: Final = _rows(_RARE)
 
 _ROUTE: Final = ("api", "model", "upstream", "status", "outcome")
 """The labels that a report's metrics may have beside their own; together they name one kind of request."""
@@ -117,29 +147,31 @@ class Telemetry:
         self._tenants: set[str] = set()
         self._projects: set[str] = set()
         self._refused: dict[str, int] = {}
-        self._routes: dict[tuple[str, str, str, int, str], _Route] = {}
+        self._tallies: dict[tuple[str, str, str, int, str], _Tally] = {}
+        self._flushing = threading.Lock()
         self._families = _Families(self._registry)
         self._families.gauges[BUILD_INFO.name].labels(version).set(1)
         self.loop_lag: Add = self._families.histograms[LOOP_LAG.name].observe
 
     def observe(self, report: Report, duration: float) -> None:
         """Count one finished request; *duration* in seconds."""
-        route = self._routes.get((report.api, report.model, report.upstream, report.status, report.outcome))
-        if route is None:
-            route = self._route(report)
-        values = (*_READ(report), duration)
-        for metric, at, nothing in _OF_REPORTS:
-            value = values[at]
-            if value == nothing:
-                continue
-            amount: Any = value if metric.amount is None else metric.amount(report, value)
-            if amount in (None, route.shown.get(metric)):
-                continue  # nothing to add, or a gauge shows it already
-            if metric.own is not None:
-                route[metric, metric.own](amount)
-                continue
-            for own, part in amount.items():
-                route[metric, own](part)
+        tally = self._tallies.get((report.api, report.model, report.upstream, report.status, report.outcome))
+        if tally is None:
+            tally = self._tally(report)
+        tally.add(report, _USUAL_ROWS, (*_READ_USUAL(report), duration))
+        rare = _READ_RARE(report)
+        if rare != _RARE_BLANK:
+            tally.add(report, _RARE_ROWS, rare)
+        tally.requests += 1
+
+    def flush(self) -> None:
+        """Hand Prometheus what requests have added since the last call. Safe to call from any thread.
+
+        With several workers this shows it to the others: call it every second, and at the end.
+        """
+        with self._flushing:
+            for tally in list(self._tallies.values()):
+                tally.flush()
 
     def summary(self, report: SummaryReport) -> None:
         """Count one summary job."""
@@ -199,17 +231,18 @@ class Telemetry:
 
     def exposition(self) -> tuple[bytes, str]:
         """Return the metrics as text and its content type. Call it in a thread: with several workers it reads files."""
+        self.flush()
         return generate_latest(self._shown), CONTENT_TYPE_PLAIN_0_0_4
 
-    def _route(self, report: Report) -> _Route:
-        """Return the series for requests like that of *report*. Make them for the first one."""
+    def _tally(self, report: Report) -> _Tally:
+        """Return the tally of requests like that of *report*. Make it for the first one."""
         model = self._model(report.model)
         key = (report.api, model, report.upstream, report.status, report.outcome)
-        route = self._routes.get(key)
-        if route is None:
+        tally = self._tallies.get(key)
+        if tally is None:
             labels = dict(zip(_ROUTE, map(str, key), strict=True))
-            route = self._routes[key] = _Route(self._families, labels, self._projects)
-        return route
+            tally = self._tallies[key] = _Tally(self._families, labels, self._projects)
+        return tally
 
     def _model(self, name: str) -> str:
         return _bounded(self._models, name)
@@ -231,7 +264,7 @@ class _Families:
     def __init__(self, registry: CollectorRegistry) -> None:
         self.counters: dict[str, Counter] = {}
         self.gauges: dict[str, Gauge] = {}
-        self.histograms: dict[str, Histogram] = {}
+        self.histograms: dict[str, _Histogram] = {}
         self.shown: dict[tuple[Metric, tuple[str, ...]], dict[Value, float]] = {}
         metrics = {metric.name: metric for metric in (*(metric for metric, _ in _ROWS), *PROCESS)}
         for name, metric in metrics.items():
@@ -243,24 +276,16 @@ class _Families:
                     name, metric.about, labels, registry=registry, multiprocess_mode=metric.across
                 )
             else:
-                self.histograms[name] = Histogram(name, metric.about, labels, registry=registry, buckets=metric.buckets)
+                self.histograms[name] = _Histogram(
+                    name, metric.about, labels, registry=registry, buckets=metric.buckets
+                )
 
-    def adder(self, metric: Metric, labels: tuple[str, ...], own: Value) -> Add:
-        """Return the function that adds to the series of *metric* with *labels* and its *own*; it sets a gauge."""
-        if metric.kind == "gauge":
-            return partial(self._set, metric, labels, own)
-        every = labels + _own_labels(own)
-        if metric.kind == "histogram":
-            histogram = self.histograms[metric.name]
-            if every:
-                histogram = histogram.labels(*every)
-            return histogram.observe
-        counter = self.counters[metric.name]
-        if every:
-            counter = counter.labels(*every)
-        return counter.inc
+    def series(self, metric: Metric, labels: tuple[str, ...]) -> Counter | _Histogram:
+        """Return the series of a counter or histogram; it begins at 0 with the first call."""
+        family = self.counters.get(metric.name) or self.histograms[metric.name]
+        return family.labels(*labels) if labels else family
 
-    def _set(self, metric: Metric, labels: tuple[str, ...], own: Value, amount: float) -> None:
+    def show(self, metric: Metric, labels: tuple[str, ...], own: Value, amount: float) -> None:
         """Let a gauge show *amount* under its *own* labels only, among all with the same *labels*."""
         gauge = self.gauges[metric.name]
         shown = self.shown[metric, labels]
@@ -278,39 +303,103 @@ def _own_labels(own: Value) -> tuple[str, ...]:
     return (own,)
 
 
-class _Route(dict[tuple[Metric, Value], Add]):
-    """The functions that add to each series of one kind of request.
+class _Histogram(Histogram):
+    """A histogram that also takes many observations at once, which its base has no method for."""
 
-    They are looked up once: ``labels()`` costs more than the count itself.
+    def add_sum(self, amount: float) -> None:
+        """Add *amount* to the sum of what was observed."""
+        self._sum.inc(amount)
 
-    A key is a metric and the value or values of its own labels. ``shown`` is what each gauge shows, on all routes with
-    the same labels of it.
+    def add_count(self, bucket: int, count: int) -> None:
+        """Add *count* observations to *bucket* alone."""
+        self._buckets[bucket].inc(count)
+
+
+class _Tally:
+    """The sums of requests of one kind, and what of them Prometheus already has.
+
+    ``requests`` is their number. ``_shown`` is what each gauge shows, on all routes with the same labels of it.
     """
 
     def __init__(self, families: _Families, labels: Mapping[str, str], projects: set[str]) -> None:
-        super().__init__()
+        self.requests = 0
+        self._sums: defaultdict[_Key, float] = defaultdict(int)
+        self._counts: defaultdict[tuple[_Key, int], int] = defaultdict(int)
+        self._flushed = 0
+        self._flushed_sums: dict[_Key, float] = {}
+        self._flushed_counts: dict[tuple[_Key, int], int] = {}
+        self._series: dict[_Key, Counter | _Histogram] = {}
         self._families = families
         self._labels = labels
         self._projects = projects
-        self.shown = {
+        self._shown = {
             metric: families.shown.setdefault((metric, self._labels_of(metric)), {})
             for metric, _ in _ROWS
             if metric.kind == "gauge"
         }
         for metric, _ in _ROWS:
             if metric.from_zero and metric.own is not None:
-                self[metric, metric.own] = self._adder(metric, metric.own)
+                self._series_of((metric, metric.own))
 
-    def __missing__(self, key: tuple[Metric, Value]) -> Add:
-        metric, own = key
-        if metric.by[:1] == ("project",) and isinstance(own, tuple):
-            # Clients choose these names: not even their keys are remembered without bound.
-            return self._adder(metric, (_bounded(self._projects, own[0]), *own[1:]))
-        add = self[key] = self._adder(metric, own)
-        return add
+    def add(self, report: Report, rows: tuple[tuple[int, _Row], ...], values: tuple[Any, ...]) -> None:
+        """Add the *values* of *report* to the metrics of *rows*."""
+        for index, (metric, nothing, key) in rows:
+            value = values[index]
+            if value == nothing:
+                continue
+            amount: Any = value if metric.amount is None else metric.amount(report, value)
+            if amount is None or amount == self._shown.get(metric):
+                continue  # nothing to add, or a gauge shows it already
+            if key is None:
+                self._add_each(metric, amount)
+                continue
+            self._sums[key] += amount
+            if metric.buckets:
+                self._counts[key, bisect_left(metric.buckets, amount)] += 1
 
-    def _adder(self, metric: Metric, own: Value) -> Add:
-        return self._families.adder(metric, self._labels_of(metric), own)
+    def _add_each(self, metric: Metric, amounts: Mapping[Value, float]) -> None:
+        """Add *amounts* to *metric*, each under its own labels."""
+        for own, amount in amounts.items():
+            if metric.kind == "gauge":
+                self._families.show(metric, self._labels_of(metric), own, amount)
+                continue
+            if metric.by[:1] == ("project",) and isinstance(own, tuple):
+                # Clients choose these names: not even their keys are remembered without bound.
+                own = (_bounded(self._projects, own[0]), *own[1:])
+            self._sums[metric, own] += amount
+
+    def flush(self) -> None:
+        """Hand Prometheus what is new. One thread at a time; the loop may add meanwhile."""
+        requests = self.requests
+        if requests == self._flushed:
+            return
+        # A copy is one step of the interpreter, in which no other thread runs.
+        for key, total in self._sums.copy().items():
+            before = self._flushed_sums.get(key)
+            if total == before:
+                continue
+            series, new = self._series_of(key), total - (before or 0)
+            if isinstance(series, _Histogram):
+                series.add_sum(new)
+            else:
+                series.inc(new)
+            self._flushed_sums[key] = total
+        for counted, count in self._counts.copy().items():
+            key, bucket = counted
+            series, new = self._series_of(key), count - self._flushed_counts.get(counted, 0)
+            if new and isinstance(series, _Histogram):
+                series.add_count(bucket, new)
+            self._flushed_counts[counted] = count
+        self._flushed = requests
+
+    def _series_of(self, key: _Key) -> Counter | _Histogram:
+        """Return the series of *key*. It is looked up once: ``labels()`` costs more than the count itself."""
+        series = self._series.get(key)
+        if series is None:
+            metric, own = key
+            labels = self._labels_of(metric) + _own_labels(own)
+            series = self._series[key] = self._families.series(metric, labels)
+        return series
 
     def _labels_of(self, metric: Metric) -> tuple[str, ...]:
         return tuple(self._labels[name] for name in metric.labels)

@@ -12,6 +12,7 @@ from proxy.core.models import (
     COMPRESS,
     MOST_ROUTES,
     Catalogue,
+    LazyTable,
     ModelLimits,
     ModelRule,
     Route,
@@ -293,6 +294,21 @@ def test_only_openai_rows_are_raised() -> None:
     }, "a new pair: check it against what the maker says"
     for facts in table().values():
         assert facts.max_input is None or facts.window is None or facts.max_input < facts.window
+
+
+def test_a_lazy_table_computes_what_is_read() -> None:
+    """Names are those of the rows; a value is computed only when it is read."""
+    read: list[str] = []
+
+    def double(name: str, row: int) -> int:
+        read.append(name)
+        return 2 * row
+
+    lazy = LazyTable({"one": 1, "two": 2}, double)
+    assert (len(lazy), list(lazy), "one" in lazy, "three" in lazy) == (2, ["one", "two"], True, False)
+    assert not read
+    assert (lazy["two"], lazy.get("three")) == (4, None)
+    assert read == ["two"]
 
 
 def test_a_pair_needs_one_series() -> None:

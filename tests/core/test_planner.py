@@ -19,6 +19,7 @@ from proxy.core.decisions import (
     LookedUp,
     MeasuredRequest,
     NeedBlock,
+    NeedFacts,
     NeedRecord,
     Policy,
     Reject,
@@ -52,7 +53,7 @@ def measured(
     request = Request("chat", chat_body(messages, **members), TENANT, "r")
     route = Route("stub", "house-model", window, None, "o200k_base", "configured")
     known = KnownRoute(route, window, "configured", None, ratio)
-    return asyncio.run(measurer.count(request, measurer.locate(request), known, window, target))
+    return asyncio.run(measurer.count(request, measurer.locate(request), known, window, target)).with_facts()
 
 
 def looked_up(request: MeasuredRequest) -> LookedUp:
@@ -67,6 +68,23 @@ def written(request: MeasuredRequest, need: NeedBlock, desk: Replica | None = No
 
 LONG = agent_session(20, 500)
 SHORT = agent_session(3, 100)
+
+
+def without_facts(request: MeasuredRequest) -> MeasuredRequest:
+    """*request* as it is measured: no facts of its calls and results were read."""
+    measurer, known = Replica().measurer, request.known
+    located = measurer.locate(request.request)
+    return asyncio.run(measurer.count(request.request, located, known, known.window or WINDOW, request.target))
+
+
+def test_facts_are_read_for_a_compaction_only() -> None:
+    """A request that needs no compaction is planned without the facts of its calls; with them the plan is the same."""
+    for messages, expected in ((LONG, NeedFacts), (agent_session(12, 200), Forward)):
+        request = without_facts(measured(messages))
+        assert not request.has_facts
+        assert isinstance(decide(request, PLANNING, looked_up(request)), expected)
+        with_facts = request.with_facts()
+        assert isinstance(decide(with_facts, PLANNING, looked_up(with_facts)), NeedBlock | Forward)
 
 
 def test_below_the_low_mark_nothing_is_looked_up() -> None:

@@ -4,9 +4,10 @@ import pytest
 
 from proxy.core.errors import Forbidden, Unauthorized
 from proxy.server import ServerConfig
-from proxy.server.access import FOREIGN_HOST, Access, tenants_of
+from proxy.server.access import FOREIGN_HOST, Access, Caller, tenants_of
 from proxy.server.request import read_headers
 from tests.support.server_fixture import raw_answer, running_server
+from tests.support.server_fixture import read_request as read_message
 
 SHARED = ServerConfig("up", access_keys=("pk-1", "pk-2"))
 
@@ -344,3 +345,95 @@ async def test_a_body_that_a_fault_left_compressed_goes_on_from_nothing_shared(m
         got = await at.ask("POST", "/v1/responses", body, "X-Api-Key: pk-1", "Content-Encoding: gzip")
         assert got.line.split()[1] == status
         assert [heard.body for heard in at.stage.heard] == ([body] if status == "200" else [])
+
+
+JSON = "Content-Type: application/json"
+HEADS = [
+    ("Authorization: Bearer pk-1",),
+    ("Authorization: Bearer pk-2",),
+    ("Authorization: Bearer wrong",),
+    (),
+    ("X-Ullage-Key: pk-1", "Authorization: Bearer own"),
+    ("X-Ullage-Key: pk-2", "Authorization: Bearer own"),
+    ("X-Api-Key: pk-1", "Thread-Id: t-1"),
+    ("X-Api-Key: pk-1", "Thread-Id: t-2", "X-Ullage-Window: 9000"),
+    ("X-Api-Key: pk-1", "X-Ullage-Mode: off"),
+    ("X-Api-Key: pk-1", "X-Ullage-Mode: wrong"),
+    ("X-Api-Key: pk-1", "X-Api-Key: pk-1"),
+    ("X-Api-Key: pk-1", "Origin: https://elsewhere.test"),
+    ("X-Api-Key: pk-1", "Origin: https://page.test"),
+    ("X-Api-Key: pk-1", "Sec-Fetch-Site: cross-site"),
+    ("X-Api-Key: pk-1", "Anthropic-Beta: context-1m"),
+    ("X-Api-Key: pk-1", "Connection: keep-alive, x-own", "X-Own: 1"),
+    ("X-Api-Key: pk-1", "Expect: something"),
+    ("X-Api-Key: pk-1", "Cookie: " + "c" * 5000),
+]
+
+
+async def test_a_head_that_comes_again_is_read_as_it_would_be_alone():
+    """On one connection each head leads to what it leads to on a connection of its own, in any order and repeated."""
+    keys = ServerConfig("up", access_keys=("pk-1", "pk-2"), origins=frozenset({"https://page.test"}))
+
+    def outcome(at, status):
+        heard = at.stage.heard.pop() if at.stage.heard else None
+        seen = at.engine.seen.pop() if at.engine.seen else None
+        at.stage.heard.clear()
+        at.engine.seen.clear()
+        if seen is None:
+            return status, None, None
+        sent = [pair for pair in heard.headers if pair[0].lower() != "content-length"]
+        return status, sent, (seen.tenant, seen.options, seen.session, seen.window_variant, seen.origin.headers)
+
+    async with running_server(keys) as at:
+        alone = {}
+        for head in HEADS:
+            got = await at.chat(b'{"model":"m"}', *head)
+            alone[head] = outcome(at, got.line)
+        assert {line.split()[1] for line, _, _ in alone.values()} == {"200", "400", "401", "403", "417"}
+        reader, writer = await at.connect()
+        order = [head for pair in zip(HEADS, reversed(HEADS), strict=True) for head in pair for _ in range(3)]
+        for number, head in enumerate(order):
+            body = b'{"model":"m"}' + b" " * (number % 12)
+            lines = ["POST /v1/chat/completions HTTP/1.1", "Host: proxy.test", JSON, *head]
+            lines.append(f"Content-Length: {len(body)}")
+            writer.write("\r\n".join(lines).encode() + b"\r\n\r\n" + body)
+            got = await read_message(reader)
+            assert outcome(at, got.line) == alone[head]
+            if "close" in got.all("connection"):
+                reader, writer = await at.connect()
+
+
+async def test_the_host_and_the_route_of_a_repeated_head_are_judged_anew():
+    """A foreign name in Host is refused after the same head with a known one; relayed routes keep their rules."""
+    async with running_server(SHARED, api_key="sk-shared") as at:
+        reader, writer = await at.connect()
+        for path, host, status in [
+            ("/v1/chat/completions", "proxy.test", "200"),
+            ("/v1/chat/completions", "rebound.test", "403"),
+            ("/v1/chat/completions", "proxy.test", "200"),
+            ("/v1/files", "proxy.test", "403"),
+            ("/v1/embeddings", "proxy.test", "200"),
+        ]:
+            fields = f"Host: {host}\r\nAuthorization: Bearer pk-1\r\n{JSON}\r\nContent-Length: 13"
+            writer.write(f'POST {path} HTTP/1.1\r\n{fields}\r\n\r\n{{"model":"m"}}'.encode())
+            assert (await read_message(reader)).line.split()[1] == status
+
+
+def test_a_callers_headers_are_compared_byte_for_byte():
+    """Only the value of Content-Length may differ; heads that are long, or change on their way, are not remembered."""
+    raw = ((b"Host", b"a"), (b"Content-Length", b"5"), (b"X-Api-Key", b"k"))
+    caller = Caller(read_headers(raw), b"t" * 32).remembered(raw)
+    assert caller is not None
+    assert caller.sent((raw[0], (b"Content-Length", b"77"), raw[2]))
+    for other in (
+        (raw[0], (b"Content-Lengt", b"5"), raw[2]),
+        (raw[0], raw[1], (b"X-Api-Key", b"K")),
+        (raw[0], raw[1]),
+        (*raw, (b"X", b"y")),
+        (raw[1], raw[0], raw[2]),
+        (),
+    ):
+        assert not caller.sent(other)
+    for more in ((b"Content-Encoding", b"gzip"), (b"Origin", b"null"), (b"Cookie", b"c" * 5000)):
+        assert Caller(read_headers((*raw, more))).remembered((*raw, more)) is None
+    assert Caller(read_headers(raw[:1])).remembered(raw[:1]) is None

@@ -40,7 +40,7 @@ from proxy.engine.run import report_of
 from proxy.engine.upstream_calls import CallSettings, UpstreamCalls
 from proxy.settings import Settings, overflow_rules, tool_map
 from proxy.settings.tools import Tools
-from proxy.tasks import Faults
+from proxy.tasks import Faults, Tasks, ignore_failure
 from proxy.tokenizers import Tokenizers
 from tests.stub.tokens import IMAGE_HIGH, request_tokens
 from tests.support.tool_pair_checks import pair_violations
@@ -215,7 +215,9 @@ class Replica:
         hooks = Features(features(self))
         routes = KnownRoutes(catalogue, self.learned, time.monotonic)
         self.measurer = Measurer(catalogue, routes, reader, self.book, self.learned, hooks, policy, mode, {})
-        self.compactions = CompactionRecords(reader, self.book, policy, self.records, {}, summaries)
+        self.compactions = CompactionRecords(
+            reader, self.book, policy, self.records, {}, summaries, Tasks(ignore_failure).spawn
+        )
         retries = Retries(self.measurer, self.learned)
         settings = calls or CallSettings()
         self.calls = UpstreamCalls(

@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from typing import get_args
 
@@ -257,6 +258,7 @@ def test_gauges_show_their_last_value():
 
 WORKER = """
 import sys
+import threading
 from pathlib import Path
 from proxy.core.report import Report
 from proxy.store.breaker import State
@@ -265,6 +267,7 @@ telemetry = Telemetry("1", Path(sys.argv[1]))
 telemetry.observe(Report("r", "chat", model="m", upstream="u", status=200, tokens_before=10, tokens_after=10), 0.1)
 telemetry.in_flight(1)
 telemetry.store_state(up=sys.argv[2] == "up")
+telemetry.flush()
 print("ready", flush=True)
 sys.stdin.readline()
 print(telemetry.exposition()[0].decode(), flush=True)
@@ -290,6 +293,49 @@ def test_one_answer_covers_all_worker_processes():
     assert value(both, "ullage_build_info", version="1") == 1
     remove_directory(directory)
     assert not directory.exists()
+
+
+def test_each_flush_adds_only_what_is_new():
+    """Figures are the same however often they are read in between; a request after a flush is in the next answer."""
+    once, often = Telemetry("0"), Telemetry("0")
+    report = Report(
+        "r", "chat", model="m", tokens_before=9, tokens_after=4, regions={"user": 0, "tool": 4}, window=10,
+        outcome="compacted", retries=1, project="p", overhead_seconds=0.25, source="table",
+    )  # fmt: skip
+    for number in range(5):
+        for telemetry in (once, often):
+            telemetry.observe(report, 2.0**number)
+        often.flush()
+        often.flush()
+        assert value(shown(often), "ullage_request_seconds_count", api="chat") == number + 1
+    begun = ("ullage_build_info", "_created")
+    assert {key: figure for key, figure in shown(once).items() if not key[0].endswith(begun)} == {
+        key: figure for key, figure in shown(often).items() if not key[0].endswith(begun)
+    }
+
+
+def test_flushes_in_other_threads_lose_nothing():
+    """Requests that end while other threads read the metrics are counted once each."""
+    telemetry = Telemetry("0")
+    ended = threading.Event()
+
+    def read():
+        while not ended.is_set():
+            telemetry.exposition()
+
+    readers = [threading.Thread(target=read) for _ in range(2)]
+    for reader in readers:
+        reader.start()
+    for number in range(3000):
+        telemetry.observe(Report("r", "chat", model=f"m{number % 7}", tokens_before=3, tokens_after=3), 0.1)
+    ended.set()
+    for reader in readers:
+        reader.join()
+    found = shown(telemetry)
+    counts = [count for (name, _), count in found.items() if name == "ullage_requests_total"]
+    assert sum(counts) == 3000
+    assert value(found, "ullage_request_seconds_bucket", api="chat", le="0.1") == 3000
+    assert value(found, "ullage_context_tokens_total", model="m0", region="before") == 3 * counts[0]
 
 
 def test_a_directory_without_the_variable_is_an_error(tmp_path):

@@ -110,8 +110,9 @@ def read_item(raw: bytes, count: Count) -> Item:
 
 
 def _read(value: dict[str, Any], count: Count, large: bool) -> Item:
-    kind, role = _kind(value), _role(value)
-    media, guess = _media_tokens(value, prices_of(count))
+    kind = _kind(value)
+    role = _role(value, kind)
+    media, guess = _media_tokens(value, kind, prices_of(count))
     text = PER_ITEM + sum(count(piece) for piece in _counted(value))
     opaque = _opaque_tokens(value)
     sealed = opaque
@@ -148,12 +149,14 @@ def _opaque_tokens(value: dict[str, Any]) -> int:
     return tokens
 
 
-def _media_tokens(value: dict[str, Any], prices: Prices) -> tuple[int, int]:
+def _media_tokens(value: dict[str, Any], kind: str, prices: Prices) -> tuple[int, int]:
     """Return the tokens of an element's media, and how many of them are a guess."""
-    kind = _kind(value)
     if kind == _REFERENCE:
         return REFERENCE, REFERENCE
-    sizes = [(part, part_tokens(part, prices) or 0) for part in _parts(value) if is_media(part)]
+    parts = [part for part in _parts(value) if is_media(part)]
+    if not parts and kind != _IMAGE_CALL:
+        return 0, 0
+    sizes = [(part, part_tokens(part, prices) or 0) for part in parts]
     if kind == _IMAGE_CALL:
         sizes.append((value, prices.image.tokens(None, "high")))
     return sum(tokens for _, tokens in sizes), sum(tokens for part, tokens in sizes if is_guess(part))
@@ -177,8 +180,7 @@ def _kind(value: Mapping[str, Any]) -> str:
     return str(value.get("type") or "message")
 
 
-def _role(value: Mapping[str, Any]) -> Role:
-    kind = _kind(value)
+def _role(value: Mapping[str, Any], kind: str) -> Role:
     if kind == "message":
         return _ROLES.get(str(value.get("role")), "user")
     if kind in PROVIDER_COMPACTIONS:
@@ -191,7 +193,8 @@ def _role(value: Mapping[str, Any]) -> Role:
 def read_item_text(raw: bytes) -> ItemText:
     """Return the words of one element."""
     value = decode(raw)
-    kind, role = _kind(value), _role(value)
+    kind = _kind(value)
+    role = _role(value, kind)
     if kind == "reasoning":
         return ItemText(role, "", reasoning=_reasoning(value))
     media = tuple(str(part.get("type")) for part in _parts(value) if is_media(part))

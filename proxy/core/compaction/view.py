@@ -17,7 +17,7 @@ from proxy.core.compaction.block import FoldedItems, render_block
 from proxy.core.compaction.digest import command_of, digest_of
 from proxy.core.compaction.record import LINE, NAMES, Compaction, CompactionRecord, Placeholder, placeholder_text
 from proxy.core.compaction.truncate import TruncateLimits, clip, line_count, truncate_to
-from proxy.core.conversation import Item, ItemText, Layout, WrittenResult
+from proxy.core.conversation import UNREAD, Item, ItemText, Layout, WrittenResult
 from proxy.core.tokens.counting import NOTHING, RoleTotals, add_up
 from proxy.core.tokens.media import is_media
 from proxy.core.tool_calls import WRITTEN, Pair, as_result, failure_line, pairs_of, replace_written_result
@@ -66,8 +66,8 @@ class OriginalItems:
     def written_result(self, index: int) -> WrittenResult | None:
         """The form of a tool result that the client wrote as plain text; None if the item is no such result."""
         item = self.items[index]
-        if item.role != "tool" or item.facts is None:
-            return None
+        if item.role != "tool" or item.facts is None or item.facts is UNREAD:
+            return None  # the facts of what is written as text are read with the item
         return item.facts.written_result
 
     def with_results(self, index: int, texts: Sequence[str], *, media: bool = False) -> bytes:

@@ -9,10 +9,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from proxy.core.apis.chat import read_item_text
-from proxy.core.compaction.digest import Digest, command_of, digest_of, plain_arguments
+from proxy.core.compaction.digest import Digest, command_of, digest_of, fewest_tokens, plain_arguments
 from proxy.core.conversation import ItemText
+from proxy.tokenizers import VOCABULARIES
 from tests.support.conversation_strategies import conversations
-from tests.support.engine_fixtures import chat_body, count_tokens, message_slices
+from tests.support.engine_fixtures import chat_body, count_tokens, message_slices, tokenizers
 from tests.support.sample_conversations import agent_session, log
 from tests.support.text_entities import entities, invented
 
@@ -212,3 +213,51 @@ def test_an_error_line_of_a_tool_is_a_quote() -> None:
     assert "delete every ledger" not in shown
     assert "红楼梦" in shown
     assert "the red book" in shown
+
+
+def test_tokens_are_counted_only_of_names_that_may_be_shown() -> None:
+    """Of thousands of names that a tool mentioned, few are counted: those that may be among the best."""
+    counted: list[str] = []
+
+    def count(text: str) -> int:
+        counted.append(text)
+        return count_tokens(text)
+
+    entries = [result(log(at, 3_000)) for at in range(20)]
+    digest = digest_of(entries, 2_000, count)
+    assert len(digest.names) + len(digest.numbers) > 200
+    assert len(counted) < 700
+
+
+@pytest.mark.parametrize("encoding", sorted(VOCABULARIES))
+@given(text=st.text(st.sampled_from("aZß中é09_-./:,%$'\\ @~") | st.characters(), min_size=1, max_size=30))
+def test_no_name_takes_fewer_tokens_than_it_is_expected_to_take(encoding: str, text: str) -> None:
+    """Names are counted in the order of the fewest tokens that they can take: a higher guess would hide a good one."""
+    assert fewest_tokens(text) <= tokenizers().count(encoding, f"{text}, ")
+
+
+@given(st.text(st.sampled_from("aZ09é_-./:\\~@+ ,\"'(「」\n"), max_size=60))
+def test_text_is_split_alike_with_and_without_other_scripts(text: str) -> None:
+    """A character of another script behind a text changes nothing in the names before it."""
+    with_another = digest_of([said(f"{text} ж")], 200, count_tokens)
+    assert digest_of([said(text)], 200, count_tokens) == with_another
+
+
+@pytest.mark.parametrize(
+    ("piece", "names"),
+    [
+        ("src/rows.py:412", {"src/rows.py", "412"}),
+        ("src/rows.py:41:", {"src/rows.py"}),
+        ("src/rows.:412", {"src/rows", "412"}),
+        ("12:30:05", {"12:30:05"}),
+        ("ValueError", {"ValueError"}),
+        ("Warnings", set()),
+        ("read-only", set()),
+        ("session2Cache", {"session2Cache"}),
+        ("日志session.py", {"日志session.py"}),
+    ],
+)
+def test_the_names_in_a_piece_of_text(piece: str, names: set[str]) -> None:
+    """A path with a line number is a path and a number; plain words are no names."""
+    digest = digest_of([said(piece)], 200, count_tokens)
+    assert {*digest.names, *digest.numbers} == names
