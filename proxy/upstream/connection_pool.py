@@ -11,7 +11,7 @@ at the moment of the next request, and then the caller gets an error, since a PO
 ======================== =================== ======================= ==============================
 event                    idle                head awaited            body being read
 ======================== =================== ======================= ==============================
-``send``                 head awaited        never                   never
+``post``                 head awaited        never                   never
 an interim answer (1xx)  closed              head awaited            closed at the end
 an answer's head         closed              body being read         closed at the end
 the body's last byte     --                  --                      idle, or closed (see below)
@@ -65,6 +65,7 @@ READ_BUFFER: Final = 2**17
 MAX_LINE: Final = 2**15
 """Bytes of a status line, and of a header."""
 
+_SWITCHING: Final = 101
 _INTERIM: Final = frozenset({100, *range(102, 200)})
 """Answers before the answer (https://www.rfc-editor.org/rfc/rfc9110#section-15.2); 101 is an answer."""
 
@@ -104,14 +105,18 @@ class PooledResponse:
 
 
 class PooledConnection(BaseProtocol):
-    """One connection. ``heard_at`` is the loop's time when the other side last sent something."""
+    """One connection.
+
+    ``response`` is the exchange under way, ``early`` what came before the first one, ``heard_at`` the loop's time when
+    the other side last sent something.
+    """
 
     __slots__ = (
         "_dialled",
-        "_early",
+        "early",
         "_handler",
         "_pool",
-        "_response",
+        "response",
         "_reusable",
         "_was_paused",
         "heard_at",
@@ -122,17 +127,17 @@ class PooledConnection(BaseProtocol):
         self._pool = pool
         self._dialled = dialled
         self._handler = handler
-        self._response: PooledResponse | None = None
+        self.response: PooledResponse | None = None
         self._reusable = False
         self.heard_at = 0.0
         self._renew_parser()
         # Bytes that came before the request belong to its answer: a server that is full may refuse before it reads.
-        self._early = handler._tail
+        self.early = handler._tail
         self.transport = handler.transport
         if self.transport is None:
             raise aiohttp.ServerDisconnectedError
         self.transport.set_protocol(self)
-        if self._early:
+        if self.early:
             self._resume_transport_reading()
 
     def _renew_parser(self) -> None:
@@ -148,64 +153,51 @@ class PooledConnection(BaseProtocol):
             max_field_size=MAX_LINE,
         )
 
-    def send(self, head: bytes, body: bytes) -> PooledResponse:
-        """Write a request; the connection must be idle and open. The answer's head is there once it is ``answered``."""
-        assert self.transport is not None
-        assert self._response is None
-        response = self._response = PooledResponse(self, self._loop.create_future())
-        self._reusable = self._pool.keeps_connections
-        self.heard_at = self._loop.time()
-        self.transport.writelines((head, body))
-        if self._early:
-            early, self._early = self._early, b""
-            self.data_received(early)
-        return response
-
     def data_received(self, data: bytes) -> None:
         """Parse *data*; it is empty if reading goes on after a pause."""
         self.heard_at = self._loop.time()
-        response = self._response
-        if response is None or self._parser is None:
+        response = self.response
+        if response is None:
             self.close()
             return
+        assert self._parser is not None
         try:
-            messages, is_upgraded, _ = self._parser.feed_data(data)
+            messages, _, _ = self._parser.feed_data(data)
         except Exception as error:  # noqa: BLE001 - as aiohttp: whatever the parser raises, these bytes are no answer
             invalid = InvalidHttp()
             invalid.__cause__ = error
             self.end(invalid)
             return
         for message, body in messages:
-            if response.status or message.should_close:
+            if response.status:
+                # More than one answer was sent: nothing says whose the next one would be.
                 self._reusable = False
-            if response.status or message.code in _INTERIM:
-                continue
-            response.status = message.code
-            response.headers = message.headers
-            response.raw_headers = message.raw_headers
-            response.content = body
-            if not response.answered.done():
-                response.answered.set_result(None)
-        if is_upgraded:
-            self._reusable = False
+            elif message.code not in _INTERIM:
+                self._reusable = not message.should_close and message.code != _SWITCHING
+                response.status = message.code
+                response.headers = message.headers
+                response.raw_headers = message.raw_headers
+                response.content = body
+                if not response.answered.done():
+                    response.answered.set_result(None)
         if response.status and response.content.is_eof():
             self._complete(response)
 
     def _complete(self, response: PooledResponse) -> None:
         """Give the connection back to the pool, or close it if it cannot carry another exchange."""
         response.connection = None
-        self._response = None
+        self.response = None
         assert self.transport is not None
         if self.transport.get_write_buffer_size():
             # An upload would go on to an upstream that has answered already.
             self.transport.abort()
-        elif not self._reusable:
-            self.transport.close()
-        else:
+        elif self._reusable and self._pool.keeps_connections:
             if self._was_paused:
                 # A pause leaves marks in the parser that would halt the next answer.
                 self._renew_parser()
             self._pool.idle[self] = None
+        else:
+            self.transport.close()
 
     def end(self, error: Exception) -> None:
         """Reset the connection; an exchange under way fails with *error*, after the bytes that came before."""
@@ -214,7 +206,7 @@ class PooledConnection(BaseProtocol):
             self.transport.abort()
 
     def _fail(self, error: Exception) -> None:
-        response, self._response = self._response, None
+        response, self.response = self.response, None
         if response is None:
             return
         response.connection = None
@@ -235,7 +227,7 @@ class PooledConnection(BaseProtocol):
 
     def check(self, now: float, timeouts: Timeouts) -> None:
         """End the exchange, or the idle connection, if the other side has been silent for too long."""
-        response = self._response
+        response = self.response
         is_answered = response is not None and response.status != 0
         if self._reading_paused or (self._paused and not is_answered):
             self.heard_at = now
@@ -308,7 +300,13 @@ class ConnectionPool:
             connection.close()
         else:
             connection = await self._dial()
-        response = connection.send(head, body)
+        assert connection.transport is not None
+        response = connection.response = PooledResponse(connection, self._loop.create_future())
+        connection.heard_at = self._loop.time()
+        connection.transport.writelines((head, body))
+        if connection.early:
+            early, connection.early = connection.early, b""
+            connection.data_received(early)
         try:
             await response.answered
         except asyncio.CancelledError:

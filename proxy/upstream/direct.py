@@ -109,10 +109,10 @@ class Upstreams:
                     return DirectReply(await to.pool.post(url, sent, body), target, to.timeouts)
                 response = await to.request(method, url, sent, body)
                 return DirectReply(response, target, to.timeouts, may_switch=may_switch)
-            except aiohttp.ClientConnectorError as error:
-                await self._wait_to_reconnect(to, error, pause)
             except (aiohttp.ClientError, OSError, ValueError) as error:
-                raise _translate(target, to.timeouts, error) from error
+                if not isinstance(error, aiohttp.ClientConnectorError):
+                    raise _translate(target, to.timeouts, error) from error
+                await self._wait_to_reconnect(to, error, pause)
         raise AssertionError("the last attempt either returns or raises")
 
     async def upgrade(self, target: str, path_qs: str, headers: Sequence[tuple[str, str]]) -> DirectReply:
