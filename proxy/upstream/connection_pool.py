@@ -113,13 +113,13 @@ class PooledConnection(BaseProtocol):
 
     __slots__ = (
         "_dialled",
-        "early",
         "_handler",
         "_pool",
-        "response",
         "_reusable",
         "_was_paused",
+        "early",
         "heard_at",
+        "response",
     )
 
     def __init__(self, pool: ConnectionPool, dialled: Connection, handler: ResponseHandler) -> None:

@@ -110,8 +110,6 @@ class Upstreams:
                 response = await to.request(method, url, sent, body)
                 return DirectReply(response, target, to.timeouts, may_switch=may_switch)
             except (aiohttp.ClientError, OSError, ValueError) as error:
-                if not isinstance(error, aiohttp.ClientConnectorError):
-                    raise _translate(target, to.timeouts, error) from error
                 await self._wait_to_reconnect(to, error, pause)
         raise AssertionError("the last attempt either returns or raises")
 
@@ -121,8 +119,10 @@ class Upstreams:
         # Only a POST goes over the bridge, so the reply is a direct one.
         return cast("DirectReply", await self.send(target, "GET", path_qs, upgrading, None, may_switch=True))
 
-    async def _wait_to_reconnect(self, to: _ReadyTarget, error: aiohttp.ClientConnectorError, pause: float) -> None:
-        """Wait for *pause* seconds before connecting again. Raise ``UllageError`` if *error* makes that useless."""
+    async def _wait_to_reconnect(self, to: _ReadyTarget, error: Exception, pause: float) -> None:
+        """Wait for *pause* seconds before connecting again. Raise ``UllageError`` if *error* forbids that."""
+        if not isinstance(error, aiohttp.ClientConnectorError):
+            raise _translate(to.name, to.timeouts, error) from error
         last = pause == _NO_MORE
         exhausted = error.errno in _NO_DESCRIPTOR
         self.without_descriptor += exhausted
