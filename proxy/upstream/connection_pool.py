@@ -1,4 +1,4 @@
-"""Carries POST requests over kept connections at a third of the cost of aiohttp's client.
+"""Carries POST requests over kept connections at a fraction of what aiohttp's client costs.
 
 aiohttp's connector dials: names, addresses, TLS and their errors are its own. Then ``transport.set_protocol`` puts a
 ``PooledConnection`` in the place of aiohttp's protocol. It writes a request in one go, feeds what comes to aiohttp's
@@ -32,6 +32,8 @@ being written, and while the client reads slower than the upstream sends.
 
 Back-pressure. A body is in memory already and is written at once; what the socket does not take waits in the
 transport. A body that nobody reads fills its ``StreamReader``, which pauses the parser and the transport.
+
+One parser serves all of a connection's exchanges, unless a pause left its marks in it.
 
 Private names of aiohttp are used: ``_serialize_headers``, ``_tail`` of its protocol, and ``BaseProtocol``, which pauses
 and resumes. They are those of one minor version, and ``tests/upstream/test_connection_pool.py`` holds them; with
