@@ -17,7 +17,7 @@ import time
 from collections import Counter
 from collections.abc import Mapping
 from contextlib import AsyncExitStack
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -34,14 +34,10 @@ from proxy.settings import Settings
 from proxy.startup import bracketed, print_summary, warn_of_unreachable
 from proxy.store import (
     INSTEAD,
-    EmbeddedServer,
-    EmbeddedUnavailable,
     Store,
     StoreMisconfigured,
     StoreUnsupported,
     describe_store,
-    ensure_master_key,
-    find_master_key,
     open_store,
     store_status,
 )
@@ -85,15 +81,12 @@ def run(settings: Settings) -> int:
 
 @dataclass(frozen=True, slots=True)
 class StartOptions:
-    """The settings of a process, and the facts about the store that its parent already knows.
+    """The settings of a process, and a fact about the store that its parent already knows.
 
-    ``key`` is the master key, if the parent owns it; ``previous_key`` opens records sealed before a key was configured.
     ``is_fallback``: the store in ``settings`` replaces the configured one, which cannot be used.
     """
 
     settings: Settings
-    key: bytes | None = field(default=None, repr=False)
-    previous_key: bytes | None = field(default=None, repr=False)
     is_fallback: bool = False
 
 
@@ -315,7 +308,7 @@ def _run_many(settings: Settings) -> int:
 
 
 async def _supervise(settings: Settings) -> int:
-    """Own the port and the embedded store, and restart workers that crash; return the exit code."""
+    """Own the port, and restart workers that crash; return the exit code."""
     logs, tasks = _start_logging(settings)
     # From here on a signal does not kill this process: it has to end first what it starts.
     shutdown = Shutdown()
@@ -325,7 +318,7 @@ async def _supervise(settings: Settings) -> int:
         opened.push_async_callback(tasks.finish, TASK_SECONDS)
         try:
             reserved = opened.enter_context(_reserve_port(settings))
-            options, store = await _shared_store(settings, opened, logs, tasks)
+            options, store = await _shared_store(settings, logs, tasks)
         except (CannotListen, StoreMisconfigured, StoreUnsupported) as error:
             return _cannot_start(error)
         port = reserved.getsockname()[1]
@@ -400,49 +393,22 @@ def _reserve_port(settings: Settings) -> socket.socket:
         raise CannotListen(server.host, server.port, error) from error
 
 
-async def _shared_store(
-    settings: Settings, opened: AsyncExitStack, logs: Logs, tasks: Tasks
-) -> tuple[StartOptions, str]:
+async def _shared_store(settings: Settings, logs: Logs, tasks: Tasks) -> tuple[StartOptions, str]:
     """Return what workers start with, and a description of their store.
 
-    A private server is started if one is configured, and ended when *opened* is closed. If it cannot be started, each
-    worker has a store in memory.
+    If the embedded store cannot be used, each worker has a store in memory.
     """
-    url, path = settings.store.url, settings.store.path
-    if url not in ("embedded", "memory"):
+    options, path, note = StartOptions(settings), settings.store.path, ""
+    if settings.store.url != "memory":
         # Opened here once, so that a mistake is reported once, and not by every worker each time it starts.
-        store = await _open_store(StartOptions(settings), logs, tasks)
+        store = await _open_store(options, logs, tasks)
         await store.close()
-        return StartOptions(settings), describe_store(store.state(), path)
-    is_fallback, note = False, ""
-    if url == "embedded":
-        options = await _start_private_server(settings, opened, logs, tasks)
-        if options is not None:
-            return options, f"embedded  ({path})"
-        is_fallback, note = True, INSTEAD
+        state = store.state()
+        if not state.instead:
+            return options, describe_store(state, path)
+        options, note = StartOptions(_with_store(settings, "memory"), is_fallback=True), INSTEAD
     logs.log.warning("store.memory_per_worker", advice="workers may word the same compaction differently")
-    return StartOptions(
-        _with_store(settings, "memory"), is_fallback=is_fallback
-    ), f"memory  (each worker its own{note})"
-
-
-async def _start_private_server(
-    settings: Settings, opened: AsyncExitStack, logs: Logs, tasks: Tasks
-) -> StartOptions | None:
-    """Start the private server; return what workers need to use it. If it does not start, log why and return None."""
-    path = settings.store.path
-    embedded: EmbeddedServer | None = None
-    try:
-        embedded = await EmbeddedServer.start(path, tasks.spawn, logs.warn)
-        key = None if settings.store.key else ensure_master_key(path)
-        previous_key = find_master_key(path) if settings.store.key else None
-    except (EmbeddedUnavailable, OSError, ValueError) as error:
-        if embedded is not None:
-            await embedded.close()
-        logs.log.warning("store.memory_instead", cause=str(error))
-        return None
-    opened.push_async_callback(embedded.close)
-    return StartOptions(_with_store(settings, embedded.url), key, previous_key)
+    return options, f"memory  (each worker its own{note})"
 
 
 def _with_store(settings: Settings, url: str) -> Settings:
@@ -452,12 +418,13 @@ def _with_store(settings: Settings, url: str) -> Settings:
 async def _open_store(options: StartOptions, logs: Logs, tasks: Tasks) -> Store:
     store = options.settings.store
     other_keys = [key.get_secret_value().encode() for key in store.other_keys]
-    if options.previous_key is not None:
-        other_keys.append(options.previous_key)
+    key = None
+    if store.key is not None:
+        key = store.key.get_secret_value().encode()
     return await open_store(
         store.url,
         directory=store.path,
-        key=store.key.get_secret_value().encode() if store.key else options.key,
+        key=key,
         others=other_keys,
         instead=options.is_fallback,
         spawn=tasks.spawn,

@@ -6,8 +6,9 @@ import errno
 import json
 import os
 import socket
+import threading
 from collections.abc import AsyncIterator, Callable
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,6 @@ from proxy.telemetry.logs import Logs
 from proxy.workers import Worker
 from tests.conftest import StartStub
 from tests.store.conftest import short_path
-from tests.support.process_inspection import store_servers
 from tests.support.proxy_process import free_port, until
 from tests.support.server_fixture import ScriptedServer, listening, raw_answer
 
@@ -154,10 +154,10 @@ async def test_a_taken_port_closes_what_was_opened(tmp_path: Path) -> None:
         await part.close()
 
 
-async def test_a_start_that_breaks_in_the_middle_leaves_no_server(
+async def test_a_start_that_breaks_in_the_middle_leaves_no_store_open(
     short_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whatever goes wrong after the private server came up, it does not outlive the start."""
+    """Whatever goes wrong after the embedded store was opened, its threads do not outlive the start."""
 
     def broken(*_: object) -> None:
         raise LookupError
@@ -168,8 +168,8 @@ async def test_a_start_that_breaks_in_the_middle_leaves_no_server(
         await Process.build(
             StartOptions(settings(store={"url": "embedded", "path": str(short_path / "d")})), ONE, part.logs, part.tasks
         )
-    assert (short_path / "d" / "valkey.log").exists(), "it never came up: nothing was tested"
-    assert store_servers(short_path) == []
+    assert (short_path / "d" / "store.db").exists(), "it was never opened: nothing was tested"
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("store ")]
     await part.close()
 
 
@@ -190,8 +190,7 @@ def test_an_address_that_cannot_be_listened_on_is_named(host: str, error: OSErro
 async def prepared(folder: Path, configured: Settings) -> tuple[StartOptions, str, str]:
     """Return the options that workers of *configured* start with, the store in words, and the events logged."""
     part = Part(folder)
-    async with AsyncExitStack() as opened:
-        given, store = await app._shared_store(configured, opened, part.logs, part.tasks)
+    given, store = await app._shared_store(configured, part.logs, part.tasks)
     return given, store, await part.close()
 
 
@@ -205,7 +204,7 @@ def in_the_way(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("spoil", [damaged, in_the_way])
-async def test_workers_get_memory_where_the_private_server_cannot_be(
+async def test_workers_get_memory_where_the_embedded_store_cannot_be(
     tmp_path: Path, spoil: Callable[[Path], None]
 ) -> None:
     """An unusable data directory or key file is a warning, and every worker has its store in memory."""
@@ -218,21 +217,20 @@ async def test_workers_get_memory_where_the_private_server_cannot_be(
     assert '"event":"store.memory_per_worker"' in log
 
 
-async def test_workers_share_the_parents_server_and_key(tmp_path: Path) -> None:
-    """Workers are given the private server's socket and the key that lies beside its data; a repr shows no key."""
+async def test_workers_share_the_embedded_store(tmp_path: Path) -> None:
+    """Each worker opens the same file, which the parent has closed again, with the key that lies beside it."""
     data = tmp_path / "d"
     given, store, _ = await prepared(tmp_path, settings(store={"url": "embedded", "path": str(data)}))
-    assert given.settings.store.url.startswith("unix://")
-    assert given.key == (data / "master.key").read_bytes()
-    assert "key" not in repr(given).partition("settings=")[0]
-    assert repr(given.key) not in repr(given)
+    assert given.settings.store.url == "embedded"
+    assert not given.is_fallback
+    assert (data / "master.key").exists()
+    assert not (data / "store.db-wal").exists(), "the parent still has it open"
     assert store == f"embedded  ({data})"
 
 
 async def test_a_store_that_cannot_be_is_refused_before_any_worker_starts(tmp_path: Path) -> None:
     """The parent finds out what every worker would find out."""
     part = Part(tmp_path)
-    async with AsyncExitStack() as opened:
-        with pytest.raises(StoreMisconfigured):
-            await app._shared_store(settings(store={"url": "redis+sentinel://h"}), opened, part.logs, part.tasks)
+    with pytest.raises(StoreMisconfigured):
+        await app._shared_store(settings(store={"url": "redis+sentinel://h"}), part.logs, part.tasks)
     await part.close()

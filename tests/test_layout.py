@@ -36,7 +36,6 @@ EXEMPT = {
     "proxy/core/apis/responses.py": "in the table of the APIs: tests/core/apis/test_formats.py",
     "proxy/engine/ports.py": "protocols and plain values, no behaviour",
     "proxy/server/config.py": "plain values with defaults, no behaviour",
-    "proxy/store/backend.py": "a protocol and exceptions, no behaviour",
     "proxy/features/cap_results/opening.py": "a few lines, seen at work in tests/features/test_opening.py",
     "proxy/features/client_compaction/opening.py": "a few lines, seen at work in tests/features/test_opening.py",
     "proxy/features/context_management/opening.py": "a few lines, seen at work in tests/features/test_opening.py",

@@ -18,7 +18,7 @@ from proxy.core.models import Catalogue, Route, ServerWindow
 from proxy.engine.learned_routes import LearnedRoute, believed, load
 from proxy.server.access import client_tenant, proxy_tenant
 from proxy.settings import Settings
-from proxy.store import Store, StoreMisconfigured, StoreUnsupported, is_running, open_store
+from proxy.store import Store, StoreMisconfigured, StoreUnsupported, has_data, open_store
 from proxy.tasks import Tasks, ignore_failure
 from proxy.upstream import find
 from proxy.upstream_wiring import open_catalogue, open_probes, open_upstream
@@ -234,10 +234,10 @@ async def learned_windows(settings: Settings, routes: Iterable[Route], key: str 
     """Return what the store has of *routes*, by ``learned_key``; empty if it cannot be read.
 
     Without access keys each client key has learned for itself: then *key* is looked up, or callers without a key. An
-    embedded store is read if it runs; it is never started.
+    embedded store is read if there is one; it is never created.
     """
     url, path = settings.store.url, settings.store.path
-    if url == "memory" or (url == "embedded" and not await is_running(path)):
+    if url == "memory" or (url == "embedded" and not has_data(path)):
         return {}
     tasks = Tasks(ignore_failure)
     own_key = settings.store.key.get_secret_value().encode() if settings.store.key else None

@@ -9,7 +9,7 @@ import os
 import time
 from collections.abc import Callable, Coroutine, Sequence
 from functools import partial
-from typing import Any, Final, cast
+from typing import Any, Final
 from urllib.parse import parse_qs
 
 import msgspec
@@ -28,7 +28,6 @@ from proxy.server.admin import OwnRoutes
 from proxy.server.admission import Drain, QuickRefusal
 from proxy.server.body import Progress, Upload, renamed
 from proxy.server.config import Observe, Route, ServerConfig
-from proxy.server.connection import Connection
 from proxy.server.models import Models
 from proxy.server.request import (
     BodyReader,
@@ -126,7 +125,7 @@ class Handler:
             return out
         began = time.perf_counter()
         call = Call(out, Report(f"{self._prefix}-{next(self._count):x}", path.api), path)
-        task = cast("asyncio.Task[Any]", asyncio.current_task())
+        task: Any = asyncio.current_task()
         drain.running.add(task)
         try:
             answering = self._admit(request, call)
@@ -183,8 +182,8 @@ class Handler:
 
     def _admit(self, request: web.BaseRequest, call: Call) -> Coroutine[Any, Any, None] | None:
         """Return the coroutine that answers *request*, or None for a preflight, which is answered. Raises refusals."""
-        connection = cast("Connection", request.protocol)
-        caller = connection.caller
+        connection: Any = request.protocol
+        caller: Caller | None = connection.caller
         if caller is None or not caller.sent(request.raw_headers):
             caller = self._read_caller(request, call)
             if caller is None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -374,7 +373,7 @@ class BodyBytes:
 
     limit: int
     total: int = 0
-    by_tenant: Counter[bytes] = field(default_factory=Counter)
+    by_tenant: dict[bytes, int] = field(default_factory=dict)
 
 
 def check_declared(declared: int | None, limits: Limits) -> None:
@@ -406,7 +405,7 @@ class BodyReader(msgspec.Struct):
                 "The proxy has as many request bytes in memory as it may (server.limits.in_flight_bytes). "
                 "Try again soon."
             )
-        of_tenant = account.by_tenant[tenant]
+        of_tenant = account.by_tenant.get(tenant, 0)
         if of_tenant > self.counted and of_tenant + more > account.limit - account.total:
             raise Overloaded(
                 "The requests of this caller have their share of the request bytes that the proxy has in memory "
@@ -418,11 +417,13 @@ class BodyReader(msgspec.Struct):
 
     def release(self) -> None:
         """Count this body no longer; harmless when called again."""
+        if not self.counted:
+            return
         account, tenant = self.account, self.tenant
         account.total -= self.counted
-        account.by_tenant[tenant] -= self.counted
-        if not account.by_tenant[tenant]:
-            del account.by_tenant[tenant]
+        left = account.by_tenant.pop(tenant) - self.counted
+        if left:
+            account.by_tenant[tenant] = left
         self.counted = 0
 
     async def whole(self, declared: int | None) -> bytes:

@@ -22,7 +22,7 @@ from proxy.engine import ports
 from proxy.engine.include_usage import UsageHider
 from proxy.server.request import is_stranger, misses_root
 
-_REASONS: Final = {status.value: status.phrase for status in HTTPStatus}
+_STATUS_LINES: Final = {status.value: f"HTTP/1.1 {status.value} {status.phrase}" for status in HTTPStatus}
 _JOINED: Final = 2**14
 """Bytes of a chunk that is copied to be sent with its frame in one write; a larger one takes three."""
 
@@ -82,10 +82,9 @@ class ResponseWriter:
 
         A body that is not sized is chunked, or if *close_delimited* lasts until the connection ends.
         """
-        if status in (204, 304) or self._request.method == "HEAD":
+        if status in (204, 304):
             self.bodyless = True
-        lines = [f"HTTP/1.1 {status} {_REASONS.get(status, '')}"]
-        lines += [f"{name}: {value}" for name, value in headers]
+        lines = [_STATUS_LINES.get(status) or f"HTTP/1.1 {status} ", *map(": ".join, headers)]
         if not sized and not self.bodyless:
             if self._request.version >= _HTTP_1_1 and not close_delimited:
                 self._chunked = True
@@ -99,7 +98,7 @@ class ResponseWriter:
             lines.append("connection: keep-alive")
         text = "\r\n".join(lines)
         breaks = len(lines) - 1
-        if (text.count("\n"), text.count("\r"), text.count("\0")) != (breaks, breaks, 0):
+        if text.count("\n") != breaks or text.count("\r") != breaks or "\0" in text:
             raise UnfitHeader("A header of the upstream's answer holds a line break or a NUL.")
         self.status = status
         # Sent when the handler first waits: a body that is already here leaves in the same segment.

@@ -27,7 +27,7 @@ class StoreUnsupported(StoreError):
 
 
 class EmbeddedUnavailable(StoreError):
-    """The private server cannot run here: no binary for the platform, no place to write, or it does not start."""
+    """The embedded store cannot be here: no place to write, or a network file system."""
 
 
 class Unavailable(StoreError):
@@ -39,7 +39,7 @@ class Unavailable(StoreError):
 
 
 class Backend(Protocol):
-    """Stores bytes under keys: servers, or the memory of this process.
+    """Stores bytes under keys: servers, a file, or the memory of this process.
 
     Every method raises ``Unavailable`` if there is no reply within its deadline.
     """
@@ -99,4 +99,4 @@ class Backend(Protocol):
         """The kind of refusal if a server answers but refuses operations, else an empty string."""
 
     async def close(self) -> None:
-        """Close every connection."""
+        """Close every connection and file."""

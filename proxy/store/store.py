@@ -13,7 +13,7 @@ from proxy.store.archive_table import ArchiveTable
 from proxy.store.backend import EmbeddedUnavailable, StoreMisconfigured, StoreUnsupported, Unavailable, Warn
 from proxy.store.breaker import State
 from proxy.store.conversation_table import ConversationTable
-from proxy.store.embedded import EmbeddedServer
+from proxy.store.embedded_paths import refuse_network_file_system
 from proxy.store.encryption import (
     Sealer,
     ensure_master_key,
@@ -25,6 +25,7 @@ from proxy.store.encryption import (
 from proxy.store.memory import MemoryBackend
 from proxy.store.redis import RedisBackend
 from proxy.store.redis_errors import REFUSALS, try_again, try_writing
+from proxy.store.sqlite import SqliteBackend
 from proxy.store.summary_table import SummaryTable
 from proxy.store.tables import RecordTable, TableAccess, ThrottledWarnings
 from proxy.tasks import Spawn
@@ -42,16 +43,15 @@ INSTEAD = ", in place of the configured store, which cannot be used"
 class StoreState:
     """The state of the store, for health, metrics and the status page.
 
-    ``owner``: this process runs the private server; None unless the store is embedded. ``refusal`` is a kind of
-    ``redis_errors.REFUSALS`` if a server answers but refuses operations, else empty. ``instead``: memory replaces the
-    configured store. ``errors`` counts by kind. ``latency`` is a running mean of operations, ``seconds`` their sum.
+    ``refusal`` is a kind of ``redis_errors.REFUSALS`` if the store answers but refuses operations, else empty.
+    ``instead``: memory replaces the configured store. ``errors`` counts by kind. ``latency`` is a running mean of
+    operations, ``seconds`` their sum.
     """
 
     kind: str
     url_redacted: str
     up: bool
     breaker: State
-    owner: bool | None
     refusal: str
     instead: bool
     errors: Mapping[str, int]
@@ -65,8 +65,6 @@ class StoreState:
 def describe_store(state: StoreState, path: Path) -> str:
     """The store in one line, for the start; *path* is the embedded one's directory."""
     place = {"embedded": str(path), "memory": "this process only"}.get(state.kind, state.url_redacted)
-    if state.owner is False:
-        place += ", shared with the process that started it"
     return f"{state.kind}  ({place}{_trouble(state)})"
 
 
@@ -110,15 +108,12 @@ class Store:
         self._access = access
         self._warnings = warnings
         self._instead = instead
-        self._embedded: EmbeddedServer | None = None
         self._monitoring: asyncio.Task[None] | None = None
 
     def state(self) -> StoreState:
         """The state of the store right now."""
         access, backend = self._access, self._access.backend
-        refusal, owner = backend.refusal, None
-        if self._embedded is not None:
-            owner = self._embedded.owner
+        refusal = backend.refusal
         return StoreState(
             kind=self._kind,
             url_redacted=redacted(self._url),
@@ -126,7 +121,6 @@ class Store:
             breaker=backend.breaker,
             refusal=refusal,
             instead=self._instead,
-            owner=owner,
             errors=self._warnings.snapshot(),
             hits=access.hits,
             misses=access.misses,
@@ -135,30 +129,31 @@ class Store:
             latency=access.latency,
         )
 
-    def attach(self, monitoring: asyncio.Task[None], embedded: EmbeddedServer | None) -> None:
-        """Have ``close`` end the task that monitors the store, and the private server."""
+    def attach(self, monitoring: asyncio.Task[None]) -> None:
+        """Have ``close`` end the task that monitors the store."""
         self._monitoring = monitoring
-        self._embedded = embedded
 
     async def close(self) -> None:
-        """Close connections; stop the private server unless another process uses it."""
+        """Close connections and files."""
         if self._monitoring is not None:
             self._monitoring.cancel()
             await asyncio.wait({self._monitoring})
             self._monitoring = None
         await self._access.backend.close()
-        if self._embedded is not None:
-            await self._embedded.close()
 
 
 class StoreMonitor:
-    """Brings a server that was down at start into use, and keeps all replicas on one master key.
+    """Brings a server or file that was down at start into use, and keeps all replicas on one master key.
 
     *ring* are the configured master keys, the one that seals first; empty if the key is in the store.
     """
 
     def __init__(
-        self, servers: RedisBackend, access: TableAccess, warnings: ThrottledWarnings, ring: Sequence[bytes]
+        self,
+        servers: RedisBackend | SqliteBackend,
+        access: TableAccess,
+        warnings: ThrottledWarnings,
+        ring: Sequence[bytes],
     ) -> None:
         self._servers = servers
         self._access = access
@@ -279,10 +274,9 @@ async def open_store(
     ring: tuple[bytes, ...] = ()
     if key is not None:
         ring = tuple(dict.fromkeys((key, *others)))
-    embedded: EmbeddedServer | None = None
     if url == "embedded":
         try:
-            embedded, ring = await _start_embedded(directory, key, others, spawn, warn)
+            return await _open_embedded(directory, key, others, spawn, warnings)
         except (EmbeddedUnavailable, OSError, ValueError) as error:
             warnings.log("store.memory_instead", cause=str(error))
             url, instead = "memory", True
@@ -290,7 +284,8 @@ async def open_store(
         sealer = Sealer(key or new_master_key())
         access = TableAccess(MemoryBackend(), sealer, spawn=spawn, warnings=warnings)
         return Store("memory", url, access, warnings, instead=instead)
-    return await _open_servers(url, embedded, ring, spawn, warnings)
+    servers = RedisBackend(url, spawn=spawn)
+    return await _opened(url.partition("://")[0], url, servers, ring, spawn, warnings)
 
 
 def _refuse_short_keys(key: bytes | None, others: Sequence[bytes]) -> None:
@@ -302,20 +297,22 @@ def _refuse_short_keys(key: bytes | None, others: Sequence[bytes]) -> None:
             raise StoreMisconfigured(f"store.{name} is {len(each)} bytes long; it must be at least {SHORTEST_KEY}.")
 
 
-async def _start_embedded(
-    directory: Path, key: bytes | None, others: Sequence[bytes], spawn: Spawn, warn: Warn
-) -> tuple[EmbeddedServer, tuple[bytes, ...]]:
-    """Start the private server; return it with its master keys, the one that seals first.
+async def _open_embedded(
+    directory: Path, key: bytes | None, others: Sequence[bytes], spawn: Spawn, warnings: ThrottledWarnings
+) -> Store:
+    """Open the store in *directory*. Raises ``EmbeddedUnavailable``, ``OSError`` and ``ValueError``.
 
     Without *key* the one in *directory* seals; with it, that one still opens what it sealed before.
     """
-    embedded = await EmbeddedServer.start(directory, spawn, warn)
+    refuse_network_file_system(directory)
+    file = SqliteBackend(directory, warn=lambda event, facts: warnings.log(event, **facts))
     try:
+        await file.open()
         ring = _embedded_ring(directory, key, others)
-    except (OSError, ValueError):
-        await embedded.close()
+    except (EmbeddedUnavailable, OSError, ValueError):
+        await file.close()
         raise
-    return embedded, ring
+    return await _opened("embedded", "embedded", file, ring, spawn, warnings)
 
 
 def _embedded_ring(directory: Path, key: bytes | None, others: Sequence[bytes]) -> tuple[bytes, ...]:
@@ -328,24 +325,23 @@ def _embedded_ring(directory: Path, key: bytes | None, others: Sequence[bytes]) 
     return tuple(dict.fromkeys(keys))
 
 
-async def _open_servers(
-    url: str, embedded: EmbeddedServer | None, ring: Sequence[bytes], spawn: Spawn, warnings: ThrottledWarnings
+async def _opened(
+    kind: str,
+    url: str,
+    backend: RedisBackend | SqliteBackend,
+    ring: Sequence[bytes],
+    spawn: Spawn,
+    warnings: ThrottledWarnings,
 ) -> Store:
-    kind, server_url = url.partition("://")[0], url
     async with AsyncExitStack() as opened:
-        if embedded is not None:
-            opened.push_async_callback(embedded.close)
-            kind, server_url = "embedded", embedded.url
-        servers = RedisBackend(server_url, spawn=spawn)
-        opened.push_async_callback(servers.close)
+        opened.push_async_callback(backend.close)
         first, *others = ring or [new_master_key()]
-        sealer = Sealer(first, others)
-        access = TableAccess(servers, sealer, spawn=spawn, warnings=warnings)
+        access = TableAccess(backend, Sealer(first, others), spawn=spawn, warnings=warnings)
         store = Store(kind, url, access, warnings)
-        monitor = StoreMonitor(servers, access, warnings, ring)
+        monitor = StoreMonitor(backend, access, warnings, ring)
         await monitor.first()
-        store.attach(spawn(monitor.run(), "store monitor"), embedded)
-        opened.pop_all()  # the store closes them from now on
+        store.attach(spawn(monitor.run(), "store monitor"))
+        opened.pop_all()  # the store closes it from now on
     return store
 
 

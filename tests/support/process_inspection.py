@@ -17,13 +17,8 @@ from tests.support.proxy_process import Proxy, until
 
 
 def processes_below(home: Path | None) -> dict[int, str]:
-    """Processes that work below *home*, by id: the proxy, its workers and its private server, with their commands."""
+    """Processes that work below *home*, by id: the proxy and its workers, with their commands."""
     return {pid: command for pid, command in _processes() if _works_below(pid, str(home))}
-
-
-def store_servers(home: Path | None) -> list[int]:
-    """The ids of the private store servers that work below *home*."""
-    return [pid for pid, command in processes_below(home).items() if "valkey-server" in command]
 
 
 async def until_gone(home: Path | None, seconds: float = 10.0) -> None:

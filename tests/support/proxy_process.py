@@ -60,7 +60,6 @@ class Proxy:
     under: Sequence[str] = ()
 
     async def __aenter__(self) -> Self:
-        # A short path: the embedded store's socket lives below it, and socket paths end at 108 bytes.
         self._own_home = self.home is None
         self.home = self.home or Path(tempfile.mkdtemp(prefix="ulg-"))
         self.port = self.port or free_port()

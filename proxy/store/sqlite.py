@@ -1,0 +1,321 @@
+"""The embedded store: one SQLite file on a local disk, shared by every process that opens the same data directory.
+
+Reads run in place, on the event loop: one takes 10 to 20 µs, a thread's hop alone several times that. They go through
+a thread if the disk may be slow: the first one of a process, the first one after a pause, and all for some seconds
+after one that was slow. A caller waits for a thread no longer than for a server.
+
+One thread writes, everything that waits in one transaction. An operation is answered after its commit.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import random
+import sqlite3
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Final
+
+from proxy.store import deadlines, key_names
+from proxy.store.backend import EmbeddedUnavailable, Unavailable, Warn
+from proxy.store.breaker import Breaker, Patience, State
+from proxy.store.deadlines import WaitBudget
+from proxy.store.redis_errors import BREAKING, REFUSALS, Refusals, Refused
+from proxy.store.sqlite_entries import MAX_BYTES, Entries, Work, primary_code
+from proxy.store.sqlite_file import StoreFile
+from proxy.store.sqlite_worker import FAULTS, Worker
+
+SLOW_READ: Final = 0.010
+"""Seconds from which a read in place was slow: a seek of a disk. The largest look-up, 512 keys, takes 1.3 ms."""
+
+_IN_PLACE: Final = Patience(failures=1, within=None, first_pause=2.0, longest_pause=60.0)
+"""How long reads go through the thread after a slow one."""
+
+IDLE: Final = 10.0
+"""Seconds without a read after which the system may have dropped the file from its memory."""
+
+STALLED: Final = 1.0
+"""Seconds that one batch of writes may take before the disk counts as hanging."""
+
+CHECKPOINT_BYTES: Final = 4 * 1024 * 1024
+"""Bytes written from which the write-ahead log is copied into the file; SQLite's own bound is 1,000 pages:
+https://www.sqlite.org/wal.html
+"""
+
+_PAGES_PER_WRITE: Final = 8192
+"""Bytes that a write takes in the log beside its value, about: two pages."""
+
+_CLOSING: Final = 2.0
+"""Seconds for each thread to end."""
+
+_KINDS: Final = {
+    sqlite3.SQLITE_FULL: "disk",
+    sqlite3.SQLITE_READONLY: "disk",
+    sqlite3.SQLITE_BUSY: "slow",
+    sqlite3.SQLITE_LOCKED: "slow",
+}
+
+_WRITE_ERRORS: Final = (sqlite3.SQLITE_IOERR_WRITE, sqlite3.SQLITE_IOERR_FSYNC, sqlite3.SQLITE_IOERR_SHMSIZE)
+"""A quota that is used up, or a log that cannot grow: https://www.sqlite.org/rescode.html"""
+
+
+class SqliteBackend:
+    """The ``Backend`` in the file of *directory*; opens it with ``open``.
+
+    *warn* takes events for the log, *clock* gives monotonic seconds, *dice* numbers in [0, 1).
+    """
+
+    shared: bool = True
+
+    def __init__(
+        self,
+        directory: Path,
+        *,
+        warn: Warn,
+        max_bytes: int = MAX_BYTES,
+        clock: Callable[[], float] = time.monotonic,
+        dice: Callable[[], float] = random.random,
+    ) -> None:
+        loop = asyncio.get_running_loop()
+
+        def warn_on_loop(event: str, facts: dict[str, object]) -> None:
+            with suppress(RuntimeError):  # the loop has ended
+                loop.call_soon_threadsafe(warn, event, facts)
+
+        self._directory = directory
+        self._file = StoreFile(directory, warn_on_loop)
+        self._writer = Worker("store writer", self._file, max_bytes)
+        self._attendant = Worker("store reader", self._file)
+        self._reader: Entries | None = None
+        self._clock = clock
+        self._breaker = Breaker(clock, dice)
+        self._in_place = Breaker(clock, dice, _IN_PLACE)
+        self._last_read = -math.inf
+        self._closing = False
+        self._written = 0
+        self._wait_budget = WaitBudget(clock)
+        self.refusals = Refusals()
+
+    @property
+    def breaker(self) -> State:
+        """``open``, ``half-open`` or ``closed``."""
+        return self._breaker.state
+
+    @property
+    def refusal(self) -> str:
+        """The kind of refusal if the file can be read but not written, else an empty string."""
+        return self.refusals.kind
+
+    async def open(self) -> None:
+        """Open the file. Raises ``EmbeddedUnavailable``; not if the disk is only slow, which ``connect`` reports."""
+        try:
+            await self._open()
+        except TimeoutError:
+            return
+        except FAULTS as error:
+            reason = str(error)
+            if isinstance(error, OSError):
+                reason = error.strerror or reason
+            raise EmbeddedUnavailable(f"store.path {self._directory} cannot be used: {reason}") from error
+
+    async def connect(self) -> None:
+        """Open the file, or see that it is open. Raises ``Unavailable``."""
+        try:
+            await self._open()
+        except TimeoutError:
+            raise Unavailable("slow") from None
+        except FAULTS as error:
+            raise Unavailable(kind_of(error)) from error
+
+    async def probe(self) -> None:
+        """Read once if the breaker allows it, so that no request has to."""
+        if self.breaker != "closed":
+            with suppress(Unavailable):
+                await self._operate("read", key_names.TRIAL, self._attendant, lambda file: file.read([key_names.TRIAL]))
+
+    async def read(self, keys: Sequence[str]) -> Sequence[bytes | None]:
+        """The values under *keys*, in order; None for each that is missing."""
+        present = self._read_in_place(keys)
+        if present is not None:
+            return present
+        began = self._clock()
+        values: Sequence[bytes | None] = await self._operate(
+            "read", keys[0], self._attendant, lambda file: file.read(keys)
+        )
+        self._last_read = self._clock()
+        if self._last_read - began < SLOW_READ:
+            self._open_reader()
+        return values
+
+    async def claim(self, key: str, value: bytes, seconds: float | None) -> bytes | None:
+        """Store *value* unless *key* exists. Return the value that is there, or None if *value* was stored."""
+        present: bytes | None = await self._write("claim", key, lambda file: file.claim(key, value, seconds), value)
+        return present
+
+    async def refresh(self, key: str, seconds: float) -> None:
+        """Have *key* expire *seconds* from now."""
+        await self._write("refresh", key, lambda file: file.refresh(key, seconds))
+
+    async def remove(self, key: str) -> None:
+        """Delete *key*."""
+        await self._write("remove", key, lambda file: file.remove(key))
+
+    async def extend(self, key: str, value: bytes, seconds: float) -> bool:
+        """Have *key* expire *seconds* from now if it holds *value*. Return False if it does not."""
+        return bool(await self._write("extend", key, lambda file: file.extend(key, value, seconds)))
+
+    async def release(self, key: str, value: bytes) -> bool:
+        """Delete *key* if it holds *value*. Return False if it did not."""
+        return bool(await self._write("release", key, lambda file: file.release(key, value)))
+
+    async def swap(self, key: str, old: bytes, new: bytes, seconds: float) -> bool:
+        """Store *new* for *seconds* under *key* if it holds *old*. Return False if it did not."""
+        return bool(await self._write("swap", key, lambda file: file.swap(key, old, new, seconds), new))
+
+    async def add(self, key: str, amount: int, seconds: float) -> None:
+        """Add *amount* to the integer under *key*, which expires *seconds* from now."""
+        await self._write("add", key, lambda file: file.add(key, amount, seconds))
+
+    async def set_field(self, key: str, field: str, value: bytes, most: int, seconds: float) -> None:
+        """Set *field* of the hash under *key*, which expires *seconds* from now at the earliest."""
+        await self._write("set_field", key, lambda file: file.set_field(key, field, value, most, seconds), value)
+
+    async def read_fields(self, key: str) -> Mapping[bytes, bytes]:
+        """All fields of the hash under *key*; empty if there is none."""
+        fields: Mapping[bytes, bytes] = await self._operate(
+            "read_fields", key, self._attendant, lambda file: file.read_fields(key)
+        )
+        return fields
+
+    async def score_member(self, key: str, member: bytes, score: float, most: int, seconds: float) -> None:
+        """Set the score of *member* under *key*, which expires *seconds* from now; only the *most* highest stay."""
+        await self._write("score_member", key, lambda file: file.score_member(key, member, score, most, seconds))
+
+    async def top_members(self, key: str, most: int) -> Sequence[tuple[bytes, float]]:
+        """The *most* members under *key* with the highest scores, the highest first."""
+        members: Sequence[tuple[bytes, float]] = await self._operate(
+            "top_members", key, self._attendant, lambda file: file.top_members(key, most)
+        )
+        return members
+
+    async def close(self) -> None:
+        """Let running operations end, and close the file."""
+        self._closing = True
+        self._retire_reader()
+        # One after the other: only a connection that finds no other one empties the log into the file.
+        await self._attendant.close(_CLOSING)
+        await self._writer.close(_CLOSING)
+
+    async def _open(self) -> None:
+        """Have both threads read. Raises ``TimeoutError`` and ``FAULTS``."""
+        async with asyncio.timeout(deadlines.CONNECT):
+            for worker in (self._attendant, self._writer):
+                await worker.submit(lambda file: file.read([key_names.TRIAL]))
+        self._last_read = self._clock()
+        self._open_reader()
+
+    def _open_reader(self) -> None:
+        """Open the connection that reads in place, in the thread. What fails is tried after the next read."""
+        if self._reader is not None and self._reader.identity == self._file.identity:
+            return
+        self._retire_reader()
+        opened = self._attendant.submit(lambda _: self._file.open(busy_for=0.0))
+        opened.add_done_callback(self._reader_opened)
+
+    def _reader_opened(self, opened: asyncio.Future[Entries]) -> None:
+        if opened.exception() is not None:
+            return
+        self._retire_reader()
+        if self._closing:
+            opened.result().close()
+        else:
+            self._reader = opened.result()
+
+    def _retire_reader(self) -> None:
+        """Close the connection that reads in place, in the thread: closing may write."""
+        reader, self._reader = self._reader, None
+        if reader is not None:
+            self._attendant.submit(lambda _: reader.close())
+
+    def _read_in_place(self, keys: Sequence[str]) -> Sequence[bytes | None] | None:
+        """The values under *keys*. Return None if the thread has to read them."""
+        reader, began = self._reader, self._clock()
+        if reader is None or reader.identity != self._file.identity or self.breaker != "closed":
+            return None
+        if began - self._last_read > IDLE or self._is_stalled() or not self._in_place.admit():
+            return None
+        try:
+            values = reader.read(keys)
+        except sqlite3.Error:
+            self._retire_reader()
+            return None
+        self._last_read = self._clock()
+        if self._last_read - began > SLOW_READ:
+            self._in_place.failed()
+        elif self._in_place.state != "closed":
+            self._in_place.succeeded()
+        return values
+
+    def _is_stalled(self) -> bool:
+        since = self._writer.busy_since
+        return since is not None and time.monotonic() - since > STALLED
+
+    async def _write(self, operation: str, key: str, work: Work, value: bytes = b"") -> Any:
+        """The result of *work*, which is in the file once this returns. Raises ``Unavailable``."""
+        result = await self._operate(operation, key, self._writer, work)
+        self._written += _PAGES_PER_WRITE + len(value)
+        if self._written > CHECKPOINT_BYTES:
+            self._written = 0
+            self._attendant.submit(self._file.checkpoint).add_done_callback(asyncio.Future.exception)
+        return result
+
+    async def _operate(self, operation: str, key: str, worker: Worker, work: Work) -> Any:
+        """The result of *work* on *worker*; a refusal is noted under *operation*. Raises ``Unavailable``."""
+        began, left = self._clock(), self._wait_budget.left(deadlines.OPERATION)
+        try:
+            result = await self._result_of(worker, work, left)
+        except Unavailable as error:
+            self._wait_budget.spend(self._clock() - began)
+            if error.kind in REFUSALS:
+                self.refusals.add(Refused(operation, "", key), error.kind)
+            raise
+        self.refusals.remove(Refused(operation, "", key))
+        return result
+
+    async def _result_of(self, worker: Worker, work: Work, left: float) -> Any:
+        if not self._breaker.admit():
+            raise Unavailable("open")
+        future = worker.submit(work)
+        future.add_done_callback(self._count)
+        done, _ = await asyncio.wait({future}, timeout=left)
+        if not done:
+            # The operation keeps its full time, so that the breaker learns how the disk is.
+            asyncio.get_running_loop().call_later(deadlines.OPERATION - left, self._count_late, future)
+            raise Unavailable("slow")
+        error = future.exception()
+        if error is not None:
+            raise Unavailable(kind_of(error)) from error
+        return future.result()
+
+    def _count(self, future: asyncio.Future[Any]) -> None:
+        error = future.exception()
+        if error is not None and kind_of(error) in BREAKING:
+            self._breaker.failed()
+        else:
+            self._breaker.succeeded()
+
+    def _count_late(self, future: asyncio.Future[Any]) -> None:
+        if not future.done():
+            self._breaker.failed()
+
+
+def kind_of(error: BaseException) -> str:
+    """The kind of *error*, for metrics and the log."""
+    if isinstance(error, ValueError):
+        return "wrongtype"
+    if getattr(error, "sqlite_errorcode", 0) in _WRITE_ERRORS:
+        return "disk"
+    return _KINDS.get(primary_code(error), "down")

@@ -1,0 +1,266 @@
+"""The operations of the embedded store on one open SQLite connection. They block, so threads run them.
+
+A row holds one key: its value, the second of the epoch it expires at, and the second it was last written or renewed.
+Hashes and scored members are rows as well, packed as MessagePack: they have 64 and 200 entries at most.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from typing import Any, Final
+
+import msgspec
+
+MAX_BYTES: Final = 256 * 1024 * 1024
+"""Bytes of the file in use at most; above, the least recently used entries that expire are evicted."""
+
+_REMOVED_AT_ONCE: Final = 200
+"""Entries removed in one transaction: other processes wait for it."""
+
+_LOCKED_FOR: Final = 1.0
+"""Seconds to wait while another process writes."""
+
+_LOCK_POLL: Final = 0.0005
+"""Seconds between two attempts to write. The waits of SQLite's own busy handler grow to 100 ms, more than an operation
+may take: https://www.sqlite.org/c3ref/busy_timeout.html
+"""
+
+_SCHEMA_VERSION: Final = 1
+
+_SCHEMA: Final = f"""
+BEGIN IMMEDIATE;
+CREATE TABLE IF NOT EXISTS entries (key TEXT PRIMARY KEY, value BLOB NOT NULL, expires REAL, used REAL NOT NULL);
+CREATE INDEX IF NOT EXISTS by_expiry ON entries (expires) WHERE expires IS NOT NULL;
+CREATE INDEX IF NOT EXISTS by_use ON entries (used) WHERE expires IS NOT NULL;
+PRAGMA user_version = {_SCHEMA_VERSION};
+COMMIT;
+"""
+
+_PUT: Final = """
+INSERT INTO entries (key, value, expires, used) VALUES (?1, ?2, ?3, ?4)
+ON CONFLICT (key) DO UPDATE SET value = ?2, expires = ?3, used = ?4
+"""
+
+_EVICT: Final = """
+DELETE FROM entries WHERE key IN (SELECT key FROM entries WHERE expires IS NOT NULL ORDER BY used LIMIT ?)
+"""
+
+_PURGE: Final = "DELETE FROM entries WHERE key IN (SELECT key FROM entries WHERE expires <= ? LIMIT ?)"
+
+Work = Callable[["Entries"], Any]
+"""One operation, run by a thread on its connection."""
+
+
+class LaterVersion(sqlite3.DatabaseError):
+    """A later version of Ullage wrote the file."""
+
+
+class Entries:
+    """The entries of one open file; *clock* gives seconds of the epoch, which all processes share.
+
+    Every method raises ``sqlite3.Error``.
+    """
+
+    def __init__(self, connection: sqlite3.Connection, identity: tuple[int, int], clock: Callable[[], float]) -> None:
+        self._connection = connection
+        self._clock = clock
+        self.identity = identity
+        """Device and inode of the file."""
+
+    def read(self, keys: Sequence[str]) -> list[bytes | None]:
+        """The values under *keys*, in order; None for each that is missing."""
+        marks = ",".join("?" * len(keys))
+        rows = self._connection.execute(
+            f"SELECT key, value FROM entries WHERE key IN ({marks}) AND (expires IS NULL OR expires > ?)",  # noqa: S608
+            (*keys, self._clock()),
+        )
+        values = dict(rows.fetchall())
+        return [values.get(key) for key in keys]
+
+    def claim(self, key: str, value: bytes, seconds: float | None) -> bytes | None:
+        """Store *value* unless *key* exists. Return the value that is there, or None if *value* was stored."""
+        present = self._get(key)
+        if present is None:
+            self._put(key, value, seconds)
+        return present
+
+    def refresh(self, key: str, seconds: float) -> None:
+        """Have *key* expire *seconds* from now."""
+        now = self._clock()
+        self._connection.execute(
+            "UPDATE entries SET expires = ?, used = ? WHERE key = ? AND (expires IS NULL OR expires > ?)",
+            (now + seconds, now, key, now),
+        )
+
+    def remove(self, key: str) -> None:
+        """Delete *key*."""
+        self._connection.execute("DELETE FROM entries WHERE key = ?", (key,))
+
+    def extend(self, key: str, value: bytes, seconds: float) -> bool:
+        """Have *key* expire *seconds* from now if it holds *value*. Return False if it does not."""
+        if self._get(key) != value:
+            return False
+        self.refresh(key, seconds)
+        return True
+
+    def release(self, key: str, value: bytes) -> bool:
+        """Delete *key* if it holds *value*. Return False if it did not."""
+        if self._get(key) != value:
+            return False
+        self.remove(key)
+        return True
+
+    def swap(self, key: str, old: bytes, new: bytes, seconds: float) -> bool:
+        """Store *new* for *seconds* under *key* if it holds *old*. Return False if it did not."""
+        if self._get(key) != old:
+            return False
+        self._put(key, new, seconds)
+        return True
+
+    def add(self, key: str, amount: int, seconds: float) -> None:
+        """Add *amount* to the integer under *key*, which expires *seconds* from now."""
+        total = int(self._get(key) or 0) + amount
+        self._put(key, b"%d" % total, seconds)
+
+    def set_field(self, key: str, field: str, value: bytes, most: int, seconds: float) -> None:
+        """Set *field* of the hash under *key*, which expires *seconds* from now at the earliest."""
+        fields = {**self.read_fields(key), field.encode(): value}
+        if len(fields) > most:
+            del fields[min(fields)]
+        self._put(key, msgspec.msgpack.encode(fields), max(seconds, self._seconds_left(key)))
+
+    def read_fields(self, key: str) -> Mapping[bytes, bytes]:
+        """All fields of the hash under *key*; empty if there is none. ``ValueError`` if the value is no hash."""
+        value = self._get(key)
+        if value is None:
+            return {}
+        return msgspec.msgpack.decode(value, type=dict[bytes, bytes])
+
+    def score_member(self, key: str, member: bytes, score: float, most: int, seconds: float) -> None:
+        """Set the score of *member* under *key*, which expires *seconds* from now; only the *most* highest stay."""
+        scores = {**dict(self.top_members(key, most)), member: score}
+        highest = sorted(scores.items(), key=lambda pair: (pair[1], pair[0]), reverse=True)[:most]
+        self._put(key, msgspec.msgpack.encode(dict(highest)), seconds)
+
+    def top_members(self, key: str, most: int) -> Sequence[tuple[bytes, float]]:
+        """The *most* members under *key* with the highest scores. ``ValueError`` if the value has no scores."""
+        value = self._get(key)
+        if value is None:
+            return []
+        return list(msgspec.msgpack.decode(value, type=dict[bytes, float]).items())[:most]
+
+    def transact(self, works: Sequence[Work]) -> list[object]:
+        """Run *works* in one transaction and return their results, or the ``ValueError`` that one raised.
+
+        Once it returns, all results are in the file, whatever happens to this process.
+        """
+        self._begin()
+        try:
+            outcomes = [_outcome(self, work) for work in works]
+            self._connection.execute("COMMIT")
+        except BaseException:
+            # A full disk has rolled back already: https://www.sqlite.org/lang_transaction.html
+            with suppress(sqlite3.Error):
+                self._connection.rollback()
+            raise
+        return outcomes
+
+    def purge(self) -> bool:
+        """Remove some of what has expired. Return True if more may be left."""
+        removed = self.transact([lambda _: self._delete(_PURGE, self._clock(), _REMOVED_AT_ONCE)])
+        return removed == [_REMOVED_AT_ONCE]
+
+    def evict(self, max_bytes: int) -> bool:
+        """Remove some of what was used least recently if *max_bytes* are exceeded. Return True if they may still be."""
+        if self.bytes_used() <= max_bytes:
+            return False
+        return self.transact([lambda _: self._delete(_EVICT, _REMOVED_AT_ONCE)]) != [0]
+
+    def bytes_used(self) -> int:
+        """Bytes of the file that hold something."""
+        pages, free, size = (self._pragma(name) for name in ("page_count", "freelist_count", "page_size"))
+        return (pages - free) * size
+
+    def checkpoint(self) -> None:
+        """Copy the write-ahead log into the file, without making others wait."""
+        self._connection.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchall()
+
+    def close(self) -> None:
+        """Close the connection."""
+        with suppress(sqlite3.Error):
+            self._connection.close()
+
+    def _begin(self) -> None:
+        until = time.monotonic() + _LOCKED_FOR
+        while True:
+            try:
+                self._connection.execute("BEGIN IMMEDIATE")
+            except sqlite3.OperationalError as error:
+                if primary_code(error) != sqlite3.SQLITE_BUSY or time.monotonic() > until:
+                    raise
+                time.sleep(_LOCK_POLL)
+            else:
+                return
+
+    def _get(self, key: str) -> bytes | None:
+        return self.read([key])[0]
+
+    def _put(self, key: str, value: bytes, seconds: float | None) -> None:
+        now, expires = self._clock(), None
+        if seconds is not None:
+            expires = now + seconds
+        self._connection.execute(_PUT, (key, value, expires, now))
+
+    def _seconds_left(self, key: str) -> float:
+        row = self._connection.execute("SELECT expires FROM entries WHERE key = ?", (key,)).fetchone()
+        if row is None:
+            return 0.0
+        return (row[0] or 0.0) - self._clock()
+
+    def _delete(self, statement: str, *arguments: float) -> int:
+        return self._connection.execute(statement, arguments).rowcount
+
+    def _pragma(self, name: str) -> int:
+        return int(self._connection.execute(f"PRAGMA {name}").fetchone()[0])
+
+
+def prepare(connection: sqlite3.Connection) -> None:
+    """Create the table if it is missing, and set how the file is written. Raises ``sqlite3.Error``."""
+    version = connection.execute("PRAGMA user_version").fetchone()[0]
+    if version > _SCHEMA_VERSION:
+        raise LaterVersion(f"schema {version} is newer than {_SCHEMA_VERSION}")
+    # The log's index is shared memory: https://www.sqlite.org/wal.html
+    (mode,) = connection.execute("PRAGMA journal_mode = WAL").fetchone()
+    if mode != "wal":
+        raise sqlite3.OperationalError("the file system cannot share memory, which the write-ahead log needs")
+    # A commit survives the end of the process; after a power cut the last ones may be missing, the file is whole:
+    # https://www.sqlite.org/pragma.html#pragma_synchronous
+    connection.execute("PRAGMA synchronous = NORMAL")
+    connection.execute("PRAGMA wal_autocheckpoint = 0")
+    connection.execute("PRAGMA journal_size_limit = 16777216")
+    if version < _SCHEMA_VERSION:
+        connection.executescript(_SCHEMA)
+    connection.execute("SELECT key, value, expires, used FROM entries LIMIT 1").fetchall()
+    connection.execute("PRAGMA busy_timeout = 0")
+
+
+def primary_code(error: BaseException) -> int:
+    """SQLite's primary result code of *error*, 0 if it has none: https://www.sqlite.org/rescode.html"""
+    code: int = getattr(error, "sqlite_errorcode", 0)
+    return code & 0xFF
+
+
+def is_damage(error: BaseException) -> bool:
+    """True if *error* says that the file cannot be read, by this version at least."""
+    damaged = primary_code(error) in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
+    return damaged or isinstance(error, LaterVersion) or "no such column" in str(error)
+
+
+def _outcome(entries: Entries, work: Work) -> object:
+    try:
+        return work(entries)
+    except ValueError as error:
+        return error

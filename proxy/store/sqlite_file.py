@@ -1,0 +1,157 @@
+"""The file of the embedded store: created, opened, replaced if it was deleted, and moved aside if it is damaged.
+
+Many processes may open one directory. A lock on ``store.lock`` is held while one opens the file or moves it aside, so
+that none opens it halfway.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+import sqlite3
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final
+
+from proxy.store.backend import Warn
+from proxy.store.embedded_paths import private_directory
+from proxy.store.sqlite_entries import Entries, is_damage, prepare
+
+FILE: Final = "store.db"
+
+_ASIDE: Final = "store.db.damaged"
+_FORMER_DATA: Final = "appendonlydir"
+"""The data of the private server that earlier versions ran."""
+
+_PARTS: Final = ("-wal", "-shm", "")
+"""Suffixes of the files that SQLite writes: https://www.sqlite.org/tempfiles.html. The file itself is moved last, so
+that what is interrupted is begun again.
+"""
+
+_BUSY_FOR: Final = 1.0
+"""Seconds that SQLite waits for another connection's recovery."""
+
+
+class StoreFile:
+    """The file in *directory*; any thread may use it. *warn* is called in that thread."""
+
+    def __init__(self, directory: Path, warn: Warn, clock: Callable[[], float] = time.time) -> None:
+        self.directory = directory.absolute()
+        self.path = self.directory / FILE
+        self.identity = (0, 0)
+        """Device and inode of the file that was opened last."""
+
+        self._warn = warn
+        self._clock = clock
+
+    def open(self, busy_for: float = _BUSY_FOR) -> Entries:
+        """Open the file; create it if it is missing, and move it aside before if it is damaged.
+
+        Raises ``sqlite3.Error`` and ``OSError``.
+        """
+        private_directory(self.directory)
+        with self._exclusive():
+            try:
+                return self._opened(busy_for)
+            except sqlite3.Error as error:
+                if not is_damage(error) and not self.path.is_dir():
+                    raise
+                self._move_aside(error)
+            return self._opened(busy_for)
+
+    def is_replaced(self, entries: Entries) -> bool:
+        """True if the file that *entries* has open is not the one in the directory any more. Raises ``OSError``."""
+        try:
+            status = self.path.stat()
+        except FileNotFoundError:
+            return True
+        return (status.st_dev, status.st_ino) != entries.identity
+
+    def begin_anew(self, entries: Entries, cause: sqlite3.Error) -> None:
+        """Move the damaged file of *entries* aside, unless another thread or process did. Raises ``OSError``."""
+        with self._exclusive():
+            if not self.is_replaced(entries):
+                self._move_aside(cause)
+
+    def checkpoint(self, entries: Entries) -> None:
+        """Copy the write-ahead log into the file; one process at a time. Raises ``sqlite3.Error`` and ``OSError``."""
+        with self._exclusive():
+            entries.checkpoint()
+
+    def log_bytes(self) -> int:
+        """Bytes of the write-ahead log, 0 if there is none. Raises ``OSError``."""
+        try:
+            return Path(f"{self.path}-wal").stat().st_size
+        except FileNotFoundError:
+            return 0
+
+    def _opened(self, busy_for: float) -> Entries:
+        self._create()
+        connection = sqlite3.connect(self.path, busy_for, isolation_level=None, check_same_thread=False)
+        try:
+            prepare(connection)
+            status = self.path.stat()
+        except BaseException:
+            connection.close()
+            raise
+        self.identity = (status.st_dev, status.st_ino)
+        return Entries(connection, self.identity, self._clock)
+
+    def _create(self) -> None:
+        """Create the file, readable by its owner only; SQLite gives its log the same mode.
+
+        Never opens one that exists: closing it would end SQLite's locks on it in this process
+        (https://www.sqlite.org/howtocorrupt.html).
+        """
+        if self.path.exists():
+            return
+        os.close(os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
+        former = self.directory / _FORMER_DATA
+        if former.exists():
+            advice = "nothing reads them any more: texts are written again; remove the directory when you have seen it"
+            self._warn("store.former_data", {"path": str(former), "advice": advice})
+
+    def _move_aside(self, cause: sqlite3.Error) -> None:
+        aside = self.directory / _ASIDE
+        for part in _PARTS:
+            source, target = Path(f"{self.path}{part}"), Path(f"{aside}{part}")
+            _discard(target)
+            if source.exists():
+                source.rename(target)
+        advice = (
+            "no request fails because of this: texts are written again; remove the moved data when you have seen it"
+        )
+        facts: dict[str, object] = {
+            "cause": f"its data cannot be read: {cause}",
+            "moved_to": str(aside),
+            "advice": advice,
+        }
+        self._warn("store.begun_anew", facts)
+
+    @contextmanager
+    def _exclusive(self) -> Iterator[None]:
+        handle = os.open(self.directory / "store.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX)
+            yield
+        finally:
+            os.close(handle)
+
+
+def has_data(directory: Path) -> bool:
+    """True if *directory* has an embedded store. Creates nothing."""
+    try:
+        return (directory / FILE).exists()
+    except OSError:
+        return False
+
+
+def _discard(path: Path) -> None:
+    """Remove *path*, a file or a directory, if it is there. Raises ``OSError``."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)

@@ -1,0 +1,343 @@
+"""The embedded store: several processes, ``kill -9``, slow and full disks, files that vanish or break while open."""
+
+from __future__ import annotations
+
+import asyncio
+import resource
+import shutil
+import sqlite3
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+
+import pytest
+
+from proxy.store import key_names
+from proxy.store.backend import EmbeddedUnavailable, Unavailable
+from proxy.store.deadlines import OPERATION
+from proxy.store.sqlite import SqliteBackend, kind_of
+from tests.store.conftest import Opener, eventually
+
+TENANT, ROOT, ROUTE, A = b"t" * 32, b"r" * 16, "openai,gpt-5", b"a" * 16
+
+# A proxy reduced to its store: opens it, fixes one record, says so, waits.
+PROCESS = """
+import asyncio, sys
+from pathlib import Path
+from proxy.store import open_store
+from proxy.tasks import Tasks
+
+async def main():
+    tasks = Tasks(lambda name, error: print(name, error, file=sys.stderr))
+    store = await open_store(
+        "embedded", directory=Path(sys.argv[1]), key=None, spawn=tasks.spawn, warn=lambda event, facts: None
+    )
+    held = await store.records.save(b"t" * 32, b"r" * 16, "openai,gpt-5", b"a" * 16, sys.argv[2].encode())
+    print(held.decode(), flush=True)
+    await asyncio.to_thread(sys.stdin.read)
+    await store.close()
+
+asyncio.run(main())
+"""
+
+# Claims every key, once the other process is there, and prints the number of those that it won.
+CLAIMS = """
+import asyncio, sys
+from pathlib import Path
+from proxy.store import deadlines
+from proxy.store.sqlite import SqliteBackend
+
+deadlines.OPERATION = deadlines.REQUEST = deadlines.CONNECT = 30.0
+folder, mine, theirs = sys.argv[1:]
+
+async def main():
+    backend = SqliteBackend(Path(folder), warn=lambda event, facts: None)
+    await backend.connect()
+    await backend.claim(mine, b"here", None)
+    while await backend.read([theirs]) == [None]:
+        await asyncio.sleep(0.001)
+    won, numbers = 0, range(3000)
+    if mine == "two":
+        numbers = reversed(numbers)  # they meet in the middle
+    for number in numbers:
+        won += await backend.claim(f"k{number}", mine.encode(), 60) is None
+    print(won, flush=True)
+    await backend.close()
+
+asyncio.run(main())
+"""
+
+# Holds the lock of the file's writers until its input ends.
+LOCKER = """
+import sqlite3, sys
+connection = sqlite3.connect(sys.argv[1], isolation_level=None)
+connection.execute("BEGIN IMMEDIATE")
+print("locked", flush=True)
+sys.stdin.read()
+"""
+
+
+class Process:
+    """Another process on the same directory."""
+
+    def __init__(self, code: str, *arguments: object) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, "-c", code, *map(str, arguments)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        assert self._process.stdout is not None
+        self.line = self._process.stdout.readline().strip()
+
+    def kill(self) -> None:
+        """End it without a chance to tidy up."""
+        self._process.kill()
+        self._process.communicate()
+
+    def leave(self) -> None:
+        """Let it close its store and end."""
+        self._process.communicate("", timeout=30)
+
+
+@pytest.fixture
+async def backend(tmp_path: Path) -> AsyncIterator[SqliteBackend]:
+    """An open store, with the deadlines of a request."""
+    opened = SqliteBackend(tmp_path / "data", warn=lambda event, facts: None)
+    await opened.connect()
+    yield opened
+    await opened.close()
+
+
+async def until_in_place(backend: SqliteBackend) -> None:
+    """Return once reads are done in place."""
+    await eventually(lambda: backend._reader is not None)
+
+
+@pytest.mark.slow
+async def test_two_processes_win_each_claim_once(tmp_path: Path) -> None:
+    """Of 3,000 claims that two processes make at once, each is won by one of them."""
+    names = ("one", "two")
+    pairs = zip(names, reversed(names), strict=True)
+    both = (asyncio.to_thread(Process, CLAIMS, tmp_path / "data", *pair) for pair in pairs)
+    processes = await asyncio.gather(*both)
+    won = [int(process.line) for process in processes]
+    for process in processes:
+        process.leave()
+    assert sum(won) == 3000
+    assert min(won) > 0
+
+
+async def test_kill_9_loses_nothing(opener: Opener) -> None:
+    """What a process was told is stored is there after its ``kill -9``, at once."""
+    process = await asyncio.to_thread(Process, PROCESS, opener.directory, "from before")
+    assert process.line == "from before"
+    await asyncio.to_thread(process.kill)
+    store = await opener("embedded")
+    assert await store.records.save(TENANT, ROOT, ROUTE, A, b"from now") == b"from before"
+    assert opener.events == []
+
+
+@pytest.mark.slow
+async def test_processes_share_a_directory(opener: Opener) -> None:
+    """What one writes another reads at once, and one that leaves or is killed takes nothing along."""
+    store = await opener("embedded")
+    await store.records.save(TENANT, ROOT, ROUTE, A, b"first")
+    for end in (Process.leave, Process.kill):
+        process = await asyncio.to_thread(Process, PROCESS, opener.directory, "second")
+        assert process.line == "first"
+        await asyncio.to_thread(end, process)
+        assert await store.records.newest(TENANT, ROOT, ROUTE, [A]) == (0, b"first")
+        assert store.state().up
+    await store.close()
+    assert await (await opener("embedded")).records.newest(TENANT, ROOT, ROUTE, [A]) == (0, b"first")
+
+
+async def test_reads_are_in_place_and_see_what_was_written(backend: SqliteBackend) -> None:
+    """A read after a write has it, also from another connection of another process."""
+    await until_in_place(backend)
+    for number in range(50):
+        assert await backend.claim(f"k{number}", b"%d" % number, 60) is None
+        assert backend._read_in_place([f"k{number}"]) == [b"%d" % number]
+
+
+async def test_a_slow_read_sends_the_next_ones_to_the_thread(
+    backend: SqliteBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One slow read in place is enough; values are found all the same, and the loop is not held up again."""
+    await until_in_place(backend)
+    await backend.claim("k", b"1", 60)
+    monkeypatch.setattr("proxy.store.sqlite.SLOW_READ", 0.0)
+    assert backend._read_in_place(["k"]) == [b"1"]
+    assert backend._read_in_place(["k"]) is None
+    assert await backend.read(["k"]) == [b"1"]
+    assert backend.breaker == "closed"
+
+
+async def test_a_read_after_a_pause_goes_through_the_thread(
+    backend: SqliteBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The system may have dropped the file from memory; after that one, reads are in place again."""
+    await until_in_place(backend)
+    await backend.claim("k", b"1", 60)
+    monkeypatch.setattr("proxy.store.sqlite.IDLE", 0.05)
+    await asyncio.sleep(0.1)
+    assert backend._read_in_place(["k"]) is None
+    assert await backend.read(["k"]) == [b"1"]
+    assert backend._read_in_place(["k"]) == [b"1"]
+
+
+@pytest.mark.slow
+async def test_a_disk_that_hangs_costs_its_deadline_only(backend: SqliteBackend, tmp_path: Path) -> None:
+    """While the file cannot be written, each write waits its deadline, soon none does, and reads go on."""
+    await backend.claim("before", b"1", 60)
+    locker = await asyncio.to_thread(Process, LOCKER, tmp_path / "data" / "store.db")
+    for number in range(20):
+        began = time.monotonic()
+        with pytest.raises(Unavailable, match=r"slow|open"):
+            await backend.claim(f"k{number}", b"1", 60)
+        assert time.monotonic() - began < 10 * OPERATION
+    await eventually(lambda: backend.breaker == "open")
+    await asyncio.to_thread(locker.kill)
+    deadline = time.monotonic() + 20
+    while backend.breaker != "closed":
+        assert time.monotonic() < deadline
+        await backend.probe()
+        await asyncio.sleep(0.1)
+    assert await backend.read(["before"]) == [b"1"]
+    assert await backend.claim("after", b"1", 60) is None
+
+
+@pytest.mark.slow
+async def test_a_full_disk_refuses_writes_and_goes_on(opener: Opener, patient: None) -> None:
+    """Writes and removals are refused, which the state says; records are read on, and all is well with room again."""
+    store = await opener("embedded")
+    await store.records.save(TENANT, ROOT, ROUTE, A, b"x")
+    log = (opener.directory / "store.db-wal").stat().st_size
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (log, hard))
+    try:
+        assert await store.records.save(TENANT, ROOT, ROUTE, b"b" * 16, b"y") == b"y"
+        with pytest.raises(Unavailable, match="disk"):
+            await store._access.backend.remove(key_names.record(ROOT, ROUTE, A))
+        assert (store.state().up, store.state().refusal, store.state().breaker) == (False, "disk", "closed")
+        assert await store.records.newest(TENANT, ROOT, ROUTE, [A]) == (0, b"x")
+        assert "store.refused" in opener.events
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    await eventually(lambda: store.state().up, 20)
+    assert await store.records.save(TENANT, ROOT, ROUTE, b"c" * 16, b"z") == b"z"
+    assert await store.records.newest(TENANT, ROOT, ROUTE, [b"c" * 16, A]) == (0, b"z")
+
+
+async def test_a_directory_that_is_deleted_while_open_is_begun_anew(opener: Opener) -> None:
+    """The next write creates it again, and every reader of this and other processes sees the new file."""
+    one, two = await opener("embedded"), await opener("embedded")
+    await one.records.save(TENANT, ROOT, ROUTE, A, b"old")
+    shutil.rmtree(opener.directory)
+    assert await one.records.save(TENANT, ROOT, ROUTE, A, b"new") == b"new"
+    assert await one.records.newest(TENANT, ROOT, ROUTE, [A]) == (0, b"new")
+    assert await two.records.save(TENANT, ROOT, ROUTE, A, b"other") == b"new"
+    assert await two.records.newest(TENANT, ROOT, ROUTE, [A]) == (0, b"new")
+    assert one.state().up
+    assert two.state().up
+
+
+def _garbled(path: Path) -> None:
+    content = path.read_bytes()
+    with path.open("r+b") as file:
+        file.seek(100)
+        file.write(b"\xff" * (len(content) - 100))
+
+
+def _emptied(path: Path) -> None:
+    with path.open("r+b") as file:
+        file.truncate(0)
+
+
+@pytest.mark.parametrize("spoil", [_garbled, _emptied])
+async def test_damage_while_open_is_moved_aside(opener: Opener, spoil: Callable[[Path], None]) -> None:
+    """A file that breaks under a running proxy costs its records and nothing else."""
+    store = await opener("embedded")
+    for number in range(400):
+        await store.records.save(TENANT, ROOT, ROUTE, number.to_bytes(16, "big"), b"old" * 400)
+    await store.close()
+    store = await opener("embedded")
+    await store.records.save(TENANT, ROOT, ROUTE, A, b"old")
+    spoil_in_another_process(spoil, opener.directory / "store.db")
+    for number in range(400):
+        await store.records.newest(TENANT, ROOT, ROUTE, [number.to_bytes(16, "big")])
+    await eventually(lambda: "store.begun_anew" in opener.events)
+    assert opener.events.count("store.begun_anew") == 1
+    assert (opener.directory / "store.db.damaged").exists()
+    assert await store.records.save(TENANT, ROOT, ROUTE, b"n" * 16, b"new") == b"new"
+    assert await store.records.newest(TENANT, ROOT, ROUTE, [b"n" * 16]) == (0, b"new")
+    assert store.state().up
+
+
+def spoil_in_another_process(spoil: Callable[[Path], None], path: Path) -> None:
+    """Run *spoil* elsewhere: closing the file here would end SQLite's locks on it."""
+    code = f"import sys; from pathlib import Path; from {__name__} import {spoil.__name__} as spoil; "
+    subprocess.check_call([sys.executable, "-c", code + "spoil(Path(sys.argv[1]))", str(path)])
+
+
+async def test_a_path_that_cannot_be_used_is_memory_with_a_warning(opener: Opener, short_path: Path) -> None:
+    """A data directory that cannot be made turns the store into memory, says so, and everything works."""
+    (short_path / "file").write_text("in the way")
+    store = await opener("embedded", directory=short_path / "file" / "data")
+    assert (store.state().kind, store.state().up, store.records.reachable()) == ("memory", False, True)
+    assert opener.events == ["store.memory_instead"]
+    assert str(short_path) in str(opener.warned[0][1]["cause"])
+    assert await store.records.save(TENANT, ROOT, ROUTE, A, b"x") == b"x"
+
+
+async def test_a_directory_without_write_permission_is_named() -> None:
+    """A directory that may not be written is named in the error."""
+    backend = SqliteBackend(Path("/proc/1/data"), warn=lambda event, facts: None)
+    with pytest.raises(EmbeddedUnavailable, match=r"store\.path /proc/1/data cannot be used"):
+        await backend.open()
+    with pytest.raises(Unavailable, match="down"):
+        await backend.connect()
+    await backend.close()
+
+
+async def test_the_log_is_copied_into_the_file(backend: SqliteBackend, tmp_path: Path, patient: None) -> None:
+    """However much is written, the log stays small."""
+    for number in range(40):
+        await backend.claim(f"k{number}", bytes(1_000_000), 60)
+    assert (tmp_path / "data" / "store.db-wal").stat().st_size < 30_000_000
+    assert (tmp_path / "data" / "store.db").stat().st_size > 20_000_000
+
+
+async def test_nothing_readable_is_in_the_file(opener: Opener) -> None:
+    """Neither a record nor a tenant can be read from the disk."""
+    store = await opener("embedded")
+    await store.records.save(TENANT, ROOT, ROUTE, A, b"the secret summary " * 50)
+    await store.close()
+    content = (opener.directory / "store.db").read_bytes()
+    assert b"ullage1:" in content
+    for text in (b"secret", TENANT, b"gpt-5", b"ullage1:master"):
+        assert text not in content
+
+
+@pytest.mark.parametrize(
+    ("code", "kind"),
+    [
+        (sqlite3.SQLITE_FULL, "disk"),
+        (sqlite3.SQLITE_READONLY, "disk"),
+        (sqlite3.SQLITE_IOERR_WRITE, "disk"),
+        (sqlite3.SQLITE_IOERR_READ, "down"),
+        (sqlite3.SQLITE_CANTOPEN, "down"),
+        (sqlite3.SQLITE_BUSY, "slow"),
+        (sqlite3.SQLITE_BUSY_RECOVERY, "slow"),
+    ],
+)
+def test_every_failure_has_a_name(code: int, kind: str) -> None:
+    """Errors of the file have the kinds that servers have."""
+    error = sqlite3.OperationalError()
+    error.sqlite_errorcode = code
+    assert kind_of(error) == kind
+    assert kind_of(OSError()) == "down"
+    assert kind_of(ValueError()) == "wrongtype"
