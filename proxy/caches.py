@@ -128,10 +128,9 @@ def release_free_memory() -> None:
 
 
 def collect_rarely() -> None:
-    """Collect garbage once, exempt what start-up built from further collections, and collect less often.
+    """Exempt what start-up built from garbage collection, and collect less often.
 
     ``gc.freeze`` moves it to a permanent generation: https://docs.python.org/3/library/gc.html#gc.freeze
     """
-    gc.collect()
     gc.freeze()
     gc.set_threshold(*COLLECTED)

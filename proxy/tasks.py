@@ -60,7 +60,7 @@ class Tasks:
 _LOG: Final = logging.getLogger(__name__)
 
 FaultPhase = Literal["request", "answer", "after"]
-"""What a fault interrupted: planning a request, watching its answer, or the work after the answer."""
+"""The work that a fault interrupted: planning a request, watching its answer, or the work after the answer."""
 
 ReportFault = Callable[[FaultPhase, str, Exception], None]
 """Logs or counts a fault: its phase, the request's id, the exception. Never its text, which may quote the request."""

@@ -70,7 +70,7 @@ class Client(_Data):
 
 @dataclass(frozen=True, slots=True)
 class ClientFacts:
-    """What a client is configured with. ``root`` is the proxy's address without a path; figures are in tokens.
+    """The configuration of a client. ``root`` is the proxy's address without a path; figures are in tokens.
 
     ``window`` is the window that the client assumes, ``real_window`` the model's own if that is another one.
     """

@@ -64,7 +64,7 @@ class CannotFit(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Fitted:
-    """What was decided for a request: its view, and the client's body and the view's body as counted.
+    """The decision about a request: its view, and the client's body and the view's body as counted.
 
     ``error`` is the refusal if no view fits.
     """
@@ -81,7 +81,7 @@ class Fitted:
 
 @dataclass(frozen=True, slots=True)
 class StageEffect:
-    """What one stage did: tokens before and after it, and the number of items (or tools) that it changed."""
+    """The effect of one stage: tokens before and after it, and the number of items (or tools) that it changed."""
 
     stage: str
     before: int
@@ -91,7 +91,7 @@ class StageEffect:
 
 @dataclass(frozen=True, slots=True)
 class Breakdown:
-    """Where the tokens of a request are, in the provider's tokens; pairs are (as the client sent it, upstream)."""
+    """The tokens of a request by part, in the provider's tokens; pairs are (as the client sent it, upstream)."""
 
     facts: tuple[tuple[str, str], ...]
     regions: Mapping[str, tuple[int, int]]

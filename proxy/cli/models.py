@@ -219,7 +219,7 @@ async def limits(settings: Settings, model: str) -> tuple[int | None, int | None
 
 @dataclass(frozen=True, slots=True)
 class LearnedFacts:
-    """What traffic taught of a route: its window in tokens, the source of that figure, and the count factor.
+    """A route as traffic taught it: its window in tokens, the source of that figure, and the count factor.
 
     ``window`` is None if traffic taught none, or the one that is known anyway.
     """

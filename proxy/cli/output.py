@@ -1,4 +1,4 @@
-"""What commands that print tables share: the console, and the words for the source of a window."""
+"""Output that commands share: the console, and the words for the source of a window."""
 
 from __future__ import annotations
 

@@ -55,7 +55,7 @@ class Fallback:
 
 
 class Attempts:
-    """What may still be tried after an upstream refused. One for each answer.
+    """The attempts that are left after an upstream refused. One for each answer.
 
     ``fallbacks`` are the models that were not tried yet, ``postponed`` what is made smaller once all of them failed.
     """

@@ -121,7 +121,7 @@ class TokenCounts:
 
 @dataclass(frozen=True, slots=True)
 class Addition:
-    """What a feature adds to compacted views; ``tokens`` is 0 if there is nothing to add.
+    """A feature's addition to compacted views; ``tokens`` is 0 if there is nothing to add.
 
     ``tool`` is the declaration of one more tool, as JSON; ``note`` a line at the end of the block.
     """
@@ -147,7 +147,7 @@ class UsageAnchor:
     boundary: int
 
     def expect(self, boundary: int, tokens: int, token_ratio: float) -> int | None:
-        """What the provider will count for a view of *tokens*, in its own tokens: exactly so far, estimated beyond.
+        """Return the provider's count of a view of *tokens*: exact up to this prefix, estimated beyond.
 
         None if the view comes from another compaction than the prefix, so that nothing is known of it.
         """
@@ -156,14 +156,18 @@ class UsageAnchor:
         return self.reported + int((tokens - self.counted) * token_ratio)
 
 
+LIGHT_ITEM: Final = 50
+"""Weight of an item's numbers, in the bytes of text that take as long: 2 us."""
+
+
 @dataclass(frozen=True, slots=True)
 class MeasuredRequest:
     """A request measured once for one model; ``size`` is what work on all of it weighs.
 
     ``budget`` counts the tools array as small as it is made (``tools_json``, empty if it stays as it is) and the
-    addition. ``prefix_hashes`` name the conversation after each item. ``count`` counts text for this route, ``lay_out``
-    gives the structure of the items, continued from a known prefix; ``read_facts`` the items with the facts of their
-    calls and results.
+    addition. ``prefix_hashes`` name the conversation after each item. ``count`` counts text for this route,
+    ``read_item`` reads an item that stands in its view only. ``lay_out`` gives the structure of the items, continued
+    from a known prefix; ``read_facts`` the items with the facts of their calls and results.
     """
 
     request: Request
@@ -180,14 +184,20 @@ class MeasuredRequest:
     anchor: UsageAnchor | None
     target: CompactionTarget
     count: Callable[[str], int] = field(repr=False, compare=False)
+    read_item: Callable[[bytes], Item] = field(repr=False, compare=False)
     lay_out: Callable[[], Layout] = field(repr=False, compare=False)
     read_facts: Callable[[], tuple[Item, ...]] = field(repr=False, compare=False)
     has_facts: bool = False
 
     @property
     def api_format(self) -> ApiFormat:
-        """What is known of the request's API."""
+        """The functions and figures of the request's API."""
         return API_FORMATS[self.request.api]
+
+    @property
+    def light_size(self) -> int:
+        """The weight of work on the numbers of all items, no text among them."""
+        return LIGHT_ITEM * len(self.parsed.items)
 
     def with_facts(self) -> MeasuredRequest:
         """This request with the facts of all calls and results; reads their texts."""
@@ -313,12 +323,12 @@ class UncountedView:
 
 
 Observation = Literal["", "fits", "would_compact", "would_refuse"]
-"""What the view would have been, if the client's own bytes are sent all the same; empty unless in mode observe."""
+"""The outcome that was only observed, if the client's own bytes are sent all the same; empty unless in mode observe."""
 
 
 @dataclass(frozen=True, slots=True)
 class CountedView:
-    """What goes upstream for a measured request.
+    """The bytes that go upstream for a measured request.
 
     ``budget`` is what it was held against; ``layout`` is None below half of the low mark. ``expected_tokens`` is what
     the provider will count, by its own last count. ``roles`` are the client's own items in the view, ``summary`` the

@@ -156,7 +156,7 @@ NEAR_POWER_OF_TWO = 0.02
 
 
 class LearnedWindow(msgspec.Struct, frozen=True):
-    """What traffic taught about a window. The names of the stored fields are those of earlier versions.
+    """A window as traffic taught it. The names of the stored fields are those of earlier versions.
 
     ``stated`` is from an error, ``inferred`` from refusals and silent cuts, each with its time. ``reported`` is the
     window that the server reported when an error contradicted it. ``refused_at`` is the time of the last refusal

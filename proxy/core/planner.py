@@ -184,7 +184,7 @@ def _is_hopeless(measured: MeasuredRequest, policy: Policy, layout: Layout, view
 
 
 def _go_on_from(written: Written) -> LookedUp:
-    """What is known after a record was written: it is the newest one now."""
+    """Return what is known after a record was written: it is the newest one now."""
     found = written.found
     wrote = found.wrote or written.record is not found.record
     return replace(found, record=written.record or found.record, wrote=wrote)
@@ -283,7 +283,7 @@ def provider_compacts(measured: MeasuredRequest) -> bool:
 def decided_before(
     measured: MeasuredRequest, policy: Policy, found: LookedUp, target: CompactionTarget
 ) -> tuple[Compaction, int] | None:
-    """What was decided for this very request when it came before, its lowered output figure among it."""
+    """Return the decision of this very request when it came before, with its lowered output figure."""
     record, budget = found.record, measured.budget_for(target)
     if record is None or not record.lowered_output or not target.is_plain or not _was_compacted_here(found):
         return None

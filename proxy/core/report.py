@@ -1,4 +1,4 @@
-"""What was done to one request, frozen, and one table of its fields.
+"""The report of one request, frozen, and one table of its fields.
 
 The log line, the response headers, the metrics and ``docs/metrics.md`` are derived from ``FIELDS``: a new field is an
 attribute of ``Report`` and one row there.
@@ -87,7 +87,7 @@ class Report(msgspec.Struct, frozen=True):
 
     @property
     def applied(self) -> bool:
-        """Whether what was decided went upstream: not in mode observe, and not if the request was refused."""
+        """True if the decided view went upstream: not in mode observe, and not if the request was refused."""
         return not self.observed and self.outcome != "refused"
 
     @property
@@ -109,7 +109,7 @@ SummaryOutcome = Literal["written", "adopted", "failed", "skipped"]
 
 
 class SummaryReport(msgspec.Struct, frozen=True):
-    """What became of one summary job. ``tenant`` is a short keyed name, ``reason`` a fixed word; never a text.
+    """The outcome of one summary job. ``tenant`` is a short keyed name, ``reason`` a fixed word; never a text.
 
     Token figures are those the model reported, or our count where it said nothing.
     """
@@ -202,7 +202,7 @@ def _context_tokens(region: str) -> Metric:
 
 
 def _upstream_error(report: Report) -> Amount:
-    """What kind of error the upstream made, if it made one."""
+    """Return the kind of error the upstream made; empty if it made none."""
     if report.reason.startswith("upstream_"):
         return {report.reason.removeprefix("upstream_"): 1}
     if report.status < 400 or report.outcome == "refused" or report.reason == "client_left":

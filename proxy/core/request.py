@@ -13,12 +13,12 @@ from typing import Any, Final, Literal
 Mode = Literal["on", "observe", "off"]
 
 Purpose = Literal["answer", "count", "compact"]
-"""What a request is for: the model's answer, a count of its tokens, or a smaller conversation."""
+"""The purpose of a request: the model's answer, a count of its tokens, or a smaller conversation."""
 
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """What a caller asked of Ullage in ``x-ullage-*`` request headers.
+    """The options that a caller set in ``x-ullage-*`` request headers.
 
     ``window`` (tokens) may only lower the model's window; ``conversation`` is mixed into the first prefix hash;
     ``compact_to`` is the share of the room to compact to now, None for the usual one. ``project`` and ``task_size`` are
@@ -36,7 +36,7 @@ class Options:
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """Where a request came in and with which end-to-end headers, the caller's credentials among them.
+    """The path and the end-to-end headers of a request, the caller's credentials among them.
 
     Kept in memory only while the request, a job it started, or the client's connection lasts; never logged, never
     stored.

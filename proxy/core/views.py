@@ -110,7 +110,9 @@ def _items_of(measured: MeasuredRequest, layout: Layout, record: CompactionRecor
     if record is None:
         scan, roles = measured.parsed.scan, measured.counts.roles
         return AssembledItems(measured.parsed.body[scan.start : scan.end], roles.system + roles.history, roles)
-    return assemble(measured.original(layout), record.compaction, record.block_with(note), record.edits, measured.count)
+    return assemble(
+        measured.original(layout), record.compaction, record.block_with(note), record.edits, measured.read_item
+    )
 
 
 def tools_member(measured: MeasuredRequest) -> str:
@@ -125,7 +127,7 @@ def _output_members(measured: MeasuredRequest, figure: int) -> dict[str, str]:
 
 
 def expected_tokens(measured: MeasuredRequest, boundary: int, tokens: int) -> int:
-    """What the provider will count for a view of *tokens*; *boundary*: of its compaction, -1 if there is none."""
+    """Return the provider's expected count for *tokens*; *boundary* is that of the compaction, -1 if there is none."""
     ratio = measured.known.token_ratio
     expected = measured.anchor.expect(boundary, tokens, ratio) if measured.anchor else None
     return int(tokens * ratio) if expected is None else expected

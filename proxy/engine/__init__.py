@@ -1,1 +1,1 @@
-"""What the engine leads a request through: reading, fitting, sending, and learning from what comes back."""
+"""The engine: plans a request, sends it, and learns from the answer."""

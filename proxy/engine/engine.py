@@ -58,7 +58,7 @@ from proxy.offload import offload
 from proxy.tasks import Faults
 
 Counting = Literal["auto", "relay", "own"]
-"""What answers ``count_tokens``. ``auto``: the upstream if it supports it, else our own count."""
+"""The source of an answer to ``count_tokens``. ``auto``: the upstream if it supports it, else our own count."""
 
 UNCOUNTED: Final = frozenset({404, 405, 501})
 """Statuses by which upstreams say that they have no such route.
@@ -69,7 +69,7 @@ Few servers have it: https://docs.anthropic.com/en/api/messages-count-tokens.
 
 @dataclass(frozen=True, slots=True)
 class EngineSettings:
-    """What is configured of the engine. ``counting`` says by upstream what answers ``count_tokens``."""
+    """The engine's configuration. ``counting`` is the source of ``count_tokens`` by upstream."""
 
     policy: Policy
     counting: Mapping[str, Counting] = field(default_factory=lambda: MappingProxyType({}))
@@ -203,7 +203,8 @@ class Engine:
         """Ask the planner until its decision is final; look up or write what it lacks."""
         progress: Progress = START
         while True:
-            decision = await offload(measured.size, decide, measured, self._policy, progress)
+            size = measured.size if measured.has_facts else measured.light_size
+            decision = await offload(size, decide, measured, self._policy, progress)
             match decision:
                 case NeedRecord():
                     progress = await self._records.look_up(measured)
@@ -273,7 +274,7 @@ class Engine:
                     assert_never(unexpected)
 
     async def _next(self, run: Run, view: View, overflow: Overflow | None) -> Forward | GiveUp:
-        """What to send after *view* was refused; *overflow* is None if that told nothing new."""
+        """Decide what to send after *view* was refused; *overflow* is None if the refusal taught nothing new."""
         if self.measurer.mode_of(run.request) != "on":
             return GIVE_UP
         run.resume_planning()
@@ -364,10 +365,13 @@ class Engine:
             attempt("after", name, partial(self._records.answered, view, status), None)
         if isinstance(view, CountedView):
             for feature in self._features.noting:
-                attempt("after", name, partial(feature.answered, view, report, status), None)
+                try:
+                    feature.answered(view, report, status)
+                except Exception as fault:  # noqa: BLE001 - the client has its answer
+                    self._faults.report("after", name, fault)
 
     def _learner(self, view: View, ending: LateOverflowDetector | None) -> Callable[[Usage], bool]:
-        """What takes the usage of the answer to *view*; it holds neither the view nor the body."""
+        """Return a callback for the usage of the answer to *view*; it holds neither the view nor the body."""
         learned, retries, sent = self.learned, self._retries, sent_prompt(view)
         late = sent or SentPrompt(view.known.route, view.request.tenant, 0, b"", -1, is_counted=False)
 
@@ -487,7 +491,7 @@ class Continuation:
 
     @property
     def taken(self) -> list[bytes]:
-        """The bytes read so far from the reply in hand; whoever reads on adds to them, so that a fault loses none."""
+        """The bytes read so far from the reply in hand. Add to them what is read on, so that a fault loses none."""
         return self._run.taken
 
     async def send(self, view: CountedView, extend: Extend) -> Continued:

@@ -23,7 +23,7 @@ NO_MARKERS: Final[Mapping[str, tuple[bytes, ...]]] = MappingProxyType({})
 
 
 class Planning(Protocol):
-    """What a feature may ask of the engine about one request."""
+    """The engine as a feature sees it while one request is under way."""
 
     @property
     def received(self) -> Request:

@@ -69,7 +69,7 @@ class UsageHider:
         self._open = False  # in the middle of an event that is too long to be the one looked for
 
     def feed(self, chunk: bytes) -> bytes:
-        """What of the stream may go on after *chunk*: every event that is complete and not the one."""
+        """Return the bytes that go to the client: every complete event but the one with usage."""
         passed: list[bytes] = []
         for event in self._events.feed(chunk):
             if self._open or not _is_usage(event):
@@ -85,16 +85,16 @@ class UsageHider:
 
     @property
     def pending(self) -> bytes:
-        """What came and did not go on yet."""
+        """The bytes of an event that is not complete yet."""
         return self._events.pending
 
     def rest(self) -> bytes:
-        """What is left when the stream ends without the end of its last event."""
+        """Return the bytes that are left if the stream ends without the end of its last event."""
         return self._events.pending
 
 
 def _is_usage(event: bytes) -> bool:
-    """Whether *event* holds usage and no choices."""
+    """True if *event* holds usage and no choices."""
     if b'"usage"' not in event or b'"choices"' not in event:
         return False
     lines = [line[5:] for line in event.splitlines() if line.startswith(b"data:")]

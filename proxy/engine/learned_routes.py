@@ -1,4 +1,4 @@
-"""What answers teach about a route: how its count relates to ours, and which window it has.
+"""Learned routes: how a provider's count relates to ours, and which window it has.
 
 One ``LearnedRoute`` for each route and tenant, cached here and shared through the store; a ``UsageAnchor`` for single
 conversations, in this process only.
@@ -61,7 +61,7 @@ BYTES_PER_TOKEN = 12
 """A token of a request's JSON has hardly ever more bytes, whitespace and escapes included: English has 4 to 5."""
 
 MEDIA: Final = re.compile(rb'"(?:image|input_(?:image|audio|file)|file"|document"|audio|video|item_reference")')
-"""What items hold whose price says nothing of a vocabulary."""
+"""Parts of items whose price says nothing of a vocabulary."""
 
 MOST_KNOWN = 4_096
 """Routes that are remembered with all that is known of them. Model names come from clients, so they are bounded."""
@@ -74,7 +74,7 @@ NoticeCallback = Callable[[str, Mapping[str, object]], None]
 
 
 class LearnedRoute(msgspec.Struct, frozen=True, rename={"learned_window": "belief"}):
-    """What is known of a route for one tenant: what it taught of its window, and its calibration.
+    """A route as one tenant's traffic taught it: its window and its calibration.
 
     The store has it under the names that its first version used.
     """
@@ -103,7 +103,7 @@ class CachedRoute:
 
 @dataclass(frozen=True, slots=True)
 class SentPrompt:
-    """What is known of a prompt that was sent, for what its answer teaches.
+    """A prompt that was sent, as far as its answer can teach something about it.
 
     ``tokens`` are by our own count, or (not ``is_counted``) what its bytes come to at least. ``prefix_hash`` names the
     conversation so far, ``boundary`` is that of its compaction, -1 if there is none. ``output_tokens`` is the room for
@@ -121,7 +121,7 @@ class SentPrompt:
 
 
 def sent_prompt(view: View) -> SentPrompt | None:
-    """What the answer to *view* can teach; None if what the provider counts says nothing of what we counted."""
+    """Return what the answer to *view* can teach about; None if its count cannot be compared with ours."""
     if isinstance(view, UncountedView):
         return None if view.is_off or view.bound else _uncounted_prompt(view)
     if view.observation or view.measured.parsed.envelope.has_unseen_input:
@@ -174,20 +174,20 @@ class LearnedRoutes:
         """Rises with everything that is learned here, so that what was derived from it can be found old."""
 
     def get_cached(self, route: Route, tenant: bytes) -> CachedRoute:
-        """What this process knows of *route*; the prior of its model's family if it knows nothing."""
+        """Return what this process knows of *route*; the prior of its model's family if it knows nothing."""
         return self._known.get((route.learned_key, tenant)) or CachedRoute(
             LearnedRoute(prior_calibration(route.model, configured_encoding=route.configured_encoding))
         )
 
     def get_fresh(self, route: Route, tenant: bytes) -> CachedRoute | None:
-        """What is known of *route* if the store was asked a moment ago; None if other replicas may know more."""
+        """Return what is known of *route* if the store was read a moment ago; None if other replicas may know more."""
         cached = self._known.get((route.learned_key, tenant))
         if cached is not None and self._clock() - cached.read_at < FRESH_SECONDS:
             return cached
         return None
 
     async def get(self, route: Route, tenant: bytes) -> CachedRoute:
-        """What is known of *route*, by other replicas too; asks the store at most once in a while."""
+        """Return what is known of *route*, by other replicas too; reads the store at most once in a while."""
         cached = self.get_fresh(route, tenant)
         if cached is not None:
             return cached
@@ -203,7 +203,7 @@ class LearnedRoutes:
         return route.window if taught is NOTHING_LEARNED else believed(route, taught, self._wall())
 
     def known_route(self, route: Route, tenant: bytes, cached: CachedRoute, most: int | None) -> KnownRoute:
-        """What is known of *route*, its window no larger than *most* provider tokens if a request asks for that.
+        """Return *route* with what is known of it, its window no larger than *most* provider tokens if that is set.
 
         ``stated_window`` is set only if an error stated the window; otherwise it is that of the budget.
         """

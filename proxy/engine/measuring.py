@@ -99,9 +99,8 @@ class Measurer:
         return await self.count(request, located, known, known.window or assumed_window)
 
     async def located(self, request: Request) -> LocatedBody:
-        """Where things stand in the body, found on a thread if it is large. Raises ``InvalidRequest``."""
-        body = request.body
-        return await offload(len(body), self._reader.locate, API_FORMATS[request.api], request.tenant, body)
+        """Locate the items of the body, on a thread if much of it is new. Raises ``InvalidRequest``."""
+        return await self._reader.located(API_FORMATS[request.api], request.tenant, request.body)
 
     def locate(self, request: Request) -> LocatedBody:
         """As ``located``, at once."""
@@ -156,6 +155,7 @@ class Measurer:
             anchor=self._learned.find_anchor(route, hashes),
             target=target or CompactionTarget(lower_output=policy.lower_output),
             count=self._reader.recount(route.encoding, request.tenant, route.model),
+            read_item=self._reader.item_reader(api_format, route.encoding, request.tenant, route.model),
             lay_out=reading.layout,
             read_facts=partial(
                 self._reader.read_facts, api_format, route.encoding, request.tenant, route.model, reading

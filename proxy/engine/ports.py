@@ -1,4 +1,4 @@
-"""What the engine needs from outside, as protocols, and the plain values that cross the border."""
+"""The engine's border: its needs as protocols, and the plain values that cross."""
 
 from __future__ import annotations
 
@@ -84,14 +84,14 @@ class Upstream(Protocol):
 
 
 def learn_nothing(usage: Usage) -> bool:
-    """What an answer of our own teaches: nothing."""
+    """Learn nothing: the answer is our own."""
     del usage
     return False
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What goes to the client: ``head``, which are bytes already read from ``reply``, and what follows in that.
+    """An answer for the client: ``head``, the bytes already read from ``reply``, and all that follows in that.
 
     ``learn`` takes the usage of an answer that came to its end; it returns True if that shows that the provider
     silently cut the prompt instead of refusing it. ``ending`` watches for an overflow behind the first content.
@@ -181,7 +181,7 @@ class Records(Protocol):
         """
 
     async def read_route(self, tenant: bytes, route: str) -> bytes | None:
-        """What was last saved about *route* for *tenant*. Return None if nothing was, or the store does not answer."""
+        """Return what was last saved about *route* for *tenant*; None if nothing was, or the store does not answer."""
 
     def save_route(self, tenant: bytes, route: str, value: bytes) -> None:
         """Save *value* about *route* for *tenant*, in the background; the last one saved is valid."""

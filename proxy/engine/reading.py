@@ -169,17 +169,36 @@ class Reader:
         self._prefixes = prefixes
 
     async def located(self, api_format: ApiFormat, tenant: bytes, body: bytes) -> LocatedBody:
-        """As ``locate``, of a large body on a thread."""
-        return await offload(len(body), self.locate, api_format, tenant, body)
+        """As ``locate``, of a body with much that is new on a thread."""
+        hasher, prefix = self._known_prefix(api_format, tenant, body)
+        new = len(body) - prefix.border if prefix else len(body)
+        return await offload(new, self._locate, api_format, tenant, body, hasher, prefix)
 
     def locate(self, api_format: ApiFormat, tenant: bytes, body: bytes) -> LocatedBody:
-        """Where things stand in *body*.
+        """Locate the items of *body* and read what is around them.
 
         Raises ``InvalidRequest`` if it is no valid body of *api_format*, ``TooManyItems`` if it has too many.
         """
-        scope = xxh3_128(tenant + api_format.API.encode(), SEED)
-        hasher = PrefixHasher(scope.copy(), body) if len(body) >= PREFIX_FROM else None
-        prefix = hasher.find(self._prefixes) if hasher else None
+        hasher, prefix = self._known_prefix(api_format, tenant, body)
+        return self._locate(api_format, tenant, body, hasher, prefix)
+
+    def _known_prefix(
+        self, api_format: ApiFormat, tenant: bytes, body: bytes
+    ) -> tuple[PrefixHasher | None, CachedPrefix | None]:
+        """The longest prefix of *body* that was seen before, and the hash that found it; takes 0.1 ms for each MB."""
+        if len(body) < PREFIX_FROM:
+            return None, None
+        hasher = PrefixHasher(xxh3_128(tenant + api_format.API.encode(), SEED), body)
+        return hasher, hasher.find(self._prefixes)
+
+    def _locate(
+        self,
+        api_format: ApiFormat,
+        tenant: bytes,
+        body: bytes,
+        hasher: PrefixHasher | None,
+        prefix: CachedPrefix | None,
+    ) -> LocatedBody:
         try:
             longer = extend(body, api_format.LIST, prefix.scan, self.most) if prefix else None
             where = longer or scan(body, api_format.LIST, self.most)
@@ -191,7 +210,7 @@ class Reader:
         if len(where.spans) > MANY and where.end - where.start < LEAST_ITEM * len(where.spans):
             raise InvalidRequest(f"{len(where.spans)} messages or items that hold hardly anything are no conversation.")
         raw = where.without_items(body)
-        name = _key(scope, raw)
+        name = _key(xxh3_128(tenant + api_format.API.encode(), SEED), raw)
         envelope = self._envelopes.get(name)
         if envelope is None:
             envelope = self._envelopes[name] = read_envelope(_text(raw), api_format.OUTPUT_FIGURES)
@@ -293,6 +312,19 @@ class Reader:
             return size
 
         return Meter(counted, prices(model))
+
+    def item_reader(self, api_format: ApiFormat, encoding: str, tenant: bytes, model: str) -> Callable[[bytes], Item]:
+        """Reads items that stand in views only, without facts: the same ones come again with every request."""
+        scope = xxh3_128(tenant + f"{api_format.API}\0{_measure(encoding, model)}\0view\0".encode(), SEED)
+
+        def read(raw: bytes) -> Item:
+            name = _key(scope, raw)
+            item = self._items.get(name)
+            if item is None:
+                item = self._items[name] = api_format.read_item(raw, self.recount(encoding, tenant, model))
+            return item
+
+        return read
 
     def count_tools(self, encoding: str, model: str) -> Callable[[str], int]:
         """Counts the JSON of a tools array the way *model* reads it."""
@@ -439,13 +471,13 @@ def _items_seen(prefix: CachedPrefix | None, where: Scan, measure: str) -> tuple
 
 
 def _scope(api_format: ApiFormat, encoding: str, tenant: bytes, model: str) -> Any:
-    """What the names of this tenant's counted texts begin with."""
+    """Return the hash that the names of this tenant's counted texts begin with."""
     return xxh3_128(tenant + f"{api_format.API}\0{_measure(encoding, model)}\0".encode(), SEED)
 
 
 @lru_cache(MOST_MEASURES)
 def _measure(encoding: str, model: str) -> str:
-    """What decides a count: equal for models that count alike."""
+    """Return the name of a way of counting: equal for models that count alike."""
     return f"{encoding},{prices(model).name},{'declared' if reads_declarations(model) else 'json'}"
 
 

@@ -60,19 +60,17 @@ class CompactionRecords:
         self._looked_up = looked_up
         self._summaries = summaries
         self._spawn = spawn
-        self._need_no_summary: LRUCache[RecordKey, int] = LRUCache(NEED_NO_SUMMARY)
-
-    @property
-    def counts_answers(self) -> bool:
+        self.counts_answers = summaries is not None
         """True if every answer counts: what summaries may cost is a share of what answers did."""
-        return self._summaries is not None
+
+        self._need_no_summary: LRUCache[RecordKey, int] = LRUCache(NEED_NO_SUMMARY)
 
     async def look_up(self, measured: MeasuredRequest) -> LookedUp:
         """The layout, the newest record of the conversation, and whether an operator asked for a compaction.
 
         A request of an operator's is handed out once, so it is left for a dry run, and if the provider is to compact.
         """
-        layout = await offload(measured.size, measured.lay_out)
+        layout = await offload(measured.light_size, measured.lay_out)
         record = await self.newest(measured, layout)
         first = record.compaction if record else None
         if measured.target.dry_run or (record is None and self._is_left_to_provider(measured)):

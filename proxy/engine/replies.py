@@ -8,7 +8,7 @@ from proxy.engine.ports import Reply
 
 
 class DrainedReply:
-    """What is left of a reply whose body was read to its end: its head, to be given back verbatim."""
+    """A reply whose body was read to its end: only its head is left, to be passed on verbatim."""
 
     close_delimited = False
 

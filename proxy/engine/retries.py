@@ -45,7 +45,7 @@ class Retries:
         return overflow is not None and retries_smaller(overflow, self._measurer.policy.lower_output)
 
     async def prior(self, view: View) -> Prior:
-        """What is known of *view* before a refusal of it is believed."""
+        """Return what is known of *view*, for a claim about it to be compared with."""
         try:
             located = self._measurer.locate(view.request)
             counted = None if located.envelope.has_unseen_input else await self._tokens_of(view, located)
@@ -104,7 +104,7 @@ class Retries:
         return None
 
     def _known_after(self, view: View, overflow: Overflow, sent: int) -> tuple[KnownRoute, int]:
-        """What is known of the route after *view* of *sent* tokens was refused, and the window to measure by."""
+        """Return the route as known after *view* of *sent* tokens was refused, and the window to measure by."""
         known = self._known_route(view)
         stated = overflow.window
         # A figure too odd to be kept is still what this request was measured by.
@@ -116,7 +116,7 @@ class Retries:
         return replace(known, token_ratio=ratio), window
 
     def _known_route(self, view: View) -> KnownRoute:
-        """What is known by now of the route of *view*."""
+        """Return the route of *view* with what is known of it by now."""
         request, route = view.request, view.known.route
         cached = self._learned.get_cached(route, request.tenant)
         return self._learned.known_route(route, request.tenant, cached, request.options.window)

@@ -164,7 +164,7 @@ def report_of_local(measured: MeasuredRequest, **facts: Any) -> Report:
 
 
 def conversation_of(request: Request, session: str) -> str:
-    """What a report calls the conversation of *request*; empty if neither headers nor body name it.
+    """Return the public name of the conversation of *request*; empty if neither headers nor body name it.
 
     *session* is what the body calls it.
     """

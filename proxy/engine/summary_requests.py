@@ -1,4 +1,4 @@
-"""What is asked of a summariser: a measured conversation's prefix as a passage, with its cap and its warm prompt."""
+"""Requests of a summary: a measured conversation's prefix as a passage, with its cap and its warm prompt."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def _warm(
         view = AssembledItems(whole.body[spans[0][0] : spans[-1][1]], sum(item.tokens for item in items))
     else:
         edits = {i: value for i, value in record.edits.items() if i < length}
-        view = assemble(raw, record.compaction, record.block_with(addition.note), edits, measured.count)
+        view = assemble(raw, record.compaction, record.block_with(addition.note), edits, measured.read_item)
     text = envelope.text
     if addition.tokens:
         tools = addition.added_to(measured.tools_json or envelope.value("tools"))

@@ -74,7 +74,7 @@ Received = Accepted | Overflowed | NotNews
 
 @dataclass(frozen=True, slots=True)
 class CallSettings:
-    """What is configured for calls.
+    """The configuration of calls.
 
     ``headers_of`` gives the headers added for a model, by the name it was asked for, if any are configured. The streams
     of ``usage_upstreams`` are asked for usage. ``check_stored`` is called before each call, if callers share a key.

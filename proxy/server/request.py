@@ -210,7 +210,7 @@ _LONGEST_CACHED_NAME: Final = 64
 """Bytes of a header's name that is cached, at most."""
 
 _FORWARD, _READ, _OWN = 1, 2, 4
-"""What is done with a header: it goes on to the upstream, it is read here, it is for Ullage."""
+"""The use of a header: it goes on to the upstream, it is read here, or it is for Ullage."""
 
 _CLIENT_NAMES: Final = frozenset({*SESSION_HEADERS, EPOCH_HEADER, METADATA_HEADER})
 """Headers in which clients name their session, or say that they compact it."""

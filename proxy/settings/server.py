@@ -105,7 +105,7 @@ class Server(Section):
 
 
 class Store(Section):
-    """Where compaction records are stored."""
+    """The store of compaction records."""
 
     url: StoreUrl = Field(
         default="embedded",

@@ -23,7 +23,8 @@ from proxy.store import deadlines
 from proxy.store.backend import StoreMisconfigured, StoreUnsupported, Unavailable
 from proxy.store.breaker import Breaker, State
 from proxy.store.deadlines import WaitBudget
-from proxy.store.redis_errors import BREAKING, FAULTS, REFUSALS, Refusals, Refused, kind_of
+from proxy.store.redis_errors import FAULTS, kind_of
+from proxy.store.refusals import BREAKING, REFUSALS, Refusals, Refused
 from proxy.tasks import Spawn
 
 T = TypeVar("T")

@@ -23,7 +23,7 @@ from proxy.store import deadlines, key_names
 from proxy.store.backend import EmbeddedUnavailable, Unavailable, Warn
 from proxy.store.breaker import Breaker, Patience, State
 from proxy.store.deadlines import WaitBudget
-from proxy.store.redis_errors import BREAKING, REFUSALS, Refusals, Refused
+from proxy.store.refusals import BREAKING, REFUSALS, Refusals, Refused
 from proxy.store.sqlite_entries import MAX_BYTES, Entries, Work, primary_code
 from proxy.store.sqlite_file import StoreFile
 from proxy.store.sqlite_worker import FAULTS, Worker

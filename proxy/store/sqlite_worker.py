@@ -71,13 +71,13 @@ class Worker:
             self.busy_since = time.monotonic()
             outcomes = self._perform([work for work, _ in batch])
             self.busy_since = None
-            with suppress(RuntimeError):  # the loop has ended, and with it whoever waited
+            with suppress(RuntimeError):  # the loop has ended, and with it every waiter
                 self._loop.call_soon_threadsafe(_deliver, batch, outcomes)
             self._tidy()
         self._drop()
 
     def _next_batch(self) -> list[_Job]:
-        """What waits, at least one job; empty if the thread is to end."""
+        """Return the waiting jobs, at least one; none if the thread is to end."""
         batch: list[_Job] = []
         most = 1
         if self._max_bytes is not None:

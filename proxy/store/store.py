@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from proxy.store.archive_table import ArchiveTable
 from proxy.store.backend import EmbeddedUnavailable, StoreMisconfigured, StoreUnsupported, Unavailable, Warn
@@ -23,12 +24,14 @@ from proxy.store.encryption import (
     share_naming_secret,
 )
 from proxy.store.memory import MemoryBackend
-from proxy.store.redis import RedisBackend
-from proxy.store.redis_errors import REFUSALS, try_again, try_writing
+from proxy.store.refusals import REFUSALS, try_again, try_writing
 from proxy.store.sqlite import SqliteBackend
 from proxy.store.summary_table import SummaryTable
 from proxy.store.tables import RecordTable, TableAccess, ThrottledWarnings
 from proxy.tasks import Spawn
+
+if TYPE_CHECKING:
+    from proxy.store.redis import RedisBackend
 
 SHORTEST_KEY = 16
 """Bytes of a master key at least: a key of AES-128."""
@@ -43,7 +46,7 @@ INSTEAD = ", in place of the configured store, which cannot be used"
 class StoreState:
     """The state of the store, for health, metrics and the status page.
 
-    ``refusal`` is a kind of ``redis_errors.REFUSALS`` if the store answers but refuses operations, else empty.
+    ``refusal`` is a kind of ``refusals.REFUSALS`` if the store answers but refuses operations, else empty.
     ``instead``: memory replaces the configured store. ``errors`` counts by kind. ``latency`` is a running mean of
     operations, ``seconds`` their sum.
     """
@@ -284,6 +287,9 @@ async def open_store(
         sealer = Sealer(key or new_master_key())
         access = TableAccess(MemoryBackend(), sealer, spawn=spawn, warnings=warnings)
         return Store("memory", url, access, warnings, instead=instead)
+    # redis takes 40 ms and 6 MB to import, which a process without such a server saves.
+    from proxy.store.redis import RedisBackend
+
     servers = RedisBackend(url, spawn=spawn)
     return await _opened(url.partition("://")[0], url, servers, ring, spawn, warnings)
 

@@ -19,7 +19,7 @@ from cachetools import TTLCache
 from proxy.store import deadlines, key_names
 from proxy.store.backend import Backend, Unavailable, Warn
 from proxy.store.encryption import MAX_PLAIN, Sealer
-from proxy.store.redis_errors import REFUSALS
+from proxy.store.refusals import REFUSALS
 from proxy.tasks import Spawn
 
 LIFETIME: Final = 7 * 24 * 3600.0

@@ -270,7 +270,7 @@ def _plain(text: str) -> str:
 
 
 _NOT_ENCODED = (UnicodeEncodeError, OverflowError)
-"""What msgspec raises for lone surrogates and integers above 64 bits, which only the standard library can write."""
+"""Raised by msgspec for lone surrogates and integers above 64 bits, which only the standard library can write."""
 
 
 def _plain_json(line: Line) -> bytes:

@@ -1,7 +1,8 @@
 """Sends requests to upstreams as bytes, on pooled sessions that share nothing between callers but sockets.
 
-Below ``Upstreams`` stand the subclasses of aiohttp's client that it needs: each keeps that client from adding a header,
-copying a body, or leaving a connection open.
+A POST whose body is in memory goes over ``connection_pool``. All else goes through aiohttp's client: other methods,
+streamed bodies, forward proxies and upgrades. Below ``Upstreams`` stand the subclasses of that client: each keeps it
+from adding a header, copying a body, or leaving a connection open.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from yarl import URL
 from proxy.core.errors import NotFound, Overloaded, UllageError, UpstreamTimeout, UpstreamUnreachable
 from proxy.core.http_headers import CREDENTIALS, HOP_BY_HOP, OWN_PREFIX
 from proxy.pipe import Pipe
+from proxy.upstream.connection_pool import MAX_LINE, READ_BUFFER, SUPPORTED, ConnectionPool, InvalidHttp, PooledResponse
 from proxy.upstream.litellm import Bridge, BridgedReply
 from proxy.upstream.targets import NOTHING, BaseUrl, Target, Timeouts
 
@@ -99,27 +101,16 @@ class Upstreams:
         url = to.urls.get(path_qs) or to.url(path_qs)
         sent = to.headers(headers)
         sent.update(added)
-        data: Body | BytesBody | None = body or None
-        if isinstance(data, bytes):
-            data = BytesBody(data)
         if to.session.closed:
             raise _shutting_down(target)
         for pause in (*_CONNECT_PAUSES, _NO_MORE):
             try:
-                response = await to.session.request(
-                    method,
-                    url,
-                    headers=sent,
-                    data=data,
-                    allow_redirects=False,
-                    proxy=to.proxy,
-                    timeout=to.client_timeout,
-                )
-                return DirectReply(cast("AbortingResponse", response), target, to.timeouts, may_switch=may_switch)
-            except aiohttp.ClientConnectorError as error:
-                await self._wait_to_reconnect(to, error, pause)
+                if to.pool is not None and method == "POST" and body and isinstance(body, bytes):
+                    return DirectReply(await to.pool.post(url, sent, body), target, to.timeouts)
+                response = await to.request(method, url, sent, body)
+                return DirectReply(response, target, to.timeouts, may_switch=may_switch)
             except (aiohttp.ClientError, OSError, ValueError) as error:
-                raise _translate(target, to.timeouts, error) from error
+                await self._wait_to_reconnect(to, error, pause)
         raise AssertionError("the last attempt either returns or raises")
 
     async def upgrade(self, target: str, path_qs: str, headers: Sequence[tuple[str, str]]) -> DirectReply:
@@ -128,8 +119,10 @@ class Upstreams:
         # Only a POST goes over the bridge, so the reply is a direct one.
         return cast("DirectReply", await self.send(target, "GET", path_qs, upgrading, None, may_switch=True))
 
-    async def _wait_to_reconnect(self, to: _ReadyTarget, error: aiohttp.ClientConnectorError, pause: float) -> None:
-        """Wait for *pause* seconds before connecting again. Raise ``UllageError`` if *error* makes that useless."""
+    async def _wait_to_reconnect(self, to: _ReadyTarget, error: Exception, pause: float) -> None:
+        """Wait for *pause* seconds before connecting again. Raise ``UllageError`` if *error* forbids that."""
+        if not isinstance(error, aiohttp.ClientConnectorError):
+            raise _translate(to.name, to.timeouts, error) from error
         last = pause == _NO_MORE
         exhausted = error.errno in _NO_DESCRIPTOR
         self.without_descriptor += exhausted
@@ -145,6 +138,9 @@ class Upstreams:
         """Close all connections; requests under way break."""
         if self._bridge is not None:
             await self._bridge.close()
+        for to in self._targets.values():
+            if to.pool is not None:
+                to.pool.close()
         for session in self._sessions.values():
             await session.close()
 
@@ -163,18 +159,35 @@ def _not_bridged(target: str, method: str, path_qs: str) -> NotFound:
 
 
 class _ReadyTarget:
-    """A target with all that does not change from request to request. ``urls`` caches URLs by path."""
+    """A target with all that does not change from request to request. ``urls`` caches URLs by path.
 
-    __slots__ = ("_base", "_fixed", "_replaced", "client_timeout", "name", "proxy", "session", "timeouts", "urls")
+    ``pool`` is None if all requests go through aiohttp's client.
+    """
+
+    __slots__ = (
+        "_base",
+        "_client_timeout",
+        "_fixed",
+        "_proxy",
+        "_replaced",
+        "name",
+        "pool",
+        "session",
+        "timeouts",
+        "urls",
+    )
 
     def __init__(self, target: Target, session: aiohttp.ClientSession) -> None:
         self.name = target.name
         self.session = session
         self.urls: dict[str, URL] = {}
         self._base = BaseUrl(target.base_url)
-        self.proxy = target.proxy
+        self._proxy = target.proxy
         self.timeouts = target.timeouts
-        self.client_timeout = aiohttp.ClientTimeout(
+        self.pool: ConnectionPool | None = None
+        if SUPPORTED and target.proxy is None:
+            self.pool = ConnectionPool(session, URL(self._base.join("/"), encoded=True), target.timeouts)
+        self._client_timeout = aiohttp.ClientTimeout(
             total=None, sock_connect=target.timeouts.connect, sock_read=target.timeouts.first_byte
         )
         self._fixed = dict(target.headers)
@@ -185,6 +198,28 @@ class _ReadyTarget:
             if header == "authorization":
                 self._fixed[target.api_key_header] = f"Bearer {target.api_key}"
             self._replaced |= CREDENTIALS | {header}
+
+    async def request(self, method: str, url: URL, headers: CIMultiDict[str], body: Body) -> AbortingResponse:
+        """Return the answer by aiohttp's client as soon as its head is here."""
+        data: Body | BytesBody | None = body or None
+        if isinstance(data, bytes):
+            data = BytesBody(data)
+        response = await self.session.request(
+            method,
+            url,
+            headers=headers,
+            data=data,
+            allow_redirects=False,
+            proxy=self._proxy,
+            timeout=self._client_timeout,
+        )
+        connection = response.connection
+        if connection is not None and connection.protocol is not None and response.status != SWITCHING:
+            # aiohttp has one read timeout for head and body (https://github.com/aio-libs/aiohttp/issues/3808). Models
+            # think long before the head and not inside the body, so it is lowered here.
+            connection.protocol.read_timeout = self.timeouts.idle
+            connection.protocol.start_timeout()
+        return cast("AbortingResponse", response)
 
     def url(self, path_qs: str) -> URL:
         """Return the URL of *path_qs* on this upstream. Cache it unless it has a query."""
@@ -220,7 +255,7 @@ def _translate(target: str, timeouts: Timeouts, error: Exception) -> UllageError
         return UpstreamTimeout(target, timeouts.first_byte)
     if isinstance(error, aiohttp.ConnectionTimeoutError):
         return UpstreamUnreachable(target, f"no connection within {timeouts.connect:g} s")
-    if isinstance(error, aiohttp.ClientResponseError):
+    if isinstance(error, aiohttp.ClientResponseError | InvalidHttp):
         return UpstreamUnreachable(target, "its answer is not valid HTTP")
     return UpstreamUnreachable(target, "it closed the connection before it answered")
 
@@ -239,7 +274,7 @@ def _connect_cause(error: aiohttp.ClientConnectorError) -> str:
 
 
 class DirectReply:
-    """An answer whose head has arrived: ``ports.Reply`` over an aiohttp response.
+    """An answer whose head has arrived: ``ports.Reply`` over a response of the pool's or of aiohttp's.
 
     ``headers`` are the end-to-end ones in order and spelling; ``header`` gives the first with a name in any case, or an
     empty string. ``close_delimited``: only the end of the connection says
@@ -259,7 +294,12 @@ class DirectReply:
     )
 
     def __init__(
-        self, response: AbortingResponse, upstream: str, timeouts: Timeouts, *, may_switch: bool = False
+        self,
+        response: PooledResponse | AbortingResponse,
+        upstream: str,
+        timeouts: Timeouts,
+        *,
+        may_switch: bool = False,
     ) -> None:
         """Raise ``UpstreamUnreachable`` if the upstream left HTTP and the request was no upgrade (*may_switch*)."""
         self._response = response
@@ -275,12 +315,6 @@ class DirectReply:
         self.headers, is_framed = _end_to_end(response)
         has_body = response.method != "HEAD" and response.status not in (SWITCHING, 204, 304)
         self.close_delimited = has_body and not is_framed
-        connection = response.connection
-        if connection is not None and connection.protocol is not None and response.status != SWITCHING:
-            # aiohttp has one read timeout for head and body (https://github.com/aio-libs/aiohttp/issues/3808). Models
-            # think long before the head and not inside the body, so it is lowered here.
-            connection.protocol.read_timeout = timeouts.idle
-            connection.protocol.start_timeout()
 
     async def next_chunk(self) -> bytes:
         """Return the next bytes as they arrived; empty at the end.
@@ -311,7 +345,7 @@ class DirectReply:
 
     def tunnel(self) -> Tunnel:
         """Return the upgraded connection; only if ``status`` is 101, and once."""
-        return Tunnel(self._response)
+        return Tunnel(cast("AbortingResponse", self._response))
 
 
 class Tunnel:
@@ -346,7 +380,7 @@ class Tunnel:
         self._response.close()
 
 
-def _end_to_end(response: aiohttp.ClientResponse) -> tuple[list[tuple[str, str]], bool]:
+def _end_to_end(response: PooledResponse | AbortingResponse) -> tuple[list[tuple[str, str]], bool]:
     """Return the headers that are not meant for this connection only, and True if one says where the body ends.
 
     The ``x-ullage-*`` headers of another Ullage behind this one are left out: they would be taken for ours.
@@ -396,9 +430,9 @@ def _session(keep_alive: float) -> aiohttp.ClientSession:
         response_class=AbortingResponse,
         auto_decompress=False,
         trust_env=False,
-        read_bufsize=2**17,
-        max_line_size=2**15,
-        max_field_size=2**15,
+        read_bufsize=READ_BUFFER,
+        max_line_size=MAX_LINE,
+        max_field_size=MAX_LINE,
     )
 
 

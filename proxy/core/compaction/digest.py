@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import json
 import re
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from heapq import heappop, heappush
+from heapq import heappop, heappush, nsmallest
+from itertools import islice
 from math import log2
 from types import MappingProxyType
 from typing import Any
@@ -51,14 +52,14 @@ MOST_MISSES = 20
 MOST_PIECES = 50_000
 """Distinct pieces of text whose names are remembered while one digest is made: some 10 MB."""
 
+_STEP = 16_384
+"""Numbers that are sorted at once."""
+
 _LITERAL = json.JSONDecoder(parse_int=str, parse_float=str)
 _WINDOW = 65_536
 """Characters of a text that are searched at a time; of a result, all that are searched for an error line."""
 _BLANKS = str.maketrans(dict.fromkeys("\"'`<>(){}[],;|=*", " "))
 _SPLIT = re.compile(r"[^\s\"'`<>(){}\[\],;|=*]+")
-_PLAIN = re.compile(r"[a-z-]+|(?!(?:Error|Exception|Warning)\Z)[A-Z][a-z]*")
-"""A plain word: names have capitals, digits or signs inside."""
-
 _PATH = re.compile(
     r"(?:~|\.{1,2}|[A-Za-z]:)?(?:[/\\][\w.@+-]+)+/?|[\w@.-]+(?:/[\w.@+-]+)+/?|[\w-]+(?:\.[\w-]+)*\.[a-z][a-z0-9]{0,5}"
 )
@@ -70,22 +71,20 @@ _NAME = re.compile(
 )
 _NUMBER = re.compile(r"[$€£¥]?\d{3,}(?:[.,:]\d+)*%?|[$€£¥]?\d+\.\d+%?|\d{1,2}(?:[:.]\d{2}){1,2}|\d{4}-\d{2}-\d{2}")
 _WHOLE = re.compile(
-    r"(?:https?://\S{3,}"
-    r"|(?:[\w-]++\.)++[a-z][a-z0-9]{0,5}|[\w@.-]++(?:/[\w.@+-]++)++/?|(?:~|\.{1,2}|[A-Za-z]:)?(?:[/\\][\w.@+-]++)++/?"
+    r"(?P<plain>[a-z-]++|(?!(?:Error|Exception|Warning)\Z)[A-Z][a-z]*+)|https?://\S{3,}"
+    r"|(?P<path>[\w@.-]++(?:/[\w.@+-]++)++)(?:/|(?<!\.):(?P<line>\d+))?|(?:[\w-]++\.)++[a-z][a-z0-9]{0,5}"
+    r"|(?:~|\.{1,2}|[A-Za-z]:)?(?:[/\\][\w.@+-]++)++/?"
     r"|[A-Za-z_]\w*+(?:\.[A-Za-z_]\w*+)++|[A-Za-z][A-Za-z0-9]*+(?:_[A-Za-z0-9]++)++|[a-z]++[a-z0-9]*+(?:[A-Z][a-z0-9]++)++"
     r"|[A-Z][a-z0-9]++(?:[A-Z][a-z0-9]++)++|(?=[0-9a-f]*\d)(?=[0-9a-f]*[a-f])[0-9a-f]{7,40}"
     r"|(?=[A-Z0-9]*\d)(?=[A-Z0-9]*[A-Z])[A-Z0-9]{4,12}"
-    r"|[A-Za-z_.]++(?:(?<=Error)|(?<=Exception)|(?<=Warning))|E[A-Z]{3,}|[EF]\d{3,4})"
-    rf"|({_NUMBER.pattern})"
+    r"|[A-Za-z_.]++(?:(?<=Error)|(?<=Exception)|(?<=Warning))|E[A-Z]{3,}|[EF]\d{3,4}"
+    rf"|(?P<number>{_NUMBER.pattern})"
 )
-"""A piece of text that is an address, a path, a name or an error itself, or a number.
+"""A piece of text that is a plain word, an address, a path (perhaps with a line number), a name, an error, or a number.
 
-The patterns are those above, written for a match of a whole piece: most repeats give nothing back, which takes half the
-time.
+Names have capitals, digits or signs inside. The patterns are those above, written for a match of a whole piece: most
+repeats give nothing back, which takes half the time.
 """
-
-_LINE_OF_FILE = re.compile(r"([\w@.-]++(?:/[\w.@+-]++)++)(?<!\.):(\d+)")
-"""A path with a line number, the most frequent piece in the output of searches and linters."""
 
 _INSIDE = re.compile(rf"(?<![\w.])(?:({_PATH.pattern}|{_ERROR.pattern}|{_NAME.pattern})|({_NUMBER.pattern}))(?![\w/])")
 """A name inside a piece of text that is no name itself: behind a sigil, a quote mark or an escape."""
@@ -166,22 +165,21 @@ class _Names:
 
     is_number: dict[str, bool] = field(default_factory=dict)
     newest: dict[str, float] = field(default_factory=dict)
-    mentions: dict[float, Counter[str]] = field(default_factory=lambda: defaultdict(Counter))
+    mentions: dict[float, dict[str, int]] = field(default_factory=lambda: defaultdict(dict))
 
     def read(self, entries: Sequence[ItemText]) -> None:
         """Add the names in *entries*."""
-        # A tool's output has thousands of names: they are counted by dictionaries, not one by one.
-        pieces = _NamesOfPieces()
+        # Plain loops: while a dictionary takes in another one with a million names, no other thread runs.
+        pieces, newest, is_number = _NamesOfPieces(), self.newest, self.is_number
         total = max(1, len(entries))
         for index, entry in enumerate(entries):
+            place = (index + 1) / total
             for text, worth in _texts(entry):
-                found = _tokens(text, pieces, phrases=worth > WRITTEN["tool"])
-                if not found:
-                    continue
-                self.mentions[worth].update(found.keys())
-                self.newest.update(dict.fromkeys(found, (index + 1) / total))
-                for name, is_number in found.items():
-                    self.is_number.setdefault(name, is_number)
+                times = self.mentions[worth]
+                for name, number in _tokens(text, pieces, phrases=worth > WRITTEN["tool"]).items():
+                    times[name] = times.get(name, 0) + 1
+                    newest[name] = place
+                    is_number.setdefault(name, number)
 
     def worths(self) -> dict[str, float]:
         """The worth of each name: the sum over its kinds of mention, in each of which a further one counts less."""
@@ -198,10 +196,19 @@ def _best_by_length(worths: dict[str, float], most: int) -> dict[str, float]:
     if len(worths) <= most:
         return worths
     per_token = {name: worth / (len(name) / 4 + ROUGH) for name, worth in worths.items()}
-    least = sorted(per_token.values(), reverse=True)[most]
+    least = _nth_highest(per_token.values(), most + 1)
     best = {name: worths[name] for name, worth in per_token.items() if worth > least}
-    equal = sorted(name for name, worth in per_token.items() if worth == least)
-    return best | {name: worths[name] for name in equal[: most - len(best)]}
+    equal = nsmallest(most - len(best), (name for name, worth in per_token.items() if worth == least))
+    return best | {name: worths[name] for name in equal}
+
+
+def _nth_highest(values: Iterable[float], number: int) -> float:
+    """The value at this *number* from the highest; sorted in steps, because no other thread runs during a sort."""
+    highest: list[float] = []
+    remaining = iter(values)
+    while step := list(islice(remaining, _STEP)):
+        highest = sorted(highest + step, reverse=True)[:number]
+    return highest[-1]
 
 
 def _ranked(worths: Mapping[str, float], size: Callable[[str], int]) -> Iterator[str]:
@@ -295,7 +302,7 @@ class _NamesOfPieces(dict[str, Mapping[str, bool]]):
         """The names in *piece*."""
         token = piece.strip(_MARKS)
         names = _NO_NAMES
-        if 2 < len(token) <= LONGEST and not _PLAIN.fullmatch(token):
+        if 2 < len(token) <= LONGEST:
             names = _named(token)
         if len(self) < MOST_PIECES and len(piece) <= LONGEST:
             self[piece] = names
@@ -334,29 +341,29 @@ def _named(token: str) -> Mapping[str, bool]:
     """*token* itself if it is a name or a number, else those inside it; each with True for a number."""
     if token.isdecimal():
         return {token: True}
-    if ":" in token:
-        line = _LINE_OF_FILE.fullmatch(token)
-        if line is not None:
-            path, number = line.groups()
-            if len(number) > 2:
-                return {path: False, number: True}
-            return {path: False}
     whole = _WHOLE.fullmatch(token)
     if whole is not None:
-        return {token: whole.lastindex == 1}
+        return _named_as(whole.lastgroup, token, whole)
     if token.isalnum():
         return _NO_NAMES  # inside a word there are no names
-    return _longer_than_two(_INSIDE.findall(token))
-
-
-def _longer_than_two(matches: Iterable[tuple[str, str]]) -> Mapping[str, bool]:
-    """The names of *matches*, each a name or a number, that are longer than two characters."""
     names: dict[str, bool] = {}
-    for name, number in matches:
+    for name, number in _INSIDE.findall(token):
         stripped = name.rstrip(".") or number
         if len(stripped) > 2:
             names[stripped] = bool(number)
     return names
+
+
+def _named_as(kind: str | None, token: str, whole: re.Match[str]) -> Mapping[str, bool]:
+    """The names in *token*, which matches as a *whole* of this *kind*: one of the groups, None for other names."""
+    if kind == "plain":
+        return _NO_NAMES
+    if kind != "line":
+        return {token: kind == "number"}
+    path, number = whole.group("path", "line")
+    if len(number) > 2:
+        return {path: False, number: True}
+    return {path: False}
 
 
 def _files(entries: Sequence[ItemText]) -> Iterator[str]:

@@ -85,7 +85,7 @@ MaxLoss = Literal["none", "no_drop", "any"]
 
 @dataclass(frozen=True, slots=True)
 class CompactionTarget:
-    """What a view must reach.
+    """The goal of a view.
 
     ``limit`` is the most it may take, None for the budget. ``reserve`` replaces the budget's default reserve.
     ``force`` compacts although the request fits; ``dry_run`` stores nothing; ``replaces``: the record at this boundary

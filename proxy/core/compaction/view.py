@@ -25,6 +25,9 @@ from proxy.core.tool_table import ToolMap
 
 Count = Callable[[str], int]
 
+ReadItem = Callable[[bytes], Item]
+"""Returns the item of the bytes that a view has of it."""
+
 TARGET_LENGTH = 120
 """Most characters of a call's target, and of an error, in the line that stands for a result."""
 
@@ -337,10 +340,9 @@ def _encodable(text: str) -> str:
 
 
 def assemble(
-    original: OriginalItems, compaction: Compaction, block: str, edits: Mapping[int, bytes], count: Count
+    original: OriginalItems, compaction: Compaction, block: str, edits: Mapping[int, bytes], read_item: ReadItem
 ) -> AssembledItems:
     """The items of the view: system items, the carrier with the block, then the client's own bytes from the cut on."""
-    read_item = original.api.read_item
     systems = [index for index in original.layout.systems if index < compaction.cut]
     pieces = [original.item(index) for index in systems]
     own = [original.items[index] for index in systems]
@@ -349,15 +351,15 @@ def assemble(
         carrier = _carrier(original, compaction)
         message = _carrier_message(original, compaction, carrier, block, edits)
         pieces.append(message)
-        summary_tokens = read_item(message, count).tokens
+        summary_tokens = read_item(message).tokens
         if carrier >= 0:
-            own.append(_carrier_item(original, carrier, edits, count))
+            own.append(_carrier_item(original, carrier, edits, read_item))
             summary_tokens -= own[-1].tokens
         start += carrier == compaction.cut  # the carrier is written already
     tail = sorted(index for index in edits if index >= start)
     pieces += _slices(original, start, tail, edits)
     own += [original.items[index] for index in range(start, len(original.items)) if index not in edits]
-    own += [read_item(edits[index], count) for index in tail]
+    own += [read_item(edits[index]) for index in tail]
     roles = add_up(own)
     return AssembledItems(b",".join(pieces), roles.system + roles.history + summary_tokens, roles, summary_tokens)
 
@@ -389,10 +391,10 @@ def _carrier_message(
     return original.api.with_text(item, block, before=carrier == compaction.cut, media=media, marker=marker)
 
 
-def _carrier_item(original: OriginalItems, carrier: int, edits: Mapping[int, bytes], count: Count) -> Item:
+def _carrier_item(original: OriginalItems, carrier: int, edits: Mapping[int, bytes], read_item: ReadItem) -> Item:
     """The figures of the client's own item in the carrier, without the block."""
     if carrier in edits:
-        return original.api.read_item(edits[carrier], count)
+        return read_item(edits[carrier])
     return original.items[carrier]
 
 

@@ -121,7 +121,7 @@ NEARLY_FULL = 0.9
 
 @dataclass(frozen=True, slots=True)
 class Prior:
-    """What is known of a request before its error is read; None for what is unknown.
+    """A request as known before its error is read; None for what is unknown.
 
     ``counted`` are the tokens of its input by our own count, as provider tokens; ``output`` are those that it wants at
     most. ``window`` is what it was fitted into; ``stated``: a person or the server states it, and no table.

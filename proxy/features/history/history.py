@@ -32,7 +32,7 @@ REQUEST_SECONDS: Final = 3600.0
 """Seconds for which a requested compaction waits for the conversation's next request."""
 
 _Key = tuple[Kind, str | bytes, bytes]
-"""What the store may have of a conversation: its kind, its route or text policy, and its prefix hash."""
+"""A thing that the store may have of a conversation: its kind, its route or text policy, and its prefix hash."""
 
 _REQUESTED_COMPACTION: Final[_Key] = ("request", b"", b"")
 

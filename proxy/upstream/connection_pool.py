@@ -1,0 +1,358 @@
+"""Carries POST requests over kept connections at a fraction of what aiohttp's client costs.
+
+aiohttp's connector dials: names, addresses, TLS and their errors are its own. Then ``transport.set_protocol`` puts a
+``PooledConnection`` in the place of aiohttp's protocol. It writes a request in one go, feeds what comes to aiohttp's
+parser (llhttp, in C) and gives out the answer as soon as its head is complete; the body follows in the ``StreamReader``
+that the parser fills. aiohttp's protocol hears of the connection's end, so that its connector can count and close it.
+
+A connection carries one exchange at a time. No request is sent twice: a kept connection may be closed by the other side
+at the moment of the next request, and then the caller gets an error, since a POST may have had its effect.
+
+======================== =================== ======================= ==============================
+event                    idle                head awaited            body being read
+======================== =================== ======================= ==============================
+``post``                 head awaited        never                   never
+an interim answer (1xx)  closed              head awaited            closed at the end
+an answer's head         closed              body being read         closed at the end
+the body's last byte     --                  --                      idle, or closed (see below)
+invalid HTTP             closed              closed, ``InvalidHttp`` closed, the body fails
+the other side closes    closed              closed, error           the end, if the body has no
+                                                                     other; else the body fails
+a reset                  closed              closed, error           closed, the body fails
+silence                  closed              closed, timeout         closed, timeout
+``PooledResponse.close`` --                  closed                  closed
+======================== =================== ======================= ==============================
+
+At the body's last byte a connection goes back to the pool, unless the answer forbids it (``Connection: close``,
+HTTP/1.0, an upgrade), more came than was asked for, or a part of the request is still unsent.
+
+Time. No request sets a timer. Each connection notes when it last heard something, and the pool looks over all of them
+several times in the shortest of its limits. Only the upstream's silence counts: the clock stands while a request is
+being written, and while the client reads slower than the upstream sends.
+
+Back-pressure. A body is in memory already and is written at once; what the socket does not take waits in the
+transport. A body that nobody reads fills its ``StreamReader``, which pauses the parser and the transport.
+
+One parser serves all of a connection's exchanges, unless a pause left its marks in it.
+
+Private names of aiohttp are used: ``_serialize_headers``, ``_tail`` of its protocol, and ``BaseProtocol``, which pauses
+and resumes. They are those of one minor version, and ``tests/upstream/test_connection_pool.py`` holds them; with
+any other, ``SUPPORTED`` is False and all requests go through aiohttp's client.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from dataclasses import dataclass, field
+from typing import ClassVar, Final
+
+import aiohttp
+from aiohttp.base_protocol import BaseProtocol
+from aiohttp.client_proto import ResponseHandler
+from aiohttp.connector import Connection
+from aiohttp.http import HttpResponseParser
+from aiohttp.http_writer import _serialize_headers
+from multidict import CIMultiDict, CIMultiDictProxy
+from yarl import URL
+
+from proxy.upstream.targets import Timeouts
+
+SUPPORTED: Final = aiohttp.__version__.startswith("3.14.")
+"""True if this is the minor version of aiohttp whose private names are used here."""
+
+READ_BUFFER: Final = 2**17
+"""Bytes of a body; twice as many that nobody has read pause the connection."""
+
+MAX_LINE: Final = 2**15
+"""Bytes of a status line, and of a header."""
+
+_SWITCHING: Final = 101
+_INTERIM: Final = frozenset({100, *range(102, 200)})
+"""Answers before the answer (https://www.rfc-editor.org/rfc/rfc9110#section-15.2); 101 is an answer."""
+
+
+_LOOKS: Final = 4
+"""How often the pool looks over its connections in the shortest of its limits."""
+
+_SLOWEST_LOOK: Final = 1.0
+"""Seconds between two looks, at most: some limits are minutes."""
+
+
+class InvalidHttp(aiohttp.ClientError):
+    """The other side's bytes are no HTTP answer."""
+
+
+@dataclass(slots=True, eq=False)
+class PooledResponse:
+    """An answer, with what ``DirectReply`` reads of aiohttp's responses.
+
+    ``connection`` is None once the exchange is over, ``status`` is 0 until the head is complete. ``error``, if set,
+    ended the exchange before that.
+    """
+
+    method: ClassVar = "POST"
+    connection: PooledConnection | None
+    answered: asyncio.Future[None]
+    status: int = 0
+    headers: CIMultiDictProxy[str] = field(init=False)
+    raw_headers: tuple[tuple[bytes, bytes], ...] = field(init=False)
+    content: aiohttp.StreamReader = aiohttp.EMPTY_PAYLOAD
+    error: Exception | None = None
+
+    def close(self) -> None:
+        """Reset the connection if the exchange is still under way."""
+        if self.connection is not None:
+            self.connection.end(aiohttp.ClientConnectionError("the answer was given up"))
+
+
+class PooledConnection(BaseProtocol):
+    """One connection.
+
+    ``response`` is the exchange under way, ``early`` what came before the first one, ``heard_at`` the loop's time when
+    the other side last sent something.
+    """
+
+    __slots__ = (
+        "_dialled",
+        "_handler",
+        "_pool",
+        "_reusable",
+        "_was_paused",
+        "early",
+        "heard_at",
+        "response",
+    )
+
+    def __init__(self, pool: ConnectionPool, dialled: Connection, handler: ResponseHandler) -> None:
+        super().__init__(asyncio.get_running_loop())
+        self._pool = pool
+        self._dialled = dialled
+        self._handler = handler
+        self.response: PooledResponse | None = None
+        self._reusable = False
+        self.heard_at = 0.0
+        self._renew_parser()
+        # Bytes that came before the request belong to its answer: a server that is full may refuse before it reads.
+        self.early = handler._tail
+        self.transport = handler.transport
+        if self.transport is None:
+            raise aiohttp.ServerDisconnectedError
+        self.transport.set_protocol(self)
+        if self.early:
+            self._resume_transport_reading()
+
+    def _renew_parser(self) -> None:
+        self._was_paused = False
+        self._parser = HttpResponseParser(
+            self,
+            self._loop,
+            READ_BUFFER,
+            payload_exception=aiohttp.ClientPayloadError,
+            read_until_eof=True,
+            auto_decompress=False,
+            max_line_size=MAX_LINE,
+            max_field_size=MAX_LINE,
+        )
+
+    def data_received(self, data: bytes) -> None:
+        """Parse *data*; it is empty if reading goes on after a pause."""
+        self.heard_at = self._loop.time()
+        response = self.response
+        if response is None:
+            self.close()
+            return
+        assert self._parser is not None
+        try:
+            messages, _, _ = self._parser.feed_data(data)
+        except Exception as error:  # noqa: BLE001 - as aiohttp: whatever the parser raises, these bytes are no answer
+            invalid = InvalidHttp()
+            invalid.__cause__ = error
+            self.end(invalid)
+            return
+        for message, body in messages:
+            if response.status:
+                # More than one answer was sent: nothing says whose the next one would be.
+                self._reusable = False
+            elif message.code not in _INTERIM:
+                self._reusable = not message.should_close and message.code != _SWITCHING
+                response.status = message.code
+                response.headers = message.headers
+                response.raw_headers = message.raw_headers
+                response.content = body
+                if not response.answered.done():
+                    response.answered.set_result(None)
+        if response.status and response.content.is_eof():
+            self._complete(response)
+
+    def _complete(self, response: PooledResponse) -> None:
+        """Give the connection back to the pool, or close it if it cannot carry another exchange."""
+        response.connection = None
+        self.response = None
+        assert self.transport is not None
+        if self.transport.get_write_buffer_size():
+            # An upload would go on to an upstream that has answered already.
+            self.transport.abort()
+        elif self._reusable and self._pool.keeps_connections:
+            if self._was_paused:
+                # A pause leaves marks in the parser that would halt the next answer.
+                self._renew_parser()
+            self._pool.idle[self] = None
+        else:
+            self.transport.close()
+
+    def end(self, error: Exception) -> None:
+        """Reset the connection; an exchange under way fails with *error*, after the bytes that came before."""
+        self._fail(error)
+        if self.transport is not None:
+            self.transport.abort()
+
+    def _fail(self, error: Exception) -> None:
+        response, self.response = self.response, None
+        if response is None:
+            return
+        response.connection = None
+        if not response.answered.done():
+            response.error = error
+            response.answered.set_result(None)
+        elif not response.content.is_eof() and response.content.exception() is None:
+            response.content.set_exception(error)
+
+    def close(self) -> None:
+        """Close the connection, which must be idle; reset it if it was closed before."""
+        if self.transport is None:
+            return
+        if self.transport.is_closing():
+            self.transport.abort()
+        else:
+            self.transport.close()
+
+    def check(self, now: float, timeouts: Timeouts) -> None:
+        """End the exchange, or the idle connection, if the other side has been silent for too long."""
+        response = self.response
+        is_answered = response is not None and response.status != 0
+        if self._reading_paused or (self._paused and not is_answered):
+            self.heard_at = now
+        silence = now - self.heard_at
+        if response is None:
+            if silence > timeouts.keep_alive:
+                self.close()
+        elif silence > (timeouts.idle if is_answered else timeouts.first_byte):
+            self.end(aiohttp.SocketTimeoutError())
+
+    def pause_reading(self) -> None:
+        """Stop reading; the body's buffer is full."""
+        self._was_paused = True
+        super().pause_reading()
+
+    def resume_reading(self, resume_parser: bool = True) -> None:
+        """Go on reading. The body calls this at each read: it does nothing unless there was a pause."""
+        if self._was_paused:
+            super().resume_reading(resume_parser)
+
+    def connection_lost(self, exc: BaseException | None) -> None:
+        """End the exchange: a clean end completes a body that has no other."""
+        if exc is None and self._parser is not None:
+            # It raises if the body is incomplete; the exchange fails below.
+            with contextlib.suppress(Exception):
+                self._parser.feed_eof()
+        self._fail(aiohttp.ServerDisconnectedError())
+        self._pool.remove(self)
+        super().connection_lost(exc)
+        self._handler.connection_lost(exc)
+        self._dialled.close()
+
+
+class ConnectionPool:
+    """The connections to one upstream. The one that was used last is used next, so that the others grow old.
+
+    *session* dials; its connector is closed after the pool. ``idle`` are the connections between two exchanges.
+    """
+
+    def __init__(self, session: aiohttp.ClientSession, origin: URL, timeouts: Timeouts) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._session = session
+        self._timeouts = timeouts
+        self._connect_timeout = aiohttp.ClientTimeout(total=None, sock_connect=timeouts.connect)
+        # Never sent: aiohttp's connector reads from it where to connect to.
+        self._dialling = aiohttp.ClientRequest("POST", origin, loop=self._loop, session=session)
+        self._host = origin.host_port_subcomponent or ""
+        self._connections: set[PooledConnection] = set()
+        self.idle: dict[PooledConnection, None] = {}
+        self.keeps_connections = timeouts.keep_alive > 0
+        self._timer: asyncio.TimerHandle | None = None
+        shortest = min(timeouts.first_byte, timeouts.idle, timeouts.keep_alive or timeouts.idle)
+        self._look_every = min(shortest / _LOOKS, _SLOWEST_LOOK)
+
+    async def post(self, url: URL, headers: CIMultiDict[str], body: bytes) -> PooledResponse:
+        """Return the answer as soon as its head is here. Raises what aiohttp's client does, and ``InvalidHttp``."""
+        sent = CIMultiDict((("Host", self._host),))
+        sent.extend(headers)
+        sent["Content-Length"] = str(len(body))
+        if not self.keeps_connections:
+            sent["Connection"] = "close"
+        head = _serialize_headers(f"POST {url.raw_path_qs} HTTP/1.1", sent)
+        oldest = self._loop.time() - self._timeouts.keep_alive
+        while self.idle:
+            connection, _ = self.idle.popitem()
+            transport = connection.transport
+            is_open = transport is not None and not transport.is_closing()
+            if is_open and connection.heard_at >= oldest:
+                break
+            connection.close()
+        else:
+            connection = await self._dial()
+        assert connection.transport is not None
+        response = connection.response = PooledResponse(connection, self._loop.create_future())
+        connection.heard_at = self._loop.time()
+        connection.transport.writelines((head, body))
+        if connection.early:
+            early, connection.early = connection.early, b""
+            connection.data_received(early)
+        try:
+            await response.answered
+        except asyncio.CancelledError:
+            response.close()
+            raise
+        if response.error is not None:
+            raise response.error
+        return response
+
+    async def _dial(self) -> PooledConnection:
+        connector = self._session.connector
+        if connector is None:
+            raise aiohttp.ClientConnectionError("the session is closed")
+        dialled = await connector.connect(self._dialling, [], self._connect_timeout)
+        handler = dialled.protocol
+        assert handler is not None
+        try:
+            connection = PooledConnection(self, dialled, handler)
+        except aiohttp.ServerDisconnectedError:
+            dialled.close()
+            raise
+        self._connections.add(connection)
+        if self._timer is None:
+            self._timer = self._loop.call_later(self._look_every, self._look_over)
+        return connection
+
+    def remove(self, connection: PooledConnection) -> None:
+        """Forget *connection*, which has ended."""
+        self._connections.discard(connection)
+        self.idle.pop(connection, None)
+
+    def _look_over(self) -> None:
+        """End whatever is silent for too long, and come back unless nothing is left."""
+        self._timer = None
+        now = self._loop.time()
+        for connection in tuple(self._connections):
+            connection.check(now, self._timeouts)
+        if self._connections:
+            self._timer = self._loop.call_later(self._look_every, self._look_over)
+
+    def close(self) -> None:
+        """Reset all connections; exchanges under way fail."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        for connection in tuple(self._connections):
+            connection.end(aiohttp.ClientConnectionError("the pool was closed"))

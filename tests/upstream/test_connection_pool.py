@@ -1,0 +1,398 @@
+"""The pool against servers that misbehave, and the private names of aiohttp that it uses."""
+
+import asyncio
+import inspect
+
+import aiohttp
+import pytest
+from aiohttp.base_protocol import BaseProtocol
+from aiohttp.client_proto import ResponseHandler
+from aiohttp.http import HttpResponseParser
+from aiohttp.http_writer import _serialize_headers
+from multidict import CIMultiDict
+
+from proxy.core.errors import UpstreamTimeout, UpstreamUnreachable
+from proxy.upstream import Target, Timeouts, Upstreams, connection_pool, direct
+from proxy.upstream.connection_pool import READ_BUFFER
+from tests.support.server_fixture import chunk, eventually, raw_answer
+from tests.support.upstream_fixture import ScriptedConnection, read_body, read_into
+
+CHUNKED = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
+
+
+def pool_of(wire):
+    """The pool of a wire's upstream."""
+    return wire.upstream._targets["up"].pool
+
+
+def writes(*parts, close=False, reset=False):
+    """A script that writes *parts* one after the other, and then ends the connection if it is asked to."""
+
+    async def script(heard, reader, writer):
+        for part in parts:
+            writer.write(part)
+            await writer.drain()
+            await asyncio.sleep(0.01)
+        if reset:
+            # With nothing left to send, SO_LINGER 0 makes the close a reset.
+            sock = writer.get_extra_info("socket")
+            sock.setsockopt(1, 13, b"\1\0\0\0\0\0\0\0")
+        if close or reset:
+            writer.transport.abort()
+
+    return script
+
+
+def test_the_names_of_aiohttp_that_are_used():
+    """This minor version of aiohttp is the one whose private names are known, and it has them."""
+    assert connection_pool.SUPPORTED
+    assert HttpResponseParser.__module__ == "aiohttp._http_parser"
+    assert {"_paused", "_reading_paused", "_parser", "transport"} <= set(BaseProtocol.__slots__)
+    assert list(inspect.signature(BaseProtocol.resume_reading).parameters) == ["self", "resume_parser"]
+    assert list(inspect.signature(aiohttp.TCPConnector.connect).parameters) == ["self", "req", "traces", "timeout"]
+    assert _serialize_headers("A", CIMultiDict(b="c")) == b"A\r\nb: c\r\n\r\n"
+    with pytest.raises(ValueError, match="control character"):
+        _serialize_headers("A", CIMultiDict(b="c\r\nd: e"))
+
+
+async def test_a_handler_keeps_what_came_before_the_request():
+    """aiohttp's protocol holds bytes for which there is no parser yet."""
+    handler = ResponseHandler(asyncio.get_running_loop())
+    handler.data_received(b"early")
+    assert handler._tail == b"early"
+
+
+async def test_another_version_of_aiohttp_means_its_own_client(monkeypatch):
+    """Without the known names every request goes through aiohttp's client."""
+    monkeypatch.setattr(direct, "SUPPORTED", False)
+    async with ScriptedConnection() as wire:
+        assert pool_of(wire) is None
+        assert await read_body(await wire.send()) == b"{}"
+
+
+async def test_what_is_written():
+    """The request's line, ``Host`` first, the caller's headers in their order and spelling, then the length."""
+    async with ScriptedConnection() as wire:
+        headers = [("X-B", "1"), ("x-a", "2"), ("Content-Length", "9")]
+        await read_body(await wire.send(b"{}", path="/v1/x?a=%2f", headers=headers))
+        (heard,) = wire.stage.heard
+        assert heard.line == "POST /v1/x?a=%2f HTTP/1.1"
+        host = ("Host", f"127.0.0.1:{wire.stage.port}")
+        assert heard.headers == [host, ("X-B", "1"), ("x-a", "2"), ("Content-Length", "2")]
+
+
+async def test_headers_cannot_be_smuggled_in():
+    """A line break inside a header's value sends nothing."""
+    async with ScriptedConnection() as wire:
+        with pytest.raises(UpstreamUnreachable):
+            await wire.send(headers=[("x-a", "1\r\nx-b: 2")])
+        assert wire.stage.connections == 0
+
+
+async def test_many_requests_use_one_connection():
+    """One connection carries one exchange after the other, with bodies of each framing."""
+    answers = [raw_answer(b"sized"), CHUNKED + chunk(b"chunked") + b"0\r\nTrailer: 1\r\n\r\n", raw_answer(b"")]
+    answers.append(b"HTTP/1.1 204 No Content\r\n\r\n")
+    async with ScriptedConnection() as wire:
+        bodies = []
+        for answer in answers * 2:
+            wire.stage.reply = answer
+            bodies.append(await read_body(await wire.send()))
+        assert bodies == [b"sized", b"chunked", b"", b""] * 2
+        assert wire.stage.connections == 1
+
+
+async def test_two_at_once_use_two_connections():
+    """A connection carries one exchange at a time; afterwards both are kept."""
+    async with ScriptedConnection() as wire:
+        for _ in range(2):
+            replies = await asyncio.gather(*(wire.send() for _ in range(5)))
+            assert [await read_body(reply) for reply in replies] == [b"{}"] * 5
+        assert wire.stage.connections == 5
+        assert len(pool_of(wire).idle) == 5
+
+
+@pytest.mark.parametrize(
+    "parts",
+    [
+        (raw_answer(b"{}", "Connection: close"),),
+        (b"HTTP/1.0 200 OK\r\nContent-Length: 2\r\n\r\n{}",),
+        (raw_answer() + raw_answer(b"[]"),),
+        (raw_answer() + b"HTTP/1.1 100 Continue\r\n\r\n",),
+        (raw_answer(), raw_answer(b"[]")),
+        (raw_answer(), b"x"),
+    ],
+)
+async def test_a_connection_that_may_not_be_used_again(parts):
+    """After ``Connection: close``, HTTP/1.0 or more bytes than one answer's, the next request has a new connection."""
+    async with ScriptedConnection() as wire:
+        wire.stage.script = writes(*parts)
+        assert await read_body(await wire.send()) == b"{}"
+        await asyncio.sleep(0.05)
+        wire.stage.script = None
+        wire.stage.reply = raw_answer(b"mine")
+        assert await read_body(await wire.send()) == b"mine"
+        assert wire.stage.connections == 2
+
+
+async def test_interim_answers_are_passed_over():
+    """1xx answers come before the answer, in the same bytes or before them."""
+    early = b"HTTP/1.1 103 Early Hints\r\nLink: </x>\r\n\r\n"
+    async with ScriptedConnection() as wire:
+        for parts in ((early + raw_answer(b"a"),), (early, early, raw_answer(b"a"))):
+            wire.stage.script = writes(*parts)
+            reply = await wire.send()
+            assert (reply.status, await read_body(reply)) == (200, b"a")
+        assert wire.stage.connections == 1
+
+
+@pytest.mark.parametrize("status", ["204 No Content", "304 Not Modified"])
+async def test_an_answer_without_a_body_that_announces_one(status):
+    """The length in a 304 is that of another answer's body: nothing is waited for, and the next answer is whole."""
+    async with ScriptedConnection() as wire:
+        wire.stage.reply = f"HTTP/1.1 {status}\r\nContent-Length: 5\r\n\r\n".encode()
+        reply = await wire.send()
+        assert await asyncio.wait_for(read_body(reply), 1) == b""
+        wire.stage.reply = raw_answer(b"next")
+        assert await read_body(await wire.send()) == b"next"
+
+
+@pytest.mark.parametrize("head", [b"HTTP/1.1 200 OK\r\nX: 1\r\n", b"HTTP/1", b"", b"HTTP/1.1 100 Continue\r\n\r\n"])
+@pytest.mark.parametrize("ending", ["close", "reset"])
+@pytest.mark.parametrize("reused", [False, True])
+async def test_an_end_before_the_head_is_complete(head, ending, reused):
+    """A connection that ends before an answer is an error, new or kept, and the request is not sent again."""
+    async with ScriptedConnection() as wire:
+        if reused:
+            await read_body(await wire.send())
+        wire.stage.script = writes(head, **{ending: True})
+        with pytest.raises(UpstreamUnreachable, match="before it answered"):
+            await wire.send()
+        assert len(wire.stage.heard) == 1 + reused
+
+
+@pytest.mark.parametrize("framing", [b"", b"Content-Length: 9\r\n", b"Transfer-Encoding: chunked\r\n"])
+async def test_a_reset_inside_a_body(framing):
+    """A body that a reset cut short fails after its last byte, whatever its framing."""
+    text = chunk(b"abc") if b"chunked" in framing else b"abc"
+    async with ScriptedConnection() as wire:
+        wire.stage.script = writes(b"HTTP/1.1 200 OK\r\n" + framing + b"\r\n" + text, reset=True)
+        reply = await wire.send()
+        got = []
+        with pytest.raises(UpstreamUnreachable, match="before the answer was complete"):
+            await read_into(got, reply)
+        assert b"".join(got) == b"abc"
+
+
+async def test_a_body_that_the_connection_s_end_completes():
+    """A body without framing ends with its connection."""
+    async with ScriptedConnection() as wire:
+        wire.stage.script = writes(b"HTTP/1.1 200 OK\r\n\r\nabc", b"def", close=True)
+        reply = await wire.send()
+        assert reply.close_delimited
+        assert await read_body(reply) == b"abcdef"
+        reply.close()
+
+
+@pytest.mark.parametrize(
+    "rubbish",
+    [
+        b"SSH-2.0-x\r\n\r\n",
+        b"HTTP/1.1 200 OK\r\nContent-Length: x\r\n\r\n",
+        b"HTTP/1.1 200 OK\r\nX: " + b"x" * 2**16 + b"\r\n\r\n",
+        b"HTTP/1.1 200 OK\r\n" + b"X: 1\r\n" * 200 + b"\r\n",
+        b"HTTP/1.1 200 OK\r\nX: \0\r\n\r\n",
+    ],
+)
+async def test_heads_that_are_no_http(rubbish):
+    """Invalid and oversized heads are the upstream's failure, and end the connection."""
+    async with ScriptedConnection() as wire:
+        wire.stage.reply = rubbish
+        with pytest.raises(UpstreamUnreachable, match="not valid HTTP"):
+            await wire.send()
+        assert await eventually(wire.stage.ended.is_set)
+
+
+async def test_framing_that_breaks_inside_a_body():
+    """The bytes before broken framing come first, then the failure."""
+    async with ScriptedConnection() as wire:
+        wire.stage.script = writes(CHUNKED + chunk(b"abc"), b"zz\r\n")
+        reply = await wire.send()
+        got = []
+        with pytest.raises(UpstreamUnreachable, match="before the answer was complete"):
+            await read_into(got, reply)
+        assert got == [b"abc"]
+        assert await eventually(wire.stage.ended.is_set)
+
+
+async def answer_before_the_request(greeting):
+    """The outcome of a request to a server that sends *greeting* as soon as it is connected."""
+
+    async def greet(reader, writer):
+        writer.write(greeting)
+        await reader.read()
+        writer.close()
+
+    server = await asyncio.start_server(greet, "127.0.0.1", 0)
+    port = server.sockets[0].getsockname()[1]
+    upstream = Upstreams([Target("up", f"http://127.0.0.1:{port}")])
+    try:
+        return await asyncio.wait_for(read_body(await upstream.send("up", "POST", "/v1/x", [], b"{}")), 5)
+    finally:
+        await upstream.close()
+        server.close()
+
+
+async def test_a_server_that_speaks_first():
+    """Bytes that came before the request are its answer, if they are one."""
+    assert await answer_before_the_request(raw_answer(b"full", status="503 Busy")) == b"full"
+    with pytest.raises(UpstreamUnreachable, match="not valid HTTP"):
+        await answer_before_the_request(b"220 mail.example ESMTP\r\n")
+
+
+async def test_an_answer_before_the_request_is_read():
+    """An early answer is given out while the request is still being written; that connection carries no other."""
+    async with ScriptedConnection() as wire:
+        served = asyncio.Event()
+
+        async def serve(reader, writer):
+            await reader.readuntil(b"\r\n\r\n")
+            writer.write(raw_answer(b"no", status="413 Too Large"))
+            await served.wait()
+            writer.close()
+
+        wire.stage.serve = serve
+        reply = await asyncio.wait_for(wire.send(b"x" * 30_000_000), 5)
+        assert (reply.status, await read_body(reply)) == (413, b"no")
+        assert not pool_of(wire).idle
+        served.set()
+
+
+async def test_the_wait_for_the_head_begins_when_the_request_is_written():
+    """A slow upload is not a slow answer."""
+    async with ScriptedConnection(Timeouts(first_byte=0.3)) as wire:
+
+        async def serve(reader, writer):
+            writer.transport.pause_reading()
+            await asyncio.sleep(0.8)
+            writer.transport.resume_reading()
+            await reader.readuntil(b"\r\n\r\n")
+            await reader.readexactly(30_000_000)
+            writer.write(raw_answer(b"late"))
+            writer.close()
+
+        wire.stage.serve = serve
+        assert await read_body(await wire.send(b"x" * 30_000_000)) == b"late"
+
+
+async def test_a_slow_reader_holds_the_upstream_back():
+    """What nobody reads stays with the upstream, its silence is not counted, and every byte arrives in the end."""
+    data = bytes(range(256)) * 2**16
+    async with ScriptedConnection(Timeouts(idle=0.2)) as wire:
+        wire.stage.reply = raw_answer(data)
+        reply = await wire.send()
+        await asyncio.sleep(0.6)
+        assert reply._response.content._size < 8 * READ_BUFFER
+        assert await read_body(reply) == data
+        wire.stage.reply = raw_answer(b"next")
+        assert await read_body(await wire.send()) == b"next"
+        assert wire.stage.connections == 1
+
+
+async def test_many_small_chunks_that_pause_leave_the_connection_in_order():
+    """A pause after the last chunks of one answer does not halt the next."""
+    small = CHUNKED + chunk(b"x") * 20_000 + b"0\r\n\r\n"
+    async with ScriptedConnection() as wire:
+        for _ in range(3):
+            wire.stage.reply = small
+            reply = await wire.send()
+            await asyncio.sleep(0.05)
+            assert await asyncio.wait_for(read_body(reply), 5) == b"x" * 20_000
+            wire.stage.reply = CHUNKED + chunk(b"next") + b"0\r\n\r\n"
+            assert await asyncio.wait_for(read_body(await wire.send()), 5) == b"next"
+
+
+async def test_an_old_reply_cannot_touch_the_next_exchange():
+    """Closing a reply that was complete leaves the connection to whoever has it now."""
+    async with ScriptedConnection() as wire:
+        first = await wire.send()
+        await read_body(first)
+        go = asyncio.Event()
+
+        async def script(heard, reader, writer):
+            await go.wait()
+            writer.write(raw_answer(b"second"))
+
+        wire.stage.script = script
+        second = asyncio.ensure_future(wire.send())
+        await asyncio.sleep(0.05)
+        first.close()
+        go.set()
+        assert await read_body(await second) == b"second"
+        assert wire.stage.connections == 1
+
+
+async def test_a_cancelled_request_ends_its_connection():
+    """A caller that gives up before the head resets the connection, and the next request has another."""
+    async with ScriptedConnection() as wire:
+
+        async def script(heard, reader, writer):
+            await reader.read()
+
+        wire.stage.script = script
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(wire.send(), 0.1)
+        assert await eventually(wire.stage.ended.is_set)
+        wire.stage.script = None
+        assert await read_body(await wire.send()) == b"{}"
+        assert wire.stage.connections == 2
+
+
+async def test_idle_connections_are_closed_and_the_watch_ends():
+    """Idle connections are closed after their time, without another request; then no timer is left."""
+    async with ScriptedConnection(Timeouts(keep_alive=0.1)) as wire:
+        await read_body(await wire.send())
+        assert len(pool_of(wire).idle) == 1
+        assert await eventually(wire.stage.ended.is_set)
+        assert await eventually(lambda: not pool_of(wire)._connections)
+        assert await eventually(lambda: pool_of(wire)._timer is None)
+
+
+async def test_a_body_that_goes_silent():
+    """Silence inside a body is a timeout after its last byte; single bytes in time are none."""
+    async with ScriptedConnection(Timeouts(idle=0.3)) as wire:
+
+        async def script(heard, reader, writer):
+            writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\n")
+            for _ in range(6):
+                await asyncio.sleep(0.1)
+                writer.write(b"x")
+            await reader.read()
+
+        wire.stage.script = script
+        reply = await wire.send()
+        got = []
+        with pytest.raises(UpstreamTimeout):
+            await asyncio.wait_for(read_into(got, reply), 5)
+        assert b"".join(got) == b"x" * 6
+        assert await eventually(wire.stage.ended.is_set)
+
+
+async def test_closing_breaks_what_is_under_way():
+    """At the end a waiting request and an unfinished body fail, even one that its connection's end would complete."""
+    async with ScriptedConnection() as wire:
+        wire.stage.reply = b"HTTP/1.1 200 OK\r\n\r\nabc"
+        reply = await wire.send()
+
+        async def script(heard, reader, writer):
+            await reader.read()
+
+        wire.stage.script = script
+        waiting = asyncio.ensure_future(wire.send())
+        await asyncio.sleep(0.05)
+        await asyncio.wait_for(wire.upstream.close(), 5)
+        with pytest.raises(UpstreamUnreachable):
+            await waiting
+        with pytest.raises(UpstreamUnreachable):
+            await read_into([], reply)
+        assert not pool_of(wire)._connections
