@@ -153,7 +153,7 @@ class Process:
         upstream = open_upstream(options.settings, bridge)
         try:
             return await cls._listening(options.settings, worker, logs, tasks, store, upstream)
-        except BaseException:  # also after a cancellation: the private server must not outlive this process
+        except BaseException:  # also after a cancellation: the store must be closed whatever happens
             await upstream.close()
             await store.close()
             raise

@@ -155,7 +155,7 @@ async def test_a_drain_lets_a_stream_finish(stub: StartStub, home: Path, proxy: 
 async def test_a_closed_terminal_drains_and_leaves_nothing(
     stub: StartStub, home: Path, proxy: StartProxy, count: int
 ) -> None:
-    """A proxy whose terminal is closed lets its stream finish and ends, with its workers and its private server."""
+    """A proxy whose terminal is closed lets its stream finish and ends, with its workers."""
     server = await stub()
     front = await proxy(server.url, window=8192, arguments=["--workers", str(count)], home=home)
     front.end()
@@ -268,7 +268,7 @@ async def test_a_second_signal_ends_at_once(stub: StartStub, home: Path, proxy: 
 async def test_a_signal_during_the_start_leaves_nothing(
     stub: StartStub, home: Path, proxy: StartProxy, count: int
 ) -> None:
-    """Told to end at any moment of its start, the proxy ends, and its private server with it."""
+    """Told to end at any moment of its start, the proxy ends, and its workers with it."""
     server = await stub()
     front = await proxy(server.url, window=8192, arguments=["--workers", str(count)], home=home)
     front.end()

@@ -285,11 +285,11 @@ async def test_one_callers_flood_does_not_stop_another(
 @pytest.mark.skipif(not Path("/proc/self/cwd").exists(), reason="looks at processes through /proc")
 @pytest.mark.slow
 async def test_secrets_do_not_show_in_the_process_list(stub: StartStub, proxy: StartProxy) -> None:
-    """No process of the proxy carries a key in its command line: parent and workers."""
+    """No process of the proxy carries a key in its command line: neither parent nor workers."""
     server = await stub()
     front = await proxy(server.url, config=config(server), arguments=["--workers", "2"])
     shown = processes_below(front.home).values()
-    assert len(shown) == 3
+    assert len(shown) == 4
     assert not [command for command in shown if "CANARY" in command]
 
 
