@@ -29,7 +29,7 @@ PREFIX_BYTES, OUTLINE_BYTES, RECORD_BYTES, TEXT_BYTES = 128 * 2**20, 64 * 2**20,
 ITEM_BYTES = 256 * 2**20
 """Most bytes of the cache of items: some 300,000 usual ones."""
 
-ITEM = 900
+ITEM = 960
 """Bytes of a cached prefix for each of its items, at most: 300 for its span and hash, the rest for the item itself."""
 
 COLLECTED = (20_000, 10, 10)

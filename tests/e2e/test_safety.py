@@ -289,7 +289,7 @@ async def test_secrets_do_not_show_in_the_process_list(stub: StartStub, proxy: S
     server = await stub()
     front = await proxy(server.url, config=config(server), arguments=["--workers", "2"])
     shown = processes_below(front.home).values()
-    assert len(shown) == 4
+    assert len(shown) == 3
     assert not [command for command in shown if "CANARY" in command]
 
 
