@@ -112,7 +112,7 @@ class StoreFile:
         former = self.directory / _FORMER_DATA
         if former.exists():
             advice = "nothing reads them any more: texts are written again; remove the directory when you have seen it"
-            self._warn("store.former_data", {"path": str(former), "advice": advice})
+            self._warn("store.former_data", {"file": str(former), "advice": advice})
 
     def _move_aside(self, cause: sqlite3.Error) -> None:
         aside = self.directory / _ASIDE
