@@ -26,6 +26,9 @@ MOST_BOUNDARIES = 512
 NEXT_LOOK_SHARE = 64
 """A conversation that needs no summary yet is looked at again once it grew by one part in so many of its baseline."""
 
+LARGE_LOOK = 4 * LARGE
+"""Weight of a request from which the look ahead goes to a thread: reading the facts of its calls takes up to 15 ms."""
+
 NEED_NO_SUMMARY = 4_096
 """Conversations that are cached as needing no summary yet."""
 
@@ -261,7 +264,7 @@ class CompactionRecords:
         name = measured.known.route.name, since
         if weight < self._need_no_summary.get(name, 0) or not summaries.is_due(request, measured.known.route, since):
             return
-        if measured.size < LARGE:
+        if measured.size < LARGE_LOOK:
             self._prepare(measured.with_facts(), layout, last, weight)
         else:
             self._spawn(self._prepare_large(measured, layout, last, weight), "look ahead")
