@@ -19,6 +19,9 @@ PAUSE: Final = 60.0
 FLUSH_TOKENS: Final = 50_000
 """Sent tokens from which they are written to the store; fewer are written when the store's figures are read."""
 
+FLUSH_SECONDS: Final = 5.0
+"""Seconds between two such writes of one tenant's tokens: a busy one would write with every third request."""
+
 FRESH: Final = 5.0
 """Seconds for which the store's figures are used; tokens of this process are added to them."""
 
@@ -40,13 +43,14 @@ class _Account:
     """One tenant's tokens of the last hour, as far as this process knows.
 
     ``unsaved`` tokens were sent and are not in the store yet. ``read_at`` is the time at which the store's figures were
-    read, ``paused_until`` the end of a pause (monotonic seconds).
+    read, ``flushed_at`` that of the last write, ``paused_until`` the end of a pause (monotonic seconds).
     """
 
     sent: int = 0
     spent: int = 0
     unsaved: int = 0
     read_at: float = float("-inf")
+    flushed_at: float = float("-inf")
     paused_until: float = 0.0
 
 
@@ -75,7 +79,7 @@ class SpendingLimits:
         account = self._account(tenant)
         account.unsaved += tokens
         account.sent += tokens
-        if account.unsaved >= FLUSH_TOKENS:
+        if account.unsaved >= FLUSH_TOKENS and self._clock() - account.flushed_at >= FLUSH_SECONDS:
             self._flush(tenant, account)
 
     def add_spent(self, tenant: bytes, tokens: int) -> None:
@@ -145,6 +149,7 @@ class SpendingLimits:
         if account.unsaved:
             self._table.count(tenant, "in", account.unsaved, self._now())
             account.unsaved = 0
+            account.flushed_at = self._clock()
 
     def _account(self, tenant: bytes) -> _Account:
         account = self._accounts.get(tenant)

@@ -12,7 +12,7 @@ from proxy.core.request import Origin
 from proxy.engine.ports import SummaryRequest
 from proxy.store import SummaryTable
 from proxy.store.memory import MemoryBackend
-from proxy.summaries.limits import FLUSH_TOKENS, FRESH, PAUSE, UNKNOWN_WINDOW, SpendingLimits, SummaryConfig
+from proxy.summaries.limits import FLUSH_SECONDS, FLUSH_TOKENS, FRESH, PAUSE, UNKNOWN_WINDOW, SpendingLimits, SummaryConfig
 from tests.support.summary_fixtures import ROUTE, TENANT, entries_of, summary_request_of, summary_table, written
 
 A, B = b"a" * 32, b"b" * 32
@@ -58,11 +58,26 @@ async def test_replicas_share_their_figures() -> None:
     await written()
     assert await second.refusal_reason(A, 100) == ""
     assert await second.refusal_reason(A, 101) == "budget"
+    now.seconds += FLUSH_SECONDS
     first.add_sent(A, FLUSH_TOKENS)
     await written()
     now.seconds += FRESH
     assert await second.refusal_reason(A, 5000) == ""
     assert await table.spending(A, now.seconds) == (10_000 + FLUSH_TOKENS, 900, False)
+
+
+async def test_a_busy_tenant_is_not_written_with_every_request() -> None:
+    """What is sent within some seconds of a write waits for the next one, and none is lost."""
+    now, table = Now(), summary_table(MemoryBackend())
+    limits = limits_of(table, now)
+    for _ in range(3):
+        limits.add_sent(A, FLUSH_TOKENS)
+    await written()
+    assert await table.spending(A, now.seconds) == (FLUSH_TOKENS, 0, False)
+    now.seconds += FLUSH_SECONDS
+    limits.add_sent(A, 1)
+    await written()
+    assert await table.spending(A, now.seconds) == (3 * FLUSH_TOKENS + 1, 0, False)
 
 
 async def test_a_lost_store_does_not_forget_what_was_spent() -> None:
