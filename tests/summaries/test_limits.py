@@ -12,7 +12,15 @@ from proxy.core.request import Origin
 from proxy.engine.ports import SummaryRequest
 from proxy.store import SummaryTable
 from proxy.store.memory import MemoryBackend
-from proxy.summaries.limits import FLUSH_SECONDS, FLUSH_TOKENS, FRESH, PAUSE, UNKNOWN_WINDOW, SpendingLimits, SummaryConfig
+from proxy.summaries.limits import (
+    FLUSH_SECONDS,
+    FLUSH_TOKENS,
+    FRESH,
+    PAUSE,
+    UNKNOWN_WINDOW,
+    SpendingLimits,
+    SummaryConfig,
+)
 from tests.support.summary_fixtures import ROUTE, TENANT, entries_of, summary_request_of, summary_table, written
 
 A, B = b"a" * 32, b"b" * 32
