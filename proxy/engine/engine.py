@@ -23,6 +23,7 @@ from proxy.core.decisions import (
     CountedView,
     FinalDecision,
     Forward,
+    LookedUp,
     MeasuredRequest,
     NeedBlock,
     NeedFacts,
@@ -204,6 +205,8 @@ class Engine:
         progress: Progress = START
         while True:
             size = measured.size if measured.has_facts else measured.light_size
+            if isinstance(progress, LookedUp) and progress.record is not None:
+                size += progress.record.text_size  # counted, if this process has not seen it before
             decision = await offload(size, decide, measured, self._policy, progress)
             match decision:
                 case NeedRecord():

@@ -28,7 +28,7 @@ from proxy.engine.learned_routes import KnownRoutes, LearnedRoutes
 from proxy.engine.ports import Cache, Records
 from proxy.engine.reading import CountedBody, LocatedBody, Reader
 from proxy.engine.run import OBSERVED
-from proxy.offload import ITEM, offload
+from proxy.offload import load_of, offload
 
 ShrunkTools = Cache[tuple[bytes, str, str, int], tuple[str, int]]
 """Tools arrays that were made smaller, and their tokens: a bounded mapping."""
@@ -73,8 +73,7 @@ class Measurer:
 
         Raises ``InvalidRequest`` and ``NotFound``.
         """
-        mode = self.mode_of(request)
-        located = await self._reader.located(API_FORMATS[request.api], request.tenant, request.body)
+        mode, located = self.mode_of(request), await self.located(request)
         envelope = located.envelope
         known = (await self._routes.get(request, request.path_model or envelope.model)).known
         if mode == "off" or known.window is None:
@@ -149,7 +148,7 @@ class Measurer:
             request=request,
             known=replace(known, stated_window=stated),
             parsed=ParsedBody(reading.body, reading.scan, reading.items, envelope),
-            size=len(reading.body) + ITEM * len(reading.items),
+            size=load_of(len(reading.body), len(reading.items)),
             light_size=LIGHT_ITEM * len(reading.items),
             counts=counts,
             prefix_hashes=hashes,

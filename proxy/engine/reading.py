@@ -22,7 +22,7 @@ from proxy.core.tokens.tools import reads_declarations, tools_tokens
 from proxy.core.tool_calls import facts_of, join_written_results, with_written_call, with_written_result
 from proxy.core.tool_table import NO_TOOLS, ToolMap
 from proxy.engine.ports import Cache, Counter
-from proxy.offload import ITEM, offload
+from proxy.offload import LARGE, load_of, offload
 
 RECOUNTED = 1_024
 """Characters from which a text that stands in every view of a conversation is not counted again for each of them."""
@@ -166,8 +166,12 @@ class Reader:
     async def located(self, api_format: ApiFormat, tenant: bytes, body: bytes) -> LocatedBody:
         """As ``locate``, of a body with much that is new on a thread."""
         hasher, prefix = self._known_prefix(api_format, tenant, body)
-        new = len(body) - prefix.border if prefix else len(body)
-        return await offload(new, self._locate, api_format, tenant, body, hasher, prefix)
+        longer, size = None, len(body)
+        if prefix is not None and len(body) - prefix.border < LARGE:
+            longer = extend(body, api_format.LIST, prefix.scan, self.most)
+        if prefix is not None and longer is not None:
+            size = len(body) - prefix.border  # what does not continue the known list is scanned as a whole
+        return await offload(size, self._locate, api_format, tenant, body, hasher, prefix, longer)
 
     def locate(self, api_format: ApiFormat, tenant: bytes, body: bytes) -> LocatedBody:
         """Locate the items of *body* and read what is around them.
@@ -183,7 +187,7 @@ class Reader:
         """The longest prefix of *body* that was seen before, and the hash that found it; takes 0.1 ms for each MB."""
         if len(body) < PREFIX_FROM:
             return None, None
-        hasher = PrefixHasher(xxh3_128(tenant + api_format.API.encode(), SEED), body)
+        hasher = PrefixHasher(_scope(tenant, api_format.API), body)
         return hasher, hasher.find(self._prefixes)
 
     def _locate(
@@ -193,9 +197,12 @@ class Reader:
         body: bytes,
         hasher: PrefixHasher | None,
         prefix: CachedPrefix | None,
+        longer: Scan | None = None,
     ) -> LocatedBody:
+        """The located *body*, whose scan *longer* may be known."""
         try:
-            longer = extend(body, api_format.LIST, prefix.scan, self.most) if prefix else None
+            if longer is None and prefix is not None:
+                longer = extend(body, api_format.LIST, prefix.scan, self.most)
             where = longer or scan(body, api_format.LIST, self.most)
         except InvalidRequest:
             listed = api_format.with_item_list(body)
@@ -205,7 +212,7 @@ class Reader:
         if len(where.spans) > MANY and where.end - where.start < LEAST_ITEM * len(where.spans):
             raise InvalidRequest(f"{len(where.spans)} messages or items that hold hardly anything are no conversation.")
         raw = where.without_items(body)
-        name = _key(xxh3_128(tenant + api_format.API.encode(), SEED), raw)
+        name = _key(_scope(tenant, api_format.API), raw)
         envelope = self._envelopes.get(name)
         if envelope is None:
             envelope = self._envelopes[name] = read_envelope(_text(raw), api_format.OUTPUT_FIGURES)
@@ -222,8 +229,8 @@ class Reader:
         """The size of what was not counted before, as ``offload`` weighs it."""
         prefix = located.cached_prefix
         if prefix is None or prefix.counted_by != _measure(encoding, model):
-            return len(located.body) + ITEM * len(located.scan.spans)
-        return len(located.body) - prefix.border + ITEM * (len(located.scan.spans) - len(prefix.items))
+            return load_of(len(located.body), len(located.scan.spans))
+        return load_of(len(located.body) - prefix.border, len(located.scan.spans) - len(prefix.items))
 
     def count_body(
         self, api_format: ApiFormat, encoding: str, tenant: bytes, located: LocatedBody, model: str = ""
@@ -235,7 +242,7 @@ class Reader:
         prefix, spans, measure = located.cached_prefix, located.scan.spans, _measure(encoding, model)
         seen = _items_seen(prefix, located.scan, measure)
         count = self.count(encoding, model)
-        scope = xxh3_128(tenant + f"{api_format.API}\0{measure}\0".encode(), SEED)
+        scope = _scope(tenant, api_format.API, measure)
         items = seen + self._read_items(api_format, count, scope, located.body, spans[len(seen) :])
         if any(item.role == "user" for item in items[len(seen) :]):
             items = seen + join_written_results(items, len(seen))
@@ -295,7 +302,7 @@ class Reader:
 
     def recount(self, encoding: str, tenant: bytes, model: str = "") -> Meter:
         """As ``count``, for texts of this tenant that come again: what is long is counted once."""
-        scope = xxh3_128(tenant + f"{encoding}\0again\0".encode(), SEED)
+        scope = _scope(tenant, encoding, "again")
 
         def counted(text: str) -> int:
             if len(text) < RECOUNTED:
@@ -310,8 +317,7 @@ class Reader:
 
     def view_item(self, api_format: ApiFormat, encoding: str, tenant: bytes, model: str, raw: bytes) -> Item:
         """The item *raw*, which stands in a view only, without facts: the same one comes again with every request."""
-        scope = xxh3_128(tenant + f"{api_format.API}\0{_measure(encoding, model)}\0view\0".encode(), SEED)
-        name = _key(scope, raw)
+        name = _key(_scope(tenant, api_format.API, _measure(encoding, model), "view"), raw)
         item = self._items.get(name)
         if item is None:
             item = self._items[name] = api_format.read_item(raw, self.recount(encoding, tenant, model))
@@ -354,7 +360,7 @@ class Reader:
     ) -> tuple[Item, ...]:
         """The items of *body* with the facts of all calls and results, which only a compaction needs."""
         measure, count = _measure(encoding, model), self.count(encoding, model)
-        scope = xxh3_128(tenant + f"{api_format.API}\0{measure}\0".encode(), SEED)
+        scope = _scope(tenant, api_format.API, measure)
         items = list(body.items)
         for index, item in enumerate(items):
             if item.facts is UNREAD:
@@ -460,6 +466,11 @@ def _items_seen(prefix: CachedPrefix | None, where: Scan, measure: str) -> tuple
     if prefix is None or prefix.counted_by != measure or where.spans[: len(prefix.items)] != prefix.scan.spans:
         return ()
     return prefix.items
+
+
+def _scope(tenant: bytes, *parts: str) -> Any:
+    """Return the hash that the names of this tenant's texts begin with; *parts* say what is cached under them."""
+    return xxh3_128(b"\0".join([tenant, *map(str.encode, parts), b""]), SEED)
 
 
 @lru_cache(MOST_MEASURES)

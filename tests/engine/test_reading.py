@@ -7,6 +7,7 @@ import json
 import threading
 from collections import Counter as Tally
 from collections.abc import MutableMapping
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -380,3 +381,19 @@ async def test_items_that_come_again_in_a_body_are_read_once() -> None:
     reading = await house.read(json.dumps({"model": "m", "messages": messages}).encode())
     assert [item.tokens for item in reading.items] == [7, 6] * 50
     assert house.counter.asked["yes"] == 1
+
+
+async def test_a_known_beginning_does_not_bring_a_scan_of_all_to_the_loop() -> None:
+    """A large body is scanned on a thread if its end does not go on with the known list, however short that end is."""
+    house, threads = House(), set[int]()
+    body = whole([{"role": "user", "content": f"{at} " + "x" * 500} for at in range(2 * LARGE // 500)])
+    await house.read(body)
+
+    def no_list(_: bytes) -> None:
+        threads.add(threading.get_ident())
+
+    watched: Any = SimpleNamespace(**{**vars(chat), "with_item_list": no_list})
+    with pytest.raises(InvalidRequest, match="more than once"):
+        await house.reader.located(watched, ANN, body[:-1] + b', "messages": []}')
+    assert threads
+    assert threading.get_ident() not in threads
