@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import asyncio
 import json
 import os
@@ -17,6 +18,7 @@ import venv
 import zipfile
 from collections.abc import Sequence
 from dataclasses import dataclass
+from importlib.metadata import packages_distributions
 from pathlib import Path
 
 import aiohttp
@@ -24,6 +26,26 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+
+
+PARTS = {"multidict": "aiohttp", "yarl": "aiohttp", "pydantic_core": "pydantic"}
+"""Modules that a declared dependency always brings, since its own interface consists of their types."""
+
+
+def test_every_library_that_is_imported_is_declared() -> None:
+    """The test extra brings many more: an import that only it satisfies fails where nothing but Ullage is installed."""
+    imported: set[str] = set()
+    for path in (ROOT / "proxy").rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Import):
+                imported.update(name.name.partition(".")[0] for name in node.names)
+            elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+                imported.add(node.module.partition(".")[0])
+    outside = {PARTS.get(name, name) for name in imported - sys.stdlib_module_names - {"proxy"}}
+    declared = {re.split(r"[\[<>=;! ]", line)[0].lower() for line in PROJECT["dependencies"]}
+    brought_by = packages_distributions()
+    assert len(outside) > 15
+    assert [name for name in sorted(outside) if not declared.intersection(map(str.lower, brought_by[name]))] == []
 
 
 @dataclass(frozen=True)
