@@ -139,6 +139,27 @@ async def test_the_memory_store_holds_the_records(tmp_path: Path) -> None:
     assert faults == []
 
 
+async def test_a_record_that_the_cache_dropped_is_asked_of_the_store_again(tmp_path: Path) -> None:
+    """A process alone on its store asks it for nothing it wrote itself, until its cache has lost a record."""
+    tasks = Tasks(lambda name, error: None)
+    store = await open_store(
+        "memory", directory=tmp_path, key=b"k" * 32, spawn=tasks.spawn, warn=lambda event, facts: None
+    )
+    try:
+        replica, messages = Replica(store.records), agent_session(30, 300)
+        lengths = list(request_lengths(messages))
+        for end in lengths[:-1]:
+            await replica.view(messages[:end], WINDOW)
+        assert replica.records
+        assert store.state().hits == 0
+        replica.records.clear()
+        await replica.view(messages[: lengths[-1]], WINDOW)
+        assert store.state().hits == 1
+    finally:
+        await store.close()
+        await tasks.finish(1.0)
+
+
 async def test_a_damaged_record_is_written_anew() -> None:
     """Garbage under a record's key is as good as no record."""
     book, messages = DictRecords(), agent_session(20, 300)
