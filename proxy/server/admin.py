@@ -7,19 +7,18 @@ import json
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Final
 
-from aiohttp import web
-
 from proxy.core.errors import NotFound, Overloaded, TooManyRequests, UllageError, error_body
 from proxy.server.access import Access
 from proxy.server.admission import Drain
 from proxy.server.config import Limits, Metrics, Status
+from proxy.server.incoming import IncomingRequest
 from proxy.server.request import LIVE, READY, read_headers
 from proxy.server.response import ResponseWriter
 
 _ROOT: Final = "/ullage/api/"
 _STATUS: Final = "/ullage/api/status"
 
-Route = Callable[[web.BaseRequest, str], Awaitable[tuple[int, Mapping[str, object]]]]
+Route = Callable[[IncomingRequest, str], Awaitable[tuple[int, Mapping[str, object]]]]
 """A route below ``/ullage/api/``: from a request and the rest of its path to the status and the body."""
 
 OpenRoutes = Callable[[Access, Limits], Mapping[str, Route]]
@@ -51,7 +50,7 @@ class OwnRoutes:
         self._status = status
         self._added = added
 
-    async def answer(self, request: web.BaseRequest, path: str, out: ResponseWriter) -> None:
+    async def answer(self, request: IncomingRequest, path: str, out: ResponseWriter) -> None:
         """Write the whole answer."""
         retry_after: list[tuple[str, str]] = []
         try:
@@ -67,7 +66,7 @@ class OwnRoutes:
         out.write(body)
         out.finish()
 
-    async def _respond(self, request: web.BaseRequest, path: str) -> tuple[int, bytes, str]:
+    async def _respond(self, request: IncomingRequest, path: str) -> tuple[int, bytes, str]:
         name, _, rest = path.removeprefix(_ROOT).partition("/")
         if path.startswith(_ROOT) and name in self._added:
             status, value = await self._added[name](request, rest)
