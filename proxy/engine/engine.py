@@ -434,7 +434,7 @@ class BoundEngine:
 
     @property
     def overhead(self) -> float:
-        """The seconds that planning has chunks so far."""
+        """The seconds that planning has taken so far."""
         self._run.pause_planning()
         self._run.resume_planning()
         return self._run.overhead

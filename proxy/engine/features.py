@@ -46,7 +46,7 @@ class Planning(Protocol):
 
     @property
     def overhead(self) -> float:
-        """The seconds that planning has chunks so far."""
+        """The seconds that planning has taken so far."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -62,7 +62,7 @@ class Run:
     """One request under way.
 
     ``sent`` counts the bodies that were sent, ``overflows`` the refusals, ``overhead`` the seconds that planning took.
-    ``reply`` is in hand and ``chunks`` are the bytes read from it so far. ``instead`` is what the client gets if none is
+    ``reply`` is in hand, ``chunks`` are the bytes read from it so far. ``instead`` is what the client gets if none is
     in hand: the reply to the first body that was too long, or the generation before the one under way.
     ``unsure`` is a view and a refusal of it that teaches only once something smaller was answered.
     """

@@ -186,7 +186,9 @@ class UpstreamCalls:
         """True if a fallback's *upstream* is not the one that the caller chose, and has a key for."""
         return upstream != self._catalogue.resolve(fallback.asked_model).upstream
 
-    async def _overflow_in(self, reply: Reply, view: View, chunks: list[bytes], *, is_believed: bool) -> Overflow | None:
+    async def _overflow_in(
+        self, reply: Reply, view: View, chunks: list[bytes], *, is_believed: bool
+    ) -> Overflow | None:
         """The overflow that *reply* to *view* is; None if it is none, or one that cannot be true.
 
         What is read to find out is added to *chunks* as it comes, so that none is lost if this fails; of an overflow it
