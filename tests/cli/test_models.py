@@ -185,7 +185,8 @@ def test_a_table_of_models_fits_80_columns(monkeypatch: pytest.MonkeyPatch) -> N
     show_models([long], wide=False)
     lines = console.file.getvalue().splitlines()  # type: ignore[attr-defined]
     assert max(map(len, lines)) <= 80
-    assert "".join(line[:20].strip() for line in lines[1:]).startswith("a-model-with-a-name")
+    width = lines[0].index("upstream")
+    assert "".join(line[:width].strip() for line in lines[1:]) == long["model"]
     assert all(figure in lines[1] for figure in ("128,000", "4,096", "o200k_base", "1.05"))
 
 
