@@ -130,7 +130,7 @@ class Engine:
         """Answer a request for the tokens of a conversation: those of the view that would be sent."""
         decision = await self.first_plan(request, dry_run=True)
         run.pause_planning()
-        report = self._report(run, decision.view).but(api=COUNT_TOKENS, event=False)
+        report = self._report(run, decision.view).with_(api=COUNT_TOKENS, event=False)
         return await self._counts.answer(run, decision, report)
 
     async def proceed(self, run: Run, request: Request) -> Outcome:
@@ -334,19 +334,19 @@ class Engine:
     def _unanswered(self, run: Run, delivery: Undelivered) -> Outcome:
         if delivery.refused is not None:
             report = self._report(run, delivery.refused.view)
-            report = report.but(outcome="refused", reason="context_length_exceeded")
+            report = report.with_(outcome="refused", reason="context_length_exceeded")
             return Refusal(report, delivery.refused.error)
         first = run.first_overflow
         if first is None:
             raise Unreachable("sending is only given up after an overflow")
-        report = self._report(run, first.view).but(outcome="degraded", reason="overflow")
+        report = self._report(run, first.view).with_(outcome="degraded", reason="overflow")
         return Answer(report, first.reply, first.head)
 
     def report(self, decision: Forward | Reject) -> Report:
         """The report of *decision*, of which nothing was sent."""
         report = report_of(decision.view, self._policy)
         if isinstance(decision, Reject):
-            return report.but(outcome="refused", reason="context_length_exceeded")
+            return report.with_(outcome="refused", reason="context_length_exceeded")
         return report
 
     def _report(self, run: Run, view: View) -> Report:
@@ -453,9 +453,9 @@ class Continuation:
         return self._run.reply
 
     @property
-    def taken(self) -> list[bytes]:
+    def chunks(self) -> list[bytes]:
         """The bytes read so far from the reply in hand. Add to them what is read on, so that a fault loses none."""
-        return self._run.taken
+        return self._run.chunks
 
     async def send(self, view: CountedView, extend: Extend) -> Continued:
         """Send *view* with what *extend* appends; after an overflow a smaller one, by the same model."""

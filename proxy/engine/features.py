@@ -75,7 +75,7 @@ class Resend(Protocol):
         """The reply in hand."""
 
     @property
-    def taken(self) -> list[bytes]:
+    def chunks(self) -> list[bytes]:
         """The bytes read so far from the reply in hand; add to them what is read, so that a fault loses none."""
 
     async def send(self, view: CountedView, extend: Extend) -> Continued:

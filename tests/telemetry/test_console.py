@@ -92,7 +92,7 @@ def test_a_narrow_terminal_gets_less(terminal: Terminal, expected: str) -> None:
 @pytest.mark.parametrize("terminal", [56], indirect=True)
 def test_a_long_name_loses_its_middle(terminal: Terminal) -> None:
     """A model's name is shortened only when nothing else is left to leave out."""
-    (line,) = terminal.lines(COMPACTED.but(model="meta-llama/Llama-4-Scout-17B-16E-Instruct"))
+    (line,) = terminal.lines(COMPACTED.with_(model="meta-llama/Llama-4-Scout-17B-16E-Instruct"))
     assert len(plain(line)) <= 57
     assert "…" in line
     assert plain(line).endswith("17,076 → 1,510 of 4,096 (37 %)")
@@ -113,11 +113,11 @@ def test_a_long_name_loses_its_middle(terminal: Terminal) -> None:
             "200 chat m verbatim 812 tokens 285 ms",
         ),
         (
-            COMPACTED.but(outcome="degraded", reason="fallback", fallback="big", retries=1),
+            COMPACTED.with_(outcome="degraded", reason="fallback", fallback="big", retries=1),
             "200 chat gpt-4o by big degraded (fallback) fold 17,076 → 1,510 of 4,096 (37 %) sent 2 times 285 ms",
         ),
         (
-            COMPACTED.but(outcome="refused", reason="context_length_exceeded", status=400, tokens_after=4000),
+            COMPACTED.with_(outcome="refused", reason="context_length_exceeded", status=400, tokens_after=4000),
             "400 chat gpt-4o refused (context_length_exceeded) fold 17,076 → 4,000 of 4,096 (98 %) 285 ms",
         ),
         (Report("r", "", status=404, outcome="refused"), "404 refused 285 ms"),
