@@ -14,7 +14,7 @@ from proxy.core.apis.envelope import continues_stored
 from proxy.core.errors import Forbidden, Unauthorized
 from proxy.core.http_headers import CREDENTIAL_ORDER, CREDENTIALS
 from proxy.server.config import ServerConfig
-from proxy.server.request import RequestHeaders, api_path, plain_path
+from proxy.server.request import RequestHeaders, RequestPath, api_path, plain_path
 
 # RFC 7239 and what proxies sent before it: https://www.rfc-editor.org/rfc/rfc7239#section-4.
 _FORWARDED: Final = ("forwarded", "x-forwarded-for", "x-forwarded-host", "x-real-ip")
@@ -41,10 +41,9 @@ class Caller(msgspec.Struct):
     headers: RequestHeaders
     tenant: bytes = b""
 
-    @property
-    def may_be_remembered(self) -> bool:
-        """True if the same head may be taken for this caller's when its connection brings it again."""
-        return _NOT_REPEATED.isdisjoint(self.headers.by_name)
+    def may_return(self, path: RequestPath) -> bool:
+        """True if the same head for *path* may be taken for this caller's when its connection brings it again."""
+        return path.api != "relay" and _NOT_REPEATED.isdisjoint(self.headers.by_name)
 
 
 class Access:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Final
 
@@ -15,6 +16,7 @@ from proxy.server.incoming import IncomingRequest
 from proxy.server.request import LIVE, READY, read_headers
 from proxy.server.response import ResponseWriter
 
+_LOG: Final = logging.getLogger(__name__)
 _ROOT: Final = "/ullage/api/"
 _STATUS: Final = "/ullage/api/status"
 
@@ -59,8 +61,11 @@ class OwnRoutes:
             status, body, kind = error.status, error_body(error, "chat"), "application/json"
             if isinstance(error, Overloaded | TooManyRequests):
                 retry_after = [("retry-after", str(error.retry_after))]
-            if not request.content.is_eof():
-                out.keep_alive = False
+        except Exception as fault:  # noqa: BLE001 - a bug costs one request, never the connection
+            _LOG.error("own route failed", exc_info=fault)
+            status, body, kind = UllageError.status, error_body(UllageError(), "chat"), "application/json"
+        if not request.content.is_eof():
+            out.keep_alive = False
         headers = [("content-type", kind), ("content-length", str(len(body))), ("cache-control", "no-store")]
         out.start(status, [*headers, *retry_after], sized=True)
         out.write(body)

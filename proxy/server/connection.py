@@ -45,10 +45,12 @@ from aiohttp import StreamReader, web
 from aiohttp.http_exceptions import HttpProcessingError, LineTooLong
 from aiohttp.http_parser import RawRequestMessage
 from aiohttp.streams import EMPTY_PAYLOAD
+from msgspec import structs
 
 from proxy.core.errors import InvalidRequest, UllageError, error_body
 from proxy.server.access import Caller
-from proxy.server.incoming import IncomingRequest, RepeatedHead, incoming, read_head
+from proxy.server.incoming import IncomingRequest, RepeatedHead, read_head
+from proxy.server.request import RequestPath
 from proxy.server.response import ResponseWriter
 
 _LOG: Final = logging.getLogger(__name__)
@@ -164,7 +166,6 @@ class Connection(web.RequestHandler):
         "_due",
         "_handle",
         "_head",
-        "_message",
         "_missing",
         "_refusals",
         "_repeated",
@@ -178,7 +179,6 @@ class Connection(web.RequestHandler):
         self._refusals = refusals
         self.request: IncomingRequest | None = None
         self.caller: Caller | None = None
-        self._message: RawRequestMessage | None = None
         self._head = b""
         self._due = 0
         self._repeated: tuple[RepeatedHead, Caller] | None = None
@@ -200,11 +200,11 @@ class Connection(web.RequestHandler):
         if self.idle:
             self.force_close()
 
-    def remember(self, caller: Caller) -> None:
-        """Take a request with the same head as the one under way for *caller*'s, from now on."""
-        if self._head and self._message is not None:
+    def remember(self, caller: Caller, path: RequestPath) -> None:
+        """Take a request with the same head as the one for *path* under way for *caller*'s, if that is allowed."""
+        if self._head and self.request is not None and caller.may_return(path):
             with contextlib.suppress(ValueError):
-                self._repeated = RepeatedHead(self._head, self._message), caller
+                self._repeated = RepeatedHead(self._head, self.request), caller
 
     # What arrives.
 
@@ -244,7 +244,7 @@ class Connection(web.RequestHandler):
             self._missing = start + length - len(data)
             body = None
         self.caller = caller
-        request = incoming(self, head.message, content, length, body)
+        request = structs.replace(head.request, content=content, content_length=length, body=body)
         self._messages.append(cast("Any", (request, content)))
         waiter.set_result(None)
         if len(data) > start + length:
@@ -283,7 +283,10 @@ class Connection(web.RequestHandler):
         try:
             while not self._force_close:
                 if not self._messages:
-                    await self._wait()
+                    # While there is a waiter, aiohttp closes the connection when the keep-alive time is over.
+                    self._waiter = self._loop.create_future()
+                    await self._waiter
+                    self._waiter = None
                 request = self._next()
                 if request is None or not await self._answered(request):
                     break
@@ -292,20 +295,13 @@ class Connection(web.RequestHandler):
                     closing = self._process_keepalive
                     self._keepalive_handle = self._loop.call_at(self._next_keepalive_close_time, closing)
         except asyncio.CancelledError:
+            self._waiter = None
             self.force_close()
             raise
         if not self._force_close:
             self._task_handler = None
             if self.transport is not None:
                 self.transport.close()
-
-    async def _wait(self) -> None:
-        """Wait for a request. While it waits, aiohttp closes the connection when the keep-alive time is over."""
-        self._waiter = self._loop.create_future()
-        try:
-            await self._waiter
-        finally:
-            self._waiter = None
 
     async def _answered(self, request: IncomingRequest) -> bool:
         """Answer *request*. Return False if it was the connection's last."""
@@ -343,12 +339,21 @@ class Connection(web.RequestHandler):
         if not isinstance(message, RawRequestMessage):
             self._refuse(message.exc)
             return None
-        self._message = message
         declared = message.headers.get("Content-Length")
         length = None
         if declared is not None:
             length = int(declared)
-        return incoming(self, message, content, length)
+        return IncomingRequest(
+            self,
+            message.method,
+            message.path,
+            message.version,
+            message.headers,
+            message.raw_headers,
+            not message.should_close,
+            content,
+            length,
+        )
 
     def _refuse(self, error: HttpProcessingError) -> None:
         """Answer bytes that are no request, and repeat none of them."""

@@ -190,8 +190,7 @@ class Handler:
             raise self._drain.refusal()
         if not caller.tenant:
             caller.tenant = self._access.admit(caller.headers)
-            if call.path.api != "relay" and caller.may_be_remembered:
-                connection.remember(caller)
+            connection.remember(caller, call.path)
         headers, tenant = caller.headers, caller.tenant
         path = call.path.path
         if request.method == "CONNECT" or not path.startswith("/"):

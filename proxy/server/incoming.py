@@ -8,7 +8,8 @@ from typing import Final
 
 import msgspec
 from aiohttp import HttpVersion, StreamReader, web
-from aiohttp.http_parser import RawRequestMessage
+from aiohttp.streams import EMPTY_PAYLOAD
+from msgspec import structs
 from multidict import CIMultiDictProxy
 
 RawHeaders = tuple[tuple[bytes, bytes], ...]
@@ -54,28 +55,6 @@ class IncomingRequest(msgspec.Struct):
         return self.protocol.transport
 
 
-def incoming(
-    protocol: web.RequestHandler,
-    message: RawRequestMessage,
-    content: StreamReader,
-    length: int | None,
-    body: bytes | None = None,
-) -> IncomingRequest:
-    """Return the request whose head was parsed to *message*, with a body of *length* bytes."""
-    return IncomingRequest(
-        protocol,
-        message.method,
-        message.path,
-        message.version,
-        message.headers,
-        message.raw_headers,
-        not message.should_close,
-        content,
-        length,
-        body,
-    )
-
-
 def read_head(data: bytes) -> tuple[bytes, int]:
     """Return the head with which *data* begins, and the bytes of the whole request.
 
@@ -95,18 +74,18 @@ class RepeatedHead:
     """A head that may come again on its connection, byte for byte but for the length of the body.
 
     A client sends the same head all day, and parsing it anew gives the same fields anew. Only the digits of its
-    Content-Length may differ; a head in which anything else does goes to the parser. ``message`` is what the parser made
-    of it.
+    Content-Length may differ; a head in which anything else does goes to the parser. ``request`` is the first request
+    with this head, without its body.
     """
 
-    __slots__ = ("_after", "_before", "message")
+    __slots__ = ("_after", "_before", "request")
 
-    def __init__(self, head: bytes, message: RawRequestMessage) -> None:
-        """*head* is one from ``read_head``, *message* what the parser made of it. Raises ``ValueError`` for others."""
+    def __init__(self, head: bytes, request: IncomingRequest) -> None:
+        """*head* is one from ``read_head``, *request* what was parsed of it. Raises ``ValueError`` if they differ."""
         length = _LENGTH.search(head)
-        if length is None or message.headers.getall("Content-Length") != [length[1].decode()]:
+        if length is None or request.headers.getall("Content-Length", []) != [length[1].decode()]:
             raise ValueError("not a head with one Content-Length")
-        self.message = message
+        self.request = structs.replace(request, content=EMPTY_PAYLOAD)
         self._before = head[: length.start(1)]
         self._after = head[length.end(1) :]
 
