@@ -222,8 +222,6 @@ class Connection(web.RequestHandler):
                 self._due = size - len(data)
         elif self._due > 0:
             self._due -= len(data)
-        if self._due < 0:
-            self._head = b""
         super().data_received(data)
 
     def _begin_repeated(self, data: bytes) -> bool:

@@ -200,6 +200,7 @@ async def test_a_request_in_two_pieces_is_read_as_one(cut, warm):
         writer.write(chat(b"next"))
         assert await answered(reader) == "200"
         assert bodies(at)[warm:] == [request.partition(b"\r\n\r\n")[2], b'{"model":"m","x":"next"}']
+        assert went_past_the_parser(at, -2, -1) == (cut >= request.index(b"{"))
 
 
 @pytest.mark.parametrize("step", [1, 50, 170, 1000])
@@ -348,3 +349,54 @@ async def test_the_end_of_a_connection_ends_nothing_else(caplog):
         assert await asyncio.wait_for(reader.read(), 5) == b""
         assert [record.message for record in caplog.records] == ["connection failed"]
         assert (await at.chat()).line == "HTTP/1.1 200 OK"
+
+
+async def test_a_head_is_never_taken_for_that_of_another_request():
+    """Heads that arrive while others are answered are not mixed up with theirs."""
+    async with running_server() as at:
+        may_go_on = asyncio.Event()
+
+        async def script(heard, reader, writer):
+            await may_go_on.wait()
+            writer.write(at.stage.reply)
+
+        at.stage.script = script
+        reader, writer = await at.connect()
+        kinds = [b"POST /v1/chat/completions", b"POST /v1/messages", b"POST /v1/embeddings"]
+        heads = [HEAD.replace(kinds[0], kind).replace(b"Key: k", b"Key: k%d" % at) for at, kind in enumerate(kinds)]
+        for head in heads:
+            writer.write(chat(b"a", head))
+            await asyncio.sleep(0.05)
+        may_go_on.set()
+        assert [await answered(reader) for _ in heads] == ["200"] * 3
+        for head in reversed(heads):
+            writer.write(chat(b"b", head))
+            assert await answered(reader) == "200"
+        lines = [(heard.line.split()[1], heard.all("x-api-key")[0]) for heard in at.stage.heard]
+        assert lines[:3] == lines[:2:-1]
+        assert len(set(lines)) == 3
+
+
+async def test_the_answer_to_a_body_that_nobody_wants_arrives():
+    """What still comes of it is read for a while: closing at once would reset the connection."""
+    async with running_server(ServerConfig("up", limits=Limits(body=1000))) as at:
+        reader, writer = await at.connect()
+        writer.write(HEAD % 400_000)
+        for _ in range(4):
+            await asyncio.sleep(0.05)
+            writer.write(b" " * 100_000)
+        assert await answered(reader) == "413"
+        assert await asyncio.wait_for(reader.read(), 5) == b""
+
+
+async def test_nothing_is_left_of_an_upload_whose_client_leaves():
+    """Neither the call of the upstream nor the task that reads the body."""
+    async with running_server() as at:
+        at.stage.script = lambda heard, reader, writer: reader.read()
+        before = len(asyncio.all_tasks())
+        reader, writer = await at.connect()
+        writer.write(b"POST /v1/files HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\na")
+        assert await eventually(lambda: at.server.in_flight == 1)
+        await asyncio.sleep(0.1)
+        writer.close()
+        assert await eventually(lambda: len(asyncio.all_tasks()) == before)
