@@ -267,13 +267,6 @@ class Connection(web.RequestHandler):
         self._reading_paused = True
         self._pause_transport_reading()
 
-    def connection_lost(self, exc: BaseException | None) -> None:
-        """Fail the body that is being read, and cancel what is under way."""
-        request = self.request
-        if request is not None and isinstance(request.content, StreamReader):
-            request.content.set_exception(exc or ConnectionResetError("the client left"))
-        super().connection_lost(exc)
-
     # The loop.
 
     async def start(self) -> None:

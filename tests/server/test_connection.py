@@ -3,6 +3,8 @@
 import asyncio
 
 import pytest
+from aiohttp import web
+from aiohttp.base_protocol import BaseProtocol
 
 from proxy.server import Limits, ServerConfig
 from tests.support.server_fixture import eventually, read_request, running_server
@@ -142,6 +144,25 @@ async def test_long_headers_up_to_the_limit_pass():
         got = await at.chat(b"{}", "X-Long: " + "a" * 30_000)
         assert got.all("x-long") == ["b" * 30_000]
         assert at.stage.heard[0].all("x-long") == ["a" * 30_000]
+
+
+def test_the_names_of_aiohttp_that_are_used_exist():
+    """They are private: a new minor version may rename them, and then this says so first."""
+    used = {
+        "_messages",
+        "_waiter",
+        "_handler_waiter",
+        "_request_in_progress",
+        "_task_handler",
+        "_force_close",
+        "_close",
+    }
+    used |= {"_next_keepalive_close_time", "_keepalive_handle", "_keepalive_timeout", "_lingering_time"}
+    used |= {"_payload_parser", "_message_tail", "_max_msg_queue_size", "_msg_queue_resume_size"}
+    assert used <= set(web.RequestHandler.__slots__)
+    assert {"_parser", "_upgraded", "_reading_paused", "_buffer_paused", "_loop"} <= set(BaseProtocol.__slots__)
+    for name in ("_process_keepalive", "_resume_reading_if_drained", "_pause_transport_reading", "_drain_helper"):
+        assert callable(getattr(web.RequestHandler, name))
 
 
 HEAD = b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nX-Api-Key: k\r\nContent-Length: %d\r\nX-Last: 1\r\n\r\n"
@@ -394,7 +415,7 @@ async def test_nothing_is_left_of_an_upload_whose_client_leaves():
     async with running_server() as at:
         at.stage.script = lambda heard, reader, writer: reader.read()
         before = len(asyncio.all_tasks())
-        reader, writer = await at.connect()
+        _, writer = await at.connect()
         writer.write(b"POST /v1/files HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\na")
         assert await eventually(lambda: at.server.in_flight == 1)
         await asyncio.sleep(0.1)
