@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import Final
 
 from proxy import settings as configuration
-from proxy.cli.offline import offline_engine
 from proxy.cli.session_files import Message, Session, read_sessions
 from proxy.core.decisions import Reject
 from proxy.core.errors import UllageError
 from proxy.core.request import Request
 from proxy.engine.engine import Engine
+from proxy.offline import offline_engine
 from proxy.settings import Prices, Settings
 from proxy.tokenizers import Tokenizers
 from proxy.upstream_wiring import open_catalogue

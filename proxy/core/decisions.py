@@ -224,8 +224,8 @@ class MeasuredRequest:
     def schedule(self, policy: Policy, layout: Layout, budget: TokenBudget) -> Schedule:
         """The schedule of this conversation's compactions under *budget*."""
         rules = policy.rules
-        if self.parsed.envelope.stored:
-            # Calls whose results are here, and results whose calls are, may be what the provider keeps.
+        if self.parsed.envelope.stored or self.request.options.keep_items:
+            # Of a stored history, calls whose results are here and results whose calls are may be at the provider's.
             rules = replace(rules, enabled_stages=replace(rules.enabled_stages, fold=False, drop=False))
         return Schedule(self.parsed.items, layout, budget, rules)
 
