@@ -46,7 +46,7 @@ class FailOpen:
         if run.request.purpose == "compress":
             raise UllageError  # the caller asked for nothing to be sent
         if run.reply is not None:
-            return self._untouched_answer(run, run.reply, b"".join(run.taken))
+            return self._untouched_answer(run, run.reply, b"".join(run.chunks))
         if run.instead is not None:
             return self._untouched_answer(run, *run.instead)
         upstream, model, body = self._destination(run.request)
