@@ -10,6 +10,8 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Final
 
+from msgspec import structs
+
 from proxy.core.decisions import API_FORMATS, Reject, UncountedView
 from proxy.core.models import Route
 from proxy.core.report import Report
@@ -56,17 +58,17 @@ class Compress(Feature):
             return Refusal(report, error, error.api)
         planned = await self._planned(request, wanted)
         decision, report = await engine.preview(planned)
-        report = report.but(api=API, overhead_seconds=engine.overhead)
+        report = structs.replace(report, api=API, overhead_seconds=engine.overhead)
         if isinstance(decision, Reject):
             return Refusal(report, decision.error, wanted.api)
         view = decision.view
         if isinstance(view, UncountedView):
             measured = await engine.measure(planned, ASSUMED_WINDOW)
             tokens = int(measured.counts.total * measured.known.token_ratio)
-            report = report.but(tokens_before=tokens, tokens_after=tokens, bounded=False)
+            report = structs.replace(report, tokens_before=tokens, tokens_after=tokens, bounded=False)
         if wanted.target is not None and (report.tokens_after or 0) > wanted.target:
             refusal = UnusableBody(f"No view is smaller than {report.tokens_after} tokens: raise target.", wanted.api)
-            return Refusal(report.but(outcome="refused", reason=refusal.code), refusal, wanted.api)
+            return Refusal(structs.replace(report, outcome="refused", reason=refusal.code), refusal, wanted.api)
         body = await offload(len(view.body), answer_body, view.body, report)
         return Answer(report, LocalReply(body))
 
