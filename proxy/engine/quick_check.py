@@ -241,6 +241,8 @@ class QuickCheck:
             budget, mark = route.limits.get(output) or self._limits(route, output)
             if allowance is None or len(body) + allowance > mark or options.compact_now:
                 return None
+            if self._policy.sizes and self._policy.history_cap(route.known.route, options.task_size) is not None:
+                return None
             bound = len(body) + allowance
         session = ""
         if textual.metadata or textual.prompt_cache_key:
