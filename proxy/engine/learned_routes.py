@@ -346,7 +346,8 @@ class LearnedRoutes:
 class RememberedRoute:
     """A known route that holds while ``generation`` is current and until the monotonic second ``until``.
 
-    ``limits`` are the input budget and the lowest mark, by output figure and size of task, in tokens, as the quick check finds them.
+    ``limits`` are the input budget and the lowest mark in tokens, by output figure and size of task, as the quick check
+    finds them.
     """
 
     known: KnownRoute
