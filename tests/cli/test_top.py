@@ -160,7 +160,8 @@ async def test_a_closed_proxy_says_what_to_do(status: int, problem: str) -> None
     async def answer(request: web.Request) -> web.Response:
         return web.Response(status=status)
 
-    async with TestServer(web.Application()) as server:
-        server.app.router.add_get("/metrics", answer)
+    app = web.Application()
+    app.router.add_get("/metrics", answer)
+    async with TestServer(app) as server:
         with pytest.raises(CannotRead, match=problem):
             await asyncio.to_thread(read, str(server.make_url("/")), "")
