@@ -24,7 +24,7 @@ from proxy.core.errors import UpstreamUnreachable
 from proxy.core.models import Catalogue
 from proxy.core.overflow.classify import Classifier
 from proxy.core.tokens.budget import Allocation, Buffers, Marks, Shares
-from proxy.engine.engine import Engine, EngineSettings
+from proxy.engine.engine import Engine
 from proxy.engine.features import Features
 from proxy.engine.learned_routes import KnownRoutes, LearnedRoutes, NoticeCallback, ignore_notice
 from proxy.engine.measuring import Measurer, ShrunkTools
@@ -33,6 +33,7 @@ from proxy.engine.quick_check import QuickCheck
 from proxy.engine.reading import Reader
 from proxy.engine.records import CompactionRecords
 from proxy.engine.retries import Retries
+from proxy.engine.token_counts import TokenCounts
 from proxy.engine.upstream_calls import CallSettings, UpstreamCalls
 from proxy.features.opening import FeatureParts, OpenHistory, open_features
 from proxy.server import Limits, ListedUpstream, Models, ServerConfig, no_headers
@@ -101,7 +102,7 @@ def open_engine(
     measurer = Measurer(catalogue, routes, reader, store.records, learned, features, policy, mode, shrunk_tools)
     retries = Retries(measurer, learned)
     sending = UpstreamCalls(upstream, catalogue, measurer, retries, classifier, calls or CallSettings(), faults)
-    counting = {each.name: each.count_tokens for each in settings.upstreams}
+    counted_by = {each.name: each.count_tokens for each in settings.upstreams}
     return Engine(
         catalogue,
         quick_check,
@@ -112,7 +113,8 @@ def open_engine(
         retries,
         classifier,
         features,
-        EngineSettings(policy, counting),
+        TokenCounts(measurer, learned, sending, counted_by),
+        policy,
         time.perf_counter,
         faults,
     )

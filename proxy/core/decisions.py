@@ -258,10 +258,10 @@ class LookedUp:
 class Written:
     """A record for ``target``: ours, or another replica's; None if the view needs no compaction.
 
-    ``found.record`` is the record before this one.
+    ``lookup.record`` is the record before this one.
     """
 
-    found: LookedUp
+    lookup: LookedUp
     target: CompactionTarget
     record: CompactionRecord | None
     lowered_output: int | None
@@ -381,7 +381,7 @@ class NeedFacts:
 class NeedBlock:
     """Write the texts of a compaction and store its record."""
 
-    found: LookedUp
+    lookup: LookedUp
     target: CompactionTarget
     compaction: Compaction
     lowered_output: int | None

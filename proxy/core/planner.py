@@ -122,38 +122,38 @@ def _before_lookup(measured: MeasuredRequest, policy: Policy) -> Decision:
     return NeedRecord()
 
 
-def _after_lookup(measured: MeasuredRequest, policy: Policy, found: LookedUp) -> Decision:
+def _after_lookup(measured: MeasuredRequest, policy: Policy, lookup: LookedUp) -> Decision:
     target = measured.target
-    if target.is_plain and found.record is None and not measured.tools_json and provider_compacts(measured):
-        return Forward(verbatim(measured, found.layout))
-    if found.requested and not target.dry_run:
-        share = found.share if target.share is None else target.share
+    if target.is_plain and lookup.record is None and not measured.tools_json and provider_compacts(measured):
+        return Forward(verbatim(measured, lookup.layout))
+    if lookup.requested and not target.dry_run:
+        share = lookup.share if target.share is None else target.share
         target = replace(target, force=True, wait_for_summary=True, max_loss="any", share=share)
-    if target.force and target.limit is None and _was_compacted_here(found):
+    if target.force and target.limit is None and _was_compacted_here(lookup):
         # Asked again at the same boundary: nothing more happens.
         target = replace(target, force=False, wait_for_summary=False)
-    return _planned(measured, policy, found, target)
+    return _planned(measured, policy, lookup, target)
 
 
-def _planned(measured: MeasuredRequest, policy: Policy, found: LookedUp, target: CompactionTarget) -> Decision:
+def _planned(measured: MeasuredRequest, policy: Policy, lookup: LookedUp, target: CompactionTarget) -> Decision:
     """The next step towards *target*: an existing record is verified, a new compaction needs its block."""
-    last = found.record.compaction if found.record else None
+    last = lookup.record.compaction if lookup.record else None
     compaction, lowered_output = last, None
     if last is not None or not _is_below_high_mark(measured, policy, target):
-        decided = decided_before(measured, policy, found, target)
-        compaction, lowered_output = decided or choose_compaction(measured, policy, found.layout, last, target)
+        decided = decided_before(measured, policy, lookup, target)
+        compaction, lowered_output = decided or choose_compaction(measured, policy, lookup.layout, last, target)
     edited = bool(measured.tools_json) or lowered_output is not None
     if _exceeds(target.max_loss, compaction, last, edited):
         return TooLossy()
     if compaction is None:
-        return _verified(measured, policy, Written(found, target, None, lowered_output))
-    if found.record is not None and compaction == last:
-        return _verified(measured, policy, Written(found, target, found.record, lowered_output))
+        return _verified(measured, policy, Written(lookup, target, None, lowered_output))
+    if lookup.record is not None and compaction == last:
+        return _verified(measured, policy, Written(lookup, target, lookup.record, lowered_output))
     if not measured.has_facts:
         return NeedFacts()  # the texts of a compaction are about calls and results
     at_same_boundary = last is not None and last.boundary == compaction.boundary
     replaces = target.replaces or target.force or at_same_boundary
-    return NeedBlock(found, replace(target, replaces=replaces), compaction, lowered_output)
+    return NeedBlock(lookup, replace(target, replaces=replaces), compaction, lowered_output)
 
 
 def _verified(measured: MeasuredRequest, policy: Policy, written: Written) -> Decision:
@@ -164,12 +164,12 @@ def _verified(measured: MeasuredRequest, policy: Policy, written: Written) -> De
     excess = to_our_tokens(view.expected_tokens, measured.known.token_ratio) - room
     if excess <= 0:
         return Forward(view)
-    found = _go_on_from(written)
-    tighter_targets = () if _is_hopeless(measured, policy, found.layout, view) else TIGHTER_TARGETS
+    lookup = _go_on_from(written)
+    tighter_targets = () if _is_hopeless(measured, policy, lookup.layout, view) else TIGHTER_TARGETS
     for tighter in tighter_targets:
         target = tighter(measured, written, view, excess)
         if target is not None:
-            return _planned(measured, policy, found, target)
+            return _planned(measured, policy, lookup, target)
     if excess > guessed_tokens(view) and is_certain(view, reserve):
         return Reject(refusal(view, reserve), view)
     return Forward(view)  # only guesses are too much: the provider judges
@@ -185,13 +185,13 @@ def _is_hopeless(measured: MeasuredRequest, policy: Policy, layout: Layout, view
 
 def _go_on_from(written: Written) -> LookedUp:
     """Return what is known after a record was written: it is the newest one now."""
-    found = written.found
-    wrote = found.wrote or written.record is not found.record
-    return replace(found, record=written.record or found.record, wrote=wrote)
+    lookup = written.lookup
+    wrote = lookup.wrote or written.record is not lookup.record
+    return replace(lookup, record=written.record or lookup.record, wrote=wrote)
 
 
-def _was_compacted_here(found: LookedUp) -> bool:
-    return found.record is not None and found.record.compaction.boundary == found.layout.count
+def _was_compacted_here(lookup: LookedUp) -> bool:
+    return lookup.record is not None and lookup.record.compaction.boundary == lookup.layout.count
 
 
 def _exceeds(max_loss: MaxLoss, compaction: Compaction | None, last: Compaction | None, edited: bool) -> bool:
@@ -281,15 +281,15 @@ def provider_compacts(measured: MeasuredRequest) -> bool:
 
 
 def decided_before(
-    measured: MeasuredRequest, policy: Policy, found: LookedUp, target: CompactionTarget
+    measured: MeasuredRequest, policy: Policy, lookup: LookedUp, target: CompactionTarget
 ) -> tuple[Compaction, int] | None:
     """Return the decision of this very request when it came before, with its lowered output figure."""
-    record, budget = found.record, measured.budget_for(target)
-    if record is None or not record.lowered_output or not target.is_plain or not _was_compacted_here(found):
+    record, budget = lookup.record, measured.budget_for(target)
+    if record is None or not record.lowered_output or not target.is_plain or not _was_compacted_here(lookup):
         return None
     if target.lower_output == "never" or record.lowered_output >= budget.reserve:
         return None
-    schedule = measured.schedule(policy, found.layout, budget)
+    schedule = measured.schedule(policy, lookup.layout, budget)
     if not schedule.fits(record.compaction, budget.input_budget(record.lowered_output)):
         return None
     return record.compaction, record.lowered_output

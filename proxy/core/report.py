@@ -74,7 +74,7 @@ class Report(msgspec.Struct, frozen=True):
     recalls: int = 0
     recall_tokens: int = 0
 
-    def but(self, **changes: Any) -> Report:
+    def with_(self, **changes: Any) -> Report:
         """The same report with some facts *changed*."""
         return msgspec.structs.replace(self, **changes)
 

@@ -27,12 +27,12 @@ PRUNE_ATTEMPTS = 3
 
 def build_view(measured: MeasuredRequest, written: Written) -> CountedView:
     """The view after *written*: what the client sent, with the record's texts and the edits beside the items."""
-    found, target, record = written.found, written.target, written.record
+    lookup, target, record = written.lookup, written.target, written.record
     if record is None and not measured.tools_json and written.lowered_output is None:
         budget = measured.budget_for(replace(target, keep_addition=True))
         in_vain = target.wait_for_summary and target.limit is None
-        edits = Edits(previous=found.first, nothing_to_fold=in_vain)
-        return replace(verbatim(measured, found.layout, budget), edits=edits)
+        edits = Edits(previous=lookup.first, nothing_to_fold=in_vain)
+        return replace(verbatim(measured, lookup.layout, budget), edits=edits)
     return _compacted(measured, written)
 
 
@@ -52,8 +52,8 @@ def verbatim(measured: MeasuredRequest, layout: Layout | None, budget: TokenBudg
 
 
 def _compacted(measured: MeasuredRequest, written: Written) -> CountedView:
-    found, target, record = written.found, written.target, written.record
-    parsed, layout = measured.parsed, found.layout
+    lookup, target, record = written.lookup, written.target, written.record
+    parsed, layout = measured.parsed, lookup.layout
     budget = measured.budget_for(target)
     has_addition = bool(measured.addition.tokens) and target.keep_addition and record is not None
     items = _items_of(measured, layout, record, measured.addition.note if has_addition else "")
@@ -71,7 +71,7 @@ def _compacted(measured: MeasuredRequest, written: Written) -> CountedView:
     if target.keep_addition and not has_addition:
         budget = without_addition_room(budget, measured.addition.tokens)
     tokens = budget.fixed - measured.counts.roles.system + items.tokens
-    last = found.record.compaction if found.record else None
+    last = lookup.record.compaction if lookup.record else None
     stages = record.compaction.stages if record else ()
     used = {
         "tools": measured.tools_json,
@@ -90,8 +90,8 @@ def _compacted(measured: MeasuredRequest, written: Written) -> CountedView:
         summary=items.summary_tokens,
         edits=Edits(
             record=record,
-            previous=found.first,
-            compacted_now=found.wrote or (record is not None and record.compaction != last),
+            previous=lookup.first,
+            compacted_now=lookup.wrote or (record is not None and record.compaction != last),
             lowered_output=written.lowered_output,
             tools_shrunk=bool(measured.tools_json),
             addition=has_addition,
@@ -167,14 +167,14 @@ def _pruned(view: CountedView, policy: Policy, layout: Layout, reserve: int) -> 
     measured, rules = view.measured, policy.rules
     items, count = measured.parsed.items, layout.count
     pairs = list(pairs_of(items, 0, count)) if rules.prune_pass.prune else []
-    pen = RenderOptions(measured.count, policy.tools)
+    options = RenderOptions(measured.count, policy.tools)
     over = _excess(view, reserve)
     for _ in range(PRUNE_ATTEMPTS):
         placeholders = oldest_results(pairs, items, over)
         if placeholders is None:
             return None
         compaction = Compaction(count, 0, 0, placeholders=placeholders, stages=("prune",))
-        block, edits = write_texts(measured.original(layout), compaction, pen)
+        block, edits = write_texts(measured.original(layout), compaction, options)
         budget = view.budget
         record = CompactionRecord(VERSION, compaction, block, edits, budget.window, budget.reserve, budget.fixed)
         smaller = _with_reserve(view, layout, record, reserve)
@@ -189,12 +189,12 @@ def _with_reserve(view: CountedView, layout: Layout, record: CompactionRecord | 
     """The view of *record* with an output figure of at least *reserve* tokens, if that is less than was asked for."""
     measured, budget = view.measured, view.budget
     unshrunk = replace(measured, budget=budget, tools_json="")
-    found = LookedUp(layout, record)
-    written = Written(found, measured.target, record, None)
+    lookup = LookedUp(layout, record)
+    written = Written(lookup, measured.target, record, None)
     output: int | None = None
     if measured.requested_output is not None and reserve < budget.reserve:
-        made = _compacted(unshrunk, replace(written, lowered_output=reserve)) if record else view
-        used = to_our_tokens(made.expected_tokens, measured.known.token_ratio)
+        compacted = _compacted(unshrunk, replace(written, lowered_output=reserve)) if record else view
+        used = to_our_tokens(compacted.expected_tokens, measured.known.token_ratio)
         output = min(budget.reserve, max(reserve, budget.window - used - budget.window // 64))
     if record is None and output is None:
         return view

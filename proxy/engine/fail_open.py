@@ -44,7 +44,7 @@ class FailOpen:
         Raises what the upstream raises.
         """
         if run.reply is not None:
-            return self._untouched_answer(run, run.reply, b"".join(run.taken))
+            return self._untouched_answer(run, run.reply, b"".join(run.chunks))
         if run.instead is not None:
             return self._untouched_answer(run, *run.instead)
         upstream, model, body = self._destination(run.request)

@@ -151,8 +151,8 @@ class CompactionRecords:
 
         A dry run stores nothing.
         """
-        found, target, compaction = need.found, need.target, need.compaction
-        layout, before, budget = found.layout, found.record, measured.budget_for(target)
+        lookup, target, compaction = need.lookup, need.target, need.compaction
+        layout, before, budget = lookup.layout, lookup.record, measured.budget_for(target)
         original = measured.original(layout)
         if before is not None and same_block(compaction, before.compaction):
             # Its block stays, and with it the summary that is in it.
@@ -177,20 +177,20 @@ class CompactionRecords:
         )
         if not target.dry_run:
             record = await self._saved(measured, need, record)
-        return Written(found, target, record, record.lowered_output or need.lowered_output)
+        return Written(lookup, target, record, record.lowered_output or need.lowered_output)
 
     async def _saved(self, measured: MeasuredRequest, need: NeedBlock, record: CompactionRecord) -> CompactionRecord:
         """*record* once it is stored, or another replica's at this boundary, if that fits too."""
-        layout, target, boundary = need.found.layout, need.target, record.compaction.boundary
+        layout, target, boundary = need.lookup.layout, need.target, record.compaction.boundary
         hashes, tenant, route = measured.prefix_hashes, measured.request.tenant, measured.known.route.name
         name, root = hashes[boundary - 1], measured.root_hash(layout)
         stored = await self._records.save(tenant, root, route, name, dump(record), replace=target.replaces)
-        theirs = load(stored, len(hashes))
-        if theirs is not None and theirs.compaction.boundary == boundary:
+        stored_record = load(stored, len(hashes))
+        if stored_record is not None and stored_record.compaction.boundary == boundary:
             budget = measured.budget_for(target)
-            room = budget.input_budget(theirs.lowered_output or budget.reserve)
-            if measured.schedule(self._policy, layout, budget).fits(theirs.compaction, room):
-                record = theirs
+            room = budget.input_budget(stored_record.lowered_output or budget.reserve)
+            if measured.schedule(self._policy, layout, budget).fits(stored_record.compaction, room):
+                record = stored_record
         self._cached[route, name] = record
         self._looked_up[route, name] = True
         return record
@@ -200,10 +200,10 @@ class CompactionRecords:
 
         Without the store replicas have different summaries, and none is used: their views must be equal.
         """
-        compaction, target, before = need.compaction, need.target, need.found.record
+        compaction, target, before = need.compaction, need.target, need.lookup.record
         if self._summaries is None or not compaction.text_tokens or not self._records.reachable():
             return None
-        passage = self._passage(measured, need.found.layout, compaction.cut, before.compaction if before else None)
+        passage = self._passage(measured, need.lookup.layout, compaction.cut, before.compaction if before else None)
         if passage is None:
             return None
         if self._waits_for_summary(measured, target):

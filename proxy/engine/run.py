@@ -62,7 +62,7 @@ class Run:
     """One request under way.
 
     ``sent`` counts the bodies that were sent, ``overflows`` the refusals, ``overhead`` the seconds that planning took.
-    ``reply`` is in hand and ``taken`` are the bytes read from it so far. ``instead`` is what the client gets if none is
+    ``reply`` is in hand, ``chunks`` are the bytes read from it so far. ``instead`` is what the client gets if none is
     in hand: the reply to the first body that was too long, or the generation before the one under way.
     ``unsure`` is a view and a refusal of it that teaches only once something smaller was answered.
     """
@@ -77,7 +77,7 @@ class Run:
         self.unsure: tuple[View, Overflow] | None = None
         self.upstream = ""
         self.reply: Reply | None = None
-        self.taken: list[bytes] = []
+        self.chunks: list[bytes] = []
         self.instead: tuple[Reply, bytes] | None = None
         self._clock = clock
         self._began = clock()
@@ -100,8 +100,8 @@ class Run:
     def sending(self, upstream: str) -> None:
         """Note that a body goes to *upstream*; the reply in hand is what the client gets if none follows."""
         if self.reply is not None:
-            self.instead = self.reply, b"".join(self.taken)
-        self.upstream, self.reply, self.taken = upstream, None, []
+            self.instead = self.reply, b"".join(self.chunks)
+        self.upstream, self.reply, self.chunks = upstream, None, []
 
     def set_aside(self) -> None:
         """Close the reply in hand: all that matters of it was read."""
@@ -115,7 +115,7 @@ class Run:
         self.set_aside()
         if self.reply is None:
             return
-        head = b"".join(self.taken)
+        head = b"".join(self.chunks)
         if self.first_overflow is None:
             self.first_overflow = FirstOverflow(view, self.reply, head)
         if self.instead is None:

@@ -119,7 +119,7 @@ class UpstreamCalls:
             hides_usage = await self._call(run, view)
             reply = run.reply
             assert reply is not None
-            overflow = await self._overflow_in(reply, view, run.taken, is_believed=after_overflow)
+            overflow = await self._overflow_in(reply, view, run.chunks, is_believed=after_overflow)
         except (UpstreamUnreachable, UpstreamTimeout):
             run.drop()
             if is_fallback and after_overflow:
@@ -132,7 +132,7 @@ class UpstreamCalls:
             run.overflows += not is_fallback
             run.drop()
             return NOT_NEWS
-        return Accepted(reply, b"".join(run.taken), hides_usage)
+        return Accepted(reply, b"".join(run.chunks), hides_usage)
 
     async def send_unwatched(self, run: Run, view: View) -> Reply:
         """Send *view* and return whatever is replied. Raises ``UpstreamUnreachable`` and ``UpstreamTimeout``."""
@@ -186,14 +186,16 @@ class UpstreamCalls:
         """True if a fallback's *upstream* is not the one that the caller chose, and has a key for."""
         return upstream != self._catalogue.resolve(fallback.asked_model).upstream
 
-    async def _overflow_in(self, reply: Reply, view: View, taken: list[bytes], *, is_believed: bool) -> Overflow | None:
+    async def _overflow_in(
+        self, reply: Reply, view: View, chunks: list[bytes], *, is_believed: bool
+    ) -> Overflow | None:
         """The overflow that *reply* to *view* is; None if it is none, or one that cannot be true.
 
-        What is read to find out is added to *taken* as it comes, so that none is lost if this fails; of an overflow it
+        What is read to find out is added to *chunks* as it comes, so that none is lost if this fails; of an overflow it
         is everything. A claim is held against what is known of the request, which costs a count; a provider that was
         believed once *is_believed* again.
         """
-        claim, judge = await self._claim_in(reply, taken)
+        claim, judge = await self._claim_in(reply, chunks)
         if claim is None or judge is None or not self._retries.may_retry(claim):
             return None
         if not is_believed:
@@ -202,16 +204,16 @@ class UpstreamCalls:
             claim = await asyncio.to_thread(judge, prior) if large else judge(prior)
         return claim if self._retries.may_retry(claim) else None
 
-    async def _claim_in(self, reply: Reply, taken: list[bytes]) -> tuple[Overflow | None, Judge | None]:
+    async def _claim_in(self, reply: Reply, chunks: list[bytes]) -> tuple[Overflow | None, Judge | None]:
         """The overflow that *reply* claims to be, and what judges the claim."""
         if reply.status >= 400:
-            if not await _read(reply, taken, ERROR_BYTES):
+            if not await _read(reply, chunks, ERROR_BYTES):
                 return None, None
-            judge = partial(self._classifier.answer, reply.status, reply.headers, b"".join(taken))
+            judge = partial(self._classifier.answer, reply.status, reply.headers, b"".join(chunks))
             return judge(NOTHING_KNOWN), judge
         if reply.status == 200:
             opening = EarlyOverflowDetector(self._classifier, reply.headers)
-            return await _watch(reply, taken, opening), opening.overflow_for
+            return await _watch(reply, chunks, opening), opening.overflow_for
         return None, None
 
 
@@ -221,36 +223,36 @@ def _without_credentials(headers: Headers) -> Headers:
 
 
 def _uncompressed(headers: Headers) -> Headers:
-    """*headers* that ask for no content coding: an event can only be taken out of what can be read."""
+    """*headers* that ask for no content coding: an event can only be chunks out of what can be read."""
     return [*(pair for pair in headers if pair[0].lower() != "accept-encoding"), ("Accept-Encoding", "identity")]
 
 
-async def _watch(reply: Reply, taken: list[bytes], opening: EarlyOverflowDetector) -> Overflow | None:
+async def _watch(reply: Reply, chunks: list[bytes], opening: EarlyOverflowDetector) -> Overflow | None:
     """Hold the opening of an answer until it is clear what it is; all of it, if it is an overflow.
 
     However small the request is by our count: a window that is believed too large makes every request look small.
     """
-    taken.append(await reply.next_chunk())
+    chunks.append(await reply.next_chunk())
     loop = asyncio.get_running_loop()
     deadline = loop.time() + HOLD_SECONDS
-    while taken[-1] and opening.feed(taken[-1]) == "undecided":
+    while chunks[-1] and opening.feed(chunks[-1]) == "undecided":
         chunk = await _before(deadline, reply.next_chunk())
         if chunk is None:
             return None
-        taken.append(chunk)
+        chunks.append(chunk)
     if opening.verdict == "content" or opening.finish() != "overflow":
         return None
-    return opening.overflow if await _read(reply, taken, ERROR_BYTES, deadline) else None
+    return opening.overflow if await _read(reply, chunks, ERROR_BYTES, deadline) else None
 
 
-async def _read(reply: Reply, taken: list[bytes], limit: int, deadline: float | None = None) -> bool:
-    """Add the rest of a reply to *taken*, up to *limit* bytes; True if that was all of it."""
+async def _read(reply: Reply, chunks: list[bytes], limit: int, deadline: float | None = None) -> bool:
+    """Add the rest of a reply to *chunks*, up to *limit* bytes; True if that was all of it."""
     size = 0
     while size <= limit:
         chunk = await (reply.next_chunk() if deadline is None else _before(deadline, reply.next_chunk()))
         if not chunk:
             return chunk is not None
-        taken.append(chunk)
+        chunks.append(chunk)
         size += len(chunk)
     return False
 

@@ -78,7 +78,7 @@ class Call(msgspec.Struct):
     def note(self, reason: str, status: int = 0) -> None:
         """Record the reason of a bad end in the report, unless it has one."""
         report = self.report
-        self.report = report.but(reason=report.reason or reason, status=self.out.status or status)
+        self.report = report.with_(reason=report.reason or reason, status=self.out.status or status)
 
 
 class Handler:
@@ -246,7 +246,7 @@ class Handler:
             outcome = await answer(parsed)
         except (UpstreamUnreachable, UpstreamTimeout) as error:
             model = parsed.path_model or named_model(parsed.body, complete=True)
-            call.report = call.report.but(model=model, upstream=error.upstream)
+            call.report = call.report.with_(model=model, upstream=error.upstream)
             raise
         # A stream may last for minutes and needs nothing of its request any more.
         del body, plain, parsed
@@ -271,7 +271,7 @@ class Handler:
             self._faults.report("after", call.report.request_id, fault)
             return
         if was_cut and call.report.reason in ("", *_SENT_HOW):
-            call.report = call.report.but(reason="silently_truncated")
+            call.report = call.report.with_(reason="silently_truncated")
 
     async def _relay(self, request: web.BaseRequest, call: Call, headers: RequestHeaders, reader: BodyReader) -> None:
         """Relay a request of any other route to its upstream, and pass the answer on."""
@@ -326,7 +326,7 @@ class Handler:
         upstream = self._config.default_upstream
         if model:
             upstream = self._route(model)
-        call.report = call.report.but(model=model, upstream=upstream)
+        call.report = call.report.with_(model=model, upstream=upstream)
         return upstream
 
     async def _list(self, model: str, call: Call, headers: RequestHeaders) -> None:
@@ -348,11 +348,11 @@ class Handler:
         if is_responses and not self._config.websockets:
             raise response.UpgradeRefused
         upstream = self._upstream_of(call, parse_qs(query).get("model", [""])[0])
-        call.report = call.report.but(stream=True)
+        call.report = call.report.with_(stream=True)
         self._access.check_stateless("GET", path, upstream)
         reply = await self._upstream.upgrade(upstream, call.path.path_qs, headers.end_to_end)
         if reply.status == websocket.SWITCHING:
-            call.report = call.report.but(status=reply.status)
+            call.report = call.report.with_(status=reply.status)
             await websocket.relay(request, call.out, reply)
         elif is_responses:
             # Clients of this route go on without a WebSocket at once after 426, and repeat the upgrade after others.
@@ -374,7 +374,7 @@ class Handler:
         is_stream = reply.header("content-type").startswith("text/event-stream")
         if is_stream and not call.report.stream:
             report = call.report
-            changed = partial(report.but, stream=True)
+            changed = partial(report.with_, stream=True)
             call.report = self._faults.attempt("answer", report.request_id, changed, report)
         encoding = reply.header("content-encoding")
         is_readable = is_stream and not encoding
@@ -422,7 +422,7 @@ class Handler:
                 return
             if not request.content.is_eof():
                 out.keep_alive = False
-            call.report = call.report.but(outcome="refused", reason=call.report.reason or error.code)
+            call.report = call.report.with_(outcome="refused", reason=call.report.reason or error.code)
             response.refuse(out, error, call.path.error_api, call.report, call.cors)
         except ClientLeft:
             call.note("client_left", _LEFT)

@@ -23,6 +23,7 @@ import structlog
 from proxy.core import report as core_report
 from proxy.core.errors import Overloaded
 from proxy.core.report import DURATION, Report, SummaryReport
+from proxy.telemetry.console import Console, uses_colors
 
 Level = Literal["debug", "info", "warning", "error"]
 Format = Literal["auto", "json", "console"]
@@ -74,17 +75,16 @@ ALLOWED = frozenset(_KEYS) | frozenset(
 class Logs:
     """The logger of a process. Build one, hand it in, close it last.
 
-    Lines go to *fd* (standard output). ``None`` for *colors*: coloured if that is a terminal.
+    Lines go to *fd* (standard output). ``None`` for *colors*: as the terminal and its user want it.
     """
 
     def __init__(
         self, level: Level = "info", style: Format = "auto", fd: int = 1, *, colors: bool | None = None
     ) -> None:
         self.writer = LineWriter(fd)
-        is_terminal = os.isatty(fd)
         self._render: Callable[[Line], bytes] = msgspec.json.encode
-        if style == "console" or (style == "auto" and is_terminal):
-            self._render = _Console(colors=is_terminal if colors is None else colors)
+        if style == "console" or (style == "auto" and os.isatty(fd)):
+            self._render = Console(fd, colors=uses_colors(fd) if colors is None else colors)
         self._level = logging.getLevelNamesMapping()[level.upper()]
         self.log: structlog.typing.FilteringBoundLogger = structlog.wrap_logger(
             _Sink(self.writer),
@@ -275,16 +275,6 @@ _NOT_ENCODED = (UnicodeEncodeError, OverflowError)
 
 def _plain_json(line: Line) -> bytes:
     return json.dumps(msgspec.to_builtins(line)).encode()
-
-
-class _Console:
-    def __init__(self, *, colors: bool) -> None:
-        self._render = structlog.dev.ConsoleRenderer(colors=colors, pad_event_to=24)
-
-    def __call__(self, line: Line) -> bytes:
-        fields: Fields = msgspec.to_builtins(line)
-        shown = {name: value for name, value in fields.items() if value not in (None, "", [], {}, False)}
-        return str(self._render(None, "", shown)).encode("utf-8", "replace")
 
 
 class _Sink:

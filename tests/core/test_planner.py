@@ -123,7 +123,7 @@ def test_above_the_high_mark_a_block_is_needed_and_then_the_view_fits() -> None:
     request = measured(LONG)
     need = decide(request, PLANNING, looked_up(request))
     assert isinstance(need, NeedBlock)
-    assert need.compaction.boundary in need.found.layout.boundaries
+    assert need.compaction.boundary in need.lookup.layout.boundaries
     final = decide(request, PLANNING, written(request, need))
     assert isinstance(final, Forward)
     assert final.view.edits.compacted_now

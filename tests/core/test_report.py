@@ -81,6 +81,6 @@ def test_a_report_cannot_be_changed() -> None:
     report = Report("r", "chat", model="m")
     with pytest.raises(AttributeError):
         report.status = 200  # type: ignore[misc]
-    later = report.but(status=200)
+    later = report.with_(status=200)
     assert (report.status, later.status, later.model) == (0, 200, "m")
     assert Report("r", "chat").regions is not Report("r", "chat").regions

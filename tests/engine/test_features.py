@@ -52,7 +52,7 @@ class Noting(Feature):
 def test_a_feature_is_called_for_what_concerns_it(request_: Request, concerned: list[type[Feature]]) -> None:
     """By a marker in the body of its API, or by what the request is for; in the order of the wiring."""
     features = Features([Preparing(), Noting(), Compacting()])
-    assert features.may_concern(request_) is bool(concerned)
+    assert features.markers == {"chat": (b"special",)}
     assert [type(each) for each in features.concerned(request_)] == concerned
 
 
@@ -62,4 +62,4 @@ def test_only_overridden_hooks_are_called() -> None:
     features = Features([Preparing(), noting])
     assert features.noting == [noting]
     assert (features.adding, features.continuing, features.answering_planned) == (None, [], [])
-    assert not Features().may_concern(Request("chat", b'{"special": 1}', TENANT, "r", purpose="compact"))
+    assert Features([noting]).markers == {}

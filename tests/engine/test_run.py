@@ -41,7 +41,7 @@ async def test_the_first_overflow_is_what_the_client_gets_if_nothing_follows() -
     under_way, replies = run(), [ScriptedReply(400, []), ScriptedReply(400, [])]
     for number, reply in enumerate(replies):
         under_way.sending("stub")
-        under_way.reply, under_way.taken = reply, [b"no ", b"%d" % number]
+        under_way.reply, under_way.chunks = reply, [b"no ", b"%d" % number]
         under_way.overflowed(view)
     assert under_way.reply is None
     assert under_way.first_overflow is not None
@@ -54,7 +54,7 @@ async def test_the_first_overflow_is_what_the_client_gets_if_nothing_follows() -
 def test_the_generation_before_is_what_the_client_gets_if_the_next_one_fails() -> None:
     """A reply that was read and set aside is given back while another body is sent."""
     under_way, reply = run(), ScriptedReply(200, [])
-    under_way.reply, under_way.taken = reply, [b"first"]
+    under_way.reply, under_way.chunks = reply, [b"first"]
     under_way.set_aside()
     under_way.sending("stub")
     assert under_way.instead is not None

@@ -27,7 +27,7 @@ from proxy.core.report import Report
 from proxy.core.request import Mode, Options, Request
 from proxy.core.tokens.budget import Marks, Shares
 from proxy.core.tool_table import ToolMap
-from proxy.engine.engine import Counting, Engine, EngineSettings
+from proxy.engine.engine import Engine
 from proxy.engine.features import Feature, Features
 from proxy.engine.learned_routes import KnownRoutes, LearnedRoutes
 from proxy.engine.measuring import Measurer
@@ -37,6 +37,7 @@ from proxy.engine.reading import Reader
 from proxy.engine.records import CompactionRecords
 from proxy.engine.retries import Retries
 from proxy.engine.run import report_of
+from proxy.engine.token_counts import CountedBy, TokenCounts
 from proxy.engine.upstream_calls import CallSettings, UpstreamCalls
 from proxy.settings import Settings, overflow_rules, tool_map
 from proxy.settings.tools import Tools
@@ -199,7 +200,7 @@ class Replica:
         upstream: Upstream | None = None,
         catalogue: Catalogue | None = None,
         mode: Mode = "on",
-        counting: Mapping[str, Counting] | None = None,
+        counting: Mapping[str, CountedBy] | None = None,
         clock: Clock = time.perf_counter,
         calls: CallSettings | None = None,
         features: FeaturesOf = without_features,
@@ -233,7 +234,8 @@ class Replica:
             retries,
             classifier(),
             hooks,
-            EngineSettings(policy, counting or {}),
+            TokenCounts(self.measurer, self.learned, self.calls, counting or {}),
+            policy,
             clock,
             faults,
         )

@@ -13,8 +13,8 @@ from proxy.core.errors import UllageError
 from proxy.core.models import Catalogue, ModelRule, Route
 from proxy.core.report import Report, Usage
 from proxy.core.request import Mode, Options, Request
-from proxy.engine.engine import Counting
 from proxy.engine.ports import Answer, Outcome, Refusal, Reply, Upgradable
+from proxy.engine.token_counts import CountedBy
 from proxy.tasks import FaultPhase, Faults
 from tests.stub import Rules, judge
 from tests.stub.rules import Wording, overflow_error
@@ -165,7 +165,7 @@ class EngineFixture:
         self,
         window: int | None = WINDOW,
         mode: Mode = "on",
-        counting: Counting = "auto",
+        counting: CountedBy = "auto",
         rules: Sequence[ModelRule] = (),
         policy: Policy = POLICY,
         features: FeaturesOf = without_features,

@@ -240,7 +240,7 @@ def test_a_flood_of_refusals_is_counted_instead_of_written(logged):
     full = Report("r", "chat", outcome="refused", reason="overloaded", status=503)
     for _ in range(MOST_REFUSALS + 25):
         logs.request_done(full, 0.001)
-    logs.request_done(full.but(reason="request_too_large", status=413), 0.001)
+    logs.request_done(full.with_(reason="request_too_large", status=413), 0.001)
     logs.log_refusals()
     logs.log_refusals()
     logs.request_done(full, 0.001)

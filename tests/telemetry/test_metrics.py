@@ -106,7 +106,7 @@ def test_recalls_are_counted_with_what_they_took():
     report = Report("r", "chat", model="m", outcome="compacted", stages=("fold", "recall"))
     telemetry.observe(report, 1.0)
     assert not any(name.startswith("ullage_recall") for name, _ in shown(telemetry))
-    telemetry.observe(report.but(recalls=2, recall_tokens=900), 1.0)
+    telemetry.observe(report.with_(recalls=2, recall_tokens=900), 1.0)
     found = shown(telemetry)
     assert value(found, "ullage_recalls_total", model="m") == 2
     assert value(found, "ullage_recall_tokens_total", model="m") == 900
@@ -117,7 +117,7 @@ def test_nothing_of_a_refused_request_went_upstream():
     """A refused request counts as a request and by what the client sent, and adds nothing to what went upstream."""
     telemetry = Telemetry("0")
     report = Report("r", "chat", model="m", status=400, outcome="refused", window=100, budget=90)
-    telemetry.observe(report.but(tokens_before=500, tokens_after=200, stages=("tools",)), 0.1)
+    telemetry.observe(report.with_(tokens_before=500, tokens_after=200, stages=("tools",)), 0.1)
     found = shown(telemetry)
     route = {"api": "chat", "model": "m", "upstream": "", "status": "400", "outcome": "refused"}
     assert value(found, "ullage_requests_total", **route) == 1
@@ -164,8 +164,8 @@ def test_tokens_are_counted_by_region_and_borrowed_share():
     """Regions and what parts borrowed are added up; labels are the fixed names of both."""
     telemetry = Telemetry("0")
     report = Report("r", "chat", model="m", tokens_before=900, tokens_after=900, window=2000, budget=1800)
-    telemetry.observe(report.but(regions={"system": 100, "tool": 800, "reserve": 200}, borrowed={"older": 50}), 0.1)
-    telemetry.observe(report.but(regions={"system": 100, "summary": 300}), 0.1)
+    telemetry.observe(report.with_(regions={"system": 100, "tool": 800, "reserve": 200}, borrowed={"older": 50}), 0.1)
+    telemetry.observe(report.with_(regions={"system": 100, "summary": 300}), 0.1)
     found = shown(telemetry)
     name = "ullage_region_tokens_total"
     regions = {dict(labels)["region"]: count for (series, labels), count in found.items() if series == name}
@@ -178,9 +178,9 @@ def test_a_window_is_shown_with_its_source():
     telemetry = Telemetry("0")
     report = Report("r", "chat", model="m", upstream="u", tokens_before=9, tokens_after=9, window=8000, source="table")
     telemetry.observe(report, 0.1)
-    telemetry.observe(report.but(window=500, source="request"), 0.1)
+    telemetry.observe(report.with_(window=500, source="request"), 0.1)
     assert value(shown(telemetry), "ullage_window_tokens", upstream="u", model="m", source="table") == 8000
-    telemetry.observe(report.but(window=4096, source="server"), 0.1)
+    telemetry.observe(report.with_(window=4096, source="server"), 0.1)
     found = shown(telemetry)
     assert value(found, "ullage_window_tokens", upstream="u", model="m", source="server") == 4096
     assert value(found, "ullage_window_tokens", upstream="u", model="m", source="table") == 0
@@ -191,7 +191,7 @@ def test_a_window_is_shown_once_whatever_the_outcome():
     """Requests with another outcome change the same gauge, and it changes back."""
     telemetry = Telemetry("0")
     table = Report("r", "chat", model="m", upstream="u", tokens_before=9, tokens_after=9, window=8000, source="table")
-    server = table.but(outcome="compacted", window=4096, source="server")
+    server = table.with_(outcome="compacted", window=4096, source="server")
     for report, sizes in ((table, (8000, 0)), (server, (0, 4096)), (table, (8000, 0)), (table, (8000, 0))):
         telemetry.observe(report, 0.1)
         found = {dict(labels).get("source"): size for (_, labels), size in shown(telemetry).items()}
@@ -204,9 +204,9 @@ def test_projects_are_labels_as_bounded_as_models():
     report = Report("r", "chat", tokens_before=20, tokens_after=10)
     telemetry.observe(report, 0.1)
     for number in range(MOST_MODELS + 3):
-        telemetry.observe(report.but(project=f"p{number}", task_size="tiny"), 0.1)
-    telemetry.observe(report.but(task_size="large"), 0.1)
-    telemetry.observe(report.but(project="p0", task_size="tiny", outcome="refused"), 0.1)
+        telemetry.observe(report.with_(project=f"p{number}", task_size="tiny"), 0.1)
+    telemetry.observe(report.with_(task_size="large"), 0.1)
+    telemetry.observe(report.with_(project="p0", task_size="tiny", outcome="refused"), 0.1)
     found = shown(telemetry)
     names = {dict(labels)["project"] for name, labels in found if name == "ullage_project_requests_total"}
     assert len(names) == MOST_MODELS + 1  # the names, with the empty one among them, and what is beyond them

@@ -268,7 +268,7 @@ def _texts(original: OriginalItems, indexes: Sequence[int]) -> dict[int, ItemTex
 def _placeholder_line(original: OriginalItems, pair: Pair, placeholder: Placeholder, options: RenderOptions) -> str:
     """The line that stands for one result; under an old one the names that it mentioned."""
     name, arguments = _call_of(original, pair, options.tools)
-    target = _up_to_target_length(_target(name, arguments, options.tools))
+    target = _up_to_target_length(call_target(name, arguments, options.tools))
     error = ""
     if not pair.result.ok:
         error = _up_to_target_length(failure_line(_result_text(original, pair)))
@@ -297,7 +297,7 @@ def _call_of(original: OriginalItems, pair: Pair, tools: ToolMap) -> tuple[str, 
     return "tool", "{}"
 
 
-def _target(name: str, arguments: str, tools: ToolMap) -> str:
+def call_target(name: str, arguments: str, tools: ToolMap) -> str:
     """The target of a call: a path or the like, else its command, else the argument that the table of tools names."""
     targets = tools.targets(name, arguments)
     if targets:

@@ -140,7 +140,7 @@ class ClientCompaction(Feature):
         model = request.path_model or envelope.model
         body, content_type = response(compaction, item, kind, model, int(self._now()), stream=envelope.stream)
         report = report_of_local(measured, tokens_before=compaction.input_tokens, overhead_seconds=engine.overhead)
-        return Answer(report.but(window=measured.known.window or ASSUMED_WINDOW), LocalReply(body, content_type))
+        return Answer(report.with_(window=measured.known.window or ASSUMED_WINDOW), LocalReply(body, content_type))
 
 
 def is_unable(kind: Kind, outcome: Outcome) -> bool:

@@ -73,7 +73,7 @@ class SummaryAnswers(Feature):
         name = hashlib.sha256(request.request_id.encode() + text.encode()).hexdigest()[:24]
         model = request.path_model or envelope.model
         answer = TextAnswer(text, tokens, name, model, int(self._now()), _wants_usage(envelope))
-        report = report.but(
+        report = report.with_(
             outcome="compacted",
             reason=SERVED,
             tokens_after=tokens,

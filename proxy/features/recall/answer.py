@@ -93,15 +93,15 @@ async def rewritten_reply(session: RecallSession, reply: Reply, resend: Resend) 
     """
     earlier: list[Any] = []
     while True:
-        value, taken = await _read_object(reply, resend.taken)
+        value, chunks = await _read_object(reply, resend.chunks)
         if value is None:
-            return reply, taken
+            return reply, chunks
         output = session.api.output_of(value)
         if output is None:
-            return reply, taken
+            return reply, chunks
         calls = session.api.calls(output)
         if not earlier and not calls:
-            return reply, taken
+            return reply, chunks
         session.add_usage(value.get("usage"))
         if not calls or not session.may_ask_again() or session.api.is_truncated(value):
             return RewrittenReply(reply, dumped(session.api.merged(value, earlier))), b""
@@ -110,19 +110,19 @@ async def rewritten_reply(session: RecallSession, reply: Reply, resend: Resend) 
         earlier.append(output)
 
 
-async def _read_object(reply: Reply, taken: list[bytes]) -> tuple[dict[str, Any] | None, bytes]:
+async def _read_object(reply: Reply, chunks: list[bytes]) -> tuple[dict[str, Any] | None, bytes]:
     """Return the object in the body of a 200, and all bytes read of it; None if there is none, or if it is too large.
 
-    *taken* holds the bytes that were read before, and grows.
+    *chunks* holds the bytes that were read before, and grows.
     """
-    size = sum(map(len, taken))
+    size = sum(map(len, chunks))
     while size <= MOST_BYTES:
         chunk = await reply.next_chunk()
         if not chunk:
             break
-        taken.append(chunk)
+        chunks.append(chunk)
         size += len(chunk)
-    body = b"".join(taken)
+    body = b"".join(chunks)
     if reply.status != 200 or size > MOST_BYTES:
         return None, body
     return value_of(ContentDecoder(reply.header("content-encoding"), MOST_BYTES).feed(body)), body
@@ -307,14 +307,14 @@ class MergedReply:
 
 async def _failure(reply: Reply, head: bytes) -> RecallFailed:
     """Return the error that the next generation was refused with, in the upstream's own words."""
-    taken, size = [head], len(head)
+    chunks, size = [head], len(head)
     while size <= ERROR_BYTES:
         chunk = await reply.next_chunk()
         if not chunk:
             break
-        taken.append(chunk)
+        chunks.append(chunk)
         size += len(chunk)
-    value = value_of(ContentDecoder(reply.header("content-encoding"), ERROR_BYTES).feed(b"".join(taken))) or {}
+    value = value_of(ContentDecoder(reply.header("content-encoding"), ERROR_BYTES).feed(b"".join(chunks))) or {}
     message = value.get("error", value)
     if isinstance(message, dict):
         message = message.get("message")

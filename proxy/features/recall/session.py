@@ -86,7 +86,7 @@ class RecallSession:
         """Return *report* with the figures of later generations."""
         if not self.recalls:
             return report
-        return report.but(
+        return report.with_(
             recalls=self.recalls,
             recall_tokens=self.tokens,
             retries=report.retries + self._retries,

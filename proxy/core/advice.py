@@ -1,0 +1,196 @@
+"""Says what fills a view and what to do about it, for people: the log, the page, ``replay`` and ``fit --explain``.
+
+Advice never reaches an answer. The share of each part is of the view's input, without the room for the answer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Final
+
+from proxy.core.compaction.view import call_target
+from proxy.core.decisions import CountedView
+from proxy.core.report import Report
+from proxy.core.tool_table import ToolMap
+
+NEARLY_FULL: Final = 0.80
+"""Share of the token budget above which a conversation gets advice."""
+
+LARGE_PART: Final = 0.25
+"""Share of a view from which one part alone is the answer to what fills it."""
+
+LONGEST_TARGET: Final = 80
+"""Characters of a target that are shown; of a longer one the end, where a path has its file."""
+
+_HISTORY: Final = ("user", "assistant", "tool")
+
+WORDS: Final[Mapping[str, str]] = MappingProxyType(
+    {
+        "tool result": "is one tool result",
+        "user message": "is one user message",
+        "model message": "is one message of the model",
+        "system": "is system text",
+        "tools": "are tool definitions",
+        "format": "is the response format",
+        "memory": "are memories that the agent injects",
+        "summary": "is the block that stands for earlier rounds",
+        "user": "are user messages",
+        "assistant": "are messages of the model",
+        "tool": "are tool results",
+    }
+)
+"""Each kind of part, as it stands behind its share."""
+
+_SHORTER_RESULTS: Final = (
+    "ask the tool for less (a range of lines, a filter), or cap fresh results with compression.stages.truncate.always"
+)
+_ANOTHER_CONVERSATION: Final = "begin a new conversation for a new task, or send x-ullage-compact: now"
+
+REMEDIES: Final[Mapping[str, str]] = MappingProxyType(
+    {
+        "tool result": _SHORTER_RESULTS,
+        "user message": "name files instead of pasting them, so that the model reads the part it needs",
+        "model message": _ANOTHER_CONVERSATION,
+        "system": "shorten the system text; what is rarely needed can stand in a file that a tool reads",
+        "tools": "offer fewer tools or shorter descriptions: they go with every request",
+        "format": "shorten the schema of the response format: it goes with every request",
+        "memory": "have the agent inject fewer memories",
+        "summary": _ANOTHER_CONVERSATION,
+        "user": "name files instead of pasting them, or begin a new conversation for a new task",
+        "assistant": _ANOTHER_CONVERSATION,
+        "tool": _SHORTER_RESULTS,
+    }
+)
+"""What to do about each kind of part."""
+
+_ITEM_KINDS: Final[Mapping[str, str]] = MappingProxyType(
+    {"tool": "tool result", "user": "user message", "assistant": "model message"}
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One part of a view: its kind (a key of ``WORDS``) and its tokens; ``index`` if it is one item, else -1."""
+
+    kind: str
+    tokens: int
+    index: int = -1
+
+
+@dataclass(frozen=True, slots=True)
+class Advice:
+    """The part that fills most of a view, its ``share`` of the input, and its tokens.
+
+    ``tool`` and ``target`` say which call a tool result answers; both are empty if it is unknown. They are the
+    client's own words: show the target only where content may be shown.
+    """
+
+    kind: str
+    share: float
+    tokens: int
+    tool: str = ""
+    target: str = ""
+
+    @property
+    def remedy(self) -> str:
+        """What to do, as one sentence without its full stop."""
+        return REMEDIES[self.kind]
+
+    def sentence(self, *, targets: bool = True) -> str:
+        """Return what fills the view, such as ``62 % is one tool result: read_file dist/bundle.js``."""
+        text = f"{100 * self.share:.0f} % {WORDS[self.kind]}"
+        named = self.tool
+        if targets and self.target:
+            named = f"{self.tool} {self.target}"
+        if not named:
+            return text
+        return f"{text}: {named}"
+
+
+def advise(view: CountedView, report: Report, tools: ToolMap) -> Advice | None:
+    """Return what fills *view* most, None if nothing was counted. *report* is the view's, *tools* the table of tools.
+
+    Reads the text of one call at most.
+    """
+    total = report.tokens_after or 0
+    part = main_part(report.regions, list(item_parts(view)), total)
+    if part is None:
+        return None
+    tool = target = ""
+    if part.kind == "tool result":
+        tool, target = _call_of(view, part.index, tools)
+    return Advice(part.kind, min(1.0, part.tokens / total), part.tokens, tool, target)
+
+
+def main_part(regions: Mapping[str, int], items: list[Part], total: int) -> Part | None:
+    """Return the part that fills most of a view of *total* tokens.
+
+    That is one large item, or one large region that no conversation lets grow. If there is neither, it is the largest
+    region. None if nothing is known.
+    """
+    fixed = [Part(name, tokens) for name, tokens in regions.items() if name not in (*_HISTORY, "reserve")]
+    large = [part for part in (*items, *fixed) if part.tokens >= LARGE_PART * total > 0]
+    if large:
+        return max(large, key=lambda part: part.tokens)
+    parts = [Part(name, tokens) for name, tokens in regions.items() if name != "reserve"]
+    if not parts or total <= 0:
+        return None
+    return max(parts, key=lambda part: part.tokens)
+
+
+def item_parts(view: CountedView) -> Iterator[Part]:
+    """Yield the items that stand in *view* as the client sent them, system items aside, in the provider's tokens."""
+    start, edited = _first_item(view)
+    ratio = view.measured.known.token_ratio
+    items = view.measured.parsed.items
+    for index in range(start, len(items)):
+        kind = _ITEM_KINDS.get(items[index].role)
+        if kind and index not in edited:
+            yield Part(kind, int(items[index].tokens * ratio), index)
+
+
+def newest_tokens(view: CountedView) -> int:
+    """Return the tokens of the items behind the model's last words, which no request has had before."""
+    newest = 0
+    for item in reversed(view.measured.parsed.items):
+        if item.role == "assistant":
+            break
+        if item.role != "system":
+            newest += item.tokens
+    return int(newest * view.measured.known.token_ratio)
+
+
+def _first_item(view: CountedView) -> tuple[int, frozenset[int]]:
+    """Return the first item of *view* that is not folded, and the indexes of those that were made smaller."""
+    record = view.edits.record
+    if record is None or view.observation:
+        return 0, frozenset()
+    return record.compaction.cut, frozenset(record.edits)
+
+
+def _call_of(view: CountedView, index: int, tools: ToolMap) -> tuple[str, str]:
+    """Return the tool and the target of the call that the item at *index* answers first; empty if it is unknown."""
+    items = view.measured.parsed.items
+    if not items[index].answers:
+        return "", ""
+    answered = items[index].answers[0]
+    for before in range(index - 1, -1, -1):
+        calls = items[before].calls
+        if answered not in calls:
+            continue
+        text = view.measured.api_format.read_item_text(view.measured.parsed.item(before))
+        at = calls.index(answered)
+        if at >= len(text.calls):
+            return "", ""
+        name, arguments = text.calls[at]
+        return name, _shortened(call_target(name, arguments, tools))
+    return "", ""
+
+
+def _shortened(target: str) -> str:
+    line = " ".join(target.split())
+    if len(line) <= LONGEST_TARGET:
+        return line
+    return f"…{line[1 - LONGEST_TARGET :]}"

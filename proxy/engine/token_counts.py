@@ -1,0 +1,72 @@
+"""Answers ``count_tokens``: the tokens of the view that would be sent. Nothing is recorded."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from types import MappingProxyType
+from typing import Final, Literal
+
+from proxy.core.decisions import Forward, Reject, View
+from proxy.core.report import Report
+from proxy.engine.learned_routes import LearnedRoutes
+from proxy.engine.measuring import Measurer
+from proxy.engine.ports import Answer
+from proxy.engine.replies import LocalReply
+from proxy.engine.run import Run
+from proxy.engine.upstream_calls import UpstreamCalls
+
+CountedBy = Literal["auto", "relay", "own"]
+"""The source of an answer to ``count_tokens``. ``auto``: the upstream if it supports it, else our own count."""
+
+BY_UPSTREAM: Final[Mapping[str, CountedBy]] = MappingProxyType({})
+"""No upstream has a source of its own: ``auto`` for all of them."""
+
+NO_ROUTE: Final = frozenset({404, 405, 501})
+"""Statuses by which upstreams say that they have no such route.
+
+Few servers have it: https://docs.anthropic.com/en/api/messages-count-tokens.
+"""
+
+
+class TokenCounts:
+    """Answers ``count_tokens`` by what *counted_by* says of each upstream."""
+
+    def __init__(
+        self,
+        measurer: Measurer,
+        learned: LearnedRoutes,
+        calls: UpstreamCalls,
+        counted_by: Mapping[str, CountedBy] = BY_UPSTREAM,
+    ) -> None:
+        self._measurer = measurer
+        self._learned = learned
+        self._calls = calls
+        self._counted_by = counted_by
+
+    async def answer(self, run: Run, decision: Forward | Reject, report: Report) -> Answer:
+        """Answer with the upstream's count of the view, else with ours; of a refused request with that of its body.
+
+        Raises what the upstream raises.
+        """
+        view = decision.view
+        refused = isinstance(decision, Reject)
+        if refused:
+            view = replace(view, body=view.request.body)
+        counted_by = self._counted_by.get(view.known.route.upstream, "auto")
+        if counted_by != "own":
+            reply = await self._calls.send_unwatched(run, view)
+            if counted_by == "relay" or reply.status not in NO_ROUTE:
+                return Answer(report, reply)
+        tokens = report.tokens_after
+        if tokens is None or report.bounded or refused:
+            tokens = await self._own_count(view)
+        run.drop()
+        return Answer(report, LocalReply(b'{"input_tokens":%d}' % tokens))
+
+    async def _own_count(self, view: View) -> int:
+        """Tokens of the body of *view*, in the provider's tokens."""
+        counted = replace(view.request, body=view.body)
+        route = view.known.route
+        tokens = await self._measurer.tokens_of(counted, await self._measurer.located(counted), route)
+        return int(tokens * self._learned.get_cached(route, counted.tenant).learned.calibration.factor)
