@@ -1,4 +1,4 @@
-"""The address of a running proxy, and whether it is ready.
+"""The address of a running proxy, and what it answers on its own routes.
 
 Imports nothing heavy: a container's health check runs every few seconds.
 """
@@ -11,7 +11,7 @@ from typing import Final
 from urllib.parse import urlsplit
 
 HEALTH_SECONDS: Final = 3.0
-"""Time in which a proxy has to answer ``ullage health``."""
+"""Time in which a proxy has to answer one of these requests."""
 
 
 def configured_address(environ: Mapping[str, str]) -> str:
@@ -30,13 +30,23 @@ def local_address(host: str, port: int | str) -> str:
 
 def readiness_status(address: str) -> int:
     """Return the status of the readiness route. Raises ``ValueError`` for no URL, ``OSError``, ``HTTPException``."""
+    return get(address, "/health/ready")[0]
+
+
+def get(address: str, path: str, key: str = "") -> tuple[int, bytes]:
+    """Return status and body of *path* at the proxy's *address*, with the admin *key* if it is not empty.
+
+    Raises as ``readiness_status`` does.
+    """
     parts = urlsplit(address)
     if parts.scheme not in ("http", "https") or not parts.hostname:
         raise ValueError("give scheme and host, such as http://127.0.0.1:8484")
     kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
     connection = kind(parts.hostname, parts.port, timeout=HEALTH_SECONDS)
+    headers = {"authorization": f"Bearer {key}"} if key else {}
     try:
-        connection.request("GET", f"{parts.path.rstrip('/')}/health/ready")
-        return connection.getresponse().status
+        connection.request("GET", f"{parts.path.rstrip('/')}{path}", headers=headers)
+        response = connection.getresponse()
+        return response.status, response.read()
     finally:
         connection.close()

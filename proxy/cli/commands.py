@@ -345,6 +345,27 @@ def health(
 
 
 @app.command()
+def top(
+    url: Annotated[
+        str | None, typer.Option(help="The proxy's address [default: http://127.0.0.1:8484].", metavar="URL")
+    ] = None,
+    key_env: Annotated[
+        str | None, typer.Option(help="Variable with the admin key of a remote proxy.", metavar="NAME")
+    ] = None,
+    interval: Annotated[float, typer.Option(help="Seconds between two readings.", min=0.2)] = 2.0,
+    once: Annotated[bool, typer.Option("--once", help="Print the figures once, as a pipe gets them.")] = False,
+) -> None:
+    """Watch a running proxy: requests, tokens, windows and its own health, by model. Ctrl-C ends it."""
+    from proxy.cli.top import CannotRead, watch
+
+    key = os.environ.get(key_env, "") if key_env else ""
+    try:
+        watch(url or configured_address(os.environ), key, interval, once=once)
+    except CannotRead as error:
+        _fail(REFUSED, str(error))
+
+
+@app.command()
 def connect(
     client: Annotated[str | None, typer.Argument(help="Name of the client.", metavar="CLIENT")] = None,
     model: Annotated[str | None, typer.Option(help="The model that it requests.")] = None,

@@ -13,7 +13,7 @@ from proxy.server.access import Access
 from proxy.server.admission import Drain
 from proxy.server.config import Limits, Metrics, Status
 from proxy.server.incoming import IncomingRequest
-from proxy.server.request import LIVE, READY, read_headers
+from proxy.server.request import LIVE, READY, RETRIEVE, read_headers
 from proxy.server.response import ResponseWriter
 
 _LOG: Final = logging.getLogger(__name__)
@@ -73,7 +73,9 @@ class OwnRoutes:
 
     async def _respond(self, request: IncomingRequest, path: str) -> tuple[int, bytes, str]:
         name, _, rest = path.removeprefix(_ROOT).partition("/")
-        if path.startswith(_ROOT) and name in self._added:
+        if path.startswith(RETRIEVE):
+            name, rest = "retrieve", path.removeprefix(RETRIEVE)
+        if path.startswith((_ROOT, RETRIEVE)) and name in self._added:
             status, value = await self._added[name](request, rest)
             return status, as_json(value), "application/json"
         if request.method not in ("GET", "HEAD"):

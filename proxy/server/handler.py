@@ -250,6 +250,8 @@ class Handler:
         del body, plain, parsed
         call.report = outcome.report
         if isinstance(outcome, Refusal):
+            if outcome.error_api:
+                call.path = call.path._replace(error_api=outcome.error_api)
             raise outcome.error
         call.at_end = outcome.at_end
         if outcome.at_end is None:

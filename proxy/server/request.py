@@ -15,6 +15,7 @@ from proxy.core.http_headers import CREDENTIALS, HOP_BY_HOP, OWN_PREFIX, WRITTEN
 from proxy.core.request import (
     EPOCH_HEADER,
     SESSION_HEADERS,
+    TASK_SIZES,
     Mode,
     Options,
     Origin,
@@ -37,8 +38,12 @@ _MANAGED: Final[Mapping[str, tuple[str, Purpose]]] = {
     "messages/count_tokens": ("messages", "count"),
     "responses": ("responses", "answer"),
     "responses/compact": ("responses", "compact"),
+    "compress": ("chat", "compress"),
 }
-"""Managed routes below an API's root, each with its API and the purpose of its requests."""
+"""Managed routes below an API's root, each with its API and the purpose of its requests.
+
+The body of a request to ``compress`` says by its members which API it is of.
+"""
 
 # Plain names only, which no upstream can decode into another path.
 _DEPLOYMENT: Final = re.compile(r"/openai/deployments/((?!\.\.?/)[\w.~-]+)/(.+)", re.ASCII)
@@ -48,6 +53,10 @@ _ORDINARY: Final = re.compile(r"(?:/[\w.~!$&'()*+,=:@-]+)+/?", re.ASCII)
 _DECODINGS: Final = 3
 
 LIVE: Final = frozenset({"/health/live", "/healthz", "/health/liveliness"})
+RETRIEVE: Final = "/v1/retrieve/"
+"""The path below which gateways ask for what left a view: https://docs.litellm.ai/docs/proxy/headroom."""
+
+LOCAL_ROOTS: Final = ("/ullage/", "/health/", RETRIEVE)
 READY: Final = frozenset({"/health/ready", "/readyz", "/health/readiness"})
 
 # First parts of the paths of OpenAI's and Anthropic's APIs, which clients also send without a version before them.
@@ -60,7 +69,7 @@ _RESOURCES: Final = frozenset(
 
 def is_local(path: str) -> bool:
     """True if *path* is answered here and never relayed."""
-    return path in ("/", "/metrics") or path in LIVE or path in READY or path.startswith(("/ullage/", "/health/"))
+    return path in ("/", "/metrics") or path in LIVE or path in READY or path.startswith(LOCAL_ROOTS)
 
 
 def api_path(path: str) -> str:
@@ -302,7 +311,7 @@ def options(own: Mapping[str, str]) -> Options:
         compact_now="compact" in own,
         compact_to=_share(own),
         project=_label(own, "project"),
-        task_size=_one_of(own, "task-size", ("tiny", "small", "medium", "large"), ""),
+        task_size=_one_of(own, "task-size", TASK_SIZES, ""),
     )
 
 

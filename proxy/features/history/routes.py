@@ -6,7 +6,7 @@ import re
 import time
 from collections.abc import Callable, Mapping, MutableMapping
 from dataclasses import replace
-from typing import Annotated, Final
+from typing import Annotated, Final, cast
 from urllib.parse import parse_qs
 
 import msgspec
@@ -14,7 +14,7 @@ from cachetools import LRUCache
 
 from proxy.core.errors import InvalidRequest, NotFound, TooManyRequests
 from proxy.features.history.history import History
-from proxy.features.history.pages import read_page
+from proxy.features.history.pages import MAX_CHARACTERS, Page, read_page
 from proxy.server.access import Access
 from proxy.server.admin import Route
 from proxy.server.body import BodyBytes, BodyReader
@@ -33,6 +33,9 @@ BURST: Final = 30.0
 
 MAX_CALLERS: Final = 10_000
 """Callers whose requests are counted."""
+
+WHOLE: Final = Page(0, MAX_CHARACTERS)
+"""As much as one answer may hold."""
 
 _NAME: Final = re.compile(r"[\w-]{16}", re.ASCII)
 
@@ -87,7 +90,12 @@ class HistoryRoutes:
 
     def by_name(self) -> Mapping[str, Route]:
         """Return the routes by the name that follows ``/ullage/api/`` in the path."""
-        return {"conversations": self.conversations, "compact": self.compact, "archive": self.archive}
+        return {
+            "conversations": self.conversations,
+            "compact": self.compact,
+            "archive": self.archive,
+            "retrieve": self.retrieve,
+        }
 
     async def conversations(self, request: IncomingRequest, name: str) -> tuple[int, Mapping[str, object]]:
         """Return the conversation called *name*, or a list of all if that is empty."""
@@ -104,6 +112,19 @@ class HistoryRoutes:
         parameters = query(request.raw_path)
         page = read_page(parameters.get("offset"), parameters.get("limit"))
         return 200, _existing(await self._history.archived(tenant, reference, page), _NOT_ARCHIVED)
+
+    async def retrieve(self, request: IncomingRequest, reference: str) -> tuple[int, Mapping[str, object]]:
+        """Return the text that was archived under *reference*, with the members that gateways read.
+
+        The text is the item's JSON, or the beginnings of a list's items, a line each; ``next_offset`` says where
+        ``archive`` goes on.
+        """
+        tenant, _ = self._caller(request)
+        _check_reads(request)
+        page = _existing(await self._history.archived(tenant, reference, WHOLE), _NOT_ARCHIVED)
+        items = cast("list[dict[str, str | None]]", page.get("items", ()))
+        text = page.get("content") or "\n".join(item["content"] or "" for item in items)
+        return 200, {"hash": reference, "original_content": text, "next_offset": page["next_offset"]}
 
     async def compact(self, request: IncomingRequest, name: str) -> tuple[int, Mapping[str, object]]:
         """Have the next request of a conversation compact it."""
