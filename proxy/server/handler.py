@@ -399,7 +399,7 @@ class Handler:
         out = call.out
         try:
             out.start(reply.status, headers, sized=is_sized, close_delimited=reply.close_delimited and not needs_end)
-            if not await relay_body(reply, out, observer, first):
+            if not await relay_body(reply, out, observer, first, is_stream=is_stream):
                 call.note("upstream_truncated")
         except (UpstreamUnreachable, UpstreamTimeout):
             call.note("upstream_stream_error")

@@ -124,6 +124,11 @@ class ResponseWriter:
                 self._send(b"\r\n")
         return self._protocol.writing_paused
 
+    @property
+    def is_slow(self) -> bool:
+        """True if the client reads more slowly than the answer comes."""
+        return self._protocol.writing_paused
+
     async def drain(self) -> None:
         """Wait until the client has read most of it. Raises ``ClientLeft`` when it takes too long or is gone."""
         try:
@@ -405,15 +410,28 @@ class ReplyObserver:
         self._is_on = False
 
 
-async def relay_body(reply: ports.Reply, out: ResponseWriter, observer: ReplyObserver, first: bytes) -> bool:
+async def relay_body(
+    reply: ports.Reply, out: ResponseWriter, observer: ReplyObserver, first: bytes, *, is_stream: bool
+) -> bool:
     """Pass on *first* and the rest of *reply*, as *observer* has it.
 
     Return False if a stream ended without its last event.
     """
+    pour = None
+    if is_stream:
+        pour = reply.pour
+
+    def pass_on(chunk: bytes) -> bool:
+        return out.write(observer.feed(chunk))
+
     chunk = first or await reply.next_chunk()
     while chunk:
         if out.write(observer.feed(chunk)):
             await out.drain()
+        if pour is not None:
+            await pour(pass_on)
+            if out.is_slow:
+                await out.drain()
         chunk = await reply.next_chunk()
     rest, is_complete = observer.finish()
     if rest:

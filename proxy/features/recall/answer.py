@@ -191,6 +191,7 @@ class RewrittenReply:
     """A reply with a body of its own, under the head of the reply that it was made of."""
 
     close_delimited = False
+    pour = None
 
     def __init__(self, reply: Reply, body: bytes) -> None:
         self._reply = reply
@@ -224,6 +225,8 @@ class MergedReply:
     After a fault of ours a first generation goes on as it comes, without recall. A later one, whose beginning the
     client has in another form, ends the stream.
     """
+
+    pour = None
 
     def __init__(
         self,
