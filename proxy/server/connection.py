@@ -278,7 +278,10 @@ class Connection(web.RequestHandler):
                     self._waiter = self._loop.create_future()
                     await self._waiter
                     self._waiter = None
-                request = self._next()
+                message, content = cast("Any", self._messages.popleft())
+                request = message
+                if not isinstance(message, IncomingRequest):
+                    request = self._parsed(message, content)
                 if request is None or not await self._answered(request):
                     break
                 self._next_keepalive_close_time = self._loop.time() + self._keepalive_timeout
@@ -290,9 +293,13 @@ class Connection(web.RequestHandler):
             self.force_close()
             raise
         if not self._force_close:
-            self._task_handler = None
-            if self.transport is not None:
-                self.transport.close()
+            self._end()
+
+    def _end(self) -> None:
+        """Close the connection once what was written is sent. No task is left to wait for."""
+        self._task_handler = None
+        if self.transport is not None:
+            self.transport.close()
 
     async def _answered(self, request: IncomingRequest) -> bool:
         """Answer *request*. Return False if it was the connection's last."""
@@ -316,12 +323,8 @@ class Connection(web.RequestHandler):
             await self._discard(content)
         return out.keep_alive and content.is_eof() and not self._close
 
-    def _next(self) -> IncomingRequest | None:
-        """Return the next request, or None after an answer to bytes that are none."""
-        message: Any
-        message, content = self._messages.popleft()
-        if isinstance(message, IncomingRequest):
-            return message
+    def _parsed(self, message: Any, content: StreamReader) -> IncomingRequest | None:
+        """Return the request of a parsed *message*, or None if that is an error, which is answered here."""
         self.caller = None
         if self._parser is not None:
             self._parser.message_consumed()

@@ -410,6 +410,11 @@ class ReplyObserver:
         self._is_on = False
 
 
+def _passing_on(out: ResponseWriter, observer: ReplyObserver) -> ports.Sink:
+    """Return a function that passes on a chunk, as *observer* has it, and returns True if the client is slow."""
+    return lambda chunk: out.write(observer.feed(chunk))
+
+
 async def relay_body(
     reply: ports.Reply, out: ResponseWriter, observer: ReplyObserver, first: bytes, *, is_stream: bool
 ) -> bool:
@@ -419,11 +424,7 @@ async def relay_body(
     """
     pour = None
     if is_stream:
-        pour = reply.pour
-
-    def pass_on(chunk: bytes) -> bool:
-        return out.write(observer.feed(chunk))
-
+        pour, pass_on = reply.pour, _passing_on(out, observer)
     chunk = first or await reply.next_chunk()
     while chunk:
         if out.write(observer.feed(chunk)):

@@ -229,7 +229,10 @@ class LateOverflowDetector:
             return
         near = self._tail + data
         self._may_hold_error = self._may_hold_error or b'"error"' in near or b"event: error" in near
-        self._search_events(data)
+        if self._may_hold_error or not data.endswith(b"\n\n"):
+            self._search_events(data)
+        else:
+            self._event.clear()  # whole events, as most chunks are, and no error among them
         if self.overflow is None and b"exceeded" in near:
             self._search_stop_reason(near)
         self._tail = near[-_TAIL:]
