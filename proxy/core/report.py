@@ -62,6 +62,8 @@ class Report(msgspec.Struct, frozen=True):
     project: str = ""
     task_size: str = ""
     conversation: str = ""
+    agent: str = ""
+    files_read: int | None = None
     epoch: int = 0
     event: bool = False
     observed: bool = False
@@ -255,6 +257,12 @@ FIELDS: Final[tuple[Field, ...]] = (
     Field("upstream", "upstream", "The configured upstream that it went to."),
     Field("conversation", "conversation", "A short name of the conversation, which tells nothing of its content.",
           "x-ullage-conversation"),
+    Field("agent", "agent",
+          "The client by its headers: as `ullage connect` calls it, else the first word of its user agent.",
+          foreign=True),
+    Field("files_read", "files_read",
+          "How many different files the view shows as read; null if calls were not looked at: far below the high mark "
+          "only `telemetry.budget_log` wants that."),
     Field("epoch", "epoch", "How often the client itself has compacted this session, if it says so (Codex)."),
     Field("status", "status", "The HTTP status that the client got; 499 if it left before its answer.", metrics=(
         Metric("ullage_requests_total", "Finished requests.", ("api", "model", "upstream", "status", "outcome"),

@@ -14,7 +14,7 @@ import json
 import re
 import struct
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any, Final
@@ -142,6 +142,16 @@ def pairs_of(items: Sequence[Item], start: int, end: int) -> list[Pair]:
             Pair(index, at, *calls[name], facts.results[at]) for at, name in enumerate(item.answers) if name in calls
         ]
     return pairs
+
+
+def files_read(items: Sequence[Item], start: int = 0, without: Collection[int] = ()) -> int:
+    """Return how many different files the results in ``items[start:]`` show, but for those of the items *without*.
+
+    Raises ``FactsMissing`` if the facts of calls and results were not read.
+    """
+    pairs = [pair for pair in pairs_of(items, start, len(items)) if pair.index not in without]
+    paths = [pair.call.paths for pair in pairs if pair.call.kind == "file_read" and pair.result.ok]
+    return len({path for each in paths for path in each})
 
 
 def _mentions(text: str) -> bytes:

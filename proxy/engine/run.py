@@ -16,6 +16,8 @@ from proxy.core.report import BUDGET_UNREACHABLE, SERVED, Outcome, Report
 from proxy.core.request import ITEMS_KEPT, Request, public_session_name
 from proxy.core.tokens.budget import borrowed
 from proxy.core.tokens.counting import regions, to_provider_tokens
+from proxy.core.tool_calls import files_read
+from proxy.core.waste import LARGE
 from proxy.engine.ports import Clock, Reply
 from proxy.engine.replies import DrainedReply
 
@@ -132,9 +134,6 @@ class Run:
 OBSERVED = "\0observed"
 """Added to a conversation's label if it is only observed; no header can carry it."""
 
-LARGE = 0.30
-"""A fresh tool result that takes more of the room left than this is worth a warning."""
-
 
 def report_of(view: View, policy: Policy, **facts: Any) -> Report:
     """The report of *view*, with the *facts* that are known of its sending."""
@@ -157,6 +156,7 @@ def report_of_local(measured: MeasuredRequest, **facts: Any) -> Report:
         project=request.options.project,
         task_size=request.options.task_size,
         conversation=conversation_of(request, envelope.session),
+        agent=request.agent,
         epoch=request.epoch,
         client_compaction=measured.client_compaction,
         **facts,
@@ -186,6 +186,7 @@ def _base(view: View, model: str, session: str, facts: dict[str, Any]) -> dict[s
         "project": request.options.project,
         "task_size": request.options.task_size or known.route.task_size,
         "conversation": conversation_of(request, session),
+        "agent": request.agent,
         "epoch": request.epoch,
         "client_compaction": request.client_compaction,
         "fallback": request.fallback_model,
@@ -268,6 +269,7 @@ def _counted(view: CountedView, policy: Policy, facts: dict[str, Any]) -> Report
         event=edits.compacted_now,
         observed=bool(view.observation),
         large_result=_large_result(view),
+        files_read=_files_read(view) if measured.has_facts else None,
         summary_tokens=edits.record.summary_spent if edits.record else 0,
     )
 
@@ -278,6 +280,14 @@ def _counted_reason(view: CountedView) -> str:
     if view.request.fallback_model:
         return "fallback"
     return "nothing_to_fold" if view.edits.nothing_to_fold else ""
+
+
+def _files_read(view: CountedView) -> int:
+    """The number of files that *view* shows as read: folded rounds and old results that left it show none."""
+    items, record = view.measured.parsed.items, view.edits.record
+    if record is None or view.observation:
+        return files_read(items)
+    return files_read(items, record.compaction.cut, {each.index for each in record.compaction.placeholders})
 
 
 def _large_result(view: CountedView) -> float:

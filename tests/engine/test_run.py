@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+from dataclasses import replace
 
 import pytest
 
@@ -12,6 +13,7 @@ from proxy.engine.run import Run
 from tests.stub.tokens import count_json
 from tests.support import api_formats
 from tests.support.engine_fixtures import (
+    POLICY,
     TENANT,
     WINDOW,
     Replica,
@@ -82,6 +84,26 @@ async def test_a_large_fresh_result_is_reported_once() -> None:
     assert 0.3 < plan.report.large_result < 1
     later = await Replica().plan(chat_body([*messages, *coding_session(1, 10)[1:]]), 12_000)
     assert later.report.large_result == 0
+
+
+async def test_the_files_that_a_view_shows_are_counted() -> None:
+    """Each file counts once, however often it was read; what was folded or left the view shows none."""
+    asking = replace(POLICY, reads_calls=True)
+    session = coding_session(20, 30)
+    whole = await Replica(policy=asking).plan(chat_body(session), 100_000)
+    assert whole.report.files_read == 5
+    small = await Replica(policy=asking).plan(chat_body(session), 5_000)
+    assert small.report.outcome == "compacted"
+    assert 0 < (small.report.files_read or 0) < 5
+    no_calls = await Replica(policy=asking).plan(chat_body([{"role": "user", "content": prose(1, 9_000)}]), 20_000)
+    assert no_calls.report.files_read == 0
+
+
+async def test_without_a_need_calls_are_not_read_for_it() -> None:
+    """The number is known if a compaction had to read the calls, and not known below the mark."""
+    session = coding_session(20, 30)
+    assert (await Replica().plan(chat_body(session), 100_000)).report.files_read is None
+    assert (await Replica().plan(chat_body(session), 5_000)).report.files_read is not None
 
 
 @pytest.mark.parametrize("rounds", [6, 20])
