@@ -73,6 +73,9 @@ class Report(msgspec.Struct, frozen=True):
     client_compaction: str = ""
     overhead_seconds: float = 0.0
     large_result: float = 0.0
+    first_fill: float | None = None
+    repeated_prefix: float | None = None
+    waste: Mapping[str, int] = {}
     status: int = 0
     usage: Usage = NO_USAGE
     summary_tokens: int = 0
@@ -379,6 +382,22 @@ FIELDS: Final[tuple[Field, ...]] = (
               when="recalls", amount=lambda r, _: r.recall_tokens),)),
     Field("large_result", "",
           "The share of the room left that one fresh tool result takes, if that is worth a warning of its own."),
+    Field("first_fill", "", "The share of the window that the first request of a conversation takes.",
+          metrics=(Metric(
+              "ullage_first_fill_ratio", "How full the window is when a conversation begins.", ("model",),
+              kind="histogram", buckets=FILL_BUCKETS,
+              doc="Of counted requests; those that fit by their bytes alone begin far below."),)),
+    Field("repeated_prefix", "", "The share of the view that the request before began with, if its client repeats it.",
+          metrics=(Metric(
+              "ullage_repeated_prefix_ratio", "Share of the view that the request before began with.", ("model",),
+              kind="histogram", buckets=FILL_BUCKETS,
+              doc="What a provider's cache can serve, worked out and not measured, of counted requests that are not "
+                  "a conversation's first; after a compaction system text and tools are left of it."),)),
+    Field("waste", "", "Tokens that the client could do without, by kind.", metrics=(Metric(
+        "ullage_waste_tokens_total", "Tokens that the client could do without.", ("model",), by=("kind",), own=None,
+        doc="Fresh tool results that take more than 30 % of the room left, alone (`fresh_result`) and together "
+            "(`fresh_results`); at each compaction results that repeat an earlier one (`repeated_result`) and listings "
+            "of 500 tokens and more (`listing`)."),)),
 )
 # fmt: on
 """Every field of a report, in the order of the log line."""

@@ -154,6 +154,36 @@ def files_read(items: Sequence[Item], start: int = 0, without: Collection[int] =
     return len({path for each in paths for path in each})
 
 
+LISTINGS: Final = frozenset({"list", "glob", "grep"})
+"""Kinds of calls whose results list names or lines."""
+
+LONG_LISTING: Final = 500
+"""Tokens from which a listing is worth a narrower call."""
+
+_SHORT_RESULT: Final = 200
+"""Bytes of a result that may well be there twice, such as a word that something worked."""
+
+
+def needless_results(items: Sequence[Item]) -> dict[str, int]:
+    """Return tokens of results that a client could do without: those that repeat an earlier one, and long listings.
+
+    Raises ``FactsMissing`` if the facts of calls and results were not read.
+    """
+    tokens = {"repeated_result": 0, "listing": 0}
+    seen: set[int] = set()
+    for pair in pairs_of(items, 0, len(items)):
+        item, result = items[pair.index], pair.result
+        results = item.facts.results if item.facts is not None else ()
+        # An item may hold several results: each takes its part of the item by its bytes.
+        size = item.tokens * result.size // max(1, sum(each.size for each in results))
+        if result.digest in seen and result.size > _SHORT_RESULT:
+            tokens["repeated_result"] += size
+        elif pair.call.kind in LISTINGS and size >= LONG_LISTING:
+            tokens["listing"] += size
+        seen.add(result.digest)
+    return {kind: count for kind, count in tokens.items() if count}
+
+
 def _mentions(text: str) -> bytes:
     names = [match.group().rstrip(".") for match in _NAME.finditer(text)]
     quotes = [match.group(1) for match in _QUOTE.finditer("\n" + text)]

@@ -16,7 +16,7 @@ from proxy.core.report import BUDGET_UNREACHABLE, SERVED, Outcome, Report
 from proxy.core.request import ITEMS_KEPT, Request, public_session_name
 from proxy.core.tokens.budget import borrowed
 from proxy.core.tokens.counting import regions, to_provider_tokens
-from proxy.core.tool_calls import files_read
+from proxy.core.tool_calls import files_read, needless_results
 from proxy.core.waste import LARGE
 from proxy.engine.ports import Clock, Reply
 from proxy.engine.replies import DrainedReply
@@ -268,8 +268,8 @@ def _counted(view: CountedView, policy: Policy, facts: dict[str, Any]) -> Report
         borrowed=to_provider_tokens(borrowed(by_region, allocation, budget.window), ratio) if allocation else {},
         event=edits.compacted_now,
         observed=bool(view.observation),
-        large_result=_large_result(view),
         files_read=_files_read(view) if measured.has_facts else None,
+        **_newest_part(view),
         summary_tokens=edits.record.summary_spent if edits.record else 0,
     )
 
@@ -290,16 +290,34 @@ def _files_read(view: CountedView) -> int:
     return files_read(items, record.compaction.cut, {each.index for each in record.compaction.placeholders})
 
 
-def _large_result(view: CountedView) -> float:
-    """The share of the room left that the largest of the newest tool results takes; zero if that needs no warning.
+def _newest_part(view: CountedView) -> dict[str, Any]:
+    """The members of a report about what no request has held before.
 
-    What no request has seen before can still be asked for in a narrower way.
+    ``large_result`` is the share of the room left that the largest fresh result takes, if it needs a warning: it can
+    still be asked for in a narrower way. ``repeated_prefix`` is the share of the view that the request before began
+    with too, if its client repeats its history: system text and tools after a compaction.
     """
-    newest, largest = 0, 0
-    for item in reversed(view.measured.parsed.items):
+    measured, layout, fresh, largest = view.measured, view.layout, 0, 0
+    items, counts, ratio = measured.parsed.items, measured.counts, measured.known.token_ratio
+    for item in reversed(items):
         if not item.answers:
             break
-        newest, largest = newest + item.tokens, max(largest, item.tokens)
-    left = view.budget.input - view.measured.counts.total + newest
-    share = largest / left if left > 0 else 0.0
-    return round(share, 2) if share > LARGE else 0.0
+        fresh, largest = fresh + item.tokens, max(largest, item.tokens)
+    large = LARGE * (view.budget.input - counts.total + fresh)
+    waste = needless_results(items) if view.edits.compacted_now else {}
+    members: dict[str, Any] = {}
+    if 0 < large < fresh:
+        waste["fresh_results"] = fresh
+    if 0 < large < largest:
+        waste["fresh_result"] = largest
+        members["large_result"] = round(LARGE * largest / large, 2)
+    if waste:
+        members["waste"] = to_provider_tokens(waste, ratio)
+    if not counts.roles.assistant + counts.roles.tool and view.known.window:
+        members["first_fill"] = counts.total * ratio / view.known.window
+    elif layout is not None:
+        # The length at which the request before ended; 0 if there is no boundary before this one.
+        before = layout.sums[sum(layout.boundaries[-2:-1])]
+        repeated = view.budget.fixed if view.edits.compacted_now else view.tokens - layout.sums[-1] + before
+        members["repeated_prefix"] = max(0.0, repeated / max(1, view.tokens))
+    return members
