@@ -150,8 +150,14 @@ class Addition:
     tokens: int = 0
 
     def added_to(self, tools: str) -> str:
-        """The JSON array *tools* with the tool behind the client's own, whose bytes stay as they are."""
-        return f"{tools[: tools.rindex(']')]},{self.tool}]"
+        """The JSON array *tools* with the tool behind the client's own, whose bytes stay as they are.
+
+        The tool alone if *tools* is empty or no array: the client sent none.
+        """
+        elements = tools[: max(0, tools.rfind("]"))]
+        if not elements.strip("[ \t\r\n"):
+            return f"[{self.tool}]"
+        return f"{elements},{self.tool}]"
 
 
 NO_ADDITION: Final = Addition()

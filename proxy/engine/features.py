@@ -122,7 +122,10 @@ class Feature:
         return None
 
     async def continue_answer(self, answer: Answer, view: CountedView, resend: Resend) -> Answer:
-        """Go on with *answer* to a *view* that has this feature's addition, behind the client's back."""
+        """Go on with *answer*, whatever its status, to a *view* that has this feature's addition.
+
+        The client sees one answer.
+        """
         del view, resend
         return answer
 

@@ -51,6 +51,8 @@ EVERYTHING: dict[str, Any] = {
         "labels": {"release": "prometheus"},
         "authorization": {"credentials": {"name": "ullage-keys", "key": "ULLAGE_SERVER__ADMIN_KEY"}},
     },
+    "prometheusRule": {"enabled": True, "labels": {"release": "prometheus"}},
+    "dashboard": {"enabled": True},
     "networkPolicy": {"enabled": True, "from": [{"namespaceSelector": {}}]},
     "podLabels": {"team": "models"},
     "podAnnotations": {"note": "yes"},
