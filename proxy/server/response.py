@@ -124,11 +124,6 @@ class ResponseWriter:
                 self._send(b"\r\n")
         return self._protocol.writing_paused
 
-    @property
-    def is_slow(self) -> bool:
-        """True if the client reads more slowly than the answer comes."""
-        return self._protocol.writing_paused
-
     async def drain(self) -> None:
         """Wait until the client has read most of it. Raises ``ClientLeft`` when it takes too long or is gone."""
         try:
@@ -410,11 +405,6 @@ class ReplyObserver:
         self._is_on = False
 
 
-def _passing_on(out: ResponseWriter, observer: ReplyObserver) -> ports.Sink:
-    """Return a function that passes on a chunk, as *observer* has it, and returns True if the client is slow."""
-    return lambda chunk: out.write(observer.feed(chunk))
-
-
 async def relay_body(
     reply: ports.Reply, out: ResponseWriter, observer: ReplyObserver, first: bytes, *, is_stream: bool
 ) -> bool:
@@ -422,17 +412,12 @@ async def relay_body(
 
     Return False if a stream ended without its last event.
     """
-    pour = None
-    if is_stream:
-        pour, pass_on = reply.pour, _passing_on(out, observer)
     chunk = first or await reply.next_chunk()
     while chunk:
         if out.write(observer.feed(chunk)):
             await out.drain()
-        if pour is not None:
-            await pour(pass_on)
-            if out.is_slow:
-                await out.drain()
+        if is_stream and reply.pour is not None:
+            await reply.pour(lambda chunk: out.write(observer.feed(chunk)))
         chunk = await reply.next_chunk()
     rest, is_complete = observer.finish()
     if rest:
