@@ -38,6 +38,7 @@ import contextlib
 import logging
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 from http import HTTPStatus
 from typing import Any, Final, cast
 
@@ -49,9 +50,10 @@ from msgspec import structs
 
 from proxy.core.errors import InvalidRequest, UllageError, error_body
 from proxy.server.access import Caller
-from proxy.server.incoming import IncomingRequest, RepeatedHead, read_head
+from proxy.server.incoming import IncomingRequest, RepeatedHead, read_head, repeated_head
 from proxy.server.request import RequestPath
 from proxy.server.response import ResponseWriter
+from proxy.tasks import Faults
 
 _LOG: Final = logging.getLogger(__name__)
 
@@ -164,6 +166,7 @@ class Connection(web.RequestHandler):
     __slots__ = (
         "_arriving",
         "_due",
+        "_faults",
         "_handle",
         "_head",
         "_missing",
@@ -173,8 +176,11 @@ class Connection(web.RequestHandler):
         "request",
     )
 
-    def __init__(self, server: web.Server, handle: Handler, refusals: Counter[str], head: int, **options: Any) -> None:
+    def __init__(
+        self, server: web.Server, handle: Handler, faults: Faults, refusals: Counter[str], head: int, **options: Any
+    ) -> None:
         super().__init__(server, **options)
+        self._faults = faults
         self._handle = handle
         self._refusals = refusals
         self.request: IncomingRequest | None = None
@@ -202,9 +208,12 @@ class Connection(web.RequestHandler):
 
     def remember(self, caller: Caller, path: RequestPath) -> None:
         """Take a request with the same head as the one for *path* under way for *caller*'s, if that is allowed."""
-        if self._head and self.request is not None and caller.may_return(path):
-            with contextlib.suppress(ValueError):
-                self._repeated = RepeatedHead(self._head, self.request), caller
+        request = self.request
+        if not self._head or request is None or not caller.may_return(path):
+            return
+        head = self._faults.attempt("after", "", partial(repeated_head, self._head, request), None)
+        if head is not None:
+            self._repeated = head, caller
 
     # What arrives.
 
@@ -212,16 +221,19 @@ class Connection(web.RequestHandler):
         """Begin a request with *data*, or go on with one. It is empty if reading goes on after a pause."""
         if self._arriving is not None:
             data = self._body_received(self._arriving, data)
-        if data and self._due == 0:
-            if self.request is not None or self._messages:
-                self._due = _UNKNOWN
-            elif self._begin_repeated(data):
-                return
-            else:
+        if self._due > 0:
+            self._due -= len(data)
+        elif data and (self.request is not None or self._messages):
+            self._due = _UNKNOWN
+        elif data and self._due == 0:
+            try:
+                if self._begin_repeated(data):
+                    return
                 self._head, size = read_head(data)
                 self._due = size - len(data)
-        elif self._due > 0:
-            self._due -= len(data)
+            except Exception as fault:  # noqa: BLE001 - fail open: the parser reads what was not recognised
+                self._due = _UNKNOWN
+                self._faults.report("after", "", fault)
         super().data_received(data)
 
     def _begin_repeated(self, data: bytes) -> bool:
@@ -234,19 +246,20 @@ class Connection(web.RequestHandler):
         if found is None:
             return False
         start, length = found
-        body: bytes | None = data[start : start + length]
+        end = start + length
+        body: bytes | None = data[start:end]
         content = EMPTY_PAYLOAD
-        if len(data) < start + length:
-            content = self._arriving = StreamReader(self, _BUFFER, loop=self._loop)
+        if len(data) < end:
+            body, content = None, StreamReader(self, _BUFFER, loop=self._loop)
             content.feed_data(data[start:])
-            self._missing = start + length - len(data)
-            body = None
-        self.caller = caller
+            self._arriving, self._missing = content, end - len(data)
         request = structs.replace(head.request, content=content, content_length=length, body=body)
+        self.caller = caller
         self._messages.append(cast("Any", (request, content)))
         waiter.set_result(None)
-        if len(data) > start + length:
-            self.data_received(data[start + length :])
+        if len(data) > end:
+            self._due = _UNKNOWN
+            super().data_received(data[end:])
         return True
 
     def _body_received(self, body: StreamReader, data: bytes) -> bytes:
