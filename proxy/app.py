@@ -44,7 +44,7 @@ from proxy.store import (
 from proxy.summaries import Jobs
 from proxy.tasks import Faults, Tasks
 from proxy.telemetry import multiprocess
-from proxy.telemetry.exports import NO_EXPORTS, CannotExport, Exports, open_exports
+from proxy.telemetry.exports import NO_EXPORTS, CannotExport, Exports
 from proxy.telemetry.lag import LagWatch
 from proxy.telemetry.logs import Logs
 from proxy.tokenizers import Tokenizers
@@ -53,6 +53,7 @@ from proxy.upstream_wiring import open_bridge, open_catalogue, open_probes, open
 from proxy.wiring import (
     call_settings,
     open_engine,
+    open_exports,
     open_models,
     server_config,
     windows_status,
@@ -121,7 +122,7 @@ async def serve(options: StartOptions, worker: Worker, companion: Companion | No
     if companion is None:
         shutdown.handle_signals()
     try:
-        exports = _open_exports(settings, worker)
+        exports = open_exports(settings, worker.index)
         process = await Process.build(options, worker, logs, tasks, exports, quiet=companion is not None)
     except (CannotExport, CannotListen, StoreMisconfigured, StoreUnsupported) as error:
         await tasks.finish(TASK_SECONDS)
@@ -223,6 +224,7 @@ class Process:
         def observe_summary(report: SummaryReport) -> None:
             telemetry.summary(report)
             logs.summary_done(report)
+            exports.summary(report)
 
         history = open_history(settings, store, tasks, telemetry.archived)
         note = history.note_summary
@@ -235,7 +237,7 @@ class Process:
             catalogue,
             tokenizers,
             store,
-            upstream,
+            exports.traced_upstream(upstream),
             logs.noticed,
             jobs,
             history,
@@ -264,7 +266,8 @@ class Process:
         metrics = telemetry.exposition if settings.telemetry.metrics else None
         routes = history.open_routes
         observers = (telemetry.observe, logs.request_done, *exports.observers)
-        server = Server(config, engine, upstream, upstream_of, observers, metrics, status, models, routes, faults)
+        exchange = exports.traced_exchange(engine)
+        server = Server(config, exchange, upstream, upstream_of, observers, metrics, status, models, routes, faults)
         is_alone = worker.count == 1
         port = await _listen(server, settings, shared=not is_alone)
         if is_alone and not quiet:
@@ -338,12 +341,6 @@ def _open_telemetry() -> Telemetry:
 
     folder = os.environ.get(multiprocess.VARIABLE)
     return Telemetry(configuration.version(), Path(folder) if folder else None)
-
-
-def _open_exports(settings: Settings, worker: Worker) -> Exports:
-    """Return what is exported beside the log and the metrics. Raises ``CannotExport``."""
-    budget_log = settings.telemetry.budget_log
-    return open_exports(budget_log.path, budget_log.max_bytes, budget_log.files, worker.index)
 
 
 def _log_windows(logs: Logs, upstream: str, windows: Mapping[str, ServerWindow]) -> None:

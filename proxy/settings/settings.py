@@ -47,6 +47,7 @@ class Telemetry(Section):
 
     log: Log = Log()
     metrics: bool = Field(default=True, description="Serve /metrics.")
+    traces: bool = Field(default=False, description="Send OpenTelemetry traces, as OTEL_* variables configure them.")
     budget_log: BudgetLog = BudgetLog()
 
 
