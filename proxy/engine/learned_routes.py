@@ -283,9 +283,8 @@ class LearnedRoutes:
         if calibration.factor != learned.calibration.factor or taught is not learned.learned_window:
             self._save(route, tenant, LearnedRoute(calibration, taught))
         elif calibration != learned.calibration:
-            self._known[route.learned_key, tenant] = replace(
-                cached, learned=structs.replace(learned, calibration=calibration)
-            )
+            learned = LearnedRoute(calibration, learned.learned_window)
+            self._known[route.learned_key, tenant] = CachedRoute(learned, cached.read_at)
         return False
 
     def shown_windows(self) -> list[dict[str, object]]:
