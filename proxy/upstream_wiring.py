@@ -85,6 +85,7 @@ def _model_rule(rule: configuration.Model) -> ModelRule:
         max_input=rule.max_input_tokens,
         steps=tuple(COMPRESS if step == "compress" else step.fallback for step in rule.overflow),
         model=rule.model,
+        task_size=rule.task_size or "",
     )
 
 

@@ -182,6 +182,7 @@ def _policy(settings: Settings) -> Policy:
         economy=wanted.policy == "economy",
         buffers=Buffers(**wanted.buffers.model_dump()),
         tools=configuration.tool_map(settings.tools),
+        sizes={str(size): tokens for size, tokens in wanted.sizes.items()},
     )
 
 

@@ -11,12 +11,13 @@ import http.client
 import json
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final, NoReturn
-from urllib.parse import urlsplit
 
 import typer
+
+from proxy.cli.address import configured_address, local_address, readiness_status
 
 if TYPE_CHECKING:
     from proxy.cli.clients import Client, ClientFacts
@@ -29,9 +30,6 @@ Overrides = dict[tuple[str, ...], object]
 
 REFUSED: Final = 1
 MISUSED: Final = 2
-
-HEALTH_SECONDS: Final = 3.0
-"""Time in which a proxy has to answer ``ullage health``."""
 
 app = typer.Typer(
     name="ullage",
@@ -142,12 +140,13 @@ def models(
     key_env: Annotated[
         str | None, typer.Option(help="Variable with a client's key: shows what its traffic taught.", metavar="NAME")
     ] = None,
+    wide: Annotated[bool, typer.Option("--wide", help="Show every column, wider than 80 characters.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON, one object per model.")] = False,
 ) -> None:
     """Show the windows of models, and their sources.
 
-    Shows limits, encodings and count factors as well: of configured models and of those that their servers list, or of
-    all models whose names match PATTERN.
+    Shows longest answers, encodings and count factors as well, and with --wide their sources: of configured models and
+    of those that their servers list, or of all models whose names match PATTERN.
     """
     settings = _settings(config, _overrides(upstream))
     import asyncio
@@ -163,7 +162,7 @@ def models(
     if as_json:
         typer.echo(json.dumps(rows, indent=2))
     elif rows:
-        show_models(rows)
+        show_models(rows, wide=wide)
     if not rows and pattern is not None:
         _fail(REFUSED, f"No model matches {pattern}.")
     if not rows:
@@ -213,30 +212,45 @@ def replay(
     path: Annotated[Path, typer.Argument(help="Past conversations: a file, or a folder of files.", metavar="FILE|DIR")],
     window: Annotated[int | None, typer.Option(help="The model's window, in tokens.", min=1)] = None,
     model: Annotated[str, typer.Option(help="Model of conversations that name none.")] = "gpt-5",
+    top: Annotated[int, typer.Option(help="Rows of conversations, the largest ones.", min=1)] = 20,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, with every conversation.")] = False,
+    html: Annotated[Path | None, typer.Option(help="Write a report to open in a browser.", metavar="FILE")] = None,
     plot: Annotated[Path | None, typer.Option(help="Draw pressure over time into this PNG.", metavar="FILE")] = None,
     config: Annotated[Path | None, typer.Option(help="YAML file; see `ullage check`.", metavar="FILE")] = None,
 ) -> None:
     """Show what Ullage would have done with past conversations.
 
-    Needs no server and stores nothing. Reads OpenAI requests (JSON, JSON Lines) and the session files of Claude Code,
-    Codex, opencode (export), Cline, Roo and Aider.
+    The total comes first, then the largest conversations, and what filled their windows without need. Needs no server
+    and stores nothing. Reads OpenAI requests (JSON, JSON Lines) and the session files of Claude Code, Codex, opencode
+    (export), Cline, Roo and Aider.
     """
     settings = _settings(config, _overrides(window=window))
     sessions = _read_sessions(path)
-    from proxy.cli.replay_output import CannotPlot, draw_replays, replay_all, show_replays
+    from proxy.cli.html_report import replay_page
+    from proxy.cli.replay_output import CannotPlot, draw_replays, replay_all, replays_as_json, show_replays
 
     replays = replay_all(settings, sessions, model)
-    show_replays(replays)
+    if as_json:
+        typer.echo(json.dumps(replays_as_json(replays), indent=2))
+    else:
+        show_replays(replays, top)
     if not any(each.requests for each in replays):
         raise typer.Exit(REFUSED)
-    if plot is None:
-        return
+    if html is not None:
+        _write(html, lambda: html.write_text(replay_page(replays), "utf-8"))
+    if plot is not None:
+        try:
+            _write(plot, lambda: draw_replays(replays, plot))
+        except CannotPlot as error:
+            _fail(REFUSED, f"{plot}: {error}")
+
+
+def _write(file: Path, write: Callable[[], object]) -> None:
+    """Call *write*, which writes *file*; end the process if it cannot be written."""
     try:
-        draw_replays(replays, plot)
-    except CannotPlot as error:
-        _fail(REFUSED, f"{plot}: {error}")
+        write()
     except OSError as error:
-        _fail(MISUSED, f"{plot}: cannot be written: {error.strerror}.")
+        _fail(MISUSED, f"{file}: cannot be written: {error.strerror}.")
 
 
 def _read_sessions(path: Path) -> list[Session]:
@@ -259,10 +273,12 @@ def fit(
     config: Annotated[Path | None, typer.Option(help="YAML file; see `ullage check`.", metavar="FILE")] = None,
     model: Annotated[str | None, typer.Option(help="Treat it as a request for this model.")] = None,
     explain: Annotated[bool, typer.Option("--explain", help="Show where the tokens are and what was done.")] = False,
+    html: Annotated[Path | None, typer.Option(help="Write that to open in a browser.", metavar="FILE")] = None,
 ) -> None:
     """Print what would go upstream for a request.
 
-    Needs no server and stores nothing. --explain shows where its tokens are instead, and what each stage did.
+    Needs no server and stores nothing. --explain shows where its tokens are instead, and what each stage did; --html
+    writes the same into a file.
     """
     from proxy.core.errors import UllageError
 
@@ -274,13 +290,13 @@ def fit(
 
     try:
         fitted = asyncio.run(fit_request(settings, body, model=model, window=window))
-        if explain:
-            _explain(fitted)
+        if explain or html:
+            _explain(fitted, name, html, show=explain)
     except (UllageError, CannotFit) as error:
         _fail(REFUSED, f"{name}: {error}")
     if fitted.error is not None:
         _fail(REFUSED, f"{name}: {fitted.error.message}")
-    if not explain:
+    if not explain and not html:
         sys.stdout.buffer.write(fitted.view.body)
 
 
@@ -294,12 +310,17 @@ def _read_request(name: str) -> tuple[str, bytes]:
         _fail(MISUSED, f"{name}: cannot be read: {error.strerror}. Give a file, or - for standard input.")
 
 
-def _explain(fitted: Fitted) -> None:
-    """Print where the tokens of a request are, and what each stage did."""
+def _explain(fitted: Fitted, name: str, html: Path | None, *, show: bool) -> None:
+    """Say where the tokens of the request called *name* are and what each stage did: *show* it, write it to *html*."""
     from proxy.cli.explain import breakdown, render
+    from proxy.cli.html_report import fit_page
     from proxy.cli.output import table_console
 
-    render(breakdown(fitted), table_console())
+    shown = breakdown(fitted)
+    if show:
+        render(shown, table_console())
+    if html is not None:
+        _write(html, lambda: html.write_text(fit_page(name, shown), "utf-8"))
 
 
 @app.command()
@@ -323,32 +344,25 @@ def health(
     typer.echo("ready")
 
 
-def configured_address(environ: Mapping[str, str]) -> str:
-    """Return the address of the proxy that *environ* configures."""
-    host = environ.get("ULLAGE_SERVER__HOST", "127.0.0.1")
-    return local_address(host, environ.get("ULLAGE_SERVER__PORT", "8484"))
+@app.command()
+def top(
+    url: Annotated[
+        str | None, typer.Option(help="The proxy's address [default: http://127.0.0.1:8484].", metavar="URL")
+    ] = None,
+    key_env: Annotated[
+        str | None, typer.Option(help="Variable with the admin key of a remote proxy.", metavar="NAME")
+    ] = None,
+    interval: Annotated[float, typer.Option(help="Seconds between two readings.", min=0.2)] = 2.0,
+    once: Annotated[bool, typer.Option("--once", help="Print the figures once, as a pipe gets them.")] = False,
+) -> None:
+    """Watch a running proxy: requests, tokens, windows and its own health, by model. Ctrl-C ends it."""
+    from proxy.cli.top import CannotRead, watch
 
-
-def local_address(host: str, port: int | str) -> str:
-    """Return the URL on this machine of a proxy that listens on *host*: the loopback address if it listens on all."""
-    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)  # noqa: S104 - compared, not bound
-    if ":" in host:
-        host = f"[{host}]"
-    return f"http://{host}:{port}"
-
-
-def readiness_status(address: str) -> int:
-    """Return the status of the readiness route. Raises ``ValueError`` for no URL, ``OSError``, ``HTTPException``."""
-    parts = urlsplit(address)
-    if parts.scheme not in ("http", "https") or not parts.hostname:
-        raise ValueError("give scheme and host, such as http://127.0.0.1:8484")
-    kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
-    connection = kind(parts.hostname, parts.port, timeout=HEALTH_SECONDS)
+    key = os.environ.get(key_env, "") if key_env else ""
     try:
-        connection.request("GET", f"{parts.path.rstrip('/')}/health/ready")
-        return connection.getresponse().status
-    finally:
-        connection.close()
+        watch(url or configured_address(os.environ), key, interval, once=once)
+    except CannotRead as error:
+        _fail(REFUSED, str(error))
 
 
 @app.command()

@@ -13,8 +13,9 @@ from typing import Any, Final
 from rich.console import Console
 from rich.table import Table
 
+from proxy.cli.findings import NO_FINDINGS, Findings, find_paragraphs, find_results, findings_tables, largest
 from proxy.cli.offline import offline_engine
-from proxy.cli.output import window_source
+from proxy.cli.output import figures_table, window_source
 from proxy.core.apis.base import Count
 from proxy.core.apis.envelope import TOOLS
 from proxy.core.apis.json_steps import read_integer
@@ -58,6 +59,9 @@ KINDS: Final = (
 """Kinds of content. ``frame`` is roles, names, ids and separators; ``media`` is media of several kinds in one item."""
 
 
+UNTOUCHED: Final = "No stage was needed: the client's own bytes go upstream."
+
+
 class CannotFit(Exception):
     """The request cannot be planned as it was given; the text says why and what to do."""
 
@@ -98,6 +102,7 @@ class Breakdown:
     roles: Mapping[str, tuple[int, int]]
     kinds: Mapping[str, tuple[int, int]]
     steps: tuple[StageEffect, ...]
+    findings: Findings = NO_FINDINGS
 
 
 class _OverriddenCatalogue(Catalogue):
@@ -205,6 +210,7 @@ def breakdown(fitted: Fitted) -> Breakdown:
         _pairs(ROLES, *roles),
         _pairs(KINDS, *kinds),
         tuple(_stage_effects(fitted)),
+        Findings(find_paragraphs(fitted.measured), largest(find_results(fitted.measured))),
     )
 
 
@@ -342,24 +348,19 @@ def render(shown: Breakdown, console: Console) -> None:
         facts.add_row(name, text)
     console.print(facts)
     for title, rows in (("region", shown.regions), ("role", shown.roles), ("kind", shown.kinds)):
-        table = _table(title, "as sent", "upstream")
+        table = figures_table(title, "as sent", "upstream")
         for name, (before, after) in rows.items():
             table.add_row(name, f"{before:,}", f"{after:,}")
         console.print()
         console.print(table)
     console.print()
-    if not shown.steps:
-        console.print("No stage was needed: the client's own bytes go upstream.")
-        return
-    table = _table("stage", "before", "after", "touched")
-    for step in shown.steps:
-        table.add_row(step.stage, f"{step.before:,}", f"{step.after:,}", f"{step.touched:,}")
-    console.print(table)
-
-
-def _table(title: str, *columns: str) -> Table:
-    table = Table(box=None, header_style="bold", pad_edge=False)
-    table.add_column(title)
-    for column in columns:
-        table.add_column(column, justify="right")
-    return table
+    if shown.steps:
+        table = figures_table("stage", "before", "after", "touched")
+        for step in shown.steps:
+            table.add_row(step.stage, f"{step.before:,}", f"{step.after:,}", f"{step.touched:,}")
+        console.print(table)
+    else:
+        console.print(UNTOUCHED)
+    for table in findings_tables([shown.findings]):
+        console.print()
+        console.print(table)

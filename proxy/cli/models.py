@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
-from typing import Final
+from typing import Final, Literal
 
 from proxy.cli.offline import ignore_warning
 from proxy.cli.output import table_console, window_source
@@ -288,25 +288,37 @@ def _learned_facts(route: Route, learned_route: LearnedRoute, now: float) -> Lea
     return LearnedFacts(window, how, factor, round(max(0.0, now - since), 1))
 
 
-def show_models(rows: list[dict[str, object]]) -> None:
-    """Print a table of the rows of ``ullage models --json``."""
+WIDE: Final = ("max_input_tokens", "age_seconds", "output_from", "encoding_from", "factor_from")
+"""Members of a row that are only shown in a wide table: with them it has some 130 columns."""
+
+TITLES: Final = {"context_window": "window", "max_input_tokens": "input", "max_output_tokens": "output",
+                 "window_from": "window from", "age_seconds": "age", "output_from": "output from",
+                 "encoding_from": "encoding from", "factor_from": "factor from"}  # fmt: skip
+"""Titles of columns that are not called as the members of a row are."""
+
+FIGURES: Final = ("context_window", "max_input_tokens", "max_output_tokens", "factor", "age_seconds")
+FOLDED: Final = ("model", "upstream", "window_from")
+"""Columns that give way on a narrow terminal."""
+
+
+def show_models(rows: list[dict[str, object]], *, wide: bool) -> None:
+    """Print a table of the rows of ``ullage models --json``: in 80 columns, or with every figure's source if *wide*."""
     from rich.table import Table
 
+    hidden = {"sent_as", "variant"}
+    if not wide:
+        hidden.update(WIDE)
+    if all(row["upstream"] == "-" for row in rows):
+        hidden.add("upstream")
+    names = [name for name in rows[0] if name not in hidden]
     table = Table(box=None, header_style="bold", pad_edge=False)
-    for title in ("model", "upstream"):
-        table.add_column(title, overflow="fold")
-    for title in ("window", "input", "output"):
-        table.add_column(title, justify="right", no_wrap=True)
-    table.add_column("encoding", no_wrap=True)
-    table.add_column("factor", justify="right", no_wrap=True)
-    table.add_column("window from", overflow="fold")
-    table.add_column("age", justify="right", no_wrap=True)
-    for title in ("output from", "encoding from", "factor from"):
-        table.add_column(title)
+    for name in names:
+        justify: Literal["left", "right"] = "right" if name in FIGURES else "left"
+        table.add_column(TITLES.get(name, name), justify=justify, overflow="fold", no_wrap=name not in FOLDED)
     for row in rows:
         age = row["age_seconds"]
         cells = {**row, "model": _model_cell(row), "age_seconds": None if age is None else f"{age:g} s"}
-        table.add_row(*(_cell(value) for name, value in cells.items() if name not in ("sent_as", "variant")))
+        table.add_row(*(_cell(cells[name]) for name in names))
     table_console().print(table)
 
 

@@ -11,10 +11,12 @@ from pathlib import Path
 from typing import Final
 
 from proxy import settings as configuration
+from proxy.cli.findings import NO_FINDINGS, Findings, FreshResult, find_paragraphs, find_results, largest
 from proxy.cli.offline import offline_engine
 from proxy.cli.session_files import Message, Session, read_sessions
-from proxy.core.decisions import Reject
+from proxy.core.decisions import CountedView, MeasuredRequest, Reject, View
 from proxy.core.errors import UllageError
+from proxy.core.report import Report
 from proxy.core.request import Request
 from proxy.engine.engine import Engine
 from proxy.settings import Prices, Settings
@@ -58,7 +60,10 @@ class PlannedRequest:
 
 @dataclass(frozen=True, slots=True)
 class Replay:
-    """One conversation, replayed. ``problem`` says why its requests could not be planned."""
+    """One conversation, replayed. ``problem`` says why its requests could not be planned.
+
+    ``findings`` are what fills its window without need.
+    """
 
     name: str
     model: str
@@ -66,6 +71,7 @@ class Replay:
     requests: tuple[PlannedRequest, ...]
     prices: Prices | None = None
     problem: str = ""
+    findings: Findings = NO_FINDINGS
 
     @property
     def answered(self) -> int:
@@ -129,9 +135,9 @@ def _sessions_in(file: Path, name: str) -> list[Session]:
 
 
 async def replay(
-    settings: Settings, sessions: Sequence[Session], model: str, on_replayed: Callable[[], None] = lambda: None
+    settings: Settings, sessions: Sequence[Session], model: str, on_planned: Callable[[], None] = lambda: None
 ) -> list[Replay]:
-    """Plan every request of *sessions*; *on_replayed* is called after each session.
+    """Plan every request of *sessions*; *on_planned* is called after each request.
 
     *model* is the model of sessions that name none. Needs no server and stores nothing.
     """
@@ -141,24 +147,27 @@ async def replay(
     async with offline_engine(settings, catalogue, Tokenizers()) as engine:
         for session in sessions:
             name = session.model or model
-            replays.append(await _replay(engine, session, name, prices.get(name)))
-            on_replayed()
+            replays.append(await _replay(engine, session, name, prices.get(name), on_planned))
     return replays
 
 
-async def _replay(engine: Engine, session: Session, model: str, prices: Prices | None) -> Replay:
+async def _replay(
+    engine: Engine, session: Session, model: str, prices: Prices | None, on_planned: Callable[[], None]
+) -> Replay:
     requests: list[PlannedRequest] = []
     window: int | None = None
     sent, sent_tokens, client_tokens = b"", 0, 0  # of the previous request
+    found = _Finder()
     for body in request_bodies(session, model):
         try:
             decision = await engine.first_plan(Request("chat", body, TENANT, session.name), count_always=True)
         except UllageError as error:
-            return Replay(session.name, model, window, tuple(requests), prices, error.message)
+            return Replay(session.name, model, window, tuple(requests), prices, error.message, found.findings())
         report = engine.report(decision)
         if report.window is None:
             return Replay(session.name, model, None, (), prices, "its window is not known: give --window")
         window = report.window
+        found.look(decision.view, report)
         view, after = decision.view.body, report.tokens_after or 0
         is_refused = isinstance(decision, Reject)
         if is_refused:
@@ -174,8 +183,37 @@ async def _replay(engine: Engine, session: Session, model: str, prices: Prices |
             report.stages,
         )
         requests.append(planned)
+        on_planned()
         sent, sent_tokens, client_tokens = view, after, before
-    return Replay(session.name, model, window, tuple(requests), prices)
+    return Replay(session.name, model, window, tuple(requests), prices, findings=found.findings())
+
+
+class _Finder:
+    """Looks at each request of a conversation for what fills its window without need."""
+
+    def __init__(self) -> None:
+        self._count = 0
+        self._first: Report | None = None
+        self._last: MeasuredRequest | None = None
+        self._results: tuple[FreshResult, ...] = ()
+
+    def look(self, view: View, report: Report) -> None:
+        """Look at the next request, if it was counted."""
+        self._count += 1
+        if not isinstance(view, CountedView):
+            return
+        self._first = self._first or report
+        self._last = view.measured
+        self._results = largest([*self._results, *find_results(view.measured, self._count)])
+
+    def findings(self) -> Findings:
+        """Return what was found in all requests so far."""
+        if self._last is None or self._first is None:
+            return NO_FINDINGS
+        first = self._first
+        tokens = {region: count for region, count in first.regions.items() if region != "reserve"}
+        fill = (first.tokens_before or 0) / (first.window or 1)
+        return Findings(find_paragraphs(self._last), self._results, tokens, round(fill, 3))
 
 
 def request_bodies(session: Session, model: str) -> Iterator[bytes]:

@@ -1,75 +1,100 @@
-"""The output of ``ullage replay``: a progress bar, a table, and a picture."""
+"""The output of ``ullage replay``: progress, the total, tables, JSON, and a picture."""
 
 from __future__ import annotations
 
 import asyncio
 import importlib
 import math
+import statistics
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from proxy.cli.output import table_console
-from proxy.cli.replay import Replay, replay
+from proxy.cli.findings import findings_tables
+from proxy.cli.output import figures_table, table_console
+from proxy.cli.replay import Replay, replay, request_lengths
 from proxy.cli.session_files import Session
 from proxy.settings import Settings
-
-TITLES: Final = (
-    "conversation", "model", "window", "requests", "answered", "fitted before", "compactions", "tokens before", "after",
-    "repeated", "cost before", "after",
-)  # fmt: skip
-TEXT_COLUMNS: Final = 2
-"""The first columns hold text, the others figures."""
 
 MAX_PANELS: Final = 12
 """Conversations in one picture: those with the most tokens."""
 
+LONG_JOB: Final = 100
+"""Requests from which progress is printed where no terminal shows a bar."""
+
 
 def replay_all(settings: Settings, sessions: Sequence[Session], model: str) -> list[Replay]:
-    """Replay *sessions*, with a progress bar if standard error is a terminal."""
+    """Replay *sessions*; standard error shows the progress: a bar on a terminal, else a line for each tenth."""
+    total = sum(len(request_lengths(session.messages)) for session in sessions)
+    with _progress(total) as advance:
+        return asyncio.run(replay(settings, sessions, model, advance))
+
+
+@contextmanager
+def _progress(total: int) -> Iterator[Callable[[], None]]:
+    """A function to call after each of *total* requests."""
+    if not sys.stderr.isatty():
+        yield _Tenths(total).advance
+        return
     columns = (TextColumn("replaying"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    is_piped = not sys.stderr.isatty()
-    with Progress(*columns, console=Console(stderr=True), transient=True, disable=is_piped) as progress:
-        job = progress.add_task("", total=len(sessions))
-        return asyncio.run(replay(settings, sessions, model, lambda: progress.advance(job)))
+    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+        job = progress.add_task("", total=total)
+        yield lambda: progress.advance(job)
 
 
-def show_replays(replays: Sequence[Replay]) -> None:
-    """Print a row for each conversation, a row for all of them, and the problems."""
-    table = Table(box=None, header_style="bold", pad_edge=False, show_footer=len(replays) > 1)
-    for index, (title, total) in enumerate(zip(TITLES, _totals(replays), strict=True)):
-        is_figure = index >= TEXT_COLUMNS
-        table.add_column(
-            title,
-            total,
-            justify="right" if is_figure else "left",
-            overflow="fold",
-            no_wrap=index > 0,
-            footer_style="bold",
-        )
-    for each in replays:
-        table.add_row(*_row(each))
-    console = table_console()
-    console.print(table)
-    for each in replays:
-        if each.problem:
-            console.print(f"{each.name}: {each.problem}")
+class _Tenths:
+    """Prints a line to standard error for each tenth of a long job."""
+
+    def __init__(self, total: int) -> None:
+        self._total = total
+        self._done = 0
+
+    def advance(self) -> None:
+        """Count one request."""
+        self._done += 1
+        tenths = 10 * self._done // max(1, self._total)
+        if self._total >= LONG_JOB and tenths > 10 * (self._done - 1) // self._total:
+            print(f"replayed {self._done:,} of {self._total:,} requests", file=sys.stderr, flush=True)  # noqa: T201
 
 
-def _row(each: Replay) -> list[str]:
-    window = f"{each.window:,}" if each.window else "-"
-    return [each.name, each.model, window, *_figures([each]), _dollars(each.cost_before), _dollars(each.cost)]
+class Totals(NamedTuple):
+    """The figures of some conversations together; costs are in US dollars, None if no price is known."""
+
+    conversations: int
+    requests: int
+    answered: int
+    fitted_before: int
+    compactions: int
+    tokens_before: int
+    tokens_after: int
+    repeated: float
+    cost_before: float | None
+    cost: float | None
 
 
-def _totals(replays: Sequence[Replay]) -> list[str]:
-    before = _dollars(_sum_known(each.cost_before for each in replays))
-    after = _dollars(_sum_known(each.cost for each in replays))
-    return [f"{len(replays)} conversations", "", "", *_figures(replays), before, after]
+def totals(replays: Sequence[Replay]) -> Totals:
+    """Return the figures of *replays* together."""
+    sent = sum(each.after for each in replays)
+    repeated = sum(request.repeated for each in replays for request in each.requests)
+    return Totals(
+        len(replays),
+        sum(len(each.requests) for each in replays),
+        sum(each.answered for each in replays),
+        sum(each.answered_before for each in replays),
+        sum(each.compactions for each in replays),
+        sum(each.before for each in replays),
+        sent,
+        repeated / max(1, sent),
+        _sum_known(each.cost_before for each in replays),
+        _sum_known(each.cost for each in replays),
+    )
 
 
 def _sum_known(amounts: Iterable[float | None]) -> float | None:
@@ -78,21 +103,92 @@ def _sum_known(amounts: Iterable[float | None]) -> float | None:
     return sum(known) if known else None
 
 
-def _figures(replays: Sequence[Replay]) -> list[str]:
-    sent = sum(each.after for each in replays)
-    repeated = sum(request.repeated for each in replays for request in each.requests)
-    counts = (
-        sum(len(each.requests) for each in replays),
-        sum(each.answered for each in replays),
-        sum(each.answered_before for each in replays),
-        sum(each.compactions for each in replays),
-        sum(each.before for each in replays),
-        sent,
-    )
-    return [*(f"{count:,}" for count in counts), f"{repeated / max(1, sent):.1%}"]
+def summary_lines(replays: Sequence[Replay]) -> list[str]:
+    """Return what the total of *replays* says, in sentences."""
+    all_of_them = totals(replays)
+    conversations = _plural(all_of_them.conversations, "conversation")
+    fewer = 1 - all_of_them.tokens_after / max(1, all_of_them.tokens_before)
+    lines = [
+        f"{conversations}, {_plural(all_of_them.requests, 'request')}: {all_of_them.answered:,} answered, "
+        f"{all_of_them.fitted_before:,} fitted as sent",
+        f"{_plural(all_of_them.compactions, 'compaction')}; {all_of_them.repeated:.1%} of what goes upstream repeats "
+        "the request before",
+        f"{all_of_them.tokens_before:,} tokens as sent, {all_of_them.tokens_after:,} upstream ({fewer:.0%} fewer)",
+    ]
+    if all_of_them.cost is not None:
+        lines.append(f"{dollars(all_of_them.cost_before)} as sent, {dollars(all_of_them.cost)} upstream")
+    fills = [each.findings.first_fill for each in replays if each.findings.first_fill is not None]
+    if fills:
+        median = statistics.median(fills)
+        lines.append(f"first requests fill {median:.0%} of the window at the median, {max(fills):.0%} at most")
+    return lines
 
 
-def _dollars(amount: float | None) -> str:
+def _plural(count: int, noun: str) -> str:
+    return f"1 {noun}" if count == 1 else f"{count:,} {noun}s"
+
+
+def by_size(replays: Sequence[Replay]) -> list[Replay]:
+    """Return *replays*, those whose client sent most tokens first."""
+    return sorted(replays, key=lambda each: -each.before)
+
+
+def show_replays(replays: Sequence[Replay], top: int) -> None:
+    """Print the total, a row for each of the *top* largest conversations, the findings, and the problems."""
+    console = table_console()
+    for line in summary_lines(replays):
+        console.print(line)
+    shown = by_size(replays)[:top]
+    console.print()
+    console.print(_conversations(shown))
+    if len(shown) < len(replays):
+        console.print(f"and {len(replays) - len(shown):,} smaller ones: --top {len(replays)} or --json shows them")
+    for table in findings_tables([each.findings for each in replays]):
+        console.print()
+        console.print(table)
+    for each in replays:
+        if each.problem:
+            console.print(f"{each.name}: {each.problem}")
+
+
+COLUMNS: Final = ("conversation", "requests", "fitted", "compacted", "as sent", "upstream", "cost")
+
+
+def conversation_row(each: Replay) -> tuple[str, ...]:
+    """Return the cells of one conversation, under ``COLUMNS``."""
+    figures = (len(each.requests), each.answered_before, each.compactions, each.before, each.after)
+    return each.name, *(f"{figure:,}" for figure in figures), dollars(each.cost)
+
+
+def _conversations(replays: Sequence[Replay]) -> Table:
+    table = figures_table(*COLUMNS)
+    for each in replays:
+        table.add_row(*conversation_row(each))
+    return table
+
+
+def replays_as_json(replays: Sequence[Replay]) -> dict[str, object]:
+    """Return the total and every conversation, the largest first, as JSON values; costs are in US dollars."""
+    return {"total": totals(replays)._asdict(), "conversations": [_as_json(each) for each in by_size(replays)]}
+
+
+def _as_json(each: Replay) -> Mapping[str, object]:
+    found = each.findings
+    return {
+        "name": each.name,
+        "model": each.model,
+        "window": each.window,
+        "problem": each.problem,
+        **{name: value for name, value in totals([each])._asdict().items() if name != "conversations"},
+        "first_fill": found.first_fill,
+        "first_tokens": dict(found.first_tokens),
+        "repeated_paragraphs": [row._asdict() for row in found.paragraphs],
+        "fresh_results": [asdict(result) for result in found.results],
+    }
+
+
+def dollars(amount: float | None) -> str:
+    """Return *amount* in US dollars; a dash if it is not known."""
     if amount is None:
         return "-"
     if amount < 1:
@@ -109,7 +205,7 @@ def draw_replays(replays: Sequence[Replay], file: Path) -> None:
 
     Raises ``CannotPlot`` without matplotlib, and ``OSError`` if the file cannot be written.
     """
-    drawn = sorted((each for each in replays if each.requests), key=lambda each: -each.before)[:MAX_PANELS]
+    drawn = [each for each in by_size(replays) if each.requests][:MAX_PANELS]
     columns = min(2, max(1, len(drawn)))
     rows = max(1, math.ceil(len(drawn) / 2))
     figure = _figure(columns, rows)

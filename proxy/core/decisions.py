@@ -34,7 +34,9 @@ class Policy:
     """How views are kept small: the schedule's rules, and when an output figure may be lowered.
 
     ``stored``: whether a provider may cut a history that only it has, or its error is the answer. ``economy`` compacts
-    where going on gets dear and not only where the window gets full. ``tools`` says what clients' tools do.
+    where going on gets dear and not only where the window gets full. ``tools`` says what clients' tools do. ``sizes``
+    are the tokens that the history of a task of each size is to take, in the provider's tokens; empty if sizes are
+    labels only.
     """
 
     rules: CompactionRules
@@ -43,13 +45,28 @@ class Policy:
     economy: bool = False
     buffers: Buffers = NO_BUFFERS
     tools: ToolMap = NO_TOOLS
+    sizes: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))
 
-    def budget(self, route: Route, window: int, requested: int | None, fixed: int, token_ratio: float) -> TokenBudget:
-        """The token budget of a request; *window* and *requested* are in the provider's tokens, *fixed* in ours."""
+    def history_cap(self, route: Route, task_size: str) -> int | None:
+        """The tokens for the history of a task of *task_size*, or of the size of *route*; None if nothing limits it."""
+        return self.sizes.get(task_size or route.task_size)
+
+    def budget(
+        self,
+        route: Route,
+        window: int,
+        requested: int | None,
+        fixed: int,
+        token_ratio: float,
+        history_cap: int | None = None,
+    ) -> TokenBudget:
+        """The token budget of a request; *fixed* is in our tokens, all else in the provider's."""
         default = answer_reserve(None, route.max_output, window)
         reserved = answer_reserve(requested, route.max_output, window)
         max_input = None if route.max_input is None else to_our_tokens(route.max_input, token_ratio)
         price_cap = to_our_tokens(economy_cap(window, route.price_tier), token_ratio) if self.economy else None
+        if history_cap is not None:
+            history_cap = to_our_tokens(history_cap, token_ratio)
         return TokenBudget(
             to_our_tokens(window, token_ratio),
             to_our_tokens(reserved, token_ratio),
@@ -58,6 +75,7 @@ class Policy:
             max_input,
             price_cap,
             self.buffers,
+            history_cap,
         )
 
 

@@ -148,7 +148,7 @@ class ModelRule:
     """One rule of the configuration: models that match the glob *pattern* go to *upstream* with these limits.
 
     An empty upstream is the default one. With a ``model`` the rule defines an alias of it; unset limits are those of
-    that model's own rule.
+    that model's own rule. ``task_size`` is the size of its tasks, unless a request states another.
     """
 
     pattern: str
@@ -160,6 +160,7 @@ class ModelRule:
     max_input: int | None = None
     steps: tuple[str, ...] = (COMPRESS,)
     model: str = ""
+    task_size: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,7 +175,7 @@ class Route:
     second since when it has been reported. With a ``configured_encoding`` our count is assumed to be the provider's.
 
     ``steps`` are tried in order if a conversation does not fit. ``variant`` names an option of the request that changes
-    the window; figures learned with it apply to it alone.
+    the window; figures learned with it apply to it alone. ``task_size`` is the size of tasks that state none.
     """
 
     upstream: str
@@ -191,6 +192,7 @@ class Route:
     steps: tuple[str, ...] = (COMPRESS,)
     variant: str = ""
     requested_model: str = ""
+    task_size: str = ""
 
     # Computed once, when the route is built:
     name: str = field(init=False, compare=False)
@@ -320,6 +322,7 @@ class Catalogue:
             price_tier=published.price_tier,
             steps=rule.steps,
             requested_model=requested,
+            task_size=rule.task_size,
         )
         return _CachedRoute(rule, published, route)
 
@@ -333,7 +336,7 @@ class Catalogue:
 
 def _completed(alias: ModelRule, own: ModelRule) -> ModelRule:
     """Return *alias*, with figures of the model's *own* rule in place of unset ones."""
-    names = ("upstream", "window", "max_output", "encoding", "unknown_window", "max_input")
+    names = ("upstream", "window", "max_output", "encoding", "unknown_window", "max_input", "task_size")
     missing = {name: getattr(own, name) for name in names if getattr(alias, name) in (None, "")}
     if alias.steps == (COMPRESS,):
         missing["steps"] = own.steps

@@ -22,6 +22,9 @@ SERVED = "served"
 INTERNAL_ERROR = "internal_error"
 """The reason of a request that went upstream untouched, since a fault of ours kept it from being made smaller."""
 
+BUDGET_UNREACHABLE = "budget_unreachable"
+"""The reason of a request whose history is larger than its task's size allows, and could not be made smaller."""
+
 
 class Usage(msgspec.Struct, frozen=True):
     """Token figures as the upstream reported them; ``None`` where it said nothing."""

@@ -8,9 +8,12 @@ import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, get_args
 
 Mode = Literal["on", "observe", "off"]
+
+TaskSize = Literal["tiny", "small", "medium", "large"]
+TASK_SIZES: Final[tuple[TaskSize, ...]] = get_args(TaskSize)
 
 Purpose = Literal["answer", "count", "compact"]
 """The purpose of a request: the model's answer, a count of its tokens, or a smaller conversation."""
@@ -21,8 +24,8 @@ class Options:
     """The options that a caller set in ``x-ullage-*`` request headers.
 
     ``window`` (tokens) may only lower the model's window; ``conversation`` is mixed into the first prefix hash;
-    ``compact_to`` is the share of the room to compact to now, None for the usual one. ``project`` and ``task_size`` are
-    labels.
+    ``compact_to`` is the share of the room to compact to now, None for the usual one. ``project`` is
+    a label; ``task_size`` is one, and limits the history if the configuration says so.
     """
 
     mode: Mode = "on"

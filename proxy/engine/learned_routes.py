@@ -345,13 +345,14 @@ class LearnedRoutes:
 class RememberedRoute:
     """A known route that holds while ``generation`` is current and until the monotonic second ``until``.
 
-    ``limits`` are the input budget and the lowest mark by output figure, in tokens, as the quick check finds them.
+    ``limits`` are the input budget and the lowest mark in tokens, by output figure and size of task, as the quick check
+    finds them.
     """
 
     known: KnownRoute
     generation: int
     until: float
-    limits: dict[int | None, tuple[int, int]] = field(default_factory=dict)
+    limits: dict[tuple[int | None, str], tuple[int, int]] = field(default_factory=dict)
 
 
 class KnownRoutes:

@@ -138,7 +138,8 @@ class Measurer:
         addition, adding = NO_ADDITION, self._features.adding
         if adding is not None and not client_compaction:
             addition = adding.addition(request, envelope, route, window)
-        budget = policy.budget(route, window, requested, counts.fixed + addition.tokens, token_ratio)
+        cap = policy.history_cap(route, request.options.task_size)
+        budget = policy.budget(route, window, requested, counts.fixed + addition.tokens, token_ratio, cap)
         tools_json, budget = self._with_smaller_tools(request.tenant, route, envelope, counts, budget)
         hashes = reading.prefix_hashes(self._records.prefix_key(request.tenant), request.options.conversation)
         stated = known.stated_window

@@ -249,8 +249,8 @@ class QuickCheck:
         is_off = self._mode == "off" or options.mode == "off"
         bound, budget = 0, None
         if not is_off and route.known.window is not None:
-            allowance, output = textual.allowance, textual.requested_output
-            budget, mark = route.limits.get(output) or self._limits(route, output)
+            allowance, sizes = textual.allowance, (textual.requested_output, options.task_size)
+            budget, mark = route.limits.get(sizes) or self._limits(route, *sizes)
             if allowance is None or len(body) + allowance > mark or options.compact_now:
                 return None
             bound = len(body) + allowance
@@ -280,10 +280,11 @@ class QuickCheck:
             return False  # unless it is no valid body, which is said first
         if route.known.window is None:
             return False
-        _, mark = route.limits.get(LEAST_OUTPUT) or self._limits(route, LEAST_OUTPUT)
+        sizes = (LEAST_OUTPUT, request.options.task_size)
+        _, mark = route.limits.get(sizes) or self._limits(route, *sizes)
         return len(request.body) > mark
 
-    def _limits(self, remembered: RememberedRoute, output: int | None) -> tuple[int, int]:
+    def _limits(self, remembered: RememberedRoute, output: int | None, task_size: str) -> tuple[int, int]:
         """Return the input budget beside *output*, and the lowest low mark that a request inside it can have.
 
         What has fewer bytes than that mark needs no closer look: a token of JSON is more than two bytes, so that its
@@ -292,9 +293,10 @@ class QuickCheck:
         route, window = remembered.known.route, remembered.known.window
         assert window is not None
         budget = input_limit(window, answer_reserve(output, route.max_output, window), route.max_input)
-        figures = self._policy.budget(route, window, None, 0, 1.0)
+        cap = self._policy.history_cap(route, task_size)
+        figures = self._policy.budget(route, window, None, 0, 1.0, cap)
         mark = figures.low(self._policy.rules.marks, min(budget, figures.baseline))
         if len(remembered.limits) >= MOST_FIGURES:
             remembered.limits.clear()
-        remembered.limits[output] = budget, mark
+        remembered.limits[output, task_size] = budget, mark
         return budget, mark

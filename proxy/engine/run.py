@@ -12,7 +12,7 @@ from typing import Any, Final
 from proxy.core.attempts import Attempts
 from proxy.core.decisions import CountedView, MeasuredRequest, Policy, Reject, UncountedView, View
 from proxy.core.overflow.kinds import Overflow
-from proxy.core.report import SERVED, Outcome, Report
+from proxy.core.report import BUDGET_UNREACHABLE, SERVED, Outcome, Report
 from proxy.core.request import Request, public_session_name
 from proxy.core.tokens.budget import borrowed
 from proxy.core.tokens.counting import regions, to_provider_tokens
@@ -183,7 +183,7 @@ def _base(view: View, model: str, session: str, facts: dict[str, Any]) -> dict[s
         "window": known.window,
         "source": known.window_source,
         "project": request.options.project,
-        "task_size": request.options.task_size,
+        "task_size": request.options.task_size or known.route.task_size,
         "conversation": conversation_of(request, session),
         "epoch": request.epoch,
         "client_compaction": request.client_compaction,
@@ -250,13 +250,16 @@ def _counted(view: CountedView, policy: Policy, facts: dict[str, Any]) -> Report
     members["client_compaction"] = measured.client_compaction
     members |= facts
     outcome: Outcome = "verbatim"
+    reason = _counted_reason(view)
     if not view.observation:
         outcome = _outcome(request, edited=bool(edits.stages) or not edits.is_verbatim)
+        if budget.history_cap is not None and view.tokens - budget.fixed > budget.history_cap:
+            outcome, reason = "degraded", BUDGET_UNREACHABLE
     return Report(
         **members,
         stream=envelope.stream,
         outcome=outcome,
-        reason=_counted_reason(view),
+        reason=reason,
         budget=None if view.known.window is None else int(max(0, budget.input_budget(reserve)) * ratio),
         tokens_before=int(counts.total * ratio) if edits.record else view.expected_tokens,
         tokens_after=view.expected_tokens,

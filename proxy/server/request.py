@@ -18,6 +18,7 @@ from proxy.core.http_headers import CREDENTIALS, HOP_BY_HOP, OWN_PREFIX, WRITTEN
 from proxy.core.request import (
     EPOCH_HEADER,
     SESSION_HEADERS,
+    TASK_SIZES,
     Mode,
     Options,
     Origin,
@@ -304,7 +305,7 @@ def options(own: Mapping[str, str]) -> Options:
         compact_now="compact" in own,
         compact_to=_share(own),
         project=_label(own, "project"),
-        task_size=_one_of(own, "task-size", ("tiny", "small", "medium", "large"), ""),
+        task_size=_one_of(own, "task-size", TASK_SIZES, ""),
     )
 
 

@@ -7,6 +7,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
+from proxy.core.request import TaskSize
 from proxy.settings.field_types import (
     AccessKey,
     FieldProblem,
@@ -155,6 +156,10 @@ class Compression(Section):
     stages: Stages = Stages()
     shares: Shares = Shares()
     allocation: Allocation = Allocation()
+    sizes: dict[TaskSize, Tokens] = Field(
+        default={},
+        description="Tokens for the history of a task of each size (x-ullage-task-size); empty: sizes are labels only.",
+    )
 
     @property
     def effective_low_mark(self) -> float:

@@ -12,6 +12,7 @@ from pydantic import Field, model_validator
 
 from proxy.core.http_headers import CREDENTIALS, HOP_BY_HOP, OWN_PREFIX, WRITTEN_ANEW
 from proxy.core.overflow.rules import BadRule, code_name, phrase_regex
+from proxy.core.request import TaskSize
 from proxy.settings.field_types import (
     BaseUrl,
     FieldProblem,
@@ -162,6 +163,10 @@ class Model(Section):
     )
     overflow: Annotated[tuple[Literal["compress"] | Fallback, ...], Field(min_length=1)] = Field(
         default=("compress",), description="What to try, in order, when it does not fit: compress, {fallback: MODEL}."
+    )
+
+    task_size: TaskSize | None = Field(
+        default=None, description="Size of its tasks, of those in compression.sizes; a request's own header wins."
     )
 
     @property

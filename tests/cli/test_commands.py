@@ -13,7 +13,6 @@ from pathlib import Path
 
 import pytest
 
-from proxy.cli.commands import configured_address, readiness_status
 from tests.support.sample_conversations import agent_session
 
 ROOT = Path(__file__).parents[2]
@@ -197,7 +196,7 @@ def test_models_are_listed_without_a_network():
 @pytest.mark.slow
 def test_models_are_shown_as_a_table():
     """The table has a line for every configured rule, unfolded in a pipe; an unreachable server is reported."""
-    ran = ullage("models", "--upstream", "http://127.0.0.1:1/v1")
+    ran = ullage("models", "--wide", "--upstream", "http://127.0.0.1:1/v1")
     assert ran.returncode == 0
     header, line = ran.stdout.splitlines()
     figures = ["model", "upstream", "window", "input", "output", "encoding", "factor"]
@@ -229,14 +228,21 @@ def past(folder, rounds=12):
 
 @pytest.mark.slow
 def test_replay_shows_what_would_have_become_of_past_conversations(tmp_path):
-    """`ullage replay` prints a row for each conversation and draws the requested picture."""
-    picture = tmp_path / "p.png"
-    ran = ullage("replay", str(past(tmp_path)), "--window", "4096", "--plot", str(picture))
+    """`ullage replay` prints the total and a row for each conversation, and writes the requested picture and page."""
+    picture, page = tmp_path / "p.png", tmp_path / "p.html"
+    ran = ullage("replay", str(past(tmp_path)), "--window", "4096", "--plot", str(picture), "--html", str(page))
     assert (ran.returncode, ran.stderr) == (0, "")
-    heading, row = ran.stdout.splitlines()
-    assert heading.split()[:4] == ["conversation", "model", "window", "requests"]
-    assert row.split()[:2] == ["one", "gpt-4o"]
+    lines = ran.stdout.splitlines()
+    assert lines[0].startswith("1 conversation, ")
+    heading, row = lines[6:8]
+    assert heading.split()[:3] == ["conversation", "requests", "fitted"]
+    assert row.split()[0] == "one"
     assert picture.read_bytes().startswith(b"\x89PNG")
+    assert "<svg" in page.read_text()
+    listed = json.loads(ullage("replay", str(past(tmp_path)), "--window", "4096", "--json").stdout)
+    assert [(each["name"], each["model"], each["window"]) for each in listed["conversations"]] == [
+        ("one", "gpt-4o", 4096)
+    ]
 
 
 @pytest.mark.slow
@@ -293,6 +299,13 @@ def test_fit_explains(tmp_path):
     assert ran.returncode == 0, ran.stderr
     for word in ("2,048  (configured)", "region", "summary", "kind", "stage", "fold"):
         assert word in ran.stdout
+    page = tmp_path / "fit.html"
+    ran = ullage("fit", str(file), "--window", "2048", "--html", str(page))
+    assert (ran.returncode, ran.stdout) == (0, "")
+    assert "<svg" in page.read_text()
+    ran = ullage("fit", str(file), "--window", "2048", "--html", str(tmp_path / "no" / "fit.html"))
+    assert ran.returncode == 2
+    assert "cannot be written" in ran.stderr
 
 
 @pytest.mark.slow
@@ -314,25 +327,3 @@ def test_fit_refuses_with_a_sentence(tmp_path):
     assert "gone.json: cannot be read: No such file" in gone.stderr
     file.write_text("nothing")
     assert ullage("fit", str(file)).stderr.startswith(f"{file}: is no JSON")
-
-
-@pytest.mark.parametrize(
-    ("host", "port", "address"),
-    [
-        (None, None, "http://127.0.0.1:8484"),
-        ("0.0.0.0", "80", "http://127.0.0.1:80"),
-        ("::", None, "http://[::1]:8484"),
-        ("proxy.example.org", "9000", "http://proxy.example.org:9000"),
-    ],
-)
-def test_the_configured_address(host: str | None, port: str | None, address: str) -> None:
-    """A proxy that listens on every address is reached on this machine's own."""
-    given = {"ULLAGE_SERVER__HOST": host, "ULLAGE_SERVER__PORT": port}
-    assert configured_address({name: value for name, value in given.items() if value is not None}) == address
-
-
-@pytest.mark.parametrize("address", ["127.0.0.1:8484", "ftp://h", "http://"])
-def test_what_is_no_address(address: str) -> None:
-    """An address without a usable scheme is an error of its own, unlike a proxy that does not answer."""
-    with pytest.raises(ValueError, match="give scheme and host"):
-        readiness_status(address)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 
 from proxy.cli.models import ModelRow, learned_windows, list_models, show_models, visible_tenants
 from proxy.settings import Settings, load
@@ -155,7 +157,7 @@ ROW: dict[str, object] = {
 
 def test_a_row_of_models_is_one_line_in_a_pipe(capsys: pytest.CaptureFixture[str]) -> None:
     """Thousands are set apart, what is unknown is a dash, an age has its unit, and nothing is folded."""
-    show_models([ROW])
+    show_models([ROW], wide=True)
     title, line = capsys.readouterr().out.splitlines()
     assert title.split()[:2] == ["model", "upstream"]
     assert line.split() == [
@@ -164,10 +166,35 @@ def test_a_row_of_models_is_one_line_in_a_pipe(capsys: pytest.CaptureFixture[str
     ]
 
 
+def test_without_sources_a_row_has_the_figures_that_matter(capsys: pytest.CaptureFixture[str]) -> None:
+    """Window, answer, encoding, factor and the window's source are shown; the upstream only if there is one."""
+    row = {**ROW, "model": "m"}
+    show_models([row], wide=False)
+    title, line = capsys.readouterr().out.splitlines()
+    assert title.split() == ["model", "upstream", "window", "output", "encoding", "factor", "window", "from"]
+    assert line.split() == ["m", "[here]", "128,000", "4,096", "o200k_base", "1.05", "table"]
+    show_models([{**row, "upstream": "-"}], wide=False)
+    assert "upstream" not in capsys.readouterr().out
+
+
+def test_a_table_of_models_fits_80_columns(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a terminal a long name and a long source are folded, and every line has at most 80 columns."""
+    long = {**ROW, "window_from": "server: /v1/models max_model_len", "upstream": "a-server-with-a-name"}
+    console = Console(file=io.StringIO(), width=80, highlight=False, markup=False)
+    monkeypatch.setattr("proxy.cli.models.table_console", lambda: console)
+    show_models([long], wide=False)
+    lines = console.file.getvalue().splitlines()  # type: ignore[attr-defined]
+    assert max(map(len, lines)) <= 80
+    width = lines[0].index("upstream")
+    assert "".join(line[:width].strip() for line in lines[1:]) == long["model"]
+    assert all(figure in lines[1] for figure in ("128,000", "4,096", "o200k_base", "1.05"))
+
+
 def test_other_names_and_flags_are_shown_with_the_model(capsys: pytest.CaptureFixture[str]) -> None:
     """An alias is shown with the name that is sent, a variant with the flag that makes it."""
     show_models(
-        [{**ROW, "model": "fast", "sent_as": "own"}, {**ROW, "model": "m", "sent_as": "", "variant": "context-1m"}]
+        [{**ROW, "model": "fast", "sent_as": "own"}, {**ROW, "model": "m", "sent_as": "", "variant": "context-1m"}],
+        wide=False,
     )
     _, first, second = capsys.readouterr().out.splitlines()
     assert first.startswith("fast (own) ")

@@ -1,40 +1,135 @@
-"""The replay's table: a row for each conversation, totals, and what stood in the way."""
+"""The replay's output: the total, a row for each conversation, the findings, and what stood in the way."""
 
 from __future__ import annotations
 
 import importlib
+import io
+import json
+import re
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
+from proxy.cli.findings import Findings, FreshResult
 from proxy.cli.replay import PlannedRequest, Replay
-from proxy.cli.replay_output import MAX_PANELS, CannotPlot, draw_replays, replay_all, show_replays
+from proxy.cli.replay_output import (
+    COLUMNS,
+    LONG_JOB,
+    MAX_PANELS,
+    CannotPlot,
+    draw_replays,
+    replay_all,
+    replays_as_json,
+    show_replays,
+)
 from proxy.cli.session_files import Session
+from proxy.core.waste import RepeatedParagraph
 from proxy.settings import Prices, load
 from tests.support.sample_conversations import agent_session
 
+REQUESTS_OF_TWO = (
+    PlannedRequest(1000, 1000, 1500, 0, 0, False, ()),
+    PlannedRequest(2000, 1200, 1500, 900, 1000, True, ("fold",)),
+)
+FOUND = Findings(
+    (RepeatedParagraph("You are careful", 12, 3400),),
+    (FreshResult("read_file bundle.js", 900, 0.62, 2), FreshResult("bash", 100, 0.0, 1)),
+    {"system": 300},
+    0.2,
+)
+THREE = (
+    Replay("second", "n", 1700, REQUESTS_OF_TWO),
+    Replay("first", "m", 1700, (*REQUESTS_OF_TWO, REQUESTS_OF_TWO[1]), Prices(0.001, 0.0001, 0.01), findings=FOUND),
+    Replay("third", "o", None, (), problem="no window"),
+)
 
-def test_rows_and_totals(capsys: pytest.CaptureFixture[str]) -> None:
-    """Each conversation has its figures, all together theirs, and costs only where there are prices."""
-    requests = (
-        PlannedRequest(1000, 1000, 1500, 0, 0, False, ()),
-        PlannedRequest(2000, 1200, 1500, 900, 1000, True, ("fold",)),
-    )
-    priced = Replay("first", "m", 1700, requests, Prices(0.001, 0.0001, 0.01))
-    show_replays([priced, Replay("second", "n", 1700, requests), Replay("third", "o", None, (), problem="no window")])
+
+def test_the_total_leads(capsys: pytest.CaptureFixture[str]) -> None:
+    """First what became of all conversations, then a row for each, the largest first, the findings, the problems."""
+    show_replays(THREE, 20)
     lines = capsys.readouterr().out.splitlines()
-    assert lines[1].split() == ["first", "m", "1,700", "2", "2", "1", "1", "3,000", "2,200", "40.9%", "$2.10", "$1.39"]
-    assert lines[2].split()[-2:] == ["-", "-"]
-    assert lines[4].split()[:9] == ["3", "conversations", "4", "4", "2", "2", "6,000", "4,400", "40.9%"]
+    assert lines[:5] == [
+        "3 conversations, 5 requests: 5 answered, 2 fitted as sent",
+        "3 compactions; 48.2% of what goes upstream repeats the request before",
+        "8,000 tokens as sent, 5,600 upstream (30% fewer)",
+        "$3.20 as sent, $1.78 upstream",
+        "first requests fill 20% of the window at the median, 20% at most",
+    ]
+    assert lines[6].split() == " ".join(COLUMNS).split()
+    assert lines[7].split() == ["first", "3", "1", "2", "5,000", "3,400", "$1.78"]
+    assert lines[8].split() == ["second", "2", "1", "1", "3,000", "2,200", "-"]
+    text = "\n".join(lines)
+    assert re.search(r"You are careful +12 +3,400", text)
+    assert re.search(r"read_file bundle.js +900 +62%\nbash +100 +-", text)
     assert lines[-1] == "third: no window"
 
 
-def test_replaying_shows_a_bar_and_gives_the_figures(capsys: pytest.CaptureFixture[str]) -> None:
-    """Nothing but the table goes to standard output."""
+def test_only_the_largest_are_shown(capsys: pytest.CaptureFixture[str]) -> None:
+    """With --top there are as many rows, and a line says how many more there are; the total is that of all."""
+    show_replays(THREE, 1)
+    out = capsys.readouterr().out
+    assert out.startswith("3 conversations")
+    assert "second" not in out
+    assert "and 2 smaller ones: --top 3 or --json shows them" in out
+
+
+def test_tables_fit_80_columns(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A long name is folded; millions of tokens and long findings fit, too."""
+    request = PlannedRequest(98_765_432, 12_345_678, 10**8, 0, 0, True, ("fold",))
+    long = Replay("folder/" * 20, "m", 1700, (request,) * 9, Prices(1e-6, 1e-7, 1e-5), findings=FOUND)
+    console = Console(file=io.StringIO(), width=80, highlight=False, markup=False)
+    monkeypatch.setattr("proxy.cli.replay_output.table_console", lambda: console)
+    show_replays([long], 20)
+    assert max(map(len, console.file.getvalue().splitlines())) <= 80  # type: ignore[attr-defined]
+
+
+def test_json_has_every_conversation() -> None:
+    """The total and each conversation have the same members, in figures, and the findings are with them."""
+    document = json.loads(json.dumps(replays_as_json(THREE)))
+    total, (first, second, third) = document["total"], document["conversations"]
+    assert (total["conversations"], total["requests"], total["tokens_before"], total["tokens_after"]) == (
+        3,
+        5,
+        8000,
+        5600,
+    )
+    assert total.keys() - {"conversations"} <= first.keys()
+    assert (first["name"], first["model"], first["window"], first["first_fill"]) == ("first", "m", 1700, 0.2)
+    assert first["repeated_paragraphs"] == [{"excerpt": "You are careful", "times": 12, "wasted": 3400}]
+    assert first["fresh_results"][0] == {"call": "read_file bundle.js", "tokens": 900, "share": 0.62, "request": 2}
+    assert (second["cost"], third["problem"]) == (None, "no window")
+
+
+def test_replaying_gives_the_figures_and_the_findings(capsys: pytest.CaptureFixture[str]) -> None:
+    """Nothing goes to standard output, and in a pipe a short job says nothing of its progress."""
     settings = load(None, {("models", "*", "context_window"): 4096}, {})
-    replays = replay_all(settings, [Session("s", "", agent_session(20, 300))], "gpt-4o")
-    assert replays[0].compactions > 0
-    assert capsys.readouterr().out == ""
+    messages = agent_session(20, 300)
+    rule = "Always run the tests before you say that something works, and name the file that you changed. " * 5
+    messages[0]["content"] = rule
+    messages[1]["content"] += f"\n\n{rule}"
+    (replayed,) = replay_all(settings, [Session("s", "", messages)], "gpt-4o")
+    assert replayed.compactions > 0
+    found = replayed.findings
+    assert [(each.times, each.excerpt[:20]) for each in found.paragraphs] == [(2, "Always run the tests")]
+    assert 70 < found.paragraphs[0].wasted < 130
+    assert len(found.results) == 5
+    assert all(each.call.startswith("read_file src/") and each.tokens > 250 for each in found.results)
+    assert found.first_fill == pytest.approx(sum(found.first_tokens.values()) / 4096, abs=0.01)
+    assert found.first_tokens.keys() >= {"system", "user"}
+    assert capsys.readouterr() == ("", "")
+
+
+def test_a_long_job_prints_a_line_a_tenth_in_a_pipe(capsys: pytest.CaptureFixture[str]) -> None:
+    """Ten lines on standard error, the last one with all requests."""
+    settings = load(None, {("models", "*", "context_window"): 32_768}, {})
+    sessions = [Session(f"s{at}", "", agent_session(6, 10)) for at in range(20)]
+    replays = replay_all(settings, sessions, "gpt-4o")
+    total = sum(len(each.requests) for each in replays)
+    lines = capsys.readouterr().err.splitlines()
+    assert total >= LONG_JOB
+    assert len(lines) == 10
+    assert lines[-1] == f"replayed {total:,} of {total:,} requests"
 
 
 REQUESTS = tuple(

@@ -7,6 +7,8 @@ from dataclasses import replace
 
 import pytest
 
+from proxy.core.models import ModelRule
+from proxy.core.request import Options
 from proxy.core.tokens.budget import Marks
 from tests.stub.tokens import request_tokens
 from tests.support.engine_fixtures import (
@@ -14,8 +16,11 @@ from tests.support.engine_fixtures import (
     WINDOW,
     Replica,
     chat_body,
+    message_slices,
+    plan_problems,
 )
 from tests.support.sample_conversations import agent_round, agent_session
+from tests.support.scripted_upstream import EngineFixture, accepting_upstream
 
 pytestmark = pytest.mark.filterwarnings("ignore:Generating overly large repr")  # else it hides what failed
 
@@ -56,3 +61,49 @@ async def test_economy_compacts_where_it_gets_dear() -> None:
     plan = await thrifty.plan(big, window)
     assert plan.error is None
     assert plan.body == big
+
+
+SIZED = replace(POLICY, sizes={"tiny": 2_000, "large": 8_000})
+TINY = Options(task_size="tiny")
+
+
+async def test_a_small_task_gets_a_small_history() -> None:
+    """By header or by the model's rule; the header wins, and a size without a figure is a label."""
+    body, replica = chat_body(agent_session(40, 200)), Replica(policy=SIZED)
+    whole = await replica.plan(body, 65_536)
+    tiny = await replica.plan(body, 65_536, options=TINY)
+    large = await Replica(policy=SIZED).plan(body, 65_536, options=Options(task_size="large"))
+    assert whole.body == body
+    assert [each.report.outcome for each in (whole, tiny, large)] == ["verbatim", "compacted", "compacted"]
+    assert (tiny.tokens or 0) < 2_000 < (large.tokens or 0) < 8_000
+    assert tiny.report.task_size == "tiny"
+    assert not plan_problems(body, tiny, 65_536)
+    assert (await Replica(policy=SIZED).plan(body, 65_536, options=Options(task_size="small"))).body == body
+
+
+async def test_the_size_of_a_models_tasks_is_that_of_its_rule() -> None:
+    """An alias of a model states it; a request's header wins."""
+    rules = [ModelRule("quick", "stub", model="m", task_size="tiny"), ModelRule("m", "stub", 65_536)]
+    body = chat_body(agent_session(20, 200), model="quick")
+    for task_size, outcome in (("", "compacted"), ("large", "verbatim")):
+        answer = await EngineFixture(rules=rules, policy=SIZED).ask(body, accepting_upstream(), task_size=task_size)
+        assert answer.report.outcome == outcome
+        assert answer.report.task_size == (task_size or "tiny")
+
+
+async def test_what_no_size_can_hold_goes_on() -> None:
+    """The newest messages are neither cut nor refused for a size: the outcome says that it could not be reached."""
+    messages = [*agent_session(30, 100), *agent_round(777, 12_000)]
+    plan = await Replica(policy=SIZED).plan(chat_body(messages), 65_536, options=TINY)
+    assert plan.error is None
+    assert (plan.report.outcome, plan.report.reason) == ("degraded", "budget_unreachable")
+    assert message_slices(plan.body)[-1] == message_slices(chat_body(messages))[-1]
+
+
+async def test_a_quick_check_does_not_pass_over_a_size() -> None:
+    """A body that fits its window by its bytes is counted, if its task may be too large for its size."""
+    body = chat_body(agent_session(10, 300))
+    engine = EngineFixture(200_000, policy=SIZED)
+    sized = await engine.ask(body, accepting_upstream(), task_size="tiny")
+    plain = await engine.ask(body, accepting_upstream())
+    assert (sized.report.outcome, plain.report.outcome, plain.report.bounded) == ("compacted", "verbatim", True)

@@ -95,7 +95,8 @@ class TokenBudget:
     ``window`` holds input and output; ``reserve`` is kept for the answer; ``fixed`` is the part that no compaction of
     the history changes (system, tools, response format). ``default_reserve`` is kept if a request names no output
     figure; ``max_input`` limits the input however short the answer. Above ``price_cap`` the input becomes expensive,
-    which lowers the marks and refuses nothing; ``buffers`` are thresholds beside the marks.
+    and ``history_cap`` is what the history is to take beside the fixed part: both lower the marks and refuse nothing.
+    ``buffers`` are thresholds beside the marks.
     """
 
     window: int
@@ -105,9 +106,10 @@ class TokenBudget:
     max_input: int | None = None
     price_cap: int | None = None
     buffers: Buffers = NO_BUFFERS
+    history_cap: int | None = None
     # Computed once, when the budget is built:
     quantised_fixed: int = field(init=False, compare=False)
-    """``fixed``, rounded up to steps of window/64, so that a clock in the system text moves no cut."""
+    """``fixed``, rounded up so that a clock in the system text moves no cut: to steps of a 64th of window or cap."""
     warning: int = field(init=False, compare=False)
     auto_compact: int = field(init=False, compare=False)
     """The levels at which the buffers of these names are free; the window if there are no buffers."""
@@ -124,7 +126,7 @@ class TokenBudget:
     """Tokens that the view of this very request may take: less than the ceiling or, for a short answer, more."""
 
     def __post_init__(self) -> None:
-        step = max(1, self.window // 64)
+        step = max(1, min(self.window, self.history_cap or self.window) // 64)
         derive = partial(object.__setattr__, self)  # the class is frozen
         derive("quantised_fixed", -(-self.fixed // step) * step)
         input_, baseline = max(0, self.input_budget(self.reserve)), self.input_budget(self.window // 32)
@@ -147,12 +149,17 @@ class TokenBudget:
 
     def mark(self, share: float, budget: int) -> int:
         """Return the level at which *share* of the affordable part of *budget* is used, beside the fixed part."""
-        if self.price_cap is not None:
+        if self.price_cap is not None or self.history_cap is not None:
             budget = self.affordable(budget)
         return self.quantised_fixed + int(share * max(0, budget - self.quantised_fixed))
 
     def affordable(self, budget: int) -> int:
-        """Return the part of *budget* that is to be used: all of it, or what stays cheap (``LEAST_ROOM`` at least)."""
+        """Return the part of *budget* that is to be used: all of it, or what the caps leave of it.
+
+        A price cap leaves ``LEAST_ROOM`` at least.
+        """
+        if self.history_cap is not None:
+            budget = min(budget, self.quantised_fixed + self.history_cap)
         if self.price_cap is None:
             return budget
         least = self.quantised_fixed + int(LEAST_ROOM * max(0, budget - self.quantised_fixed))

@@ -12,7 +12,6 @@ from typing import Any, Final, TypeVar
 
 from proxy.core.apis.json_scan import scan
 from proxy.core.apis.usage import read_usage
-from proxy.core.conversation import ItemText
 from proxy.core.decisions import API_FORMATS, CountedView
 from proxy.core.report import NO_USAGE, Report
 from proxy.engine.features import Resend
@@ -21,7 +20,8 @@ from proxy.engine.reading import Reader
 from proxy.features.recall import chat, messages, responses
 from proxy.features.recall.events import dumped
 from proxy.features.recall.merger import Call, RecallApi
-from proxy.features.recall.search import LAST, Piece, answer
+from proxy.features.recall.pieces import Piece, pieces_of
+from proxy.features.recall.search import LAST, answer
 from proxy.offload import offload
 
 RECALL_APIS: Mapping[str, RecallApi] = MappingProxyType({"chat": chat, "messages": messages, "responses": responses})
@@ -43,15 +43,12 @@ LEAST_REPORTED_SHARE: Final = 0.7
 ELEMENT_TOKENS: Final = 4
 """Tokens that a text may take more inside an element than it does alone."""
 
-LABEL_CHARACTERS: Final = 120
-"""Characters of a call that are shown as the heading of its result."""
-
 
 @dataclass(frozen=True, slots=True)
 class Limits:
     """Bounds of one call: ``tokens``, and ``results`` unless its arguments name another number."""
 
-    results: int = 3
+    results: int = 10
     tokens: int = 4_000
 
 
@@ -118,7 +115,7 @@ class RecallSession:
     async def ask_again(self, output: Any, calls: Sequence[Call]) -> tuple[Reply, bytes]:
         """Answer *calls* of an *output*; return the reply of the next generation, and the bytes already read of it."""
         replayed = [dumped(element) for element in self.api.input_of(output, self._view.body)]
-        pieces = await self._off_loop(self._pieces)
+        pieces = await self._off_loop(lambda: pieces_of(self._view))
         added: list[bytes] = []
 
         async def extend(view: CountedView, most: int | None) -> CountedView:
@@ -189,66 +186,3 @@ class RecallSession:
         if most is None:
             return room
         return min(room, most - counted - added_tokens - 1)
-
-    def _pieces(self) -> list[Piece]:
-        """Return every item of the client's history as the tool shows it."""
-        parsed = self._view.measured.parsed
-        originals = self._original_items()
-        entries = [self._api_format.read_item_text(raw) for raw in originals]
-        sent = [parsed.body[start:end] for start, end in parsed.scan.spans]
-        if len(sent) == len(originals):
-            labels = self._labels(entries)
-            hidden = self._hidden({index for index, raw in enumerate(originals) if sent[index] != raw})
-        else:
-            labels = [entry.role for entry in entries]
-            hidden = self._hidden(set(range(len(originals))))
-        pieces: list[Piece] = []
-        for index, entry in enumerate(entries):
-            if entry.role != "system":
-                pieces.append(Piece(index + 1, labels[index], _text(entry), index in hidden))
-        return pieces
-
-    def _original_items(self) -> list[bytes]:
-        """Return the items of the request that the view is made of."""
-        body = self._view.request.body
-        listed = self._api_format.with_item_list(body)
-        if listed is not None:
-            body = listed
-        return [body[start:end] for start, end in scan(body, self._api_format.LIST).spans]
-
-    def _hidden(self, changed: set[int]) -> set[int]:
-        """Return the indexes of items that the view does not hold as they were; *changed* ones were edited before."""
-        record = self._view.edits.record
-        if record is None:
-            return changed
-        folded = set(range(record.compaction.cut)).difference(record.compaction.anchors)
-        return changed | folded | record.edits.keys()
-
-    def _labels(self, entries: Sequence[ItemText]) -> list[str]:
-        """Return the heading of each item: its role, or the calls that it holds the results of."""
-        items = self._view.measured.parsed.items
-        call_texts: dict[str, str] = {}
-        labels: list[str] = []
-        for item, entry in zip(items, entries, strict=True):
-            if len(item.calls) == len(entry.calls):
-                texts = [_call_text(name, arguments) for name, arguments in entry.calls]
-                call_texts |= dict(zip(item.calls, texts, strict=True))
-            answered = [call_texts[name] for name in item.answers if name in call_texts]
-            label: str = item.role
-            if answered:
-                label = f"result of {', '.join(answered)}"
-            labels.append(label)
-        return labels
-
-
-def _call_text(name: str, arguments: str) -> str:
-    text = f"{name}({' '.join(arguments.split())})"
-    if len(text) > LABEL_CHARACTERS:
-        return text[: LABEL_CHARACTERS - 4] + "...)"
-    return text
-
-
-def _text(entry: ItemText) -> str:
-    calls = [f"{name}({arguments})" for name, arguments in entry.calls]
-    media = [f"[{kind}, not shown]" for kind in entry.media]
-    return "\n".join([part for part in (entry.text, *calls, *media) if part])

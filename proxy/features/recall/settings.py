@@ -14,7 +14,7 @@ class Recall(Section):
     """A tool, offered and answered by Ullage, with which a model reads what left its view."""
 
     enabled: bool = Field(default=False, description="Offer it where a view leaves something out; edits such answers.")
-    results: int = Field(default=3, ge=1, le=10, description="Results of one call, unless it asks for up to 10.")
+    results: int = Field(default=10, ge=1, le=30, description="Results of one call at most; a call may ask for 30.")
     max_tokens: int = Field(default=4_000, ge=100, le=32_000, description="Tokens one call's results take at most.")
 
 

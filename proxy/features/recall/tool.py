@@ -20,7 +20,7 @@ from proxy.engine.reading import Reader
 NAME: Final = "ullage_recall"
 """The tool's name. A client that declares a tool of this name keeps it, and is offered none of ours."""
 
-MOST_RESULTS: Final = 10
+MOST_RESULTS: Final = 30
 """Results of one call at most."""
 
 MENTION: Final = f"What was left out above is not lost: the tool {NAME} searches it and shows it again."

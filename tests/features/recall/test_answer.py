@@ -197,7 +197,12 @@ async def test_the_first_prompts_usage_is_learned(start_recall: StartRecall, api
 @every
 async def test_an_overflow_again_makes_the_view_smaller_too(start_recall: StartRecall, api: str) -> None:
     """If smaller results are not enough, the view is made smaller as well, and the recall is still answered."""
-    server, door = await start_recall(api, Answer("Let me look.", (LOOK,)), Answer("It is kingfisher."))
+    server, door = await start_recall(
+        api,
+        Answer("Let me look.", (LOOK,)),
+        Answer("It is kingfisher."),
+        compression={"recall": {"enabled": True, "max_tokens": 200}},
+    )
     server.fail(NO_FAULT)
     server.fail(error(400, "too long", "context_length_exceeded"), 2)
     answered = read_answer(api, await door.ask(api, request(api, False)), False)

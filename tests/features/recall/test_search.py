@@ -3,28 +3,27 @@
 from __future__ import annotations
 
 import json
-import re
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from proxy.features.recall.page import LEAST_RESULT_TOKENS
+from proxy.features.recall.pieces import Piece
+from proxy.features.recall.ranking import MOST_QUERY_WORDS
 from proxy.features.recall.search import (
-    LEAST_RESULT_TOKENS,
-    MOST_QUERY_WORDS,
     NO_ROOM,
     NOTHING,
+    NOTHING_LEFT_OUT,
     UNREADABLE,
     Arguments,
-    Piece,
-    _pattern,
     answer,
     read_arguments,
 )
 from proxy.features.recall.tool import MOST_RESULTS
 from tests.support.engine_fixtures import count_tokens
-from tests.support.sample_conversations import log, prose
+from tests.support.sample_conversations import log
 
 PIECES = [
     Piece(1, "user", "Find the code word of the vault. Never touch vendor.", hidden=False),
@@ -39,8 +38,14 @@ def ask(tokens: int = 2000, usual: int = 3, pieces: list[Piece] | None = None, *
 
 
 def shown(text: str) -> list[int]:
-    """The numbers of the items on a page, in order."""
+    """The numbers of the items that a page has as results, in order."""
     return [int(line[6 : line.index(":")]) for line in text.splitlines() if line.startswith("[item ")]
+
+
+def beside(text: str) -> list[int]:
+    """The numbers of the items that a page has beside its results."""
+    start = len("[beside it, item ")
+    return [int(line[start : line.index(":")]) for line in text.splitlines() if line.startswith("[beside it, item ")]
 
 
 def test_the_best_match_comes_first_and_shows_the_place() -> None:
@@ -51,16 +56,65 @@ def test_the_best_match_comes_first_and_shows_the_place() -> None:
     assert 1 not in shown(page), "what the view holds need not be found"
 
 
-def test_a_page_has_three_results_and_says_how_to_go_on() -> None:
-    """Three results by default, at most ten, and an offset that leads to the rest without overlap."""
+def test_a_page_has_as_many_results_as_are_wanted_and_says_how_to_go_on() -> None:
+    """The limit, at most thirty; and an offset that leads to the rest without overlap."""
     page = ask(query="took", tokens=4000)
-    assert len(shown(page)) == 3
-    assert "more with offset 3" in page
-    following = ask(query="took", tokens=4000, offset=3, limit=50)
-    assert len(shown(following)) == MOST_RESULTS
+    assert "1 to 3 shown; more with offset 3" in page
+    following = ask(query="took", tokens=90_000, offset=3, limit=50)
+    both = {*shown(page), *beside(page), *shown(following), *beside(following)}
+    assert both == set(range(2, 32)), "all that hold it, and those before and behind"
     assert not set(shown(page)) & set(shown(following))
-    assert len(shown(ask(query="took", tokens=4000, usual=5))) == 5
+    assert "4 to 30 shown.)" in following
+    many = [Piece(at, "user", f"I took number {at}.") for at in range(1, 60)]
+    assert f"1 to {MOST_RESULTS} shown" in ask(query="took", tokens=9_000, limit=50, pieces=many)
+    assert len(shown(ask(query="took", tokens=4000, usual=5))) > len(shown(page))
     assert shown(ask(query="took", tokens=4000, offset=500)) == []
+
+
+TALK = [
+    "What is new with the kayak?",
+    "I sold it on Friday, for 240 euros.",
+    "Somebody came by train to fetch it.",
+    *(f"Then let us speak of number {at}." for at in range(40)),
+]
+
+
+def talk_pieces(texts: list[str]) -> list[Piece]:
+    return [Piece(number, "user", text) for number, text in enumerate(texts, 1)]
+
+
+def test_what_stands_beside_a_result_is_shown_with_it() -> None:
+    """The turn before and the two after it, in their order: an answer has few words of its question."""
+    page = ask(query="the kayak", pieces=talk_pieces(["Hello.", *TALK]), tokens=1000, limit=1)
+    assert page.index("Hello.") < page.index("kayak?") < page.index("240 euros") < page.index("by train")
+    assert beside(page) == [1, 3, 4]
+
+
+def test_what_stayed_in_the_view_parts_what_stood_side_by_side() -> None:
+    """An item that follows in the search, but not in the conversation, is no neighbour."""
+    pieces = talk_pieces(TALK)
+    page = ask(query="kayak", pieces=[pieces[0], *pieces[3:]], tokens=1000, limit=1)
+    assert beside(page) == []
+
+
+def test_short_results_fill_the_page() -> None:
+    """As many results as are wanted, where there is room for them."""
+    page = ask(query="number", pieces=talk_pieces(TALK), tokens=4000, usual=10)
+    assert "1 to 10 shown" in page
+
+
+def test_a_long_result_leaves_room_for_others() -> None:
+    """Three long results of equal length share the page."""
+    pieces = [Piece(at * 2, "tool", log(at, 900) + "\nkingfisher\n" + log(at, 900)) for at in range(1, 4)]
+    page = ask(query="kingfisher", pieces=pieces, tokens=1500)
+    assert sorted(shown(page)) == [2, 4, 6]
+    assert page.count("kingfisher") == 3
+
+
+def test_nothing_is_shown_twice() -> None:
+    """A result that stood beside an earlier one is not repeated."""
+    page = ask(query="euros kayak", pieces=talk_pieces(TALK), tokens=4000)
+    assert page.count("240 euros") == 1
 
 
 def test_without_a_query_what_left_the_view_is_listed_in_order() -> None:
@@ -72,15 +126,8 @@ def test_without_a_query_what_left_the_view_is_listed_in_order() -> None:
 def test_a_query_of_many_words_costs_no_more_than_one_of_some() -> None:
     """Every word is a walk over all that was left out, so no more than so many are looked for."""
     many = [f"zq{at}" for at in range(MOST_QUERY_WORDS)]
-    assert shown(ask(query=" ".join([*many[1:], "kingfisher"]))) == [30]
-    assert ask(query=" ".join([*many, "kingfisher"])) == NOTHING
-
-
-@given(st.text("ab1_-. ", max_size=40), st.text("ab1_-. ", min_size=1, max_size=5))
-def test_a_word_is_found_where_it_begins(text: str, word: str) -> None:
-    """Wherever it stands, but not behind a letter or a figure."""
-    wanted = re.compile(f"(?<![a-z0-9]){re.escape(word)}")
-    assert [hit.span() for hit in _pattern(word).finditer(text)] == [hit.span() for hit in wanted.finditer(text)]
+    assert "is kingfisher." in ask(query=" ".join([*many[1:], "kingfisher"]))
+    assert ask(query=" ".join([*many, "kingfisher"])).startswith(NOTHING)
 
 
 def test_an_item_is_read_from_any_place() -> None:
@@ -105,9 +152,9 @@ def test_an_item_in_the_view_can_be_read_too() -> None:
 
 @pytest.mark.parametrize("query", ["nothing like this 9x7q", "zzz"])
 def test_no_match_is_said_plainly(query: str) -> None:
-    """A search without results says that what is visible is all there is."""
-    assert ask(query=query) == NOTHING
-    assert ask(pieces=[]) == NOTHING
+    """A search without results does not say that there is nothing; it may have been said in other words."""
+    assert ask(query=query).startswith(NOTHING)
+    assert ask(pieces=[]) == ask(query=query, pieces=[]) == NOTHING_LEFT_OUT
 
 
 def test_arguments_that_cannot_be_read_are_answered() -> None:
@@ -134,12 +181,6 @@ def test_without_room_nothing_is_shown() -> None:
 def test_arguments_are_brought_inside_their_bounds(text: str, wanted: Arguments) -> None:
     """Figures as text or fractions are taken, odd ones are bounded or left out."""
     assert read_arguments(text, 3) == wanted
-
-
-def test_letters_of_any_script_are_found() -> None:
-    """A query in a script without spaces finds the text that holds it."""
-    pieces = [Piece(1, "tool", prose(1, 50)), Piece(2, "tool", "金庫の合言葉はカワセミです。")]
-    assert shown(ask(query="合言葉", pieces=pieces)) == [2]
 
 
 PIECE = st.builds(

@@ -1,0 +1,132 @@
+"""What fills the window of a measured request without need, for ``ullage fit`` and ``ullage replay``."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from rich.table import Table
+
+from proxy.cli.output import figures_table
+from proxy.core.decisions import MeasuredRequest
+from proxy.core.waste import RepeatedParagraph, excerpt, fresh_results, repeated_paragraphs
+
+MOST_SHOWN: Final = 5
+"""Paragraphs and results of one request or conversation that are listed."""
+
+
+@dataclass(frozen=True, slots=True)
+class FreshResult:
+    """A tool result in the first request that it stands in, the ``request``-th of its conversation.
+
+    ``call`` names tool and target. ``tokens`` are the provider's; ``share`` is that of the room that was left for it, 0
+    if there was none.
+    """
+
+    call: str
+    tokens: int
+    share: float
+    request: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Findings:
+    """What was found in a conversation: repeated paragraphs of its last request, and its largest fresh results.
+
+    ``first_tokens`` are those of its first request by region, ``first_fill`` their share of the window. Tokens are the
+    provider's.
+    """
+
+    paragraphs: tuple[RepeatedParagraph, ...] = ()
+    results: tuple[FreshResult, ...] = ()
+    first_tokens: Mapping[str, int] = field(default_factory=dict)
+    first_fill: float | None = None
+
+
+NO_FINDINGS: Final = Findings()
+
+
+def findings_tables(found: Sequence[Findings]) -> Iterator[Table]:
+    """Yield a table of the paragraphs that waste most and one of the largest fresh results; none without rows."""
+    for title, columns, rows in findings_rows(found):
+        table = figures_table(title, *columns)
+        for row in rows:
+            table.add_row(*row)
+        yield table
+
+
+def findings_rows(found: Sequence[Findings]) -> Iterator[tuple[str, tuple[str, ...], list[tuple[str, ...]]]]:
+    """Yield title, further columns and rows of each table."""
+    paragraphs = sorted((row for each in found for row in each.paragraphs), key=lambda row: -row.wasted)
+    if paragraphs:
+        yield (
+            "repeated paragraph",
+            ("times", "tokens too many"),
+            [_paragraph_row(row) for row in paragraphs[:MOST_SHOWN]],
+        )
+    results = largest([row for each in found for row in each.results])
+    if results:
+        yield "largest fresh result", ("tokens", "of the room left"), [_result_row(each) for each in results]
+
+
+def _paragraph_row(paragraph: RepeatedParagraph) -> tuple[str, ...]:
+    return paragraph.excerpt, f"{paragraph.times:,}", f"{paragraph.wasted:,}"
+
+
+def _result_row(result: FreshResult) -> tuple[str, ...]:
+    share = f"{result.share:.0%}" if result.share else "-"
+    return result.call, f"{result.tokens:,}", share
+
+
+def find_paragraphs(measured: MeasuredRequest) -> tuple[RepeatedParagraph, ...]:
+    """Return the paragraphs that stand more than once in system texts and items, those that waste most first."""
+    ratio = measured.known.token_ratio
+    found = repeated_paragraphs(_texts(measured), measured.count)
+    return tuple(each._replace(wasted=int(each.wasted * ratio)) for each in found[:MOST_SHOWN])
+
+
+def _texts(measured: MeasuredRequest) -> Iterator[str]:
+    parsed, read = measured.parsed, measured.api_format.read_item_text
+    yield from parsed.envelope.texts.values()
+    for index in range(len(parsed.items)):
+        yield read(parsed.item(index)).text
+
+
+def find_results(measured: MeasuredRequest, number: int = 1) -> list[FreshResult]:
+    """Return the fresh tool results of a request, the *number*-th of its conversation."""
+    items, ratio = measured.parsed.items, measured.known.token_ratio
+    fresh = fresh_results(items, measured.counts.total, measured.budget.input)
+    return [
+        FreshResult(_call_of(measured, index), int(tokens * ratio), round(fresh.share(tokens), 3), number)
+        for index, tokens in fresh.tokens
+    ]
+
+
+def largest(results: list[FreshResult]) -> tuple[FreshResult, ...]:
+    """Return the largest of *results*."""
+    return tuple(sorted(results, key=lambda each: -each.tokens)[:MOST_SHOWN])
+
+
+def _call_of(measured: MeasuredRequest, index: int) -> str:
+    """Return tool and target of the first call that the item *index* answers."""
+    items = measured.parsed.items
+    wanted = items[index].answers[0]
+    for at in range(index - 1, -1, -1):
+        if wanted in items[at].calls:
+            entry = measured.api_format.read_item_text(measured.parsed.item(at))
+            position = items[at].calls.index(wanted)
+            if position < len(entry.calls):
+                return call_label(*entry.calls[position])
+    return "(a result without its call)"
+
+
+def call_label(name: str, arguments: str) -> str:
+    """Return a tool's *name* and the first of its JSON *arguments* that is a text."""
+    try:
+        values: Any = json.loads(arguments)
+    except (ValueError, RecursionError):
+        values = {}
+    texts = [value for value in values.values() if isinstance(value, str)] if isinstance(values, dict) else []
+    return " ".join([name, *(excerpt(text) for text in texts[:1])])

@@ -1,0 +1,144 @@
+"""Reports of ``ullage replay`` and ``ullage fit`` as one HTML file, which needs no network and runs no script."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from html import escape
+from typing import Final
+
+from proxy.cli.explain import UNTOUCHED, Breakdown
+from proxy.cli.findings import Findings, findings_rows
+from proxy.cli.replay import PlannedRequest, Replay
+from proxy.cli.replay_output import COLUMNS, by_size, conversation_row, summary_lines
+
+STYLE: Final = """
+:root { color-scheme: light dark; --line: #8884; --before: #888; --after: #1f6feb; --mark: #d1570a; --full: #cf222e }
+body { font: 15px/1.5 system-ui, sans-serif; max-width: 72rem; margin: 2rem auto; padding: 0 1rem }
+h1 { font-size: 1.4rem } h2 { font-size: 1.1rem; margin-top: 2rem; overflow-wrap: anywhere }
+table { border-collapse: collapse; font-variant-numeric: tabular-nums }
+th, td { padding: .2rem .8rem .2rem 0; border-bottom: 1px solid var(--line); text-align: right; vertical-align: top }
+th:first-child, td:first-child { text-align: left; overflow-wrap: anywhere }
+.scroll { overflow-x: auto }
+svg { width: 100%; height: auto; max-width: 48rem }
+svg text { font: 11px system-ui, sans-serif; fill: currentColor }
+.before { fill: none; stroke: var(--before) } .after { fill: none; stroke: var(--after); stroke-width: 2 }
+.full { stroke: var(--full); stroke-dasharray: 4 4 } .mark { fill: var(--mark) }
+.bar-before { fill: var(--before) } .bar-after { fill: var(--after) }
+"""
+
+# No script, no request: a text in it that was not escaped could still do nothing.
+POLICY: Final = "default-src 'none'; style-src 'unsafe-inline'"
+
+WIDTH: Final = 720
+HEIGHT: Final = 200
+"""Size of a chart in its own units."""
+
+TALLEST: Final = 2.0
+"""Share of the budget at the top of a chart, at most: the client's own requests may be many times too long."""
+
+BAR: Final = 18
+"""Height of a bar, and of the text beside it."""
+
+MOST_CHARTS: Final = 50
+
+
+def replay_page(replays: Sequence[Replay]) -> str:
+    """Return the page of *replays*: the total, every conversation, the findings, and how each one filled its window."""
+    ordered = by_size(replays)
+    lines = "".join(f"<li>{escape(line)}</li>" for line in summary_lines(replays))
+    sections = [f"<ul>{lines}</ul>", table(COLUMNS, map(conversation_row, ordered))]
+    sections += findings_sections([each.findings for each in replays])
+    sections += [_conversation(each) for each in ordered[:MOST_CHARTS]]
+    return document("Replay of past conversations", sections)
+
+
+def fit_page(name: str, shown: Breakdown) -> str:
+    """Return the page of one request, called *name*: where its tokens are, and what each stage did."""
+    sections = [table(("", ""), shown.facts)]
+    for title, pairs in (("region", shown.regions), ("role", shown.roles), ("kind", shown.kinds)):
+        rows = [(part, before, after) for part, (before, after) in pairs.items()]
+        sections.append(f"<h2>By {title}</h2>{bars(rows)}")
+    steps = [(step.stage, f"{step.before:,}", f"{step.after:,}", f"{step.touched:,}") for step in shown.steps]
+    if steps:
+        sections.append(f"<h2>Stages</h2>{table(('stage', 'before', 'after', 'touched'), steps)}")
+    else:
+        sections.append(f"<p>{escape(UNTOUCHED)}</p>")
+    sections += findings_sections([shown.findings])
+    return document(f"Where the tokens of {name} are", sections)
+
+
+def findings_sections(found: Sequence[Findings]) -> list[str]:
+    """Return a table for each kind of finding."""
+    return [table((title, *columns), rows) for title, columns, rows in findings_rows(found)]
+
+
+def document(title: str, sections: Iterable[str]) -> str:
+    """Return a whole page of *sections*, which are HTML."""
+    head = (
+        f'<meta charset="utf-8"><meta name="viewport" content="width=device-width">'
+        f'<meta http-equiv="Content-Security-Policy" content="{POLICY}">'
+        f"<title>{escape(title)}</title><style>{STYLE}</style>"
+    )
+    body = "\n".join(sections)
+    content = f"<h1>{escape(title)}</h1>\n{body}"
+    return f'<!doctype html>\n<html lang="en"><head>{head}</head>\n<body>{content}\n</body></html>\n'
+
+
+def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """Return a table of texts."""
+    titles = "".join(f"<th>{escape(title)}</th>" for title in head)
+    cells = ("".join(f"<td>{escape(cell)}</td>" for cell in row) for row in rows)
+    body = "".join(f"<tr>{row}</tr>" for row in cells)
+    return f'<div class="scroll"><table><tr>{titles}</tr>{body}</table></div>'
+
+
+def bars(rows: Sequence[tuple[str, int, int]]) -> str:
+    """Return a chart with two bars for each row of (name, tokens as sent, tokens upstream)."""
+    most = max((max(before, after) for _, before, after in rows), default=0)
+    pieces = []
+    for index, (name, before, after) in enumerate(rows):
+        y = index * (2 * BAR + 6)
+        pieces.append(f'<text x="0" y="{y + BAR}">{escape(name)}</text>')
+        for kind, tokens, top in (("before", before, y), ("after", after, y + BAR)):
+            width = (WIDTH - 220) * tokens // max(1, most)
+            pieces.append(f'<rect class="bar-{kind}" x="120" y="{top + 3}" width="{width}" height="{BAR - 5}"/>')
+            pieces.append(f'<text x="{126 + width}" y="{top + 14}">{tokens:,}</text>')
+    height = len(rows) * (2 * BAR + 6)
+    label = "Tokens as sent (above) and upstream (below)"
+    return f'<svg viewBox="0 0 {WIDTH} {height}" role="img" aria-label="{label}">{"".join(pieces)}</svg>'
+
+
+def _conversation(each: Replay) -> str:
+    window = f", window {each.window:,}" if each.window else ""
+    heading = f"<h2>{escape(each.name)}</h2><p>{escape(each.model)}{window}</p>"
+    if each.problem:
+        heading += f"<p>{escape(each.problem)}</p>"
+    if not each.requests:
+        return heading
+    return heading + chart(each.requests)
+
+
+def chart(requests: Sequence[PlannedRequest]) -> str:
+    """Return a chart of the share of the budget that each request took, as sent and upstream."""
+    before = [request.pressure_before or 0.0 for request in requests]
+    after = [request.pressure or 0.0 for request in requests]
+    top = max(1.15, min(TALLEST, max(before)))
+    points_before, points_after = _points(before, top), _points(after, top)
+    marks = [point for point, request in zip(points_after, requests, strict=True) if request.compacted]
+    budget = HEIGHT - HEIGHT / top
+    pieces = [
+        f'<line class="full" x1="0" x2="{WIDTH}" y1="{budget:.1f}" y2="{budget:.1f}"/>',
+        f'<text x="4" y="{budget - 4:.1f}">the budget</text>',
+        f'<polyline class="before" points="{" ".join(points_before)}"/>',
+        f'<polyline class="after" points="{" ".join(points_after)}"/>',
+        *(f'<circle class="mark" cx="{x}" cy="{y}" r="4"/>' for x, y in (mark.split(",") for mark in marks)),
+    ]
+    label = f"{len(requests)} requests, {len(marks)} compactions (dots): grey as sent, blue upstream"
+    svg = f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{label}">{"".join(pieces)}</svg>'
+    return f"<figure>{svg}<figcaption>{label}</figcaption></figure>"
+
+
+def _points(shares: Sequence[float], top: float) -> list[str]:
+    """Return the points of a line, each as ``x,y``; what is above *top* is drawn at the edge."""
+    step = WIDTH / max(1, len(shares) - 1)
+    return [f"{at * step:.1f},{HEIGHT - HEIGHT * min(share, top) / top:.1f}" for at, share in enumerate(shares)]

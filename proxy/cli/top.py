@@ -1,0 +1,288 @@
+"""``ullage top``: the figures of a running proxy on a terminal, read from its metrics and its status.
+
+Every figure is that since the proxy started, but for rates and times: those are of the time between two readings.
+"""
+
+from __future__ import annotations
+
+import http.client
+import json
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any, Final, NamedTuple
+
+from prometheus_client.parser import text_string_to_metric_families
+from rich.console import Group, RenderableType
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from proxy.cli.address import get
+from proxy.cli.output import figures_table, table_console
+
+METRICS: Final = "/metrics"
+STATUS: Final = "/ullage/api/status"
+
+REQUESTS: Final = "ullage_requests_total"
+TOKENS: Final = "ullage_context_tokens_total"
+
+CLOSED: Final = (401, 403)
+"""Statuses of routes that need the admin key."""
+
+MOST_MODELS: Final = 15
+"""Models that are shown, those with most requests."""
+
+Labels = Mapping[str, str]
+
+
+class CannotRead(Exception):
+    """The proxy cannot be read; the text says why and what to do."""
+
+
+class Sample(NamedTuple):
+    """One series of the metrics: its name, its labels, its value."""
+
+    name: str
+    labels: Labels
+    value: float
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """The figures of a proxy at one time, in seconds of a clock that never goes back.
+
+    ``status`` is empty if the key does not open it.
+    """
+
+    at: float
+    samples: Sequence[Sample]
+    status: Mapping[str, Any] = field(default_factory=dict)
+
+    def total(self, name: str, **labels: str) -> float:
+        """Return the sum of the series called *name* that have these *labels*."""
+        return sum(each.value for each in self._series(name, labels))
+
+    def by_label(self, name: str, label: str, **labels: str) -> dict[str, float]:
+        """Return the sums of the series called *name* by the value of *label*."""
+        sums: dict[str, float] = {}
+        for each in self._series(name, labels):
+            value = each.labels.get(label, "")
+            sums[value] = sums.get(value, 0.0) + each.value
+        return sums
+
+    def _series(self, name: str, labels: Labels) -> Iterator[Sample]:
+        for each in self.samples:
+            if each.name == name and labels.items() <= each.labels.items():
+                yield each
+
+
+def read(address: str, key: str) -> Reading:
+    """Read the proxy at *address*; *key* is its admin key, or empty. Raises ``CannotRead``."""
+    try:
+        status, body = get(address, METRICS, key)
+        state, document = get(address, STATUS, key)
+    except ValueError as error:
+        raise CannotRead(f"{address} is no http(s) URL: {error}") from error
+    except OSError as error:
+        raise CannotRead(f"{address} does not answer: {error.strerror or error}") from error
+    except http.client.HTTPException as error:
+        raise CannotRead(f"{address} does not answer in HTTP: {error}") from error
+    if status in CLOSED:
+        raise CannotRead(f"{address} shows its metrics to the holder of server.admin_key: give --key-env NAME.")
+    if status != http.client.OK:
+        raise CannotRead(f"{address}{METRICS} answers {status}: telemetry.metrics is off, or this is no Ullage.")
+    samples = [
+        Sample(sample.name, sample.labels, sample.value)
+        for family in text_string_to_metric_families(body.decode())
+        for sample in family.samples
+    ]
+    facts = json.loads(document) if state == http.client.OK else {}
+    return Reading(time.monotonic(), samples, facts)
+
+
+def watch(address: str, key: str, interval: float, *, once: bool) -> None:
+    """Show the proxy at *address* every *interval* seconds until Ctrl-C; once if wanted, or if nobody watches.
+
+    Raises ``CannotRead`` if it cannot be read at first.
+    """
+    reading, before = read(address, key), None
+    console = table_console()
+    if once or not console.is_terminal:
+        console.print(frame(address, reading, before))
+        return
+    shown = frame(address, reading, before)
+    with Live(shown, console=console, screen=True, auto_refresh=False) as live, suppress(KeyboardInterrupt):
+        while True:
+            time.sleep(interval)
+            try:
+                before, reading = reading, read(address, key)
+                shown = frame(address, reading, before)
+            except CannotRead as error:  # it is restarted, or the network is gone: it may come back
+                shown = Text(str(error), style="red")
+            live.update(shown, refresh=True)
+
+
+def frame(address: str, reading: Reading, before: Reading | None) -> RenderableType:
+    """Return what is shown of *reading*; rates and times are those since the reading *before*, if there is one."""
+    return Group(*_head(address, reading, before), Text(), _models(reading, before))
+
+
+def _head(address: str, reading: Reading, before: Reading | None) -> Iterator[Text]:
+    """Yield the lines about the whole proxy."""
+    rate = Rate(reading, before)
+    version = next(iter(reading.by_label("ullage_build_info", "version")), "")
+    workers = reading.status.get("workers", 1)
+    several = f", {workers} workers" if workers != 1 else ""
+    yield Text(f"ullage {version} at {address}{several}", style="bold")
+    requests = f"{reading.total(REQUESTS):,.0f} requests{rate.text(REQUESTS)}"
+    outcomes = reading.by_label(REQUESTS, "outcome")
+    parts = [f"{count:,.0f} {outcome}" for outcome, count in outcomes.items() if outcome != "verbatim" and count]
+    in_flight = reading.total("ullage_in_flight")
+    yield Text(", ".join([requests, f"{in_flight:.0f} under way", *parts]))
+    yield _tokens_line(reading)
+    yield Text(f"own time {rate.times('ullage_overhead_seconds')}, loop lag {rate.times('ullage_loop_lag_seconds')}")
+    yield _store_line(reading)
+    yield from _troubles(reading)
+
+
+def _tokens_line(reading: Reading) -> Text:
+    before = reading.total(TOKENS, region="before")
+    after = reading.total(TOKENS, region="after")
+    removed = reading.total("ullage_tokens_removed_total")
+    compactions = reading.total("ullage_compactions_total")
+    share = f" ({removed / before:.0%})" if before else ""
+    return Text(
+        f"tokens {_tokens(before)} as sent, {_tokens(after)} upstream, {_tokens(removed)} removed{share}, "
+        f"{compactions:,.0f} compactions"
+    )
+
+
+def _store_line(reading: Reading) -> Text:
+    store = reading.status.get("store")
+    kind = f" {store['kind']}" if isinstance(store, dict) and "kind" in store else ""
+    running = reading.total("ullage_summaries_running")
+    written = reading.total("ullage_summaries_total", outcome="written")
+    is_up = reading.total("ullage_store_up") > 0
+    line = Text(f"store{kind} ")
+    line.append("up" if is_up else "down", style="green" if is_up else "bold red")
+    line.append(f", summaries {written:,.0f} written, {running:.0f} running")
+    return line
+
+
+TROUBLES: Final[tuple[tuple[str, str, Labels], ...]] = (
+    ("overflow errors returned", "ullage_overflow_errors_total", {"stage": "returned"}),
+    ("upstream errors", "ullage_upstream_errors_total", {}),
+    ("internal errors", "ullage_internal_errors_total", {}),
+    ("prompts cut by servers", "ullage_silent_truncations_total", {}),
+    ("refused connections", "ullage_refused_connections_total", {}),
+    ("log lines dropped", "ullage_log_lines_dropped", {}),
+)
+"""What should be zero: its title, its metric, and the labels that it counts with."""
+
+
+def _troubles(reading: Reading) -> Iterator[Text]:
+    """Yield a line that names what went wrong since the start; nothing if all is well."""
+    counts = [(title, reading.total(name, **labels)) for title, name, labels in TROUBLES]
+    texts = [f"{count:,.0f} {title}" for title, count in counts if count]
+    if texts:
+        yield Text(", ".join(texts), style="yellow")
+
+
+def _models(reading: Reading, before: Reading | None) -> Table:
+    """Return a row for each model, those with most requests first; ``fill`` is the mean of their views."""
+    table = figures_table("model", "window", "requests", "/s", "as sent", "upstream", "fill", "compacted")
+    rate = Rate(reading, before)
+    requests = reading.by_label(REQUESTS, "model")
+    sent = reading.by_label(TOKENS, "model", region="before")
+    upstream = reading.by_label(TOKENS, "model", region="after")
+    compactions = reading.by_label("ullage_compactions_total", "model")
+    windows = reading.by_label("ullage_window_tokens", "model")
+    for model in sorted(requests, key=lambda name: -requests[name])[:MOST_MODELS]:
+        table.add_row(
+            model or "(none)",
+            _tokens(windows.get(model)),
+            _figure(requests[model]),
+            rate.figure(REQUESTS, model=model),
+            _tokens(sent.get(model)),
+            _tokens(upstream.get(model)),
+            _share(
+                reading.total("ullage_context_fill_ratio_sum", model=model),
+                reading.total("ullage_context_fill_ratio_count", model=model),
+            ),
+            _figure(compactions.get(model)),
+        )
+    return table
+
+
+def _figure(value: float | None) -> str:
+    return f"{value:,.0f}" if value else "-"
+
+
+def _tokens(count: float | None) -> str:
+    """Return a figure of at most six characters, such as ``17.1M``."""
+    if not count or count < 100_000:
+        return _figure(count)
+    if count < 1e6:
+        return f"{count / 1e3:.0f}k"
+    if count < 1e9:
+        return f"{count / 1e6:.1f}M"
+    return f"{count / 1e9:.1f}G"
+
+
+def _share(part: float, whole: float | None) -> str:
+    return f"{part / whole:.0%}" if whole else "-"
+
+
+@dataclass(frozen=True, slots=True)
+class Rate:
+    """What happened between two readings; nothing is known without the one ``before``."""
+
+    reading: Reading
+    before: Reading | None
+
+    def figure(self, name: str, **labels: str) -> str:
+        """Return how much the counter *name* grows in a second; a dash without an earlier reading."""
+        if self.before is None:
+            return "-"
+        # A proxy that was restarted begins at zero.
+        grown = max(0.0, self.reading.total(name, **labels) - self.before.total(name, **labels))
+        return f"{grown / max(1e-3, self.reading.at - self.before.at):.1f}"
+
+    def text(self, name: str) -> str:
+        """Return that in words, to stand behind the total; empty without an earlier reading."""
+        return f" ({self.figure(name)}/s)" if self.before is not None else ""
+
+    def times(self, name: str) -> str:
+        """Return median and 99th percentile of the histogram *name* in words; since the start if nothing is newer."""
+        buckets = self._buckets(name)
+        if not buckets or not buckets[-1][1]:
+            return "-"
+        median, high = (quantile(share, buckets) * 1000 for share in (0.5, 0.99))
+        return f"p50 {median:.1f} ms, p99 {high:.1f} ms"
+
+    def _buckets(self, name: str) -> list[tuple[float, float]]:
+        counts = self.reading.by_label(f"{name}_bucket", "le")
+        if self.before is not None:
+            earlier = self.before.by_label(f"{name}_bucket", "le")
+            new = {edge: count - earlier.get(edge, 0.0) for edge, count in counts.items()}
+            if new.get("+Inf", 0.0) > 0:
+                counts = new
+        return sorted((float(edge), count) for edge, count in counts.items())
+
+
+def quantile(share: float, buckets: Sequence[tuple[float, float]]) -> float:
+    """Return the value below which *share* of all observations are, from cumulative *buckets* of (edge, count).
+
+    Inside a bucket it is interpolated, as Prometheus does: https://prometheus.io/docs/practices/histograms/
+    """
+    wanted = share * buckets[-1][1]
+    edge_before, count_before = 0.0, 0.0
+    for edge, count in buckets:
+        if count >= wanted and count > count_before:
+            if edge == float("inf"):
+                return edge_before
+            return edge_before + (edge - edge_before) * (wanted - count_before) / (count - count_before)
+        edge_before, count_before = edge, count
+    return edge_before

@@ -1,0 +1,138 @@
+"""Writes a page of results: items with their headings, from where they match, within so many tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Final
+
+from proxy.features.recall.pieces import Piece
+
+Count = Callable[[str], int]
+
+LEAST_RESULT_TOKENS: Final = 48
+"""Tokens below which a result shows too little to be worth its heading."""
+
+USEFUL_RESULT_TOKENS: Final = 160
+"""Tokens that a result gets at least if there are several: fewer results are better than many short ones."""
+
+BEFORE, AFTER = 1, 2
+"""Items shown before and after a result: what answers the words of a query mostly follows them."""
+
+NEIGHBOUR_TOKENS: Final = 160
+"""Tokens of such an item at most: most turns of a talk are shorter."""
+
+BESIDE: Final = "beside it, "
+"""The beginning of such an item's heading."""
+
+FRAME_TOKENS: Final = 24
+"""Tokens of a result's heading and of the line that says how to read on."""
+
+_CHARACTERS_PER_TOKEN: Final = 4
+
+
+class Page:
+    """A page of results, filled up to its ``room`` in tokens. ``texts`` are its parts so far.
+
+    Each result takes at most a third of what is left, so that a long one leaves room for others. What a short one
+    leaves of that goes to its neighbours.
+    """
+
+    def __init__(self, pieces: Sequence[Piece], room: int, count: Count, *, with_neighbours: bool) -> None:
+        self.texts: list[str] = []
+        self._pieces = pieces
+        self._room = room
+        self._count = count
+        self._with_neighbours = with_neighbours
+        self._shown: set[int] = set()
+
+    def add(self, index: int, match: int, remaining: int) -> bool:
+        """Add the piece at *index* from around *match*; *remaining* results are wanted. False if there is no room."""
+        if index in self._shown:
+            return True
+        if self.texts and self._room < USEFUL_RESULT_TOKENS:
+            return False
+        share = min(self._room, max(self._room // min(remaining, 3), USEFUL_RESULT_TOKENS))
+        piece = self._pieces[index]
+        text = shown_item(piece, _start(piece.text, match, share, self._count), share, self._count)
+        self._shown.add(index)
+        left = share - self._spend(text)
+        before = self._neighbours(range(index - 1, index - 1 - BEFORE, -1), index, left)
+        left -= sum(map(self._count, before))
+        after = self._neighbours(range(index + 1, index + 1 + AFTER), index, left)
+        self.texts.append("\n".join([*reversed(before), text, *after]))
+        return True
+
+    def _neighbours(self, indexes: Iterable[int], result: int, left: int) -> list[str]:
+        """Return the beginnings of the pieces at *indexes*, from the *result* away, as far as they stand side by side.
+
+        All together take at most *left* tokens.
+        """
+        texts: list[str] = []
+        for index in indexes:
+            if left < LEAST_RESULT_TOKENS or not self._is_beside(index, result):
+                break
+            piece = self._pieces[index]
+            text = shown_item(piece, 0, min(NEIGHBOUR_TOKENS, left), self._count, BESIDE)
+            if text.endswith(piece.text):
+                self._shown.add(index)
+            left -= self._spend(text)
+            texts.append(text)
+        return texts
+
+    def _is_beside(self, index: int, result: int) -> bool:
+        """True if the piece at *index* can be shown beside a *result*: nothing between them stayed in the view."""
+        if not self._with_neighbours or index in self._shown or not 0 <= index < len(self._pieces):
+            return False
+        return abs(self._pieces[index].number - self._pieces[result].number) == abs(index - result)
+
+    def _spend(self, text: str) -> int:
+        """Take the tokens of *text* from the room, and return them."""
+        tokens = self._count(text) + 2
+        self._room -= tokens
+        return tokens
+
+
+def shown_item(piece: Piece, start: int, tokens: int, count: Count, before: str = "") -> str:
+    """Return a heading and as much of the item as fits, and how to read on if that is not all.
+
+    *before* begins the heading.
+    """
+    head = f"[{before}item {piece.number}: {piece.label}]"
+    end = _end(piece.text, start, tokens - count(head) - FRAME_TOKENS, count)
+    notes = []
+    if start:
+        notes.append(f"begins at character {start}")
+    if end < len(piece.text):
+        notes.append(f"goes on with item {piece.number}, offset {end} of {len(piece.text)}")
+    shown = f"{head}\n{piece.text[start:end]}"
+    if notes:
+        shown += f"\n[{'; '.join(notes)}]"
+    return shown
+
+
+def _end(text: str, start: int, tokens: int, count: Count) -> int:
+    """Return the position where *tokens* of *text* end: the end of a line, if one lies in the last quarter."""
+    size = max(0, tokens) * _CHARACTERS_PER_TOKEN
+    if start + size >= len(text) and count(text[start:]) <= tokens:
+        return len(text)
+    size = min(size, len(text) - start)
+    while size > 0:
+        counted = count(text[start : start + size])
+        if counted <= tokens:
+            break
+        size = min(size - 1, size * max(1, tokens) // counted)
+    line = text.rfind("\n", start + size - size // 4, start + size)
+    if line > start:
+        return line + 1
+    return start + max(0, size)
+
+
+def _start(text: str, match: int, tokens: int, count: Count) -> int:
+    """Return where to begin reading so that *match* is seen with some text before it: at a line's start, if near."""
+    size = max(0, tokens - FRAME_TOKENS) * _CHARACTERS_PER_TOKEN
+    if match < size // 8 or (len(text) <= size and count(text) <= tokens - 2 * FRAME_TOKENS):
+        return 0
+    line = text.rfind("\n", max(0, match - size // 4), match)
+    if line >= 0:
+        return line + 1
+    return max(0, match - size // 8)

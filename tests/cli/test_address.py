@@ -1,0 +1,29 @@
+"""The address of a proxy on this machine, and what is no address."""
+
+from __future__ import annotations
+
+import pytest
+
+from proxy.cli.address import configured_address, readiness_status
+
+
+@pytest.mark.parametrize(
+    ("host", "port", "address"),
+    [
+        (None, None, "http://127.0.0.1:8484"),
+        ("0.0.0.0", "80", "http://127.0.0.1:80"),
+        ("::", None, "http://[::1]:8484"),
+        ("proxy.example.org", "9000", "http://proxy.example.org:9000"),
+    ],
+)
+def test_the_configured_address(host: str | None, port: str | None, address: str) -> None:
+    """A proxy that listens on every address is reached on this machine's own."""
+    given = {"ULLAGE_SERVER__HOST": host, "ULLAGE_SERVER__PORT": port}
+    assert configured_address({name: value for name, value in given.items() if value is not None}) == address
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1:8484", "ftp://h", "http://"])
+def test_what_is_no_address(address: str) -> None:
+    """An address without a usable scheme is an error of its own, unlike a proxy that does not answer."""
+    with pytest.raises(ValueError, match="give scheme and host"):
+        readiness_status(address)

@@ -1,0 +1,167 @@
+"""``ullage top``: the figures of a proxy that runs, read as anyone with its key can read them."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import os
+import pty
+import re
+import signal
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestServer
+from prometheus_client.parser import text_string_to_metric_families
+from rich.console import Console
+
+from proxy.cli.top import CannotRead, Rate, Reading, Sample, frame, quantile, read
+from tests.conftest import StartProxy, StartStub
+from tests.support.proxy_process import Client, free_port
+from tests.support.sample_conversations import agent_session
+
+ROOT = Path(__file__).parents[2]
+EXPOSITION = ROOT / "tests" / "data" / "telemetry" / "exposition.txt"
+KEY = "an-admin-key-that-is-long-enough"
+
+
+def reading(at: float = 0.0, factor: float = 1.0) -> Reading:
+    """The recorded exposition, with every figure times *factor*."""
+    families = text_string_to_metric_families(EXPOSITION.read_text())
+    samples = [Sample(each.name, each.labels, each.value * factor) for family in families for each in family.samples]
+    return Reading(at, samples, {"workers": 2, "store": {"kind": "embedded"}})
+
+
+def shown(now: Reading, before: Reading | None = None, width: int = 80) -> str:
+    console = Console(file=io.StringIO(), width=width, highlight=False)
+    console.print(frame("http://127.0.0.1:8484", now, before))
+    return console.file.getvalue()  # type: ignore[attr-defined,no-any-return]
+
+
+def test_a_frame_has_the_figures_of_the_metrics() -> None:
+    """Totals, outcomes, the store, what went wrong, and a row for each model, in 80 columns."""
+    text = shown(reading())
+    lines = text.splitlines()
+    assert max(map(len, lines)) <= 80
+    assert lines[0] == "ullage 1.2.3 at http://127.0.0.1:8484, 2 workers"
+    requests = reading().total("ullage_requests_total")
+    assert lines[1].startswith(f"{requests:.0f} requests, 4 under way, ")
+    assert "store embedded up, summaries 1 written, 1 running" in lines
+    assert "2 refused connections" in text
+    row = next(line for line in lines if line.startswith("gpt-5"))
+    of_model = reading().by_label("ullage_requests_total", "model")["gpt-5"]
+    assert row.split()[2] == f"{of_model:.0f}"
+
+
+def test_rates_need_two_readings() -> None:
+    """Between two readings the growth of a counter is divided by their distance; after a restart it is zero."""
+    first, second = reading(10.0), reading(14.0, 3.0)
+    name = "ullage_requests_total"
+    assert Rate(first, None).figure(name) == "-"
+    assert Rate(second, first).figure(name) == f"{2 * first.total(name) / 4:.1f}"
+    assert Rate(first, second).figure(name) == "0.0"
+    assert f"requests ({Rate(second, first).figure(name)}/s)" in shown(second, first)
+
+
+def test_a_quantile_is_interpolated() -> None:
+    """It lies inside its bucket; in the last one it is that bucket's lower edge."""
+    buckets = [(0.1, 10.0), (0.2, 30.0), (float("inf"), 40.0)]
+    assert quantile(0.5, buckets) == pytest.approx(0.15)
+    assert quantile(0.25, buckets) == pytest.approx(0.1)
+    assert quantile(0.99, buckets) == 0.2
+    assert Rate(replace(reading(), samples=()), None).times("ullage_overhead_seconds") == "-"
+
+
+def test_times_are_those_since_the_last_reading() -> None:
+    """What was slow before does not count any more; without anything new the old figures stand."""
+
+    def of(at: float, fast: float, slow: float) -> Reading:
+        edges = {"0.001": fast, "1.0": fast + slow, "+Inf": fast + slow}
+        return Reading(at, [Sample("h_bucket", {"le": edge}, count) for edge, count in edges.items()])
+
+    slow, later = of(0.0, 0.0, 100.0), of(1.0, 100.0, 100.0)
+    assert Rate(later, slow).times("h").startswith("p50 0.5 ms")
+    assert Rate(slow, slow).times("h") == Rate(slow, None).times("h")
+
+
+@pytest.mark.slow
+async def test_a_running_proxy_is_watched(stub: StartStub, proxy: StartProxy) -> None:
+    """A pipe gets one frame; with an admin key it takes that key, else it says which option is missing."""
+    server = await stub(window=8192)
+    front = await proxy(server.url, window=8192, environment={"ULLAGE_SERVER__ADMIN_KEY": KEY})
+    async with Client(front.url, api_key="k") as client:
+        for rounds in (3, 30):
+            await client.chat.completions.create(model="m", messages=agent_session(rounds, 300))
+    command = [sys.executable, "-m", "proxy.cli", "top", "--url", front.root]
+    environment = {**os.environ, "ADMIN": KEY}
+
+    def run(*more: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run([*command, *more], cwd=ROOT, env=environment, capture_output=True, text=True, timeout=60)
+
+    ran = await asyncio.to_thread(run, "--key-env", "ADMIN")
+    assert (ran.returncode, ran.stderr) == (0, "")
+    assert re.search(r"^2 requests, 0 under way, 1 compacted$", ran.stdout, re.MULTILINE)
+    assert re.search(r"^m +8,192 +2 +- ", ran.stdout, re.MULTILINE)
+    assert "store embedded up" in ran.stdout
+    assert "store up" in (await asyncio.to_thread(run)).stdout, "metrics are open on this machine, the status is not"
+
+
+@pytest.mark.slow
+async def test_a_terminal_is_kept_up_to_date(stub: StartStub, proxy: StartProxy) -> None:
+    """On a terminal the figures change while requests come in, and Ctrl-C ends it with exit code 0."""
+    front = await proxy((await stub(window=8192)).url, window=8192)
+    main, terminal = pty.openpty()
+    command = [sys.executable, "-m", "proxy.cli", "top", "--url", front.root, "--interval", "0.2"]
+    environment = {**os.environ, "TERM": "xterm", "COLUMNS": "100", "LINES": "30"}
+    process = await asyncio.to_thread(
+        subprocess.Popen, command, cwd=ROOT, env=environment, stdout=terminal, stderr=terminal
+    )
+    os.close(terminal)
+    seen = ""
+
+    async def until(text: str) -> None:
+        nonlocal seen
+        async with asyncio.timeout(30):
+            while text not in seen:
+                seen += (await asyncio.to_thread(os.read, main, 65_536)).decode("utf-8", "replace")
+
+    try:
+        await until("0 requests")
+        async with Client(front.url, api_key="k") as client:
+            await client.chat.completions.create(model="m", messages=[{"role": "user", "content": "Hello."}])
+        await until("1 requests")
+        process.send_signal(signal.SIGINT)
+        assert await asyncio.to_thread(process.wait, 30) == 0
+    finally:
+        process.kill()
+        process.wait()
+        os.close(main)
+
+
+def test_what_cannot_be_read_has_a_sentence() -> None:
+    """No listener, no address, and a server that is no Ullage."""
+    with pytest.raises(CannotRead, match="does not answer"):
+        read(f"http://127.0.0.1:{free_port()}", "")
+    with pytest.raises(CannotRead, match=r"no http\(s\) URL"):
+        read("here", "")
+
+
+@pytest.mark.parametrize(
+    ("status", "problem"),
+    [(401, "give --key-env NAME"), (403, "give --key-env NAME"), (404, "telemetry.metrics is off")],
+)
+async def test_a_closed_proxy_says_what_to_do(status: int, problem: str) -> None:
+    """Metrics that need the admin key, or that are off, are told apart by the status."""
+
+    async def answer(request: web.Request) -> web.Response:
+        return web.Response(status=status)
+
+    app = web.Application()
+    app.router.add_get("/metrics", answer)
+    async with TestServer(app) as server:
+        with pytest.raises(CannotRead, match=problem):
+            await asyncio.to_thread(read, str(server.make_url("/")), "")

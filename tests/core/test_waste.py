@@ -1,0 +1,55 @@
+"""What fills a window without need: paragraphs that stand in it more than once, and fresh results."""
+
+from __future__ import annotations
+
+from proxy.core.conversation import Item
+from proxy.core.waste import EXCERPT, SHORTEST, FreshResults, excerpt, fresh_results, paragraphs, repeated_paragraphs
+
+RULE = "Run the tests before you say that it works. " * 6
+OTHER = "Name the file and the line of what you changed. " * 6
+
+
+def words(text: str) -> int:
+    return len(text.split())
+
+
+def test_a_paragraph_ends_at_an_empty_line() -> None:
+    """Short ones do not count, and neither does the space around one, whatever ends a line."""
+    text = f"short\n\n  {RULE}\n\n\n{OTHER}\r\n\r\nshort again"
+    assert list(paragraphs(text)) == [RULE.strip(), OTHER.strip()]
+    assert list(paragraphs("x" * (SHORTEST - 1))) == []
+
+
+def test_what_stands_more_than_once_is_counted() -> None:
+    """All but the first of each are too many, across texts, and those that waste most come first."""
+    texts = [f"{RULE}\n\n{OTHER}", f"Once only {RULE}", OTHER, f"{OTHER}\n\n{RULE}"]
+    found = repeated_paragraphs(texts, words)
+    assert [(each.times, each.wasted) for each in found] == [(3, 2 * words(OTHER)), (2, words(RULE))]
+    assert found[0].excerpt == excerpt(OTHER)
+    assert repeated_paragraphs([RULE, OTHER], words) == []
+
+
+def test_an_excerpt_is_one_short_line() -> None:
+    """Line ends become spaces, and a long text ends in an ellipsis."""
+    assert excerpt("one\n  two") == "one two"
+    assert len(excerpt("word\n" * 100)) == EXCERPT
+    assert excerpt("word " * 100).endswith("…")
+
+
+def item(tokens: int, *, answers: str = "") -> Item:
+    return Item("tool" if answers else "user", tokens, 0, b"", answers=(answers,) if answers else ())
+
+
+def test_fresh_results_stand_at_the_end() -> None:
+    """Only results behind the last item that is none are fresh, and the room is what was left before them."""
+    items = [item(10), item(50, answers="a"), item(20), item(300, answers="b"), item(100, answers="c")]
+    fresh = fresh_results(items, total=480, room=1080)
+    assert fresh.tokens == ((3, 300), (4, 100))
+    assert (fresh.together, fresh.room) == (400, 1000)
+    assert fresh.share(300) == 0.3
+    assert fresh_results(items[:3], total=80, room=1080).tokens == ()
+
+
+def test_without_room_there_is_no_share() -> None:
+    """A request that was too long without its results says nothing of them."""
+    assert FreshResults(((0, 10),), -5).share(10) == 0.0
