@@ -15,7 +15,7 @@ import socket
 import sys
 import time
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
 from functools import partial
@@ -42,7 +42,7 @@ from proxy.store import (
     store_status,
 )
 from proxy.summaries import Jobs
-from proxy.tasks import Faults, Tasks
+from proxy.tasks import Faults, Spawn, Tasks
 from proxy.telemetry import multiprocess
 from proxy.telemetry.lag import LagWatch
 from proxy.telemetry.logs import Logs
@@ -163,7 +163,8 @@ class Process:
         cls, settings: Settings, worker: Worker, logs: Logs, tasks: Tasks, store: Store, upstream: Upstreams
     ) -> Process:
         telemetry = _open_telemetry()
-        tokenizers = Tokenizers()
+        tokenizers = Tokenizers(release=caches.release_free_memory)
+        load_vocabulary = _vocabulary_loader(tokenizers, tasks.spawn)
         probes = open_probes(settings, upstream, tasks, partial(_log_windows, logs), store.records)
         catalogue = await asyncio.to_thread(open_catalogue, settings, probes.window_of)
 
@@ -189,6 +190,7 @@ class Process:
             call_settings(config),
             faults,
             tasks.spawn,
+            load_vocabulary,
         )
 
         def upstream_of(model: str) -> str:
@@ -205,6 +207,7 @@ class Process:
                 "store": store_status(store.state()),
                 "summaries": jobs.status() if jobs is not None else {"mode": "off"},
                 "estimated_encodings": sorted(tokenizers.estimated),
+                "counted_by": tokenizers.counted_by(),
             }
 
         models = open_models(settings, catalogue, upstream)
@@ -217,7 +220,8 @@ class Process:
         if is_alone:
             print_summary(settings, catalogue, port, describe_store(store.state(), settings.store.path))
             tasks.spawn(warn_of_unreachable(settings, logs.warn), "look for the upstreams")
-        tasks.spawn(asyncio.to_thread(_load_common_vocabulary, tokenizers), "load the common vocabulary")
+        if tokenizers.is_fast:
+            load_vocabulary(DEFAULT_ENCODING)  # holds the interpreter's lock: better now than beside the first request
         tasks.spawn(upstream.warm(), "load LiteLLM")
         return cls(server, upstream, probes, store, telemetry, logs, engine, jobs, history)
 
@@ -271,10 +275,19 @@ class Process:
         await self._store.close()
 
 
-def _load_common_vocabulary(tokenizers: Tokenizers) -> None:
-    """Load the vocabulary of most models, and give back the memory that loading needed."""
-    tokenizers.counter(DEFAULT_ENCODING)
-    caches.release_free_memory()
+def _vocabulary_loader(tokenizers: Tokenizers, spawn: Spawn) -> Callable[[str], None]:
+    """Return a callback that loads the vocabulary of an encoding in a thread, the first time it is named.
+
+    A vocabulary takes 40 MiB and a third of a second: a process that was asked for nothing has none.
+    """
+    begun: set[str] = set()
+
+    def load(encoding: str) -> None:
+        if encoding not in begun:
+            begun.add(encoding)
+            spawn(asyncio.to_thread(tokenizers.counter, encoding), "load a vocabulary")
+
+    return load
 
 
 def _open_telemetry() -> Telemetry:

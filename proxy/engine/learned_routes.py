@@ -355,13 +355,28 @@ class RememberedRoute:
     limits: dict[tuple[int | None, str], tuple[int, int]] = field(default_factory=dict)
 
 
-class KnownRoutes:
-    """Finds the route of a request with all that is known of it, and remembers it for some seconds."""
+def prepare_nothing(encoding: str) -> None:
+    """Leave the vocabulary of *encoding* to its first use."""
+    del encoding
 
-    def __init__(self, catalogue: Catalogue, learned: LearnedRoutes, clock: Clock) -> None:
+
+class KnownRoutes:
+    """Finds the route of a request with all that is known of it, and remembers it for some seconds.
+
+    *prepare* is called with the encoding of each route that is found: its vocabulary will be needed.
+    """
+
+    def __init__(
+        self,
+        catalogue: Catalogue,
+        learned: LearnedRoutes,
+        clock: Clock,
+        prepare: Callable[[str], None] = prepare_nothing,
+    ) -> None:
         self._catalogue = catalogue
         self._learned = learned
         self._clock = clock
+        self._prepare = prepare
         self._remembered: dict[tuple[object, ...], RememberedRoute] = {}
 
     async def get(self, request: Request, model: str) -> RememberedRoute:
@@ -377,6 +392,7 @@ class KnownRoutes:
         if remembered is not None and remembered.generation == generation and self._clock() < remembered.until:
             return remembered
         route = self._catalogue.resolve(model, len(request.body))
+        self._prepare(route.encoding)
         if request.window_variant:
             route = replace(route, variant=request.window_variant)
         learned = await self._learned.get(route, request.tenant)

@@ -141,6 +141,9 @@ class Counter(Protocol):
     def count(self, encoding: str, text: str) -> int:
         """Tokens of *text* in *encoding*; special-token text counts as text. CPU-bound and thread-safe."""
 
+    def is_loaded(self, encoding: str) -> bool:
+        """True if ``count`` has what it needs for *encoding*; if not, its first call takes half a second."""
+
 
 class Records(Protocol):
     """Compaction records, shared by every replica. No method raises or waits longer than the store's deadlines."""

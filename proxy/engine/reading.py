@@ -229,7 +229,9 @@ class Reader:
         return await offload(size, self.count_body, api_format, encoding, tenant, located, model)
 
     def new_size(self, located: LocatedBody, encoding: str, model: str) -> int:
-        """The size of what was not counted before, as ``offload`` weighs it."""
+        """The size of what was not counted before, as ``offload`` weighs it; large if a vocabulary has to be loaded."""
+        if not self._counter.is_loaded(encoding):
+            return LARGE
         prefix = located.cached_prefix
         if prefix is None or prefix.counted_by != _measure(encoding, model):
             return load_of(len(located.body), len(located.scan.spans))

@@ -38,6 +38,9 @@ class Letters:
         self.asked: Tally[str] = Tally()
         self.threads: set[int] = set()
 
+    def is_loaded(self, encoding: str) -> bool:
+        return True
+
     def count(self, encoding: str, text: str) -> int:
         self.asked[text] += 1
         self.threads.add(threading.get_ident())
