@@ -44,6 +44,7 @@ from proxy.store import (
 from proxy.summaries import Jobs
 from proxy.tasks import Faults, Spawn, Tasks
 from proxy.telemetry import multiprocess
+from proxy.telemetry.exports import NO_EXPORTS, CannotExport, Exports, open_exports
 from proxy.telemetry.lag import LagWatch
 from proxy.telemetry.logs import Logs
 from proxy.tokenizers import Tokenizers
@@ -120,8 +121,9 @@ async def serve(options: StartOptions, worker: Worker, companion: Companion | No
     if companion is None:
         shutdown.handle_signals()
     try:
-        process = await Process.build(options, worker, logs, tasks, quiet=companion is not None)
-    except (CannotListen, StoreMisconfigured, StoreUnsupported) as error:
+        exports = _open_exports(settings, worker)
+        process = await Process.build(options, worker, logs, tasks, exports, quiet=companion is not None)
+    except (CannotExport, CannotListen, StoreMisconfigured, StoreUnsupported) as error:
         await tasks.finish(TASK_SECONDS)
         logs.close()
         return _cannot_start(error)
@@ -140,6 +142,8 @@ async def serve(options: StartOptions, worker: Worker, companion: Companion | No
     housekeeping.cancel()  # it never ends by itself: ``finish`` would wait for it
     await process.close()
     await tasks.finish(TASK_SECONDS)
+    if dropped := exports.close():
+        logs.log.warning("budget_log.lines_dropped", count=dropped)
     logs.close()
     return code
 
@@ -175,7 +179,14 @@ class Process:
 
     @classmethod
     async def build(
-        cls, options: StartOptions, worker: Worker, logs: Logs, tasks: Tasks, *, quiet: bool = False
+        cls,
+        options: StartOptions,
+        worker: Worker,
+        logs: Logs,
+        tasks: Tasks,
+        exports: Exports = NO_EXPORTS,
+        *,
+        quiet: bool = False,
     ) -> Process:
         """Return a process that listens; if it is *quiet* it prints nothing.
 
@@ -185,7 +196,7 @@ class Process:
         bridge = open_bridge(options.settings, tasks)
         upstream = open_upstream(options.settings, bridge)
         try:
-            return await cls._listening(options.settings, worker, logs, tasks, store, upstream, quiet=quiet)
+            return await cls._listening(options.settings, worker, logs, tasks, store, upstream, exports, quiet=quiet)
         except BaseException:  # also after a cancellation: the store must be closed whatever happens
             await upstream.close()
             await store.close()
@@ -200,6 +211,7 @@ class Process:
         tasks: Tasks,
         store: Store,
         upstream: Upstreams,
+        exports: Exports,
         *,
         quiet: bool,
     ) -> Process:
@@ -254,7 +266,7 @@ class Process:
         models = open_models(settings, catalogue, upstream)
         metrics = telemetry.exposition if settings.telemetry.metrics else None
         routes = history.open_routes
-        observers = (telemetry.observe, logs.request_done)
+        observers = (telemetry.observe, logs.request_done, *exports.observers)
         server = Server(config, engine, upstream, upstream_of, observers, metrics, status, models, routes, faults)
         is_alone = worker.count == 1
         port = await _listen(server, settings, shared=not is_alone)
@@ -339,6 +351,12 @@ def _open_telemetry() -> Telemetry:
 
     folder = os.environ.get(multiprocess.VARIABLE)
     return Telemetry(configuration.version(), Path(folder) if folder else None)
+
+
+def _open_exports(settings: Settings, worker: Worker) -> Exports:
+    """Return what is exported beside the log and the metrics. Raises ``CannotExport``."""
+    budget_log = settings.telemetry.budget_log
+    return open_exports(budget_log.path, budget_log.max_bytes, budget_log.files, worker.index)
 
 
 def _log_windows(logs: Logs, upstream: str, windows: Mapping[str, ServerWindow]) -> None:
