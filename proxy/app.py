@@ -329,16 +329,13 @@ class Process:
 
 
 def _vocabulary_loader(tokenizers: Tokenizers, spawn: Spawn) -> Callable[[str], None]:
-    """Return a callback that loads the vocabulary of an encoding in a thread, the first time it is named.
+    """Return a callback that loads the vocabulary of an encoding in a thread.
 
     A vocabulary takes 40 MiB and a third of a second: a process that was asked for nothing has none.
     """
-    begun: set[str] = set()
 
     def load(encoding: str) -> None:
-        if encoding not in begun:
-            begun.add(encoding)
-            spawn(asyncio.to_thread(tokenizers.counter, encoding), "load a vocabulary")
+        spawn(asyncio.to_thread(tokenizers.counter, encoding), "load a vocabulary")
 
     return load
 

@@ -209,13 +209,15 @@ class Tokenizers:
         self._release = release
         self.is_fast = fast and _has_gigatoken()
         self._lock = threading.Lock()
-        self._counts: dict[str, Count] = {}
+        self.loaded: dict[str, Count] = {}
+        """The counting functions by encoding, once their vocabulary is in memory."""
+
         self._fast: dict[str, FastCounter] = {}
         self.estimated: set[str] = set()
 
     def counted_by(self) -> dict[str, str]:
         """Return what counts each encoding that was loaded: ``tiktoken``, ``gigatoken`` or ``estimate``."""
-        return {encoding: self._library(encoding) for encoding in sorted(self._counts)}
+        return {encoding: self._library(encoding) for encoding in sorted(self.loaded)}
 
     def _library(self, encoding: str) -> str:
         if encoding in self.estimated:
@@ -223,21 +225,17 @@ class Tokenizers:
         fast = self._fast.get(encoding)
         return "tiktoken" if fast is None or fast.differs else "gigatoken"
 
-    def is_loaded(self, encoding: str) -> bool:
-        """True if ``count`` has the vocabulary of *encoding* and waits for nothing."""
-        return encoding in self._counts
-
     def count(self, encoding: str, text: str) -> int:
         """Return the tokens of *text* in *encoding*; text that spells a special token counts as text."""
-        return (self._counts.get(encoding) or self.counter(encoding))(text)
+        return (self.loaded.get(encoding) or self.counter(encoding))(text)
 
     def counter(self, encoding: str) -> Count:
         """Return the counting function of *encoding*; loads its vocabulary the first time (about half a second)."""
         with self._lock:
-            if encoding not in self._counts:
-                self._counts[encoding] = self._load(encoding)
+            if encoding not in self.loaded:
+                self.loaded[encoding] = self._load(encoding)
                 self._release()
-            return self._counts[encoding]
+            return self.loaded[encoding]
 
     def _load(self, encoding: str) -> Count:
         if self._folder is None or not _is_intact(self._folder, encoding):

@@ -363,7 +363,7 @@ def prepare_nothing(encoding: str) -> None:
 class KnownRoutes:
     """Finds the route of a request with all that is known of it, and remembers it for some seconds.
 
-    *prepare* is called with the encoding of each route that is found: its vocabulary will be needed.
+    *prepare* is called once with each encoding that a route has: its vocabulary will be needed.
     """
 
     def __init__(
@@ -377,6 +377,7 @@ class KnownRoutes:
         self._learned = learned
         self._clock = clock
         self._prepare = prepare
+        self._prepared: set[str] = set()
         self._remembered: dict[tuple[object, ...], RememberedRoute] = {}
 
     async def get(self, request: Request, model: str) -> RememberedRoute:
@@ -392,7 +393,9 @@ class KnownRoutes:
         if remembered is not None and remembered.generation == generation and self._clock() < remembered.until:
             return remembered
         route = self._catalogue.resolve(model, len(request.body))
-        self._prepare(route.encoding)
+        if route.encoding not in self._prepared:
+            self._prepared.add(route.encoding)
+            self._prepare(route.encoding)
         if request.window_variant:
             route = replace(route, variant=request.window_variant)
         learned = await self._learned.get(route, request.tenant)

@@ -230,7 +230,7 @@ class Reader:
 
     def new_size(self, located: LocatedBody, encoding: str, model: str) -> int:
         """The size of what was not counted before, as ``offload`` weighs it; large if a vocabulary has to be loaded."""
-        if not self._counter.is_loaded(encoding):
+        if encoding not in self._counter.loaded:
             return LARGE
         prefix = located.cached_prefix
         if prefix is None or prefix.counted_by != _measure(encoding, model):
