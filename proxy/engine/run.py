@@ -320,6 +320,6 @@ def _newest_part(view: CountedView) -> dict[str, Any]:
     elif layout is not None:
         # The length at which the request before ended; 0 if there is no boundary before this one.
         before = layout.sums[sum(layout.boundaries[-2:-1])]
-        repeated = view.budget.fixed if view.edits.compacted_now else view.tokens - layout.sums[-1] + before
-        members["repeated_prefix"] = max(0.0, repeated / max(1, view.tokens))
+        repeated = view.budget.fixed if view.edits.compacted_now else view.counted - layout.sums[-1] + before
+        members["repeated_prefix"] = max(0.0, repeated / max(1, view.counted))
     return members
