@@ -334,12 +334,14 @@ class Engine:
         if run.unsure is not None and is_good and not view.request.fallback_model:
             await self._retries.learn(*run.unsure)
         report = self._report(run, view)
+        for feature in self._features.amending:
+            report = feature.amend(report, view)
         if self._records.counts_answers or isinstance(view, CountedView):
             asyncio.get_running_loop().call_soon(self._after_answer, view, report, reply.status)
         ending = LateOverflowDetector(self._classifier, reply.headers) if is_good else None
         answer = Answer(report, reply, delivery.head, ending=ending, hides_usage=delivery.hides_usage)
         if is_good:
-            answer = replace(answer, learn=self._learner(view, ending))
+            answer = replace(answer, learn=self._learner(view, ending, report.conversation))
         if not isinstance(view, CountedView) or not view.edits.addition:
             return answer
         for feature in self._features.continuing:
@@ -380,12 +382,16 @@ class Engine:
                 except Exception as fault:  # noqa: BLE001 - the client has its answer
                     self._faults.report("after", name, fault)
 
-    def _learner(self, view: View, ending: LateOverflowDetector | None) -> Callable[[Usage], bool]:
+    def _learner(self, view: View, ending: LateOverflowDetector | None, conversation: str) -> Callable[[Usage], bool]:
         """Return a callback for the usage of the answer to *view*; it holds neither the view nor the body."""
         learned, retries, sent = self.learned, self._retries, sent_prompt(view)
         late = sent or SentPrompt(view.known.route, view.request.tenant, 0, b"", -1, is_counted=False)
 
+        counting, tenant = self._features.counting, view.request.tenant
+
         def learn(usage: Usage) -> bool:
+            for feature in counting:
+                feature.used(tenant, conversation, usage)
             if ending is not None and ending.overflow is not None:
                 found = retries.after_content(late, ending.overflow, usage)
                 if found is not None:
