@@ -238,6 +238,7 @@ def _conversations(rows: Sequence[Mapping[str, Any]]) -> Table:
     """Return a row for each conversation with its fill, those with the newest requests first."""
     table = figures_table("conversation", "requests", "compacted", "tokens", "budget", "fill")
     table.add_column("", no_wrap=True, min_width=CELLS)
+    table.collapse_padding = True  # else the widest rows have 81 columns
     newest = sorted(rows, key=lambda row: -float(row.get("last", 0.0)))
     for row in newest[:MOST_CONVERSATIONS]:
         tokens, budget = row.get("tokens", 0), row.get("budget", 0)
