@@ -9,23 +9,27 @@ aiohttp's own makes four objects and a task for each request. An exception ends 
 that leaves cancels the task, and so the call of the upstream.
 
 A client sends the same head all day, byte for byte but for the length of its body. Such a head need not be parsed
-again: ``RepeatedHead`` compares it, and the body goes past the parser. The parser must stand between two requests then,
-which it does not tell. So ``_due`` counts the bytes that it still needs for the request it has: 0 is between requests,
-and ``_UNKNOWN`` is for ever, after a chunked body for example, or after requests that were sent without waiting.
+again: ``RepeatedHead`` compares it, and the body goes past the parser. The loop is woken when the body is complete. A
+body that is long, or late by more than ``_GRACE``, is read as it comes instead, under its limits and deadlines.
 
-==================== ====================== ======================== ===========================
-event                idle                   a request is under way   the same, and its body still
-                                                                     arrives past the parser
-==================== ====================== ======================== ===========================
-the same head again  under way, unparsed    parsed and queued        bytes of the body
+The parser must stand between two requests for that, which it does not tell. So ``_due`` counts the bytes that it still
+needs for the request it has: 0 is between requests, and ``_UNKNOWN`` is for ever, after a chunked body for example, or
+after requests that were sent without waiting.
+
+==================== ====================== ======================== ==========================
+event                idle                   a request is under way   a body is arriving past
+                                                                     the parser
+==================== ====================== ======================== ==========================
+the same head again  woken, or arriving     parsed and queued        bytes of the body
 other bytes          parsed: under way, or  parsed: its body, or     bytes of the body; those
                      a part of a head       a request that waits     behind it are parsed
-the answer's end     --                     idle; the next request;  its rest is read for a while,
-                                            or closed                then closed
-the client leaves    closed                 cancelled                cancelled
+the body's end       --                     --                       woken, or under way
+the answer's end     --                     idle; the next request;  its rest is read for a
+                                            or closed                while, then closed
+the client leaves    closed                 cancelled                cancelled, or forgotten
 the keep-alive time  closed                 nothing                  nothing
 shut-down            closed                 see ``Drain``            see ``Drain``
-==================== ====================== ======================== ===========================
+==================== ====================== ======================== ==========================
 
 Private names of aiohttp are used. They are those of one minor version, to which ``pyproject.toml`` pins it, and
 ``tests/server/test_connection.py`` holds them.
@@ -51,7 +55,6 @@ from msgspec import structs
 from proxy.core.errors import InvalidRequest, UllageError, error_body
 from proxy.server.access import Caller
 from proxy.server.incoming import IncomingRequest, RepeatedHead, read_head, repeated_head
-from proxy.server.request import RequestPath
 from proxy.server.response import ResponseWriter
 from proxy.tasks import Faults
 
@@ -71,6 +74,12 @@ _UNKNOWN: Final = -1
 
 _BUFFER: Final = 2**16
 """Bytes of a body that wait to be read; twice as many pause the connection."""
+
+_GRACE: Final = 0.02
+"""Seconds in which the rest of a body is expected, since nothing can be done without it; then its deadlines begin."""
+
+_MOST_EXPECTED: Final = 2**18
+"""Bytes of a body that is expected so; what is longer is counted against the limits as it comes."""
 
 _MANY_FIELDS: Final = "Too many headers received"
 """The message of aiohttp's parsers, in C and in Python, for more than ``max_headers`` fields.
@@ -166,7 +175,9 @@ class Connection(web.RequestHandler):
     __slots__ = (
         "_arriving",
         "_due",
+        "_expected",
         "_faults",
+        "_grace",
         "_handle",
         "_head",
         "_missing",
@@ -188,6 +199,8 @@ class Connection(web.RequestHandler):
         self._head = b""
         self._due = 0
         self._repeated: tuple[RepeatedHead, Caller] | None = None
+        self._expected: list[bytes] = []
+        self._grace: asyncio.TimerHandle | None = None
         self._arriving: StreamReader | None = None
         self._missing = 0
         # aiohttp has no setting for the size of a whole head, nor for how many parsed requests wait:
@@ -199,17 +212,17 @@ class Connection(web.RequestHandler):
     @property
     def idle(self) -> bool:
         """True if no request is waiting or answered on it; one may be arriving."""
-        return self.request is None and not self._messages
+        return self.request is None and not self._messages and not self._expected
 
     def close_if_idle(self) -> None:
         """Close the connection if no request is being read, waiting or answered on it."""
         if self.idle:
             self.force_close()
 
-    def remember(self, caller: Caller, path: RequestPath) -> None:
-        """Take a request with the same head as the one for *path* under way for *caller*'s, if that is allowed."""
+    def remember(self, caller: Caller) -> None:
+        """Take a request with the same head as the one under way for *caller*'s from now on, if that is allowed."""
         request = self.request
-        if not self._head or request is None or not caller.may_return(path):
+        if not self._head or request is None or not caller.may_return:
             return
         head = self._faults.attempt("after", "", partial(repeated_head, self._head, request), None)
         if head is not None:
@@ -219,8 +232,8 @@ class Connection(web.RequestHandler):
 
     def data_received(self, data: bytes) -> None:
         """Begin a request with *data*, or go on with one. It is empty if reading goes on after a pause."""
-        if self._arriving is not None:
-            data = self._body_received(self._arriving, data)
+        if self._missing > 0:
+            data = self._body_received(data)
         if self._due > 0:
             self._due -= len(data)
         elif data and (self.request is not None or self._messages):
@@ -247,30 +260,73 @@ class Connection(web.RequestHandler):
             return False
         start, length = found
         end = start + length
-        body: bytes | None = data[start:end]
-        content = EMPTY_PAYLOAD
-        if len(data) < end:
-            body, content = None, StreamReader(self, _BUFFER, loop=self._loop)
-            content.feed_data(data[start:])
-            self._arriving, self._missing = content, end - len(data)
-        request = structs.replace(head.request, content=content, content_length=length, body=body)
         self.caller = caller
-        self._messages.append(cast("Any", (request, content)))
-        waiter.set_result(None)
-        if len(data) > end:
+        self._missing = end - len(data)
+        if self._missing <= 0:
+            self._wake(length, data[start:end], EMPTY_PAYLOAD)
+        else:
+            self._expected.append(data[start:])
+            delay = _GRACE
+            if length > _MOST_EXPECTED:
+                delay = 0
+            self._grace = self._loop.call_later(delay, self._begin_incomplete, length)
+        if self._missing < 0:
             self._due = _UNKNOWN
             super().data_received(data[end:])
         return True
 
-    def _body_received(self, body: StreamReader, data: bytes) -> bytes:
-        """Add *data* to the *body* that arrives past the parser. Return the bytes behind it."""
+    def _wake(self, length: int, body: bytes | None, content: StreamReader) -> None:
+        """Let the loop answer a request with the repeated head, whose body of *length* bytes is *body* or *content*."""
+        waiter = self._waiter
+        if self._repeated is None or waiter is None or waiter.done():
+            return  # the connection has ended
+        request = structs.replace(self._repeated[0].request, content=content, content_length=length, body=body)
+        self._messages.append(cast("Any", (request, content)))
+        waiter.set_result(None)
+
+    def _begin_incomplete(self, length: int) -> None:
+        """Wake the loop although the body of *length* bytes has not arrived: from here on it is read as it comes."""
+        self._grace = None
+        self._arriving = StreamReader(self, _BUFFER, loop=self._loop)
+        for part in self._expected:
+            self._arriving.feed_data(part)
+        self._expected.clear()
+        self._wake(length, None, self._arriving)
+
+    def _body_received(self, data: bytes) -> bytes:
+        """Add *data* to the body that arrives past the parser. Return the bytes behind it."""
         part, rest = data[: self._missing], data[self._missing :]
         self._missing -= len(part)
-        body.feed_data(part)
-        if not self._missing:
+        if self._arriving is None:
+            self._expected.append(part)
+        else:
+            self._arriving.feed_data(part)
+        if self._missing:
+            return rest
+        if self._arriving is not None:
+            self._arriving.feed_eof()
             self._arriving = None
-            body.feed_eof()
+            return rest
+        if self._grace is not None:
+            self._grace.cancel()
+            self._grace = None
+        body = b"".join(self._expected)
+        self._expected.clear()
+        self._wake(len(body), body, EMPTY_PAYLOAD)
         return rest
+
+    def _process_keepalive(self) -> None:
+        """Close the connection if it is idle, which it is not while a body is expected."""
+        if self._expected:
+            self._keepalive_handle = None
+        else:
+            super()._process_keepalive()
+
+    def connection_lost(self, exc: BaseException | None) -> None:
+        """Forget what was expected."""
+        if self._grace is not None:
+            self._grace.cancel()
+        super().connection_lost(exc)
 
     def pause_reading(self) -> None:
         """Stop reading: the buffer of a body is full. The parser is told if it is the one that fills it."""
