@@ -30,9 +30,9 @@ class MemoryBackend:
         self._entries: OrderedDict[str, tuple[bytes, float | None]] = OrderedDict()
         self._bytes = 0
 
-    def version(self) -> tuple[int, ...]:
-        """Always the same: no other process writes here."""
-        return ()
+    def version(self) -> None:
+        """None: no other process writes here, so that nobody asks."""
+        return
 
     async def read(self, keys: Sequence[str]) -> Sequence[bytes | None]:
         """The values under *keys*, in order; None for each that is missing."""

@@ -304,7 +304,9 @@ class RecordTable:
         told at once.
         """
         now = self._access.clock()
-        version = self._backend.version()
+        version: tuple[int, ...] | None = ()
+        if self._backend.shared:
+            version = self._backend.version()
         if version is None or now < self._access.requested_until:
             return None
         return int(now // _RECHECKED), *version
