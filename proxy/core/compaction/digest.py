@@ -230,7 +230,9 @@ class _Names:
         if text.isascii():  # a quarter of the time that the pattern takes, and none of the marks of titles is in ASCII
             return self._pieces.names_in(set(text.translate(_BLANKS).split()))
         found = self._pieces.names_in(set(_SPLIT.findall(text)))
-        titles = _titles(text, phrases=phrases)
+        titles: list[str] = _QUOTED.findall(text)
+        if not phrases:
+            titles = [title for title in titles if not any(map(str.isspace, title))]
         self._titles.update(title for title in titles if title not in self.recency)
         return found.union(titles)
 
@@ -404,14 +406,6 @@ class _Pieces:
                 if number:
                     self.numbers.add(number)
         return tuple(names)
-
-
-def _titles(text: str, *, phrases: bool) -> list[str]:
-    """The titles in *text* between marks that only titles have; only those of one word unless *phrases* is true."""
-    titles: list[str] = _QUOTED.findall(text)
-    if phrases:
-        return titles
-    return [title for title in titles if not any(map(str.isspace, title))]
 
 
 def _files(entries: Sequence[ItemText]) -> Iterator[str]:
