@@ -84,8 +84,8 @@ CARRIES = (
     "proxy/engine/upstream_calls.py UpstreamCalls.send_bytes",
     "proxy/engine/replies.py DrainedReply.",
     "proxy/engine/replies.py LocalReply.",
-    "proxy/features/recall/answer.py MergedReply.",
-    "proxy/features/recall/answer.py RewrittenReply.",
+    "proxy/server_tools/answer.py MergedReply.",
+    "proxy/server_tools/answer.py RewrittenReply.",
 )
 
 

@@ -21,7 +21,13 @@ FOLDERS = ("compress", "recall", "history", "client_compaction", "context_manage
 
 OWN_TESTS = {
     "compress": ("tests/e2e/test_compress.py", "tests/test_api.py"),
-    "recall": ("tests/e2e/test_recall.py", "tests/support/recall_fixtures.py"),
+    "recall": (
+        "tests/e2e/test_recall.py",
+        "tests/support/recall_fixtures.py",
+        "tests/server_tools/",
+        "tests/bench/recall.py",
+        "tests/bench/test_recall.py",
+    ),
     "history": ("tests/e2e/test_conversations.py", "tests/e2e/test_archive.py"),
     "client_compaction": (),
     "context_management": (),

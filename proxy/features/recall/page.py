@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Final
 
 from proxy.features.recall.pieces import Piece
-
-Count = Callable[[str], int]
+from proxy.server_tools.tool import Count
 
 LEAST_RESULT_TOKENS: Final = 48
 """Tokens below which a result shows too little to be worth its heading."""

@@ -8,10 +8,9 @@ from typing import Any
 
 import pytest
 
-from proxy.features.recall.merger import NOT_RUN
-from proxy.features.recall.search import LAST
-from proxy.features.recall.session import MOST_CALLS, TOO_MANY
 from proxy.features.recall.tool import NAME
+from proxy.server_tools.merger import NOT_RUN
+from proxy.server_tools.session import LAST, MOST_CALLS, TOO_MANY
 from tests.stub import Answer, Call, Rules, Seen, Stub, chat, messages, responses
 from tests.support.answer_parser import parse_answer
 from tests.support.recall_fixtures import (
