@@ -9,11 +9,9 @@ from functools import lru_cache
 from typing import Final, NamedTuple, cast
 from urllib.parse import unquote
 
-import msgspec
-from aiohttp import StreamReader, web
-
+from proxy.core.agents import AGENT_HEADER, agent_in_headers
 from proxy.core.client_compaction import METADATA_HEADER, announced_client
-from proxy.core.errors import BodyTooLarge, InvalidRequest, Overloaded, UllageError
+from proxy.core.errors import InvalidRequest, UllageError
 from proxy.core.http_headers import CREDENTIALS, HOP_BY_HOP, OWN_PREFIX, WRITTEN_ANEW
 from proxy.core.request import (
     EPOCH_HEADER,
@@ -28,8 +26,9 @@ from proxy.core.request import (
     session_in_headers,
 )
 from proxy.engine.quick_check import model_of
-from proxy.server.body import Progress, inflated
+from proxy.server.body import BodyReader, inflated
 from proxy.server.config import Limits
+from proxy.server.incoming import IncomingRequest
 
 ROOTS: Final = ("/openai/v1/", "/anthropic/v1/", "/v1/", "/")
 """The roots of an API's routes, the longest first: clients take a base URL with or without its version."""
@@ -179,7 +178,7 @@ def request_target(raw: str) -> str:
     return "/" + raw.partition("://")[2].partition("/")[2]
 
 
-def send_continue(request: web.BaseRequest, headers: RequestHeaders) -> None:
+def send_continue(request: IncomingRequest, headers: RequestHeaders) -> None:
     """Invite a client that waits for permission to send its body. Raises ``ExpectationFailed``.
 
     https://www.rfc-editor.org/rfc/rfc9110#section-10.1.1
@@ -196,6 +195,7 @@ def send_continue(request: web.BaseRequest, headers: RequestHeaders) -> None:
 # "expect" is answered here; "http2-settings" belongs to an upgrade (https://www.rfc-editor.org/rfc/rfc7540#section-3.2.1).
 _NOT_FORWARDED: Final = HOP_BY_HOP | WRITTEN_ANEW | {"expect", "http2-settings"}
 _READ_HERE: Final = CREDENTIALS | {
+    AGENT_HEADER,
     "anthropic-beta",
     "connection",
     "content-encoding",
@@ -241,6 +241,7 @@ class HeaderFacts(NamedTuple):
     epoch: int
     client_compaction: str
     window_variant: str
+    agent: str
 
 
 @dataclass(slots=True)
@@ -372,112 +373,6 @@ def _window(own: Mapping[str, str]) -> int | None:
     return int(value)
 
 
-@dataclass(slots=True)
-class BodyBytes:
-    """Bytes of request bodies in memory, of all requests together and of each tenant, under one limit.
-
-    A caller may have as much as is free beside it, so that others always find some room: one alone half of all, two a
-    third each. A caller's only body may take what is left: the largest body that is allowed must pass.
-    """
-
-    limit: int
-    total: int = 0
-    by_tenant: dict[bytes, int] = field(default_factory=dict)
-
-
-def check_declared(declared: int | None, limits: Limits) -> None:
-    """Raise ``BodyTooLarge`` before a byte is read if the *declared* length of a body is above the limit."""
-    if declared is not None and declared > limits.body:
-        raise BodyTooLarge(limits.body)
-
-
-class BodyReader(msgspec.Struct):
-    """Reads one request's body. Bytes that have arrived are counted as the tenant's until ``release``.
-
-    A Struct, since every request makes one and it is built in C.
-    """
-
-    content: StreamReader
-    limits: Limits
-    account: BodyBytes
-    tenant: bytes
-    counted: int = 0
-
-    def count(self, size: int) -> None:
-        """Count the body as *size* bytes, if that is more than before. Raises ``Overloaded``."""
-        more = size - self.counted
-        if more <= 0:
-            return
-        account, tenant = self.account, self.tenant
-        if account.total + more > account.limit:
-            raise Overloaded(
-                "The proxy has as many request bytes in memory as it may (server.limits.in_flight_bytes). "
-                "Try again soon."
-            )
-        of_tenant = account.by_tenant.get(tenant, 0)
-        if of_tenant > self.counted and of_tenant + more > account.limit - account.total:
-            raise Overloaded(
-                "The requests of this caller have their share of the request bytes that the proxy has in memory "
-                "(server.limits.in_flight_bytes). Try again soon."
-            )
-        account.by_tenant[tenant] = of_tenant + more
-        account.total += more
-        self.counted = size
-
-    def release(self) -> None:
-        """Count this body no longer; harmless when called again."""
-        if not self.counted:
-            return
-        account, tenant = self.account, self.tenant
-        account.total -= self.counted
-        left = account.by_tenant.pop(tenant) - self.counted
-        if left:
-            account.by_tenant[tenant] = left
-        self.counted = 0
-
-    async def whole(self, declared: int | None) -> bytes:
-        """Return the body, of *declared* bytes, as sent.
-
-        Raises ``BodyTooLarge``, ``RequestTimeout``, ``Overloaded`` and ``InvalidRequest``.
-        """
-        limit = self.limits.body
-        if declared is not None and declared > limit:
-            raise BodyTooLarge(limit)
-        if not self.content.is_eof() or self.content.exception() is not None:
-            body, complete = await self._slowly(limit)
-            if not complete:
-                raise BodyTooLarge(limit)
-            return body
-        body = self.content.read_nowait()
-        if len(body) > limit:
-            raise BodyTooLarge(limit)
-        self.count(len(body))
-        return body
-
-    async def peek(self) -> tuple[bytes, bool]:
-        """Return the body's first ``peek`` bytes or a little more, and True if that is all of it."""
-        if self.content.is_eof() and self.content.exception() is None:
-            first = self.content.read_nowait()
-            complete = len(first) <= self.limits.peek
-        else:
-            first, complete = await self._slowly(self.limits.peek)
-        self.count(len(first))
-        return first, complete
-
-    async def _slowly(self, limit: int) -> tuple[bytes, bool]:
-        """Read to the body's end, or until more than *limit* bytes have come. The second value is True if it ended."""
-        progress = Progress(self.limits.body_pause, self.limits.body_rate)
-        parts: list[bytes] = []
-        size = 0
-        while chunk := await progress.next(self.content):
-            parts.append(chunk)
-            size += len(chunk)
-            if size > limit:
-                return b"".join(parts), False
-            self.count(size)
-        return b"".join(parts), True
-
-
 _MODEL_FIRST: Final = re.compile(rb'\s*\{\s*"model"\s*:\s*"([^"\\]{1,256})"')
 
 
@@ -497,6 +392,7 @@ def read_request(body: bytes, path: RequestPath, headers: RequestHeaders, tenant
         epoch=facts.epoch,
         window_variant=facts.window_variant,
         client_compaction=facts.client_compaction,
+        agent=facts.agent,
         origin=Origin(path.path_qs, headers.end_to_end),
         purpose=path.purpose,
     )
@@ -514,7 +410,7 @@ def _read_facts(headers: RequestHeaders) -> HeaderFacts:
     requested = NO_OPTIONS
     if headers.own:
         requested = options(headers.own)
-    return HeaderFacts(requested, session, epoch, client_compaction, variant)
+    return HeaderFacts(requested, session, epoch, client_compaction, variant, agent_in_headers(by_name))
 
 
 def unread_request(body: bytes, path: RequestPath, headers: RequestHeaders, tenant: bytes, request_id: str) -> Request:
