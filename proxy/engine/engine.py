@@ -340,7 +340,7 @@ class Engine:
         answer = Answer(report, reply, delivery.head, ending=ending, hides_usage=delivery.hides_usage)
         if is_good:
             answer = replace(answer, learn=self._learner(view, ending))
-        if not isinstance(view, CountedView) or not view.edits.addition:
+        if not isinstance(view, CountedView) or not (view.edits.addition or view.request.server_tools):
             return answer
         for feature in self._features.continuing:
             answer = await feature.continue_answer(answer, view, Continuation(self, run))

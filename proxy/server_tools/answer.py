@@ -92,23 +92,13 @@ class ServerTools(Feature):
         If a tool of ours is all that a model without tools refuses, it is asked again without it.
         """
         if answer.reply.status != 200:
-            if answer.reply.status not in UNSUPPORTED_STATUSES or has_tools(view.measured.parsed.envelope):
-                return answer
-            return await self._without_tool(answer, view, resend)
+            return await self._after_refusal(answer, view, resend)
         tools = [tool for tool in self.tools if tool.is_offered(view)]
-        session = ToolSession(self._reader, tools, view, answer.report.stream, resend)
-        reply, report = answer.reply, answer.report
-        if not tools or _coding(reply) not in READABLE:
+        if not tools or _coding(answer.reply) not in READABLE:
             return answer
-
-        def learn(usage: Usage) -> bool:
-            if not session.recalls:
-                return answer.learn(usage)
-            # Only the prompt of the first generation was measured. An answer that ended at the window is no evidence.
-            if answer.ending is not None and answer.ending.overflow is not None:
-                return False
-            return answer.learn(session.first_usage)
-
+        session = ToolSession(self._reader, tools, view, answer.report.stream, resend)
+        learn = partial(_learn, answer, session)
+        reply, report = answer.reply, answer.report
         if session.is_stream(reply.header("content-type")):
             on_fault = partial(self._faults.report, "answer", report.request_id)
             merged = MergedReply(session, reply, answer.head, resend, on_fault)
@@ -116,8 +106,10 @@ class ServerTools(Feature):
         reply, head = await rewritten_reply(session, reply, resend)
         return replace(answer, reply=reply, head=head, learn=learn, report=session.complete(report))
 
-    async def _without_tool(self, answer: Answer, view: CountedView, resend: Resend) -> Answer:
-        """Return the answer to *view* without the tool, if *answer* refuses that; else *answer*."""
+    async def _after_refusal(self, answer: Answer, view: CountedView, resend: Resend) -> Answer:
+        """Return the answer to *view* without the tool, if *answer* refuses tools and all are ours; else *answer*."""
+        if answer.reply.status not in UNSUPPORTED_STATUSES or has_tools(view.measured.parsed.envelope):
+            return answer
         await _read(answer.reply, resend.chunks, ERROR_BYTES)
         body = b"".join(resend.chunks)
         decoded = ContentDecoder(_coding(answer.reply), ERROR_BYTES).feed(body)
@@ -136,6 +128,18 @@ class ServerTools(Feature):
         retries = report.retries + 1 + continued.retries
         report = report.with_(stages=stages, retries=retries, overflows=report.overflows + continued.overflows)
         return replace(answer, reply=continued.reply, head=continued.head, report=report)
+
+
+def _learn(answer: Answer, session: ToolSession, usage: Usage) -> bool:
+    """Learn from the *usage* of the first generation, the only one whose prompt was measured.
+
+    An answer that ended at the window is no evidence.
+    """
+    if not session.recalls:
+        return answer.learn(usage)
+    if answer.ending is not None and answer.ending.overflow is not None:
+        return False
+    return answer.learn(session.first_usage)
 
 
 async def rewritten_reply(session: ToolSession, reply: Reply, resend: Resend) -> tuple[Reply, bytes]:

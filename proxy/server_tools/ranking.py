@@ -50,16 +50,21 @@ def ranked(
     """
     whole = [f"{heading}\n{text}".lower() for heading, text in zip(headings, texts, strict=True)]
     terms = [_term(phrase, whole) for phrase in _phrases(query.lower())]
-    lengths = [len(text) for text in whole]
-    scores = _scores([(term.weight, term.hits) for term in terms], lengths)
-    if with_neighbours:
-        in_windows = [(term.weight, _in_windows(term.hits)) for term in terms]
-        wide = _scores(in_windows, _in_windows(lengths))
-        scores = [first + second for first, second in zip(scores, wide, strict=True)]
-    matching = [index for index in range(len(texts)) if scores[index]]
+    scores = _all_scores(terms, [len(text) for text in whole], with_neighbours=with_neighbours)
+    matching = [index for index, score in enumerate(scores) if score]
     matching.sort(key=lambda index: (-scores[index], -index))
     rarest_first = [term.pattern for term in sorted(terms, key=_by_rarity)]
     return [(index, _first_match(texts[index], rarest_first)) for index in matching]
+
+
+def _all_scores(terms: Sequence[Term], lengths: Sequence[int], *, with_neighbours: bool) -> list[float]:
+    """Return the score of each text; with neighbours, its windows count as much as it does itself."""
+    single = _scores([(term.weight, term.hits) for term in terms], lengths)
+    if not with_neighbours:
+        return single
+    in_windows = [(term.weight, _in_windows(term.hits)) for term in terms]
+    wide = _scores(in_windows, _in_windows(lengths))
+    return [first + second for first, second in zip(single, wide, strict=True)]
 
 
 def _by_rarity(term: Term) -> tuple[float, int]:

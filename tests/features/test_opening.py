@@ -29,6 +29,7 @@ UPSTREAM = {"name": "stub", "base_url": "http://a"}
 COMPRESSION = {
     "client_compaction": {"client_compaction": "answer"},
     "cap_results": {"stages": {"truncate": {"always": True}}},
+    "deferred_tools": {"deferred_tools": {"enabled": True}},
     "recall": {"recall": {"enabled": True}},
 }
 ALL_ON: dict[str, Any] = {

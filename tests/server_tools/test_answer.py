@@ -15,18 +15,8 @@ from proxy.tasks import Tasks
 from tests.stub import Answer, Fault, Stub
 from tests.stub.faults import NO_FAULT, SSE, error, rate_limited
 from tests.support.proxy_process import until
-from tests.support.recall_fixtures import (
-    LOOK,
-    PATHS,
-    READ,
-    ProxyInProcess,
-    StartRecall,
-    both,
-    every,
-    model_answering,
-    read_answer,
-    request,
-)
+from tests.support.recall_fixtures import LOOK, READ, StartRecall, read_answer, request
+from tests.support.server_tool_fixtures import PATHS, ProxyInProcess, both, every, model_answering
 
 
 @every

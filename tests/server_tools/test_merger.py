@@ -23,7 +23,8 @@ from tests.stub import responses as responses_stub
 from tests.stub.answers import Frame
 from tests.support.answer_parser import ParsedAnswer, parse_answer
 from tests.support.linear_time import is_linear
-from tests.support.recall_fixtures import APIS, LOOK, READ
+from tests.support.recall_fixtures import LOOK, READ
+from tests.support.server_tool_fixtures import APIS
 
 NAMES = frozenset({NAME})
 

@@ -11,8 +11,8 @@ from proxy.core.apis.envelope import read_envelope
 from proxy.features.recall.tool import NAME
 from proxy.server_tools.tool import may_offer
 from tests.support.api_formats import tools_of
-from tests.support.recall_fixtures import APIS
 from tests.support.sample_conversations import AGENT_TOOLS
+from tests.support.server_tool_fixtures import APIS
 
 
 def offered(api: str, **members: Any) -> bool:

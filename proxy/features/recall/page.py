@@ -44,6 +44,13 @@ class Page:
         self._with_neighbours = with_neighbours
         self._shown: set[int] = set()
 
+    def fill(self, results: Sequence[tuple[int, int]]) -> int:
+        """Add *results*, indexes of pieces and where they match, while there is room; return how many were added."""
+        for shown, (index, match) in enumerate(results):
+            if not self.add(index, match, remaining=len(results) - shown):
+                return shown
+        return len(results)
+
     def add(self, index: int, match: int, remaining: int) -> bool:
         """Add the piece at *index* from around *match*; *remaining* results are wanted. False if there is no room."""
         if index in self._shown:

@@ -86,23 +86,25 @@ def _item_page(arguments: Arguments, pieces: Sequence[Piece], tokens: int, count
 def _search_page(arguments: Arguments, pieces: Sequence[Piece], tokens: int, count: Count) -> str:
     """Return the results from ``offset`` on: the best matches first, or without a query all items, oldest first."""
     left_out = [piece for piece in pieces if piece.hidden and piece.text.strip()]
-    results = [(index, 0) for index in range(len(left_out))]
-    if arguments.query:
-        results = ranked(arguments.query, [piece.label for piece in left_out], [piece.text for piece in left_out])
+    results = _results(arguments.query, left_out)
     if not results:
         return _nothing(left_out)
     wanted = results[arguments.offset : arguments.offset + arguments.limit]
     if not wanted:
         return f"There are no results from {arguments.offset} on; there are {len(results)}."
     page = Page(left_out, tokens - FRAME_TOKENS, count, with_neighbours=bool(arguments.query))
-    shown = 0
-    while shown < len(wanted) and page.add(*wanted[shown], remaining=len(wanted) - shown):
-        shown += 1
-    following = arguments.offset + shown
+    following = arguments.offset + page.fill(wanted)
     summary = f"{len(results)} found, {arguments.offset + 1} to {following} shown"
     if following < len(results):
         summary += f"; more with offset {following}"
     return "\n\n".join([*page.texts, f"({summary}.)"])
+
+
+def _results(query: str, left_out: Sequence[Piece]) -> list[tuple[int, int]]:
+    """Return the indexes of the pieces that match *query*, all of them if it is empty, and where each one matches."""
+    if not query:
+        return [(index, 0) for index in range(len(left_out))]
+    return ranked(query, [piece.label for piece in left_out], [piece.text for piece in left_out])
 
 
 def _nothing(left_out: Sequence[Piece]) -> str:

@@ -18,8 +18,9 @@ from proxy.server_tools.answer import ServerTools
 from tests.stub import chat, messages, responses
 from tests.support.api_formats import request_body, tools_of
 from tests.support.engine_fixtures import DictRecords, Planned, Replica
-from tests.support.recall_fixtures import APIS, WINDOW, long_history
+from tests.support.recall_fixtures import WINDOW, long_history
 from tests.support.sample_conversations import AGENT_TOOLS, agent_round, agent_session
+from tests.support.server_tool_fixtures import APIS
 
 WIRES: dict[str, Any] = {"chat": chat, "messages": messages, "responses": responses}
 

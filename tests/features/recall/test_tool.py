@@ -9,8 +9,8 @@ import pytest
 from proxy.core.decisions import Addition
 from proxy.features.recall.tool import DECLARATIONS, MENTION, NAME
 from tests.support.api_formats import tools_of
-from tests.support.recall_fixtures import APIS
 from tests.support.sample_conversations import AGENT_TOOLS
+from tests.support.server_tool_fixtures import APIS
 
 
 @pytest.mark.parametrize("api", APIS)
