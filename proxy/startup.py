@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import sys
 from collections.abc import Callable, Mapping
@@ -35,6 +36,23 @@ def print_summary(settings: Settings, catalogue: Catalogue, port: int, store: st
 def bracketed(host: str) -> str:
     """Return *host* as it is written in a URL: an IPv6 address in brackets."""
     return f"[{host}]" if ":" in host else host
+
+
+class CannotListen(Exception):
+    """The configured address cannot be listened on; the text names it, and says why and what to do."""
+
+    def __init__(self, host: str, port: int, error: OSError) -> None:
+        remedy = ""
+        if error.errno == errno.EADDRINUSE:
+            remedy = " Give another --port, or 0 for any free one."
+        super().__init__(f"{bracketed(host)}:{port}: {_reason(error).lower()}.{remedy}")
+
+
+def _reason(error: OSError) -> str:
+    """Return the system's text for *error*."""
+    if error.errno and error.errno > 0:  # the resolver's numbers are negative and have none
+        return os.strerror(error.errno)
+    return error.strerror or type(error).__name__
 
 
 async def warn_of_unreachable(settings: Settings, warn: Warn) -> None:

@@ -28,21 +28,33 @@ ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 
 
+OPTIONAL = {"proxy/telemetry/tracing.py": "otel"}
+"""Modules that are only imported if their extra is installed and wanted, and that extra."""
+
 PARTS = {"multidict": "aiohttp", "yarl": "aiohttp", "pydantic_core": "pydantic"}
 """Modules that a declared dependency always brings, since its own interface consists of their types."""
+
+OPTIONAL = {"gigatoken": "fast"}
+"""Libraries that are looked for before they are imported, and the extra that brings each."""
 
 
 def test_every_library_that_is_imported_is_declared() -> None:
     """The test extra brings many more: an import that only it satisfies fails where nothing but Ullage is installed."""
     imported: set[str] = set()
     for path in (ROOT / "proxy").rglob("*.py"):
+        if str(path.relative_to(ROOT)) in OPTIONAL:
+            continue
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.Import):
                 imported.update(name.name.partition(".")[0] for name in node.names)
             elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
                 imported.add(node.module.partition(".")[0])
     outside = {PARTS.get(name, name) for name in imported - sys.stdlib_module_names - {"proxy"}}
-    declared = {re.split(r"[\[<>=;! ]", line)[0].lower() for line in PROJECT["dependencies"]}
+    lines = [
+        *PROJECT["dependencies"],
+        *(line for extra in OPTIONAL.values() for line in PROJECT["optional-dependencies"][extra]),
+    ]
+    declared = {re.split(r"[\[<>=;! ]", line)[0].lower() for line in lines}
     brought_by = packages_distributions()
     undeclared = [
         name
@@ -51,6 +63,16 @@ def test_every_library_that_is_imported_is_declared() -> None:
     ]
     assert len(outside) > 15
     assert undeclared == []
+
+
+@pytest.mark.parametrize(("module", "extra"), OPTIONAL.items())
+def test_what_an_extra_brings_is_imported_only_when_it_is_wanted(module: str, extra: str) -> None:
+    """The extra is declared, and neither the command line nor the server imports the module by itself."""
+    assert PROJECT["optional-dependencies"][extra]
+    name = module.removesuffix(".py").replace("/", ".")
+    program = f"import sys, proxy.cli, proxy.app, proxy.wiring; print({name!r} in sys.modules)"
+    ran = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert ran.stdout.strip() == "False"
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol, TypeVar
 
@@ -120,6 +120,16 @@ class Refusal:
 Outcome = Answer | Refusal
 
 
+class Exchange(Protocol):
+    """Answers requests: the engine, or something around it."""
+
+    async def exchange(self, request: Request) -> Outcome:
+        """Answer *request*. Raises ``InvalidRequest``, and what the upstream raises."""
+
+    async def untouched(self, request: Request) -> Outcome:
+        """Send the client's own bytes. Raises what the upstream raises."""
+
+
 K = TypeVar("K")
 V = TypeVar("V")
 
@@ -141,6 +151,10 @@ class Counter(Protocol):
 
     def count(self, encoding: str, text: str) -> int:
         """Tokens of *text* in *encoding*; special-token text counts as text. CPU-bound and thread-safe."""
+
+    @property
+    def loaded(self) -> Collection[str]:
+        """The encodings whose vocabulary is in memory; the first call of ``count`` for another takes half a second."""
 
 
 class Records(Protocol):
