@@ -239,8 +239,6 @@ class QuickCheck:
 
         Raises ``NotFound``.
         """
-        if request.server_tools:
-            return None  # its answer may have to be continued, which takes counts
         body, options = request.body, request.options
         if len(body) > GLANCED and await self._is_too_long(request):
             return None
