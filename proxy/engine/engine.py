@@ -155,7 +155,8 @@ class Engine:
     ) -> Forward | Reject:
         """The first model and size that give a view; if none does, the asked model whatever it loses, or its refusal.
 
-        *count_always* counts the request even if its bytes show that it fits, as one with server tools always is; *dry_run* stores nothing.
+        *count_always* counts the request even if its bytes show that it fits, as one with server tools always is;
+        *dry_run* stores nothing.
         Raises ``InvalidRequest`` and ``NotFound``.
         """
         loss: MaxLoss | None = "any" if dry_run else None
