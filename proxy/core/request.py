@@ -30,8 +30,9 @@ class Options:
     """The options that a caller set in ``x-ullage-*`` request headers.
 
     ``window`` (tokens) may only lower the model's window; ``conversation`` is mixed into the first prefix hash;
-    ``compact_to`` is the share of the room to compact to now, None for the usual one. ``project`` is
-    a label; ``task_size`` is one, and limits the history if the configuration says so.
+    ``compact_to`` is the share of the room to compact to now, None for the usual one. ``project`` is a
+    label; ``task_size`` is one, and limits the history if the configuration says so. ``conversation_budget`` are the
+    tokens that the conversation may use in all, 0 if that is left to the configuration.
     ``keep_items``: a view has as many items as the client sent.
     """
 
@@ -42,6 +43,7 @@ class Options:
     compact_to: float | None = None
     project: str = ""
     task_size: str = ""
+    conversation_budget: int = 0
     keep_items: bool = False
 
 

@@ -7,7 +7,7 @@ starts; no other module imports them.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 
 from proxy.core.models import Route
@@ -64,10 +64,16 @@ def open_features(parts: FeatureParts) -> list[Feature]:
     return features
 
 
-def open_history(settings: Settings, store: Store, tasks: Tasks, observe: Callable[[str, int], None]) -> OpenHistory:
-    """Return the history of conversations. *observe* counts the outcomes of archived items."""
+def open_history(
+    settings: Settings,
+    store: Store,
+    tasks: Tasks,
+    observe: Callable[[str, int], None],
+    warn: Callable[[str, Mapping[str, object]], None],
+) -> OpenHistory:
+    """Return the history of conversations. *observe* counts the outcomes of archived items, *warn* logs warnings."""
     opening = feature_module(HISTORY, "opening")
     if opening is None:
         return OpenHistory()
-    history: OpenHistory = opening.open_history(settings, store, tasks, observe)
+    history: OpenHistory = opening.open_history(settings, store, tasks, observe, warn)
     return history

@@ -80,11 +80,17 @@ async def test_a_fault_in_a_folder_is_no_missing_folder(tmp_path: Path, monkeypa
                 await opened(tmp_path, **ALL_ON)
 
 
+def ignore(name: str, facts: object) -> None:
+    """Count nothing, and log nothing."""
+
+
 async def test_without_its_folder_there_is_no_history(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing is noted, no route is added, and nothing has to be finished."""
     monkeypatch.setitem(sys.modules, "proxy.features.history.opening", None)
     tasks = Tasks(lambda name, error: None)
-    history = open_history(Settings(), await a_store(tmp_path), tasks, lambda outcome, count: None)
+    history = open_history(
+        Settings(), await a_store(tmp_path), tasks, lambda outcome, count: None, lambda event, facts: None
+    )
     assert history == OpenHistory()
     await history.finish(1.0)
 
@@ -93,6 +99,8 @@ async def test_without_its_folder_there_is_no_history(tmp_path: Path, monkeypatc
 async def test_history_is_noted_and_can_be_read(tmp_path: Path) -> None:
     """One feature notes what was answered; callers have their routes."""
     tasks = Tasks(lambda name, error: None)
-    history = open_history(Settings(), await a_store(tmp_path), tasks, lambda outcome, count: None)
+    history = open_history(
+        Settings(), await a_store(tmp_path), tasks, lambda outcome, count: None, lambda event, facts: None
+    )
     assert len(history.features) == 1
     assert history != OpenHistory()

@@ -113,7 +113,7 @@ async def proxy_in_process(
     upstream = open_upstream(settings)
     faults: list[tuple[str, str, Exception]] = []
     noticed = Faults(lambda where, name, fault: faults.append((where, name, fault)))
-    history = open_history(settings, store, tasks, lambda outcome, count: None)
+    history = open_history(settings, store, tasks, lambda outcome, count: None, lambda event, facts: None)
     catalogue = open_catalogue(settings)
     config = ServerConfig(default_upstream="stub", usage_upstreams=frozenset({"stub"} if usage else ()))
     engine = open_engine(
