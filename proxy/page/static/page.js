@@ -136,7 +136,7 @@ function drawFigures(rows) {
     const note = unpriced.length ? `without ${unpriced.length} of ${Object.keys(state.snapshot.models).length} models` : "at the price of cached input";
     figures.push(figure("Saved at least", `$${saved.toFixed(saved < 10 ? 2 : 0)}`, note));
   }
-  figures.push(figure("Event loop lag", `${Math.round(1000 * lag)} ms`, `worst here: ${Math.round(1000 * worst)} ms`, worst >= 0.2 ? "warn" : "", sparkline(state.lag, 0.02)));
+  figures.push(figure("Event loop lag", `${Math.round(1000 * lag)} ms`, `worst here: ${Math.round(1000 * worst)} ms`, lag >= 0.2 ? "warn" : "", sparkline(state.lag, 0.02)));
   find("figures").replaceChildren(...figures);
   find("version").textContent = state.snapshot.status.version || "";
 }
