@@ -236,7 +236,12 @@ class Handler:
             check_declared(request.content_length, self._limits)
             send_continue(request, headers)
         tenant = reader.tenant
-        body = plain = await reader.whole(request.content_length, request.body)
+        body = request.body
+        if body is None:
+            body = await reader.whole(request.content_length)
+        else:
+            reader.count(len(body))
+        plain = body
         answer, request_id = self._engine.exchange, call.report.request_id
         try:
             if "content-encoding" in headers.by_name:
