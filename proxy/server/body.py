@@ -96,9 +96,7 @@ class BodyReader(msgspec.Struct):
     counted: int = 0
 
     def count(self, size: int) -> None:
-        """Count the body as *size* bytes, if that is more than before. Raises ``BodyTooLarge`` and ``Overloaded``."""
-        if size > self.limits.body:
-            raise BodyTooLarge(self.limits.body)
+        """Count the body as *size* bytes, if that is more than before. Raises ``Overloaded``."""
         more = size - self.counted
         if more <= 0:
             return
@@ -143,6 +141,8 @@ class BodyReader(msgspec.Struct):
                 raise BodyTooLarge(limit)
             return body
         body = self.content.read_nowait()
+        if len(body) > limit:
+            raise BodyTooLarge(limit)
         self.count(len(body))
         return body
 

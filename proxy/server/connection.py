@@ -9,8 +9,9 @@ aiohttp's own makes four objects and a task for each request. An exception ends 
 that leaves cancels the task, and so the call of the upstream.
 
 A client sends the same head all day, byte for byte but for the length of its body. Such a head need not be parsed
-again: ``RepeatedHead`` compares it, and the body goes past the parser. The loop is woken when the body is complete. A
-body that is long, or late by more than ``_GRACE``, is read as it comes instead, under its limits and deadlines.
+again: ``RepeatedHead`` compares it, and the body goes past the parser. The loop is woken when the body is complete. If
+that takes longer than ``_GRACE``, it is read as it comes instead, under its limits and deadlines. A long body is always
+read so, through the parser.
 
 The parser must stand between two requests for that, which it does not tell. So ``_due`` counts the bytes that it still
 needs for the request it has: 0 is between requests, and ``_UNKNOWN`` is for ever, after a chunked body for example, or
@@ -54,6 +55,7 @@ from msgspec import structs
 
 from proxy.core.errors import InvalidRequest, UllageError, error_body
 from proxy.server.access import Caller
+from proxy.server.config import Limits
 from proxy.server.incoming import IncomingRequest, RepeatedHead, read_head, repeated_head
 from proxy.server.response import ResponseWriter
 from proxy.tasks import Faults
@@ -79,7 +81,7 @@ _GRACE: Final = 0.02
 """Seconds in which the rest of a body is expected, since nothing can be done without it; then its deadlines begin."""
 
 _MOST_EXPECTED: Final = 2**18
-"""Bytes of a body that is expected so; what is longer is counted against the limits as it comes."""
+"""Bytes of a body that may go past the parser. Those of a longer one are counted against the limits as they come."""
 
 _MANY_FIELDS: Final = "Too many headers received"
 """The message of aiohttp's parsers, in C and in Python, for more than ``max_headers`` fields.
@@ -181,6 +183,7 @@ class Connection(web.RequestHandler):
         "_handle",
         "_head",
         "_missing",
+        "_most",
         "_refusals",
         "_repeated",
         "caller",
@@ -188,9 +191,16 @@ class Connection(web.RequestHandler):
     )
 
     def __init__(
-        self, server: web.Server, handle: Handler, faults: Faults, refusals: Counter[str], head: int, **options: Any
+        self,
+        server: web.Server,
+        handle: Handler,
+        faults: Faults,
+        refusals: Counter[str],
+        limits: Limits,
+        **options: Any,
     ) -> None:
         super().__init__(server, **options)
+        self._most = min(_MOST_EXPECTED, limits.body)
         self._faults = faults
         self._handle = handle
         self._refusals = refusals
@@ -205,7 +215,7 @@ class Connection(web.RequestHandler):
         self._missing = 0
         # aiohttp has no setting for the size of a whole head, nor for how many parsed requests wait:
         # https://github.com/aio-libs/aiohttp/blob/3.14/aiohttp/web_protocol.py.
-        self._parser = cast("Any", HeadLimit(self._parser, head))
+        self._parser = cast("Any", HeadLimit(self._parser, limits.head))
         self._max_msg_queue_size = _PIPELINED
         self._msg_queue_resume_size = _PIPELINED - 1
 
@@ -256,7 +266,7 @@ class Connection(web.RequestHandler):
             return False
         head, caller = self._repeated
         found = head.match(data)
-        if found is None:
+        if found is None or found[1] > self._most:
             return False
         start, length = found
         end = start + length
@@ -266,10 +276,7 @@ class Connection(web.RequestHandler):
             self._wake(length, data[start:end], EMPTY_PAYLOAD)
         else:
             self._expected.append(data[start:])
-            delay = _GRACE
-            if length > _MOST_EXPECTED:
-                delay = 0
-            self._grace = self._loop.call_later(delay, self._begin_incomplete, length)
+            self._grace = self._loop.call_later(_GRACE, self._begin_incomplete, length)
         if self._missing < 0:
             self._due = _UNKNOWN
             super().data_received(data[end:])

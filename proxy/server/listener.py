@@ -66,7 +66,7 @@ class Listener(web.Server):
         loop = asyncio.get_running_loop()
         self.refusals: Counter[str] = Counter()
         self.connect = functools.partial(
-            Connection, self, handler, faults, self.refusals, limits.head, loop=loop, **self._kwargs
+            Connection, self, handler, faults, self.refusals, limits, loop=loop, **self._kwargs
         )
         self._most = limits.connections
         self._open: dict[Connection, None] = {}
