@@ -72,6 +72,9 @@ class Request:
     its headers ask for that changes a model's window, such as a beta flag. ``client_compaction`` is whose own
     compaction of its conversation the headers announce, ``agent`` the client that they name.
 
+    ``server_tools`` are the tools of Ullage's own that a feature declared in ``body``, each with its name and
+    the texts that it is answered from.
+
     ``asked_model`` is the model that was asked for, if this request is for the fallback ``fallback_model``.
     """
 
@@ -91,6 +94,7 @@ class Request:
     prepared: tuple[str, ...] = ()
     asked_model: str = ""
     fallback_model: str = ""
+    server_tools: tuple[tuple[str, tuple[str, ...]], ...] = field(default=(), repr=False)
 
 
 SESSION_HEADERS: Final = (

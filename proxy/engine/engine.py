@@ -155,11 +155,12 @@ class Engine:
     ) -> Forward | Reject:
         """The first model and size that give a view; if none does, the asked model whatever it loses, or its refusal.
 
-        *count_always* counts the request even if its bytes show that it fits; *dry_run* stores nothing.
+        *count_always* counts the request even if its bytes show that it fits, as one with server tools always is;
+        *dry_run* stores nothing.
         Raises ``InvalidRequest`` and ``NotFound``.
         """
         loss: MaxLoss | None = "any" if dry_run else None
-        view = None if count_always else await self._quick_check.view(request)
+        view = None if count_always or request.server_tools else await self._quick_check.view(request)
         measured = view or await self.measurer.measure(request, loss, dry_run=dry_run)
         if isinstance(measured, UncountedView):
             return Forward(measured)
@@ -180,7 +181,7 @@ class Engine:
 
     async def plan(self, request: Request, max_loss: MaxLoss, *, dry_run: bool = False) -> FinalDecision:
         """Plan *request* for the model it names, without sending it. Raises ``InvalidRequest`` and ``NotFound``."""
-        view = await self._quick_check.view(request)
+        view = None if request.server_tools else await self._quick_check.view(request)
         measured = view or await self.measurer.measure(request, max_loss, dry_run=dry_run)
         if isinstance(measured, UncountedView):
             return Forward(measured)
@@ -341,7 +342,7 @@ class Engine:
         ending = LateOverflowDetector(self._classifier, reply.headers) if is_good else None
         learn = self._learner(view, ending, report.conversation) if is_good else learn_nothing
         answer = Answer(report, reply, delivery.head, learn, ending, delivery.hides_usage)
-        if not isinstance(view, CountedView) or not view.edits.addition:
+        if not isinstance(view, CountedView) or not (view.edits.addition or view.request.server_tools):
             return answer
         for feature in self._features.continuing:
             answer = await feature.continue_answer(answer, view, Continuation(self, run))

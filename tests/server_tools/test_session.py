@@ -8,28 +8,15 @@ from typing import Any
 
 import pytest
 
-from proxy.features.recall.merger import NOT_RUN
-from proxy.features.recall.search import LAST
-from proxy.features.recall.session import MOST_CALLS, TOO_MANY
 from proxy.features.recall.tool import NAME
+from proxy.server_tools.merger import NOT_RUN
+from proxy.server_tools.session import LAST, MOST_CALLS, TOO_MANY
 from tests.stub import Answer, Call, Rules, Seen, Stub, chat, messages, responses
 from tests.support.answer_parser import parse_answer
-from tests.support.recall_fixtures import (
-    KEYS,
-    LOOK,
-    READ,
-    SAID,
-    WINDOW,
-    WORDING,
-    StartRecall,
-    both,
-    every,
-    model_answering,
-    read_answer,
-    request,
-)
+from tests.support.recall_fixtures import LOOK, READ, SAID, WINDOW, StartRecall, read_answer, request
 from tests.support.sample_conversations import AGENT_TOOLS, agent_session, log
 from tests.support.sdk_clients import SDK_CLIENTS
+from tests.support.server_tool_fixtures import KEYS, WORDING, both, every, model_answering
 
 WIRES: dict[str, Any] = {"chat": chat, "messages": messages, "responses": responses}
 
