@@ -126,10 +126,10 @@ class PooledResponse:
 
         Return once it was True, or what comes is no chunk but the end or an error. Raises what *sink* raises.
         """
-        if self.connection is None:
+        if self.content.exception() is not None:
             return
         chunk = self.content.read_nowait()
-        if chunk and sink(chunk):
+        if (chunk and sink(chunk)) or self.connection is None:
             return
         self.sink, self.until = sink, until
         self.poured = asyncio.get_running_loop().create_future()
