@@ -172,10 +172,7 @@ def needless_items(items: Sequence[Item]) -> dict[str, int]:
 
     Raises ``FactsMissing`` if the facts of calls and results were not read.
     """
-    tokens = {"repeated_message": 0, "repeated_result": 0, "listing": 0}
-    messages = [item for item in items if item.role in ("system", "user") and item.tokens >= _SHORT_MESSAGE]
-    first = {item.digest: item.tokens for item in messages}
-    tokens["repeated_message"] = sum(item.tokens for item in messages) - sum(first.values())
+    tokens = {"repeated_message": _repeated_messages(items), "repeated_result": 0, "listing": 0}
     seen: set[int] = set()
     for pair in pairs_of(items, 0, len(items)):
         item, result = items[pair.index], pair.result
@@ -188,6 +185,12 @@ def needless_items(items: Sequence[Item]) -> dict[str, int]:
             tokens["listing"] += size
         seen.add(result.digest)
     return {kind: count for kind, count in tokens.items() if count}
+
+
+def _repeated_messages(items: Sequence[Item]) -> int:
+    messages = [item for item in items if item.role in ("system", "user") and item.tokens >= _SHORT_MESSAGE]
+    first = {item.digest: item.tokens for item in messages}
+    return sum(item.tokens for item in messages) - sum(first.values())
 
 
 def _mentions(text: str) -> bytes:
