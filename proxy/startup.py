@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import sys
 from collections.abc import Callable, Mapping
@@ -164,3 +165,26 @@ def _access(settings: Settings) -> str:
     if is_loopback(settings.server.host):
         return "this machine only, no key"
     return "anybody who reaches the address"
+
+
+class CannotListen(Exception):
+    """The configured address cannot be listened on; the text names it, and says why and what to do."""
+
+    def __init__(self, host: str, port: int, error: OSError) -> None:
+        remedy = ""
+        if error.errno == errno.EADDRINUSE:
+            remedy = " Give another --port, or 0 for any free one."
+        super().__init__(f"{bracketed(host)}:{port}: {_reason(error).lower()}.{remedy}")
+
+
+def _reason(error: OSError) -> str:
+    """Return the system's text for *error*."""
+    if error.errno and error.errno > 0:  # the resolver's numbers are negative and have none
+        return os.strerror(error.errno)
+    return error.strerror or type(error).__name__
+
+
+def cannot_start(error: Exception) -> int:
+    """Print why the proxy does not start; return the exit code."""
+    print(f"ullage: cannot start: {error}", file=sys.stderr, flush=True)  # noqa: T201 - the operator's terminal
+    return 1
