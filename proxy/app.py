@@ -41,6 +41,7 @@ from proxy.store import (
 from proxy.summaries import Jobs
 from proxy.tasks import Faults, Tasks
 from proxy.telemetry import multiprocess
+from proxy.telemetry.exports import NO_EXPORTS, CannotExport, Exports, open_exports
 from proxy.telemetry.lag import LagWatch
 from proxy.telemetry.logs import Logs
 from proxy.tokenizers import Tokenizers
@@ -116,8 +117,9 @@ async def serve(
     if companion is None:
         shutdown.handle_signals()
     try:
-        process = await Process.build(options, worker, logs, tasks, quiet=companion is not None)
-    except (CannotListen, StoreMisconfigured, StoreUnsupported) as error:
+        exports = _open_exports(settings, worker)
+        process = await Process.build(options, worker, logs, tasks, exports, quiet=companion is not None)
+    except (CannotExport, CannotListen, StoreMisconfigured, StoreUnsupported) as error:
         await tasks.finish(TASK_SECONDS)
         logs.close()
         return cannot_start(error)
@@ -139,6 +141,8 @@ async def serve(
     reloads.stop()
     await reloads.process.close()
     await tasks.finish(TASK_SECONDS)
+    if dropped := exports.close():
+        logs.log.warning("budget_log.lines_dropped", count=dropped)
     logs.close()
     return code
 
@@ -212,11 +216,13 @@ class Process:
         port: int,
         tokenizers: Tokenizers,
         config: CurrentState,
+        exports: Exports,
     ) -> None:
         self.server = server
         self.port = port
         self.tokenizers = tokenizers
         self.config = config
+        self.exports = exports
         self.telemetry = telemetry
         self._upstream = upstream
         self._probes = probes
@@ -234,7 +240,7 @@ class Process:
         upstream = open_upstream(options.settings, bridge)
         try:
             changed = await self._listening(
-                options, worker, logs, tasks, self._store, upstream, quiet=True, before=self
+                options, worker, logs, tasks, self._store, upstream, self.exports, quiet=True, before=self
             )
         except BaseException:
             await upstream.close()
@@ -255,7 +261,14 @@ class Process:
 
     @classmethod
     async def build(
-        cls, options: StartOptions, worker: Worker, logs: Logs, tasks: Tasks, *, quiet: bool = False
+        cls,
+        options: StartOptions,
+        worker: Worker,
+        logs: Logs,
+        tasks: Tasks,
+        exports: Exports = NO_EXPORTS,
+        *,
+        quiet: bool = False,
     ) -> Process:
         """Return a process that listens; if it is *quiet* it prints nothing.
 
@@ -265,7 +278,7 @@ class Process:
         bridge = open_bridge(options.settings, tasks)
         upstream = open_upstream(options.settings, bridge)
         try:
-            return await cls._listening(options, worker, logs, tasks, store, upstream, quiet=quiet)
+            return await cls._listening(options, worker, logs, tasks, store, upstream, exports, quiet=quiet)
         except BaseException:  # also after a cancellation: the store must be closed whatever happens
             await upstream.close()
             await store.close()
@@ -280,6 +293,7 @@ class Process:
         tasks: Tasks,
         store: Store,
         upstream: Upstreams,
+        exports: Exports,
         *,
         quiet: bool,
         before: Process | None = None,
@@ -337,7 +351,7 @@ class Process:
         models = open_models(settings, catalogue, upstream)
         metrics = telemetry.exposition if settings.telemetry.metrics else None
         routes = history.open_routes
-        observers = (telemetry.observe, logs.request_done)
+        observers = (telemetry.observe, logs.request_done, *exports.observers)
         server = Server(
             config,
             engine,
@@ -362,7 +376,9 @@ class Process:
         if before is None:
             tasks.spawn(asyncio.to_thread(_load_common_vocabulary, tokenizers), "load the common vocabulary")
         tasks.spawn(upstream.warm(), "load LiteLLM")
-        return cls(server, upstream, probes, store, telemetry, logs, engine, jobs, history, port, tokenizers, current)
+        return cls(
+            server, upstream, probes, store, telemetry, logs, engine, jobs, history, port, tokenizers, current, exports
+        )
 
     async def update_gauges(self) -> None:
         """Update every second the metrics that no request updates, and show the others to workers. Never returns."""
@@ -428,6 +444,12 @@ def _open_telemetry() -> Telemetry:
 
     folder = os.environ.get(multiprocess.VARIABLE)
     return Telemetry(configuration.version(), Path(folder) if folder else None)
+
+
+def _open_exports(settings: Settings, worker: Worker) -> Exports:
+    """Return what is exported beside the log and the metrics. Raises ``CannotExport``."""
+    budget_log = settings.telemetry.budget_log
+    return open_exports(budget_log.path, budget_log.max_bytes, budget_log.files, worker.index)
 
 
 def _log_windows(logs: Logs, upstream: str, windows: Mapping[str, ServerWindow]) -> None:

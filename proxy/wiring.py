@@ -183,6 +183,7 @@ def _policy(settings: Settings) -> Policy:
         buffers=Buffers(**wanted.buffers.model_dump()),
         tools=configuration.tool_map(settings.tools),
         sizes={str(size): tokens for size, tokens in wanted.sizes.items()},
+        reads_calls=settings.telemetry.budget_log.path is not None,
     )
 
 

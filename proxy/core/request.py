@@ -68,7 +68,7 @@ class Request:
     ``path_model`` is the model that the path names; it wins over the body's. ``session`` is what the client's headers
     call the conversation and ``epoch`` how often it compacted it: for names and labels only. ``window_variant`` is what
     its headers ask for that changes a model's window, such as a beta flag. ``client_compaction`` is whose own
-    compaction of its conversation the headers announce.
+    compaction of its conversation the headers announce, ``agent`` the client that they name.
 
     ``asked_model`` is the model that was asked for, if this request is for the fallback ``fallback_model``.
     """
@@ -83,6 +83,7 @@ class Request:
     epoch: int = 0
     window_variant: str = ""
     client_compaction: str = ""
+    agent: str = ""
     origin: Origin | None = None
     purpose: Purpose = "answer"
     prepared: tuple[str, ...] = ()

@@ -208,6 +208,8 @@ class Engine:
     async def _decide(self, measured: MeasuredRequest) -> FinalDecision:
         """Ask the planner until its decision is final; look up or write what it lacks."""
         progress: Progress = START
+        if self._policy.reads_calls and not measured.has_facts:
+            measured = await offload(measured.size, measured.with_facts)
         while True:
             size = measured.size if measured.has_facts else measured.light_size
             if isinstance(progress, LookedUp) and progress.record is not None:

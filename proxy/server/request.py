@@ -9,6 +9,7 @@ from functools import lru_cache
 from typing import Final, NamedTuple, cast
 from urllib.parse import unquote
 
+from proxy.core.agents import AGENT_HEADER, agent_in_headers
 from proxy.core.client_compaction import METADATA_HEADER, announced_client
 from proxy.core.errors import InvalidRequest, UllageError
 from proxy.core.http_headers import CREDENTIALS, HOP_BY_HOP, OWN_PREFIX, WRITTEN_ANEW
@@ -194,6 +195,7 @@ def send_continue(request: IncomingRequest, headers: RequestHeaders) -> None:
 # "expect" is answered here; "http2-settings" belongs to an upgrade (https://www.rfc-editor.org/rfc/rfc7540#section-3.2.1).
 _NOT_FORWARDED: Final = HOP_BY_HOP | WRITTEN_ANEW | {"expect", "http2-settings"}
 _READ_HERE: Final = CREDENTIALS | {
+    AGENT_HEADER,
     "anthropic-beta",
     "connection",
     "content-encoding",
@@ -239,6 +241,7 @@ class HeaderFacts(NamedTuple):
     epoch: int
     client_compaction: str
     window_variant: str
+    agent: str
 
 
 @dataclass(slots=True)
@@ -389,6 +392,7 @@ def read_request(body: bytes, path: RequestPath, headers: RequestHeaders, tenant
         epoch=facts.epoch,
         window_variant=facts.window_variant,
         client_compaction=facts.client_compaction,
+        agent=facts.agent,
         origin=Origin(path.path_qs, headers.end_to_end),
         purpose=path.purpose,
     )
@@ -406,7 +410,7 @@ def _read_facts(headers: RequestHeaders) -> HeaderFacts:
     requested = NO_OPTIONS
     if headers.own:
         requested = options(headers.own)
-    return HeaderFacts(requested, session, epoch, client_compaction, variant)
+    return HeaderFacts(requested, session, epoch, client_compaction, variant, agent_in_headers(by_name))
 
 
 def unread_request(body: bytes, path: RequestPath, headers: RequestHeaders, tenant: bytes, request_id: str) -> Request:

@@ -23,7 +23,8 @@ COMPACTED = Report(
     retries=1, overflows=2, overhead_seconds=0.0015, status=200, usage=Usage(3400, 50, 3000), recalls=2,
     regions={"system": 500, "tool": 2900, "reserve": 1000}, borrowed={"older": 400}, source="table",
     project="apollo", task_size="small", epoch=3, summary_tokens=120, recall_tokens=900, large_result=0.42,
-    client_compaction="codex", stream=True,
+    client_compaction="codex", stream=True, agent="codex", files_read=7,
+    first_fill=0.85, repeated_prefix=0.6, waste={"fresh_results": 2940, "fresh_result": 2500, "listing": 700},
 )  # fmt: skip
 
 REPORTS = {
