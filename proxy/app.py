@@ -39,7 +39,7 @@ from proxy.store import (
     store_status,
 )
 from proxy.summaries import Jobs
-from proxy.tasks import Faults, Tasks
+from proxy.tasks import Faults, Spawn, Tasks
 from proxy.telemetry import multiprocess
 from proxy.telemetry.exports import NO_EXPORTS, CannotExport, Exports, open_exports
 from proxy.telemetry.lag import LagWatch
@@ -301,7 +301,8 @@ class Process:
         """Build what *options* configure, and listen, unless there was a process *before*."""
         settings, current = options.settings, CurrentState(options.state)
         telemetry = before.telemetry if before is not None else _open_telemetry()
-        tokenizers = before.tokenizers if before is not None else Tokenizers()
+        tokenizers = before.tokenizers if before is not None else Tokenizers(release=caches.release_free_memory)
+        load_vocabulary = _vocabulary_loader(tokenizers, tasks.spawn)
         probes = open_probes(settings, upstream, tasks, partial(_log_windows, logs), store.records)
         if before is not None:
             probes.adopt(before._probes)
@@ -329,6 +330,7 @@ class Process:
             call_settings(config),
             faults,
             tasks.spawn,
+            load_vocabulary,
         )
 
         def upstream_of(model: str) -> str:
@@ -346,6 +348,7 @@ class Process:
                 "store": store_status(store.state()),
                 "summaries": jobs.status() if jobs is not None else {"mode": "off"},
                 "estimated_encodings": sorted(tokenizers.estimated),
+                "counted_by": tokenizers.counted_by(),
             }
 
         models = open_models(settings, catalogue, upstream)
@@ -373,8 +376,8 @@ class Process:
         if is_alone and not quiet:
             print_summary(settings, catalogue, port, describe_store(store.state(), settings.store.path))
             tasks.spawn(warn_of_unreachable(settings, logs.warn), "look for the upstreams")
-        if before is None:
-            tasks.spawn(asyncio.to_thread(_load_common_vocabulary, tokenizers), "load the common vocabulary")
+        if tokenizers.is_fast and before is None:
+            load_vocabulary(DEFAULT_ENCODING)  # holds the interpreter's lock: better now than beside the first request
         tasks.spawn(upstream.warm(), "load LiteLLM")
         return cls(
             server, upstream, probes, store, telemetry, logs, engine, jobs, history, port, tokenizers, current, exports
@@ -430,10 +433,16 @@ class Process:
         await self._store.close()
 
 
-def _load_common_vocabulary(tokenizers: Tokenizers) -> None:
-    """Load the vocabulary of most models, and give back the memory that loading needed."""
-    tokenizers.counter(DEFAULT_ENCODING)
-    caches.release_free_memory()
+def _vocabulary_loader(tokenizers: Tokenizers, spawn: Spawn) -> Callable[[str], None]:
+    """Return a callback that loads the vocabulary of an encoding in a thread.
+
+    A vocabulary takes 40 MiB and a third of a second: a process that was asked for nothing has none.
+    """
+
+    def load(encoding: str) -> None:
+        spawn(asyncio.to_thread(tokenizers.counter, encoding), "load a vocabulary")
+
+    return load
 
 
 def _open_telemetry() -> Telemetry:

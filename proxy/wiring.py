@@ -9,7 +9,7 @@ that ask a server use without an engine. Both together would be a file of more t
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from cachebox import LRUCache
@@ -26,7 +26,7 @@ from proxy.core.overflow.classify import Classifier
 from proxy.core.tokens.budget import Allocation, Buffers, Marks, Shares
 from proxy.engine.engine import Engine
 from proxy.engine.features import Features
-from proxy.engine.learned_routes import KnownRoutes, LearnedRoutes, NoticeCallback, ignore_notice
+from proxy.engine.learned_routes import KnownRoutes, LearnedRoutes, NoticeCallback, ignore_notice, prepare_nothing
 from proxy.engine.measuring import Measurer, ShrunkTools
 from proxy.engine.ports import Reply, Upgradable, Upstream
 from proxy.engine.quick_check import QuickCheck
@@ -74,11 +74,13 @@ def open_engine(
     calls: CallSettings | None = None,
     faults: Faults | None = None,
     spawn: Spawn = Tasks(ignore_failure).spawn,  # noqa: B008 - it has no task of its own
+    prepare: Callable[[str], None] = prepare_nothing,
 ) -> Engine:
     """Build the engine of *settings*, with caches of its own.
 
     *notice* logs what traffic teaches of servers. *jobs* write summaries, if any are wanted. *history* records what
-    becomes of conversations. *faults* reports faults of our own. *spawn* starts background tasks.
+    becomes of conversations. *faults* reports faults of our own. *spawn* starts background tasks. *prepare* loads the
+    vocabulary of an encoding that a request's model has.
     """
     policy, classifier = _policy(settings), Classifier(configuration.overflow_rules(settings))
     faults = faults or Faults()
@@ -97,7 +99,7 @@ def open_engine(
     features = Features([*open_features(parts), *(history.features if history else ())])
     shrunk_tools: ShrunkTools = LRUCache(CACHED_TOOL_ARRAYS)
     mode = settings.compression.mode
-    routes = KnownRoutes(catalogue, learned, time.monotonic)
+    routes = KnownRoutes(catalogue, learned, time.monotonic, prepare)
     quick_check = QuickCheck(routes, policy, mode)
     measurer = Measurer(catalogue, routes, reader, store.records, learned, features, policy, mode, shrunk_tools)
     retries = Retries(measurer, learned)

@@ -31,6 +31,9 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 PARTS = {"multidict": "aiohttp", "yarl": "aiohttp", "pydantic_core": "pydantic"}
 """Modules that a declared dependency always brings, since its own interface consists of their types."""
 
+OPTIONAL = {"gigatoken": "fast"}
+"""Libraries that are looked for before they are imported, and the extra that brings each."""
+
 
 def test_every_library_that_is_imported_is_declared() -> None:
     """The test extra brings many more: an import that only it satisfies fails where nothing but Ullage is installed."""
@@ -42,7 +45,11 @@ def test_every_library_that_is_imported_is_declared() -> None:
             elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
                 imported.add(node.module.partition(".")[0])
     outside = {PARTS.get(name, name) for name in imported - sys.stdlib_module_names - {"proxy"}}
-    declared = {re.split(r"[\[<>=;! ]", line)[0].lower() for line in PROJECT["dependencies"]}
+    lines = [
+        *PROJECT["dependencies"],
+        *(line for extra in OPTIONAL.values() for line in PROJECT["optional-dependencies"][extra]),
+    ]
+    declared = {re.split(r"[\[<>=;! ]", line)[0].lower() for line in lines}
     brought_by = packages_distributions()
     undeclared = [
         name

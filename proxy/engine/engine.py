@@ -47,7 +47,7 @@ from proxy.engine.fail_open import COUNT_TOKENS, FailOpen
 from proxy.engine.features import Continued, Extend, Features
 from proxy.engine.learned_routes import LearnedRoutes, SentPrompt, sent_prompt
 from proxy.engine.measuring import Measurer
-from proxy.engine.ports import Answer, Clock, Outcome, Refusal, Reply
+from proxy.engine.ports import Answer, Clock, Outcome, Refusal, Reply, learn_nothing
 from proxy.engine.quick_check import QuickCheck
 from proxy.engine.records import CompactionRecords
 from proxy.engine.retries import Retries
@@ -337,9 +337,8 @@ class Engine:
         if self._records.counts_answers or isinstance(view, CountedView):
             asyncio.get_running_loop().call_soon(self._after_answer, view, report, reply.status)
         ending = LateOverflowDetector(self._classifier, reply.headers) if is_good else None
-        answer = Answer(report, reply, delivery.head, ending=ending, hides_usage=delivery.hides_usage)
-        if is_good:
-            answer = replace(answer, learn=self._learner(view, ending))
+        learn = self._learner(view, ending) if is_good else learn_nothing
+        answer = Answer(report, reply, delivery.head, learn, ending, delivery.hides_usage)
         if not isinstance(view, CountedView) or not view.edits.addition:
             return answer
         for feature in self._features.continuing:

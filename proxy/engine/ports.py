@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol, TypeVar
 
@@ -141,6 +141,10 @@ class Counter(Protocol):
 
     def count(self, encoding: str, text: str) -> int:
         """Tokens of *text* in *encoding*; special-token text counts as text. CPU-bound and thread-safe."""
+
+    @property
+    def loaded(self) -> Collection[str]:
+        """The encodings whose vocabulary is in memory; the first call of ``count`` for another takes half a second."""
 
 
 class Records(Protocol):

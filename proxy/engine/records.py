@@ -24,7 +24,10 @@ MOST_BOUNDARIES = 512
 """Boundaries asked of the store at once; a record is never further back than the room between the marks."""
 
 NEXT_LOOK_SHARE = 64
-"""A conversation that needs no summary yet is looked at again once it grew by one part in so many of its baseline."""
+"""A conversation that needs no summary yet is looked at again halfway to its high mark, where it would be compacted.
+
+It grows by at least one part in so many of its baseline between two looks: one takes a millisecond for 400 KB.
+"""
 
 LARGE_LOOK = 4 * LARGE
 """Weight of a request from which the look ahead goes to a thread: reading the facts of its calls takes up to 15 ms."""
@@ -283,7 +286,9 @@ class CompactionRecords:
         if wanted is None or not wanted.text_tokens or wanted.cut <= (last.cut if last else 0):
             # A compaction without a fold needs no summary, nor will one a few messages later.
             since = measured.prefix_hashes[last.boundary - 1] if last else measured.root_hash(layout)
-            self._need_no_summary[measured.known.route.name, since] = weight + budget.baseline // NEXT_LOOK_SHARE
+            halfway = (budget.high(self._policy.rules.marks, budget.baseline) - weight) // 2
+            growth = max(halfway, budget.baseline // NEXT_LOOK_SHARE)
+            self._need_no_summary[measured.known.route.name, since] = weight + growth
             return
         passage = self._passage(measured, layout, wanted.cut, last)
         if passage is not None:

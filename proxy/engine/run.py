@@ -235,8 +235,10 @@ def _counted(view: CountedView, policy: Policy, facts: dict[str, Any]) -> Report
     ratio, counts, edits = measured.known.token_ratio, measured.counts, view.edits
     envelope, root = measured.parsed.envelope, measured.root_hash(view.layout) if view.layout else b""
     reserve = edits.lowered_output or budget.reserve
-    # As small as they were made: the rest of the fixed part stays as the client sent it.
-    beside = replace(counts.beside, tools=counts.beside.tools - (counts.fixed - budget.fixed))
+    beside = counts.beside
+    if counts.fixed != budget.fixed:
+        # As small as they were made: the rest of the fixed part stays as the client sent it.
+        beside = replace(beside, tools=beside.tools - (counts.fixed - budget.fixed))
     by_region = regions(
         view.roles,
         beside,
