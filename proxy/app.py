@@ -54,7 +54,7 @@ from proxy.wiring import (
     server_config,
     windows_status,
 )
-from proxy.workers import Shutdown, Worker, new_event_loop
+from proxy.workers import Shutdown, Worker
 
 if TYPE_CHECKING:
     from proxy.telemetry.metrics import Telemetry
@@ -94,12 +94,6 @@ class Companion:
 
     run: Callable[[int], Awaitable[int]]
     log: int
-
-
-def run_with(settings: Settings, companion: Companion) -> int:
-    """Serve on a free port while *companion* runs; return its exit code."""
-    with asyncio.Runner(loop_factory=new_event_loop) as runner:
-        return runner.run(serve(StartOptions(settings), Worker(0, 1), companion))
 
 
 async def serve(
@@ -300,8 +294,7 @@ class Process:
     ) -> Process:
         """Build what *options* configure, and listen, unless there was a process *before*."""
         settings, current = options.settings, CurrentState(options.state)
-        telemetry = before.telemetry if before is not None else _open_telemetry()
-        tokenizers = before.tokenizers if before is not None else Tokenizers(release=caches.release_free_memory)
+        telemetry, tokenizers, server_before = _shared_parts(before)
         load_vocabulary = _vocabulary_loader(tokenizers, tasks.spawn)
         probes = open_probes(settings, upstream, tasks, partial(_log_windows, logs), store.records)
         if before is not None:
@@ -366,7 +359,7 @@ class Process:
             models,
             routes,
             faults,
-            before.server if before is not None else None,
+            server_before,
         )
         is_alone = worker.count == 1
         if before is not None:
@@ -431,6 +424,13 @@ class Process:
         await self._probes.close()
         await self._upstream.close()
         await self._store.close()
+
+
+def _shared_parts(before: Process | None) -> tuple[Telemetry, Tokenizers, Server | None]:
+    """Return what a process shares with the one before it: metrics, vocabularies, and the server to take over from."""
+    if before is None:
+        return _open_telemetry(), Tokenizers(release=caches.release_free_memory), None
+    return before.telemetry, before.tokenizers, before.server
 
 
 def _vocabulary_loader(tokenizers: Tokenizers, spawn: Spawn) -> Callable[[str], None]:

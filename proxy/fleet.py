@@ -11,6 +11,7 @@ from pathlib import Path
 
 from proxy.app import (
     TASK_SECONDS,
+    Companion,
     StartOptions,
     open_configured_store,
     serve,
@@ -37,6 +38,12 @@ def run(settings: Settings, config: Path | None, overrides: Overrides) -> int:
         return _run_many(settings, source)
     with asyncio.Runner(loop_factory=new_event_loop) as runner:
         return runner.run(serve(StartOptions(settings, state=source.state), Worker(0, 1), source=source))
+
+
+def run_with(settings: Settings, companion: Companion) -> int:
+    """Serve on a free port while *companion* runs; return its exit code."""
+    with asyncio.Runner(loop_factory=new_event_loop) as runner:
+        return runner.run(serve(StartOptions(settings), Worker(0, 1), companion))
 
 
 def _run_many(settings: Settings, source: ConfigSource) -> int:
