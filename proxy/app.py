@@ -8,7 +8,6 @@ https://www.freedesktop.org/software/systemd/man/latest/systemd.kill.html.
 from __future__ import annotations
 
 import asyncio
-import os
 import resource
 import sys
 import time
@@ -16,7 +15,6 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from proxy import caches
@@ -26,6 +24,8 @@ from proxy.core.report import SummaryReport
 from proxy.engine.engine import Engine
 from proxy.features.opening import OpenHistory, open_history
 from proxy.offload import SWITCH_SECONDS
+from proxy.page.board import Reports
+from proxy.page.opening import LivePage
 from proxy.reload import STARTED, ConfigSource, ConfigState, ConfigWatch, CurrentState, Loaded, log_configuration
 from proxy.server import Server
 from proxy.settings import Settings
@@ -35,7 +35,6 @@ from proxy.store import (
     StoreMisconfigured,
     StoreUnsupported,
     describe_store,
-    open_store,
     store_status,
 )
 from proxy.summaries import Jobs
@@ -49,6 +48,7 @@ from proxy.upstream import Probes, Upstreams
 from proxy.upstream_wiring import open_bridge, open_catalogue, open_probes, open_summaries, open_upstream
 from proxy.wiring import (
     call_settings,
+    open_configured_store,
     open_engine,
     open_models,
     server_config,
@@ -121,6 +121,7 @@ async def serve(
     if companion is None:
         reloads.watch(source)
     lag = LagWatch(process.telemetry.loop_lag, logs.loop_lagged)
+    process.page.show_lag(lag.pop_worst)
     caches.collect_rarely()
     lag.start()
     code = 0
@@ -207,6 +208,7 @@ class Process:
         engine: Engine,
         jobs: Jobs | None,
         history: OpenHistory,
+        page: LivePage,
         port: int,
         tokenizers: Tokenizers,
         config: CurrentState,
@@ -225,6 +227,7 @@ class Process:
         self._engine = engine
         self._jobs = jobs
         self._history = history
+        self.page = page
         self._store_errors: Counter[str] = Counter()
         self._without_descriptor = 0
 
@@ -268,7 +271,7 @@ class Process:
 
         Raises ``CannotListen``, and the errors of ``open_store``.
         """
-        store = await open_configured_store(options, logs, tasks)
+        store = await open_configured_store(options.settings, tasks, logs.warn, is_fallback=options.is_fallback)
         bridge = open_bridge(options.settings, tasks)
         upstream = open_upstream(options.settings, bridge)
         try:
@@ -294,7 +297,7 @@ class Process:
     ) -> Process:
         """Build what *options* configure, and listen, unless there was a process *before*."""
         settings, current = options.settings, CurrentState(options.state)
-        telemetry, tokenizers, server_before = _shared_parts(before)
+        page, telemetry, tokenizers, server_before = _shared_parts(before, settings, worker, logs)
         load_vocabulary = _vocabulary_loader(tokenizers, tasks.spawn)
         probes = open_probes(settings, upstream, tasks, partial(_log_windows, logs), store.records)
         if before is not None:
@@ -319,7 +322,7 @@ class Process:
             upstream,
             logs.noticed,
             jobs,
-            history,
+            (*history.features, *page.features),
             call_settings(config),
             faults,
             tasks.spawn,
@@ -346,8 +349,8 @@ class Process:
 
         models = open_models(settings, catalogue, upstream)
         metrics = telemetry.exposition if settings.telemetry.metrics else None
-        routes = history.open_routes
         observers = (telemetry.observe, logs.request_done, *exports.observers)
+        routes = history.open_routes
         server = Server(
             config,
             engine,
@@ -361,11 +364,13 @@ class Process:
             faults,
             server_before,
         )
+        server.show(page.routes(status))
         is_alone = worker.count == 1
         if before is not None:
             port = before.port
         else:
             port = await _listen(server, settings, shared=not is_alone)
+            await page.start(tasks.spawn)
         if is_alone and not quiet:
             print_summary(settings, catalogue, port, describe_store(store.state(), settings.store.path))
             tasks.spawn(warn_of_unreachable(settings, logs.warn), "look for the upstreams")
@@ -373,11 +378,24 @@ class Process:
             load_vocabulary(DEFAULT_ENCODING)  # holds the interpreter's lock: better now than beside the first request
         tasks.spawn(upstream.warm(), "load LiteLLM")
         return cls(
-            server, upstream, probes, store, telemetry, logs, engine, jobs, history, port, tokenizers, current, exports
+            server,
+            upstream,
+            probes,
+            store,
+            telemetry,
+            logs,
+            engine,
+            jobs,
+            history,
+            page,
+            port,
+            tokenizers,
+            current,
+            exports,
         )
 
     async def update_gauges(self) -> None:
-        """Update every second the metrics that no request updates, and show the others to workers. Never returns."""
+        """Update every second what no request updates, of the metrics and the page. Never returns."""
         while True:
             self.telemetry.flush()
             state = self._store.state()
@@ -392,6 +410,7 @@ class Process:
             self.telemetry.lines_dropped(self._logs.writer.dropped)
             self._report_descriptors()
             self._logs.log_refusals()
+            self.page.tick()
             if self._jobs is not None:
                 self.telemetry.summaries_state(running=self._jobs.running, broken=self._jobs.open_breakers)
             await asyncio.sleep(HOUSEKEEPING_SECONDS)
@@ -410,6 +429,7 @@ class Process:
     async def drain(self, seconds: float) -> None:
         """Wait for running requests, then for the summaries that they started: *seconds* in all."""
         deadline = time.monotonic() + seconds
+        self.page.close()
         await self.server.drain(seconds)
         if self._jobs is not None:
             await self._jobs.finish(max(0.0, deadline - time.monotonic()))
@@ -426,11 +446,14 @@ class Process:
         await self._store.close()
 
 
-def _shared_parts(before: Process | None) -> tuple[Telemetry, Tokenizers, Server | None]:
-    """Return what a process shares with the one before it: metrics, vocabularies, and the server to take over from."""
-    if before is None:
-        return _open_telemetry(), Tokenizers(release=caches.release_free_memory), None
-    return before.telemetry, before.tokenizers, before.server
+def _shared_parts(
+    before: Process | None, settings: Settings, worker: Worker, logs: Logs
+) -> tuple[LivePage, Telemetry, Tokenizers, Server | None]:
+    """Return what a process shares with the one before it, if there was one; the last is its server."""
+    if before is not None:
+        return before.page, before.telemetry, before.tokenizers, before.server
+    page = LivePage(settings, worker, multiprocess.shared_directory(), logs.warn)
+    return page, _open_telemetry(page.reports), Tokenizers(release=caches.release_free_memory), None
 
 
 def _vocabulary_loader(tokenizers: Tokenizers, spawn: Spawn) -> Callable[[str], None]:
@@ -445,14 +468,13 @@ def _vocabulary_loader(tokenizers: Tokenizers, spawn: Spawn) -> Callable[[str], 
     return load
 
 
-def _open_telemetry() -> Telemetry:
-    """Return the metrics of this process, in the folder that workers share if there is one."""
+def _open_telemetry(reports: Reports | None) -> Telemetry:
+    """Return the metrics of this process, in the directory that workers share. *reports* wait there for the page."""
     # prometheus_client reads that folder from the environment, once, when it is imported:
     # https://prometheus.github.io/client_python/multiprocess/
     from proxy.telemetry.metrics import Telemetry
 
-    folder = os.environ.get(multiprocess.VARIABLE)
-    return Telemetry(configuration.version(), Path(folder) if folder else None)
+    return Telemetry(configuration.version(), multiprocess.shared_directory(), reports)
 
 
 def _open_exports(settings: Settings, worker: Worker) -> Exports:
@@ -482,21 +504,3 @@ def start_logging(settings: Settings, fd: int = STANDARD_OUTPUT) -> tuple[Logs, 
     logs.adopt_libraries()
     asyncio.get_running_loop().set_exception_handler(logs.loop_failed)
     return logs, Tasks(logs.task_failed)
-
-
-async def open_configured_store(options: StartOptions, logs: Logs, tasks: Tasks) -> Store:
-    """Return the store that *options* configure. Raises the errors of ``open_store``."""
-    store = options.settings.store
-    other_keys = [key.get_secret_value().encode() for key in store.other_keys]
-    key = None
-    if store.key is not None:
-        key = store.key.get_secret_value().encode()
-    return await open_store(
-        store.url,
-        directory=store.path,
-        key=key,
-        others=other_keys,
-        instead=options.is_fallback,
-        spawn=tasks.spawn,
-        warn=logs.warn,
-    )

@@ -13,7 +13,6 @@ from proxy.app import (
     TASK_SECONDS,
     Companion,
     StartOptions,
-    open_configured_store,
     serve,
     start_logging,
 )
@@ -25,6 +24,7 @@ from proxy.tasks import Tasks
 from proxy.telemetry import multiprocess
 from proxy.telemetry.logs import Logs
 from proxy.upstream_wiring import open_catalogue
+from proxy.wiring import open_configured_store
 from proxy.workers import Shutdown, Supervisor, Worker, new_event_loop, reserve
 
 
@@ -137,7 +137,7 @@ async def _shared_store(settings: Settings, logs: Logs, tasks: Tasks) -> tuple[S
     options, path, note = StartOptions(settings), settings.store.path, ""
     if settings.store.url != "memory":
         # Opened here once, so that a mistake is reported once, and not by every worker each time it starts.
-        store = await open_configured_store(options, logs, tasks)
+        store = await open_configured_store(settings, tasks, logs.warn, is_fallback=False)
         await store.close()
         state = store.state()
         if not state.instead:

@@ -38,6 +38,23 @@ def bracketed(host: str) -> str:
     return f"[{host}]" if ":" in host else host
 
 
+class CannotListen(Exception):
+    """The configured address cannot be listened on; the text names it, and says why and what to do."""
+
+    def __init__(self, host: str, port: int, error: OSError) -> None:
+        remedy = ""
+        if error.errno == errno.EADDRINUSE:
+            remedy = " Give another --port, or 0 for any free one."
+        super().__init__(f"{bracketed(host)}:{port}: {_reason(error).lower()}.{remedy}")
+
+
+def _reason(error: OSError) -> str:
+    """Return the system's text for *error*."""
+    if error.errno and error.errno > 0:  # the resolver's numbers are negative and have none
+        return os.strerror(error.errno)
+    return error.strerror or type(error).__name__
+
+
 async def warn_of_unreachable(settings: Settings, warn: Warn) -> None:
     """Warn of each upstream that accepts no connection. It is only a warning: the upstream may start later."""
     addressed = [upstream for upstream in settings.upstreams if upstream.base_url]
@@ -165,23 +182,6 @@ def _access(settings: Settings) -> str:
     if is_loopback(settings.server.host):
         return "this machine only, no key"
     return "anybody who reaches the address"
-
-
-class CannotListen(Exception):
-    """The configured address cannot be listened on; the text names it, and says why and what to do."""
-
-    def __init__(self, host: str, port: int, error: OSError) -> None:
-        remedy = ""
-        if error.errno == errno.EADDRINUSE:
-            remedy = " Give another --port, or 0 for any free one."
-        super().__init__(f"{bracketed(host)}:{port}: {_reason(error).lower()}.{remedy}")
-
-
-def _reason(error: OSError) -> str:
-    """Return the system's text for *error*."""
-    if error.errno and error.errno > 0:  # the resolver's numbers are negative and have none
-        return os.strerror(error.errno)
-    return error.strerror or type(error).__name__
 
 
 def cannot_start(error: Exception) -> int:

@@ -9,7 +9,7 @@ that ask a server use without an engine. Both together would be a file of more t
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from cachebox import LRUCache
@@ -25,7 +25,7 @@ from proxy.core.models import Catalogue
 from proxy.core.overflow.classify import Classifier
 from proxy.core.tokens.budget import Allocation, Buffers, Marks, Shares
 from proxy.engine.engine import Engine
-from proxy.engine.features import Features
+from proxy.engine.features import Feature, Features
 from proxy.engine.learned_routes import KnownRoutes, LearnedRoutes, NoticeCallback, ignore_notice, prepare_nothing
 from proxy.engine.measuring import Measurer, ShrunkTools
 from proxy.engine.ports import Reply, Upgradable, Upstream
@@ -35,16 +35,19 @@ from proxy.engine.records import CompactionRecords
 from proxy.engine.retries import Retries
 from proxy.engine.token_counts import TokenCounts
 from proxy.engine.upstream_calls import CallSettings, UpstreamCalls
-from proxy.features.opening import FeatureParts, OpenHistory, open_features
+from proxy.features.opening import FeatureParts, open_features
 from proxy.server import Limits, ListedUpstream, Models, ServerConfig, no_headers
 from proxy.server.access import Access
 from proxy.settings import Settings, Stages
-from proxy.store import Store
+from proxy.store import Store, open_store
 from proxy.summaries import Jobs
 from proxy.tasks import Faults, Spawn, Tasks, ignore_failure
 from proxy.tokenizers import Tokenizers
 from proxy.upstream import Upstreams
 from proxy.upstream_wiring import open_model_headers, open_model_names
+
+Warn = Callable[[str, dict[str, object]], None]
+"""Writes a warning: an event and its facts."""
 
 MAX_SHOWN = 100
 """Models listed at once in the operator's status."""
@@ -70,7 +73,7 @@ def open_engine(
     upstream: Upstream,
     notice: NoticeCallback = ignore_notice,
     jobs: Jobs | None = None,
-    history: OpenHistory | None = None,
+    noting: Sequence[Feature] = (),
     calls: CallSettings | None = None,
     faults: Faults | None = None,
     spawn: Spawn = Tasks(ignore_failure).spawn,  # noqa: B008 - it has no task of its own
@@ -78,9 +81,9 @@ def open_engine(
 ) -> Engine:
     """Build the engine of *settings*, with caches of its own.
 
-    *notice* logs what traffic teaches of servers. *jobs* write summaries, if any are wanted. *history* records what
-    becomes of conversations. *faults* reports faults of our own. *spawn* starts background tasks. *prepare* loads the
-    vocabulary of an encoding that a request's model has.
+    *notice* logs what traffic teaches of servers. *jobs* write summaries, if any are wanted. *noting* are features that
+    only note what was answered. *faults* reports faults of our own. *spawn* starts background tasks. *prepare* loads
+    the vocabulary of an encoding that a request's model has.
     """
     policy, classifier = _policy(settings), Classifier(configuration.overflow_rules(settings))
     faults = faults or Faults()
@@ -96,7 +99,7 @@ def open_engine(
     learned = LearnedRoutes(store.records, LRUCache(CACHED_ROUTES), LRUCache(CACHED_LOOKUPS), time.monotonic, notice)
     records = CompactionRecords(reader, store.records, policy, caches.records(), LRUCache(CACHED_LOOKUPS), jobs, spawn)
     parts = FeatureParts(settings, store, reader, records, catalogue.resolve, _shares(settings), faults)
-    features = Features([*open_features(parts), *(history.features if history else ())])
+    features = Features([*open_features(parts), *noting])
     shrunk_tools: ShrunkTools = LRUCache(CACHED_TOOL_ARRAYS)
     mode = settings.compression.mode
     routes = KnownRoutes(catalogue, learned, time.monotonic, prepare)
@@ -208,6 +211,27 @@ def _prune_pass(stages: Stages) -> PrunePassRules:
 def _truncate_limits(stages: Stages) -> TruncateLimits | None:
     wanted = stages.truncate
     return TruncateLimits(max_bytes=wanted.max_bytes, share=wanted.share) if wanted.enabled else None
+
+
+async def open_configured_store(settings: Settings, tasks: Tasks, warn: Warn, *, is_fallback: bool) -> Store:
+    """Return the configured store; *is_fallback* if it replaces one that cannot be used.
+
+    Raises the errors of ``open_store``.
+    """
+    store = settings.store
+    other_keys = [key.get_secret_value().encode() for key in store.other_keys]
+    key = None
+    if store.key is not None:
+        key = store.key.get_secret_value().encode()
+    return await open_store(
+        store.url,
+        directory=store.path,
+        key=key,
+        others=other_keys,
+        instead=is_fallback,
+        spawn=tasks.spawn,
+        warn=warn,
+    )
 
 
 def open_models(settings: Settings, catalogue: Catalogue, upstream: Upstreams) -> Models:

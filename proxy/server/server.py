@@ -10,7 +10,7 @@ from typing import Any
 from proxy.engine.engine import Engine
 from proxy.engine.ports import Upstream
 from proxy.server.access import Access
-from proxy.server.admin import OpenRoutes, OwnRoutes, no_routes
+from proxy.server.admin import OpenPage, OpenRoutes, OwnRoutes, no_routes
 from proxy.server.admission import Drain
 from proxy.server.config import Metrics, Observe, Route, ServerConfig, Status
 from proxy.server.handler import Handler
@@ -45,7 +45,7 @@ class Server:
         self._access = access = Access(config)
         self._drain: Drain = before._drain if before is not None else Drain(config.limits)
         added = open_routes(access, config.limits)
-        local = OwnRoutes(config.version, access, self._drain, metrics, status, added)
+        self._local = local = OwnRoutes(config.version, access, self._drain, metrics, status, added)
         self._limits = config.limits
         faults = faults or Faults()
         self._handler = Handler(config, engine, upstream, route, observers, access, self._drain, local, models, faults)
@@ -63,6 +63,11 @@ class Server:
         under_way = set(self._drain.running)
         self._listener.hand_to(self._handler)
         return under_way
+
+    def show(self, open_page: OpenPage | None) -> None:
+        """Serve the page for people that *open_page* opens, if it is not None."""
+        if open_page is not None:
+            self._local.page = open_page(self._access, self._limits)
 
     @property
     def in_flight(self) -> int:

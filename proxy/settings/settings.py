@@ -34,6 +34,16 @@ class Log(Section):
     )
 
 
+class Page(Section):
+    """The page at ``/ullage/``."""
+
+    enabled: bool = Field(default=True, description="Serve it.")
+    text: bool = Field(
+        default=False, description="Show texts of conversations there: blocks, and what calls of tools are about."
+    )
+    conversations: int = Field(default=1000, ge=1, le=10_000, description="Live conversations it shows, the newest.")
+
+
 class BudgetLog(Section):
     """A file with the figures of each request's context, as JSON Lines."""
 
@@ -43,11 +53,13 @@ class BudgetLog(Section):
 
 
 class Telemetry(Section):
-    """The log, the metrics and what else is reported of requests."""
+    """The log, the metrics, the page and what else is reported of requests."""
 
     log: Log = Log()
     metrics: bool = Field(default=True, description="Serve /metrics.")
     budget_log: BudgetLog = BudgetLog()
+    advice: bool = Field(default=True, description="Log what fills a conversation that is nearly full, once.")
+    page: Page = Page()
 
 
 NO_RULE: Final = Model(name="*")

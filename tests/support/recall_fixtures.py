@@ -122,7 +122,7 @@ async def proxy_in_process(
         tokenizers(),
         store,
         upstream,
-        history=history,
+        noting=history.features,
         calls=call_settings(config),
         faults=noticed,
     )

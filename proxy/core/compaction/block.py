@@ -28,6 +28,12 @@ FOOTER = "[End of the summary. The conversation goes on from here.]"
 SUMMARY = "What happened so far, as a model summed it up:"
 """The heading of a model's summary. It says that a model reports here, so that no order in it reads as the user's."""
 
+TASK = "The user's first request, word for word"
+PINS = "What the user said after that, word for word"
+NEWEST = "The user's latest message, word for word"
+STEPS = "Steps so far"
+"""The beginnings of the headings of the other sections; the digest has none."""
+
 STEP_SHARE = 0.23
 """Share of the text's tokens for the steps; the digest, which later steps refer to most, gets the rest."""
 
@@ -128,18 +134,18 @@ def _joined_sections(
     """The block: all sections that are not empty, between header and footer."""
     sections = [HEADER]
     if folded.task:
-        sections.append("The user's first request, word for word:\n" + folded.task)
+        sections.append(f"{TASK}:\n{folded.task}")
     if any(pins):
-        heading = "What the user said after that, word for word" + _gaps(pins)
+        heading = PINS + _gaps(pins)
         sections.append("\n".join([heading, *(f"- {pin}" for pin in pins if pin)]))
     if folded.newest:
-        sections.append("The user's latest message, word for word:\n" + folded.newest)
+        sections.append(f"{NEWEST}:\n{folded.newest}")
     if summary:
         sections.append(summary)
     if digest:
         sections.append("\n".join(digest))
     if any(steps):
-        sections.append("\n".join(["Steps so far" + _gaps(steps), *(f"- {step}" for step in steps if step)]))
+        sections.append("\n".join([STEPS + _gaps(steps), *(f"- {step}" for step in steps if step)]))
     sections.append(FOOTER)
     return "\n\n".join(sections)
 

@@ -110,6 +110,12 @@ _COMMANDS_KEYS = ("commands", "cmds")
 """Keys of lists of commands, each a text or an object with one. Under other keys a list is one command in parts."""
 
 
+FILES, NAMES, FIGURES = "Files used last: ", "Names and places mentioned: ", "Figures mentioned: "
+ERROR, COMMAND = "A tool said: ", "Command run: "
+BEGINNINGS = (FILES, NAMES, FIGURES, ERROR, COMMAND)
+"""The beginnings of a digest's lines."""
+
+
 @dataclass(frozen=True, slots=True)
 class Digest:
     """The lines of a digest by heading, in the order in which they are shown."""
@@ -124,13 +130,13 @@ class Digest:
         """The digest as text lines; headings without entries are left out."""
         lines = []
         if self.files:
-            lines.append("Files used last: " + ", ".join(self.files))
+            lines.append(FILES + ", ".join(self.files))
         if self.names:
-            lines.append("Names and places mentioned: " + ", ".join(self.names))
+            lines.append(NAMES + ", ".join(self.names))
         if self.numbers:
-            lines.append("Figures mentioned: " + ", ".join(self.numbers))
-        lines += [f"A tool said: {quoted(line)}" for line in self.errors]
-        lines += [f"Command run: {line}" for line in self.commands]
+            lines.append(FIGURES + ", ".join(self.numbers))
+        lines += [f"{ERROR}{quoted(line)}" for line in self.errors]
+        lines += [f"{COMMAND}{line}" for line in self.commands]
         return lines
 
 
