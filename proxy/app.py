@@ -40,7 +40,7 @@ from proxy.store import (
 from proxy.summaries import Jobs
 from proxy.tasks import Faults, Spawn, Tasks
 from proxy.telemetry import multiprocess
-from proxy.telemetry.exports import NO_EXPORTS, CannotExport, Exports, open_exports
+from proxy.telemetry.exports import NO_EXPORTS, CannotExport, Exports
 from proxy.telemetry.lag import LagWatch
 from proxy.telemetry.logs import Logs
 from proxy.tokenizers import Tokenizers
@@ -50,6 +50,7 @@ from proxy.wiring import (
     call_settings,
     open_configured_store,
     open_engine,
+    open_exports,
     open_models,
     server_config,
     windows_status,
@@ -111,7 +112,7 @@ async def serve(
     if companion is None:
         shutdown.handle_signals()
     try:
-        exports = _open_exports(settings, worker)
+        exports = open_exports(settings, worker.index)
         process = await Process.build(options, worker, logs, tasks, exports, quiet=companion is not None)
     except (CannotExport, CannotListen, StoreMisconfigured, StoreUnsupported) as error:
         await tasks.finish(TASK_SECONDS)
@@ -307,6 +308,7 @@ class Process:
         def observe_summary(report: SummaryReport) -> None:
             telemetry.summary(report)
             logs.summary_done(report)
+            exports.summary(report)
 
         history = open_history(settings, store, tasks, telemetry.archived)
         note = history.note_summary
@@ -319,7 +321,7 @@ class Process:
             catalogue,
             tokenizers,
             store,
-            upstream,
+            exports.traced_upstream(upstream),
             logs.noticed,
             jobs,
             (*history.features, *page.features),
@@ -350,10 +352,11 @@ class Process:
         models = open_models(settings, catalogue, upstream)
         metrics = telemetry.exposition if settings.telemetry.metrics else None
         observers = (telemetry.observe, logs.request_done, *exports.observers)
+        exchange = exports.traced_exchange(engine)
         routes = history.open_routes
         server = Server(
             config,
-            engine,
+            exchange,
             upstream,
             upstream_of,
             observers,
@@ -475,12 +478,6 @@ def _open_telemetry(reports: Reports | None) -> Telemetry:
     from proxy.telemetry.metrics import Telemetry
 
     return Telemetry(configuration.version(), multiprocess.shared_directory(), reports)
-
-
-def _open_exports(settings: Settings, worker: Worker) -> Exports:
-    """Return what is exported beside the log and the metrics. Raises ``CannotExport``."""
-    budget_log = settings.telemetry.budget_log
-    return open_exports(budget_log.path, budget_log.max_bytes, budget_log.files, worker.index)
 
 
 def _log_windows(logs: Logs, upstream: str, windows: Mapping[str, ServerWindow]) -> None:

@@ -42,6 +42,7 @@ from proxy.settings import Settings, Stages
 from proxy.store import Store, open_store
 from proxy.summaries import Jobs
 from proxy.tasks import Faults, Spawn, Tasks, ignore_failure
+from proxy.telemetry.exports import Exports, open_budget_log, open_traces
 from proxy.tokenizers import Tokenizers
 from proxy.upstream import Upstreams
 from proxy.upstream_wiring import open_model_headers, open_model_names
@@ -123,6 +124,16 @@ def open_engine(
         time.perf_counter,
         faults,
     )
+
+
+def open_exports(settings: Settings, worker: int) -> Exports:
+    """Open what *settings* export beside the log and the metrics, for the *worker* of that number.
+
+    Raises ``CannotExport``.
+    """
+    wanted = settings.telemetry
+    budget_log = open_budget_log(wanted.budget_log.path, wanted.budget_log.max_bytes, wanted.budget_log.files, worker)
+    return Exports(budget_log, open_traces(configuration.version()) if wanted.traces else None)
 
 
 def windows_status(catalogue: Catalogue, learned: LearnedRoutes, now: float) -> dict[str, list[dict[str, object]]]:

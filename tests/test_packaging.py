@@ -31,8 +31,8 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 PARTS = {"multidict": "aiohttp", "yarl": "aiohttp", "pydantic_core": "pydantic"}
 """Modules that a declared dependency always brings, since its own interface consists of their types."""
 
-OPTIONAL = {"gigatoken": "fast"}
-"""Libraries that are looked for before they are imported, and the extra that brings each."""
+OPTIONAL = {"gigatoken": "fast", "opentelemetry": "otel"}
+"""Libraries that are looked for, or wanted, before they are imported, and the extra that brings each."""
 
 
 def test_every_library_that_is_imported_is_declared() -> None:
@@ -58,6 +58,13 @@ def test_every_library_that_is_imported_is_declared() -> None:
     ]
     assert len(outside) > 15
     assert undeclared == []
+
+
+def test_traces_are_loaded_only_if_they_are_wanted() -> None:
+    """Neither the command line nor the server imports OpenTelemetry's SDK by itself."""
+    program = "import sys, proxy.cli, proxy.app, proxy.wiring; print('opentelemetry.sdk' in sys.modules)"
+    ran = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert ran.stdout.strip() == "False"
 
 
 @dataclass(frozen=True)

@@ -120,6 +120,16 @@ class Refusal:
 Outcome = Answer | Refusal
 
 
+class Exchange(Protocol):
+    """Answers requests: the engine, or something around it."""
+
+    async def exchange(self, request: Request) -> Outcome:
+        """Answer *request*. Raises ``InvalidRequest``, and what the upstream raises."""
+
+    async def untouched(self, request: Request) -> Outcome:
+        """Send the client's own bytes. Raises what the upstream raises."""
+
+
 K = TypeVar("K")
 V = TypeVar("V")
 

@@ -7,8 +7,7 @@ import ipaddress
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from proxy.engine.engine import Engine
-from proxy.engine.ports import Upstream
+from proxy.engine.ports import Exchange, Upstream
 from proxy.server.access import Access
 from proxy.server.admin import OpenPage, OpenRoutes, OwnRoutes, no_routes
 from proxy.server.admission import Drain
@@ -31,7 +30,7 @@ class Server:
     def __init__(
         self,
         config: ServerConfig,
-        engine: Engine,
+        engine: Exchange,
         upstream: Upstream,
         route: Route,
         observers: Sequence[Observe],

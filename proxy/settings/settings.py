@@ -57,6 +57,7 @@ class Telemetry(Section):
 
     log: Log = Log()
     metrics: bool = Field(default=True, description="Serve /metrics.")
+    traces: bool = Field(default=False, description="Send OpenTelemetry traces, as OTEL_* variables configure them.")
     budget_log: BudgetLog = BudgetLog()
     advice: bool = Field(default=True, description="Log what fills a conversation that is nearly full, once.")
     page: Page = Page()
