@@ -310,7 +310,7 @@ class Process:
             logs.summary_done(report)
             exports.summary(report)
 
-        history = open_history(settings, store, tasks, telemetry.archived)
+        history = open_history(settings, store, tasks, telemetry.archived, logs.warn)
         note = history.note_summary
         jobs = open_summaries(settings, catalogue, tokenizers, store, upstream, tasks, observe_summary, note)
         config = server_config(settings)

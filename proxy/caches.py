@@ -6,7 +6,6 @@ value is weighed by an estimate from above.
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import gc
 import sys
@@ -57,8 +56,10 @@ class SizedCache(LRUCache[K, V]):
         super().__init__(limit, getsizeof=lambda _, value: size(value))
 
     def __setitem__(self, key: K, value: V) -> None:
-        with contextlib.suppress(OverflowError):  # it alone is above the limit
+        try:
             self.insert(key, value)
+        except OverflowError:
+            return  # it alone is above the limit
 
 
 def items() -> SizedCache[bytes, Item]:
@@ -70,9 +71,9 @@ def _item_size(item: Item) -> int:
     size = PLAIN
     if item.facts is not None and item.facts is not UNREAD:
         size += len(item.facts.mentions)
-    if item.calls or item.answers:
-        size += linked_size([item])
-    return size
+    if len(item.calls) + len(item.answers) > 1:
+        return size + linked_size([item])
+    return size + sum(map(len, item.calls or item.answers))
 
 
 def prefixes() -> SizedCache[bytes, CachedPrefix]:

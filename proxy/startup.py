@@ -95,6 +95,8 @@ def settings_summary(settings: Settings, facts: Mapping[str, str]) -> str:
     ``window <rule>`` for a rule whose window is in the model table.
     """
     lines = [("listening", _listening(settings, facts))]
+    if settings.telemetry.page.enabled:
+        lines.append(("page", f"{_address(settings, facts)}/ullage/"))
     lines.extend(("upstream", _upstream(upstream, settings)) for upstream in settings.upstreams)
     lines.extend(("model", _rule(rule, facts)) for rule in settings.models or (Model(name="*"),))
     lines.append(("store", facts.get("store") or _store(settings)))
@@ -107,11 +109,16 @@ def settings_summary(settings: Settings, facts: Mapping[str, str]) -> str:
 
 
 def _listening(settings: Settings, facts: Mapping[str, str]) -> str:
-    server = settings.server
-    address = facts.get("address") or f"http://{bracketed(server.host)}:{server.port}"
-    if server.workers > 1:
-        return f"{address}/v1  ({server.workers} workers)"
+    address, workers = _address(settings, facts), settings.server.workers
+    if workers > 1:
+        return f"{address}/v1  ({workers} workers)"
     return f"{address}/v1"
+
+
+def _address(settings: Settings, facts: Mapping[str, str]) -> str:
+    """Return the URL of the listener, without a path."""
+    server = settings.server
+    return facts.get("address") or f"http://{bracketed(server.host)}:{server.port}"
 
 
 def _upstream(upstream: Upstream, settings: Settings) -> str:

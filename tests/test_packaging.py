@@ -123,7 +123,12 @@ def test_wheel_holds_the_package_and_nothing_else(installed: Installed) -> None:
     """The wheel carries the code, its types, the configuration and the licence; no tests and no start-up hook."""
     with zipfile.ZipFile(installed.wheel) as archive:
         names = set(archive.namelist())
-    assert {"proxy/cli/commands.py", "proxy/py.typed", "proxy/_config/ullage.yaml"} <= names
+    assert {
+        "proxy/cli/commands.py",
+        "proxy/py.typed",
+        "proxy/_config/ullage.yaml",
+        "proxy/page/static/page.js",
+    } <= names
     assert {name.split("/")[0] for name in names} == {"proxy", f"ullage-{PROJECT['version']}.dist-info"}
     assert not [name for name in names if name.endswith((".pth", ".pyc")) or Path(name).name.startswith(".")]
     assert any(name.endswith("/licenses/LICENSE") for name in names)

@@ -44,6 +44,14 @@ def test_the_line_to_paste_is_a_line_of_its_own(
     assert capsys.readouterr().err.splitlines()[-1] == f"export OPENAI_BASE_URL={url}"
 
 
+@pytest.mark.parametrize("enabled", [True, False])
+def test_the_page_s_address_is_named_if_there_is_one(tmp_path: Path, enabled: bool) -> None:
+    """Below the address that clients use."""
+    text = f"{UPSTREAM}\ntelemetry: {{page: {{enabled: {str(enabled).lower()}}}}}"
+    summary = settings_summary(load(write_settings(tmp_path, text), {}, {}), {})
+    assert ("  page         http://127.0.0.1:8484/ullage/" in summary.splitlines()) is enabled
+
+
 def test_addresses_of_the_sixth_version_stand_in_brackets() -> None:
     """A URL needs them."""
     assert (bracketed("::1"), bracketed("h")) == ("[::1]", "h")

@@ -81,6 +81,7 @@ class Report(msgspec.Struct, frozen=True):
     summary_tokens: int = 0
     recalls: int = 0
     recall_tokens: int = 0
+    conversation_budget: Mapping[str, int | None] = {}
 
     def with_(self, **changes: Any) -> Report:
         """The same report with some facts *changed*."""
@@ -332,6 +333,9 @@ FIELDS: Final[tuple[Field, ...]] = (
           metrics=_label_metrics("project")),
     Field("task_size", "task_size", "The client's label `x-ullage-task-size`.",
           metrics=_label_metrics("task_size")),
+    Field("conversation_budget", "",
+          "The tokens that the conversation may use in all (`total`), has used and has left, once most are used.",
+          "x-ullage-budget", shown=lambda _, budget: f"{budget['consumed']}/{budget['total']}"),
     Field("budget", "", "Tokens that the input may use: the window without the room for the answer and a margin."),
     Field("pressure", "pressure", "Tokens of the view over the budget.", "x-ullage-pressure", shown=_shown_pressure,
           logged=lambda pressure: None if pressure is None else round(pressure, 3)),

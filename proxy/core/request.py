@@ -30,8 +30,9 @@ class Options:
     """The options that a caller set in ``x-ullage-*`` request headers.
 
     ``window`` (tokens) may only lower the model's window; ``conversation`` is mixed into the first prefix hash;
-    ``compact_to`` is the share of the room to compact to now, None for the usual one. ``project`` is
-    a label; ``task_size`` is one, and limits the history if the configuration says so.
+    ``compact_to`` is the share of the room to compact to now, None for the usual one. ``project`` is a
+    label; ``task_size`` is one, and limits the history if the configuration says so. ``conversation_budget`` are the
+    tokens that the conversation may use in all, 0 if that is left to the configuration.
     ``keep_items``: a view has as many items as the client sent.
     """
 
@@ -42,6 +43,7 @@ class Options:
     compact_to: float | None = None
     project: str = ""
     task_size: str = ""
+    conversation_budget: int = 0
     keep_items: bool = False
 
 
@@ -70,6 +72,9 @@ class Request:
     its headers ask for that changes a model's window, such as a beta flag. ``client_compaction`` is whose own
     compaction of its conversation the headers announce, ``agent`` the client that they name.
 
+    ``server_tools`` are the tools of Ullage's own that a feature declared in ``body``, each with its name and
+    the texts that it is answered from.
+
     ``asked_model`` is the model that was asked for, if this request is for the fallback ``fallback_model``.
     """
 
@@ -89,6 +94,7 @@ class Request:
     prepared: tuple[str, ...] = ()
     asked_model: str = ""
     fallback_model: str = ""
+    server_tools: tuple[tuple[str, tuple[str, ...]], ...] = field(default=(), repr=False)
 
 
 SESSION_HEADERS: Final = (

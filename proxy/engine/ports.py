@@ -157,6 +157,10 @@ class Counter(Protocol):
         """The encodings whose vocabulary is in memory; the first call of ``count`` for another takes half a second."""
 
 
+Version = tuple[int, ...]
+"""The state of a store: equal as long as nobody else wrote to it."""
+
+
 class Records(Protocol):
     """Compaction records, shared by every replica. No method raises or waits longer than the store's deadlines."""
 
@@ -169,8 +173,8 @@ class Records(Protocol):
     def reachable(self) -> bool:
         """True if records can be read now. If not, finding none proves nothing."""
 
-    def may_have_news(self) -> bool:
-        """True if more may be stored than this process knows: by other processes, or by an operator."""
+    def version(self) -> Version | None:
+        """A value that changes when another process or an operator may have stored something; None if unknown."""
 
     async def newest(
         self, tenant: bytes, root_hash: bytes, route: str, prefix_hashes: Sequence[bytes]

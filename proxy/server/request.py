@@ -310,11 +310,12 @@ def options(own: Mapping[str, str]) -> Options:
     return Options(
         mode=cast("Mode", _one_of(own, "mode", ("on", "observe", "off"), "on")),
         conversation=_label(own, "conversation"),
-        window=_window(own),
+        window=_tokens(own, "window"),
         compact_now="compact" in own,
         compact_to=_share(own),
         project=_label(own, "project"),
         task_size=_one_of(own, "task-size", TASK_SIZES, ""),
+        conversation_budget=_tokens(own, "conversation-budget") or 0,
     )
 
 
@@ -364,12 +365,12 @@ def _share(own: Mapping[str, str]) -> float | None:
     return float(value)
 
 
-def _window(own: Mapping[str, str]) -> int | None:
-    value = own.get("window")
+def _tokens(own: Mapping[str, str], name: str) -> int | None:
+    value = own.get(name)
     if value is None:
         return None
     if not (value.isascii() and value.isdigit() and len(value) <= 9 and int(value) > 0):
-        raise InvalidRequest("The header x-ullage-window must be a whole number of tokens between 1 and 999999999.")
+        raise InvalidRequest(f"The header x-ullage-{name} must be a whole number of tokens between 1 and 999999999.")
     return int(value)
 
 

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import json
 import logging
+import threading
+from collections import deque
 from collections.abc import Iterator
 from contextlib import suppress
 from datetime import UTC, datetime
-from logging.handlers import QueueHandler, QueueListener, RotatingFileHandler
+from logging.handlers import RotatingFileHandler
 from pathlib import Path
-from queue import Queue
 from typing import Final
 
 from proxy.core.report import INTERNAL_ERROR, Report
@@ -28,26 +29,28 @@ APIS: Final = frozenset({"chat", "messages", "responses"})
 MOST_WAITING: Final = 10_000
 """Lines that wait for the disk; further ones are dropped."""
 
+BATCH_SECONDS: Final = 0.2
+"""Pause of the writing thread: a record of its own for each line costs as much as a small request."""
+
+BATCH_BYTES: Final = 65_536
+
 
 class BudgetLog:
     """Writes lines to *path*, on a thread of its own, and keeps *files* older ones of *max_bytes* each.
 
-    Raises ``OSError`` if the file cannot be opened.
+    ``dropped`` counts the lines that were not written because the disk was too slow, or full. Raises ``OSError`` if
+    the file cannot be opened.
     """
 
     def __init__(self, path: Path, max_bytes: int, files: int) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
-        file = _File(path, maxBytes=max_bytes, backupCount=files, encoding="utf-8")
-        queue: Queue[logging.LogRecord] = Queue(MOST_WAITING)
-        self._handler = _Handler(queue)
-        self._listener = QueueListener(queue, file)
-        self._file = file
-        self._listener.start()
-
-    @property
-    def dropped(self) -> int:
-        """Number of lines that were dropped because the disk was too slow, or full."""
-        return self._handler.dropped + self._file.dropped
+        self.dropped = 0
+        self._file = _File(path, maxBytes=max_bytes, backupCount=files, encoding="utf-8")
+        self._batch = min(BATCH_BYTES, max_bytes // 2)
+        self._lines: deque[str] = deque()
+        self._closing = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="budget log", daemon=True)
+        self._thread.start()
 
     def observe(self, report: Report, duration: float) -> None:
         """Write the lines of one finished request."""
@@ -56,39 +59,47 @@ class BudgetLog:
             return
         now = datetime.now(UTC)
         for kind in kinds_of(report):
-            self._handler.write(json.dumps(line_of(report, kind, now)))
+            if len(self._lines) < MOST_WAITING:
+                self._lines.append(json.dumps(line_of(report, kind, now)))
+            else:
+                self.dropped += 1
 
     def close(self) -> None:
         """Write the lines that wait and close the file."""
-        self._listener.stop()
+        self._closing.set()
+        self._thread.join()
         with suppress(OSError):  # a full disk: the lines were counted
             self._file.close()
 
+    def _run(self) -> None:
+        is_last = False
+        while not is_last:
+            is_last = self._closing.wait(BATCH_SECONDS)
+            while self._lines:
+                self._write_batch()
+
+    def _write_batch(self) -> None:
+        """Write lines that wait as one record, so that the file is rotated between two lines."""
+        batch = [self._lines.popleft()]
+        size = len(batch[0])
+        while self._lines and size + len(self._lines[0]) < self._batch:
+            batch.append(self._lines.popleft())
+            size += len(batch[-1]) + 1
+        self._file.handle(logging.makeLogRecord({"msg": "\n".join(batch)}))
+        if self._file.failed:
+            self._file.failed = False
+            self.dropped += len(batch)
+
 
 class _File(RotatingFileHandler):
-    """Counts the lines that cannot be written."""
+    """Notes that a record could not be written; its base would print a traceback for each of them."""
 
-    dropped = 0
-
-    def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802 - the base's name
-        """Count a line that was not written."""
-        del record
-        self.dropped += 1
-
-
-class _Handler(QueueHandler):
-    """Puts lines into the queue, and counts those that find it full."""
-
-    dropped = 0
-
-    def write(self, line: str) -> None:
-        """Queue *line*, or drop it."""
-        self.handle(logging.makeLogRecord({"msg": line}))
+    failed = False
 
     def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802 - the base's name
-        """Count a line that found the queue full."""
+        """Note it."""
         del record
-        self.dropped += 1
+        self.failed = True
 
 
 def kinds_of(report: Report) -> Iterator[str]:

@@ -124,8 +124,10 @@ async def test_every_metric_of_the_guide_is_there_after_traffic(
     await web.post(url, json=SHORT)
     server.fail(Fault(cut="before_headers"))
     assert (await web.post(url, json=SHORT)).status_code == 502
+    for messages in (chat_turn(1, 5000)[:1], agent_session(1, 5000)):  # a full beginning, a large fresh result
+        assert (await web.post(url, json={**SHORT, "messages": messages})).status_code == 200
     await web.get(f"{front.url}/models")
-    await until(lambda: len(request_lines(front)) == 5)
+    await until(lambda: len(request_lines(front)) == 7)
     figures = await metrics(front)
     names = set(re.findall(r"^\| `(ullage_[a-z_]+)` \|", FIELDS_AND_METRICS, re.MULTILINE))
     assert len(names) > 30
@@ -140,7 +142,7 @@ async def test_every_metric_of_the_guide_is_there_after_traffic(
     later |= {"ullage_archive_items_total", "ullage_refused_connections_total", "ullage_internal_errors_total"}
     assert names - shown - later == set()
     assert total(figures, "ullage_project_requests_total", project="apollo", task_size="small") == 1
-    assert total(figures, "ullage_requests_total") == 5
+    assert total(figures, "ullage_requests_total") == 7
     assert total(figures, "ullage_requests_total", outcome="compacted", status="200", upstream="upstream") == 1
     assert total(figures, "ullage_retries_total") == 1
     assert total(figures, "ullage_overflow_errors_total", stage="retried") == 1
@@ -152,7 +154,9 @@ async def test_every_metric_of_the_guide_is_there_after_traffic(
     removed = total(figures, "ullage_tokens_removed_total")
     before, after = (total(figures, "ullage_context_tokens_total", region=region) for region in ("before", "after"))
     assert removed == before - after > 0
-    assert total(figures, "ullage_overhead_seconds_count") == 5
+    assert total(figures, "ullage_overhead_seconds_count") == 7
+    assert total(figures, "ullage_first_fill_ratio_count") == 1
+    assert total(figures, "ullage_waste_tokens_total", kind="fresh_results") > 4000
 
 
 @pytest.mark.slow

@@ -44,6 +44,7 @@ REPORTS = {
     "client left": Report("r", "chat", model="m", upstream="u", status=499, reason="client_left"),
     "forged": Report("r", "chat", model='m\n{"event":"x"}' + "y" * 300, status=404, reason="\x1b[31m", project="p\t"),
     "beyond JSON": Report("r", "chat", model="\ud83d", tokens_before=2**70, status=200),
+    "budget nearly used": Report("r", "chat", conversation_budget={"total": 9, "consumed": 8, "remaining": 1}),
     "grown": Report("r", "chat", tokens_before=10, tokens_after=12, budget=11, status=200, regions={"user": 0}),
 }  # fmt: skip
 

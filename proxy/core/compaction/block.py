@@ -46,8 +46,14 @@ MOST_ROUNDS = 64
 READ = 65_536
 """Characters of one text that are split into sentences; the rest of it counts as one more sentence."""
 
+MOST_TOKENS = 4
+"""Tokens of a character at most: one for each of its bytes. A text that is so surely short is not even counted."""
+
 LONG_TOKEN = 16
 """Characters of nearly any token at most. A text with more of them than its room allows is not even counted."""
+
+BULLET = 2
+"""Tokens of a list's mark before a text."""
 
 HEADINGS = 40
 """Tokens of the headings between header and footer."""
@@ -166,9 +172,7 @@ class _UserTexts:
     def __init__(self, texts: Sequence[str], count: Count) -> None:
         self._texts = texts
         self._count = count
-        sizes = {text: count(text) + 2 for text in dict.fromkeys(texts)}
-        self._sizes = [sizes[text] for text in texts]
-        self._tokens = sum(self._sizes)
+        self._size = functools.cache(lambda text: count(text) + BULLET)
         self._rank = functools.cache(sentence_rank)
 
     def pins(self, tokens: int) -> list[str]:
@@ -177,15 +181,28 @@ class _UserTexts:
         Otherwise the best sentences stay, each word for word. Those that constrain come first, then those that ask for
         something, then the rest; of equal ones the newer first.
         """
-        if self._tokens <= tokens:
+        if self._fit(tokens):
             return list(self._texts)
         short = max(24, tokens // 8)
-        sentences = _Sentences(self._texts, [size <= short for size in self._sizes], self._rank)
+        sentences = _Sentences(self._texts, [self._is_short(text, short) for text in self._texts], self._rank)
         chosen = _best_sentences(sentences, tokens, self._count)
         pins = [""] * len(self._texts)
         for at, indexes in chosen.items():
             pins[at] = _excerpt(self._texts[at], sentences.of(at), indexes)
         return pins
+
+    def _fit(self, tokens: int) -> bool:
+        """True if all texts together take at most *tokens*. No more of them are counted than it takes to know."""
+        tokens -= BULLET * len(self._texts)
+        for text in self._texts:
+            if tokens < 0:
+                return False
+            tokens -= self._size(text) - BULLET
+        return tokens >= 0
+
+    def _is_short(self, text: str, tokens: int) -> bool:
+        """True if *text* takes at most *tokens*."""
+        return len(text) * MOST_TOKENS + BULLET <= tokens or self._size(text) <= tokens
 
 
 class _Sentence(msgspec.Struct, frozen=True, gc=False):

@@ -10,11 +10,10 @@ import json
 import re
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from heapq import heappop, heappush, nsmallest
+from dataclasses import dataclass
+from heapq import heapify, heappop, heappush, nsmallest
 from itertools import islice
 from math import log2
-from types import MappingProxyType
 from typing import Any
 
 from proxy.core.conversation import ItemText
@@ -56,6 +55,8 @@ _STEP = 16_384
 """Numbers that are sorted at once."""
 
 _LITERAL = json.JSONDecoder(parse_int=str, parse_float=str)
+"""Leaves numbers as they are spelled: a parsed number could be printed differently."""
+
 _WINDOW = 65_536
 """Characters of a text that are searched at a time; of a result, all that are searched for an error line."""
 _BLANKS = str.maketrans(dict.fromkeys("\"'`<>(){}[],;|=*", " "))
@@ -70,17 +71,28 @@ _NAME = re.compile(
     r"|(?=[A-Z0-9]*\d)(?=[A-Z0-9]*[A-Z])[A-Z0-9]{4,12}"
 )
 _NUMBER = re.compile(r"[$€£¥]?\d{3,}(?:[.,:]\d+)*%?|[$€£¥]?\d+\.\d+%?|\d{1,2}(?:[:.]\d{2}){1,2}|\d{4}-\d{2}-\d{2}")
+_WORD = re.compile(
+    r"(?P<plain>[a-z]++|(?!(?:Error|Exception|Warning)\Z)[A-Z][a-z]*+)"
+    r"|(?:[0-9]++[a-f]|[a-f]++[0-9])[0-9a-f]*+(?<=.{7})(?<!.{41})"
+    r"|[a-z]++[a-z0-9]*+(?:[A-Z][a-z0-9]++)++|[A-Z][a-z0-9]++(?:[A-Z][a-z0-9]++)++"
+    r"|(?:[0-9]++[A-Z]|[A-Z]++[0-9])[A-Z0-9]*+(?<=.{4})(?<!.{13})"
+    r"|[A-Za-z]++(?:(?<=Error)|(?<=Exception)|(?<=Warning))|E[A-Z]{3,}|[EF]\d{3,4}"
+)
+"""A piece of letters and digits alone that is a plain word, a name or an error.
+
+The patterns are those of ``_WHOLE`` that such a piece can match, which takes half the time.
+"""
+
 _WHOLE = re.compile(
     r"(?P<plain>[a-z-]++|(?!(?:Error|Exception|Warning)\Z)[A-Z][a-z]*+)|https?://\S{3,}"
     r"|(?P<path>[\w@.-]++(?:/[\w.@+-]++)++)(?:/|(?<!\.):(?P<line>\d+))?|(?:[\w-]++\.)++[a-z][a-z0-9]{0,5}"
     r"|(?:~|\.{1,2}|[A-Za-z]:)?(?:[/\\][\w.@+-]++)++/?"
-    r"|[A-Za-z_]\w*+(?:\.[A-Za-z_]\w*+)++|[A-Za-z][A-Za-z0-9]*+(?:_[A-Za-z0-9]++)++|[a-z]++[a-z0-9]*+(?:[A-Z][a-z0-9]++)++"
-    r"|[A-Z][a-z0-9]++(?:[A-Z][a-z0-9]++)++|(?=[0-9a-f]*\d)(?=[0-9a-f]*[a-f])[0-9a-f]{7,40}"
-    r"|(?=[A-Z0-9]*\d)(?=[A-Z0-9]*[A-Z])[A-Z0-9]{4,12}"
-    r"|[A-Za-z_.]++(?:(?<=Error)|(?<=Exception)|(?<=Warning))|E[A-Z]{3,}|[EF]\d{3,4}"
+    r"|[A-Za-z_]\w*+(?:\.[A-Za-z_]\w*+)++|[A-Za-z][A-Za-z0-9]*+(?:_[A-Za-z0-9]++)++"
+    r"|[A-Za-z_.]++(?:(?<=Error)|(?<=Exception)|(?<=Warning))"
     rf"|(?P<number>{_NUMBER.pattern})"
 )
-"""A piece of text that is a plain word, an address, a path (perhaps with a line number), a name, an error, or a number.
+"""A piece with signs in it that is a plain word, an address, a path (perhaps with a line number), a name, an error, or
+a number.
 
 Names have capitals, digits or signs inside. The patterns are those above, written for a match of a whole piece: most
 repeats give nothing back, which takes half the time.
@@ -151,61 +163,90 @@ def digest_of(entries: Sequence[ItemText], tokens: int, count: Count, known: str
     shown = _Shown(known)
     files = sized.fill(filter(shown.is_new, _files(entries)), int(room * FILE_SHARE))
     room -= sum(map(sized, files))
-    candidates = _best_by_length(names.worths(), max(0, tokens))
+    other_worths = _best_by_length(names.worths(), max(0, tokens))
+    number_worths = {name: other_worths.pop(name) for name in filter(names.is_number, list(other_worths))}
     # Searching a long known text is not cheap: it is searched only for names that are about to be shown.
-    ranked_numbers = _ranked({name: worth for name, worth in candidates.items() if names.is_number[name]}, sized)
-    numbers = sized.fill(filter(shown.is_new, ranked_numbers), int(room * NUMBER_SHARE))
+    numbers = sized.fill(filter(shown.is_new, _ranked(number_worths, sized)), int(room * NUMBER_SHARE))
     room -= sum(map(sized, numbers))
-    ranked_others = _ranked({name: worth for name, worth in candidates.items() if not names.is_number[name]}, sized)
-    others = sized.fill(filter(shown.is_new, ranked_others), room)
+    others = sized.fill(filter(shown.is_new, _ranked(other_worths, sized)), room)
     return Digest(tuple(files), tuple(others), tuple(numbers), tuple(errors[::-1]), tuple(commands[::-1]))
 
 
-@dataclass(slots=True)
 class _Names:
     """The names of a digest's entries, and their mentions.
 
-    ``mentions`` is the number of items that mention each name, by the worth of the mention. An item counts once for
-    each kind of text that holds the name. ``newest`` is the place of the newest mention, as a share of all entries.
+    ``mentions`` are the numbers of texts that mention each name, by the worth of the mention. ``recency`` is the factor
+    by which the newest mention of each name raises its worth.
     """
 
-    is_number: dict[str, bool] = field(default_factory=dict)
-    newest: dict[str, float] = field(default_factory=dict)
-    mentions: dict[float, dict[str, int]] = field(default_factory=lambda: defaultdict(dict))
+    def __init__(self) -> None:
+        self.mentions: dict[float, dict[str, int]] = defaultdict(dict)
+        self.recency: dict[str, float] = {}
+        self._pieces = _Pieces()
+        self._titles: set[str] = set()
 
     def read(self, entries: Sequence[ItemText]) -> None:
         """Add the names in *entries*."""
-        # Plain loops: while a dictionary takes in another one with a million names, no other thread runs.
-        pieces, newest, is_number = _NamesOfPieces(), self.newest, self.is_number
         total = max(1, len(entries))
         for index, entry in enumerate(entries):
-            place = (index + 1) / total
-            for text, worth in _texts(entry):
-                times = self.mentions[worth]
-                for name, number in _tokens(text, pieces, phrases=worth > WRITTEN["tool"]).items():
-                    times[name] = times.get(name, 0) + 1
-                    newest[name] = place
-                    is_number.setdefault(name, number)
+            recency = OLDEST + (1 - OLDEST) * ((index + 1) / total)
+            self._add(entry.text, WRITTEN[entry.role], recency)
+            for name, arguments in entry.calls:
+                self._add(name, CALLED, recency)
+                self._add(plain_arguments(arguments), CALLED, recency)
+
+    def is_number(self, name: str) -> bool:
+        """True if *name* was first mentioned as a number."""
+        return name in self._pieces.numbers and name not in self._titles
 
     def worths(self) -> dict[str, float]:
         """The worth of each name: the sum over its kinds of mention, in each of which a further one counts less."""
         mentioned: dict[str, float] = {}
         for worth, times in self.mentions.items():
+            worth_of = {number: worth * log2(1 + number) for number in set(times.values())}
             for name, number in times.items():
-                mentioned[name] = mentioned.get(name, 0.0) + worth * log2(1 + number)
-        newest = self.newest
-        return {name: worth * (OLDEST + (1 - OLDEST) * newest[name]) for name, worth in mentioned.items()}
+                mentioned[name] = mentioned.get(name, 0.0) + worth_of[number]
+        recency = self.recency
+        return {name: worth * recency[name] for name, worth in mentioned.items()}
+
+    def _add(self, text: str, worth: float, recency: float) -> None:
+        """Add a mention of each name in *text*."""
+        # Plain loops: while a dictionary takes in another one with a million names, no other thread runs.
+        times, newest = self.mentions[worth], self.recency
+        for name in self._names_in(text, phrases=worth > WRITTEN["tool"]):
+            times[name] = times.get(name, 0) + 1
+            newest[name] = recency
+
+    def _names_in(self, text: str, *, phrases: bool) -> set[str]:
+        """Every name in *text*; with *phrases* also quoted titles of several words."""
+        if len(text) <= _WINDOW:
+            return self._names_in_window(text, phrases)
+        found: set[str] = set()
+        for start in range(0, len(text), _WINDOW):
+            found |= self._names_in_window(text[start : start + _WINDOW], phrases)
+        return found
+
+    def _names_in_window(self, text: str, phrases: bool) -> set[str]:
+        if text.isascii():  # a quarter of the time that the pattern takes, and none of the marks of titles is in ASCII
+            return self._pieces.names_in(set(text.translate(_BLANKS).split()))
+        found = self._pieces.names_in(set(_SPLIT.findall(text)))
+        titles: list[str] = _QUOTED.findall(text)
+        if not phrases:
+            titles = [title for title in titles if not any(map(str.isspace, title))]
+        self._titles.update(title for title in titles if title not in self.recency)
+        return found.union(titles)
 
 
 def _best_by_length(worths: dict[str, float], most: int) -> dict[str, float]:
     """The *most* names of *worths* with the highest worth per token, their tokens guessed by their length."""
     if len(worths) <= most:
         return worths
-    per_token = {name: worth / (len(name) / 4 + ROUGH) for name, worth in worths.items()}
-    least = _nth_highest(per_token.values(), most + 1)
-    best = {name: worths[name] for name, worth in per_token.items() if worth > least}
-    equal = nsmallest(most - len(best), (name for name, worth in per_token.items() if worth == least))
-    return best | {name: worths[name] for name in equal}
+    per_token = [worth / (len(name) / 4 + ROUGH) for name, worth in worths.items()]
+    least = _nth_highest(per_token, most + 1)
+    ranked = list(zip(worths, per_token, strict=True))
+    best = [name for name, worth in ranked if worth > least]
+    best += nsmallest(most - len(best), [name for name, worth in ranked if worth == least])
+    return {name: worths[name] for name in best}
 
 
 def _nth_highest(values: Iterable[float], number: int) -> float:
@@ -223,8 +264,11 @@ def _ranked(worths: Mapping[str, float], size: Callable[[str], int]) -> Iterator
     Tokens are counted only of names that can be next: of those whose fewest tokens make them worth more per token than
     the best one that was counted.
     """
+    uncounted = [(-worth / (fewest_tokens(name) + SMOOTH), name) for name, worth in worths.items()]
+    heapify(uncounted)  # rather than sorted: few of thousands of names are shown
     counted: list[tuple[float, str]] = []
-    for least, name in sorted([(-worth / (fewest_tokens(name) + SMOOTH), name) for name, worth in worths.items()]):
+    while uncounted:
+        least, name = heappop(uncounted)
         while counted and counted[0][0] < least:
             yield heappop(counted)[1]
         heappush(counted, (-worths[name] / (size(name) + SMOOTH), name))
@@ -270,26 +314,27 @@ class _Sized:
 
 
 class _Shown:
-    """Names that need no entry: those in a known text, and those shown before, also inside a longer one."""
+    """Names that need no entry: those in a known text, and those shown before, also inside a longer one.
+
+    ``_parts`` are all three and all four characters in a row of what was shown: most new names begin with others, and
+    need not be searched for.
+    """
 
     def __init__(self, known: str) -> None:
         self._known = known
         self._shown = ""
+        self._parts: set[str] = set()
 
     def is_new(self, name: str) -> bool:
         """True if *name* is not shown yet. It counts as shown from now on."""
-        if name in self._shown or name in self._known:
+        may_be_shown = len(name) < 3 or name[:4] in self._parts
+        if (may_be_shown and name in self._shown) or name in self._known:
             return False
         self._shown += f"{name}\n"
+        for at in range(len(name) - 2):
+            self._parts.add(name[at : at + 3])
+            self._parts.add(name[at : at + 4])
         return True
-
-
-def _texts(entry: ItemText) -> Iterator[tuple[str, float]]:
-    """The texts of one item, each with the worth of a mention in it."""
-    yield entry.text, WRITTEN[entry.role]
-    for name, arguments in entry.calls:
-        yield name, CALLED
-        yield plain_arguments(arguments), CALLED
 
 
 def quoted(text: str) -> str:
@@ -298,78 +343,69 @@ def quoted(text: str) -> str:
     return f"“{inside}”"
 
 
-_NO_NAMES: Mapping[str, bool] = MappingProxyType({})
+class _Pieces:
+    """Finds the names in pieces of text between blanks. A piece is searched once.
 
+    ``numbers`` are those of the names that are numbers.
+    """
 
-class _NamesOfPieces(dict[str, Mapping[str, bool]]):
-    """The names in each piece of text between blanks, True for a number. A piece is searched once."""
+    def __init__(self) -> None:
+        self.numbers: set[str] = set()
+        self._names: dict[str, tuple[str, ...]] = {}
 
-    def __missing__(self, piece: str) -> Mapping[str, bool]:
-        """The names in *piece*."""
+    def names_in(self, pieces: Iterable[str]) -> set[str]:
+        """The names in *pieces*."""
+        found: set[str] = set()
+        known = self._names
+        for piece in pieces:
+            names = known.get(piece)
+            if names is None:
+                names = self._search(piece)
+                if len(known) < MOST_PIECES and len(piece) <= LONGEST:
+                    known[piece] = names
+            if names:
+                found.update(names)
+        return found
+
+    def _search(self, piece: str) -> tuple[str, ...]:
+        """*piece* itself, without the marks around it, if it is a name or a number, else those inside it."""
         token = piece.strip(_MARKS)
-        names = _NO_NAMES
-        if 2 < len(token) <= LONGEST:
-            names = _named(token)
-        if len(self) < MOST_PIECES and len(piece) <= LONGEST:
-            self[piece] = names
-        return names
+        if not 2 < len(token) <= LONGEST:
+            return ()
+        if token.isdecimal():
+            self.numbers.add(token)
+            return (token,)
+        if token.isalnum():
+            word = _WORD.fullmatch(token)
+            if word is None or word.lastgroup == "plain":
+                return ()
+            return (token,)
+        whole = _WHOLE.fullmatch(token)
+        if whole is None:
+            return self._search_inside(token)
+        match whole.lastgroup:
+            case "plain":
+                return ()
+            case "line":
+                path, _, number = token.rpartition(":")
+                if len(number) < 3:
+                    return (path,)
+                self.numbers.add(number)
+                return path, number
+            case "number":
+                self.numbers.add(token)
+        return (token,)
 
-
-def _tokens(text: str, pieces: _NamesOfPieces, *, phrases: bool) -> dict[str, bool]:
-    """Every name in *text*, True for a number; with *phrases* also quoted titles of several words."""
-    found: dict[str, bool] = {}
-    for start in range(0, len(text), _WINDOW):
-        window = text[start : start + _WINDOW]
-        for names in filter(None, map(pieces.__getitem__, _between_blanks(window))):
-            found.update(names)
-        found.update(dict.fromkeys(_titles(window, phrases=phrases), False))
-    return found
-
-
-def _between_blanks(text: str) -> list[str]:
-    """The pieces of *text* between blanks, quotation marks, brackets and the like."""
-    if text.isascii():
-        return text.translate(_BLANKS).split()  # a quarter of the time that the pattern takes, in ASCII only
-    return _SPLIT.findall(text)
-
-
-def _titles(text: str, *, phrases: bool) -> list[str]:
-    """The titles in *text* between marks that only titles have; only those of one word unless *phrases* is true."""
-    if text.isascii():
-        return []  # none of the marks is in ASCII
-    titles: list[str] = _QUOTED.findall(text)
-    if phrases:
-        return titles
-    return [title for title in titles if not any(map(str.isspace, title))]
-
-
-def _named(token: str) -> Mapping[str, bool]:
-    """*token* itself if it is a name or a number, else those inside it; each with True for a number."""
-    if token.isdecimal():
-        return {token: True}
-    whole = _WHOLE.fullmatch(token)
-    if whole is not None:
-        return _named_as(whole.lastgroup, token, whole)
-    if token.isalnum():
-        return _NO_NAMES  # inside a word there are no names
-    names: dict[str, bool] = {}
-    for name, number in _INSIDE.findall(token):
-        stripped = name.rstrip(".") or number
-        if len(stripped) > 2:
-            names[stripped] = bool(number)
-    return names
-
-
-def _named_as(kind: str | None, token: str, whole: re.Match[str]) -> Mapping[str, bool]:
-    """The names in *token*, which matches as a *whole* of this *kind*: one of the groups, None for other names."""
-    if kind == "plain":
-        return _NO_NAMES
-    if kind != "line":
-        return {token: kind == "number"}
-    path, number = whole.group("path", "line")
-    if len(number) > 2:
-        return {path: False, number: True}
-    return {path: False}
+    def _search_inside(self, token: str) -> tuple[str, ...]:
+        """The names and numbers inside *token*."""
+        names: list[str] = []
+        for name, number in _INSIDE.findall(token):
+            stripped = name.rstrip(".") or number
+            if len(stripped) > 2:
+                names.append(stripped)
+                if number:
+                    self.numbers.add(number)
+        return tuple(names)
 
 
 def _files(entries: Sequence[ItemText]) -> Iterator[str]:
@@ -418,17 +454,12 @@ def _commands(entries: Sequence[ItemText]) -> Iterator[str]:
                 yield command
 
 
-def _literal(arguments: str) -> Any:
-    """The value of *arguments*, with numbers as they are spelled: a parsed number could be printed differently."""
-    return _LITERAL.decode(arguments)
-
-
 def command_of(arguments: str) -> str:
     """The shell command or commands in a call's arguments, on one line; "" if there is none."""
     if len(arguments) > LONGEST_ARGUMENTS:
         return ""
     try:
-        values = _literal(arguments)
+        values = _LITERAL.decode(arguments)
     except (ValueError, RecursionError):
         return ""
     if not isinstance(values, dict):
@@ -452,7 +483,7 @@ def plain_arguments(arguments: str) -> str:
     if len(arguments) > LONGEST_ARGUMENTS:
         return arguments
     try:
-        stack = [_literal(arguments)]
+        stack = [_LITERAL.decode(arguments)]
     except (ValueError, RecursionError):
         return arguments
     found: list[str] = []

@@ -61,10 +61,14 @@ class OriginalItems:
 
     def text(self, index: int) -> ItemText:
         """The text of one item. A tool result that the client wrote as plain text counts as a result."""
-        text, written = self.api.read_item_text(self.item(index)), self.written_result(index)
+        return self.text_of(self.item(index), self.written_result(index))
+
+    def text_of(self, item: bytes, written: WrittenResult | None) -> ItemText:
+        """The text of an *item*, which is a tool result *written* as plain text unless that is None."""
+        text = self.api.read_item_text(item)
         if written is None:
             return text
-        return as_result(self.item(index), text, written)
+        return as_result(item, text, written)
 
     def written_result(self, index: int) -> WrittenResult | None:
         """The form of a tool result that the client wrote as plain text; None if the item is no such result."""
@@ -257,7 +261,7 @@ def _texts(original: OriginalItems, indexes: Sequence[int]) -> dict[int, ItemTex
         key = original.item(index), original.written_result(index)
         text = known.get(key)
         if text is None:
-            text = known[key] = original.text(index)
+            text = known[key] = original.text_of(*key)
         texts[index] = text
     return texts
 

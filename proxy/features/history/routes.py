@@ -74,6 +74,7 @@ class HistoryRoutes:
             "compact": self.compact,
             "archive": self.archive,
             "retrieve": self.retrieve,
+            "state": self.state,
         }
 
     async def conversations(self, request: IncomingRequest, name: str) -> tuple[int, Mapping[str, object]]:
@@ -110,21 +111,35 @@ class HistoryRoutes:
         tenant, headers = self._caller(request)
         if request.method != "POST" or name:
             raise NotFound("Wishes are sent with POST to /ullage/api/compact.")
-        # A page of another site cannot send JSON without a preflight request, which is refused:
-        # https://developer.mozilla.org/en-US/docs/Web/HTTP/CORS
-        if not headers.by_name.get("content-type", "").lower().startswith("application/json"):
-            raise InvalidRequest("Send the body as application/json.")
-        reader = BodyReader(request.content, self._limits, self._body_bytes, tenant)
-        try:
-            body = await reader.whole(request.content_length)
-        finally:
-            reader.release()
+        body = await self._body(request, tenant, headers)
         try:
             wanted = _COMPACT_REQUEST.decode(body)
         except (msgspec.DecodeError, UnicodeError, RecursionError):
             raise InvalidRequest(_NO_REQUEST) from None
         name = _checked_name(wanted.conversation)
         return 202, _existing(await self._history.request_compaction(tenant, name, wanted.share))
+
+    async def state(self, request: IncomingRequest, name: str) -> tuple[int, Mapping[str, object]]:
+        """Return the state of the conversation called *name*, or with PUT have that of the body in its place."""
+        tenant, headers = self._caller(request)
+        conversation = _checked_name(name)
+        if request.method != "PUT":
+            _check_reads(request)
+            return 200, _existing(await self._history.exported(tenant, conversation))
+        body = await self._body(request, tenant, headers)
+        return 200, await self._history.imported(tenant, conversation, body)
+
+    async def _body(self, request: IncomingRequest, tenant: bytes, headers: RequestHeaders) -> bytes:
+        """Return the JSON body of *request*."""
+        # A page of another site cannot send JSON without a preflight request, which is refused:
+        # https://developer.mozilla.org/en-US/docs/Web/HTTP/CORS
+        if not headers.by_name.get("content-type", "").lower().startswith("application/json"):
+            raise InvalidRequest("Send the body as application/json.")
+        reader = BodyReader(request.content, self._limits, self._body_bytes, tenant)
+        try:
+            return await reader.whole(request.content_length)
+        finally:
+            reader.release()
 
     def _caller(self, request: IncomingRequest) -> tuple[bytes, RequestHeaders]:
         """Return the tenant that sent *request*, and its headers."""

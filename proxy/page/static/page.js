@@ -136,7 +136,7 @@ function drawFigures(rows) {
     const note = unpriced.length ? `without ${unpriced.length} of ${Object.keys(state.snapshot.models).length} models` : "at the price of cached input";
     figures.push(figure("Saved at least", `$${saved.toFixed(saved < 10 ? 2 : 0)}`, note));
   }
-  figures.push(figure("Event loop lag", `${Math.round(1000 * lag)} ms`, `worst here: ${Math.round(1000 * worst)} ms`, worst >= 0.2 ? "warn" : "", sparkline(state.lag, 0.02)));
+  figures.push(figure("Event loop lag", `${Math.round(1000 * lag)} ms`, `worst here: ${Math.round(1000 * worst)} ms`, lag >= 0.2 ? "warn" : "", sparkline(state.lag, 0.02)));
   find("figures").replaceChildren(...figures);
   find("version").textContent = state.snapshot.status.version || "";
 }
@@ -190,7 +190,7 @@ function matching(rows) {
   const text = state.text.toLowerCase();
   return rows.filter((row) => {
     if (state.fill >= 0 && Math.min(9, Math.floor(10 * fillOf(row))) !== state.fill) return false;
-    return !text || `${row.name} ${row.model || ""} ${row.project || ""} ${row.upstream || ""}`.toLowerCase().includes(text);
+    return !text || `${row.name} ${row.model || ""} ${row.project || ""} ${row.upstream || ""} ${row.agent || ""}`.toLowerCase().includes(text);
   });
 }
 
@@ -307,7 +307,7 @@ function drawDetail() {
   const close = make("button", { type: "button", title: "Close" }, "✕", make("span", { className: "hidden" }, " Close"));
   close.addEventListener("click", leave);
   const head = make("div", { className: "detail-head" }, make("h2", { id: "detail-title" }, row.name), close);
-  const facts = [row.model, row.upstream, row.api, row.project, `${number(row.requests)} requests`, `${number(row.compactions)} compactions`];
+  const facts = [row.model, row.upstream, row.api, row.agent, row.project, `${number(row.requests)} requests`, `${number(row.compactions)} compactions`];
   const bar = new Bar();
   bar.draw(row);
   const advice = row.advice ? make("div", { className: "callout" }, make("b", {}, row.advice.text), `What to do: ${row.advice.remedy}.`) : null;

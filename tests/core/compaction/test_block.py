@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from proxy.core.apis.chat import read_item_text
-from proxy.core.compaction.block import FOOTER, HEADER, SUMMARY, FoldedItems, render_block
+from proxy.core.compaction.block import FOOTER, HEADER, HEADINGS, SUMMARY, FoldedItems, render_block
 from proxy.core.compaction.stages import BLOCK_FRAME
 from proxy.core.compaction.truncate import OMITTED, shorten
 from proxy.core.conversation import ItemText
@@ -132,6 +132,30 @@ def test_without_any_known_word_the_newest_stay() -> None:
     assert kept == list(range(80 - len(kept), 80))
     assert 3 < len(kept) < 80
     assert "word for word (some left out for want of room):" in made
+
+
+def test_thousands_of_texts_are_not_counted() -> None:
+    """Only those of the user's texts that may be shown are counted: each of them alone takes two tokens at least."""
+    counted: list[str] = []
+
+    def count(text: str) -> int:
+        counted.append(text)
+        return count_tokens(text)
+
+    texts = tuple(f"{at:x}" for at in range(5_000))
+    made = render_block(FoldedItems((), texts, "task"), 400, 0, count)
+    assert "- 1387\n" in made
+    assert len(counted) < 500
+
+
+@pytest.mark.parametrize("room", [-1, 0])
+def test_texts_stay_whole_as_long_as_they_fit(room: int) -> None:
+    """All texts stay if they fit to the token; if one token is missing, not all of them do."""
+    texts = tuple(f"Kwa hiyo tunaendelea {at}." for at in range(9))
+    needed = sum(count_tokens(text) + 2 for text in texts)
+    frame = count_tokens(HEADER) + count_tokens(FOOTER) + HEADINGS
+    made = render_block(FoldedItems((), texts, "task"), frame + needed + room, 0, count_tokens)
+    assert all(text in made for text in texts) == (room == 0)
 
 
 def test_room_left_over_goes_to_rounds_in_full() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -30,11 +32,26 @@ def spoken(text: str, *calls: tuple[str, str]) -> ItemText:
         ("必ずテストを書く", 2),
         ("반드시 테스트를 작성해", 2),
         ("He addressed the mustard.", 0),
+        ("DON'T YOU DARE", 2),
+        ("YALNIZCA okumak", 2),
+        ("S'il te plait, un test", 1),
+        ("s'il vous plaît, un test", 1),
     ],
 )
 def test_sentences_are_weighed_in_the_main_languages(sentence: str, expected: int) -> None:
     """A constraint weighs two, a request one, talk nothing; words count whole."""
     assert sentence_rank(sentence) == expected
+
+
+@given(
+    st.sampled_from(["never", "yalnızca", "müssen", "at least", "don't", "keep", "please", "s'il te plaît", "go"]),
+    st.sampled_from([str.upper, str.lower, str.title]),
+    st.text(st.sampled_from("x _.1\n")),
+)
+def test_no_rank_depends_on_other_letters(word: str, case: Callable[[str], str], before: str) -> None:
+    """ASCII sentences, which are searched by a pattern of their own, rank as those with another letter far away."""
+    sentence = before + case(word)
+    assert sentence_rank(sentence) == sentence_rank(sentence + " é")
 
 
 def test_a_conclusion_needs_no_known_word() -> None:

@@ -158,3 +158,24 @@ async def test_no_path_or_body_is_logged(caplog: pytest.LogCaptureFixture) -> No
         await at.ask("POST", "/ullage/api/compact", COMPACT, MINE, JSON)
     assert "boss-key" not in caplog.text
     assert NAME not in caplog.text
+
+
+async def test_a_state_is_exported_and_imported() -> None:
+    """Budget and unknown members are taken over; a damaged one changes nothing and says so; others see none of it."""
+    async with running_server(open_routes=history_routes) as at:
+        path = f"/ullage/api/state/{NAME}"
+        assert status(await at.ask("GET", path, b"", MINE)) == 404
+        got = await at.ask("PUT", path, b"{", MINE, JSON)
+        assert "anew" in json.loads(got.body)["repaired"]
+        state = json.dumps({"issue": 7, "budget": {"total": 900, "consumed": 800}}).encode()
+        assert status(await at.ask("PUT", path, state, MINE, JSON)) == 200
+        got = await at.ask("GET", path, b"", MINE)
+        exported = json.loads(got.body)
+        assert exported["budget"] == {"total": 900, "consumed": 800, "remaining": 100}
+        assert (exported["issue"], exported["version"], exported["history_tail"]) == (7, 2, [])
+        got = await at.ask("PUT", path, b"[]", MINE, JSON)
+        assert json.loads(got.body).items() >= exported.items()
+        assert "stored" in json.loads(got.body)["repaired"]
+        assert status(await at.ask("PUT", path, state, MINE)) == 400
+        assert status(await at.ask("DELETE", path, b"", MINE)) == 404
+        assert status(await at.ask("GET", path, b"", "Authorization: Bearer other")) == 404

@@ -10,10 +10,12 @@ from hypothesis import strategies as st
 
 from proxy.core.apis.usage import read_usage
 from proxy.core.report import NO_USAGE, Usage
-from proxy.features.recall import responses
-from proxy.features.recall.events import written
-from proxy.features.recall.merger import NOT_RUN, without_calls
 from proxy.features.recall.tool import NAME
+from proxy.server_tools import responses
+from proxy.server_tools.events import written
+from proxy.server_tools.merger import NOT_RUN, without_calls
+
+NAMES = frozenset({NAME})
 
 Item = dict[str, Any]
 
@@ -85,7 +87,7 @@ def test_every_call_that_a_text_can_answer_is_answered() -> None:
     clicked = {"type": "computer_call", "call_id": "c4", "action": {}}
     output = [READ, RECALL, custom, clicked]
     assert [item["call_id"] for item in responses.input_of(output, b"{}")] == ["c2", "c1", "c3"]
-    assert responses.results(output, ["found"]) == [
+    assert responses.results(output, NAMES, ["found"]) == [
         {"type": "function_call_output", "call_id": "c2", "output": NOT_RUN},
         {"type": "function_call_output", "call_id": "c1", "output": "found"},
         {"type": "custom_tool_call_output", "call_id": "c3", "output": NOT_RUN},
@@ -100,7 +102,7 @@ def test_reasoning_waits_for_what_it_leads_to() -> None:
     """It passes once a message begins, and never where only a recall follows."""
     thought = {"type": "reasoning", "id": "r1", "summary": []}
     for follower, passes in ((TEXT, True), (HOSTED, True), (RECALL, False)):
-        merger = responses.new_stream()
+        merger = responses.new_stream(NAMES)
         out = merger.feed(
             event("response.output_item.added", 2, output_index=0, item=thought)
             + event("response.output_item.done", 3, output_index=0, item=thought)
@@ -112,7 +114,7 @@ def test_reasoning_waits_for_what_it_leads_to() -> None:
 
 def test_the_end_of_a_response_may_leave_its_output_out() -> None:
     """If a server lists no output at the end, the end is completed from its earlier events."""
-    merger = responses.new_stream()
+    merger = responses.new_stream(NAMES)
     merger.feed(
         event("response.output_item.added", 2, output_index=0, item=RECALL)
         + event("response.output_item.done", 3, output_index=0, item=RECALL)
@@ -133,7 +135,7 @@ def test_the_end_of_a_response_may_leave_its_output_out() -> None:
 
 def test_an_answer_cut_short_is_told_apart() -> None:
     """Running out of output, streamed or not."""
-    merger = responses.new_stream()
+    merger = responses.new_stream(NAMES)
     merger.feed(event("response.incomplete", 2, response={"output": []}))
     assert merger.truncated
     assert responses.is_truncated({"status": "incomplete"})

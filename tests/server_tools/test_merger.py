@@ -11,11 +11,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.features.recall import chat, messages, responses
-from proxy.features.recall import merger as merger_module
-from proxy.features.recall.events import value_of, written
-from proxy.features.recall.merger import MOST_BUFFERED, NOT_RUN, StreamMerger, TooMuchBuffered, add_piece, assembled
 from proxy.features.recall.tool import NAME
+from proxy.server_tools import chat, messages, responses
+from proxy.server_tools import merger as merger_module
+from proxy.server_tools.events import value_of, written
+from proxy.server_tools.merger import MOST_BUFFERED, NOT_RUN, StreamMerger, TooMuchBuffered, add_piece, assembled
 from tests.stub import Answer, Call
 from tests.stub import chat as chat_stub
 from tests.stub import messages as messages_stub
@@ -23,7 +23,10 @@ from tests.stub import responses as responses_stub
 from tests.stub.answers import Frame
 from tests.support.answer_parser import ParsedAnswer, parse_answer
 from tests.support.linear_time import is_linear
-from tests.support.recall_fixtures import APIS, LOOK, READ
+from tests.support.recall_fixtures import LOOK, READ
+from tests.support.server_tool_fixtures import APIS
+
+NAMES = frozenset({NAME})
 
 OURS: dict[str, ModuleType] = {"chat": chat, "messages": messages, "responses": responses}
 THEIRS: dict[str, ModuleType] = {"chat": chat_stub, "messages": messages_stub, "responses": responses_stub}
@@ -50,7 +53,7 @@ def fed(merger: StreamMerger, stream: bytes, size: int) -> bytes:
 
 def spliced(api: str, answers: list[Answer], size: int = 64) -> tuple[bytes, StreamMerger, int]:
     """The stream that a client gets from *answers*, as long as each calls the tool; the number of generations."""
-    merger = OURS[api].new_stream()
+    merger = OURS[api].new_stream(NAMES)
     out, used = b"", 0
     for number, answer in enumerate(answers, 1):
         out, used = out + fed(merger, raw(api, answer, number), size), number
@@ -96,7 +99,7 @@ def test_any_generations_make_one_valid_answer(api: str, answers: list[Answer], 
 @pytest.mark.parametrize("api", APIS)
 def test_text_passes_at_once_and_calls_wait(api: str) -> None:
     """Text passes before its generation ends; from the first call on nothing does."""
-    merger = OURS[api].new_stream()
+    merger = OURS[api].new_stream(NAMES)
     stream = raw(api, Answer("I read on.", (READ, LOOK)))
     before = fed(merger, stream, 1)
     assert b"I read on." in before
@@ -110,11 +113,11 @@ def test_text_passes_at_once_and_calls_wait(api: str) -> None:
 def test_what_goes_back_to_the_model_is_what_it_said(api: str) -> None:
     """Its words, thoughts and calls, as they were; each call is answered, those of other tools with why not."""
     answer = Answer("Let me look.", (READ, LOOK), reasoning="Hm.")
-    merger = OURS[api].new_stream()
+    merger = OURS[api].new_stream(NAMES)
     fed(merger, raw(api, answer), 50)
     calls = merger.calls()
     replayed = OURS[api].input_of(merger.output, b'{"messages":[{"reasoning_content":"x"}]}')
-    answered = OURS[api].results(merger.output, ["found it"])
+    answered = OURS[api].results(merger.output, NAMES, ["found it"])
     text = str(replayed)
     assert "Let me look." in text
     assert "Hm." in text
@@ -131,7 +134,7 @@ def test_whole_answers_say_what_streams_say(api: str) -> None:
     answers = [Answer("Let me look.", (LOOK,)), Answer("And there.", (LOOK, READ)), Answer("It is so.", (READ,))]
     recall_api = OURS[api]
     values = [value_of(THEIRS[api].whole(a, Frame(n, "m", THEIRS[api].usage(9, 9, 0)))) for n, a in enumerate(answers)]
-    whole = recall_api.merged(values[-1], [recall_api.output_of(value) for value in values[:-1]])
+    whole = recall_api.merged(values[-1], [recall_api.output_of(value) for value in values[:-1]], NAMES)
     streamed = parse_answer(api, spliced(api, answers)[0], stream=True)
     parsed = _whole(api, whole)
     assert parsed.text == streamed.text
@@ -148,7 +151,7 @@ def test_a_call_in_the_last_generation_is_taken_out(api: str, calls: tuple[Call,
     )
     recall_api = OURS[api]
     value = value_of(THEIRS[api].whole(answer, Frame(1, "m", THEIRS[api].usage(9, 9, 0))))
-    whole = _whole(api, recall_api.merged(value, []))
+    whole = _whole(api, recall_api.merged(value, [], NAMES))
     left = [call.name for call in calls if call.name != NAME]
     assert [name for name, _ in whole.calls] == left
     assert streamed is None or [name for name, _ in streamed.calls] == left
@@ -165,7 +168,7 @@ def _whole(api: str, value: dict[str, Any]) -> ParsedAnswer:
 @pytest.mark.parametrize("api", APIS)
 def test_an_error_in_the_stream_ends_the_holding(api: str) -> None:
     """An error event reaches the client after everything that came before it."""
-    merger = OURS[api].new_stream()
+    merger = OURS[api].new_stream(NAMES)
     stream = raw(api, Answer("I read on.", (READ,)))
     cut = stream[: stream.index(b"src/next")]
     cut = cut[: cut.rindex(b"\n\n") + 2]
@@ -177,7 +180,7 @@ def test_an_error_in_the_stream_ends_the_holding(api: str) -> None:
 @pytest.mark.parametrize("api", ["messages", "responses"])
 def test_an_error_of_no_type_is_an_error_all_the_same(api: str) -> None:
     """Behind a generation that was gone on from, an event that only holds an error is named one."""
-    merger = OURS[api].new_stream()
+    merger = OURS[api].new_stream(NAMES)
     fed(merger, raw(api, Answer("Let me look.", (LOOK,))), 64)
     merger.next_generation()
     parsed = merger.feed(b'event: error\ndata: {"error":{"message":"broken"}}\n\n')
@@ -187,7 +190,7 @@ def test_an_error_of_no_type_is_an_error_all_the_same(api: str) -> None:
 
 def test_what_is_buffered_is_bounded() -> None:
     """A call that grows without end is not held in memory."""
-    merger = chat.new_stream()
+    merger = chat.new_stream(NAMES)
     fed(
         merger,
         raw("chat", Answer("", (READ,))).split(b'"finish_reason":"tool_calls"')[0].rsplit(b"data:", 1)[0],
@@ -203,7 +206,7 @@ def test_what_is_buffered_is_bounded() -> None:
 def test_an_event_without_end_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     """Bytes that never become an event are bounded like the buffer."""
     monkeypatch.setattr(merger_module, "LONGEST_EVENT", 1_000)
-    merger = chat.new_stream()
+    merger = chat.new_stream(NAMES)
     merger.feed(b"data: " + b"x" * 900)
     with pytest.raises(TooMuchBuffered):
         merger.feed(b"x" * 200)
@@ -211,7 +214,7 @@ def test_an_event_without_end_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> No
 
 def test_comments_pass_while_calls_wait() -> None:
     """An event that keeps the connection alive is never buffered."""
-    merger = chat.new_stream()
+    merger = chat.new_stream(NAMES)
     assert NAME.encode() not in fed(merger, raw("chat", Answer("", (LOOK,))).rsplit(b"data:", 3)[0], 30)
     assert merger.feed(b": ping\n\n") == b": ping\n\n"
 
@@ -265,7 +268,7 @@ def test_a_long_answer_costs_no_more_per_byte_than_a_short_one(api: str) -> None
     answer, size = LONG[api]
 
     def work(size: int) -> None:
-        merger, stream = OURS[api].new_stream(), answer(size)
+        merger, stream = OURS[api].new_stream(NAMES), answer(size)
         passed = merger.feed(stream) + merger.release()
         assert passed.count(b'"run"') == size
         assert NAME.encode() not in passed
@@ -276,7 +279,7 @@ def test_a_long_answer_costs_no_more_per_byte_than_a_short_one(api: str) -> None
 
 def test_a_response_ends_once() -> None:
     """Each end of a response holds all its items: however often a server sends one, the client gets one."""
-    merger = responses.new_stream()
+    merger = responses.new_stream(NAMES)
     item = {"type": "function_call", "name": NAME, "call_id": "c", "arguments": "{}"}
     end = written({"type": "response.completed", "response": {"output": [item]}}, "response.completed")
     merger.feed(written({"type": "response.output_item.added", "output_index": 0, "item": item}) + end)

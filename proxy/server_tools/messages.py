@@ -1,4 +1,4 @@
-"""Recall over ``/v1/messages``: the output of a generation is the content of one assistant message.
+"""Server tools over ``/v1/messages``: the output of a generation is the content of one assistant message.
 
 https://docs.anthropic.com/en/docs/build-with-claude/streaming says what a stream holds. Consecutive thinking blocks
 must come back as one response held them
@@ -13,14 +13,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from proxy.core.compaction.truncate import OMITTED
-from proxy.features.recall.events import dumped, kind_of, written
-from proxy.features.recall.merger import NOT_RUN, Call, StreamMerger, add_piece, assembled, without_calls
-from proxy.features.recall.tool import NAME
+from proxy.server_tools.events import dumped, kind_of, written
+from proxy.server_tools.merger import NOT_RUN, Call, Names, StreamMerger, add_piece, assembled, without_calls
 
 Block = Mapping[str, Any]
 
 NOTHING_LEFT: Final = {"type": "text", "text": OMITTED}
-"""The content of an answer of nothing but recalls: the API takes no message without content back."""
+"""The content of an answer of nothing but calls of server tools: the API takes no message without content back."""
 
 _INPUT_USAGE: Final = ("input_tokens", "cache_creation_input_tokens", "cache_read_input_tokens")
 _TRUNCATED: Final = frozenset({"max_tokens", "model_context_window_exceeded", "refusal"})
@@ -43,9 +42,13 @@ def is_truncated(answer: Mapping[str, Any]) -> bool:
     return str(answer.get("stop_reason")) in _TRUNCATED
 
 
-def calls(output: Sequence[Block]) -> list[Call]:
-    """Return the calls of the recall tool among blocks."""
-    return [Call(str(block.get("id")), dumped(block.get("input")).decode()) for block in output if _is_recall(block)]
+def calls(output: Sequence[Block], names: Names) -> list[Call]:
+    """Return the calls of a server tool among blocks."""
+    return [
+        Call(str(block.get("id")), str(block["name"]), dumped(block.get("input")).decode())
+        for block in output
+        if _is_server_call(block, names)
+    ]
 
 
 def input_of(output: Sequence[Block], body: bytes) -> list[Any]:
@@ -55,30 +58,30 @@ def input_of(output: Sequence[Block], body: bytes) -> list[Any]:
     return [{"role": "assistant", "content": content}]
 
 
-def results(output: Sequence[Block], texts: Sequence[str]) -> list[Any]:
+def results(output: Sequence[Block], names: Names, texts: Sequence[str]) -> list[Any]:
     """Return one user message with every result."""
     remaining = iter(texts)
     content: list[Any] = []
     for call in filter(_is_call, output):
         text = NOT_RUN
-        if _is_recall(call):
+        if _is_server_call(call, names):
             text = next(remaining)
         content.append({"type": "tool_result", "tool_use_id": str(call.get("id")), "content": text})
     return [{"role": "user", "content": content}]
 
 
-def merged(answer: Mapping[str, Any], earlier: Sequence[Sequence[Block]]) -> dict[str, Any]:
+def merged(answer: Mapping[str, Any], earlier: Sequence[Sequence[Block]], names: Names) -> dict[str, Any]:
     """Return the last answer, its blocks after those of the *earlier* outputs that are no calls."""
     content = [block for output in earlier for block in without_calls(output, _is_call, _is_call, _is_thought)]
-    content += without_calls(answer["content"], _is_recall, _is_call, _is_thought)
+    content += without_calls(answer["content"], lambda block: _is_server_call(block, names), _is_call, _is_thought)
     content = content or [NOTHING_LEFT]
     stop_reason = _stop_reason(answer.get("stop_reason"), calls_left=any(map(_is_call, content)))
     return {**answer, "content": content, "stop_reason": stop_reason}
 
 
-def new_stream() -> StreamMerger:
+def new_stream(names: Names) -> StreamMerger:
     """Return the merger for the stream of a new answer."""
-    return MessagesMerger()
+    return MessagesMerger(names)
 
 
 class MessagesMerger(StreamMerger):
@@ -89,8 +92,8 @@ class MessagesMerger(StreamMerger):
     earlier generations, and of this one.
     """
 
-    def __init__(self) -> None:
-        super().__init__()
+    def __init__(self, names: Names) -> None:
+        super().__init__(names)
         self._blocks: dict[int, dict[str, Any]] = {}
         self._inputs: dict[int, Any] = {}
         self._citations: dict[int, list[Any]] = {}
@@ -107,8 +110,8 @@ class MessagesMerger(StreamMerger):
         return [self._block(index) for index in sorted(self._blocks)]
 
     def calls(self) -> list[Call]:
-        """Return the calls of the recall tool in this generation so far."""
-        return calls(self.output)
+        """Return the calls of a server tool in this generation so far."""
+        return calls(self.output, self.names)
 
     def _block(self, index: int) -> dict[str, Any]:
         block = {name: assembled(member) for name, member in self._blocks[index].items()}
@@ -192,7 +195,7 @@ class MessagesMerger(StreamMerger):
         if not self.is_first:
             input_usage = {name: self.usage[name] for name in _INPUT_USAGE if isinstance(self.usage.get(name), int)}
             event["usage"] = {**input_usage, **(event["usage"] or {})}
-        if not self._without_recalls:
+        if not self._without_server_calls:
             return b""
         if isinstance(event.get("delta"), dict):
             stop_reason = _stop_reason(event["delta"].get("stop_reason"), calls_left=self._calls_left)
@@ -204,16 +207,16 @@ class MessagesMerger(StreamMerger):
     def _remaining_positions(self) -> dict[int, int]:
         """Return the position of each block that the client gets, by its index.
 
-        These are all blocks in a generation without recalls. In one with recalls they are worked out once, at its end:
-        doing so for every event would be quadratic.
+        These are all blocks in a generation without calls of server tools. In one with some they are worked out once,
+        at its end: doing so for every event would be quadratic.
         """
-        if not self._without_recalls:
+        if not self._without_server_calls:
             return self._positions
         if self._remaining is None:
             blocks = self._blocks
             indexes = without_calls(
                 sorted(blocks),
-                lambda index: _is_recall(blocks[index]),
+                lambda index: _is_server_call(blocks[index], self.names),
                 lambda index: _is_call(blocks[index]),
                 lambda index: _is_thought(blocks[index]),
             )
@@ -239,7 +242,7 @@ def _nothing_left_events() -> bytes:
 
 
 def _stop_reason(reason: Any, *, calls_left: bool) -> Any:
-    """Return the stop reason of a message without its recalls; *calls_left* is True if it has other calls."""
+    """Return the stop reason of a message without calls of server tools; *calls_left* is True if it has others."""
     if reason == "tool_use" and not calls_left:
         return "end_turn"
     return reason
@@ -258,8 +261,8 @@ def _is_thought(block: Block) -> bool:
     return block.get("type") in ("thinking", "redacted_thinking")
 
 
-def _is_recall(block: Block) -> bool:
-    return _is_call(block) and block.get("name") == NAME
+def _is_server_call(block: Block, names: Names) -> bool:
+    return _is_call(block) and block.get("name") in names
 
 
 def _is_empty(block: Block) -> bool:

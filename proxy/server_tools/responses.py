@@ -1,4 +1,4 @@
-"""Recall over ``/v1/responses``: the output of a generation is a list of output items.
+"""Server tools over ``/v1/responses``: the output of a generation is a list of output items.
 
 https://platform.openai.com/docs/api-reference/responses-streaming says what a stream holds. A reasoning item must not
 come back without the item that it led to (https://github.com/vercel/ai/issues/7099). So it is buffered until that item
@@ -11,9 +11,8 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from proxy.features.recall.events import kind_of, written
-from proxy.features.recall.merger import NOT_RUN, Call, StreamMerger, without_calls
-from proxy.features.recall.tool import NAME
+from proxy.server_tools.events import kind_of, written
+from proxy.server_tools.merger import NOT_RUN, Call, Names, StreamMerger, without_calls
 
 Item = Mapping[str, Any]
 
@@ -52,9 +51,13 @@ def is_truncated(answer: Item) -> bool:
     return answer.get("status") == "incomplete"
 
 
-def calls(output: Sequence[Item]) -> list[Call]:
-    """Return the calls of the recall tool among items."""
-    return [Call(str(item.get("call_id")), str(item.get("arguments") or "")) for item in output if _is_recall(item)]
+def calls(output: Sequence[Item], names: Names) -> list[Call]:
+    """Return the calls of a server tool among items."""
+    return [
+        Call(str(item.get("call_id")), str(item["name"]), str(item.get("arguments") or ""))
+        for item in output
+        if _is_server_call(item, names)
+    ]
 
 
 def input_of(output: Sequence[Item], body: bytes) -> list[Any]:
@@ -68,7 +71,7 @@ def input_of(output: Sequence[Item], body: bytes) -> list[Any]:
     return [{name: member for name, member in item.items() if name != "id"} for item in without_thoughts]
 
 
-def results(output: Sequence[Item], texts: Sequence[str]) -> list[Any]:
+def results(output: Sequence[Item], names: Names, texts: Sequence[str]) -> list[Any]:
     """Return an output item for each call."""
     remaining = iter(texts)
     items: list[Any] = []
@@ -76,22 +79,22 @@ def results(output: Sequence[Item], texts: Sequence[str]) -> list[Any]:
         if item.get("type") not in _ANSWERABLE:
             continue
         text = NOT_RUN
-        if _is_recall(item):
+        if _is_server_call(item, names):
             text = next(remaining)
         items.append({"type": f"{item['type']}_output", "call_id": str(item.get("call_id")), "output": text})
     return items
 
 
-def merged(answer: Item, earlier: Sequence[Sequence[Item]]) -> dict[str, Any]:
+def merged(answer: Item, earlier: Sequence[Sequence[Item]], names: Names) -> dict[str, Any]:
     """Return the last answer, its items after those of the *earlier* outputs that are no calls."""
     items = [item for output in earlier for item in without_calls(output, _is_call, _is_call, _is_thought)]
-    items += without_calls(answer["output"], _is_recall, _is_call, _is_thought)
+    items += without_calls(answer["output"], lambda item: _is_server_call(item, names), _is_call, _is_thought)
     return {**answer, "output": items}
 
 
-def new_stream() -> StreamMerger:
+def new_stream(names: Names) -> StreamMerger:
     """Return the merger for the stream of a new answer."""
-    return ResponsesMerger()
+    return ResponsesMerger(names)
 
 
 class ResponsesMerger(StreamMerger):
@@ -102,8 +105,8 @@ class ResponsesMerger(StreamMerger):
     of earlier generations, and of this one.
     """
 
-    def __init__(self) -> None:
-        super().__init__()
+    def __init__(self, names: Names) -> None:
+        super().__init__(names)
         self._items: dict[int, dict[str, Any]] = {}
         self._sent_items: list[dict[str, Any]] = []
         self._sequence_number = 0
@@ -119,8 +122,8 @@ class ResponsesMerger(StreamMerger):
         return [self._items[index] for index in sorted(self._items)]
 
     def calls(self) -> list[Call]:
-        """Return the calls of the recall tool in this generation so far."""
-        return calls(self.output)
+        """Return the calls of a server tool in this generation so far."""
+        return calls(self.output, self.names)
 
     def _note(self, value: dict[str, Any]) -> None:
         kind, item = kind_of(value), value.get("item")
@@ -180,13 +183,13 @@ class ResponsesMerger(StreamMerger):
         return {**response, "output": [*before, *self._without_removed(response.get("output") or self.output)]}
 
     def _without_removed(self, items: Sequence[Item]) -> list[Item]:
-        if not self._without_recalls:
+        if not self._without_server_calls:
             return list(items)
-        return without_calls(items, _is_recall, _is_call, _is_thought)
+        return without_calls(items, lambda item: _is_server_call(item, self.names), _is_call, _is_thought)
 
     def _position(self, index: int) -> int | None:
         """Return the position of an item among those of this generation that the client gets; None if it does not."""
-        if not self._without_recalls:
+        if not self._without_server_calls:
             return index
         if self._remaining is None:
             # Worked out at the generation's end, once: doing so for every event would be quadratic.
@@ -215,8 +218,8 @@ def _is_call(item: Item) -> bool:
     return item.get("type") in _CLIENT_CALLS
 
 
-def _is_recall(item: Item) -> bool:
-    return item.get("type") == "function_call" and item.get("name") == NAME
+def _is_server_call(item: Item, names: Names) -> bool:
+    return item.get("type") == "function_call" and item.get("name") in names
 
 
 def _is_unanswerable(item: Item) -> bool:

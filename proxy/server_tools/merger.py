@@ -1,19 +1,19 @@
-"""Makes one stream for the client out of the streams of several generations, without the calls of the recall tool.
+"""Makes one stream for the client out of the streams of several generations, without the calls of a server tool.
 
 Theory of operation
 ===================
 
-A *generation* is what the model writes in answer to one request. A generation that calls the recall tool is never shown
+A *generation* is what the model writes in answer to one request. A generation that calls a server tool is never shown
 to its end: the calls are answered here, the model is asked again, and its next generation goes on where this one
 stopped. The client sees one answer. A ``StreamMerger`` reads the events of each generation in turn and returns the
 bytes that can go to the client by now. It sends nothing and waits for nothing; ``answer.MergedReply`` does that.
 
 Text must not wait: a person reads it while it is written. A tool call must wait, because the rest of the generation
-decides what becomes of it. If the recall tool is called anywhere in the generation, the model has not read the results
+decides what becomes of it. If a server tool is called anywhere in the generation, the model has not read the results
 yet, so no call of that generation reaches the client. So text passes at once, and everything from the first tool
 call on is buffered until the generation ends. Thoughts are buffered too, in the APIs that have them as blocks or items:
-a provider takes them back only beside what they led to, so they stand if text follows and go if only recalls do
-(https://docs.anthropic.com/en/docs/build-with-claude/extended-thinking#preserving-thinking-blocks,
+a provider takes them back only beside what they led to, so they stand if text follows and go if only calls do that are
+answered here (https://docs.anthropic.com/en/docs/build-with-claude/extended-thinking#preserving-thinking-blocks,
 https://github.com/vercel/ai/issues/7099).
 
 The states of one generation, and what brings it from one to the next:
@@ -30,9 +30,9 @@ The states of one generation, and what brings it from one to the next:
     any        a comment, a ping, an event without     the event, at once             the same
                data
     any        ``release()``: no generation follows    the buffer, without calls of   released
-                                                       the recall tool
+                                                       a server tool
     released   anything                                the event, without calls of    released
-                                                       the recall tool
+                                                       a server tool
     any        ``next_generation()``                   nothing; the buffer is void    passing
 
 ``ended`` is true once the generation's last event was read. The caller then looks at ``calls()`` and does one of two
@@ -41,17 +41,17 @@ rest of the stream, because bytes behind the last event belong to the client.
 
 How an event is written:
 
-- In the first generation, as it came, byte for byte, unless a call of the recall tool has to be taken out of it. An
-  answer without a recall is therefore the provider's own answer to the last byte.
+- In the first generation, as it came, byte for byte, unless a call of a server tool has to be taken out of it. An
+  answer without such a call is therefore the provider's own answer to the last byte.
 - In later ones it is rewritten, since a client expects one message or one response: it opens once, ids are the first
   generation's, indexes and sequence numbers run on, and texts of a chat answer are a blank line apart. What the
   subclasses note of each event that passes (``_passed``) is what the numbering goes on from.
-- Once calls are taken out (``_without_recalls``), the calls that are left are numbered anew, and the reason why the
-  answer stopped is that of an answer without them.
+- Once calls are taken out (``_without_server_calls``), the calls that are left are numbered anew, and the reason why
+  the answer stopped is that of an answer without them.
 
 What fails: ``failed`` is true after an error event. More than ``MOST_BUFFERED`` bytes in the buffer, or an event longer
 than ``LONGEST_EVENT``, raise ``TooMuchBuffered``. After a fault of ours in the first generation, ``unsent()`` returns
-every byte that was fed and not passed on, so that the stream can go on without recall and the client misses nothing:
+every byte that was fed and not passed on, so that the stream can go on as it comes and the client misses nothing:
 that is why an event is removed from ``_incoming`` only after it was read, and from the buffer only once it was written.
 
 All of this costs time in proportion to the bytes of a stream: the text of a call is put together from its pieces only
@@ -67,8 +67,7 @@ from dataclasses import dataclass
 from typing import Any, Final, Protocol, TypeVar
 
 from proxy.core.apis.sse import EventCutter
-from proxy.features.recall.events import data_of, value_of
-from proxy.features.recall.tool import NAME
+from proxy.server_tools.events import data_of, value_of
 
 MOST_BUFFERED: Final = 2**25
 """Bytes of one generation that are buffered at most; a call of a tool is never near that."""
@@ -76,8 +75,13 @@ MOST_BUFFERED: Final = 2**25
 LONGEST_EVENT: Final = 2**26
 """Bytes of one event at most; an event that is longer has no end."""
 
-NOT_RUN: Final = f"[Not run, because {NAME} was called beside it. Call it again if it is still needed.]"
-"""The result of a call of a client's tool beside a recall. The client never sees the call."""
+NOT_RUN: Final = (
+    "[Not run, because of another call beside it whose result comes first. Call it again if it is still needed.]"
+)
+"""The result of a call of a client's tool beside one of a server tool. The client never sees the call."""
+
+Names = frozenset[str]
+"""Names of the server tools that a request offers."""
 
 _WHOLE_MEMBERS: Final = frozenset({"id", "type", "name", "role", "index", "format"})
 """Members of a delta that come whole and not in pieces."""
@@ -85,20 +89,21 @@ _WHOLE_MEMBERS: Final = frozenset({"id", "type", "name", "role", "index", "forma
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """One call of the recall tool: its id, and its arguments as the model wrote them."""
+    """One call of a server tool: its id, the tool's name, and the arguments as the model wrote them."""
 
     id: str
+    name: str
     arguments: str
 
 
-class RecallApi(Protocol):
-    """The part of recall that differs from API to API: a module with these names.
+class ServerToolApi(Protocol):
+    """The part of answering that differs from API to API: a module with these names.
 
     The *output* of a generation is plain JSON: an assistant message (chat), its content blocks (messages), or output
     items (responses).
     """
 
-    def new_stream(self) -> StreamMerger:
+    def new_stream(self, names: Names) -> StreamMerger:
         """Return the merger for the stream of a new answer."""
 
     def output_of(self, answer: Mapping[str, Any]) -> Any:
@@ -107,17 +112,20 @@ class RecallApi(Protocol):
     def is_truncated(self, answer: Mapping[str, Any]) -> bool:
         """True if a whole answer was broken off, by its output figure or a filter: its last call may be half."""
 
-    def calls(self, output: Any) -> list[Call]:
-        """Return the calls of the recall tool in an output."""
+    def calls(self, output: Any, names: Names) -> list[Call]:
+        """Return the calls of a server tool in an output."""
 
     def input_of(self, output: Any, body: bytes) -> list[Any]:
         """Return the elements with which an output goes back to the model, in a request like the one of *body*."""
 
-    def results(self, output: Any, texts: Sequence[str]) -> list[Any]:
-        """Return the elements that answer the calls in an output: recalls with *texts*, others with ``NOT_RUN``."""
+    def results(self, output: Any, names: Names, texts: Sequence[str]) -> list[Any]:
+        """Return the elements that answer the calls in an output.
 
-    def merged(self, answer: Mapping[str, Any], earlier: Sequence[Any]) -> dict[str, Any]:
-        """Return the last answer as the client gets it: after the *earlier* outputs, and without recalls."""
+        Those of server tools get *texts*, others ``NOT_RUN``.
+        """
+
+    def merged(self, answer: Mapping[str, Any], earlier: Sequence[Any], names: Names) -> dict[str, Any]:
+        """Return the last answer as the client gets it: after the *earlier* outputs, without calls of server tools."""
 
 
 class TooMuchBuffered(Exception):
@@ -132,7 +140,8 @@ class StreamMerger(ABC):
     about to be fed; the caller sets them, so that they are not lost if decoding or reading them fails.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, names: Names) -> None:
+        self.names = names
         self.ended = False
         self.failed = False
         self.truncated = False
@@ -145,7 +154,7 @@ class StreamMerger(ABC):
         self._buffered_bytes = 0
         self._ready: list[bytes] = []
         self._released = False
-        self._without_recalls = False
+        self._without_server_calls = False
 
     def feed(self, chunk: bytes) -> bytes:
         """Return the bytes that can go to the client after *chunk*. Raises ``TooMuchBuffered``."""
@@ -169,9 +178,9 @@ class StreamMerger(ABC):
         return self._events.flush()
 
     def release(self) -> bytes:
-        """Return the buffer, without calls of the recall tool if there are any. From now on everything passes."""
+        """Return the buffer, without calls of a server tool if there are any. From now on everything passes."""
         self._released = True
-        self._without_recalls = bool(self.calls())
+        self._without_server_calls = bool(self.calls())
         return b"".join(self._empty_buffer())
 
     def next_generation(self) -> None:
@@ -183,12 +192,12 @@ class StreamMerger(ABC):
 
     @abstractmethod
     def calls(self) -> list[Call]:
-        """Return the calls of the recall tool in this generation so far."""
+        """Return the calls of a server tool in this generation so far."""
 
     @property
     @abstractmethod
     def output(self) -> Any:
-        """The output of this generation so far, see ``RecallApi``."""
+        """The output of this generation so far, see ``ServerToolApi``."""
 
     @abstractmethod
     def _note(self, value: dict[str, Any]) -> None:
@@ -258,7 +267,7 @@ class StreamMerger(ABC):
         """Return the event as the client gets it; an empty list if the client does not get it."""
         if value is None:
             return [event]
-        if self.is_first and not self._without_recalls:
+        if self.is_first and not self._without_server_calls:
             self._passed(value)
             return [event]
         rewritten = self._rewritten(value)

@@ -22,10 +22,10 @@ from proxy.core.views import view_without_addition
 from proxy.engine.features import Feature, Resend
 from proxy.engine.ports import Answer, Reply
 from proxy.engine.reading import Reader
-from proxy.features.recall.events import dumped, value_of
-from proxy.features.recall.merger import StreamMerger, TooMuchBuffered
-from proxy.features.recall.session import Limits, RecallSession
-from proxy.features.recall.tool import addition, has_tools
+from proxy.server_tools.events import dumped, value_of
+from proxy.server_tools.merger import StreamMerger, TooMuchBuffered
+from proxy.server_tools.session import ToolSession
+from proxy.server_tools.tool import ServerTool, has_tools
 from proxy.tasks import Faults
 
 MOST_BYTES: Final = 2**26
@@ -57,59 +57,48 @@ MOST_UNSUPPORTED: Final = 1_000
 """Models that are remembered for that."""
 
 
-class RecallFailed(UllageError):
-    """An answer could not go on after the tool was called; ``status`` is the upstream's, if it had one."""
+class ServerToolFailed(UllageError):
+    """An answer could not go on after a server tool was called; ``status`` is the upstream's, if it had one."""
 
-    code = "recall_failed"
+    code = "server_tool_failed"
 
     def __init__(self, status: int, message: str = "") -> None:
         reason = "."
         if message:
             reason = f": {message}"
-        super().__init__(f"The upstream could not go on after a recall{reason}")
+        super().__init__(f"The upstream could not go on after a tool of the proxy was called{reason}")
         self.status = status
 
 
-class Recall(Feature):
-    """Offers a tool by which the model reads what left its view, and answers its calls. The client never sees them."""
+class ServerTools(Feature):
+    """Answers the calls of server tools. The client never sees them."""
 
-    def __init__(self, reader: Reader, limits: Limits, faults: Faults, *, without_tools: bool = True) -> None:
-        """*without_tools*: clients that send no tools are offered it, too."""
+    def __init__(self, reader: Reader, tools: Sequence[ServerTool], faults: Faults) -> None:
         self._reader = reader
-        self._limits = limits
+        self.tools = tools
         self._faults = faults
-        self._without_tools = without_tools
         self._unsupported: TTLCache[tuple[str, str], bool] = TTLCache(MOST_UNSUPPORTED, UNSUPPORTED_SECONDS)
 
     def addition(self, request: Request, envelope: Envelope, route: Route, window: int) -> Addition:
-        """Return the tool and the note on it; nothing if it may not be offered."""
-        is_refused = (route.upstream, route.model) in self._unsupported
-        if (is_refused or not self._without_tools) and not has_tools(envelope):
+        """Return the tool that compacted views get, and the note on it; nothing if none may be offered."""
+        if (route.upstream, route.model) in self._unsupported and not has_tools(envelope):
             return NO_ADDITION
-        return addition(self._reader, request.api, envelope, route, window)
+        additions = (tool.addition(request, envelope, route, window) for tool in self.tools)
+        return next((addition for addition in additions if addition.tokens), NO_ADDITION)
 
     async def continue_answer(self, answer: Answer, view: CountedView, resend: Resend) -> Answer:
-        """Return *answer*, whose reply is the first generation's, with the tool's calls answered on the way.
+        """Return *answer*, whose reply is the first generation's, with the calls of server tools answered on the way.
 
-        If the tool is all that a model without tools refuses, it is asked again without it.
+        If a tool of ours is all that a model without tools refuses, it is asked again without it.
         """
         if answer.reply.status != 200:
-            if answer.reply.status not in UNSUPPORTED_STATUSES or has_tools(view.measured.parsed.envelope):
-                return answer
-            return await self._without_tool(answer, view, resend)
-        session = RecallSession(self._reader, self._limits, view, answer.report.stream, resend)
-        reply, report = answer.reply, answer.report
-        if _coding(reply) not in READABLE:
+            return await self._after_refusal(answer, view, resend)
+        tools = [tool for tool in self.tools if tool.is_offered(view)]
+        if not tools or _coding(answer.reply) not in READABLE:
             return answer
-
-        def learn(usage: Usage) -> bool:
-            if not session.recalls:
-                return answer.learn(usage)
-            # Only the prompt of the first generation was measured. An answer that ended at the window is no evidence.
-            if answer.ending is not None and answer.ending.overflow is not None:
-                return False
-            return answer.learn(session.first_usage)
-
+        session = ToolSession(self._reader, tools, view, answer.report.stream, resend)
+        learn = partial(_learn, answer, session)
+        reply, report = answer.reply, answer.report
         if session.is_stream(reply.header("content-type")):
             on_fault = partial(self._faults.report, "answer", report.request_id)
             merged = MergedReply(session, reply, answer.head, resend, on_fault)
@@ -117,8 +106,10 @@ class Recall(Feature):
         reply, head = await rewritten_reply(session, reply, resend)
         return replace(answer, reply=reply, head=head, learn=learn, report=session.complete(report))
 
-    async def _without_tool(self, answer: Answer, view: CountedView, resend: Resend) -> Answer:
-        """Return the answer to *view* without the tool, if *answer* refuses that; else *answer*."""
+    async def _after_refusal(self, answer: Answer, view: CountedView, resend: Resend) -> Answer:
+        """Return the answer to *view* without the tool, if *answer* refuses tools and all are ours; else *answer*."""
+        if answer.reply.status not in UNSUPPORTED_STATUSES or has_tools(view.measured.parsed.envelope):
+            return answer
         await _read(answer.reply, resend.chunks, ERROR_BYTES)
         body = b"".join(resend.chunks)
         decoded = ContentDecoder(_coding(answer.reply), ERROR_BYTES).feed(body)
@@ -139,7 +130,19 @@ class Recall(Feature):
         return replace(answer, reply=continued.reply, head=continued.head, report=report)
 
 
-async def rewritten_reply(session: RecallSession, reply: Reply, resend: Resend) -> tuple[Reply, bytes]:
+def _learn(answer: Answer, session: ToolSession, usage: Usage) -> bool:
+    """Learn from the *usage* of the first generation, the only one whose prompt was measured.
+
+    An answer that ended at the window is no evidence.
+    """
+    if not session.recalls:
+        return answer.learn(usage)
+    if answer.ending is not None and answer.ending.overflow is not None:
+        return False
+    return answer.learn(session.first_usage)
+
+
+async def rewritten_reply(session: ToolSession, reply: Reply, resend: Resend) -> tuple[Reply, bytes]:
     """Return the reply to a request without a stream after its last generation, and the bytes already read of it.
 
     A generation that is no answer of the API is the last one, and passes as it came.
@@ -152,12 +155,12 @@ async def rewritten_reply(session: RecallSession, reply: Reply, resend: Resend) 
         output = session.api.output_of(value)
         if output is None:
             return reply, chunks
-        calls = session.api.calls(output)
+        calls = session.api.calls(output, session.names)
         if not earlier and not calls:
             return reply, chunks
         session.add_usage(value.get("usage"))
         if not calls or not session.may_ask_again() or session.api.is_truncated(value):
-            return RewrittenReply(reply, dumped(session.api.merged(value, earlier))), b""
+            return RewrittenReply(reply, dumped(session.api.merged(value, earlier, session.names))), b""
         resend.set_aside()
         reply, _ = await session.ask_again(output, calls)
         earlier.append(output)
@@ -221,13 +224,13 @@ class RewrittenReply:
 class MergedReply:
     """A reply whose stream goes on with the next generation. Closing it ends the generation that is under way.
 
-    After a fault of ours a first generation goes on as it comes, without recall. A later one, whose beginning the
+    After a fault of ours a first generation goes on as it comes, unanswered. A later one, whose beginning the
     client has in another form, ends the stream.
     """
 
     def __init__(
         self,
-        session: RecallSession,
+        session: ToolSession,
         reply: Reply,
         head: bytes,
         resend: Resend,
@@ -239,7 +242,7 @@ class MergedReply:
         self._session = session
         self._resend = resend
         self._on_fault = on_fault
-        self._merger: StreamMerger = session.api.new_stream()
+        self._merger: StreamMerger = session.api.new_stream(session.names)
         self._read_from(reply, head)
         self._ended = False  # nothing more follows
         self._is_final = False  # no generation follows this one
@@ -257,15 +260,18 @@ class MergedReply:
         return next((value for key, value in self.headers if key.lower() == name.lower()), "")
 
     async def next_chunk(self) -> bytes:
-        """Return the next bytes for the client; empty at the end. Raises ``RecallFailed`` and the upstream's errors."""
+        """Return the next bytes for the client; empty at the end.
+
+        Raises ``ServerToolFailed`` and the upstream's errors.
+        """
         while not self._ended:
             try:
                 chunk = await self._next()
             except UllageError:
                 raise
-            except Exception as fault:  # noqa: BLE001 - a fault in recall costs recall, not the stream
+            except Exception as fault:  # noqa: BLE001 - a fault of ours costs the tool, not the stream
                 self._on_fault(fault)
-                chunk = self._without_recall(fault)
+                chunk = self._unanswered(fault)
             if chunk:
                 return chunk
         return b""
@@ -283,17 +289,17 @@ class MergedReply:
             return await self._end_generation()
         return await self._next_merged()
 
-    def _without_recall(self, fault: Exception) -> bytes:
+    def _unanswered(self, fault: Exception) -> bytes:
         """Return the bytes of the first generation that were not passed on; the rest of it follows as it comes."""
         if self._is_plain or not self._merger.is_first:
-            raise RecallFailed(500, "internal error.") from fault
+            raise ServerToolFailed(500, "internal error.") from fault
         self._is_plain, self._ended = True, self._is_read
         if self._resend.reply is not self._reply:
             self._resend.drop()
         try:
             return self._merger.unsent()
         except Exception as another:
-            raise RecallFailed(500, "internal error.") from another
+            raise ServerToolFailed(500, "internal error.") from another
 
     async def _next_plain(self) -> bytes:
         chunk = await self._reply.next_chunk()
@@ -314,7 +320,7 @@ class MergedReply:
             return chunk
         decoded = self._decoder.feed(chunk)
         if self._decoder.is_full:
-            raise RecallFailed(502, "its stream cannot be decoded to the end.")
+            raise ServerToolFailed(502, "its stream cannot be decoded to the end.")
         return decoded
 
     async def _next_merged(self) -> bytes:
@@ -326,7 +332,7 @@ class MergedReply:
             if chunk:
                 merged = self._merger.feed(self._merger.unread)
         except TooMuchBuffered:
-            raise RecallFailed(502, "what it says is too large to be held back.") from None
+            raise ServerToolFailed(502, "what it says is too large to be held back.") from None
         if not self._is_final:
             self._is_due = self._merger.ended or not chunk
         elif not chunk:
@@ -364,7 +370,7 @@ class MergedReply:
             self._reply.close()  # all of the generation is here
 
 
-async def _failure(reply: Reply, head: bytes) -> RecallFailed:
+async def _failure(reply: Reply, head: bytes) -> ServerToolFailed:
     """Return the error that the next generation was refused with, in the upstream's own words."""
     chunks = [head]
     await _read(reply, chunks, ERROR_BYTES)
@@ -377,7 +383,7 @@ async def _failure(reply: Reply, head: bytes) -> RecallFailed:
     status = 502
     if reply.status >= 400:
         status = reply.status
-    return RecallFailed(status, message)
+    return ServerToolFailed(status, message)
 
 
 def _coding(reply: Reply) -> str:

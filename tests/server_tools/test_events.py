@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from proxy.features.recall.events import data_of, dumped, value_of, written
+from proxy.server_tools.events import data_of, dumped, value_of, written
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Which items a query is about, and in which order."""
+"""Which texts a query is about, and in which order."""
 
 from __future__ import annotations
 
@@ -8,8 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.features.recall.pieces import Piece
-from proxy.features.recall.ranking import MOST_QUERY_WORDS, _pattern, _phrases, ranked
+from proxy.server_tools.ranking import MOST_QUERY_WORDS, _pattern, _phrases, ranked
 from tests.support.sample_conversations import prose
 
 FAR = [prose(seed, 30) for seed in range(6)]
@@ -19,7 +18,7 @@ FAR = [prose(seed, 30) for seed in range(6)]
 def best(query: str, *texts: str) -> str:
     """The text that *query* finds first; empty if it finds none."""
     apart = [part for text in texts for part in (text, *FAR)]
-    found = ranked(query, [Piece(at, "user", text) for at, text in enumerate(apart, 1)])
+    found = ranked(query, [""] * len(apart), apart)
     return apart[found[0][0]] if found else ""
 
 
@@ -64,14 +63,14 @@ def test_the_turn_after_the_words_wins_over_one_that_only_mentions_them() -> Non
     """Words that stand in an item and its neighbours count more than the same words alone."""
     exchange = ["About the telescope: what did you pay?", "The telescope was 90 euros."]
     texts = ["I like the telescope.", *FAR, *exchange, *FAR]
-    found = ranked("pay for telescope", [Piece(at, "user", text) for at, text in enumerate(texts, 1)])
+    found = ranked("pay for telescope", [""] * len(texts), texts)
     assert [texts[index] for index, _ in found[:2]] == exchange
 
 
 def test_rare_words_count_more_than_common_ones() -> None:
     """A word that every item has decides nothing."""
     common = [f"The plan is number {at}." for at in range(30)]
-    found = ranked("plan kingfisher", [Piece(at, "user", text) for at, text in enumerate([*common, "kingfisher"], 1)])
+    found = ranked("plan kingfisher", [""] * 31, [*common, "kingfisher"])
     assert found[0][0] == 30
 
 
@@ -83,7 +82,7 @@ def test_a_short_item_wins_over_a_long_one() -> None:
 def test_reading_begins_at_the_rarest_and_longest_part() -> None:
     """The position is that of the whole query if it is there, else of its rarest word."""
     text = "clear the cache, then /clear and go"
-    ((_, position),) = ranked("/clear", [Piece(1, "user", text)])
+    ((_, position),) = ranked("/clear", [""], [text])
     assert text[position:].startswith("/clear")
 
 
@@ -98,6 +97,12 @@ def test_no_query_is_looked_for_in_more_parts_than_so_many(query: str) -> None:
 @given(st.lists(st.text(max_size=40), max_size=8), st.text(min_size=1, max_size=20))
 def test_every_place_is_inside_its_item(texts: list[str], query: str) -> None:
     """Any query over any texts gives each piece at most once, and a position in it."""
-    found = ranked(query, [Piece(at, "user", text) for at, text in enumerate(texts, 1)])
+    found = ranked(query, [""] * len(texts), texts)
     assert len({index for index, _ in found}) == len(found)
     assert all(0 <= position <= len(texts[index]) for index, position in found)
+
+
+def test_a_heading_is_searched_too_and_neighbours_only_on_request() -> None:
+    """A name decides as the text does; a list of tools has no neighbours."""
+    assert ranked("kingfisher", ["kingfisher", "", ""], ["a", "b", "c"], with_neighbours=False) == [(0, 0)]
+    assert [index for index, _ in ranked("kingfisher", ["kingfisher", "", ""], ["a", "b", "c"])] == [0, 1]

@@ -1,6 +1,6 @@
-"""Ranks the items of a conversation by a query.
+"""Ranks texts by a query: the items of a conversation, the descriptions of tools.
 
-BM25 (https://en.wikipedia.org/wiki/Okapi_BM25) over single items, and over windows of three: in a talk the words of a
+BM25 (https://en.wikipedia.org/wiki/Okapi_BM25) over single texts, and over windows of three: in a talk the words of a
 question often stand in the turn before its answer. Both scores count alike. A query's words are looked for by their
 stems, wherever a word begins with one; writing without spaces by pairs of characters, as search engines do
 (https://lucene.apache.org/core/9_0_0/analysis/common/org/apache/lucene/analysis/cjk/CJKBigramFilter.html).
@@ -13,8 +13,6 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
-
-from proxy.features.recall.pieces import Piece
 
 MOST_QUERY_WORDS: Final = 48
 """Words of a query that are searched for: each one is a walk over all that was left out."""
@@ -35,29 +33,38 @@ _UNSPACED: Final = re.compile(rf"[{UNSPACED}]")
 
 @dataclass(frozen=True, slots=True)
 class Term:
-    """A part of a query: its ``pattern``, the ``hits`` of it in each item, and a ``weight``, higher the rarer it is."""
+    """A part of a query: its ``pattern``, the ``hits`` of it in each text, and a ``weight``, higher the rarer it is."""
 
     pattern: re.Pattern[str]
     hits: Sequence[int]
     weight: float
 
 
-def ranked(query: str, pieces: Sequence[Piece]) -> list[tuple[int, int]]:
-    """Return the indexes of the pieces that *query* is about, best first, each with the position of the best match.
+def ranked(
+    query: str, headings: Sequence[str], texts: Sequence[str], *, with_neighbours: bool = True
+) -> list[tuple[int, int]]:
+    """Return the indexes of the *texts* that *query* is about, best first, each with the position of the best match.
 
-    Neighbours of a piece that holds some of it are among them. Newer ones win ties.
+    The headings are searched as well, one for each text. With neighbours, those of a text that holds some of the query
+    are among the results. Later ones win ties.
     """
-    texts = [f"{piece.label}\n{piece.text}".lower() for piece in pieces]
-    terms = [_term(phrase, texts) for phrase in _phrases(query.lower())]
-    lengths = [len(text) for text in texts]
-    single = _scores([(term.weight, term.hits) for term in terms], lengths)
-    in_windows = [(term.weight, _in_windows(term.hits)) for term in terms]
-    wide = _scores(in_windows, _in_windows(lengths))
-    scores = [first + second for first, second in zip(single, wide, strict=True)]
-    matching = [index for index in range(len(pieces)) if scores[index]]
+    whole = [f"{heading}\n{text}".lower() for heading, text in zip(headings, texts, strict=True)]
+    terms = [_term(phrase, whole) for phrase in _phrases(query.lower())]
+    scores = _all_scores(terms, [len(text) for text in whole], with_neighbours=with_neighbours)
+    matching = [index for index, score in enumerate(scores) if score]
     matching.sort(key=lambda index: (-scores[index], -index))
     rarest_first = [term.pattern for term in sorted(terms, key=_by_rarity)]
-    return [(index, _first_match(pieces[index].text, rarest_first)) for index in matching]
+    return [(index, _first_match(texts[index], rarest_first)) for index in matching]
+
+
+def _all_scores(terms: Sequence[Term], lengths: Sequence[int], *, with_neighbours: bool) -> list[float]:
+    """Return the score of each text; with neighbours, its windows count as much as it does itself."""
+    single = _scores([(term.weight, term.hits) for term in terms], lengths)
+    if not with_neighbours:
+        return single
+    in_windows = [(term.weight, _in_windows(term.hits)) for term in terms]
+    wide = _scores(in_windows, _in_windows(lengths))
+    return [first + second for first, second in zip(single, wide, strict=True)]
 
 
 def _by_rarity(term: Term) -> tuple[float, int]:

@@ -1,4 +1,4 @@
-"""Recall over ``/v1/chat/completions``: the output of a generation is one assistant message.
+"""Server tools over ``/v1/chat/completions``: the output of a generation is one assistant message.
 
 https://platform.openai.com/docs/api-reference/chat-streaming says what a stream holds.
 """
@@ -8,9 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
-from proxy.features.recall.events import dumped, written
-from proxy.features.recall.merger import NOT_RUN, Call, StreamMerger, add_piece, assembled
-from proxy.features.recall.tool import NAME
+from proxy.server_tools.events import dumped, written
+from proxy.server_tools.merger import NOT_RUN, Call, Names, StreamMerger, add_piece, assembled
 
 _KNOWN_MEMBERS: Final = ("role", "content", "tool_calls")
 _MOST_OTHER_MEMBERS: Final = 32
@@ -36,9 +35,13 @@ def is_truncated(answer: Mapping[str, Any]) -> bool:
     return str(answer["choices"][0].get("finish_reason")) in _TRUNCATED
 
 
-def calls(output: Mapping[str, Any]) -> list[Call]:
-    """Return the calls of the recall tool in a message."""
-    return [Call(str(call.get("id") or ""), _arguments(call)) for call in _tool_calls(output) if _is_recall(call)]
+def calls(output: Mapping[str, Any], names: Names) -> list[Call]:
+    """Return the calls of a server tool in a message."""
+    return [
+        Call(str(call.get("id") or ""), str(call["function"]["name"]), _arguments(call))
+        for call in _tool_calls(output)
+        if _is_server_call(call, names)
+    ]
 
 
 def input_of(output: Mapping[str, Any], body: bytes) -> list[Any]:
@@ -49,34 +52,34 @@ def input_of(output: Mapping[str, Any], body: bytes) -> list[Any]:
     return [{"role": "assistant", "content": content, **sent_back, "tool_calls": _tool_calls(output)}]
 
 
-def results(output: Mapping[str, Any], texts: Sequence[str]) -> list[Any]:
+def results(output: Mapping[str, Any], names: Names, texts: Sequence[str]) -> list[Any]:
     """Return a tool message for each call."""
     remaining = iter(texts)
     messages: list[Any] = []
     for call in _tool_calls(output):
         text = NOT_RUN
-        if _is_recall(call):
+        if _is_server_call(call, names):
             text = next(remaining)
         messages.append({"role": "tool", "tool_call_id": str(call.get("id") or ""), "content": text})
     return messages
 
 
-def merged(answer: Mapping[str, Any], earlier: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return the last answer, its text after that of the *earlier* messages, without calls of the recall tool."""
+def merged(answer: Mapping[str, Any], earlier: Sequence[Mapping[str, Any]], names: Names) -> dict[str, Any]:
+    """Return the last answer, its text after that of the *earlier* messages, without calls of a server tool."""
     choice = answer["choices"][0]
     message = dict(choice["message"])
     texts = list(_texts([*earlier, message]))
     if len(texts) > 1 or (texts and not message.get("content")):
         message["content"] = _joined(texts)
     finish_reason = choice.get("finish_reason")
-    if calls(message):
-        finish_reason = _remove_recalls(message, finish_reason)
+    if calls(message, names):
+        finish_reason = _remove_server_calls(message, finish_reason, names)
     return {**answer, "choices": [{**choice, "message": message, "finish_reason": finish_reason}]}
 
 
-def _remove_recalls(message: dict[str, Any], finish_reason: Any) -> Any:
-    """Remove the calls of the recall tool from *message*; return its finish reason without them."""
-    remaining = [call for call in _tool_calls(message) if not _is_recall(call)]
+def _remove_server_calls(message: dict[str, Any], finish_reason: Any, names: Names) -> Any:
+    """Remove the calls of a server tool from *message*; return its finish reason without them."""
+    remaining = [call for call in _tool_calls(message) if not _is_server_call(call, names)]
     message.pop("tool_calls")
     if remaining:
         message["tool_calls"] = remaining
@@ -104,9 +107,9 @@ def _joined(texts: Sequence[str]) -> str:
     return "".join(parts)
 
 
-def new_stream() -> StreamMerger:
+def new_stream(names: Names) -> StreamMerger:
     """Return the merger for the stream of a new answer."""
-    return ChatMerger()
+    return ChatMerger(names)
 
 
 class ChatMerger(StreamMerger):
@@ -117,8 +120,8 @@ class ChatMerger(StreamMerger):
     identity of the chunk.
     """
 
-    def __init__(self) -> None:
-        super().__init__()
+    def __init__(self, names: Names) -> None:
+        super().__init__(names)
         self._message: dict[str, Any] = {}
         self._calls: list[dict[str, Any]] = []
         self._call_of_index: dict[Any, int] = {}
@@ -137,8 +140,8 @@ class ChatMerger(StreamMerger):
         return message
 
     def calls(self) -> list[Call]:
-        """Return the calls of the recall tool in this generation so far."""
-        return calls(self.output)
+        """Return the calls of a server tool in this generation so far."""
+        return calls(self.output, self.names)
 
     def _note(self, value: dict[str, Any]) -> None:
         self.failed = self.failed or bool(value.get("error"))
@@ -189,8 +192,8 @@ class ChatMerger(StreamMerger):
         positions = self._calls_of.pop(id(value), [])
         self._continue(delta)
         finish_reason = choice.get("finish_reason")
-        if self._without_recalls:
-            self._remove_recalls(delta, positions)
+        if self._without_server_calls:
+            self._remove_server_calls(delta, positions)
             if finish_reason == "tool_calls" and not self._indexes():
                 finish_reason = "stop"
         says_something = any(delta.values()) or finish_reason is not None or value.get("usage")
@@ -210,8 +213,8 @@ class ChatMerger(StreamMerger):
             delta["content"] = _gap(self._text_before) + delta["content"]
             self._text_before = ""
 
-    def _remove_recalls(self, delta: dict[str, Any], positions: Sequence[int]) -> None:
-        """Remove the recall tool's calls from *delta*, whose pieces belong to *positions*, and number the rest anew."""
+    def _remove_server_calls(self, delta: dict[str, Any], positions: Sequence[int]) -> None:
+        """Remove a server tool's calls from *delta*, whose pieces belong to *positions*, and number the rest anew."""
         if "tool_calls" not in delta:
             return
         indexes = self._indexes()
@@ -221,10 +224,10 @@ class ChatMerger(StreamMerger):
             delta["tool_calls"] = remaining
 
     def _indexes(self) -> dict[int, int]:
-        """Return the new index of each call that is not a recall, by its position. Calls behind the end have none."""
+        """Return the new index of each call of the client's tools, by its position. Calls behind the end have none."""
         if self._new_indexes is None:
             calls = enumerate(self._calls)
-            remaining = [position for position, call in calls if not _is_recall(_assembled_call(call))]
+            remaining = [position for position, call in calls if not _is_server_call(_assembled_call(call), self.names)]
             self._new_indexes = {position: index for index, position in enumerate(remaining)}
         return self._new_indexes
 
@@ -270,9 +273,9 @@ def _tool_calls(output: Mapping[str, Any]) -> list[dict[str, Any]]:
     return tool_calls
 
 
-def _is_recall(call: Mapping[str, Any]) -> bool:
+def _is_server_call(call: Mapping[str, Any], names: Names) -> bool:
     function = call.get("function")
-    return isinstance(function, dict) and function.get("name") == NAME
+    return isinstance(function, dict) and function.get("name") in names
 
 
 def _arguments(call: Mapping[str, Any]) -> str:

@@ -1,37 +1,38 @@
-"""Answers the calls of the recall tool within one answer, and asks the model again.
+"""Answers the calls of server tools within one answer, and asks the model again.
 
-Nothing is stored. What the tool shows is the request's own history, which stays in memory until its answer has ended.
+Nothing is stored here. The request and its history stay in memory until its answer has ended.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from types import MappingProxyType
 from typing import Any, Final, TypeVar
 
+from proxy.core.apis.envelope import read_envelope, splice
 from proxy.core.apis.json_scan import scan
 from proxy.core.apis.usage import read_usage
-from proxy.core.decisions import API_FORMATS, CountedView
+from proxy.core.decisions import API_FORMATS, Addition, CountedView
 from proxy.core.report import NO_USAGE, Report
 from proxy.engine.features import Resend
 from proxy.engine.ports import Reply
 from proxy.engine.reading import Reader
-from proxy.features.recall import chat, messages, responses
-from proxy.features.recall.events import dumped
-from proxy.features.recall.merger import Call, RecallApi
-from proxy.features.recall.pieces import Piece, pieces_of
-from proxy.features.recall.search import LAST, answer
 from proxy.offload import offload
+from proxy.server_tools import chat, messages, responses
+from proxy.server_tools.events import dumped
+from proxy.server_tools.merger import Call, ServerToolApi
+from proxy.server_tools.tool import ServerTool, ToolResult, WriteResult
 
-RECALL_APIS: Mapping[str, RecallApi] = MappingProxyType({"chat": chat, "messages": messages, "responses": responses})
+APIS: Mapping[str, ServerToolApi] = MappingProxyType({"chat": chat, "messages": messages, "responses": responses})
 
 MOST_GENERATIONS: Final = 3
 """Generations of one answer at most, the first one included."""
 
 MOST_CALLS: Final = 8
-"""Calls of one generation that are answered with a search: each one reads the whole history."""
+"""Calls of one generation that are answered: some read the whole history."""
 
+LAST: Final = "(No such tool can be called again before your next answer.)"
 TOO_MANY: Final = f"[Not answered: at most {MOST_CALLS} calls at once.]"
 
 MARGIN_PART: Final = 64
@@ -44,34 +45,30 @@ ELEMENT_TOKENS: Final = 4
 """Tokens that a text may take more inside an element than it does alone."""
 
 
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """Bounds of one call: ``tokens``, and ``results`` unless its arguments name another number."""
-
-    results: int = 10
-    tokens: int = 4_000
-
-
 T = TypeVar("T")
 
 
-class RecallSession:
+class ToolSession:
     """One answer to a client, of one or more generations. Holds the request until the answer has ended.
 
     ``recalls`` counts the generations after the first one. ``tokens`` is what all generations took, once there was more
     than one. ``first_usage`` is the usage of the first one.
     """
 
-    def __init__(self, reader: Reader, limits: Limits, view: CountedView, stream: bool, resend: Resend) -> None:
-        """Start with the answer to *view*; *stream* is True if the client requested a stream."""
+    def __init__(
+        self, reader: Reader, tools: Sequence[ServerTool], view: CountedView, stream: bool, resend: Resend
+    ) -> None:
+        """Start with the answer to *view*, which offers *tools*; *stream* is True if the client requested a stream."""
         request = view.request
-        self.api = RECALL_APIS[request.api]
+        self.api = APIS[request.api]
         self.recalls = 0
         self.tokens = 0
         self.first_usage = NO_USAGE
         self._api_format = API_FORMATS[request.api]
         self._count = reader.count(view.measured.known.route.encoding, view.measured.known.route.model)
-        self._limits = limits
+        self._tools = {tool.name: tool for tool in tools}
+        self.names = frozenset(self._tools)
+        self._declared: list[str] = []
         self._request = request
         self._view = view
         self._stream = stream
@@ -115,35 +112,64 @@ class RecallSession:
     async def ask_again(self, output: Any, calls: Sequence[Call]) -> tuple[Reply, bytes]:
         """Answer *calls* of an *output*; return the reply of the next generation, and the bytes already read of it."""
         replayed = [dumped(element) for element in self.api.input_of(output, self._view.body)]
-        pieces = await self._off_loop(lambda: pieces_of(self._view))
+        writers = await self._begin(calls[:MOST_CALLS])
         added: list[bytes] = []
+        declared: list[str] = []
 
         async def extend(view: CountedView, most: int | None) -> CountedView:
-            results = await self._off_loop(lambda: self._results(view, most, output, replayed, calls, pieces))
-            added[:] = [*replayed, *results]
-            return await self._off_loop(lambda: self._extended(view, added))
+            results = await self._off_loop(lambda: self._results(view, most, output, replayed, writers))
+            added[:] = [*replayed, *self._elements(output, [result.text for result in results])]
+            declared[:] = [tool for result in results for tool in result.tools if tool not in self._declared]
+            return await self._off_loop(lambda: self._extended(view, added, declared))
 
         continued = await self._resend.send(self._view, extend)
         self._view = continued.view
         self._appended += added
-        self._appended_tokens = self._tokens_of(self._appended)
+        self._declared += declared
+        self._appended_tokens = self._tokens_of(self._appended, self._declared)
         self.recalls += 1
         self._retries += continued.retries
         self._overflows += continued.overflows
         return continued.reply, continued.head
 
+    async def _begin(self, calls: Sequence[Call]) -> list[tuple[Call, WriteResult]]:
+        """Let each tool do what it is called for; return what writes the results, with the calls in their order."""
+        writers: dict[int, WriteResult] = {}
+        for name, tool in self._tools.items():
+            own = [index for index, call in enumerate(calls) if call.name == name]
+            if own:
+                begun = await tool.begin(self._view, [calls[index].arguments for index in own])
+                writers.update(zip(own, begun, strict=True))
+        return [(call, writers[index]) for index, call in enumerate(calls)]
+
     async def _off_loop(self, work: Callable[[], T]) -> T:
         return await offload(len(self._request.body), work)
 
-    def _extended(self, view: CountedView, added: Sequence[bytes]) -> CountedView:
-        """Return *view* with all elements of earlier generations and those *added* now behind it."""
-        end = scan(view.body, self._api_format.LIST).spans[-1][1]
-        appended = [*self._appended, *added]
-        body = b"%b,%b%b" % (view.body[:end], b",".join(appended), view.body[end:])
-        return replace(view, body=body, extension=self._tokens_of(appended))
+    def _extended(self, view: CountedView, added: Sequence[bytes], declared: Sequence[str]) -> CountedView:
+        """Return *view* with all elements of earlier generations and those *added* now behind it.
 
-    def _tokens_of(self, elements: Sequence[bytes]) -> int:
-        return sum(self._api_format.read_item(raw, self._count).tokens for raw in elements)
+        Tools that were *declared*, now or before, stand behind the others.
+        """
+        where = scan(view.body, self._api_format.LIST)
+        end = where.spans[-1][1]
+        appended = [*self._appended, *added]
+        tools = [*self._declared, *declared]
+        body = b"%b,%b%b" % (view.body[:end], b",".join(appended), view.body[end:])
+        if tools:
+            body = _with_tools(body, self._api_format.LIST, tools)
+        return replace(view, body=body, extension=self._tokens_of(appended, tools))
+
+    def _tokens_of(self, elements: Sequence[bytes], tools: Sequence[str] = ()) -> int:
+        items = sum(self._api_format.read_item(raw, self._count).tokens for raw in elements)
+        return items + sum(map(self._count, tools))
+
+    def _elements(self, output: Any, texts: Sequence[str]) -> list[bytes]:
+        """Return the elements that answer all calls in *output*; those that *texts* has none for are too many."""
+        server_calls = len(self.api.calls(output, self.names))
+        whole = [*texts, *[TOO_MANY] * (server_calls - len(texts))]
+        if self.recalls + 2 == MOST_GENERATIONS:
+            whole[-1] += "\n" + LAST
+        return [dumped(element) for element in self.api.results(output, self.names, whole)]
 
     def _results(
         self,
@@ -151,23 +177,13 @@ class RecallSession:
         most: int | None,
         output: Any,
         replayed: Sequence[bytes],
-        calls: Sequence[Call],
-        pieces: Sequence[Piece],
-    ) -> list[bytes]:
-        """Return the elements that answer the *calls* of an *output* in what *view* leaves free below *most* tokens."""
-        last_note = ""
-        if self.recalls + 2 == MOST_GENERATIONS:
-            last_note = "\n" + LAST
-        answered = calls[:MOST_CALLS]
-        refused = [TOO_MANY] * len(calls[MOST_CALLS:])
-        empty = [dumped(element) for element in self.api.results(output, [""] * len(answered) + refused)]
+        writers: Sequence[tuple[Call, WriteResult]],
+    ) -> list[ToolResult]:
+        """Return the results by *writers* in what *view* leaves free below *most* tokens."""
+        empty = self._elements(output, [""] * len(writers))
         room = self._room(view, most, [*replayed, *empty])
-        share = (room - self._count(last_note)) // len(answered) - ELEMENT_TOKENS
-        share = min(self._limits.tokens, share)
-        texts = [answer(call.arguments, pieces, self._limits.results, share, self._count) for call in answered]
-        texts += refused
-        texts[-1] += last_note
-        return [dumped(element) for element in self.api.results(output, texts)]
+        share = room // len(writers) - ELEMENT_TOKENS
+        return [write(min(self._tools[call.name].max_tokens, share), self._count) for call, write in writers]
 
     def _room(self, view: CountedView, most: int | None, added: Sequence[bytes]) -> int:
         """Return the tokens that are left beside *view*, the elements behind it, and those *added* now.
@@ -177,12 +193,22 @@ class RecallSession:
         full.
         """
         budget, ratio = view.budget, view.known.token_ratio
-        counted, added_tokens = view.counted + self._tokens_of(self._appended), self._tokens_of(added)
+        counted, added_tokens = view.counted + self._tokens_of(self._appended, self._declared), self._tokens_of(added)
         used = int(counted * ratio)
         if view is self._view and self._reported_input is not None:
             used = max(self._reported_input, int(used * LEAST_REPORTED_SHARE))
         input_tokens = int(budget.input_budget(view.lowered_output or budget.reserve) * ratio)
+        input_tokens += sum(tool.reserved(view) for tool in self._tools.values())
         room = int((input_tokens - used) / max(1.0, ratio)) - added_tokens - budget.window // MARGIN_PART
         if most is None:
             return room
         return min(room, most - counted - added_tokens - 1)
+
+
+def _with_tools(body: bytes, key: str, tools: Sequence[str]) -> bytes:
+    """Return *body*, whose items are in the member *key*, with *tools* behind its others."""
+    where = scan(body, key)
+    envelope = read_envelope(where.without_items(body).decode(), ())
+    at = len(body[: where.start].decode())
+    array = Addition(",".join(tools)).added_to(envelope.value_or_nothing("tools"))
+    return splice(envelope, at, body[where.start : where.end], {"tools": array})

@@ -1,4 +1,4 @@
-"""Digests of items: equal for equal meaning, different for anything else."""
+"""Messages of one text read as any other; digests are equal for equal meaning, different for anything else."""
 
 from __future__ import annotations
 
@@ -12,9 +12,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from proxy.core.apis.chat import read_item
-from proxy.core.apis.item_digest import DEEPEST, IGNORED, digest
+from proxy.core.apis.items import DEEPEST, IGNORED, digest, text_message
 from proxy.core.conversation import HASH_BYTES
 from tests.support import conversation_strategies
+from tests.support.api_cases import APIS
+from tests.support.engine_fixtures import count_tokens
 
 Message = dict[str, Any]
 
@@ -171,3 +173,29 @@ def test_what_nests_too_deeply_has_no_digest() -> None:
             value = wrap(value)
         with pytest.raises(RecursionError):
             digest({"content": value})
+
+
+@pytest.mark.parametrize("api", APIS)
+@settings(max_examples=100)
+@given(
+    st.sampled_from(["user", "assistant", "system", "developer", "tool", "function", "other", "", None, 3, ["user"]]),
+    st.one_of(st.text(max_size=40), st.sampled_from(["# Memory\nlikes tea\n# Task\ngo", "\ud800", None, [], 7])),
+    st.sampled_from([None, "message", "reasoning", ""]),
+)
+def test_a_message_of_one_text_is_read_as_any_other(api: str, role: Any, content: Any, kind: str | None) -> None:
+    """An ignored member takes the general way through a message: the item and its words stay the same."""
+    message = {"role": role, "content": content} | ({} if kind is None else {"type": kind})
+    module = APIS[api].module
+    raw, longer = (json.dumps(each).encode() for each in (message, message | {"cache_control": None}))
+    assert module.read_item(raw, count_tokens) == module.read_item(longer, count_tokens)
+    assert module.read_item_text(raw) == module.read_item_text(longer)
+
+
+def test_only_a_role_and_a_text_are_such_a_message() -> None:
+    """Another member, another type of content, a result or an empty text take the general way."""
+    roles = {"assistant": "assistant", "tool": "tool"}
+    assert text_message({"role": "ann", "content": "a"}, roles) == ("user", "a")
+    assert text_message({"role": "assistant", "content": "a", "type": "message"}, roles, is_typed=True) is not None
+    others: list[Message] = [SAID, PARTS, RESULT, {"role": "tool", "content": "a"}, {"role": "user", "content": ""}]
+    others += [{"role": "user", "content": "a", "type": "message"}, {"role": "", "content": "a"}, {"content": "a"}]
+    assert [text_message(message, roles) for message in others] == [None] * len(others)

@@ -12,26 +12,27 @@ from msgspec import structs
 from proxy.core.compaction.record import Compaction, CompactionRecord
 from proxy.engine.features import Feature
 from proxy.engine.summary_requests import summary_request_of
-from proxy.features.recall.answer import Recall
-from proxy.features.recall.session import Limits
+from proxy.features.recall.recall import Limits, Recall
 from proxy.features.recall.tool import MENTION, NAME, WINDOW_PART
+from proxy.server_tools.answer import ServerTools
 from tests.stub import chat, messages, responses
 from tests.support.api_formats import request_body, tools_of
 from tests.support.engine_fixtures import DictRecords, Planned, Replica
-from tests.support.recall_fixtures import APIS, WINDOW, long_history
+from tests.support.recall_fixtures import WINDOW, long_history
 from tests.support.sample_conversations import AGENT_TOOLS, agent_round, agent_session
+from tests.support.server_tool_fixtures import APIS
 
 WIRES: dict[str, Any] = {"chat": chat, "messages": messages, "responses": responses}
 
 
 def offering(replica: Replica) -> list[Feature]:
     """The feature, as it is by default."""
-    return [Recall(replica.reader, Limits(), replica.faults)]
+    return [ServerTools(replica.reader, [Recall(replica.reader, Limits())], replica.faults)]
 
 
 def offering_beside_tools(replica: Replica) -> list[Feature]:
     """The feature, for clients that send tools only."""
-    return [Recall(replica.reader, Limits(), replica.faults, without_tools=False)]
+    return [ServerTools(replica.reader, [Recall(replica.reader, Limits(), without_tools=False)], replica.faults)]
 
 
 async def plan(

@@ -8,11 +8,13 @@ import pytest
 
 from proxy.core.apis.usage import read_usage
 from proxy.core.report import NO_USAGE, Usage
-from proxy.features.recall import messages
-from proxy.features.recall.events import written
-from proxy.features.recall.merger import NOT_RUN
 from proxy.features.recall.tool import NAME
+from proxy.server_tools import messages
+from proxy.server_tools.events import written
+from proxy.server_tools.merger import NOT_RUN
 from tests.support.answer_parser import events
+
+NAMES = frozenset({NAME})
 
 RECALL = {"type": "tool_use", "id": "t1", "name": NAME, "input": {}}
 
@@ -37,7 +39,7 @@ def stop(reason: str, **usage: int) -> bytes:
 
 def test_blocks_are_put_together_from_their_deltas() -> None:
     """Texts, thoughts, seals, citations and inputs; an input that is no JSON is an empty one."""
-    merger = messages.new_stream()
+    merger = messages.new_stream(NAMES)
     merger.feed(
         start()
         + block(
@@ -63,7 +65,7 @@ def test_blocks_are_put_together_from_their_deltas() -> None:
 
 def test_the_last_generation_tells_its_own_input() -> None:
     """The usage that a client adds up is the last generation's, whose start it never sees."""
-    merger = messages.new_stream()
+    merger = messages.new_stream(NAMES)
     out = merger.feed(start(input_tokens=100, cache_read_input_tokens=5) + block(0, RECALL) + stop("tool_use"))
     merger.next_generation()
     out += merger.feed(start(input_tokens=7, cache_read_input_tokens=200))
@@ -84,7 +86,7 @@ def test_empty_texts_do_not_go_back() -> None:
 def test_results_stand_in_one_message() -> None:
     """Two calls of one generation are answered by one user message."""
     output = [RECALL, {**RECALL, "id": "t2", "name": "read_file"}, {**RECALL, "id": "t3"}]
-    (message,) = messages.results(output, ["a", "b"])
+    (message,) = messages.results(output, NAMES, ["a", "b"])
     assert message["role"] == "user"
     answered = [(part["tool_use_id"], part["content"]) for part in message["content"]]
     assert answered == [("t1", "a"), ("t2", NOT_RUN), ("t3", "b")]
@@ -94,12 +96,12 @@ def test_thoughts_wait_for_what_they_lead_to() -> None:
     """They pass once a text begins, and never where only a recall follows; what keeps the connection alive passes."""
     thought = {"type": "thinking", "thinking": "Hm.", "signature": "s"}
     for follower, passes in (({"type": "text", "text": "So"}, True), (RECALL, False)):
-        merger = messages.new_stream()
+        merger = messages.new_stream(NAMES)
         ping = event("ping")
         assert merger.feed(start() + block(0, thought) + ping) == start() + ping
         out = merger.feed(event("content_block_start", index=1, content_block=follower))
         assert (b"Hm." in out) is passes
-    assert messages.merged({"content": [{"type": "text", "text": "So"}]}, [[thought, RECALL]])["content"] == [
+    assert messages.merged({"content": [{"type": "text", "text": "So"}]}, [[thought, RECALL]], NAMES)["content"] == [
         {"type": "text", "text": "So"}
     ]
 
@@ -107,7 +109,7 @@ def test_thoughts_wait_for_what_they_lead_to() -> None:
 @pytest.mark.parametrize("reason", ["max_tokens", "model_context_window_exceeded", "refusal"])
 def test_an_answer_cut_short_is_told_apart(reason: str) -> None:
     """Running out of output or of the window, or a filter, streamed or not."""
-    merger = messages.new_stream()
+    merger = messages.new_stream(NAMES)
     merger.feed(start() + block(0, RECALL) + stop(reason))
     assert merger.truncated
     assert messages.is_truncated({"stop_reason": reason})

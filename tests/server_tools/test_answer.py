@@ -9,24 +9,14 @@ from typing import Any
 import httpx
 import pytest
 
-from proxy.features.recall import answer
 from proxy.features.recall.tool import NAME
+from proxy.server_tools import answer
 from proxy.tasks import Tasks
 from tests.stub import Answer, Fault, Stub
 from tests.stub.faults import NO_FAULT, SSE, error, rate_limited
 from tests.support.proxy_process import until
-from tests.support.recall_fixtures import (
-    LOOK,
-    PATHS,
-    READ,
-    ProxyInProcess,
-    StartRecall,
-    both,
-    every,
-    model_answering,
-    read_answer,
-    request,
-)
+from tests.support.recall_fixtures import LOOK, READ, StartRecall, read_answer, request
+from tests.support.server_tool_fixtures import PATHS, ProxyInProcess, both, every, model_answering
 
 
 @every
@@ -67,7 +57,7 @@ async def test_an_error_of_a_later_generation_is_told(start_recall: StartRecall,
     assert "Rate limit reached" in last
     assert ("rate_limit_error" in last) is (api == "messages")
     await until(lambda: len(door.reports) == 1)
-    assert door.reports[0].reason == "recall_failed"
+    assert door.reports[0].reason == "server_tool_failed"
 
 
 async def broken(door: ProxyInProcess, api: str, body: dict[str, Any]) -> str:
