@@ -19,7 +19,7 @@ from proxy.features.settings import AllSettings
 from proxy.settings import Overrides, Problem, Settings, SettingsError, load, serving_problem
 from proxy.telemetry.logs import Logs
 
-WATCH_SECONDS: Final = 1.0
+WATCH_SECONDS: Final = 2.0
 """Interval at which the file is looked at: one system call."""
 
 RESTART: Final = ("server.host", "server.port", "server.workers", "server.limits", "store", "telemetry")
