@@ -13,6 +13,7 @@ from aiohttp import web
 from proxy.core.errors import Overloaded
 from proxy.server.config import Limits
 from proxy.server.connection import Connection, Handler, closing_answer
+from proxy.tasks import Faults
 
 _LEAST_RESERVE: Final = 16
 
@@ -49,7 +50,7 @@ class Listener(web.Server):
     any descriptor was left.
     """
 
-    def __init__(self, handler: Handler, limits: Limits) -> None:
+    def __init__(self, handler: Handler, limits: Limits, faults: Faults) -> None:
         super().__init__(
             cast("Any", handler),
             handler_cancellation=True,
@@ -63,7 +64,9 @@ class Listener(web.Server):
         )
         self.refusals: Counter[str] = Counter()
         options = {"loop": asyncio.get_running_loop(), **self._kwargs}
-        self._make = functools.partial(Connection, self, refusals=self.refusals, head=limits.head, **options)
+        self._make = functools.partial(
+            Connection, self, faults=faults, refusals=self.refusals, limits=limits, **options
+        )
         self._handler = handler
         self._most = limits.connections
         self._open: dict[Connection, None] = {}
