@@ -13,6 +13,7 @@ from aiohttp import web
 from proxy.core.errors import Overloaded
 from proxy.server.config import Limits
 from proxy.server.connection import Connection, Handler, closing_answer
+from proxy.tasks import Faults
 
 _LEAST_RESERVE: Final = 16
 
@@ -49,7 +50,7 @@ class Listener(web.Server):
     any descriptor was left.
     """
 
-    def __init__(self, handler: Handler, limits: Limits) -> None:
+    def __init__(self, handler: Handler, limits: Limits, faults: Faults) -> None:
         super().__init__(
             cast("Any", handler),
             handler_cancellation=True,
@@ -65,7 +66,7 @@ class Listener(web.Server):
         loop = asyncio.get_running_loop()
         self.refusals: Counter[str] = Counter()
         self.connect = functools.partial(
-            Connection, self, handler, self.refusals, limits.head, loop=loop, **self._kwargs
+            Connection, self, handler, faults, self.refusals, limits, loop=loop, **self._kwargs
         )
         self._most = limits.connections
         self._open: dict[Connection, None] = {}

@@ -43,7 +43,7 @@ class Server:
         added = open_routes(access, config.limits)
         self._local = local = OwnRoutes(config.version, access, self._drain, metrics, status, added)
         self._limits = config.limits
-        faults = faults or Faults()
+        self._faults = faults = faults or Faults()
         self._handler = Handler(config, engine, upstream, route, observers, access, self._drain, local, models, faults)
         self._listener: Listener | None = None
         self._sockets: asyncio.Server | None = None
@@ -78,7 +78,7 @@ class Server:
 
     async def start(self, host: str, port: int, *, reuse_port: bool = False) -> int:
         """Listen on *port*, or on a free one if it is 0, and return it. Raises ``OSError`` if it is taken."""
-        self._listener = Listener(self._handler, self._limits)
+        self._listener = Listener(self._handler, self._limits, self._faults)
         self._sockets = await asyncio.get_running_loop().create_server(
             self._listener.connect, host, port, reuse_port=reuse_port, backlog=1024, start_serving=False
         )
