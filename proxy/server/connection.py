@@ -219,6 +219,11 @@ class Connection(web.RequestHandler):
         self._max_msg_queue_size = _PIPELINED
         self._msg_queue_resume_size = _PIPELINED - 1
 
+    def hand_to(self, handle: Handler) -> None:
+        """Have *handle* answer the next request, and admit its sender anew."""
+        self._handle = handle
+        self.caller, self._repeated = None, None
+
     @property
     def idle(self) -> bool:
         """True if no request is waiting or answered on it; one may be arriving."""
