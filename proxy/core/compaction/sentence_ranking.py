@@ -80,6 +80,11 @@ def sentence_rank(sentence: str) -> int:
     return 0
 
 
+def has_conclusion(sentence: str) -> bool:
+    """True if *sentence* draws a conclusion."""
+    return _CONCLUSION.search(sentence, 0, _READ) is not None
+
+
 @dataclass(frozen=True, slots=True)
 class Round:
     """A text of the model with its calls. ``answered``: it has no calls, and a user item follows."""
