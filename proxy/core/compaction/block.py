@@ -89,7 +89,8 @@ def render_block(folded: FoldedItems, block_tokens: int, text_tokens: int, count
     writer = Steps(rounds_of(folded.entries), count, shown)
     steps = writer.lines(int(free * STEP_SHARE))
     step_tokens = _list_tokens(steps, count)
-    digest = digest_of(folded.entries, free - step_tokens, count, shown).lines()
+    known = "\n".join([shown, *filter(None, steps)])
+    digest = digest_of(folded.entries, free - step_tokens, count, known).lines()
     digest_tokens = sum(count(line) + 1 for line in digest)
     left = block_tokens - frame - (text_tokens - free) - step_tokens - pin_tokens - digest_tokens
     if left > 0 and pins != list(folded.user_texts):
