@@ -15,7 +15,7 @@ import socket
 import sys
 import time
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
 from functools import partial
@@ -70,6 +70,9 @@ HISTORY_SECONDS: Final = 2.0
 TASK_SECONDS: Final = 1.0
 """Time for background tasks to end before they are cancelled."""
 
+STANDARD_OUTPUT: Final = 1
+"""The file descriptor of log lines, but for a proxy that runs beside a client."""
+
 
 def run(settings: Settings) -> int:
     """Serve until a signal ends the process; return the exit code."""
@@ -90,16 +93,34 @@ class StartOptions:
     is_fallback: bool = False
 
 
-async def serve(options: StartOptions, worker: Worker) -> int:
+@dataclass(frozen=True, slots=True)
+class Companion:
+    """Work that a proxy is started for, and ends with. ``run`` gets its port; it returns the exit code.
+
+    Log lines go to the file descriptor ``log``. Signals are left to ``run``, and nothing is printed.
+    """
+
+    run: Callable[[int], Awaitable[int]]
+    log: int
+
+
+def run_with(settings: Settings, companion: Companion) -> int:
+    """Serve on a free port while *companion* runs; return its exit code."""
+    with asyncio.Runner(loop_factory=new_event_loop) as runner:
+        return runner.run(serve(StartOptions(settings), Worker(0, 1), companion))
+
+
+async def serve(options: StartOptions, worker: Worker, companion: Companion | None = None) -> int:
     """Run one process from its start to its end; return the exit code."""
     settings = options.settings
     caches.keep_large_blocks()
     sys.setswitchinterval(SWITCH_SECONDS)
-    logs, tasks = _start_logging(settings)
+    logs, tasks = _start_logging(settings, companion.log if companion else STANDARD_OUTPUT)
     shutdown = Shutdown()
-    shutdown.handle_signals()
+    if companion is None:
+        shutdown.handle_signals()
     try:
-        process = await Process.build(options, worker, logs, tasks)
+        process = await Process.build(options, worker, logs, tasks, quiet=companion is not None)
     except (CannotListen, StoreMisconfigured, StoreUnsupported) as error:
         await tasks.finish(TASK_SECONDS)
         logs.close()
@@ -108,18 +129,23 @@ async def serve(options: StartOptions, worker: Worker) -> int:
     lag = LagWatch(process.telemetry.loop_lag, logs.loop_lagged)
     caches.collect_rarely()
     lag.start()
-    await shutdown.requested.wait()
-    await shutdown.run_unless_immediate(process.drain(settings.server.drain))
+    code = 0
+    if companion is None:
+        await shutdown.requested.wait()
+        await shutdown.run_unless_immediate(process.drain(settings.server.drain))
+    else:
+        code = await companion.run(process.port)
+        await process.drain(0.0)
     lag.stop()
     housekeeping.cancel()  # it never ends by itself: ``finish`` would wait for it
     await process.close()
     await tasks.finish(TASK_SECONDS)
     logs.close()
-    return 0
+    return code
 
 
 class Process:
-    """Everything that one process owns. ``build`` opens it, ``close`` closes it."""
+    """Everything that one process owns. ``build`` opens it, ``close`` closes it. It listens on ``port``."""
 
     def __init__(
         self,
@@ -132,8 +158,10 @@ class Process:
         engine: Engine,
         jobs: Jobs | None,
         history: OpenHistory,
+        port: int,
     ) -> None:
         self.server = server
+        self.port = port
         self.telemetry = telemetry
         self._upstream = upstream
         self._probes = probes
@@ -146,13 +174,18 @@ class Process:
         self._without_descriptor = 0
 
     @classmethod
-    async def build(cls, options: StartOptions, worker: Worker, logs: Logs, tasks: Tasks) -> Process:
-        """Return a process that listens. Raises ``CannotListen``, and the errors of ``open_store``."""
+    async def build(
+        cls, options: StartOptions, worker: Worker, logs: Logs, tasks: Tasks, *, quiet: bool = False
+    ) -> Process:
+        """Return a process that listens; if it is *quiet* it prints nothing.
+
+        Raises ``CannotListen``, and the errors of ``open_store``.
+        """
         store = await _open_store(options, logs, tasks)
         bridge = open_bridge(options.settings, tasks)
         upstream = open_upstream(options.settings, bridge)
         try:
-            return await cls._listening(options.settings, worker, logs, tasks, store, upstream)
+            return await cls._listening(options.settings, worker, logs, tasks, store, upstream, quiet=quiet)
         except BaseException:  # also after a cancellation: the store must be closed whatever happens
             await upstream.close()
             await store.close()
@@ -160,7 +193,15 @@ class Process:
 
     @classmethod
     async def _listening(
-        cls, settings: Settings, worker: Worker, logs: Logs, tasks: Tasks, store: Store, upstream: Upstreams
+        cls,
+        settings: Settings,
+        worker: Worker,
+        logs: Logs,
+        tasks: Tasks,
+        store: Store,
+        upstream: Upstreams,
+        *,
+        quiet: bool,
     ) -> Process:
         telemetry = _open_telemetry()
         tokenizers = Tokenizers()
@@ -214,12 +255,12 @@ class Process:
         server = Server(config, engine, upstream, upstream_of, observers, metrics, status, models, routes, faults)
         is_alone = worker.count == 1
         port = await _listen(server, settings, shared=not is_alone)
-        if is_alone:
+        if is_alone and not quiet:
             print_summary(settings, catalogue, port, describe_store(store.state(), settings.store.path))
             tasks.spawn(warn_of_unreachable(settings, logs.warn), "look for the upstreams")
         tasks.spawn(asyncio.to_thread(_load_common_vocabulary, tokenizers), "load the common vocabulary")
         tasks.spawn(upstream.warm(), "load LiteLLM")
-        return cls(server, upstream, probes, store, telemetry, logs, engine, jobs, history)
+        return cls(server, upstream, probes, store, telemetry, logs, engine, jobs, history, port)
 
     async def update_gauges(self) -> None:
         """Update every second the metrics that no request updates, and show the others to workers. Never returns."""
@@ -347,9 +388,9 @@ async def _supervise(settings: Settings) -> int:
         return await supervisor.run()
 
 
-def _start_logging(settings: Settings) -> tuple[Logs, Tasks]:
-    """Return the process's log and its background tasks. Libraries and the event loop report to that log."""
-    logs = Logs(settings.telemetry.log.level, settings.telemetry.log.format)
+def _start_logging(settings: Settings, fd: int = STANDARD_OUTPUT) -> tuple[Logs, Tasks]:
+    """Return the process's log, which goes to *fd*, and its background tasks. Libraries and the loop report to it."""
+    logs = Logs(settings.telemetry.log.level, settings.telemetry.log.format, fd)
     logs.adopt_libraries()
     asyncio.get_running_loop().set_exception_handler(logs.loop_failed)
     return logs, Tasks(logs.task_failed)

@@ -37,6 +37,7 @@ EXEMPT = {
     "proxy/engine/ports.py": "protocols and plain values, no behaviour",
     "proxy/server/config.py": "plain values with defaults, no behaviour",
     "proxy/features/cap_results/opening.py": "a few lines, seen at work in tests/features/test_opening.py",
+    "proxy/features/compress/opening.py": "a few lines, seen at work in tests/features/test_opening.py",
     "proxy/features/client_compaction/opening.py": "a few lines, seen at work in tests/features/test_opening.py",
     "proxy/features/context_management/opening.py": "a few lines, seen at work in tests/features/test_opening.py",
     "proxy/features/recall/opening.py": "a few lines, seen at work in tests/features/test_opening.py",

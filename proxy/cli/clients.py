@@ -46,9 +46,23 @@ class File(_Data):
     home: str = ""
 
 
+class Run(_Data):
+    """How a client is started with its configuration: nothing is written.
+
+    ``command`` is its program. ``environment`` are variables beside those of its files; ``document`` is a variable that
+    takes the text of its first file. Each of ``arguments`` is left out if a placeholder in it has no value.
+    """
+
+    command: str
+    environment: dict[str, str] = {}
+    document: str = ""
+    arguments: tuple[tuple[str, ...], ...] = ()
+
+
 class Client(_Data):
     """A client: the ``api`` it speaks, and the files, environment variables or commands that configure it.
 
+    ``run`` is how it is started without any of these files, None if it reads its configuration from them alone.
     ``key`` is the environment variable that it reads its key from. ``needs_model``: its configuration names models.
     """
 
@@ -60,6 +74,7 @@ class Client(_Data):
     files: tuple[File, ...] = ()
     environment: dict[str, str] = {}
     commands: tuple[str, ...] = ()
+    run: Run | None = None
 
     @property
     def takes_window(self) -> bool:

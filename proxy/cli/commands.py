@@ -13,23 +13,20 @@ import os
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Final, NoReturn
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from proxy.cli.address import configured_address, local_address, readiness_status
+from proxy.cli.options import MISUSED, REFUSED, Overrides, fail, overrides_of, settings_of
+from proxy.cli.run import run
 
 if TYPE_CHECKING:
     from proxy.cli.clients import Client, ClientFacts
     from proxy.cli.explain import Fitted
     from proxy.cli.session_files import Session
-    from proxy.settings import Settings, SettingsError
+    from proxy.settings import Settings
 
-Overrides = dict[tuple[str, ...], object]
-"""Settings given as options, by their path; they replace those of the file and the environment."""
-
-REFUSED: Final = 1
-MISUSED: Final = 2
 
 app = typer.Typer(
     name="ullage",
@@ -81,7 +78,7 @@ def serve(
     from proxy.workers import without_collections
 
     server = {"host": host, "port": port, "workers": workers}
-    overrides = _overrides(upstream, window)
+    overrides = overrides_of(upstream, window)
     overrides.update({("server", name): value for name, value in server.items() if value is not None})
     if store is not None:
         overrides["store", "url"] = store
@@ -97,11 +94,11 @@ def _settings_to_serve(config: Path | None, overrides: Overrides) -> Settings:
     """Return the settings; end the process if they have no upstream or would leave the proxy open to anyone."""
     from proxy.settings import open_proxy_problem
 
-    settings = _settings(config, overrides)
+    settings = settings_of(config, overrides)
     if not settings.upstreams:
-        _fail(MISUSED, "There is no upstream to serve. Try: ullage serve --upstream http://127.0.0.1:8000/v1")
+        fail(MISUSED, "There is no upstream to serve. Try: ullage serve --upstream http://127.0.0.1:8000/v1")
     if (reason := open_proxy_problem(settings)) is not None:
-        _fail(REFUSED, f"Refusing to serve: {reason}")
+        fail(REFUSED, f"Refusing to serve: {reason}")
     return settings
 
 
@@ -114,12 +111,12 @@ def check(file: Annotated[Path, typer.Argument(help="YAML file to check.")]) -> 
     from proxy.settings import open_proxy_problem
     from proxy.startup import settings_summary
 
-    settings = _settings(file, {})
+    settings = settings_of(file, {})
     refusal = open_proxy_problem(settings)
     if not settings.upstreams:
         refusal = "no upstream is configured. Add one under upstreams, with name and base_url."
     if refusal is not None:
-        _fail(REFUSED, f"{file}: would not be served: {refusal}")
+        fail(REFUSED, f"{file}: would not be served: {refusal}")
     typer.echo(f"{file}: OK\n{settings_summary(settings, {})}")
 
 
@@ -148,7 +145,7 @@ def models(
     Shows longest answers, encodings and count factors as well, and with --wide their sources: of configured models and
     of those that their servers list, or of all models whose names match PATTERN.
     """
-    settings = _settings(config, _overrides(upstream))
+    settings = settings_of(config, overrides_of(upstream))
     import asyncio
     from dataclasses import asdict
 
@@ -164,9 +161,9 @@ def models(
     elif rows:
         show_models(rows, wide=wide)
     if not rows and pattern is not None:
-        _fail(REFUSED, f"No model matches {pattern}.")
+        fail(REFUSED, f"No model matches {pattern}.")
     if not rows:
-        _fail(REFUSED, "Nothing is configured. Try: ullage models 'gpt-5*', or give --upstream or --config.")
+        fail(REFUSED, "Nothing is configured. Try: ullage models 'gpt-5*', or give --upstream or --config.")
 
 
 @app.command()
@@ -189,10 +186,10 @@ def doctor(
     """
     key = os.environ.get(key_env, "") if key_env else ""
     if key_env and not key:
-        _fail(MISUSED, f"The environment variable {key_env} is not set, or empty.")
-    settings = _settings(config, _overrides(upstream, window, model or "*"))
+        fail(MISUSED, f"The environment variable {key_env} is not set, or empty.")
+    settings = settings_of(config, overrides_of(upstream, window, model or "*"))
     if not settings.upstreams:
-        _fail(MISUSED, "There is no server to examine. Try: ullage doctor --upstream http://127.0.0.1:8000/v1")
+        fail(MISUSED, "There is no server to examine. Try: ullage doctor --upstream http://127.0.0.1:8000/v1")
     import asyncio
     from dataclasses import asdict
 
@@ -224,7 +221,7 @@ def replay(
     and stores nothing. Reads OpenAI requests (JSON, JSON Lines) and the session files of Claude Code, Codex, opencode
     (export), Cline, Roo and Aider.
     """
-    settings = _settings(config, _overrides(window=window))
+    settings = settings_of(config, overrides_of(window=window))
     sessions = _read_sessions(path)
     from proxy.cli.html_report import replay_page
     from proxy.cli.replay_output import CannotPlot, draw_replays, replay_all, replays_as_json, show_replays
@@ -242,7 +239,7 @@ def replay(
         try:
             _write(plot, lambda: draw_replays(replays, plot))
         except CannotPlot as error:
-            _fail(REFUSED, f"{plot}: {error}")
+            fail(REFUSED, f"{plot}: {error}")
 
 
 def _write(file: Path, write: Callable[[], object]) -> None:
@@ -250,7 +247,7 @@ def _write(file: Path, write: Callable[[], object]) -> None:
     try:
         write()
     except OSError as error:
-        _fail(MISUSED, f"{file}: cannot be written: {error.strerror}.")
+        fail(MISUSED, f"{file}: cannot be written: {error.strerror}.")
 
 
 def _read_sessions(path: Path) -> list[Session]:
@@ -260,9 +257,9 @@ def _read_sessions(path: Path) -> list[Session]:
     try:
         sessions = list(find_sessions(path))
     except OSError as error:
-        _fail(MISUSED, f"{path}: cannot be read: {error.strerror}.")
+        fail(MISUSED, f"{path}: cannot be read: {error.strerror}.")
     if not sessions:
-        _fail(REFUSED, f"{path}: no conversation found. Known are OpenAI requests and agents' session files.")
+        fail(REFUSED, f"{path}: no conversation found. Known are OpenAI requests and agents' session files.")
     return sessions
 
 
@@ -282,7 +279,7 @@ def fit(
     """
     from proxy.core.errors import UllageError
 
-    settings = _settings(config, {})
+    settings = settings_of(config, {})
     name, body = _read_request(request)
     import asyncio
 
@@ -293,9 +290,9 @@ def fit(
         if explain or html:
             _explain(fitted, name, html, show=explain)
     except (UllageError, CannotFit) as error:
-        _fail(REFUSED, f"{name}: {error}")
+        fail(REFUSED, f"{name}: {error}")
     if fitted.error is not None:
-        _fail(REFUSED, f"{name}: {fitted.error.message}")
+        fail(REFUSED, f"{name}: {fitted.error.message}")
     if not explain and not html:
         sys.stdout.buffer.write(fitted.view.body)
 
@@ -307,7 +304,7 @@ def _read_request(name: str) -> tuple[str, bytes]:
     try:
         return name, Path(name).read_bytes()
     except OSError as error:
-        _fail(MISUSED, f"{name}: cannot be read: {error.strerror}. Give a file, or - for standard input.")
+        fail(MISUSED, f"{name}: cannot be read: {error.strerror}. Give a file, or - for standard input.")
 
 
 def _explain(fitted: Fitted, name: str, html: Path | None, *, show: bool) -> None:
@@ -334,13 +331,13 @@ def health(
     try:
         status = readiness_status(address)
     except ValueError as error:
-        _fail(MISUSED, f"{address} is no http(s) URL: {error}")
+        fail(MISUSED, f"{address} is no http(s) URL: {error}")
     except OSError as error:
-        _fail(REFUSED, f"{address} does not answer: {error.strerror or error}")
+        fail(REFUSED, f"{address} does not answer: {error.strerror or error}")
     except http.client.HTTPException as error:
-        _fail(REFUSED, f"{address} does not answer in HTTP: {error}")
+        fail(REFUSED, f"{address} does not answer in HTTP: {error}")
     if status != http.client.OK:
-        _fail(REFUSED, f"not ready ({status})")
+        fail(REFUSED, f"not ready ({status})")
     typer.echo("ready")
 
 
@@ -362,7 +359,7 @@ def top(
     try:
         watch(url or configured_address(os.environ), key, interval, once=once)
     except CannotRead as error:
-        _fail(REFUSED, str(error))
+        fail(REFUSED, str(error))
 
 
 @app.command()
@@ -394,11 +391,11 @@ def connect(
         _list_clients(known)
         return
     if write and undo:
-        _fail(MISUSED, "Give --write or --undo, not both.")
+        fail(MISUSED, "Give --write or --undo, not both.")
     chosen = _client_named(client, known)
     if chosen.needs_model and model is None and not undo:
-        _fail(MISUSED, f"The configuration of {chosen.title} names models: give --model NAME.")
-    settings = _settings(config, {})
+        fail(MISUSED, f"The configuration of {chosen.title} names models: give --model NAME.")
+    settings = settings_of(config, {})
     journal = settings.store.path / commands.JOURNAL
     try:
         if undo:
@@ -407,7 +404,7 @@ def connect(
             facts = _client_facts(settings, chosen, url, key, model, window, roomy=roomy)
             lines = commands.connect(client, chosen, facts, os.environ, journal if write else None)
     except (commands.ConnectError, OSError) as error:
-        _fail(REFUSED, str(error))
+        fail(REFUSED, str(error))
     typer.echo("\n".join(lines))
 
 
@@ -421,7 +418,7 @@ def _client_named(name: str, known: Mapping[str, Client]) -> Client:
     if name not in known:
         similar = difflib.get_close_matches(name, known, n=1)
         advice = f"Did you mean {similar[0]}? " if similar else ""
-        _fail(MISUSED, f"No client is called {name}. {advice}`ullage connect` lists them.")
+        fail(MISUSED, f"No client is called {name}. {advice}`ullage connect` lists them.")
     return known[name]
 
 
@@ -449,36 +446,4 @@ def _client_facts(
     return ClientFacts(root, key or client.key, model, assumed, output, window)
 
 
-def _overrides(upstream: str | None = None, window: int | None = None, model: str = "*") -> Overrides:
-    """Return the overrides of the options --upstream and --window; *model* is the one that the window is for."""
-    overrides: Overrides = {}
-    if upstream is not None:
-        # Replaces the file's list whole: a key configured for one server must never go to another.
-        overrides["upstreams",] = [{"name": "upstream", "base_url": upstream}]
-    if window is not None:
-        overrides["models", model, "context_window"] = window
-    return overrides
-
-
-def _settings(config: Path | None, overrides: Overrides) -> Settings:
-    """Return the settings; print their problems and end the process if they have any."""
-    from proxy.features.settings import AllSettings
-    from proxy.settings import SettingsError, load
-
-    try:
-        return load(config, overrides, os.environ, AllSettings)
-    except SettingsError as error:
-        _fail(REFUSED, _problems(error))
-
-
-def _problems(error: SettingsError) -> str:
-    """Return the problems with the settings, and their number, as lines."""
-    count = len(error.problems)
-    total = "1 problem." if count == 1 else f"{count} problems."
-    return "\n".join([*map(str, error.problems), total])
-
-
-def _fail(code: int, message: str) -> NoReturn:
-    """Print *message* to standard error and end the process with *code*."""
-    typer.echo(message, err=True)
-    raise typer.Exit(code)
+app.command(context_settings={"allow_interspersed_args": False, "ignore_unknown_options": False})(run)

@@ -8,17 +8,17 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from types import MappingProxyType
-from typing import Any, Final
+from typing import Final
 
 from rich.console import Console
 from rich.table import Table
 
 from proxy.cli.findings import NO_FINDINGS, Findings, find_paragraphs, find_results, findings_tables, largest
-from proxy.cli.offline import offline_engine
 from proxy.cli.output import figures_table, window_source
 from proxy.core.apis.base import Count
 from proxy.core.apis.envelope import TOOLS
 from proxy.core.apis.json_steps import read_integer
+from proxy.core.apis.shape import shape_of
 from proxy.core.compaction.record import CompactionRecord
 from proxy.core.conversation import Item, ItemText
 from proxy.core.decisions import CountedView, MeasuredRequest, Reject
@@ -29,6 +29,7 @@ from proxy.core.request import Request
 from proxy.core.tokens.budget import Marks
 from proxy.core.tokens.counting import REGIONS, regions, to_provider_tokens
 from proxy.engine.reading import CountedBody, Reader
+from proxy.offline import offline_engine
 from proxy.settings import Settings
 from proxy.tokenizers import Tokenizers
 from proxy.upstream_wiring import open_catalogue
@@ -172,29 +173,10 @@ def api_of(body: bytes) -> str:
         raise InvalidRequest(f"is no JSON: {error}. Give the body of one request.") from error
     if not isinstance(value, dict):
         raise InvalidRequest("is no JSON object. Give the body of one request.")
-    if "input" in value and "messages" not in value:
-        return "responses"
-    if not isinstance(value.get("messages"), list):
+    api = shape_of(value)
+    if not api:
         raise InvalidRequest("has no list of messages. Give the body of one request.")
-    if "system" in value or "anthropic_version" in value or _has_messages_blocks(value):
-        return "messages"
-    return "chat"
-
-
-def _has_messages_blocks(value: Mapping[str, Any]) -> bool:
-    """True if tools or content blocks are written as in the Messages API."""
-    if any("input_schema" in tool for tool in _objects(value.get("tools"))):
-        return True
-    contents = [message.get("content") for message in _objects(value["messages"])]
-    parts = [part for content in contents for part in _objects(content)]
-    return any(part.get("type") in ("tool_use", "tool_result", "thinking") for part in parts)
-
-
-def _objects(value: Any) -> list[dict[str, Any]]:
-    """Return the JSON objects in *value* if it is a list."""
-    if not isinstance(value, list):
-        return []
-    return [element for element in value if isinstance(element, dict)]
+    return api
 
 
 def breakdown(fitted: Fitted) -> Breakdown:

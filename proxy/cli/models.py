@@ -9,13 +9,13 @@ from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from typing import Final, Literal
 
-from proxy.cli.offline import ignore_warning
 from proxy.cli.output import table_console, window_source
 from proxy.core import learned_window
 from proxy.core.errors import NotFound
 from proxy.core.learned_window import prior_calibration
 from proxy.core.models import Catalogue, Route, ServerWindow
 from proxy.engine.learned_routes import LearnedRoute, believed, load
+from proxy.offline import ignore_warning
 from proxy.server.access import client_tenant, proxy_tenant
 from proxy.settings import Settings
 from proxy.store import Store, StoreMisconfigured, StoreUnsupported, has_data, open_store

@@ -12,13 +12,13 @@ from typing import Final
 
 from proxy import settings as configuration
 from proxy.cli.findings import NO_FINDINGS, Findings, FreshResult, find_paragraphs, find_results, largest
-from proxy.cli.offline import offline_engine
 from proxy.cli.session_files import Message, Session, read_sessions
 from proxy.core.decisions import CountedView, MeasuredRequest, Reject, View
 from proxy.core.errors import UllageError
 from proxy.core.report import Report
 from proxy.core.request import Request
 from proxy.engine.engine import Engine
+from proxy.offline import offline_engine
 from proxy.settings import Prices, Settings
 from proxy.tokenizers import Tokenizers
 from proxy.upstream_wiring import open_catalogue

@@ -149,8 +149,14 @@ class Addition:
     tokens: int = 0
 
     def added_to(self, tools: str) -> str:
-        """The JSON array *tools* with the tool behind the client's own, whose bytes stay as they are."""
-        return f"{tools[: tools.rindex(']')]},{self.tool}]"
+        """The JSON array *tools* with the tool behind the client's own, whose bytes stay as they are.
+
+        The tool alone if *tools* is empty or no array: the client sent none.
+        """
+        elements = tools[: max(0, tools.rfind("]"))]
+        if not elements.strip("[ \t\r\n"):
+            return f"[{self.tool}]"
+        return f"{elements},{self.tool}]"
 
 
 NO_ADDITION: Final = Addition()
@@ -242,8 +248,8 @@ class MeasuredRequest:
     def schedule(self, policy: Policy, layout: Layout, budget: TokenBudget) -> Schedule:
         """The schedule of this conversation's compactions under *budget*."""
         rules = policy.rules
-        if self.parsed.envelope.stored:
-            # Calls whose results are here, and results whose calls are, may be what the provider keeps.
+        if self.parsed.envelope.stored or self.request.options.keep_items:
+            # Of a stored history, calls whose results are here and results whose calls are may be at the provider's.
             rules = replace(rules, enabled_stages=replace(rules.enabled_stages, fold=False, drop=False))
         return Schedule(self.parsed.items, layout, budget, rules)
 

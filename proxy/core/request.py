@@ -15,8 +15,14 @@ Mode = Literal["on", "observe", "off"]
 TaskSize = Literal["tiny", "small", "medium", "large"]
 TASK_SIZES: Final[tuple[TaskSize, ...]] = get_args(TaskSize)
 
-Purpose = Literal["answer", "count", "compact"]
-"""The purpose of a request: the model's answer, a count of its tokens, or a smaller conversation."""
+Purpose = Literal["answer", "count", "compact", "compress"]
+"""The purpose of a request: the model's answer, a count of its tokens, a smaller conversation, or the view itself."""
+
+ITEMS_KEPT: Final = "\0items"
+"""Added to a conversation's label if all its items stay in the view; no header can carry it.
+
+Such compactions must not be taken for those of the same conversation when it is sent.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +32,7 @@ class Options:
     ``window`` (tokens) may only lower the model's window; ``conversation`` is mixed into the first prefix hash;
     ``compact_to`` is the share of the room to compact to now, None for the usual one. ``project`` is
     a label; ``task_size`` is one, and limits the history if the configuration says so.
+    ``keep_items``: a view has as many items as the client sent.
     """
 
     mode: Mode = "on"
@@ -35,6 +42,7 @@ class Options:
     compact_to: float | None = None
     project: str = ""
     task_size: str = ""
+    keep_items: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -62,7 +62,7 @@ def _compacted(measured: MeasuredRequest, written: Written) -> CountedView:
     if measured.tools_json:
         members[tools_member(measured)] = measured.tools_json
     if has_addition:
-        members["tools"] = measured.addition.added_to(measured.tools_json or parsed.envelope.value("tools"))
+        members["tools"] = measured.addition.added_to(measured.tools_json or parsed.envelope.value_or_nothing("tools"))
     if written.lowered_output is not None:
         figure = max(int(written.lowered_output * measured.known.token_ratio), parsed.envelope.least_output)
         thinking = parsed.envelope.thinking(figure)
@@ -98,6 +98,15 @@ def _compacted(measured: MeasuredRequest, written: Written) -> CountedView:
             stages=stages + tuple(name for name, value in used.items() if value),
         ),
     )
+
+
+def view_without_addition(view: CountedView) -> CountedView:
+    """*view* without what a feature added to it."""
+    edits = view.edits
+    target = replace(view.measured.target, keep_addition=False)
+    found = LookedUp(view.layout or view.measured.lay_out(), edits.record, first=edits.previous)
+    bare = _compacted(view.measured, Written(found, target, edits.record, edits.lowered_output))
+    return replace(bare, edits=replace(bare.edits, compacted_now=edits.compacted_now))
 
 
 def without_addition_room(budget: TokenBudget, tokens: int) -> TokenBudget:

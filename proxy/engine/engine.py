@@ -186,6 +186,19 @@ class Engine:
             return Forward(measured)
         return await self._planned(measured)
 
+    async def preview(self, bound: BoundEngine, request: Request) -> tuple[Forward | Reject, Report]:
+        """Plan *request* as it would be sent, whatever its view loses; what was written for its view is noted."""
+        for feature in self._features.concerned(request):
+            request = await feature.prepare(request, bound)
+        measured = await self.measurer.measure(request, "any")
+        decision = Forward(measured) if isinstance(measured, UncountedView) else await self._planned(measured)
+        if isinstance(decision, TooLossy):
+            raise Unreachable("a view that may lose anything is never too lossy")
+        report = self.report(decision)
+        if isinstance(decision, Forward) and isinstance(decision.view, CountedView):
+            asyncio.get_running_loop().call_soon(self._after_answer, decision.view, report, 200)
+        return decision, report
+
     async def _planned(self, measured: MeasuredRequest) -> FinalDecision:
         decision = await self._decide(measured)
         if self.measurer.mode_of(measured.request) == "observe":
@@ -325,7 +338,7 @@ class Engine:
         answer = Answer(report, reply, delivery.head, ending=ending, hides_usage=delivery.hides_usage)
         if is_good:
             answer = replace(answer, learn=self._learner(view, ending))
-        if not isinstance(view, CountedView) or not view.edits.addition or not is_good:
+        if not isinstance(view, CountedView) or not view.edits.addition:
             return answer
         for feature in self._features.continuing:
             answer = await feature.continue_answer(answer, view, Continuation(self, run))
@@ -415,6 +428,10 @@ class BoundEngine:
     async def plan(self, request: Request, max_loss: MaxLoss, *, dry_run: bool = False) -> FinalDecision:
         """Plan *request* without sending it. Raises ``InvalidRequest``."""
         return await self._engine.plan(request, max_loss, dry_run=dry_run)
+
+    async def preview(self, request: Request) -> tuple[Forward | Reject, Report]:
+        """Plan *request* as it would be sent, whatever its view loses, and send nothing. Raises ``InvalidRequest``."""
+        return await self._engine.preview(self, request)
 
     async def measure(self, request: Request, assumed_window: int) -> MeasuredRequest:
         """Measure *request*, against *assumed_window* if its model's is unknown. Raises ``InvalidRequest``."""

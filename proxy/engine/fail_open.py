@@ -43,6 +43,8 @@ class FailOpen:
 
         Raises what the upstream raises.
         """
+        if run.request.purpose == "compress":
+            raise UllageError  # the caller asked for nothing to be sent
         if run.reply is not None:
             return self._untouched_answer(run, run.reply, b"".join(run.chunks))
         if run.instead is not None:

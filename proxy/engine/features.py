@@ -13,7 +13,7 @@ from typing import Final, Protocol
 
 from proxy.core.apis.envelope import Envelope
 from proxy.core.compaction.schedule import MaxLoss
-from proxy.core.decisions import NO_ADDITION, Addition, CountedView, FinalDecision, MeasuredRequest
+from proxy.core.decisions import NO_ADDITION, Addition, CountedView, FinalDecision, Forward, MeasuredRequest, Reject
 from proxy.core.models import Route
 from proxy.core.report import Report
 from proxy.core.request import Mode, Purpose, Request
@@ -31,6 +31,9 @@ class Planning(Protocol):
 
     async def plan(self, request: Request, max_loss: MaxLoss, *, dry_run: bool = False) -> FinalDecision:
         """Plan *request* without sending it. Raises ``InvalidRequest``."""
+
+    async def preview(self, request: Request) -> tuple[Forward | Reject, Report]:
+        """Plan *request* as it would be sent, whatever its view loses, and send nothing. Raises ``InvalidRequest``."""
 
     async def measure(self, request: Request, assumed_window: int) -> MeasuredRequest:
         """Measure *request*, against *assumed_window* if its model's is unknown. Raises ``InvalidRequest``."""
@@ -119,7 +122,10 @@ class Feature:
         return None
 
     async def continue_answer(self, answer: Answer, view: CountedView, resend: Resend) -> Answer:
-        """Go on with *answer* to a *view* that has this feature's addition, behind the client's back."""
+        """Go on with *answer*, whatever its status, to a *view* that has this feature's addition.
+
+        The client sees one answer.
+        """
         del view, resend
         return answer
 

@@ -110,10 +110,11 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """Why nothing went upstream."""
+    """Why nothing went upstream. ``error_api``: whose error shape the caller understands, if its path does not say."""
 
     report: Report
     error: UllageError
+    error_api: str = ""
 
 
 Outcome = Answer | Refusal

@@ -13,7 +13,7 @@ from proxy.core.attempts import Attempts
 from proxy.core.decisions import CountedView, MeasuredRequest, Policy, Reject, UncountedView, View
 from proxy.core.overflow.kinds import Overflow
 from proxy.core.report import BUDGET_UNREACHABLE, SERVED, Outcome, Report
-from proxy.core.request import Request, public_session_name
+from proxy.core.request import ITEMS_KEPT, Request, public_session_name
 from proxy.core.tokens.budget import borrowed
 from proxy.core.tokens.counting import regions, to_provider_tokens
 from proxy.engine.ports import Clock, Reply
@@ -168,7 +168,8 @@ def conversation_of(request: Request, session: str) -> str:
 
     *session* is what the body calls it.
     """
-    named = request.options.conversation.removesuffix(OBSERVED) or request.session or session
+    label = request.options.conversation.removesuffix(OBSERVED).removesuffix(ITEMS_KEPT)
+    named = label or request.session or session
     return public_session_name(request.tenant, named) if named else ""
 
 

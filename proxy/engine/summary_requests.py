@@ -77,6 +77,6 @@ def _warm(
         view = assemble(raw, record.compaction, record.block_with(addition.note), edits, measured.read_item)
     text = envelope.text
     if addition.tokens:
-        tools = addition.added_to(measured.tools_json or envelope.value("tools"))
+        tools = addition.added_to(measured.tools_json or envelope.value_or_nothing("tools"))
         text = splice(envelope, 0, b"", {"tools": tools}).decode()
     return CachedPrompt(text, view.content, measured.budget.fixed + view.tokens)

@@ -16,11 +16,11 @@ from pydantic import create_model
 from proxy.settings import Settings, compression, upstreams
 from proxy.settings.field_types import Section
 
-FOLDERS: Final = ("client_compaction", "context_management", "cap_results", "recall")
+FOLDERS: Final = ("compress", "client_compaction", "context_management", "cap_results", "recall")
 """The folders in the order in which their features prepare a request.
 
-Items of ours are opened before anything is read of a conversation, and a result is capped after it may have been
-cleared.
+A request for a view is none of the others' business. Items of ours are opened before anything is read of a
+conversation, and a result is capped after it may have been cleared.
 """
 
 HISTORY: Final = "history"

@@ -14,9 +14,7 @@ from proxy.core.apis.envelope import continues_stored
 from proxy.core.errors import Forbidden, Unauthorized
 from proxy.core.http_headers import CREDENTIAL_ORDER, CREDENTIALS
 from proxy.server.config import ServerConfig
-from proxy.server.request import RequestHeaders, api_path, plain_path
-
-RawHeaders = tuple[tuple[bytes, bytes], ...]
+from proxy.server.request import RequestHeaders, RequestPath, api_path, plain_path
 
 # RFC 7239 and what proxies sent before it: https://www.rfc-editor.org/rfc/rfc7239#section-4.
 _FORWARDED: Final = ("forwarded", "x-forwarded-for", "x-forwarded-host", "x-real-ip")
@@ -36,45 +34,16 @@ FOREIGN_HOST: Final = (
 _NOT_REPEATED: Final = frozenset({"content-encoding", "expect", "origin", "sec-fetch-site", "upgrade"})
 """Headers of requests whose head is read anew each time: browsers', and those whose headers change on their way."""
 
-_LONGEST_HEAD: Final = 4096
-"""Bytes of a head that is remembered, at most: each open connection may have one."""
-
 
 class Caller(msgspec.Struct):
-    """Who sent a head: its headers as they were read, and the tenant that they prove.
-
-    A client sends the same head all day, but for the length of its body: ``before`` and ``after`` are the fields around
-    that one. A caller is remembered by its own connection alone, and every byte of the next head is compared.
-    """
+    """Who sent a head: its headers as they were read, and the tenant that they prove, once it is known."""
 
     headers: RequestHeaders
     tenant: bytes = b""
-    before: RawHeaders = ()
-    after: RawHeaders = ()
-    length_name: bytes = b""
 
-    def remembered(self, raw: RawHeaders) -> Caller | None:
-        """Return this caller with its head *raw* noted, or None if that must be read anew each time."""
-        names = [name.lower() for name, _ in raw]
-        size = sum(len(name) + len(value) for name, value in raw)
-        if size > _LONGEST_HEAD or names.count(b"content-length") != 1:
-            return None
-        if not _NOT_REPEATED.isdisjoint(self.headers.by_name):
-            return None
-        at = names.index(b"content-length")
-        self.before, self.after, self.length_name = raw[:at], raw[at + 1 :], raw[at][0]
-        del self.headers.by_name["content-length"]
-        return self
-
-    def sent(self, raw: RawHeaders) -> bool:
-        """True if *raw* is the noted head, whatever its Content-Length."""
-        at = len(self.before)
-        return (
-            len(raw) == at + 1 + len(self.after)
-            and raw[at][0] == self.length_name
-            and raw[:at] == self.before
-            and raw[at + 1 :] == self.after
-        )
+    def may_return(self, path: RequestPath) -> bool:
+        """True if the same head for *path* may be taken for this caller's when its connection brings it again."""
+        return path.api != "relay" and _NOT_REPEATED.isdisjoint(self.headers.by_name)
 
 
 class Access:

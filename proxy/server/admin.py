@@ -4,22 +4,23 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Final
-
-from aiohttp import web
 
 from proxy.core.errors import NotFound, Overloaded, TooManyRequests, UllageError, error_body
 from proxy.server.access import Access
 from proxy.server.admission import Drain
 from proxy.server.config import Limits, Metrics, Status
-from proxy.server.request import LIVE, READY, read_headers
+from proxy.server.incoming import IncomingRequest
+from proxy.server.request import LIVE, READY, RETRIEVE, read_headers
 from proxy.server.response import ResponseWriter
 
+_LOG: Final = logging.getLogger(__name__)
 _ROOT: Final = "/ullage/api/"
 _STATUS: Final = "/ullage/api/status"
 
-Route = Callable[[web.BaseRequest, str], Awaitable[tuple[int, Mapping[str, object]]]]
+Route = Callable[[IncomingRequest, str], Awaitable[tuple[int, Mapping[str, object]]]]
 """A route below ``/ullage/api/``: from a request and the rest of its path to the status and the body."""
 
 OpenRoutes = Callable[[Access, Limits], Mapping[str, Route]]
@@ -51,7 +52,7 @@ class OwnRoutes:
         self._status = status
         self._added = added
 
-    async def answer(self, request: web.BaseRequest, path: str, out: ResponseWriter) -> None:
+    async def answer(self, request: IncomingRequest, path: str, out: ResponseWriter) -> None:
         """Write the whole answer."""
         retry_after: list[tuple[str, str]] = []
         try:
@@ -60,16 +61,21 @@ class OwnRoutes:
             status, body, kind = error.status, error_body(error, "chat"), "application/json"
             if isinstance(error, Overloaded | TooManyRequests):
                 retry_after = [("retry-after", str(error.retry_after))]
-            if not request.content.is_eof():
-                out.keep_alive = False
+        except Exception as fault:  # noqa: BLE001 - a bug costs one request, never the connection
+            _LOG.error("own route failed", exc_info=fault)
+            status, body, kind = UllageError.status, error_body(UllageError(), "chat"), "application/json"
+        if not request.content.is_eof():
+            out.keep_alive = False
         headers = [("content-type", kind), ("content-length", str(len(body))), ("cache-control", "no-store")]
         out.start(status, [*headers, *retry_after], sized=True)
         out.write(body)
         out.finish()
 
-    async def _respond(self, request: web.BaseRequest, path: str) -> tuple[int, bytes, str]:
+    async def _respond(self, request: IncomingRequest, path: str) -> tuple[int, bytes, str]:
         name, _, rest = path.removeprefix(_ROOT).partition("/")
-        if path.startswith(_ROOT) and name in self._added:
+        if path.startswith(RETRIEVE):
+            name, rest = "retrieve", path.removeprefix(RETRIEVE)
+        if path.startswith((_ROOT, RETRIEVE)) and name in self._added:
             status, value = await self._added[name](request, rest)
             return status, as_json(value), "application/json"
         if request.method not in ("GET", "HEAD"):

@@ -9,14 +9,14 @@ import time
 from collections.abc import Sequence
 from typing import Any, Final
 
-from aiohttp import web
-
 from proxy.core.errors import Overloaded
 from proxy.core.report import Report
 from proxy.server import response
 from proxy.server.access import Access
+from proxy.server.body import BodyBytes
 from proxy.server.config import Limits, Observe
-from proxy.server.request import BodyBytes, RequestPath, is_local
+from proxy.server.incoming import IncomingRequest
+from proxy.server.request import RequestPath, is_local
 from proxy.server.response import ResponseWriter
 from proxy.tasks import Faults
 
@@ -84,7 +84,7 @@ class QuickRefusal:
         self._prefix = os.urandom(6).hex()
         self._count = itertools.count(1)
 
-    def concerns(self, request: web.BaseRequest, path: RequestPath) -> bool:
+    def concerns(self, request: IncomingRequest, path: RequestPath) -> bool:
         """True if this request, which came while the proxy was full, is to be refused here."""
         headers, transport = request.headers, request.transport
         return (
@@ -97,7 +97,7 @@ class QuickRefusal:
             and self._access.knows_host(headers.get("host", ""))
         )
 
-    def refuse(self, request: web.BaseRequest, path: RequestPath) -> ResponseWriter:
+    def refuse(self, request: IncomingRequest, path: RequestPath) -> ResponseWriter:
         """Write the refusal."""
         began = time.perf_counter()
         out = ResponseWriter(request, self._limits.write)

@@ -7,13 +7,15 @@ import contextlib
 import json
 import zlib
 from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
 from typing import Final
 
+import msgspec
 from aiohttp import StreamReader, web
 from aiohttp.http_exceptions import HttpProcessingError
 
 from proxy.core.apis.json_scan import members
-from proxy.core.errors import BodyTooLarge, InflatesTooFar, InvalidRequest, RequestTimeout, UllageError
+from proxy.core.errors import BodyTooLarge, InflatesTooFar, InvalidRequest, Overloaded, RequestTimeout, UllageError
 from proxy.offload import offload
 from proxy.server.config import Limits
 
@@ -60,6 +62,113 @@ class Progress:
             raise RequestTimeout("The request body stopped coming, or came too slowly.") from error
         self._left = min(self._pause, self._left - (clock() - began) + len(chunk) / self._rate)
         return chunk
+
+
+@dataclass(slots=True)
+class BodyBytes:
+    """Bytes of request bodies in memory, of all requests together and of each tenant, under one limit.
+
+    A caller may have as much as is free beside it, so that others always find some room: one alone half of all, two a
+    third each. A caller's only body may take what is left: the largest body that is allowed must pass.
+    """
+
+    limit: int
+    total: int = 0
+    by_tenant: dict[bytes, int] = field(default_factory=dict)
+
+
+def check_declared(declared: int | None, limits: Limits) -> None:
+    """Raise ``BodyTooLarge`` before a byte is read if the *declared* length of a body is above the limit."""
+    if declared is not None and declared > limits.body:
+        raise BodyTooLarge(limits.body)
+
+
+class BodyReader(msgspec.Struct):
+    """Reads one request's body. Bytes that have arrived are counted as the tenant's until ``release``.
+
+    A Struct, since every request makes one and it is built in C.
+    """
+
+    content: StreamReader
+    limits: Limits
+    account: BodyBytes
+    tenant: bytes
+    counted: int = 0
+
+    def count(self, size: int) -> None:
+        """Count the body as *size* bytes, if that is more than before. Raises ``Overloaded``."""
+        more = size - self.counted
+        if more <= 0:
+            return
+        account, tenant = self.account, self.tenant
+        if account.total + more > account.limit:
+            raise Overloaded(
+                "The proxy has as many request bytes in memory as it may (server.limits.in_flight_bytes). "
+                "Try again soon."
+            )
+        of_tenant = account.by_tenant.get(tenant, 0)
+        if of_tenant > self.counted and of_tenant + more > account.limit - account.total:
+            raise Overloaded(
+                "The requests of this caller have their share of the request bytes that the proxy has in memory "
+                "(server.limits.in_flight_bytes). Try again soon."
+            )
+        account.by_tenant[tenant] = of_tenant + more
+        account.total += more
+        self.counted = size
+
+    def release(self) -> None:
+        """Count this body no longer; harmless when called again."""
+        if not self.counted:
+            return
+        account, tenant = self.account, self.tenant
+        account.total -= self.counted
+        left = account.by_tenant.pop(tenant) - self.counted
+        if left:
+            account.by_tenant[tenant] = left
+        self.counted = 0
+
+    async def whole(self, declared: int | None, body: bytes | None = None) -> bytes:
+        """Return the body, of *declared* bytes, as sent; *body* if that is all of it.
+
+        Raises ``BodyTooLarge``, ``RequestTimeout``, ``Overloaded`` and ``InvalidRequest``.
+        """
+        limit = self.limits.body
+        if declared is not None and declared > limit:
+            raise BodyTooLarge(limit)
+        if body is None:
+            if not self.content.is_eof() or self.content.exception() is not None:
+                body, complete = await self._slowly(limit)
+                if not complete:
+                    raise BodyTooLarge(limit)
+                return body
+            body = self.content.read_nowait()
+        if len(body) > limit:
+            raise BodyTooLarge(limit)
+        self.count(len(body))
+        return body
+
+    async def peek(self) -> tuple[bytes, bool]:
+        """Return the body's first ``peek`` bytes or a little more, and True if that is all of it."""
+        if self.content.is_eof() and self.content.exception() is None:
+            first = self.content.read_nowait()
+            complete = len(first) <= self.limits.peek
+        else:
+            first, complete = await self._slowly(self.limits.peek)
+        self.count(len(first))
+        return first, complete
+
+    async def _slowly(self, limit: int) -> tuple[bytes, bool]:
+        """Read to the body's end, or until more than *limit* bytes have come. The second value is True if it ended."""
+        progress = Progress(self.limits.body_pause, self.limits.body_rate)
+        parts: list[bytes] = []
+        size = 0
+        while chunk := await progress.next(self.content):
+            parts.append(chunk)
+            size += len(chunk)
+            if size > limit:
+                return b"".join(parts), False
+            self.count(size)
+        return b"".join(parts), True
 
 
 class Upload:

@@ -13,7 +13,6 @@ from typing import Any, Final
 from urllib.parse import parse_qs
 
 import msgspec
-from aiohttp import web
 from msgspec import structs
 
 from proxy.core.errors import Forbidden, InvalidRequest, UllageError, UpstreamTimeout, UpstreamUnreachable
@@ -26,15 +25,14 @@ from proxy.server import response, websocket
 from proxy.server.access import FOREIGN_HOST, Access, Caller
 from proxy.server.admin import OwnRoutes
 from proxy.server.admission import Drain, QuickRefusal
-from proxy.server.body import Progress, Upload, renamed
+from proxy.server.body import BodyReader, Progress, Upload, check_declared, renamed
 from proxy.server.config import Observe, Route, ServerConfig
+from proxy.server.incoming import IncomingRequest
 from proxy.server.models import Models
 from proxy.server.request import (
-    BodyReader,
     RequestHeaders,
     RequestPath,
     api_path,
-    check_declared,
     decoded,
     is_local,
     listed_model,
@@ -112,7 +110,7 @@ class Handler:
         self._prefix = os.urandom(6).hex()
         self._count = itertools.count(1)
 
-    async def __call__(self, request: web.BaseRequest) -> ResponseWriter:
+    async def __call__(self, request: IncomingRequest) -> ResponseWriter:
         """Answer *request*. The answer is written when it is returned."""
         path, drain = read_path(request.method, request.raw_path), self._drain
         if len(drain.running) >= drain.limit and self._quick_refusal.concerns(request, path):
@@ -158,7 +156,7 @@ class Handler:
         except Exception as fault:  # noqa: BLE001 - an observer's fault must not cost the answer
             self._faults.report("after", call.report.request_id, fault)
 
-    def _is_settled(self, request: web.BaseRequest, call: Call, error: BaseException) -> bool:
+    def _is_settled(self, request: IncomingRequest, call: Call, error: BaseException) -> bool:
         """Answer with *error*, or note that the client left. Return False if *error* is to be raised again."""
         match error:
             case asyncio.CancelledError():
@@ -180,11 +178,11 @@ class Handler:
                 return False
         return True
 
-    def _admit(self, request: web.BaseRequest, call: Call) -> Coroutine[Any, Any, None] | None:
+    def _admit(self, request: IncomingRequest, call: Call) -> Coroutine[Any, Any, None] | None:
         """Return the coroutine that answers *request*, or None for a preflight, which is answered. Raises refusals."""
         connection: Any = request.protocol
         caller: Caller | None = connection.caller
-        if caller is None or not caller.sent(request.raw_headers):
+        if caller is None:
             caller = self._read_caller(request, call)
             if caller is None:
                 return None
@@ -192,7 +190,7 @@ class Handler:
             raise self._drain.refusal()
         if not caller.tenant:
             caller.tenant = self._access.admit(caller.headers)
-            connection.caller = caller.remembered(request.raw_headers)
+            connection.remember(caller, call.path)
         headers, tenant = caller.headers, caller.tenant
         path = call.path.path
         if request.method == "CONNECT" or not path.startswith("/"):
@@ -204,7 +202,7 @@ class Handler:
             return self._relay(request, call, headers, reader)
         return self._managed(request, call, headers, reader)
 
-    def _read_caller(self, request: web.BaseRequest, call: Call) -> Caller | None:
+    def _read_caller(self, request: IncomingRequest, call: Call) -> Caller | None:
         """Return the sender of *request* without its tenant, or None for a preflight, which is answered."""
         if not self._access.knows_host(request.headers.get("host", "")):
             raise Forbidden(FOREIGN_HOST)
@@ -214,7 +212,7 @@ class Handler:
             return None
         return Caller(headers)
 
-    def _is_preflight_answered(self, request: web.BaseRequest, call: Call, headers: RequestHeaders) -> bool:
+    def _is_preflight_answered(self, request: IncomingRequest, call: Call, headers: RequestHeaders) -> bool:
         """Check the page that a browser's request comes from. Return True if it was a preflight, which is answered."""
         origin = self._access.check_origin(headers)
         if not origin:
@@ -225,13 +223,13 @@ class Handler:
         response.empty(call.out, 204, [*call.cors, *response.preflight_headers(request)])
         return True
 
-    async def _managed(self, request: web.BaseRequest, call: Call, headers: RequestHeaders, reader: BodyReader) -> None:
+    async def _managed(self, request: IncomingRequest, call: Call, headers: RequestHeaders, reader: BodyReader) -> None:
         """Read a request of a managed route, have the engine answer it, and pass the answer on."""
         if "expect" in headers.by_name:
             check_declared(request.content_length, self._limits)
             send_continue(request, headers)
         tenant = reader.tenant
-        body = plain = await reader.whole(request.content_length)
+        body = plain = await reader.whole(request.content_length, request.body)
         answer, request_id = self._engine.exchange, call.report.request_id
         try:
             if "content-encoding" in headers.by_name:
@@ -252,6 +250,8 @@ class Handler:
         del body, plain, parsed
         call.report = outcome.report
         if isinstance(outcome, Refusal):
+            if outcome.error_api:
+                call.path = call.path._replace(error_api=outcome.error_api)
             raise outcome.error
         call.at_end = outcome.at_end
         if outcome.at_end is None:
@@ -273,7 +273,7 @@ class Handler:
         if was_cut and call.report.reason in ("", *_SENT_HOW):
             call.report = call.report.with_(reason="silently_truncated")
 
-    async def _relay(self, request: web.BaseRequest, call: Call, headers: RequestHeaders, reader: BodyReader) -> None:
+    async def _relay(self, request: IncomingRequest, call: Call, headers: RequestHeaders, reader: BodyReader) -> None:
         """Relay a request of any other route to its upstream, and pass the answer on."""
         if request.method == "GET" and (listed := listed_model(call.path.path)) is not None:
             await self._list(listed, call, headers)
@@ -303,10 +303,10 @@ class Handler:
         await self._pass(call, reply, b"")
 
     async def _relayed_body(
-        self, request: web.BaseRequest, headers: RequestHeaders, reader: BodyReader
+        self, request: IncomingRequest, headers: RequestHeaders, reader: BodyReader
     ) -> tuple[bytes | Upload | None, str]:
         """Return the body to relay, as a stream if it is long or may be, and the model that it names."""
-        if not request.can_read_body:
+        if request.content.at_eof():
             return None, ""
         progress = Progress(self._limits.body_pause, self._limits.upload_rate)
         if not headers.by_name.get("content-type", "").lower().startswith("application/json"):
@@ -341,7 +341,7 @@ class Handler:
         call.out.write(answer.body)
         call.out.finish()
 
-    async def _tunnel(self, request: web.BaseRequest, call: Call, headers: RequestHeaders) -> None:
+    async def _tunnel(self, request: IncomingRequest, call: Call, headers: RequestHeaders) -> None:
         """Relay a WebSocket to its upstream. Raises ``UpgradeRefused`` if the route has none."""
         path, _, query = call.path.path_qs.partition("?")
         is_responses = api_path(path) == "responses"
@@ -407,7 +407,7 @@ class Handler:
         finally:
             reply.close()
 
-    def _fail(self, request: web.BaseRequest, call: Call, error: UllageError) -> None:
+    def _fail(self, request: IncomingRequest, call: Call, error: UllageError) -> None:
         """Answer with *error*, or end an answer that has begun with it."""
         out = call.out
         if out.ended:

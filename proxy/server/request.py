@@ -9,11 +9,8 @@ from functools import lru_cache
 from typing import Final, NamedTuple, cast
 from urllib.parse import unquote
 
-import msgspec
-from aiohttp import StreamReader, web
-
 from proxy.core.client_compaction import METADATA_HEADER, announced_client
-from proxy.core.errors import BodyTooLarge, InvalidRequest, Overloaded, UllageError
+from proxy.core.errors import InvalidRequest, UllageError
 from proxy.core.http_headers import CREDENTIALS, HOP_BY_HOP, OWN_PREFIX, WRITTEN_ANEW
 from proxy.core.request import (
     EPOCH_HEADER,
@@ -28,8 +25,9 @@ from proxy.core.request import (
     session_in_headers,
 )
 from proxy.engine.quick_check import model_of
-from proxy.server.body import Progress, inflated
+from proxy.server.body import BodyReader, inflated
 from proxy.server.config import Limits
+from proxy.server.incoming import IncomingRequest
 
 ROOTS: Final = ("/openai/v1/", "/anthropic/v1/", "/v1/", "/")
 """The roots of an API's routes, the longest first: clients take a base URL with or without its version."""
@@ -40,8 +38,12 @@ _MANAGED: Final[Mapping[str, tuple[str, Purpose]]] = {
     "messages/count_tokens": ("messages", "count"),
     "responses": ("responses", "answer"),
     "responses/compact": ("responses", "compact"),
+    "compress": ("chat", "compress"),
 }
-"""Managed routes below an API's root, each with its API and the purpose of its requests."""
+"""Managed routes below an API's root, each with its API and the purpose of its requests.
+
+The body of a request to ``compress`` says by its members which API it is of.
+"""
 
 # Plain names only, which no upstream can decode into another path.
 _DEPLOYMENT: Final = re.compile(r"/openai/deployments/((?!\.\.?/)[\w.~-]+)/(.+)", re.ASCII)
@@ -51,6 +53,10 @@ _ORDINARY: Final = re.compile(r"(?:/[\w.~!$&'()*+,=:@-]+)+/?", re.ASCII)
 _DECODINGS: Final = 3
 
 LIVE: Final = frozenset({"/health/live", "/healthz", "/health/liveliness"})
+RETRIEVE: Final = "/v1/retrieve/"
+"""The path below which gateways ask for what left a view: https://docs.litellm.ai/docs/proxy/headroom."""
+
+LOCAL_ROOTS: Final = ("/ullage/", "/health/", RETRIEVE)
 READY: Final = frozenset({"/health/ready", "/readyz", "/health/readiness"})
 
 # First parts of the paths of OpenAI's and Anthropic's APIs, which clients also send without a version before them.
@@ -63,7 +69,7 @@ _RESOURCES: Final = frozenset(
 
 def is_local(path: str) -> bool:
     """True if *path* is answered here and never relayed."""
-    return path in ("/", "/metrics") or path in LIVE or path in READY or path.startswith(("/ullage/", "/health/"))
+    return path in ("/", "/metrics") or path in LIVE or path in READY or path.startswith(LOCAL_ROOTS)
 
 
 def api_path(path: str) -> str:
@@ -171,7 +177,7 @@ def request_target(raw: str) -> str:
     return "/" + raw.partition("://")[2].partition("/")[2]
 
 
-def send_continue(request: web.BaseRequest, headers: RequestHeaders) -> None:
+def send_continue(request: IncomingRequest, headers: RequestHeaders) -> None:
     """Invite a client that waits for permission to send its body. Raises ``ExpectationFailed``.
 
     https://www.rfc-editor.org/rfc/rfc9110#section-10.1.1
@@ -362,112 +368,6 @@ def _window(own: Mapping[str, str]) -> int | None:
     if not (value.isascii() and value.isdigit() and len(value) <= 9 and int(value) > 0):
         raise InvalidRequest("The header x-ullage-window must be a whole number of tokens between 1 and 999999999.")
     return int(value)
-
-
-@dataclass(slots=True)
-class BodyBytes:
-    """Bytes of request bodies in memory, of all requests together and of each tenant, under one limit.
-
-    A caller may have as much as is free beside it, so that others always find some room: one alone half of all, two a
-    third each. A caller's only body may take what is left: the largest body that is allowed must pass.
-    """
-
-    limit: int
-    total: int = 0
-    by_tenant: dict[bytes, int] = field(default_factory=dict)
-
-
-def check_declared(declared: int | None, limits: Limits) -> None:
-    """Raise ``BodyTooLarge`` before a byte is read if the *declared* length of a body is above the limit."""
-    if declared is not None and declared > limits.body:
-        raise BodyTooLarge(limits.body)
-
-
-class BodyReader(msgspec.Struct):
-    """Reads one request's body. Bytes that have arrived are counted as the tenant's until ``release``.
-
-    A Struct, since every request makes one and it is built in C.
-    """
-
-    content: StreamReader
-    limits: Limits
-    account: BodyBytes
-    tenant: bytes
-    counted: int = 0
-
-    def count(self, size: int) -> None:
-        """Count the body as *size* bytes, if that is more than before. Raises ``Overloaded``."""
-        more = size - self.counted
-        if more <= 0:
-            return
-        account, tenant = self.account, self.tenant
-        if account.total + more > account.limit:
-            raise Overloaded(
-                "The proxy has as many request bytes in memory as it may (server.limits.in_flight_bytes). "
-                "Try again soon."
-            )
-        of_tenant = account.by_tenant.get(tenant, 0)
-        if of_tenant > self.counted and of_tenant + more > account.limit - account.total:
-            raise Overloaded(
-                "The requests of this caller have their share of the request bytes that the proxy has in memory "
-                "(server.limits.in_flight_bytes). Try again soon."
-            )
-        account.by_tenant[tenant] = of_tenant + more
-        account.total += more
-        self.counted = size
-
-    def release(self) -> None:
-        """Count this body no longer; harmless when called again."""
-        if not self.counted:
-            return
-        account, tenant = self.account, self.tenant
-        account.total -= self.counted
-        left = account.by_tenant.pop(tenant) - self.counted
-        if left:
-            account.by_tenant[tenant] = left
-        self.counted = 0
-
-    async def whole(self, declared: int | None) -> bytes:
-        """Return the body, of *declared* bytes, as sent.
-
-        Raises ``BodyTooLarge``, ``RequestTimeout``, ``Overloaded`` and ``InvalidRequest``.
-        """
-        limit = self.limits.body
-        if declared is not None and declared > limit:
-            raise BodyTooLarge(limit)
-        if not self.content.is_eof() or self.content.exception() is not None:
-            body, complete = await self._slowly(limit)
-            if not complete:
-                raise BodyTooLarge(limit)
-            return body
-        body = self.content.read_nowait()
-        if len(body) > limit:
-            raise BodyTooLarge(limit)
-        self.count(len(body))
-        return body
-
-    async def peek(self) -> tuple[bytes, bool]:
-        """Return the body's first ``peek`` bytes or a little more, and True if that is all of it."""
-        if self.content.is_eof() and self.content.exception() is None:
-            first = self.content.read_nowait()
-            complete = len(first) <= self.limits.peek
-        else:
-            first, complete = await self._slowly(self.limits.peek)
-        self.count(len(first))
-        return first, complete
-
-    async def _slowly(self, limit: int) -> tuple[bytes, bool]:
-        """Read to the body's end, or until more than *limit* bytes have come. The second value is True if it ended."""
-        progress = Progress(self.limits.body_pause, self.limits.body_rate)
-        parts: list[bytes] = []
-        size = 0
-        while chunk := await progress.next(self.content):
-            parts.append(chunk)
-            size += len(chunk)
-            if size > limit:
-                return b"".join(parts), False
-            self.count(size)
-        return b"".join(parts), True
 
 
 _MODEL_FIRST: Final = re.compile(rb'\s*\{\s*"model"\s*:\s*"([^"\\]{1,256})"')

@@ -11,8 +11,6 @@ from collections.abc import Callable, Iterable, Sequence
 from http import HTTPStatus
 from typing import Final
 
-from aiohttp import web
-
 from proxy.core.apis.sse import StreamEnd
 from proxy.core.apis.usage import UsageTap
 from proxy.core.errors import NotFound, Overloaded, UllageError, error_body
@@ -20,6 +18,7 @@ from proxy.core.overflow.stream import LateOverflowDetector
 from proxy.core.report import NO_USAGE, Report, Usage, response_headers
 from proxy.engine import ports
 from proxy.engine.include_usage import UsageHider
+from proxy.server.incoming import IncomingRequest
 from proxy.server.request import is_stranger, misses_root
 
 _STATUS_LINES: Final = {status.value: f"HTTP/1.1 {status.value} {status.phrase}" for status in HTTPStatus}
@@ -43,7 +42,7 @@ class UnfitHeader(UllageError):
 
 
 class ResponseWriter:
-    """Writes one answer. aiohttp's connection loop takes it for a response.
+    """Writes one answer.
 
     ``status`` is 0 until the head is written. After ``finish`` or ``break_off`` nothing more can be written.
     """
@@ -55,16 +54,18 @@ class ResponseWriter:
         "_flush",
         "_head",
         "_patience",
-        "_request",
+        "_protocol",
         "_transport",
+        "_version",
         "bodyless",
         "keep_alive",
         "status",
     )
 
-    def __init__(self, request: web.BaseRequest, patience: float) -> None:
-        self._request = request
-        self._transport = request.transport
+    def __init__(self, request: IncomingRequest, patience: float) -> None:
+        self._protocol = request.protocol
+        self._version = request.version
+        self._transport = request.protocol.transport
         self._patience = patience
         self._chunked = False
         self._close_delimited = False
@@ -86,7 +87,7 @@ class ResponseWriter:
             self.bodyless = True
         lines = [_STATUS_LINES.get(status) or f"HTTP/1.1 {status} ", *map(": ".join, headers)]
         if not sized and not self.bodyless:
-            if self._request.version >= _HTTP_1_1 and not close_delimited:
+            if self._version >= _HTTP_1_1 and not close_delimited:
                 self._chunked = True
                 lines.append("transfer-encoding: chunked")
             else:
@@ -94,7 +95,7 @@ class ResponseWriter:
                 self.keep_alive = False
         if not self.keep_alive:
             lines.append("connection: close")
-        elif self._request.version < _HTTP_1_1:
+        elif self._version < _HTTP_1_1:
             lines.append("connection: keep-alive")
         text = "\r\n".join(lines)
         breaks = len(lines) - 1
@@ -121,13 +122,13 @@ class ResponseWriter:
                 self._send(b"%x\r\n" % len(chunk))
                 self._send(chunk)
                 self._send(b"\r\n")
-        return self._request.protocol.writing_paused
+        return self._protocol.writing_paused
 
     async def drain(self) -> None:
         """Wait until the client has read most of it. Raises ``ClientLeft`` when it takes too long or is gone."""
         try:
             async with asyncio.timeout(self._patience):
-                await self._request.writer.drain()
+                await self._protocol._drain_helper()
         except (TimeoutError, ConnectionError) as error:
             self.abort()
             raise ClientLeft from error
@@ -169,11 +170,6 @@ class ResponseWriter:
         """True if the answer is complete or given up."""
         return self._ended
 
-    async def prepare(self, *_: object) -> None:
-        """Do nothing. aiohttp calls this and ``write_eof`` at the end; ``start`` and ``finish`` have written all."""
-
-    write_eof = prepare
-
     def _reset_at_close(self) -> None:
         """Let the connection end by a reset: an orderly end would say that the body is complete."""
         if self._transport is None:
@@ -199,7 +195,7 @@ class ResponseWriter:
 _REQUESTED_METHOD: Final = "access-control-request-method"
 
 
-def is_preflight(request: web.BaseRequest) -> bool:
+def is_preflight(request: IncomingRequest) -> bool:
     """True if a browser asks for permission instead of making its request.
 
     https://fetch.spec.whatwg.org/#http-cors-protocol
@@ -216,7 +212,7 @@ def answer_headers(origin: str) -> list[tuple[str, str]]:
     ]
 
 
-def preflight_headers(request: web.BaseRequest) -> list[tuple[str, str]]:
+def preflight_headers(request: IncomingRequest) -> list[tuple[str, str]]:
     """Return the headers that permit the requested method and headers for ten minutes."""
     headers = [("access-control-allow-methods", request.headers[_REQUESTED_METHOD]), ("access-control-max-age", "600")]
     requested = request.headers.get("access-control-request-headers")

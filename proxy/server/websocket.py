@@ -5,17 +5,16 @@ from __future__ import annotations
 import asyncio
 from typing import Any, cast
 
-from aiohttp import web
-
 from proxy.core.errors import UpstreamUnreachable
 from proxy.engine.ports import Tunnel, Upgradable
 from proxy.pipe import Pipe
+from proxy.server.incoming import IncomingRequest
 from proxy.server.response import ClientLeft, ResponseWriter
 
 SWITCHING = 101
 
 
-async def relay(request: web.BaseRequest, out: ResponseWriter, reply: Upgradable) -> None:
+async def relay(request: IncomingRequest, out: ResponseWriter, reply: Upgradable) -> None:
     """Answer 101 as the upstream did, then pass bytes on until either side ends. Raises ``ClientLeft``."""
     tunnel = reply.tunnel()
     try:

@@ -17,9 +17,10 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 
-FOLDERS = ("recall", "history", "client_compaction", "context_management", "cap_results")
+FOLDERS = ("compress", "recall", "history", "client_compaction", "context_management", "cap_results")
 
 OWN_TESTS = {
+    "compress": ("tests/e2e/test_compress.py", "tests/test_api.py"),
     "recall": ("tests/e2e/test_recall.py", "tests/support/recall_fixtures.py"),
     "history": ("tests/e2e/test_conversations.py", "tests/e2e/test_archive.py"),
     "client_compaction": (),
@@ -28,7 +29,8 @@ OWN_TESTS = {
 }
 """Files outside ``tests/features`` that are about one feature."""
 
-KEYS = {
+KEYS: dict[str, tuple[str, ...]] = {
+    "compress": (),
     "recall": ("compression.recall",),
     "history": ("archive",),
     "client_compaction": ("compression.client_compaction", "upstreams[0].compaction"),
@@ -83,7 +85,7 @@ def unknown_keys(place: str) -> list[str]:
     done = subprocess.run(command, cwd=place, env=_environment(place), capture_output=True, text=True, check=False)
     problems = [line for line in done.stderr.splitlines() if line.startswith("config/ullage.yaml")]
     matches = [PROBLEM.fullmatch(line) for line in problems]
-    if not problems or not all(matches):
+    if bool(problems) != bool(done.returncode) or not all(matches):
         raise ValueError(f"unexpected answer of `ullage check`: {done.stderr}")
     return sorted(match[1] for match in matches if match)
 

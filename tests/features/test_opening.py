@@ -56,8 +56,8 @@ async def opened(folder: Path, **settings: Any) -> list[str]:
 
 
 async def test_a_feature_is_there_only_if_it_is_switched_on(tmp_path: Path) -> None:
-    """As shipped only items of ours are opened; with everything on, features prepare in the order of their folders."""
-    assert await opened(tmp_path) == [name for name in PRESENT if name == "client_compaction"]
+    """As shipped views are answered and items of ours opened; with everything on, folders prepare in their order."""
+    assert await opened(tmp_path) == [name for name in PRESENT if name in ("compress", "client_compaction")]
     assert list(dict.fromkeys(await opened(tmp_path, **ALL_ON))) == PRESENT
 
 

@@ -17,7 +17,7 @@ from proxy.settings import SettingsError, load
 from tests.features.deletable import KEYS
 from tests.support.settings_files import write_settings
 
-PRESENT = [name for name in (*FOLDERS, HISTORY) if feature_module(name, "opening") is not None]
+PRESENT = [name for name in (*FOLDERS, HISTORY) if feature_module(name, "settings") is not None]
 
 EXAMPLES = {
     "client_compaction": """\

@@ -122,6 +122,12 @@ class Envelope:
         span = self.fields[key]
         return self.text[span.start : span.end]
 
+    def value_or_nothing(self, key: str) -> str:
+        """Return the JSON text of the member *key*; empty if there is none."""
+        if key not in self.fields:
+            return ""
+        return self.value(key)
+
     def thinking(self, output: int) -> dict[str, str]:
         """Return the JSON of the members whose thinking budget must change for a lower output figure, *output*."""
         members = {key: json.loads(self.value(key)) for key in THINKING_MEMBERS if key in self.fields}
@@ -198,12 +204,19 @@ def _is_reference(item: Mapping[str, Any]) -> bool:
 
 
 def splice(envelope: Envelope, at: int, items: bytes, edits: Mapping[str, str]) -> bytes:
-    """Return the body of *envelope* with *items* put back at character *at* and the members of *edits* replaced."""
+    """Return the body of *envelope* with *items* put back at character *at* and the members of *edits* replaced.
+
+    A member that it does not have goes behind the others.
+    """
     text = envelope.text
     replacements: list[tuple[int, int, bytes]] = [(at, at, items)]
     for key, value in edits.items():
-        field = envelope.fields[key]
-        replacements.append((field.start, field.end, value.encode()))
+        field = envelope.fields.get(key)
+        if field is None:
+            end = text.rindex("}")
+            replacements.append((end, end, f",{json.dumps(key)}:{value}".encode()))
+        else:
+            replacements.append((field.start, field.end, value.encode()))
     body: list[bytes] = []
     done = 0
     for start, end, piece in sorted(replacements, key=lambda replacement: replacement[0]):

@@ -6,20 +6,21 @@ import re
 import time
 from collections.abc import Callable, Mapping, MutableMapping
 from dataclasses import replace
-from typing import Annotated, Final
+from typing import Annotated, Final, cast
 from urllib.parse import parse_qs
 
 import msgspec
-from aiohttp import web
 from cachetools import LRUCache
 
 from proxy.core.errors import InvalidRequest, NotFound, TooManyRequests
 from proxy.features.history.history import History
-from proxy.features.history.pages import read_page
+from proxy.features.history.pages import MAX_CHARACTERS, Page, read_page
 from proxy.server.access import Access
 from proxy.server.admin import Route
+from proxy.server.body import BodyBytes, BodyReader
 from proxy.server.config import Limits
-from proxy.server.request import BodyBytes, BodyReader, RequestHeaders, read_headers
+from proxy.server.incoming import IncomingRequest
+from proxy.server.request import RequestHeaders, read_headers
 
 MAX_BODY: Final = 16 * 2**10
 """Bytes of a request's body at most."""
@@ -32,6 +33,9 @@ BURST: Final = 30.0
 
 MAX_CALLERS: Final = 10_000
 """Callers whose requests are counted."""
+
+WHOLE: Final = Page(0, MAX_CHARACTERS)
+"""As much as one answer may hold."""
 
 _NAME: Final = re.compile(r"[\w-]{16}", re.ASCII)
 
@@ -86,9 +90,14 @@ class HistoryRoutes:
 
     def by_name(self) -> Mapping[str, Route]:
         """Return the routes by the name that follows ``/ullage/api/`` in the path."""
-        return {"conversations": self.conversations, "compact": self.compact, "archive": self.archive}
+        return {
+            "conversations": self.conversations,
+            "compact": self.compact,
+            "archive": self.archive,
+            "retrieve": self.retrieve,
+        }
 
-    async def conversations(self, request: web.BaseRequest, name: str) -> tuple[int, Mapping[str, object]]:
+    async def conversations(self, request: IncomingRequest, name: str) -> tuple[int, Mapping[str, object]]:
         """Return the conversation called *name*, or a list of all if that is empty."""
         tenant, _ = self._caller(request)
         _check_reads(request)
@@ -96,7 +105,7 @@ class HistoryRoutes:
             return 200, await self._history.conversations(tenant)
         return 200, _existing(await self._history.conversation(tenant, _checked_name(name)))
 
-    async def archive(self, request: web.BaseRequest, reference: str) -> tuple[int, Mapping[str, object]]:
+    async def archive(self, request: IncomingRequest, reference: str) -> tuple[int, Mapping[str, object]]:
         """Return one page of what was archived under *reference*."""
         tenant, _ = self._caller(request)
         _check_reads(request)
@@ -104,7 +113,20 @@ class HistoryRoutes:
         page = read_page(parameters.get("offset"), parameters.get("limit"))
         return 200, _existing(await self._history.archived(tenant, reference, page), _NOT_ARCHIVED)
 
-    async def compact(self, request: web.BaseRequest, name: str) -> tuple[int, Mapping[str, object]]:
+    async def retrieve(self, request: IncomingRequest, reference: str) -> tuple[int, Mapping[str, object]]:
+        """Return the text that was archived under *reference*, with the members that gateways read.
+
+        The text is the item's JSON, or the beginnings of a list's items, a line each; ``next_offset`` says where
+        ``archive`` goes on.
+        """
+        tenant, _ = self._caller(request)
+        _check_reads(request)
+        page = _existing(await self._history.archived(tenant, reference, WHOLE), _NOT_ARCHIVED)
+        items = cast("list[dict[str, str | None]]", page.get("items", ()))
+        text = page.get("content") or "\n".join(item["content"] or "" for item in items)
+        return 200, {"hash": reference, "original_content": text, "next_offset": page["next_offset"]}
+
+    async def compact(self, request: IncomingRequest, name: str) -> tuple[int, Mapping[str, object]]:
         """Have the next request of a conversation compact it."""
         tenant, headers = self._caller(request)
         if request.method != "POST" or name:
@@ -125,7 +147,7 @@ class HistoryRoutes:
         name = _checked_name(wanted.conversation)
         return 202, _existing(await self._history.request_compaction(tenant, name, wanted.share))
 
-    def _caller(self, request: web.BaseRequest) -> tuple[bytes, RequestHeaders]:
+    def _caller(self, request: IncomingRequest) -> tuple[bytes, RequestHeaders]:
         """Return the tenant that sent *request*, and its headers."""
         headers = read_headers(request.raw_headers)
         self._access.check_origin(headers)
@@ -139,7 +161,7 @@ def query(path_qs: str) -> dict[str, str]:
     return {name: values[-1] for name, values in parse_qs(path_qs.partition("?")[2]).items()}
 
 
-def _check_reads(request: web.BaseRequest) -> None:
+def _check_reads(request: IncomingRequest) -> None:
     if request.method not in ("GET", "HEAD"):
         raise NotFound("Conversations are read with GET.")
 

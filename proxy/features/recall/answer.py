@@ -3,25 +3,29 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, Final
 
+from cachetools import TTLCache
+
 from proxy.core.apis.envelope import Envelope
 from proxy.core.content_encoding import ContentDecoder
-from proxy.core.decisions import Addition, CountedView
+from proxy.core.decisions import NO_ADDITION, Addition, CountedView
 from proxy.core.errors import UllageError, UpstreamTimeout, UpstreamUnreachable
 from proxy.core.models import Route
 from proxy.core.report import Usage
 from proxy.core.request import Request
+from proxy.core.views import view_without_addition
 from proxy.engine.features import Feature, Resend
 from proxy.engine.ports import Answer, Reply
 from proxy.engine.reading import Reader
 from proxy.features.recall.events import dumped, value_of
 from proxy.features.recall.merger import StreamMerger, TooMuchBuffered
 from proxy.features.recall.session import Limits, RecallSession
-from proxy.features.recall.tool import addition
+from proxy.features.recall.tool import addition, has_tools
 from proxy.tasks import Faults
 
 MOST_BYTES: Final = 2**26
@@ -36,6 +40,21 @@ READABLE: Final = NOT_CODED | {"gzip", "x-gzip", "deflate", "br", "zstd"}
 """Content codings that can be read; an answer in another one passes as it came."""
 
 ERROR_BYTES: Final = 65_536
+
+UNSUPPORTED_STATUSES: Final = frozenset({400, 404, 422, 500, 501})
+UNSUPPORTED: Final = re.compile(rb"tool|function", re.IGNORECASE)
+"""How servers and models without tools refuse a request with some.
+
+Ollama: 400, https://github.com/ollama/ollama/issues/14795; vLLM: 400, https://github.com/vllm-project/vllm/issues/9986;
+llama.cpp: 500, https://github.com/ggml-org/llama.cpp/issues/10920; OpenRouter: 404,
+https://github.com/mastra-ai/mastra/issues/2839.
+"""
+
+UNSUPPORTED_SECONDS: Final = 3_600.0
+"""Time for which a model that refused the tool is not offered it again."""
+
+MOST_UNSUPPORTED: Final = 1_000
+"""Models that are remembered for that."""
 
 
 class RecallFailed(UllageError):
@@ -54,17 +73,30 @@ class RecallFailed(UllageError):
 class Recall(Feature):
     """Offers a tool by which the model reads what left its view, and answers its calls. The client never sees them."""
 
-    def __init__(self, reader: Reader, limits: Limits, faults: Faults) -> None:
+    def __init__(self, reader: Reader, limits: Limits, faults: Faults, *, without_tools: bool = True) -> None:
+        """*without_tools*: clients that send no tools are offered it, too."""
         self._reader = reader
         self._limits = limits
         self._faults = faults
+        self._without_tools = without_tools
+        self._unsupported: TTLCache[tuple[str, str], bool] = TTLCache(MOST_UNSUPPORTED, UNSUPPORTED_SECONDS)
 
     def addition(self, request: Request, envelope: Envelope, route: Route, window: int) -> Addition:
         """Return the tool and the note on it; nothing if it may not be offered."""
+        is_refused = (route.upstream, route.model) in self._unsupported
+        if (is_refused or not self._without_tools) and not has_tools(envelope):
+            return NO_ADDITION
         return addition(self._reader, request.api, envelope, route, window)
 
     async def continue_answer(self, answer: Answer, view: CountedView, resend: Resend) -> Answer:
-        """Return *answer*, whose reply is the first generation's, with the tool's calls answered on the way."""
+        """Return *answer*, whose reply is the first generation's, with the tool's calls answered on the way.
+
+        If the tool is all that a model without tools refuses, it is asked again without it.
+        """
+        if answer.reply.status != 200:
+            if answer.reply.status not in UNSUPPORTED_STATUSES or has_tools(view.measured.parsed.envelope):
+                return answer
+            return await self._without_tool(answer, view, resend)
         session = RecallSession(self._reader, self._limits, view, answer.report.stream, resend)
         reply, report = answer.reply, answer.report
         if _coding(reply) not in READABLE:
@@ -84,6 +116,27 @@ class Recall(Feature):
             return replace(answer, reply=merged, head=b"", learn=learn, at_end=session.complete)
         reply, head = await rewritten_reply(session, reply, resend)
         return replace(answer, reply=reply, head=head, learn=learn, report=session.complete(report))
+
+    async def _without_tool(self, answer: Answer, view: CountedView, resend: Resend) -> Answer:
+        """Return the answer to *view* without the tool, if *answer* refuses that; else *answer*."""
+        await _read(answer.reply, resend.chunks, ERROR_BYTES)
+        body = b"".join(resend.chunks)
+        decoded = ContentDecoder(_coding(answer.reply), ERROR_BYTES).feed(body)
+        if not UNSUPPORTED.search(decoded):
+            return replace(answer, head=body)
+        self._unsupported[view.known.route.upstream, view.known.route.model] = True
+        resend.set_aside()
+
+        async def bare(smaller: CountedView, most: int | None) -> CountedView:
+            del most
+            return view_without_addition(smaller)
+
+        continued = await resend.send(view, bare)
+        report = answer.report
+        stages = tuple(stage for stage in report.stages if stage != "recall")
+        retries = report.retries + 1 + continued.retries
+        report = report.with_(stages=stages, retries=retries, overflows=report.overflows + continued.overflows)
+        return replace(answer, reply=continued.reply, head=continued.head, report=report)
 
 
 async def rewritten_reply(session: RecallSession, reply: Reply, resend: Resend) -> tuple[Reply, bytes]:
@@ -115,17 +168,23 @@ async def _read_object(reply: Reply, chunks: list[bytes]) -> tuple[dict[str, Any
 
     *chunks* holds the bytes that were read before, and grows.
     """
-    size = sum(map(len, chunks))
-    while size <= MOST_BYTES:
-        chunk = await reply.next_chunk()
-        if not chunk:
-            break
-        chunks.append(chunk)
-        size += len(chunk)
+    size = await _read(reply, chunks, MOST_BYTES)
     body = b"".join(chunks)
     if reply.status != 200 or size > MOST_BYTES:
         return None, body
     return value_of(ContentDecoder(reply.header("content-encoding"), MOST_BYTES).feed(body)), body
+
+
+async def _read(reply: Reply, taken: list[bytes], most: int) -> int:
+    """Add the rest of *reply* to *taken* until there are more than *most* bytes; return how many there are."""
+    size = sum(map(len, taken))
+    while size <= most:
+        chunk = await reply.next_chunk()
+        if not chunk:
+            break
+        taken.append(chunk)
+        size += len(chunk)
+    return size
 
 
 class RewrittenReply:
@@ -307,13 +366,8 @@ class MergedReply:
 
 async def _failure(reply: Reply, head: bytes) -> RecallFailed:
     """Return the error that the next generation was refused with, in the upstream's own words."""
-    chunks, size = [head], len(head)
-    while size <= ERROR_BYTES:
-        chunk = await reply.next_chunk()
-        if not chunk:
-            break
-        chunks.append(chunk)
-        size += len(chunk)
+    chunks = [head]
+    await _read(reply, chunks, ERROR_BYTES)
     value = value_of(ContentDecoder(reply.header("content-encoding"), ERROR_BYTES).feed(b"".join(chunks))) or {}
     message = value.get("error", value)
     if isinstance(message, dict):

@@ -14,4 +14,8 @@ def open_features(parts: FeatureParts) -> list[Feature]:
     recall = recall_settings(parts.settings)
     if not recall.enabled:
         return []
-    return [Recall(parts.reader, Limits(recall.results, recall.max_tokens), parts.faults)]
+    return [
+        Recall(
+            parts.reader, Limits(recall.results, recall.max_tokens), parts.faults, without_tools=recall.without_tools
+        )
+    ]

@@ -16,6 +16,9 @@ class Recall(Section):
     enabled: bool = Field(default=False, description="Offer it where a view leaves something out; edits such answers.")
     results: int = Field(default=10, ge=1, le=30, description="Results of one call at most; a call may ask for 30.")
     max_tokens: int = Field(default=4_000, ge=100, le=32_000, description="Tokens one call's results take at most.")
+    without_tools: bool = Field(
+        default=True, description="Offer it to clients that send no tools; a model that refuses it is asked without."
+    )
 
 
 class CompressionWithRecall(Compression):

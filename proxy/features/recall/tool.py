@@ -10,9 +10,9 @@ from typing import Any, Final
 
 import msgspec
 
-from proxy.core.apis.envelope import Envelope
+from proxy.core.apis.envelope import TOOLS, Envelope
 from proxy.core.apis.json_steps import read_integer
-from proxy.core.decisions import NO_ADDITION, Addition
+from proxy.core.decisions import API_FORMATS, NO_ADDITION, Addition
 from proxy.core.models import Route
 from proxy.core.tokens.tools import FRAME, PARALLEL, reads_declarations
 from proxy.engine.reading import Reader
@@ -45,7 +45,7 @@ PARAMETERS: Final[Mapping[str, Any]] = {
 WINDOW_PART: Final = 16
 """The tool may take at most one token in so many of the window."""
 
-_EMPTY: Final = re.compile(r"\[\s*\]")
+_NO_TOOLS: Final = re.compile(r"(null|\[\s*\])?")
 _AUTO: Final = (None, "auto")
 
 
@@ -64,15 +64,20 @@ DECLARATIONS: Final = MappingProxyType({api: _declaration(api) for api in ("chat
 """The tool as an element of the tools array of each API, as JSON."""
 
 
+def has_tools(envelope: Envelope) -> bool:
+    """True if the client sends tools, also by the legacy member for functions."""
+    return any(_NO_TOOLS.fullmatch(envelope.value_or_nothing(key)) is None for key in TOOLS)
+
+
 def may_offer(api: str, envelope: Envelope) -> bool:
-    """True if the tool may be added to a request: its client offers tools, and the model is free to call one or none.
+    """True if the tool may be added to a request: the model is free to call a tool or none.
 
     Not if its answer has a form that a second generation would spoil, and not if the provider stores the history.
     """
-    if "tools" not in envelope.fields or envelope.stored:
+    if envelope.stored or _NO_TOOLS.fullmatch(envelope.value_or_nothing("functions")) is None:
         return False
-    tools = envelope.value("tools")
-    if not tools.startswith("[") or _EMPTY.fullmatch(tools) or _is_name_taken(tools):
+    tools = envelope.value_or_nothing("tools")
+    if has_tools(envelope) and (not tools.startswith("[") or _is_name_taken(tools)):
         return False
     return _IS_FREE[api](envelope)
 
@@ -82,7 +87,9 @@ def tool_tokens(reader: Reader, api: str, envelope: Envelope, route: Route, wind
     if not may_offer(api, envelope):
         return 0
     tokens = reader.tokens_of_tools(f"[{DECLARATIONS[api]}]", route.encoding, route.model)
-    if reads_declarations(route.model):
+    if not has_tools(envelope):
+        tokens += API_FORMATS[api].PER_TOOLS
+    elif reads_declarations(route.model):
         client_tools = msgspec.json.decode(envelope.value("tools"), type=list[msgspec.Raw])
         tokens -= FRAME
         if len(client_tools) == 1:

@@ -307,3 +307,12 @@ def test_what_is_no_budget_is_left_alone(budget: Any) -> None:
         if stated.get("thinking_budget") is None:
             assert least_output(stated) == 0
             assert lowered_thinking(stated, 32_000, 2_000) == {}
+
+
+def test_a_member_that_is_not_there_goes_behind_the_others() -> None:
+    """The body stays valid, and every other byte where it was."""
+    body = '{"messages":[ ], "model":"m" } '
+    outline = read_envelope(body, FIGURES)
+    assert outline.value_or_nothing("tools") == ""
+    assert outline.value_or_nothing("model") == '"m"'
+    assert splice(outline, 13, b"", {"tools": "[1]"}) == b'{"messages":[ ], "model":"m" ,"tools":[1]} '

@@ -29,6 +29,11 @@ def offering(replica: Replica) -> list[Feature]:
     return [Recall(replica.reader, Limits(), replica.faults)]
 
 
+def offering_beside_tools(replica: Replica) -> list[Feature]:
+    """The feature, for clients that send tools only."""
+    return [Recall(replica.reader, Limits(), replica.faults, without_tools=False)]
+
+
 async def plan(
     api: str, chat: list[Any] | None = None, desk: Replica | None = None, window: int = WINDOW, **members: Any
 ) -> Planned:
@@ -69,6 +74,7 @@ async def test_a_request_without_it_never_hears_of_it(api: str, case: str) -> No
         chat = agent_session(3, 100)
     elif case == "no tools":
         members = {"tools": []}
+        desk = Replica(features=offering_beside_tools)
     elif case == "forced":
         members = {"tool_choice": {"type": "any"} if api == "messages" else "required"}
     elif case == "own name":
@@ -87,6 +93,20 @@ async def test_a_request_without_it_never_hears_of_it(api: str, case: str) -> No
     assert "recall" not in found.report.stages
     assert found.body == (await plan(api, chat, Replica(), window, **members)).body
     assert MENTION.encode() not in found.body
+
+
+@pytest.mark.parametrize("api", APIS)
+async def test_a_client_without_tools_is_offered_it(api: str) -> None:
+    """The view gets an array of tools with the declaration alone; everything else is as without it."""
+    found = await plan(api, long_history(90), window=16_384, tools=[])
+    without = await plan(api, long_history(90), Replica(), 16_384, tools=[])
+    body = json.loads(found.body)
+    assert found.report.stages[-1] == "recall"
+    assert [NAME in json.dumps(tool) for tool in body["tools"]] == [True]
+    assert found.body.count(MENTION.encode()) == 1
+    assert body.keys() - {"tools"} == json.loads(without.body).keys() - {"tools"}
+    tokens = WIRES[api].request_tokens(body) if api != "chat" else None
+    assert tokens is None or tokens <= found.tokens + found.tokens // 10
 
 
 async def test_views_only_grow_between_two_events() -> None:

@@ -23,13 +23,21 @@ def offered(api: str, **members: Any) -> bool:
 
 @pytest.mark.parametrize("api", APIS)
 def test_it_is_offered_beside_tools_of_the_client(api: str) -> None:
-    """A client that sends tools and leaves the model free is offered it; one without tools is not."""
+    """A client that leaves the model free is offered it, with tools of its own or without."""
     free: Any = {"type": "auto"} if api == "messages" else "auto"
     assert offered(api)
     assert offered(api, tool_choice=free)
-    assert not offered(api, tools=...)
-    assert not offered(api, tools=[])
-    assert not offered(api, tools=None)
+    assert offered(api, tools=...)
+    assert offered(api, tools=[])
+    assert offered(api, tools=None)
+    assert not offered(api, tools={})
+
+
+def test_a_client_of_legacy_functions_is_not_offered_it() -> None:
+    """No server takes both members in one request."""
+    functions = [tool["function"] for tool in AGENT_TOOLS]
+    assert not offered("chat", tools=..., functions=functions)
+    assert offered("chat", tools=..., functions=[])
 
 
 @pytest.mark.parametrize(
@@ -95,3 +103,9 @@ def test_the_tools_of_the_client_stay_as_they_are(api: str) -> None:
     assert made.startswith(tools[:-1].rstrip())
     assert json.loads(made) == [*json.loads(tools), json.loads(DECLARATIONS[api])]
     assert NAME in MENTION
+
+
+@pytest.mark.parametrize("tools", ["", "null", "[]", "[ ]"])
+def test_without_tools_of_the_client_it_stands_alone(tools: str) -> None:
+    """The array has the declaration only."""
+    assert Addition(DECLARATIONS["chat"]).added_to(tools) == f"[{DECLARATIONS['chat']}]"

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from proxy.cli.offline import offline_engine
 from proxy.core.errors import UllageError
 from proxy.core.request import Request
+from proxy.offline import offline_engine
 from proxy.settings import Settings
 from proxy.tokenizers import Tokenizers
 from proxy.upstream_wiring import open_catalogue

@@ -1,0 +1,149 @@
+"""Fits requests into their model's window from Python, without a server and without a network.
+
+``fit`` plans one request. ``Fitter`` stays open for a conversation: what it compacted once has the same words when more
+items follow, so that a provider's prompt cache goes on being useful. Both plan with the proxy's own engine, and what
+they return is what ``POST /v1/compress`` answers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Mapping
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, Self
+
+import msgspec
+
+from proxy.core.errors import ContextTooLong, InvalidRequest, UllageError
+from proxy.core.request import Options, Request
+from proxy.engine.engine import Engine
+from proxy.engine.ports import Refusal
+from proxy.features.settings import AllSettings
+from proxy.offline import offline_engine
+from proxy.settings import SettingsError, load
+from proxy.tokenizers import Tokenizers
+from proxy.upstream_wiring import open_catalogue
+
+__all__ = ["ContextTooLong", "Fitted", "Fitter", "InvalidRequest", "SettingsError", "UllageError", "fit", "fit_async"]
+
+CALLER: Final = bytes(32)
+"""The only caller: the program itself."""
+
+FIGURES: Final = ("tokens_saved", "compression_ratio", "transforms_applied")
+"""Members of the answer of ``/v1/compress`` that follow from others."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fitted:
+    """A request that fits, and what was done for that.
+
+    ``body`` has the members of the request as they are to be sent. ``outcome`` is ``verbatim`` or ``compacted``, and
+    ``reason`` more about it, such as ``unknown-window``. ``window``, which is None if it is unknown, and the tokens are
+    in the provider's tokens.
+    """
+
+    body: dict[str, Any]
+    outcome: str
+    reason: str
+    stages: tuple[str, ...]
+    window: int | None
+    tokens_before: int
+    tokens_after: int
+    conversation: str
+
+    @property
+    def messages(self) -> list[dict[str, Any]]:
+        """The items to send: the body's ``messages``, or its ``input``."""
+        items: list[dict[str, Any]] = self.body.get("messages") or self.body["input"]
+        return items
+
+
+class Fitter:
+    """Fits requests one after the other; an asynchronous context manager.
+
+    *config* is a YAML file as for ``ullage serve``; without one the defaults hold, and nothing is read from the
+    environment. Records are stored in memory until the context ends. Not thread-safe.
+
+    Raises ``SettingsError`` if the file is invalid.
+    """
+
+    def __init__(self, config: str | Path | None = None) -> None:
+        self._settings = load(config, {}, os.environ if config else {}, AllSettings)
+        self._tokenizers = Tokenizers()
+        self._opened = AsyncExitStack()
+        self._engine: Engine | None = None
+
+    async def __aenter__(self) -> Self:
+        catalogue = open_catalogue(self._settings)
+        engine = offline_engine(self._settings, catalogue, self._tokenizers)
+        self._engine = await self._opened.enter_async_context(engine)
+        return self
+
+    async def __aexit__(self, *error: object) -> None:
+        self._engine = None
+        await self._opened.aclose()
+
+    async def fit(
+        self,
+        request: Mapping[str, Any],
+        *,
+        window: int | None = None,
+        target: float | None = None,
+        keep_items: bool = False,
+        conversation: str = "",
+    ) -> Fitted:
+        """Return *request* as it fits.
+
+        *request* is the body of a request to Chat Completions, Messages or the Responses API, as Python objects.
+        *window* is the model's window in tokens; a known one is only lowered by it. *target* is the most tokens that
+        the result may take, or a share of the room (between 0 and 1) to compact to now. With *keep_items* the result
+        has as many items. *conversation* separates conversations that begin alike.
+
+        Raises ``InvalidRequest`` if it is no request, and ``ContextTooLong`` if what may not be shrunk is too large.
+        """
+        if self._engine is None:
+            raise RuntimeError("Open it first: `async with Fitter() as fitter`.")
+        wanted = {"window": window, "target": target, "keep_items": keep_items or None}
+        members = {**request, **{name: value for name, value in wanted.items() if value is not None}}
+        options = Options(conversation=conversation)
+        asked = Request("chat", msgspec.json.encode(members), CALLER, "fit", options=options, purpose="compress")
+        outcome = await self._engine.exchange(asked)
+        if isinstance(outcome, Refusal):
+            raise outcome.error
+        return _fitted(msgspec.json.decode(await outcome.reply.next_chunk()))
+
+
+def _fitted(answer: dict[str, Any]) -> Fitted:
+    """Return the *answer* of ``/v1/compress`` with our own members apart from the request's."""
+    for name in FIGURES:
+        answer.pop(name)
+    figures = {name: answer.pop(name) for name in Fitted.__dataclass_fields__ if name != "body"}
+    return Fitted(answer, **figures | {"stages": tuple(figures["stages"])})
+
+
+async def fit_async(
+    request: Mapping[str, Any],
+    *,
+    window: int | None = None,
+    target: float | None = None,
+    keep_items: bool = False,
+    config: str | Path | None = None,
+) -> Fitted:
+    """Return *request* as it fits; arguments and errors are those of ``Fitter`` and its ``fit``."""
+    async with Fitter(config) as fitter:
+        return await fitter.fit(request, window=window, target=target, keep_items=keep_items)
+
+
+def fit(
+    request: Mapping[str, Any],
+    *,
+    window: int | None = None,
+    target: float | None = None,
+    keep_items: bool = False,
+    config: str | Path | None = None,
+) -> Fitted:
+    """Return *request* as it fits, as ``fit_async`` does. Raises ``RuntimeError`` where an event loop runs."""
+    return asyncio.run(fit_async(request, window=window, target=target, keep_items=keep_items, config=config))

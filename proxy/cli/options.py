@@ -1,0 +1,57 @@
+"""Settings given as options of commands, and the end of a command that cannot go on.
+
+Imports nothing heavy: ``ullage --help`` and the container's health check do without the settings.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, NoReturn
+
+import typer
+
+if TYPE_CHECKING:
+    from proxy.settings import Settings, SettingsError
+
+Overrides = dict[tuple[str, ...], object]
+"""Settings given as options, by their path; they replace those of the file and the environment."""
+
+REFUSED: Final = 1
+MISUSED: Final = 2
+"""Exit codes."""
+
+
+def overrides_of(upstream: str | None = None, window: int | None = None, model: str = "*") -> Overrides:
+    """Return the overrides of the options --upstream and --window; *model* is the one that the window is for."""
+    overrides: Overrides = {}
+    if upstream is not None:
+        # Replaces the file's list whole: a key configured for one server must never go to another.
+        overrides["upstreams",] = [{"name": "upstream", "base_url": upstream}]
+    if window is not None:
+        overrides["models", model, "context_window"] = window
+    return overrides
+
+
+def settings_of(config: Path | None, overrides: Overrides) -> Settings:
+    """Return the settings; print their problems and end the process if they have any."""
+    from proxy.features.settings import AllSettings
+    from proxy.settings import SettingsError, load
+
+    try:
+        return load(config, overrides, os.environ, AllSettings)
+    except SettingsError as error:
+        fail(REFUSED, _problems(error))
+
+
+def _problems(error: SettingsError) -> str:
+    """Return the problems with the settings, and their number, as lines."""
+    count = len(error.problems)
+    total = "1 problem." if count == 1 else f"{count} problems."
+    return "\n".join([*map(str, error.problems), total])
+
+
+def fail(code: int, message: str) -> NoReturn:
+    """Print *message* to standard error and end the process with *code*."""
+    typer.echo(message, err=True)
+    raise typer.Exit(code)

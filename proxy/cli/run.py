@@ -1,0 +1,251 @@
+"""``ullage run``: a proxy and a client that end together. Nothing of the client's own configuration is written."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import signal
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Final
+
+import typer
+
+from proxy.cli.options import MISUSED, Overrides, fail, overrides_of, settings_of
+
+if TYPE_CHECKING:
+    from proxy.cli.clients import Client, ClientFacts
+    from proxy.settings import Settings
+
+NOT_FOUND: Final = 127
+"""The exit code of a command that does not exist: https://pubs.opengroup.org/onlinepubs/9799919799/utilities/V3_chap02.html"""
+
+BY_SIGNAL: Final = 128
+"""Added to the number of the signal that ended a command, as shells do."""
+
+USUAL: Final = ("openai", "anthropic", "litellm")
+"""The clients whose variables any command gets."""
+
+OPENAI: Final = "https://api.openai.com/v1"
+ANTHROPIC: Final = "https://api.anthropic.com/v1"
+"""The upstreams of clients of each API: https://platform.openai.com/docs/api-reference, https://docs.anthropic.com/en/api."""
+
+FORWARDED: Final = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
+
+TYPED: Final = frozenset({signal.SIGINT, signal.SIGQUIT})
+"""Signals that a terminal sends to every process in its foreground, so that the client has them already."""
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """A command and the variables that it gets beside those of its surroundings."""
+
+    command: tuple[str, ...]
+    environment: Mapping[str, str]
+
+
+def run(
+    words: Annotated[
+        list[str], typer.Argument(help="A client of `ullage connect`, or any command; its arguments.", metavar="CLIENT")
+    ],
+    upstream: Annotated[
+        str | None, typer.Option(help="The upstream [default: the client's own provider].", metavar="URL")
+    ] = None,
+    config: Annotated[Path | None, typer.Option(help="YAML file; see `ullage check`.", metavar="FILE")] = None,
+    model: Annotated[str | None, typer.Option(help="The model that it requests.")] = None,
+    window: Annotated[int | None, typer.Option(help="Its window in tokens [default: the known one].", min=1)] = None,
+    store: Annotated[
+        str | None, typer.Option(help="embedded, memory or a redis:// URL [default: memory].", metavar="URL")
+    ] = None,
+    log: Annotated[Path, typer.Option(help="Append log lines to this file.", metavar="FILE")] = Path(os.devnull),
+) -> None:
+    """Start a proxy on a free port and a client that uses it.
+
+    Nothing is written to the client's files, and both end together, with the client's exit code. Options come before
+    CLIENT; what follows it is the client's own: `ullage run --model gpt-5 codex exec "..."`. Any other command gets
+    OPENAI_BASE_URL, OPENAI_API_BASE and ANTHROPIC_BASE_URL.
+    """
+    from proxy.cli.clients import clients
+
+    known = clients()
+    client = next((each for name, each in known.items() if words[0] in (name, program_of(each))), None)
+    if client is not None and client.needs_model and model is None:
+        fail(MISUSED, f"The configuration of {client.title} names models: give --model NAME before it.")
+    arguments = _arguments(client, words)
+    settings = _settings(config, upstream, model, window, store, client)
+    key = client.key if client is not None else ""
+    facts = _facts(settings, key, model, window)
+
+    def launch(root: str) -> Launch:
+        return launch_of(client, replace(facts, root=root), arguments, [known[name] for name in USUAL])
+
+    raise typer.Exit(_serve(settings, launch, log))
+
+
+def _arguments(client: Client | None, words: Sequence[str]) -> list[str]:
+    """Return the command and its arguments; end the process if there is no such command."""
+    arguments = list(words)
+    if client is not None:
+        arguments = list(words[1:])
+        if client.run is not None:
+            arguments.insert(0, client.run.command)
+        elif not client.environment:
+            advice = f"`ullage connect {words[0]} --write`"
+            fail(MISUSED, f"{client.title} reads its configuration from files only: {advice}.")
+    if not arguments:
+        fail(MISUSED, "Give the command to run: ullage run openai -- python agent.py")
+    if shutil.which(arguments[0]) is None:
+        fail(NOT_FOUND, f"{arguments[0]} is no command on the PATH.")
+    return arguments
+
+
+def program_of(client: Client) -> str:
+    """Return the program of *client*; empty if it has none."""
+    return client.run.command if client.run is not None else ""
+
+
+def _settings(
+    config: Path | None,
+    upstream: str | None,
+    model: str | None,
+    window: int | None,
+    store: str | None,
+    client: Client | None,
+) -> Settings:
+    """Return the proxy's settings: the configured ones, or the client's own provider; on a free port of this machine.
+
+    Records stay in memory, unless the file or *store* says otherwise.
+    """
+    overrides = overrides_of(upstream, window, model or "*")
+    overrides["server", "host"], overrides["server", "port"], overrides["server", "workers"] = "127.0.0.1", 0, 1
+    if store is not None:
+        overrides["store", "url"] = store
+    elif config is None and "ULLAGE_STORE__URL" not in os.environ:
+        overrides["store", "url"] = "memory"
+    settings = settings_of(config, overrides)
+    if settings.upstreams:
+        return settings
+    return settings_of(config, overrides | providers(client, window, os.environ))
+
+
+def providers(client: Client | None, window: int | None, environ: Mapping[str, str]) -> Overrides:
+    """Return the upstreams of *client*, or of any command: where its variables point now, or its providers."""
+    openai = {"name": "openai", "base_url": environ.get("OPENAI_BASE_URL") or OPENAI}
+    anthropic = {"name": "anthropic", "base_url": environ.get("ANTHROPIC_BASE_URL") or ANTHROPIC}
+    if client is not None and client.api == "messages":
+        return {("upstreams",): [anthropic]}
+    overrides: Overrides = {("upstreams",): [openai]}
+    if client is None or "messages" in client.api:
+        rules: list[dict[str, object]] = [
+            {"name": "claude*", "upstream": "anthropic"},
+            {"name": "*", "upstream": "openai"},
+        ]
+        if window is not None:
+            rules = [{**rule, "context_window": window} for rule in rules]
+        overrides = {("upstreams",): [openai, anthropic], ("models",): rules}
+    return overrides
+
+
+def _facts(settings: Settings, key: str, model: str | None, window: int | None) -> ClientFacts:
+    """Return the facts of a client's configuration, but for the proxy's address."""
+    from proxy.cli.clients import ClientFacts
+    from proxy.cli.models import limits
+
+    known_window, output = asyncio.run(limits(settings, model)) if model else (None, None)
+    window = window or known_window
+    return ClientFacts("", key, model, window, output, window)
+
+
+def launch_of(client: Client | None, facts: ClientFacts, arguments: Sequence[str], usual: Sequence[Client]) -> Launch:
+    """Return the command with its variables; *usual* are the clients whose variables any command gets."""
+    from proxy.cli.clients import fill_in
+
+    if client is None:
+        variables = {name: value for each in usual for name, value in each.environment.items()}
+        return Launch(tuple(arguments), _texts(fill_in(variables, facts)))
+    if client.run is None:
+        return Launch(tuple(arguments), _texts(fill_in(client.environment, facts)))
+    options = [fill_in(list(group), facts) for group in client.run.arguments]
+    words: list[str] = []
+    for option, group in zip(options, client.run.arguments, strict=True):
+        if len(option) == len(group):
+            words += map(str, option)
+    environment = {**_file_variables(client, facts), **_texts(fill_in(client.run.environment, facts))}
+    return Launch((arguments[0], *words, *arguments[1:]), environment)
+
+
+def _texts(values: Mapping[str, object] | None) -> dict[str, str]:
+    return {name: str(value) for name, value in (values or {}).items()}
+
+
+def _file_variables(client: Client, facts: ClientFacts) -> dict[str, str]:
+    """Return what the files of *client* set, as far as it reads it from variables, too."""
+    from proxy.cli.clients import changes
+    from proxy.cli.connect import client_files, render
+
+    assert client.run is not None
+    variables: dict[str, str] = {}
+    for file in client.files:
+        for change in changes(file, facts):
+            name = change.at[-1]
+            if isinstance(name, str) and name.isupper():
+                variables[name] = str(change.value)
+    if client.run.document:
+        first, *_ = client_files(client, facts, {})
+        variables[client.run.document] = render(first)
+    return variables
+
+
+def environment_of(launch: Launch, environ: Mapping[str, str]) -> dict[str, str]:
+    """Return the environment of the command: *environ*, its own variables, and no HTTP proxy on the way to ours."""
+    bypass = ",".join(filter(None, [environ.get("NO_PROXY") or environ.get("no_proxy"), "127.0.0.1"]))
+    return {**environ, "NO_PROXY": bypass, "no_proxy": bypass, **launch.environment}
+
+
+def _serve(settings: Settings, launch: Callable[[str], Launch], log: Path) -> int:
+    """Serve while the command runs; return its exit code."""
+    from proxy.app import Companion, run_with
+
+    async def run_command(port: int) -> int:
+        wanted = launch(f"http://127.0.0.1:{port}")
+        return await run_child(wanted.command, environment_of(wanted, os.environ))
+
+    try:
+        fd = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+    except OSError as error:
+        fail(MISUSED, f"{log}: cannot be written: {error.strerror}.")
+    try:
+        return run_with(settings, Companion(run_command, fd))
+    finally:
+        os.close(fd)
+
+
+async def run_child(command: Sequence[str], environment: Mapping[str, str]) -> int:
+    """Run *command* to its end, pass signals on to it, and return its exit code."""
+    early: list[signal.Signals] = []
+    child: asyncio.subprocess.Process | None = None
+
+    def forward(number: signal.Signals) -> None:
+        if child is None:
+            early.append(number)
+        elif child.returncode is None and not (number in TYPED and _in_foreground()):
+            child.send_signal(number)
+
+    loop = asyncio.get_running_loop()
+    for number in FORWARDED:
+        loop.add_signal_handler(number, forward, number)
+    child = await asyncio.create_subprocess_exec(*command, env=dict(environment))
+    for number in early:
+        forward(number)
+    code = await child.wait()
+    return code if code >= 0 else BY_SIGNAL - code
+
+
+def _in_foreground() -> bool:
+    """True if a terminal sends what is typed there to this process and its children alike."""
+    try:
+        return os.tcgetpgrp(0) == os.getpgrp()
+    except OSError:
+        return False

@@ -1,0 +1,33 @@
+"""Recognises the API of a request by its members."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+
+def shape_of(value: Mapping[str, Any]) -> str:
+    """Return the API that a decoded body is a request of; empty if it has no list of items."""
+    if "input" in value and "messages" not in value:
+        return "responses"
+    if not isinstance(value.get("messages"), list):
+        return ""
+    if "system" in value or "anthropic_version" in value or _has_messages_blocks(value):
+        return "messages"
+    return "chat"
+
+
+def _has_messages_blocks(value: Mapping[str, Any]) -> bool:
+    """True if tools or content blocks are written as in the Messages API."""
+    if any("input_schema" in tool for tool in _objects(value.get("tools"))):
+        return True
+    contents = [message.get("content") for message in _objects(value["messages"])]
+    parts = [part for content in contents for part in _objects(content)]
+    return any(part.get("type") in ("tool_use", "tool_result", "thinking") for part in parts)
+
+
+def _objects(value: Any) -> list[dict[str, Any]]:
+    """Return the JSON objects in *value* if it is a list."""
+    if not isinstance(value, list):
+        return []
+    return [element for element in value if isinstance(element, dict)]

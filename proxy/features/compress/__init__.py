@@ -1,0 +1,1 @@
+"""The route ``/v1/compress``: the view of a request as its answer, and nothing is forwarded."""

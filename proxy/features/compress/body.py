@@ -1,0 +1,132 @@
+"""The body of a request for a view, and of the answer to it.
+
+The members beside our own are those of the API that the items belong to, and stay as their bytes are. The answer has
+the same members as the view has them, and what was done to them: under the names that ``/v1/compress`` of Headroom has,
+which gateways call (https://docs.litellm.ai/docs/proxy/headroom,
+https://portkey.ai/docs/integrations/guardrails/headroom).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import msgspec
+
+from proxy.core.apis.shape import shape_of
+from proxy.core.errors import InvalidRequest
+from proxy.core.report import Report
+
+OPTIONS: Final = ("api", "window", "target", "keep_items")
+"""Our own members of a request; they are no part of the view."""
+
+FIGURES: Final = (
+    "outcome", "reason", "stages", "window", "tokens_before", "tokens_after", "tokens_saved", "compression_ratio",
+    "transforms_applied", "conversation",
+)  # fmt: skip
+"""Our own members of an answer. What a request calls so is left out of its view."""
+
+APIS: Final = ("chat", "messages", "responses")
+
+MOST_TOKENS: Final = 999_999_999
+
+_ITEMS: Final = {"chat": "messages", "messages": "messages", "responses": "input"}
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """A request for a view: the ``api`` of its ``body``, and the options beside it.
+
+    ``window`` is the most that the model's window may be, ``target`` the most that the view may take, in the provider's
+    tokens; ``share`` is the share of the room to compact to now. ``keep_items``: no item is left out, so that the view
+    has as many; None if the request does not say.
+    """
+
+    api: str
+    body: bytes = field(repr=False)
+    window: int | None = None
+    target: int | None = None
+    share: float | None = None
+    keep_items: bool | None = None
+
+
+class UnusableBody(InvalidRequest):
+    """The body is no request for a view; ``api`` is the one whose error shape its caller understands."""
+
+    def __init__(self, message: str, api: str = "chat") -> None:
+        super().__init__(message)
+        self.api = api
+
+
+def read_body(body: bytes) -> Wanted:
+    """Return the request in *body*. Raises ``UnusableBody``."""
+    try:
+        members = msgspec.json.decode(body, type=dict[str, msgspec.Raw])
+        options: dict[str, Any] = {each: msgspec.json.decode(members.pop(each)) for each in OPTIONS if each in members}
+        shape = shape_of(_shown(members))
+    except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
+        raise UnusableBody(f"The body is no JSON object: {error}.") from error
+    api = options.get("api", shape)
+    if api not in APIS:
+        raise UnusableBody("Send messages (Chat Completions or Messages) or input (Responses): a list of items.")
+    if _ITEMS[api] not in members:
+        raise UnusableBody(f"A request of the API {api} has {_ITEMS[api]}: a list of items.", api)
+    for name in FIGURES:
+        members.pop(name, None)
+    target = options.get("target")
+    share = target if isinstance(target, float) and not target.is_integer() else None
+    if share is not None and not 0 < share < 1:
+        raise UnusableBody("target is a whole number of tokens, or a share of the room between 0 and 1.", api)
+    return Wanted(
+        api,
+        msgspec.json.encode(members),
+        _tokens(options, "window", api),
+        None if share is not None else _tokens(options, "target", api),
+        share,
+        _flag(options, "keep_items", api),
+    )
+
+
+def _shown(members: Mapping[str, msgspec.Raw]) -> dict[str, Any]:
+    """Return the *members* by which an API is recognised, decoded."""
+    names = ("messages", "input", "system", "anthropic_version", "tools")
+    return {name: msgspec.json.decode(members[name]) for name in names if name in members}
+
+
+def _tokens(options: Mapping[str, Any], name: str, api: str) -> int | None:
+    value = options.get(name)
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 1 <= value <= MOST_TOKENS:
+        raise UnusableBody(f"{name} is a whole number of tokens between 1 and {MOST_TOKENS}.", api)
+    return int(value)
+
+
+def _flag(options: Mapping[str, Any], name: str, api: str) -> bool | None:
+    value = options.get(name)
+    if value is not None and not isinstance(value, bool):
+        raise UnusableBody(f"{name} is true or false.", api)
+    return value
+
+
+def answer_body(view: bytes, report: Report) -> bytes:
+    """Return the answer: the members of *view* as its bytes are, and what *report* says was done to them."""
+    before, after = report.tokens_before or 0, report.tokens_after or 0
+    ratio = 1.0
+    if before:
+        ratio = round(after / before, 4)
+    figures: dict[str, object] = {
+        "outcome": report.outcome,
+        "reason": report.reason,
+        "stages": report.stages,
+        "window": report.window,
+        "tokens_before": before,
+        "tokens_after": after,
+        "tokens_saved": report.tokens_removed,
+        "compression_ratio": ratio,
+        "transforms_applied": report.stages,
+        "conversation": report.conversation,
+    }
+    members: dict[str, object] = dict(msgspec.json.decode(view, type=dict[str, msgspec.Raw]))
+    return msgspec.json.encode(members | figures)

@@ -1,0 +1,110 @@
+"""Answers ``/v1/compress`` with the view that a request would have upstream. Nothing is sent anywhere.
+
+The view is planned as that of any other request, and its compactions are recorded: the same conversation, asked for
+again with more items, has the same beginning.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Final
+
+from msgspec import structs
+
+from proxy.core.decisions import API_FORMATS, Reject, UncountedView
+from proxy.core.models import Route
+from proxy.core.report import Report
+from proxy.core.request import ITEMS_KEPT, Origin, Request
+from proxy.core.tokens.budget import answer_reserve
+from proxy.engine.features import Feature, Planning
+from proxy.engine.ports import Answer, Outcome, Refusal
+from proxy.engine.reading import Reader
+from proxy.engine.replies import LocalReply
+from proxy.features.compress.body import UnusableBody, Wanted, answer_body, read_body
+from proxy.offload import offload
+
+API: Final = "compress"
+"""The name of these requests in reports."""
+
+ROW_KEEPERS: Final = ("litellm/",)
+"""How gateways begin their ``User-Agent`` that put each item of a view in the place of one that they sent.
+
+LiteLLM refuses an answer with another number of messages: ``_call_compress`` in its
+``proxy/guardrails/guardrail_hooks/headroom/headroom.py``.
+"""
+
+ASSUMED_WINDOW: Final = 1_000_000_000
+"""Tokens of the window that a request is counted in if no window is known: nothing has to be smaller."""
+
+
+class Compress(Feature):
+    """Answers requests for a view. *resolve* gives the route of a model."""
+
+    purposes = frozenset({"compress"})
+
+    def __init__(self, reader: Reader, resolve: Callable[[str], Route]) -> None:
+        self._reader = reader
+        self._resolve = resolve
+
+    async def answer(self, request: Request, engine: Planning) -> Outcome | None:
+        """Return the view of the request in the body, and what was done to it; None for any other request."""
+        if request.purpose != "compress":
+            return None
+        try:
+            wanted = await offload(len(request.body), read_body, request.body)
+        except UnusableBody as error:
+            report = Report(request.request_id, API, outcome="refused", reason=error.code)
+            return Refusal(report, error, error.api)
+        planned = await self._planned(request, wanted)
+        decision, report = await engine.preview(planned)
+        report = structs.replace(report, api=API, overhead_seconds=engine.overhead)
+        if isinstance(decision, Reject):
+            return Refusal(report, decision.error, wanted.api)
+        view = decision.view
+        if isinstance(view, UncountedView):
+            measured = await engine.measure(planned, ASSUMED_WINDOW)
+            tokens = int(measured.counts.total * measured.known.token_ratio)
+            report = structs.replace(report, tokens_before=tokens, tokens_after=tokens, bounded=False)
+        if wanted.target is not None and (report.tokens_after or 0) > wanted.target:
+            refusal = UnusableBody(f"No view is smaller than {report.tokens_after} tokens: raise target.", wanted.api)
+            return Refusal(structs.replace(report, outcome="refused", reason=refusal.code), refusal, wanted.api)
+        body = await offload(len(view.body), answer_body, view.body, report)
+        return Answer(report, LocalReply(body))
+
+    async def _planned(self, request: Request, wanted: Wanted) -> Request:
+        """Return the request whose view is *wanted*. The caller's credentials go with no errand of ours."""
+        options = request.options
+        windows = [size for size in (options.window, wanted.window) if size is not None]
+        if wanted.target is not None:
+            windows.append(await self._window_of(wanted.target, request, wanted))
+        keeps = wanted.keep_items
+        if keeps is None:
+            keeps = _keeps_rows(request.origin)
+        conversation = options.conversation
+        if keeps:
+            conversation += ITEMS_KEPT
+        options = replace(
+            options,
+            window=min(windows, default=None),
+            compact_now=options.compact_now or wanted.share is not None,
+            compact_to=wanted.share or options.compact_to,
+            keep_items=keeps,
+            conversation=conversation,
+        )
+        return replace(
+            request, api=wanted.api, body=wanted.body, options=options, origin=None, path_model="", purpose="answer"
+        )
+
+    async def _window_of(self, target: int, request: Request, wanted: Wanted) -> int:
+        """Return the window in which *target* tokens are left beside the answer."""
+        envelope = (await self._reader.located(API_FORMATS[wanted.api], request.tenant, wanted.body)).envelope
+        most = self._resolve(envelope.model).max_output
+        return target + answer_reserve(envelope.requested_output, most, target * 8 // 7)
+
+
+def _keeps_rows(origin: Origin | None) -> bool:
+    """True if the caller is a gateway that needs as many items as it sent."""
+    headers = () if origin is None else origin.headers
+    agents = [value.lower() for name, value in headers if name.lower() == "user-agent"]
+    return any(agent.startswith(ROW_KEEPERS) for agent in agents)

@@ -1,0 +1,120 @@
+"""Accepts client connections up to a limit, and refuses or closes some when there is no room for more."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import resource
+from collections import Counter
+from typing import Any, Final, cast
+
+from aiohttp import web
+
+from proxy.core.errors import Overloaded
+from proxy.server.config import Limits
+from proxy.server.connection import Connection, Handler, closing_answer
+
+_LEAST_RESERVE: Final = 16
+
+
+def _full(setting: str) -> bytes:
+    """Return the answer to a connection for which *setting* leaves no room."""
+    error = Overloaded(f"The proxy has as many connections as it may ({setting}). Try again soon.")
+    return closing_answer(error, b"retry-after: 1\r\n")
+
+
+_FULL_ANSWER: Final = _full("server.limits.connections")
+_CROWDED_ANSWER: Final = _full("the limit of open files of its process")
+
+
+def descriptors_short(descriptor: int) -> int:
+    """Return how many connections must be closed if a new one got *descriptor*; 0 if enough descriptors are free.
+
+    The requests under way need a reserve for their upstreams and the store. A new connection gets the lowest number
+    that is free, so a number inside the reserve says that all below it are in use. The whole reserve is freed then:
+    the next connections get low numbers, which say nothing of the reserve.
+    """
+    limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    reserve = max(_LEAST_RESERVE, limit // 8)
+    if limit < 0 or descriptor < limit - reserve:
+        return 0
+    return descriptor - (limit - reserve) + reserve
+
+
+class Listener(web.Server):
+    """Makes connections up to the limit, and counts those that it refuses.
+
+    ``refusals`` counts by reason: ``head_too_large``, ``not_http``; ``full`` for a connection above the limit, and
+    ``made_room`` for an idle one that was closed in its favour. ``crowded`` counts connections that came when hardly
+    any descriptor was left.
+    """
+
+    def __init__(self, handler: Handler, limits: Limits) -> None:
+        super().__init__(
+            cast("Any", handler),
+            handler_cancellation=True,
+            access_log=None,
+            keepalive_timeout=limits.keep_alive,
+            lingering_time=2.0,
+            max_line_size=limits.header,
+            max_field_size=limits.header,
+            max_headers=limits.fields,
+            auto_decompress=False,
+        )
+        # The factory of connections for the event loop, in place of aiohttp's own, which makes another class.
+        loop = asyncio.get_running_loop()
+        self.refusals: Counter[str] = Counter()
+        self.connect = functools.partial(
+            Connection, self, handler, self.refusals, limits.head, loop=loop, **self._kwargs
+        )
+        self._most = limits.connections
+        self._open: dict[Connection, None] = {}
+        self._leaving: set[Connection] = set()
+        self.crowded = 0
+
+    def connection_made(self, handler: web.RequestHandler, transport: asyncio.Transport) -> None:
+        """Add a connection. Above the limit the oldest idle one is closed, or else the new one is refused.
+
+        The same holds for descriptors: without any left uvloop drops new connections silently, and asyncio tries to
+        accept them again without end.
+        """
+        super().connection_made(handler, transport)
+        short = descriptors_short(transport.get_extra_info("socket").fileno())
+        crowded = short > 0
+        self.crowded += crowded
+        has_room = len(self._open) < self._most and not crowded
+        while not has_room or len(self._leaving) < short:
+            if not self._make_room():
+                break
+            has_room = True
+        if has_room:
+            self._open[cast("Connection", handler)] = None
+            return
+        self.refusals["full"] += 1
+        answer = _FULL_ANSWER
+        if crowded:
+            answer = _CROWDED_ANSWER
+        transport.write(answer)
+        handler.force_close()
+
+    def connection_lost(self, handler: web.RequestHandler, exc: BaseException | None = None) -> None:
+        """Remove a connection."""
+        self._open.pop(cast("Connection", handler), None)
+        self._leaving.discard(cast("Connection", handler))
+        super().connection_lost(handler, exc)
+
+    def close_idle(self) -> None:
+        """Close the connections on which no request is under way."""
+        for connection in self.connections:
+            cast("Connection", connection).close_if_idle()
+
+    def _make_room(self) -> bool:
+        """Close the oldest idle connection. Return False if none is idle."""
+        idle = next((connection for connection in self._open if connection.idle), None)
+        if idle is None:
+            return False
+        del self._open[idle]
+        self._leaving.add(idle)
+        self.refusals["made_room"] += 1
+        idle.force_close()
+        return True

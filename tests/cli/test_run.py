@@ -1,0 +1,155 @@
+"""``ullage run``: what a client gets, and that proxy and client end together."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from proxy.cli.clients import ClientFacts, clients
+from proxy.cli.run import ANTHROPIC, OPENAI, USUAL, environment_of, launch_of, providers
+from tests.conftest import StartStub
+from tests.support.proxy_process import ROOT
+
+CLIENTS = clients()
+USUAL_CLIENTS = [CLIENTS[name] for name in USUAL]
+PORT = "http://127.0.0.1:9"
+FACTS = ClientFacts(PORT, "KEY", "some-model", 120_000, 4_096, 120_000)
+BARE = ClientFacts(PORT, "KEY")
+STARTED = [name for name, each in CLIENTS.items() if each.run is not None or each.environment]
+
+ASK = """
+import json, os, sys, urllib.request
+body = json.dumps({"model": "m", "messages": [{"role": "user", "content": "hello"}]}).encode()
+request = urllib.request.Request(os.environ["OPENAI_BASE_URL"] + "/chat/completions", body)
+request.add_header("content-type", "application/json")
+with urllib.request.urlopen(request) as answer:
+    print(answer.headers["x-ullage-outcome"], os.environ["ANTHROPIC_BASE_URL"], flush=True)
+"""
+
+
+@pytest.mark.parametrize("facts", [FACTS, BARE])
+@pytest.mark.parametrize("name", STARTED)
+def test_every_client_that_can_gets_the_address(name: str, facts: ClientFacts) -> None:
+    """By a variable or an argument, with no placeholder left; what the user gave stands behind it."""
+    launch = launch_of(CLIENTS[name], facts, ["program", "own"], USUAL_CLIENTS)
+    assert (launch.command[0], launch.command[-1]) == ("program", "own")
+    text = json.dumps([launch.command, dict(launch.environment)])
+    assert PORT in text
+    assert "{model}" not in text
+    assert "None" not in text
+
+
+def test_a_client_gets_what_its_files_would_say() -> None:
+    """Variables have the names and values of its settings; a document is its whole file."""
+    claude = launch_of(CLIENTS["claude-code"], FACTS, ["claude"], ()).environment
+    assert claude["ANTHROPIC_BASE_URL"] == PORT
+    assert claude["CLAUDE_CODE_AUTO_COMPACT_WINDOW"] == "120000"
+    document = json.loads(
+        launch_of(CLIENTS["opencode"], FACTS, ["opencode"], ()).environment["OPENCODE_CONFIG_CONTENT"]
+    )
+    assert document["provider"]["ullage"]["options"]["baseURL"] == f"{PORT}/v1"
+    codex = launch_of(CLIENTS["codex"], BARE, ["codex", "exec"], ()).command
+    assert codex[1:3] == ("-c", "model_provider=ullage")
+    assert not any("model_context_window" in word for word in codex)
+
+
+def test_any_command_gets_the_usual_variables() -> None:
+    """Those of the SDKs, beside what it had, and no HTTP proxy stands between."""
+    launch = launch_of(None, BARE, ["python", "x.py"], USUAL_CLIENTS)
+    environment = environment_of(launch, {"A": "1", "no_proxy": "example.com", "OPENAI_BASE_URL": "http://old"})
+    assert (environment["OPENAI_BASE_URL"], environment["OPENAI_API_BASE"]) == (f"{PORT}/v1", f"{PORT}/v1")
+    assert (environment["ANTHROPIC_BASE_URL"], environment["A"]) == (PORT, "1")
+    assert environment["NO_PROXY"] == "example.com,127.0.0.1"
+
+
+@pytest.mark.parametrize(
+    ("client", "environ", "urls"),
+    [
+        ("claude-code", {}, [ANTHROPIC]),
+        ("codex", {}, [OPENAI]),
+        ("codex", {"OPENAI_BASE_URL": "http://mine/v1"}, ["http://mine/v1"]),
+        (None, {"ANTHROPIC_BASE_URL": "http://mine"}, [OPENAI, "http://mine"]),
+    ],
+)
+def test_without_an_upstream_it_is_the_clients_own(
+    client: str | None, environ: Mapping[str, str], urls: list[str]
+) -> None:
+    """Where the variables point now, else its provider; any command may speak to both."""
+    overrides = providers(CLIENTS[client] if client else None, 9, environ)
+    assert [each["base_url"] for each in overrides["upstreams",]] == urls  # type: ignore[attr-defined]
+
+
+async def started(home: Path, *words: str) -> asyncio.subprocess.Process:
+    """``ullage run`` with *words*, in a home of its own."""
+    environment = {**os.environ, "HOME": str(home), "XDG_DATA_HOME": f"{home}/share", "PYTHONPATH": str(ROOT)}
+    return await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "proxy.cli", "run", *words),
+        env=environment,
+        cwd=home,
+        stdin=asyncio.subprocess.DEVNULL,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+    )
+
+
+@pytest.mark.slow
+async def test_a_command_runs_beside_a_proxy_and_nothing_is_written(stub: StartStub, tmp_path: Path) -> None:
+    """It reaches the upstream through the proxy; its output, and nothing else, is there; its exit code is passed on."""
+    server = await stub()
+    words = ("--upstream", server.url, "--window", "8192", "--", sys.executable, "-c", f"{ASK}\nsys.exit(7)")
+    process = await started(tmp_path, *words)
+    out, errors = await asyncio.wait_for(process.communicate(), 30)
+    assert (process.returncode, errors) == (7, b"")
+    outcome, address = out.decode().split()
+    assert (outcome, address.startswith("http://127.0.0.1:")) == ("verbatim", True)
+    assert len(server.chats()) == 1
+    assert os.listdir(tmp_path) == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+async def test_a_signal_is_passed_on_and_both_end(stub: StartStub, tmp_path: Path, number: signal.Signals) -> None:
+    """The command decides what a signal means."""
+    server = await stub()
+    handle = f"import signal, time; signal.signal({int(number)}, lambda *_: print('heard', flush=True) or exit(3))"
+    ready = "print(__import__('os').getppid(), flush=True); time.sleep(60)"
+    process = await started(tmp_path, "--upstream", server.url, "--", sys.executable, "-c", f"{handle}; {ready}")
+    assert process.stdout is not None
+    parent = int(await asyncio.wait_for(process.stdout.readline(), 30))
+    os.kill(parent, number)
+    out, _ = await asyncio.wait_for(process.communicate(), 20)
+    assert (process.returncode, out) == (3, b"heard\n")
+
+
+@pytest.mark.slow
+async def test_a_command_that_a_signal_ended_has_its_shells_code(tmp_path: Path) -> None:
+    """128 and the signal's number."""
+    process = await started(tmp_path, "--upstream", "http://127.0.0.1:9/v1", "--", "sh", "-c", "kill -KILL $$")
+    await asyncio.wait_for(process.communicate(), 30)
+    assert process.returncode == 128 + signal.SIGKILL
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("words", "code", "sentence"),
+    [
+        (("--model", "m", "pi", "x"), 2, "from files only"),
+        (("opencode",), 2, "give --model"),
+        (("openai",), 2, "Give the command"),
+        (("no-such-command-at-all",), 127, "is no command"),
+        (("--log", "/no/such/folder/x", "--upstream", "http://127.0.0.1:9/v1", "true"), 2, "cannot be written"),
+    ],
+)
+async def test_what_cannot_be_started_is_said(tmp_path: Path, words: tuple[str, ...], code: int, sentence: str) -> None:
+    """One sentence, and an exit code that says whose fault it is."""
+    process = await started(tmp_path, *words)
+    _, errors = await asyncio.wait_for(process.communicate(), 30)
+    assert process.returncode == code
+    assert sentence in errors.decode()

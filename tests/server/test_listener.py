@@ -1,0 +1,57 @@
+"""How many connections there may be, and which give way."""
+
+import asyncio
+
+from proxy.server import Limits, ServerConfig
+from tests.support.file_descriptors import few_descriptors
+from tests.support.server_fixture import eventually, running_server
+
+
+async def test_the_oldest_idle_connection_makes_room_for_a_new_one():
+    """Connections on which no whole request ever comes cannot keep others out."""
+    async with running_server(ServerConfig("up", limits=Limits(connections=3))) as at:
+        idle = [await at.connect() for _ in range(3)]
+        for _, writer in idle:
+            writer.write(b"GET /v1/models HTTP/1.1\r\nHos")
+        for _ in range(5):
+            assert (await at.ask("GET", "/health/live")).line == "HTTP/1.1 200 OK"
+        assert await asyncio.wait_for(idle[0][0].read(), 5) == b""
+        assert at.server.refusals["made_room"] >= 1
+        assert "full" not in at.server.refusals
+
+
+async def test_a_connection_too_many_is_refused_readably():
+    """While every connection has a request under way, a new one gets a 503, and is served once one of them ended."""
+    async with running_server(ServerConfig("up", limits=Limits(connections=2))) as at:
+
+        async def script(heard, reader, writer):
+            writer.write(b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n\r\ndata: 1\n\n")
+            await reader.read()
+
+        at.stage.script = script
+        busy = [await at.connect() for _ in range(2)]
+        for reader, writer in busy:
+            writer.write(b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\n\r\n{}")
+            assert (await asyncio.wait_for(reader.readuntil(b"data: 1"), 5)).startswith(b"HTTP/1.1 200")
+        got = await at.ask("GET", "/health/live")
+        assert (got.line.split()[1], got.all("retry-after"), got.all("connection")) == ("503", ["1"], ["close"])
+        assert b"server.limits.connections" in got.body
+        assert at.server.refusals == {"full": 1}
+        busy[0][1].close()
+        assert await eventually(lambda: at.server.in_flight == 1)
+        assert (await at.ask("GET", "/health/live")).line == "HTTP/1.1 200 OK"
+
+
+async def test_a_client_that_comes_while_descriptors_run_out_gets_a_503():
+    """While the last descriptors are left to running requests, new clients are refused, counted, and served later."""
+    async with running_server() as at:
+        with few_descriptors(16):
+            reader, writer = await at.connect()
+            got = await asyncio.wait_for(reader.read(), 5)
+            writer.close()
+        assert got.startswith(b"HTTP/1.1 503 ")
+        assert b"retry-after: 1\r\n" in got
+        assert b'"overloaded"' in got
+        assert at.server.without_descriptor == 1
+        assert (await at.chat()).line == "HTTP/1.1 200 OK"
+        assert at.server.without_descriptor == 1

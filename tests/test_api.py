@@ -1,0 +1,83 @@
+"""The library form: it needs no server, and gives what the route gives."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from proxy.api import ContextTooLong, Fitter, InvalidRequest, SettingsError, fit, fit_async
+from tests.support.sample_conversations import AGENT_SYSTEM, AGENT_TASK, agent_round
+
+WINDOW = 8_192
+
+
+def request(rounds: int) -> dict[str, Any]:
+    """A chat request of so many rounds of some 330 tokens."""
+    messages: list[dict[str, Any]] = [
+        {"role": "system", "content": AGENT_SYSTEM},
+        {"role": "user", "content": AGENT_TASK},
+    ]
+    for number in range(rounds):
+        messages += agent_round(number, 300)
+    return {"model": "gpt-4o", "messages": messages, "temperature": 0.5}
+
+
+def test_a_request_is_fitted_without_a_server() -> None:
+    """The body is the request's own but for its items, and the figures say what was done."""
+    whole = request(40)
+    fitted = fit(whole, window=WINDOW)
+    assert (fitted.outcome, fitted.stages, fitted.window) == ("compacted", ("fold",), WINDOW)
+    assert fitted.tokens_after < WINDOW < fitted.tokens_before
+    assert fitted.body == {**whole, "messages": fitted.messages}
+    assert len(fitted.messages) < len(whole["messages"])
+
+
+def test_what_fits_is_returned_as_it_is() -> None:
+    """The window of a known model is the packaged one."""
+    fitted = fit(request(2))
+    assert (fitted.outcome, fitted.body, fitted.window) == ("verbatim", request(2), 128_000)
+
+
+async def test_a_fitter_keeps_the_beginning_of_a_conversation() -> None:
+    """What was compacted once has the same words later; a share compacts at once."""
+    async with Fitter() as fitter:
+        first = await fitter.fit(request(40), window=WINDOW)
+        second = await fitter.fit(request(42), window=WINDOW)
+        small = await fitter.fit(request(15), window=WINDOW, target=0.2, conversation="other")
+    assert second.messages[: len(first.messages)] == first.messages
+    assert small.outcome == "compacted"
+
+
+async def test_items_can_all_stay() -> None:
+    """There are as many as before."""
+    fitted = await fit_async(request(40), window=WINDOW, keep_items=True)
+    assert len(fitted.messages) == len(request(40)["messages"])
+    assert fitted.tokens_after < WINDOW
+
+
+def test_errors_are_those_of_the_proxy(tmp_path: Path) -> None:
+    """No request, no room and no file: each has its own exception."""
+    with pytest.raises(InvalidRequest, match="Send messages"):
+        fit({"model": "m"})
+    with pytest.raises(ContextTooLong, match="system messages"):
+        fit({"model": "m", "messages": [{"role": "system", "content": "x " * 3_000}]}, window=1_000)
+    with pytest.raises(SettingsError, match="cannot be read"):
+        fit(request(1), config=tmp_path / "none.yaml")
+
+
+def test_an_unopened_fitter_says_so() -> None:
+    """It has to be entered before it is used."""
+    with pytest.raises(RuntimeError, match="async with"):
+        asyncio.run(Fitter().fit(request(1)))
+
+
+def test_a_file_sets_windows(tmp_path: Path) -> None:
+    """The rules of a configuration hold here, too."""
+    file = tmp_path / "ullage.yaml"
+    file.write_text(
+        "upstreams: [{name: a, base_url: 'http://127.0.0.1:1/v1'}]\nmodels: [{name: '*', context_window: 8192}]\n"
+    )
+    assert fit(request(40), config=file).window == WINDOW
