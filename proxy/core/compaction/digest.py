@@ -99,6 +99,18 @@ See the patterns in https://github.com/openai/tiktoken/blob/main/tiktoken_ext/op
 """
 
 _QUOTED = re.compile(r"[「『《【“]([^」』》】”\n]{2,40})[」』》】”]")
+_NUMBERED_LINE = re.compile(r"^[ ]{0,8}(\d{1,7})(?:→|\t)", re.MULTILINE)
+"""The number that a listing puts before each line of a file. It names nothing that is needed once the listing is gone."""
+
+_UNNAMED = frozenset(("e.g", "i.e", "E.g", "I.e", "a.k.a", "vs.the", "and/or", "y/n", "Y/n", "n/a", "N/A"))
+"""Abbreviations that look like names."""
+
+_TAG = re.compile(r"/(?:html|head|body|div|span|p|a|b|i|li|ul|ol|td|tr|th|table|tbody|thead|script|style|h[1-6]|code|pre)")
+"""What is left of an HTML end tag between its brackets."""
+
+_NO_MEANING = frozenset("\\/.")
+"""One of these is in every name that means nothing."""
+
 _FAILURE = re.compile(
     r"\b(?:error|failed|failure|exception|traceback|fatal|cannot|denied|not found)\b|错误|失败|エラー", re.I
 )
@@ -280,10 +292,21 @@ class _Shown:
 
 def _texts(entry: ItemText) -> Iterator[tuple[str, float]]:
     """The texts of one item, each with the worth of a mention in it."""
-    yield entry.text, WRITTEN[entry.role]
+    yield _without_line_numbers(entry), WRITTEN[entry.role]
     for name, arguments in entry.calls:
         yield name, CALLED
         yield plain_arguments(arguments), CALLED
+
+
+def _without_line_numbers(entry: ItemText) -> str:
+    """The text of *entry*; if it is a tool's listing of numbered lines, without their numbers."""
+    text = entry.text
+    if entry.role != "tool" or ("→" not in text and "\t" not in text):
+        return text
+    numbers = [int(match.group(1)) for match in islice(_NUMBERED_LINE.finditer(text), 2)]
+    if len(numbers) < 2 or numbers[1] != numbers[0] + 1:
+        return text
+    return _NUMBERED_LINE.sub("", text)
 
 
 def quoted(text: str) -> str:
@@ -304,6 +327,8 @@ class _NamesOfPieces(dict[str, Mapping[str, bool]]):
         names = _NO_NAMES
         if 2 < len(token) <= LONGEST:
             names = _named(token)
+            if names and not _NO_MEANING.isdisjoint(token):
+                names = {name: number for name, number in names.items() if _means_something(name)}
         if len(self) < MOST_PIECES and len(piece) <= LONGEST:
             self[piece] = names
         return names
@@ -335,6 +360,11 @@ def _titles(text: str, *, phrases: bool) -> list[str]:
     if phrases:
         return titles
     return [title for title in titles if not any(map(str.isspace, title))]
+
+
+def _means_something(name: str) -> bool:
+    """False for escapes, abbreviations and HTML tags that look like names."""
+    return not (name.startswith("\\") or name in _UNNAMED or _TAG.fullmatch(name))
 
 
 def _named(token: str) -> Mapping[str, bool]:
