@@ -69,7 +69,9 @@ _NAME = re.compile(
     r"|[A-Z][a-z0-9]+(?:[A-Z][a-z0-9]+)+|(?=[0-9a-f]*\d)(?=[0-9a-f]*[a-f])[0-9a-f]{7,40}"
     r"|(?=[A-Z0-9]*\d)(?=[A-Z0-9]*[A-Z])[A-Z0-9]{4,12}"
 )
-_NUMBER = re.compile(r"[$€£¥]?\d{3,}(?:[.,:]\d+)*%?|[$€£¥]?\d+\.\d+%?|\d{1,2}(?:[:.]\d{2}){1,2}|\d{4}-\d{2}-\d{2}")
+_NUMBER = re.compile(
+    r"\+?\d{2,4}(?:-\d{3,8}){1,3}|[$€£¥]?\d{3,}(?:[.,:]\d+)*%?|[$€£¥]?\d+\.\d+%?|\d{1,2}(?:[:.]\d{2}){1,2}|\d{4}-\d{2}-\d{2}"
+)
 _WHOLE = re.compile(
     r"(?P<plain>[a-z-]++|(?!(?:Error|Exception|Warning)\Z)[A-Z][a-z]*+)|https?://\S{3,}"
     r"|(?P<path>[\w@.-]++(?:/[\w.@+-]++)++)(?:/|(?<!\.):(?P<line>\d+))?|(?:[\w-]++\.)++[a-z][a-z0-9]{0,5}"
@@ -86,8 +88,14 @@ Names have capitals, digits or signs inside. The patterns are those above, writt
 repeats give nothing back, which takes half the time.
 """
 
-_INSIDE = re.compile(rf"(?<![\w.])(?:({_PATH.pattern}|{_ERROR.pattern}|{_NAME.pattern})|({_NUMBER.pattern}))(?![\w/])")
-"""A name inside a piece of text that is no name itself: behind a sigil, a quote mark or an escape."""
+_INSIDE = re.compile(
+    rf"(?<![\w.])({_PATH.pattern}|{_ERROR.pattern}|{_NAME.pattern})(?![\w/])"
+    rf"|(?<![A-Za-z0-9_.])({_NUMBER.pattern})(?![A-Za-z0-9_/])"
+)
+"""A name inside a piece of text that is no name itself: behind a sigil, a quote mark or an escape.
+
+Numbers also stand right beside characters of scripts that are written without spaces.
+"""
 
 _MARKS = ".,:;!?…。，：；！？-"
 """Marks around a piece of text that are no part of it."""
@@ -99,13 +107,43 @@ See the patterns in https://github.com/openai/tiktoken/blob/main/tiktoken_ext/op
 """
 
 _QUOTED = re.compile(r"[「『《【“]([^」』》】”\n]{2,40})[」』》】”]")
+_MONTH = "(?:Jan|Feb|Mar|Apr|May|June?|July?|Aug|Sept?|Oct|Nov|Dec)(?:uary|ruary|ch|il|ust|tember|ober|ember)?"
+_DATE = re.compile(
+    rf"\b\d{{1,2}}(?:st|nd|rd|th)?\.? (?:of )?{_MONTH}\b(?:,? \d{{4}}\b)?"
+    rf"|\b{_MONTH} \d{{1,2}}(?:st|nd|rd|th)?\b(?:,? \d{{4}}\b)?"
+    r"|(?:\d{4}年)?\d{1,2}月\d{1,2}[日号號]|(?:\d{4}년 ?)?\d{1,2}월 ?\d{1,2}일"
+)
+"""A date in words, with its day; in English, Chinese, Japanese or Korean."""
+
+_CALENDAR = frozenset(
+    ["January", "February", "March", "April", "May", "June", "July", "August", "September", "October", "November"]
+    + ["December", "Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday", "Sunday"]
+)
+_CAPITALISED = re.compile(r"(?<=[a-z,;] )[A-Z][a-z]{2,}(?: [A-Z][a-z]+){0,2}\b")
+"""Words with a capital inside a sentence: in most languages with capitals these are names."""
+
+_NO_PART = "是去在到有叫和找订住从或的了吗呢吧啊我你他她它们这那个就想要请帮给把被让跟与及附近周边推荐家"
+_NAMES_WITHOUT_SPACES = re.compile(
+    rf"(?:(?![{_NO_PART}])[\u4e00-\u9fff]){{1,9}}"
+    r"(?:酒店|宾馆|饭店|餐馆|餐厅|烤鸭店|小吃店|公园|大学|医院|博物馆|美术馆|车站|机场|大厦|广场|胡同|大街|路|街|寺|宫|坛|村"
+    r"|駅|県|神社|公園|空港|さん|様|先生)"
+    r"|[ァ-ヴー]{3,12}|[가-힣]{2,6}(?:씨|님|역|호텔|식당|공원|대학교|병원|공항)"
+)
+"""Names of places and people that their endings show, and words in katakana, which are mostly names or loans."""
+
 _NUMBERED_LINE = re.compile(r"^[ ]{0,8}(\d{1,7})(?:→|\t)", re.MULTILINE)
 """The number that a listing puts before each line of a file. It names nothing that is needed once the listing is gone."""
+
+_TIME = re.compile(r"\d{1,2}(?::\d{2}){1,2}")
+TIME = 0.3
+"""The worth of a time of day, as a share of that of other figures: opening hours are many, and rarely asked for."""
 
 _UNNAMED = frozenset(("e.g", "i.e", "E.g", "I.e", "a.k.a", "vs.the", "and/or", "y/n", "Y/n", "n/a", "N/A"))
 """Abbreviations that look like names."""
 
-_TAG = re.compile(r"/(?:html|head|body|div|span|p|a|b|i|li|ul|ol|td|tr|th|table|tbody|thead|script|style|h[1-6]|code|pre)")
+_TAG = re.compile(
+    r"/(?:html|head|body|div|span|p|a|b|i|li|ul|ol|td|tr|th|table|tbody|thead|script|style|h[1-6]|code|pre)"
+)
 """What is left of an HTML end tag between its brackets."""
 
 _NO_MEANING = frozenset("\\/.")
@@ -164,6 +202,9 @@ def digest_of(entries: Sequence[ItemText], tokens: int, count: Count, known: str
     room -= sum(map(sized, numbers))
     ranked_others = _ranked({name: worth for name, worth in candidates.items() if not names.is_number[name]}, sized)
     others = sized.fill(filter(shown.is_new, ranked_others), room)
+    room -= sum(map(sized, others))
+    if room > LABEL:
+        numbers += sized.fill(filter(shown.is_new, ranked_numbers), room)
     return Digest(tuple(files), tuple(others), tuple(numbers), tuple(errors[::-1]), tuple(commands[::-1]))
 
 
@@ -180,7 +221,8 @@ class _Names:
     mentions: dict[float, dict[str, int]] = field(default_factory=lambda: defaultdict(dict))
 
     def read(self, entries: Sequence[ItemText]) -> None:
-        """Add the names in *entries*."""
+        """Add the names in *entries*; names of people and places only if no tool was called."""
+        chat = not any(entry.calls for entry in entries)
         # Plain loops: while a dictionary takes in another one with a million names, no other thread runs.
         pieces, newest, is_number = _NamesOfPieces(), self.newest, self.is_number
         total = max(1, len(entries))
@@ -188,7 +230,7 @@ class _Names:
             place = (index + 1) / total
             for text, worth in _texts(entry):
                 times = self.mentions[worth]
-                for name, number in _tokens(text, pieces, phrases=worth > WRITTEN["tool"]).items():
+                for name, number in _tokens(text, pieces, phrases=worth > WRITTEN["tool"], chat=chat).items():
                     times[name] = times.get(name, 0) + 1
                     newest[name] = place
                     is_number.setdefault(name, number)
@@ -200,7 +242,10 @@ class _Names:
             for name, number in times.items():
                 mentioned[name] = mentioned.get(name, 0.0) + worth * log2(1 + number)
         newest = self.newest
-        return {name: worth * (OLDEST + (1 - OLDEST) * newest[name]) for name, worth in mentioned.items()}
+        worths = {name: worth * (OLDEST + (1 - OLDEST) * newest[name]) for name, worth in mentioned.items()}
+        for name in filter(_TIME.fullmatch, filter(self.is_number.__getitem__, worths)):
+            worths[name] *= TIME
+        return worths
 
 
 def _best_by_length(worths: dict[str, float], most: int) -> dict[str, float]:
@@ -334,14 +379,21 @@ class _NamesOfPieces(dict[str, Mapping[str, bool]]):
         return names
 
 
-def _tokens(text: str, pieces: _NamesOfPieces, *, phrases: bool) -> dict[str, bool]:
-    """Every name in *text*, True for a number; with *phrases* also quoted titles of several words."""
+def _tokens(text: str, pieces: _NamesOfPieces, *, phrases: bool, chat: bool = False) -> dict[str, bool]:
+    """Every name in *text*, True for a number.
+
+    With *phrases* also quoted titles of several words and dates in words, in a *chat* names of people and places.
+    """
     found: dict[str, bool] = {}
     for start in range(0, len(text), _WINDOW):
         window = text[start : start + _WINDOW]
         for names in filter(None, map(pieces.__getitem__, _between_blanks(window))):
             found.update(names)
         found.update(dict.fromkeys(_titles(window, phrases=phrases), False))
+        if phrases:
+            found.update(dict.fromkeys(_dates(window), True))
+        if phrases and chat:
+            found.update(dict.fromkeys(_proper_names(window), False))
     return found
 
 
@@ -350,6 +402,19 @@ def _between_blanks(text: str) -> list[str]:
     if text.isascii():
         return text.translate(_BLANKS).split()  # a quarter of the time that the pattern takes, in ASCII only
     return _SPLIT.findall(text)
+
+
+def _dates(text: str) -> list[str]:
+    """The dates in *text* that are written with the name of a month."""
+    return [match.group() for match in _DATE.finditer(text)]
+
+
+def _proper_names(text: str) -> list[str]:
+    """Names of people and places in *text*, as far as their letters or their neighbours show them."""
+    names = [name for name in _CAPITALISED.findall(text) if name not in _CALENDAR]
+    if not text.isascii():
+        names += _NAMES_WITHOUT_SPACES.findall(text)
+    return names
 
 
 def _titles(text: str, *, phrases: bool) -> list[str]:
