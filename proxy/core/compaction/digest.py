@@ -22,10 +22,13 @@ from proxy.core.conversation import ItemText
 Count = Callable[[str], int]
 
 NUMBER_SHARE = 0.2
+CHAT_NUMBER_SHARE = 0.5
 COMMAND_SHARE = 0.1
 ERROR_SHARE = 0.15
 FILE_SHARE = 0.1
-"""Shares of a digest that numbers, commands, error lines and the newest files may take at most."""
+"""Shares of a digest that numbers (in a chat: without calls), commands, error lines and the newest files may take at most.
+
+Numbers may also take what the other names leave over."""
 
 WRITTEN = {"user": 3.0, "assistant": 3.0, "tool": 0.5, "system": 0.0}
 CALLED = 1.5
@@ -198,7 +201,10 @@ def digest_of(entries: Sequence[ItemText], tokens: int, count: Count, known: str
     candidates = _best_by_length(names.worths(), max(0, tokens))
     # Searching a long known text is not cheap: it is searched only for names that are about to be shown.
     ranked_numbers = _ranked({name: worth for name, worth in candidates.items() if names.is_number[name]}, sized)
-    numbers = sized.fill(filter(shown.is_new, ranked_numbers), int(room * NUMBER_SHARE))
+    numbers_share = NUMBER_SHARE
+    if names.chat:
+        numbers_share = CHAT_NUMBER_SHARE
+    numbers = sized.fill(filter(shown.is_new, ranked_numbers), int(room * numbers_share))
     room -= sum(map(sized, numbers))
     ranked_others = _ranked({name: worth for name, worth in candidates.items() if not names.is_number[name]}, sized)
     others = sized.fill(filter(shown.is_new, ranked_others), room)
@@ -218,11 +224,12 @@ class _Names:
 
     is_number: dict[str, bool] = field(default_factory=dict)
     newest: dict[str, float] = field(default_factory=dict)
+    chat: bool = False
     mentions: dict[float, dict[str, int]] = field(default_factory=lambda: defaultdict(dict))
 
     def read(self, entries: Sequence[ItemText]) -> None:
         """Add the names in *entries*; names of people and places only if no tool was called."""
-        chat = not any(entry.calls for entry in entries)
+        self.chat = not any(entry.calls for entry in entries)
         # Plain loops: while a dictionary takes in another one with a million names, no other thread runs.
         pieces, newest, is_number = _NamesOfPieces(), self.newest, self.is_number
         total = max(1, len(entries))
@@ -230,7 +237,7 @@ class _Names:
             place = (index + 1) / total
             for text, worth in _texts(entry):
                 times = self.mentions[worth]
-                for name, number in _tokens(text, pieces, phrases=worth > WRITTEN["tool"], chat=chat).items():
+                for name, number in _tokens(text, pieces, phrases=worth > WRITTEN["tool"], chat=self.chat).items():
                     times[name] = times.get(name, 0) + 1
                     newest[name] = place
                     is_number.setdefault(name, number)
