@@ -8,7 +8,6 @@ https://www.freedesktop.org/software/systemd/man/latest/systemd.kill.html.
 from __future__ import annotations
 
 import asyncio
-import errno
 import os
 import resource
 import socket
@@ -19,7 +18,6 @@ from collections.abc import Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from proxy import caches
@@ -29,9 +27,11 @@ from proxy.core.report import SummaryReport
 from proxy.engine.engine import Engine
 from proxy.features.opening import OpenHistory, open_history
 from proxy.offload import SWITCH_SECONDS
+from proxy.page.board import Reports
+from proxy.page.opening import LivePage
 from proxy.server import Server
 from proxy.settings import Settings
-from proxy.startup import bracketed, print_summary, warn_of_unreachable
+from proxy.startup import CannotListen, print_summary, warn_of_unreachable
 from proxy.store import (
     INSTEAD,
     Store,
@@ -42,8 +42,9 @@ from proxy.store import (
     store_status,
 )
 from proxy.summaries import Jobs
-from proxy.tasks import Faults, Tasks
+from proxy.tasks import Faults, Spawn, Tasks
 from proxy.telemetry import multiprocess
+from proxy.telemetry.exports import NO_EXPORTS, CannotExport, Exports
 from proxy.telemetry.lag import LagWatch
 from proxy.telemetry.logs import Logs
 from proxy.tokenizers import Tokenizers
@@ -52,6 +53,7 @@ from proxy.upstream_wiring import open_bridge, open_catalogue, open_probes, open
 from proxy.wiring import (
     call_settings,
     open_engine,
+    open_exports,
     open_models,
     server_config,
     windows_status,
@@ -120,13 +122,15 @@ async def serve(options: StartOptions, worker: Worker, companion: Companion | No
     if companion is None:
         shutdown.handle_signals()
     try:
-        process = await Process.build(options, worker, logs, tasks, quiet=companion is not None)
-    except (CannotListen, StoreMisconfigured, StoreUnsupported) as error:
+        exports = open_exports(settings, worker.index)
+        process = await Process.build(options, worker, logs, tasks, exports, quiet=companion is not None)
+    except (CannotExport, CannotListen, StoreMisconfigured, StoreUnsupported) as error:
         await tasks.finish(TASK_SECONDS)
         logs.close()
         return _cannot_start(error)
     housekeeping = tasks.spawn(process.update_gauges(), "housekeeping")
     lag = LagWatch(process.telemetry.loop_lag, logs.loop_lagged)
+    process.page.show_lag(lag.pop_worst)
     caches.collect_rarely()
     lag.start()
     code = 0
@@ -140,6 +144,8 @@ async def serve(options: StartOptions, worker: Worker, companion: Companion | No
     housekeeping.cancel()  # it never ends by itself: ``finish`` would wait for it
     await process.close()
     await tasks.finish(TASK_SECONDS)
+    if dropped := exports.close():
+        logs.log.warning("budget_log.lines_dropped", count=dropped)
     logs.close()
     return code
 
@@ -158,6 +164,7 @@ class Process:
         engine: Engine,
         jobs: Jobs | None,
         history: OpenHistory,
+        page: LivePage,
         port: int,
     ) -> None:
         self.server = server
@@ -170,12 +177,20 @@ class Process:
         self._engine = engine
         self._jobs = jobs
         self._history = history
+        self.page = page
         self._store_errors: Counter[str] = Counter()
         self._without_descriptor = 0
 
     @classmethod
     async def build(
-        cls, options: StartOptions, worker: Worker, logs: Logs, tasks: Tasks, *, quiet: bool = False
+        cls,
+        options: StartOptions,
+        worker: Worker,
+        logs: Logs,
+        tasks: Tasks,
+        exports: Exports = NO_EXPORTS,
+        *,
+        quiet: bool = False,
     ) -> Process:
         """Return a process that listens; if it is *quiet* it prints nothing.
 
@@ -185,7 +200,7 @@ class Process:
         bridge = open_bridge(options.settings, tasks)
         upstream = open_upstream(options.settings, bridge)
         try:
-            return await cls._listening(options.settings, worker, logs, tasks, store, upstream, quiet=quiet)
+            return await cls._listening(options.settings, worker, logs, tasks, store, upstream, exports, quiet=quiet)
         except BaseException:  # also after a cancellation: the store must be closed whatever happens
             await upstream.close()
             await store.close()
@@ -200,19 +215,23 @@ class Process:
         tasks: Tasks,
         store: Store,
         upstream: Upstreams,
+        exports: Exports,
         *,
         quiet: bool,
     ) -> Process:
-        telemetry = _open_telemetry()
-        tokenizers = Tokenizers()
+        page = LivePage(settings, worker, multiprocess.shared_directory(), logs.warn)
+        telemetry = _open_telemetry(page.reports)
+        tokenizers = Tokenizers(release=caches.release_free_memory)
+        load_vocabulary = _vocabulary_loader(tokenizers, tasks.spawn)
         probes = open_probes(settings, upstream, tasks, partial(_log_windows, logs), store.records)
         catalogue = await asyncio.to_thread(open_catalogue, settings, probes.window_of)
 
         def observe_summary(report: SummaryReport) -> None:
             telemetry.summary(report)
             logs.summary_done(report)
+            exports.summary(report)
 
-        history = open_history(settings, store, tasks, telemetry.archived)
+        history = open_history(settings, store, tasks, telemetry.archived, logs.warn)
         note = history.note_summary
         jobs = open_summaries(settings, catalogue, tokenizers, store, upstream, tasks, observe_summary, note)
         config = server_config(settings)
@@ -223,13 +242,14 @@ class Process:
             catalogue,
             tokenizers,
             store,
-            upstream,
+            exports.traced_upstream(upstream),
             logs.noticed,
             jobs,
-            history,
+            (*history.features, *page.features),
             call_settings(config),
             faults,
             tasks.spawn,
+            load_vocabulary,
         )
 
         def upstream_of(model: str) -> str:
@@ -246,24 +266,29 @@ class Process:
                 "store": store_status(store.state()),
                 "summaries": jobs.status() if jobs is not None else {"mode": "off"},
                 "estimated_encodings": sorted(tokenizers.estimated),
+                "counted_by": tokenizers.counted_by(),
             }
 
         models = open_models(settings, catalogue, upstream)
         metrics = telemetry.exposition if settings.telemetry.metrics else None
+        observers = (telemetry.observe, logs.request_done, *exports.observers)
+        exchange = exports.traced_exchange(engine)
         routes = history.open_routes
-        observers = (telemetry.observe, logs.request_done)
-        server = Server(config, engine, upstream, upstream_of, observers, metrics, status, models, routes, faults)
+        server = Server(config, exchange, upstream, upstream_of, observers, metrics, status, models, routes, faults)
+        server.show(page.routes(status))
         is_alone = worker.count == 1
         port = await _listen(server, settings, shared=not is_alone)
+        await page.start(tasks.spawn)
         if is_alone and not quiet:
             print_summary(settings, catalogue, port, describe_store(store.state(), settings.store.path))
             tasks.spawn(warn_of_unreachable(settings, logs.warn), "look for the upstreams")
-        tasks.spawn(asyncio.to_thread(_load_common_vocabulary, tokenizers), "load the common vocabulary")
+        if tokenizers.is_fast:
+            load_vocabulary(DEFAULT_ENCODING)  # holds the interpreter's lock: better now than beside the first request
         tasks.spawn(upstream.warm(), "load LiteLLM")
-        return cls(server, upstream, probes, store, telemetry, logs, engine, jobs, history, port)
+        return cls(server, upstream, probes, store, telemetry, logs, engine, jobs, history, page, port)
 
     async def update_gauges(self) -> None:
-        """Update every second the metrics that no request updates, and show the others to workers. Never returns."""
+        """Update every second what no request updates, of the metrics and the page. Never returns."""
         while True:
             self.telemetry.flush()
             state = self._store.state()
@@ -278,6 +303,7 @@ class Process:
             self.telemetry.lines_dropped(self._logs.writer.dropped)
             self._report_descriptors()
             self._logs.log_refusals()
+            self.page.tick()
             if self._jobs is not None:
                 self.telemetry.summaries_state(running=self._jobs.running, broken=self._jobs.open_breakers)
             await asyncio.sleep(HOUSEKEEPING_SECONDS)
@@ -296,6 +322,7 @@ class Process:
     async def drain(self, seconds: float) -> None:
         """Wait for running requests, then for the summaries that they started: *seconds* in all."""
         deadline = time.monotonic() + seconds
+        self.page.close()
         await self.server.drain(seconds)
         if self._jobs is not None:
             await self._jobs.finish(max(0.0, deadline - time.monotonic()))
@@ -312,20 +339,25 @@ class Process:
         await self._store.close()
 
 
-def _load_common_vocabulary(tokenizers: Tokenizers) -> None:
-    """Load the vocabulary of most models, and give back the memory that loading needed."""
-    tokenizers.counter(DEFAULT_ENCODING)
-    caches.release_free_memory()
+def _vocabulary_loader(tokenizers: Tokenizers, spawn: Spawn) -> Callable[[str], None]:
+    """Return a callback that loads the vocabulary of an encoding in a thread.
+
+    A vocabulary takes 40 MiB and a third of a second: a process that was asked for nothing has none.
+    """
+
+    def load(encoding: str) -> None:
+        spawn(asyncio.to_thread(tokenizers.counter, encoding), "load a vocabulary")
+
+    return load
 
 
-def _open_telemetry() -> Telemetry:
-    """Return the metrics of this process, in the folder that workers share if there is one."""
+def _open_telemetry(reports: Reports | None) -> Telemetry:
+    """Return the metrics of this process, in the directory that workers share. *reports* wait there for the page."""
     # prometheus_client reads that folder from the environment, once, when it is imported:
     # https://prometheus.github.io/client_python/multiprocess/
     from proxy.telemetry.metrics import Telemetry
 
-    folder = os.environ.get(multiprocess.VARIABLE)
-    return Telemetry(configuration.version(), Path(folder) if folder else None)
+    return Telemetry(configuration.version(), multiprocess.shared_directory(), reports)
 
 
 def _log_windows(logs: Logs, upstream: str, windows: Mapping[str, ServerWindow]) -> None:
@@ -402,23 +434,6 @@ class NoMetricsDirectory(Exception):
     def __init__(self, error: OSError) -> None:
         reason = error.strerror or str(error)
         super().__init__(f"workers share metrics in a temporary directory: {reason}. Set TMPDIR, or use one worker.")
-
-
-class CannotListen(Exception):
-    """The configured address cannot be listened on; the text names it, and says why and what to do."""
-
-    def __init__(self, host: str, port: int, error: OSError) -> None:
-        remedy = ""
-        if error.errno == errno.EADDRINUSE:
-            remedy = " Give another --port, or 0 for any free one."
-        super().__init__(f"{bracketed(host)}:{port}: {_reason(error).lower()}.{remedy}")
-
-
-def _reason(error: OSError) -> str:
-    """Return the system's text for *error*."""
-    if error.errno and error.errno > 0:  # the resolver's numbers are negative and have none
-        return os.strerror(error.errno)
-    return error.strerror or type(error).__name__
 
 
 def _cannot_start(error: Exception) -> int:

@@ -6,20 +6,17 @@ value is weighed by an estimate from above.
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import gc
 import sys
-from collections.abc import Callable, Sequence
-from itertools import chain
-from operator import attrgetter
+from collections.abc import Callable
 from typing import TypeVar
 
 from cachebox import LRUCache
 
 from proxy.core.apis.envelope import Envelope
 from proxy.core.compaction.record import CompactionRecord
-from proxy.core.conversation import UNREAD, Item
+from proxy.core.conversation import UNREAD, Item, linked_size
 from proxy.engine.ports import Summary
 from proxy.engine.reading import CachedPrefix
 
@@ -39,10 +36,8 @@ Parsing a body makes some 100,000 objects and no cycle: with 700, collections ar
 https://docs.python.org/3/library/gc.html#gc.set_threshold
 """
 
-PLAIN, CALL = 700, 400
-"""Bytes of an item with its name and a call or result or two, and of each call or result beside its id."""
-
-_CALLS, _ANSWERS = attrgetter("calls"), attrgetter("answers")
+PLAIN = 700
+"""Bytes of an item with its name and a call or result or two."""
 
 M_TRIM_THRESHOLD, M_TOP_PAD, M_MMAP_THRESHOLD = -1, -2, -3
 """Parameters of ``mallopt``: https://www.gnu.org/software/libc/manual/html_node/Malloc-Tunable-Parameters.html"""
@@ -61,8 +56,10 @@ class SizedCache(LRUCache[K, V]):
         super().__init__(limit, getsizeof=lambda _, value: size(value))
 
     def __setitem__(self, key: K, value: V) -> None:
-        with contextlib.suppress(OverflowError):  # it alone is above the limit
+        try:
             self.insert(key, value)
+        except OverflowError:
+            return  # it alone is above the limit
 
 
 def items() -> SizedCache[bytes, Item]:
@@ -74,20 +71,14 @@ def _item_size(item: Item) -> int:
     size = PLAIN
     if item.facts is not None and item.facts is not UNREAD:
         size += len(item.facts.mentions)
-    if item.calls or item.answers:
-        size += _linked([item])
-    return size
+    if len(item.calls) + len(item.answers) > 1:
+        return size + linked_size([item])
+    return size + sum(map(len, item.calls or item.answers))
 
 
 def prefixes() -> SizedCache[bytes, CachedPrefix]:
     """Return a cache of the prefixes that bodies began with."""
-    return SizedCache(PREFIX_BYTES, lambda known: 1000 + ITEM * len(known.scan.spans) + _linked(known.items))
-
-
-def _linked(read: Sequence[Item]) -> int:
-    """Return the bytes of calls and results in *read* beyond one for each item. Runs in C: bodies have thousands."""
-    named = [*chain.from_iterable(map(_CALLS, read)), *chain.from_iterable(map(_ANSWERS, read))]
-    return CALL * max(0, len(named) - len(read)) + sum(map(len, named))
+    return SizedCache(PREFIX_BYTES, lambda known: 1000 + ITEM * len(known.scan.spans) + known.linked)
 
 
 def envelopes() -> SizedCache[bytes, Envelope]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import sys
 from collections.abc import Callable, Mapping
@@ -35,6 +36,23 @@ def print_summary(settings: Settings, catalogue: Catalogue, port: int, store: st
 def bracketed(host: str) -> str:
     """Return *host* as it is written in a URL: an IPv6 address in brackets."""
     return f"[{host}]" if ":" in host else host
+
+
+class CannotListen(Exception):
+    """The configured address cannot be listened on; the text names it, and says why and what to do."""
+
+    def __init__(self, host: str, port: int, error: OSError) -> None:
+        remedy = ""
+        if error.errno == errno.EADDRINUSE:
+            remedy = " Give another --port, or 0 for any free one."
+        super().__init__(f"{bracketed(host)}:{port}: {_reason(error).lower()}.{remedy}")
+
+
+def _reason(error: OSError) -> str:
+    """Return the system's text for *error*."""
+    if error.errno and error.errno > 0:  # the resolver's numbers are negative and have none
+        return os.strerror(error.errno)
+    return error.strerror or type(error).__name__
 
 
 async def warn_of_unreachable(settings: Settings, warn: Warn) -> None:
@@ -77,6 +95,8 @@ def settings_summary(settings: Settings, facts: Mapping[str, str]) -> str:
     ``window <rule>`` for a rule whose window is in the model table.
     """
     lines = [("listening", _listening(settings, facts))]
+    if settings.telemetry.page.enabled:
+        lines.append(("page", f"{_address(settings, facts)}/ullage/"))
     lines.extend(("upstream", _upstream(upstream, settings)) for upstream in settings.upstreams)
     lines.extend(("model", _rule(rule, facts)) for rule in settings.models or (Model(name="*"),))
     lines.append(("store", facts.get("store") or _store(settings)))
@@ -89,11 +109,16 @@ def settings_summary(settings: Settings, facts: Mapping[str, str]) -> str:
 
 
 def _listening(settings: Settings, facts: Mapping[str, str]) -> str:
-    server = settings.server
-    address = facts.get("address") or f"http://{bracketed(server.host)}:{server.port}"
-    if server.workers > 1:
-        return f"{address}/v1  ({server.workers} workers)"
+    address, workers = _address(settings, facts), settings.server.workers
+    if workers > 1:
+        return f"{address}/v1  ({workers} workers)"
     return f"{address}/v1"
+
+
+def _address(settings: Settings, facts: Mapping[str, str]) -> str:
+    """Return the URL of the listener, without a path."""
+    server = settings.server
+    return facts.get("address") or f"http://{bracketed(server.host)}:{server.port}"
 
 
 def _upstream(upstream: Upstream, settings: Settings) -> str:

@@ -86,6 +86,7 @@ def _model_rule(rule: configuration.Model) -> ModelRule:
         steps=tuple(COMPRESS if step == "compress" else step.fallback for step in rule.overflow),
         model=rule.model,
         task_size=rule.task_size or "",
+        conversation_budget=rule.conversation_budget or 0,
     )
 
 

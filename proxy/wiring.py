@@ -9,7 +9,7 @@ that ask a server use without an engine. Both together would be a file of more t
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from cachebox import LRUCache
@@ -25,8 +25,8 @@ from proxy.core.models import Catalogue
 from proxy.core.overflow.classify import Classifier
 from proxy.core.tokens.budget import Allocation, Buffers, Marks, Shares
 from proxy.engine.engine import Engine
-from proxy.engine.features import Features
-from proxy.engine.learned_routes import KnownRoutes, LearnedRoutes, NoticeCallback, ignore_notice
+from proxy.engine.features import Feature, Features
+from proxy.engine.learned_routes import KnownRoutes, LearnedRoutes, NoticeCallback, ignore_notice, prepare_nothing
 from proxy.engine.measuring import Measurer, ShrunkTools
 from proxy.engine.ports import Reply, Upgradable, Upstream
 from proxy.engine.quick_check import QuickCheck
@@ -35,13 +35,14 @@ from proxy.engine.records import CompactionRecords
 from proxy.engine.retries import Retries
 from proxy.engine.token_counts import TokenCounts
 from proxy.engine.upstream_calls import CallSettings, UpstreamCalls
-from proxy.features.opening import FeatureParts, OpenHistory, open_features
+from proxy.features.opening import FeatureParts, open_features
 from proxy.server import Limits, ListedUpstream, Models, ServerConfig, no_headers
 from proxy.server.access import Access
 from proxy.settings import Settings, Stages
 from proxy.store import Store
 from proxy.summaries import Jobs
 from proxy.tasks import Faults, Spawn, Tasks, ignore_failure
+from proxy.telemetry.exports import Exports, open_budget_log, open_traces
 from proxy.tokenizers import Tokenizers
 from proxy.upstream import Upstreams
 from proxy.upstream_wiring import open_model_headers, open_model_names
@@ -70,15 +71,17 @@ def open_engine(
     upstream: Upstream,
     notice: NoticeCallback = ignore_notice,
     jobs: Jobs | None = None,
-    history: OpenHistory | None = None,
+    noting: Sequence[Feature] = (),
     calls: CallSettings | None = None,
     faults: Faults | None = None,
     spawn: Spawn = Tasks(ignore_failure).spawn,  # noqa: B008 - it has no task of its own
+    prepare: Callable[[str], None] = prepare_nothing,
 ) -> Engine:
     """Build the engine of *settings*, with caches of its own.
 
-    *notice* logs what traffic teaches of servers. *jobs* write summaries, if any are wanted. *history* records what
-    becomes of conversations. *faults* reports faults of our own. *spawn* starts background tasks.
+    *notice* logs what traffic teaches of servers. *jobs* write summaries, if any are wanted. *noting* are features that
+    only note what was answered. *faults* reports faults of our own. *spawn* starts background tasks. *prepare* loads
+    the vocabulary of an encoding that a request's model has.
     """
     policy, classifier = _policy(settings), Classifier(configuration.overflow_rules(settings))
     faults = faults or Faults()
@@ -94,10 +97,10 @@ def open_engine(
     learned = LearnedRoutes(store.records, LRUCache(CACHED_ROUTES), LRUCache(CACHED_LOOKUPS), time.monotonic, notice)
     records = CompactionRecords(reader, store.records, policy, caches.records(), LRUCache(CACHED_LOOKUPS), jobs, spawn)
     parts = FeatureParts(settings, store, reader, records, catalogue.resolve, _shares(settings), faults)
-    features = Features([*open_features(parts), *(history.features if history else ())])
+    features = Features([*open_features(parts), *noting])
     shrunk_tools: ShrunkTools = LRUCache(CACHED_TOOL_ARRAYS)
     mode = settings.compression.mode
-    routes = KnownRoutes(catalogue, learned, time.monotonic)
+    routes = KnownRoutes(catalogue, learned, time.monotonic, prepare)
     quick_check = QuickCheck(routes, policy, mode)
     measurer = Measurer(catalogue, routes, reader, store.records, learned, features, policy, mode, shrunk_tools)
     retries = Retries(measurer, learned)
@@ -118,6 +121,16 @@ def open_engine(
         time.perf_counter,
         faults,
     )
+
+
+def open_exports(settings: Settings, worker: int) -> Exports:
+    """Open what *settings* export beside the log and the metrics, for the *worker* of that number.
+
+    Raises ``CannotExport``.
+    """
+    wanted = settings.telemetry
+    budget_log = open_budget_log(wanted.budget_log.path, wanted.budget_log.max_bytes, wanted.budget_log.files, worker)
+    return Exports(budget_log, open_traces(configuration.version()) if wanted.traces else None)
 
 
 def windows_status(catalogue: Catalogue, learned: LearnedRoutes, now: float) -> dict[str, list[dict[str, object]]]:
@@ -183,6 +196,7 @@ def _policy(settings: Settings) -> Policy:
         buffers=Buffers(**wanted.buffers.model_dump()),
         tools=configuration.tool_map(settings.tools),
         sizes={str(size): tokens for size, tokens in wanted.sizes.items()},
+        reads_calls=settings.telemetry.budget_log.path is not None,
     )
 
 

@@ -104,15 +104,15 @@ async def proxy(request: pytest.FixtureRequest) -> AsyncIterator[StartProxy]:
 @pytest.fixture
 async def start_recall(stub: StartStub, tmp_path: Path) -> AsyncIterator[Callable[..., Awaitable[tuple[Stub, Any]]]]:
     """Starts an upstream whose model gives the answers, and a proxy in this process, with recall on, in front of it."""
-    from tests.support import recall_fixtures  # not above: the feature may be deleted
+    from tests.support import recall_fixtures, server_tool_fixtures  # not above: the feature may be deleted
 
     async with AsyncExitStack() as stack:
 
         async def start(api: str, *answers: Answer, **options: Any) -> tuple[Stub, Any]:
-            server = await stub(window=recall_fixtures.WINDOW, wording=recall_fixtures.WORDING[api])
-            server.script = recall_fixtures.model_answering(*answers)
+            server = await stub(window=recall_fixtures.WINDOW, wording=server_tool_fixtures.WORDING[api])
+            server.script = server_tool_fixtures.model_answering(*answers)
             return server, await stack.enter_async_context(
-                recall_fixtures.proxy_in_process(server, tmp_path, **options)
+                recall_fixtures.recall_in_process(server, tmp_path, **options)
             )
 
         yield start

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import json
 import os
 import socket
@@ -16,8 +15,9 @@ import httpx
 import pytest
 
 from proxy import app
-from proxy.app import CannotListen, Process, StartOptions
+from proxy.app import Process, StartOptions
 from proxy.settings import Settings
+from proxy.startup import CannotListen
 from proxy.store import StoreMisconfigured
 from proxy.tasks import Tasks
 from proxy.telemetry.logs import Logs
@@ -171,20 +171,6 @@ async def test_a_start_that_breaks_in_the_middle_leaves_no_store_open(
     assert (short_path / "d" / "store.db").exists(), "it was never opened: nothing was tested"
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("store ")]
     await part.close()
-
-
-@pytest.mark.parametrize(
-    ("host", "error", "text"),
-    [
-        ("127.0.0.1", OSError(errno.EADDRINUSE, "x"), "127.0.0.1:1: address already in use. Give another --port, or 0"),
-        ("192.0.2.1", OSError(errno.EADDRNOTAVAIL, "x"), "192.0.2.1:1: cannot assign requested address."),
-        ("::1", OSError(errno.EACCES, "x"), "[::1]:1: permission denied."),
-        ("nowhere", socket.gaierror(socket.EAI_NONAME, "Name or service not known"), "nowhere:1: name or service not"),
-    ],
-)
-def test_an_address_that_cannot_be_listened_on_is_named(host: str, error: OSError, text: str) -> None:
-    """The message names address and reason, and a remedy where there is one."""
-    assert text in str(CannotListen(host, 1, error))
 
 
 async def prepared(folder: Path, configured: Settings) -> tuple[StartOptions, str, str]:

@@ -31,6 +31,9 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 PARTS = {"multidict": "aiohttp", "yarl": "aiohttp", "pydantic_core": "pydantic"}
 """Modules that a declared dependency always brings, since its own interface consists of their types."""
 
+OPTIONAL = {"gigatoken": "fast", "opentelemetry": "otel"}
+"""Libraries that are looked for, or wanted, before they are imported, and the extra that brings each."""
+
 
 def test_every_library_that_is_imported_is_declared() -> None:
     """The test extra brings many more: an import that only it satisfies fails where nothing but Ullage is installed."""
@@ -42,7 +45,11 @@ def test_every_library_that_is_imported_is_declared() -> None:
             elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
                 imported.add(node.module.partition(".")[0])
     outside = {PARTS.get(name, name) for name in imported - sys.stdlib_module_names - {"proxy"}}
-    declared = {re.split(r"[\[<>=;! ]", line)[0].lower() for line in PROJECT["dependencies"]}
+    lines = [
+        *PROJECT["dependencies"],
+        *(line for extra in OPTIONAL.values() for line in PROJECT["optional-dependencies"][extra]),
+    ]
+    declared = {re.split(r"[\[<>=;! ]", line)[0].lower() for line in lines}
     brought_by = packages_distributions()
     undeclared = [
         name
@@ -51,6 +58,13 @@ def test_every_library_that_is_imported_is_declared() -> None:
     ]
     assert len(outside) > 15
     assert undeclared == []
+
+
+def test_traces_are_loaded_only_if_they_are_wanted() -> None:
+    """Neither the command line nor the server imports OpenTelemetry's SDK by itself."""
+    program = "import sys, proxy.cli, proxy.app, proxy.wiring; print('opentelemetry.sdk' in sys.modules)"
+    ran = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert ran.stdout.strip() == "False"
 
 
 @dataclass(frozen=True)
@@ -109,7 +123,12 @@ def test_wheel_holds_the_package_and_nothing_else(installed: Installed) -> None:
     """The wheel carries the code, its types, the configuration and the licence; no tests and no start-up hook."""
     with zipfile.ZipFile(installed.wheel) as archive:
         names = set(archive.namelist())
-    assert {"proxy/cli/commands.py", "proxy/py.typed", "proxy/_config/ullage.yaml"} <= names
+    assert {
+        "proxy/cli/commands.py",
+        "proxy/py.typed",
+        "proxy/_config/ullage.yaml",
+        "proxy/page/static/page.js",
+    } <= names
     assert {name.split("/")[0] for name in names} == {"proxy", f"ullage-{PROJECT['version']}.dist-info"}
     assert not [name for name in names if name.endswith((".pth", ".pyc")) or Path(name).name.startswith(".")]
     assert any(name.endswith("/licenses/LICENSE") for name in names)

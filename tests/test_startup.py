@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+import errno
 import socket
 from pathlib import Path
 
 import pytest
 
 from proxy.settings import load
-from proxy.startup import bracketed, connection_problem, print_summary, settings_summary, warn_of_unreachable
+from proxy.startup import (
+    CannotListen,
+    bracketed,
+    connection_problem,
+    print_summary,
+    settings_summary,
+    warn_of_unreachable,
+)
 from proxy.upstream_wiring import open_catalogue
 from tests.store.conftest import free_port
 from tests.support.settings_files import UPSTREAM, problems, write_settings
@@ -34,6 +42,14 @@ def test_the_line_to_paste_is_a_line_of_its_own(
     )
     print_summary(settings, open_catalogue(settings), 8484, "memory")
     assert capsys.readouterr().err.splitlines()[-1] == f"export OPENAI_BASE_URL={url}"
+
+
+@pytest.mark.parametrize("enabled", [True, False])
+def test_the_page_s_address_is_named_if_there_is_one(tmp_path: Path, enabled: bool) -> None:
+    """Below the address that clients use."""
+    text = f"{UPSTREAM}\ntelemetry: {{page: {{enabled: {str(enabled).lower()}}}}}"
+    summary = settings_summary(load(write_settings(tmp_path, text), {}, {}), {})
+    assert ("  page         http://127.0.0.1:8484/ullage/" in summary.splitlines()) is enabled
 
 
 def test_addresses_of_the_sixth_version_stand_in_brackets() -> None:
@@ -107,3 +123,17 @@ def test_the_summary_does_not_promise_a_window_it_does_not_know(tmp_path):
     assert "*  window: asked of the server, else by the model table, else 4,096 tokens" in shown
     shown = settings_summary(load(write_settings(tmp_path, UPSTREAM), {}, {}), {})
     assert "*  window: asked of the server, else by the model table, else learned from the first overflow" in shown
+
+
+@pytest.mark.parametrize(
+    ("host", "error", "text"),
+    [
+        ("127.0.0.1", OSError(errno.EADDRINUSE, "x"), "127.0.0.1:1: address already in use. Give another --port, or 0"),
+        ("192.0.2.1", OSError(errno.EADDRNOTAVAIL, "x"), "192.0.2.1:1: cannot assign requested address."),
+        ("::1", OSError(errno.EACCES, "x"), "[::1]:1: permission denied."),
+        ("nowhere", socket.gaierror(socket.EAI_NONAME, "Name or service not known"), "nowhere:1: name or service not"),
+    ],
+)
+def test_an_address_that_cannot_be_listened_on_is_named(host: str, error: OSError, text: str) -> None:
+    """The message names address and reason, and a remedy where there is one."""
+    assert text in str(CannotListen(host, 1, error))

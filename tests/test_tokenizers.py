@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import base64
+import importlib.util
 import json
 import os
 import random
 import shutil
 import subprocess
 import sys
+import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -17,8 +20,18 @@ import tiktoken
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from proxy import tokenizers as module
 from proxy.core.apis import chat
-from proxy.tokenizers import CHUNK, RUN, VOCABULARIES, Tokenizers, estimate, packaged_vocabularies, shortened
+from proxy.tokenizers import (
+    CHUNK,
+    RUN,
+    VOCABULARIES,
+    FastCounter,
+    Tokenizers,
+    estimate,
+    packaged_vocabularies,
+    shortened,
+)
 from tests.bench.counting_messages import messages
 from tests.bench.counting_messages import reference as reference_of_message
 from tests.stub import tokens as stub
@@ -28,6 +41,14 @@ from tests.support.sample_conversations import log, prose
 ROOT = Path(__file__).parents[1]
 ENCODINGS = sorted(VOCABULARIES)
 SHARED = Tokenizers()
+EXACT = Tokenizers(fast=False)
+HAS_FAST = importlib.util.find_spec("gigatoken") is not None
+needs_fast = pytest.mark.skipif(not HAS_FAST, reason="gigatoken is not installed: pip install 'ullage[fast]'")
+LIBRARIES = [
+    pytest.param(EXACT, id="tiktoken"),
+    pytest.param(SHARED, id="gigatoken", marks=needs_fast),
+]
+by_library = pytest.mark.parametrize("tokenizers", LIBRARIES)
 
 
 def reference(encoding: str, text: str) -> int:
@@ -37,18 +58,21 @@ def reference(encoding: str, text: str) -> int:
     return len(tiktoken.get_encoding(encoding).encode(sound, disallowed_special=()))
 
 
+@by_library
 @pytest.mark.parametrize("encoding", ENCODINGS)
 @settings(max_examples=100)
 @given(text=conversation_strategies.texts() | st.text())
-def test_counts_are_tiktokens(encoding: str, text: str) -> None:
+def test_counts_are_tiktokens(tokenizers: Tokenizers, encoding: str, text: str) -> None:
     """Any text, lone surrogates and special-token text included, counts as tiktoken counts it as text."""
-    assert SHARED.count(encoding, text) == reference(encoding, text)
+    assert tokenizers.count(encoding, text) == reference(encoding, text)
 
 
+@by_library
 @pytest.mark.parametrize("encoding", ENCODINGS)
-def test_messages_count_exactly(encoding: str) -> None:
+def test_messages_count_exactly(tokenizers: Tokenizers, encoding: str) -> None:
     """Messages of every kind (code, CJK, base64, tools, odd text) count as tiktoken and the documented frames give."""
-    own, exact = SHARED.counter(encoding), tiktoken.get_encoding(encoding)
+    own = tokenizers.counter(encoding)  # so that tiktoken has the vocabulary without asking the network
+    exact = tiktoken.get_encoding(encoding)
     for message in messages(200):
         counted = chat.read_item(json.dumps(message).encode(), own).tokens
         assert counted == reference_of_message(exact, message), message
@@ -283,3 +307,137 @@ def test_a_cut_changes_no_count(encoding: str) -> None:
     ]
     for text in texts:
         assert SHARED.count(encoding, text) == reference(encoding, text)
+
+
+# The faster library.
+
+
+@needs_fast
+@pytest.mark.parametrize("encoding", ENCODINGS)
+def test_the_faster_library_counts_if_it_is_installed(encoding: str) -> None:
+    """It passes its comparison with tiktoken, and says that it counts; without it tiktoken does."""
+    SHARED.counter(encoding)
+    EXACT.counter(encoding)
+    assert SHARED.counted_by()[encoding] == "gigatoken"
+    assert EXACT.counted_by()[encoding] == "tiktoken"
+
+
+@needs_fast
+@pytest.mark.parametrize("encoding", ENCODINGS)
+@settings(max_examples=60)
+@given(
+    text=st.text(
+        st.characters(categories=["L", "M", "N", "P", "S", "Z", "Cc", "Cf"]) | st.sampled_from("'sStT \n\r\t/"),
+        max_size=400,
+    )
+)
+def test_both_libraries_count_alike(encoding: str, text: str) -> None:
+    """Letters, marks, digits, signs and spaces of any script, in any order."""
+    assert SHARED.count(encoding, text) == EXACT.count(encoding, text)
+
+
+@needs_fast
+@pytest.mark.parametrize("encoding", ENCODINGS)
+def test_both_libraries_count_our_own_files_alike(encoding: str) -> None:
+    """Code, Markdown, YAML and recorded conversations of this repository, file by file."""
+    kinds = ("*.py", "*.md", "*.yaml", "*.json", "*.jsonl", "*.js", "*.css")
+    files = [file for kind in kinds for file in ROOT.glob(f"[cdpt]*/**/{kind}") if file.stat().st_size < 200_000]
+    assert len(files) > 400
+    for file in files[::3]:
+        text = file.read_text(errors="surrogateescape")
+        assert SHARED.count(encoding, text) == EXACT.count(encoding, text), file
+
+
+def letters(text: str) -> list[str]:
+    """An encoder whose tokens are characters."""
+    return list(text)
+
+
+def test_a_library_that_differs_is_not_used() -> None:
+    """One that counts a single text of the comparison otherwise counts nothing."""
+    counter = FastCounter(lambda: letters, lambda text: len(text) + text.count("Ångström"))
+    assert counter.differs
+    assert counter.count("Ångström") == 9
+
+
+def test_a_difference_on_the_way_ends_its_use(caplog: pytest.LogCaptureFixture) -> None:
+    """One text of many is counted by both; if they differ, tiktoken counts from there on, and the log says so once."""
+    counter = FastCounter(lambda: letters, lambda text: len(text) + text.count("ŧ"))
+    assert not counter.differs
+    counts = [counter.count("ŧ") for _ in range(2 * module.COMPARED)]
+    assert counter.differs
+    assert counts[0] == 1
+    assert counts[-1] == 2
+    assert 0 < counts.index(2) <= module.COMPARED
+    assert [record.levelname for record in caplog.records] == ["ERROR"]
+    assert "ŧ" not in caplog.text
+
+
+def test_a_text_without_utf8_is_tiktokens() -> None:
+    """What the library refuses is counted by tiktoken, and the next text by the library again."""
+
+    def refusing(text: str) -> list[str]:
+        if "\ud800" in text:
+            raise TypeError("expected str")
+        return letters(text)
+
+    counter = FastCounter(lambda: refusing, lambda text: len(text) + 100 * text.count("\ud800"))
+    assert counter.count("a\ud800b") == 103
+    assert counter.count("ab") == 2
+    assert not counter.differs
+
+
+def test_an_encoder_is_built_anew_in_a_quiet_moment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its time is bounded: once it is up, and nothing was counted for a while, there is a new one."""
+    monkeypatch.setattr(module, "MOST_SECONDS", 0.02)
+    monkeypatch.setattr(module, "QUIET", 0.5)
+    built = 0
+
+    def build() -> Callable[[str], list[str]]:
+        nonlocal built
+        built += 1
+        return slow
+
+    def slow(text: str) -> list[str]:
+        if text == "slow":
+            time.sleep(0.005)
+        return letters(text)
+
+    exact: list[str] = []
+
+    def count_exactly(text: str) -> int:
+        exact.append(text)
+        return len(text)
+
+    counter = FastCounter(build, count_exactly)
+    exact.clear()
+    until = time.monotonic() + 0.3
+    while time.monotonic() < until:
+        assert counter.count("slow") == 4
+    assert built == 1  # it was never quiet
+    assert exact  # so tiktoken has counted
+    deadline = time.monotonic() + 5
+    while built == 1 and time.monotonic() < deadline:
+        time.sleep(0.02)
+    time.sleep(0.02)
+    exact.clear()
+    assert built == 2
+    assert counter.count("slow") == 4
+    assert not exact
+
+
+@needs_fast
+@pytest.mark.slow
+def test_counts_stay_the_same_while_the_encoder_is_built_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Words that nobody has seen before bring about new encoders; counts before, meanwhile and after are tiktoken's."""
+    monkeypatch.setattr(module, "MOST_SECONDS", 0.05)
+    monkeypatch.setattr(module, "QUIET", 0.0)
+    released: list[float] = []
+    counter, pick = Tokenizers(release=lambda: released.append(time.monotonic())), random.Random(5)
+    some_letters = bytes(ord("abcdefghijklmnopqrstuvwxyz "[n % 27]) for n in range(256))
+    deadline = time.monotonic() + 20
+    while len(released) < 5 and time.monotonic() < deadline:
+        text = pick.randbytes(8_000).translate(some_letters).decode()
+        assert counter.count("o200k_base", text) == EXACT.count("o200k_base", text)
+    assert len(released) >= 5  # once after loading, and twice each time that one is built anew
+    assert counter.counted_by() == {"o200k_base": "gigatoken"}

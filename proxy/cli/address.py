@@ -6,12 +6,16 @@ Imports nothing heavy: a container's health check runs every few seconds.
 from __future__ import annotations
 
 import http.client
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Final
 from urllib.parse import urlsplit
 
 HEALTH_SECONDS: Final = 3.0
 """Time in which a proxy has to answer one of these requests."""
+
+DATA: Final = b"data: "
+"""The beginning of a line of a server-sent event: https://html.spec.whatwg.org/multipage/server-sent-events.html"""
 
 
 def configured_address(environ: Mapping[str, str]) -> str:
@@ -38,6 +42,27 @@ def get(address: str, path: str, key: str = "") -> tuple[int, bytes]:
 
     Raises as ``readiness_status`` does.
     """
+    with _opened(address, path, key) as response:
+        return response.status, response.read()
+
+
+def first_event(address: str, path: str, key: str = "") -> bytes:
+    """Return the data of the first server-sent event of *path*; empty if there is no such stream for this caller.
+
+    Raises as ``readiness_status`` does.
+    """
+    with _opened(address, path, key) as response:
+        if response.status != http.client.OK:
+            return b""
+        while line := response.readline():
+            if line.startswith(DATA):
+                return line.removeprefix(DATA)
+        return b""
+
+
+@contextmanager
+def _opened(address: str, path: str, key: str) -> Iterator[http.client.HTTPResponse]:
+    """The response to a GET, whose connection is closed behind it."""
     parts = urlsplit(address)
     if parts.scheme not in ("http", "https") or not parts.hostname:
         raise ValueError("give scheme and host, such as http://127.0.0.1:8484")
@@ -46,7 +71,6 @@ def get(address: str, path: str, key: str = "") -> tuple[int, bytes]:
     headers = {"authorization": f"Bearer {key}"} if key else {}
     try:
         connection.request("GET", f"{parts.path.rstrip('/')}{path}", headers=headers)
-        response = connection.getresponse()
-        return response.status, response.read()
+        yield connection.getresponse()
     finally:
         connection.close()

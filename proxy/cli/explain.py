@@ -19,7 +19,7 @@ from proxy.core.apis.base import Count
 from proxy.core.apis.envelope import TOOLS
 from proxy.core.apis.json_steps import read_integer
 from proxy.core.apis.shape import shape_of
-from proxy.core.compaction.record import CompactionRecord
+from proxy.core.compaction.record import CompactionRecord, stages_of_edits
 from proxy.core.conversation import Item, ItemText
 from proxy.core.decisions import CountedView, MeasuredRequest, Reject
 from proxy.core.errors import InvalidRequest, UllageError
@@ -299,21 +299,13 @@ def _edited_items(fitted: Fitted, record: CompactionRecord | None) -> Iterator[t
     if record is None:
         return
     count = functools.partial(fitted.tokenizers.count, fitted.measured.known.route.encoding)
-    stages = _stages_by_item(record)
+    stages = stages_of_edits(record.compaction)
     for index, edit in record.edits.items():
         stage = stages.get(index, "clip")
         if stage not in fitted.report.stages:
             continue  # done by an earlier compaction
         smaller = fitted.measured.api_format.read_item(edit, count)
         yield stage, fitted.client_body.items[index].tokens - smaller.tokens
-
-
-def _stages_by_item(record: CompactionRecord) -> dict[int, str]:
-    """Return the stage that made each edited item smaller, by the item's index; without those that were clipped."""
-    compaction = record.compaction
-    stages = {each.index: "prune" if each.reason == "old" else "dedup" for each in compaction.placeholders}
-    stages.update((index, "truncate") for index, _ in compaction.truncations)
-    return stages
 
 
 def _tool_count(body: CountedBody) -> int:

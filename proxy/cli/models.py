@@ -20,6 +20,7 @@ from proxy.server.access import client_tenant, proxy_tenant
 from proxy.settings import Settings
 from proxy.store import Store, StoreMisconfigured, StoreUnsupported, has_data, open_store
 from proxy.tasks import Tasks, ignore_failure
+from proxy.tokenizers import library
 from proxy.upstream import find
 from proxy.upstream_wiring import open_catalogue, open_probes, open_upstream
 
@@ -44,6 +45,7 @@ class ModelRow:
 
     ``age_seconds`` is the time since a server stated the window or traffic taught it, None if neither did. ``sent_as``
     is the model's name at its upstream if ``model`` is another one. ``variant`` is the beta flag that the row is for.
+    ``counted_by`` is the library that counts tokens.
     """
 
     model: str
@@ -60,6 +62,7 @@ class ModelRow:
     factor_from: str
     sent_as: str = ""
     variant: str = ""
+    counted_by: str = "tiktoken"
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,6 +185,7 @@ def _row(
         factor_from=factor_from,
         sent_as=route.model if is_renamed else "",
         variant=route.variant,
+        counted_by=library(route.encoding),
     )
 
 
@@ -288,12 +292,13 @@ def _learned_facts(route: Route, learned_route: LearnedRoute, now: float) -> Lea
     return LearnedFacts(window, how, factor, round(max(0.0, now - since), 1))
 
 
-WIDE: Final = ("max_input_tokens", "age_seconds", "output_from", "encoding_from", "factor_from")
-"""Members of a row that are only shown in a wide table: with them it has some 130 columns."""
+WIDE: Final = ("max_input_tokens", "age_seconds", "output_from", "encoding_from", "factor_from", "counted_by")
+"""Members of a row that are only shown in a wide table: with them it has some 140 columns."""
 
 TITLES: Final = {"context_window": "window", "max_input_tokens": "input", "max_output_tokens": "output",
                  "window_from": "window from", "age_seconds": "age", "output_from": "output from",
-                 "encoding_from": "encoding from", "factor_from": "factor from"}  # fmt: skip
+                 "encoding_from": "encoding from", "factor_from": "factor from",
+                 "counted_by": "counted by"}  # fmt: skip
 """Titles of columns that are not called as the members of a row are."""
 
 FIGURES: Final = ("context_window", "max_input_tokens", "max_output_tokens", "factor", "age_seconds")

@@ -1,4 +1,4 @@
-"""``ullage top``: the figures of a running proxy on a terminal, read from its metrics and its status.
+"""``ullage top``: the figures of a running proxy on a terminal, read from its metrics, its status and its page.
 
 Every figure is that since the proxy started, but for rates and times: those are of the time between two readings.
 """
@@ -19,11 +19,13 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from proxy.cli.address import get
+from proxy.cli.address import first_event, get
 from proxy.cli.output import figures_table, table_console
 
 METRICS: Final = "/metrics"
 STATUS: Final = "/ullage/api/status"
+EVENTS: Final = "/ullage/events"
+"""The stream of the page: its first event has every live conversation."""
 
 REQUESTS: Final = "ullage_requests_total"
 TOKENS: Final = "ullage_context_tokens_total"
@@ -33,6 +35,16 @@ CLOSED: Final = (401, 403)
 
 MOST_MODELS: Final = 15
 """Models that are shown, those with most requests."""
+
+MOST_CONVERSATIONS: Final = 10
+"""Conversations that are shown, those with the newest requests."""
+
+CELLS: Final = 20
+"""Width of the bar of a full conversation."""
+
+HALF_FULL: Final = 0.6
+NEARLY_FULL: Final = 0.8
+"""Shares of the budget above which a bar is yellow, and red."""
 
 Labels = Mapping[str, str]
 
@@ -53,12 +65,13 @@ class Sample(NamedTuple):
 class Reading:
     """The figures of a proxy at one time, in seconds of a clock that never goes back.
 
-    ``status`` is empty if the key does not open it.
+    ``status`` is empty if the key does not open it, and so are the live ``conversations``.
     """
 
     at: float
     samples: Sequence[Sample]
     status: Mapping[str, Any] = field(default_factory=dict)
+    conversations: Sequence[Mapping[str, Any]] = ()
 
     def total(self, name: str, **labels: str) -> float:
         """Return the sum of the series called *name* that have these *labels*."""
@@ -83,6 +96,7 @@ def read(address: str, key: str) -> Reading:
     try:
         status, body = get(address, METRICS, key)
         state, document = get(address, STATUS, key)
+        event = first_event(address, EVENTS, key)
     except ValueError as error:
         raise CannotRead(f"{address} is no http(s) URL: {error}") from error
     except OSError as error:
@@ -99,7 +113,8 @@ def read(address: str, key: str) -> Reading:
         for sample in family.samples
     ]
     facts = json.loads(document) if state == http.client.OK else {}
-    return Reading(time.monotonic(), samples, facts)
+    conversations = json.loads(event)["rows"] if event else ()
+    return Reading(time.monotonic(), samples, facts, conversations)
 
 
 def watch(address: str, key: str, interval: float, *, once: bool) -> None:
@@ -126,7 +141,10 @@ def watch(address: str, key: str, interval: float, *, once: bool) -> None:
 
 def frame(address: str, reading: Reading, before: Reading | None) -> RenderableType:
     """Return what is shown of *reading*; rates and times are those since the reading *before*, if there is one."""
-    return Group(*_head(address, reading, before), Text(), _models(reading, before))
+    parts: list[RenderableType] = [*_head(address, reading, before), Text(), _models(reading, before)]
+    if reading.conversations:
+        parts += [Text(), _conversations(reading.conversations)]
+    return Group(*parts)
 
 
 def _head(address: str, reading: Reading, before: Reading | None) -> Iterator[Text]:
@@ -214,6 +232,37 @@ def _models(reading: Reading, before: Reading | None) -> Table:
             _figure(compactions.get(model)),
         )
     return table
+
+
+def _conversations(rows: Sequence[Mapping[str, Any]]) -> Table:
+    """Return a row for each conversation with its fill, those with the newest requests first."""
+    table = figures_table("conversation", "requests", "compacted", "tokens", "budget", "fill")
+    table.add_column("", no_wrap=True, min_width=CELLS)
+    table.collapse_padding = True  # else the widest rows have 81 columns
+    newest = sorted(rows, key=lambda row: -float(row.get("last", 0.0)))
+    for row in newest[:MOST_CONVERSATIONS]:
+        tokens, budget = row.get("tokens", 0), row.get("budget", 0)
+        table.add_row(
+            row["name"],
+            _figure(row.get("requests")),
+            _figure(row.get("compactions")),
+            _tokens(tokens),
+            _tokens(budget),
+            _share(tokens, budget),
+            _bar(tokens / budget if budget else 0.0),
+        )
+    return table
+
+
+def _bar(share: float) -> Text:
+    """Return a bar of ``CELLS`` cells, coloured by how full it is."""
+    cells = min(CELLS, round(CELLS * share))
+    color = "green"
+    if share > NEARLY_FULL:
+        color = "red"
+    elif share > HALF_FULL:
+        color = "yellow"
+    return Text("█" * cells, style=color) + Text("░" * (CELLS - cells), style="dim")
 
 
 def _figure(value: float | None) -> str:

@@ -151,17 +151,6 @@ def item_parts(view: CountedView) -> Iterator[Part]:
             yield Part(kind, int(items[index].tokens * ratio), index)
 
 
-def newest_tokens(view: CountedView) -> int:
-    """Return the tokens of the items behind the model's last words, which no request has had before."""
-    newest = 0
-    for item in reversed(view.measured.parsed.items):
-        if item.role == "assistant":
-            break
-        if item.role != "system":
-            newest += item.tokens
-    return int(newest * view.measured.known.token_ratio)
-
-
 def _first_item(view: CountedView) -> tuple[int, frozenset[int]]:
     """Return the first item of *view* that is not folded, and the indexes of those that were made smaller."""
     record = view.edits.record

@@ -36,7 +36,7 @@ class Policy:
     ``stored``: whether a provider may cut a history that only it has, or its error is the answer. ``economy`` compacts
     where going on gets dear and not only where the window gets full. ``tools`` says what clients' tools do. ``sizes``
     are the tokens that the history of a task of each size is to take, in the provider's tokens; empty if sizes are
-    labels only.
+    labels only. ``reads_calls``: the calls of every counted request are read, for a report of what they were about.
     """
 
     rules: CompactionRules
@@ -46,6 +46,7 @@ class Policy:
     buffers: Buffers = NO_BUFFERS
     tools: ToolMap = NO_TOOLS
     sizes: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))
+    reads_calls: bool = False
 
     def history_cap(self, route: Route, task_size: str) -> int | None:
         """The tokens for the history of a task of *task_size*, or of the size of *route*; None if nothing limits it."""

@@ -148,7 +148,8 @@ class ModelRule:
     """One rule of the configuration: models that match the glob *pattern* go to *upstream* with these limits.
 
     An empty upstream is the default one. With a ``model`` the rule defines an alias of it; unset limits are those of
-    that model's own rule. ``task_size`` is the size of its tasks, unless a request states another.
+    that model's own rule. ``task_size`` is the size of its tasks and ``conversation_budget`` the
+    tokens that a conversation may use in all (0: none), unless a request states others.
     """
 
     pattern: str
@@ -161,6 +162,7 @@ class ModelRule:
     steps: tuple[str, ...] = (COMPRESS,)
     model: str = ""
     task_size: str = ""
+    conversation_budget: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,7 +177,8 @@ class Route:
     second since when it has been reported. With a ``configured_encoding`` our count is assumed to be the provider's.
 
     ``steps`` are tried in order if a conversation does not fit. ``variant`` names an option of the request that changes
-    the window; figures learned with it apply to it alone. ``task_size`` is the size of tasks that state none.
+    the window; figures learned with it apply to it alone. ``task_size`` is the size of tasks that state none, and
+    ``conversation_budget`` the tokens that a conversation may use in all whose requests state none, 0 for any number.
     """
 
     upstream: str
@@ -193,6 +196,7 @@ class Route:
     variant: str = ""
     requested_model: str = ""
     task_size: str = ""
+    conversation_budget: int = 0
 
     # Computed once, when the route is built:
     name: str = field(init=False, compare=False)
@@ -323,6 +327,7 @@ class Catalogue:
             steps=rule.steps,
             requested_model=requested,
             task_size=rule.task_size,
+            conversation_budget=rule.conversation_budget,
         )
         return _CachedRoute(rule, published, route)
 
@@ -334,10 +339,22 @@ class Catalogue:
         return ModelRule("*", self.default_upstream)
 
 
+_INHERITED = (
+    "upstream",
+    "window",
+    "max_output",
+    "encoding",
+    "unknown_window",
+    "max_input",
+    "task_size",
+    "conversation_budget",
+)
+"""Figures that an alias has from its model's own rule if they are unset."""
+
+
 def _completed(alias: ModelRule, own: ModelRule) -> ModelRule:
     """Return *alias*, with figures of the model's *own* rule in place of unset ones."""
-    names = ("upstream", "window", "max_output", "encoding", "unknown_window", "max_input", "task_size")
-    missing = {name: getattr(own, name) for name in names if getattr(alias, name) in (None, "")}
+    missing = {name: getattr(own, name) for name in _INHERITED if getattr(alias, name) in (None, "", 0)}
     if alias.steps == (COMPRESS,):
         missing["steps"] = own.steps
     return replace(alias, **missing)

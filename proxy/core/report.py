@@ -62,6 +62,8 @@ class Report(msgspec.Struct, frozen=True):
     project: str = ""
     task_size: str = ""
     conversation: str = ""
+    agent: str = ""
+    files_read: int | None = None
     epoch: int = 0
     event: bool = False
     observed: bool = False
@@ -71,11 +73,15 @@ class Report(msgspec.Struct, frozen=True):
     client_compaction: str = ""
     overhead_seconds: float = 0.0
     large_result: float = 0.0
+    first_fill: float | None = None
+    repeated_prefix: float | None = None
+    waste: Mapping[str, int] = {}
     status: int = 0
     usage: Usage = NO_USAGE
     summary_tokens: int = 0
     recalls: int = 0
     recall_tokens: int = 0
+    conversation_budget: Mapping[str, int | None] = {}
 
     def with_(self, **changes: Any) -> Report:
         """The same report with some facts *changed*."""
@@ -255,6 +261,12 @@ FIELDS: Final[tuple[Field, ...]] = (
     Field("upstream", "upstream", "The configured upstream that it went to."),
     Field("conversation", "conversation", "A short name of the conversation, which tells nothing of its content.",
           "x-ullage-conversation"),
+    Field("agent", "agent",
+          "The client by its headers: as `ullage connect` calls it, else the first word of its user agent.",
+          foreign=True),
+    Field("files_read", "files_read",
+          "How many different files the view shows as read; null if calls were not looked at: far below the high mark "
+          "only `telemetry.budget_log` wants that."),
     Field("epoch", "epoch", "How often the client itself has compacted this session, if it says so (Codex)."),
     Field("status", "status", "The HTTP status that the client got; 499 if it left before its answer.", metrics=(
         Metric("ullage_requests_total", "Finished requests.", ("api", "model", "upstream", "status", "outcome"),
@@ -321,6 +333,9 @@ FIELDS: Final[tuple[Field, ...]] = (
           metrics=_label_metrics("project")),
     Field("task_size", "task_size", "The client's label `x-ullage-task-size`.",
           metrics=_label_metrics("task_size")),
+    Field("conversation_budget", "",
+          "The tokens that the conversation may use in all (`total`), has used and has left, once most are used.",
+          "x-ullage-budget", shown=lambda _, budget: f"{budget['consumed']}/{budget['total']}"),
     Field("budget", "", "Tokens that the input may use: the window without the room for the answer and a margin."),
     Field("pressure", "pressure", "Tokens of the view over the budget.", "x-ullage-pressure", shown=_shown_pressure,
           logged=lambda pressure: None if pressure is None else round(pressure, 3)),
@@ -371,6 +386,22 @@ FIELDS: Final[tuple[Field, ...]] = (
               when="recalls", amount=lambda r, _: r.recall_tokens),)),
     Field("large_result", "",
           "The share of the room left that one fresh tool result takes, if that is worth a warning of its own."),
+    Field("first_fill", "", "The share of the window that the first request of a conversation takes.",
+          metrics=(Metric(
+              "ullage_first_fill_ratio", "How full the window is when a conversation begins.", ("model",),
+              kind="histogram", buckets=FILL_BUCKETS,
+              doc="Of counted requests; those that fit by their bytes alone begin far below."),)),
+    Field("repeated_prefix", "", "The share of the view that the request before began with, if its client repeats it.",
+          metrics=(Metric(
+              "ullage_repeated_prefix_ratio", "Share of the view that the request before began with.", ("model",),
+              kind="histogram", buckets=FILL_BUCKETS,
+              doc="What a provider's cache can serve, worked out and not measured, of counted requests that are not "
+                  "a conversation's first; after a compaction system text and tools are left of it."),)),
+    Field("waste", "", "Tokens that the client could do without, by kind.", metrics=(Metric(
+        "ullage_waste_tokens_total", "Tokens that the client could do without.", ("model",), by=("kind",), own=None,
+        doc="Fresh tool results that take more than 30 % of the room left, alone (`fresh_result`) and together "
+            "(`fresh_results`); at each compaction results that repeat an earlier one (`repeated_result`) and listings "
+            "of 500 tokens and more (`listing`)."),)),
 )
 # fmt: on
 """Every field of a report, in the order of the log line."""

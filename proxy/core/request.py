@@ -30,8 +30,9 @@ class Options:
     """The options that a caller set in ``x-ullage-*`` request headers.
 
     ``window`` (tokens) may only lower the model's window; ``conversation`` is mixed into the first prefix hash;
-    ``compact_to`` is the share of the room to compact to now, None for the usual one. ``project`` is
-    a label; ``task_size`` is one, and limits the history if the configuration says so.
+    ``compact_to`` is the share of the room to compact to now, None for the usual one. ``project`` is a
+    label; ``task_size`` is one, and limits the history if the configuration says so. ``conversation_budget`` are the
+    tokens that the conversation may use in all, 0 if that is left to the configuration.
     ``keep_items``: a view has as many items as the client sent.
     """
 
@@ -42,6 +43,7 @@ class Options:
     compact_to: float | None = None
     project: str = ""
     task_size: str = ""
+    conversation_budget: int = 0
     keep_items: bool = False
 
 
@@ -68,7 +70,10 @@ class Request:
     ``path_model`` is the model that the path names; it wins over the body's. ``session`` is what the client's headers
     call the conversation and ``epoch`` how often it compacted it: for names and labels only. ``window_variant`` is what
     its headers ask for that changes a model's window, such as a beta flag. ``client_compaction`` is whose own
-    compaction of its conversation the headers announce.
+    compaction of its conversation the headers announce, ``agent`` the client that they name.
+
+    ``server_tools`` are the tools of Ullage's own that a feature declared in ``body``, each with its name and
+    the texts that it is answered from.
 
     ``asked_model`` is the model that was asked for, if this request is for the fallback ``fallback_model``.
     """
@@ -83,11 +88,13 @@ class Request:
     epoch: int = 0
     window_variant: str = ""
     client_compaction: str = ""
+    agent: str = ""
     origin: Origin | None = None
     purpose: Purpose = "answer"
     prepared: tuple[str, ...] = ()
     asked_model: str = ""
     fallback_model: str = ""
+    server_tools: tuple[tuple[str, tuple[str, ...]], ...] = field(default=(), repr=False)
 
 
 SESSION_HEADERS: Final = (

@@ -14,7 +14,7 @@ import json
 import re
 import struct
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any, Final
@@ -142,6 +142,46 @@ def pairs_of(items: Sequence[Item], start: int, end: int) -> list[Pair]:
             Pair(index, at, *calls[name], facts.results[at]) for at, name in enumerate(item.answers) if name in calls
         ]
     return pairs
+
+
+def files_read(items: Sequence[Item], start: int = 0, without: Collection[int] = ()) -> int:
+    """Return how many different files the results in ``items[start:]`` show, but for those of the items *without*.
+
+    Raises ``FactsMissing`` if the facts of calls and results were not read.
+    """
+    pairs = [pair for pair in pairs_of(items, start, len(items)) if pair.index not in without]
+    paths = [pair.call.paths for pair in pairs if pair.call.kind == "file_read" and pair.result.ok]
+    return len({path for each in paths for path in each})
+
+
+LISTINGS: Final = frozenset({"list", "glob", "grep"})
+"""Kinds of calls whose results list names or lines."""
+
+LONG_LISTING: Final = 500
+"""Tokens from which a listing is worth a narrower call."""
+
+_SHORT_RESULT: Final = 200
+"""Bytes of a result that may well be there twice, such as a word that something worked."""
+
+
+def needless_results(items: Sequence[Item]) -> dict[str, int]:
+    """Return tokens of results that a client could do without: those that repeat an earlier one, and long listings.
+
+    Raises ``FactsMissing`` if the facts of calls and results were not read.
+    """
+    tokens = {"repeated_result": 0, "listing": 0}
+    seen: set[int] = set()
+    for pair in pairs_of(items, 0, len(items)):
+        item, result = items[pair.index], pair.result
+        results = item.facts.results if item.facts is not None else ()
+        # An item may hold several results: each takes its part of the item by its bytes.
+        size = item.tokens * result.size // max(1, sum(each.size for each in results))
+        if result.digest in seen and result.size > _SHORT_RESULT:
+            tokens["repeated_result"] += size
+        elif pair.call.kind in LISTINGS and size >= LONG_LISTING:
+            tokens["listing"] += size
+        seen.add(result.digest)
+    return {kind: count for kind, count in tokens.items() if count}
 
 
 def _mentions(text: str) -> bytes:

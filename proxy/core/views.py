@@ -29,14 +29,18 @@ def build_view(measured: MeasuredRequest, written: Written) -> CountedView:
     """The view after *written*: what the client sent, with the record's texts and the edits beside the items."""
     lookup, target, record = written.lookup, written.target, written.record
     if record is None and not measured.tools_json and written.lowered_output is None:
-        budget = measured.budget_for(replace(target, keep_addition=True))
+        if not target.keep_addition:
+            target = replace(target, keep_addition=True)
+        budget = measured.budget_for(target)
         in_vain = target.wait_for_summary and target.limit is None
         edits = Edits(previous=lookup.first, nothing_to_fold=in_vain)
-        return replace(verbatim(measured, lookup.layout, budget), edits=edits)
+        return verbatim(measured, lookup.layout, budget, edits)
     return _compacted(measured, written)
 
 
-def verbatim(measured: MeasuredRequest, layout: Layout | None, budget: TokenBudget | None = None) -> CountedView:
+def verbatim(
+    measured: MeasuredRequest, layout: Layout | None, budget: TokenBudget | None = None, edits: Edits = NO_EDITS
+) -> CountedView:
     """The client's own bytes, held against *budget* (the request's own by default)."""
     counts = measured.counts
     return CountedView(
@@ -47,7 +51,7 @@ def verbatim(measured: MeasuredRequest, layout: Layout | None, budget: TokenBudg
         counted=counts.total,
         expected_tokens=expected_tokens(measured, -1, counts.total),
         roles=counts.roles,
-        edits=NO_EDITS,
+        edits=edits,
     )
 
 

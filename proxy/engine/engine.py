@@ -47,7 +47,7 @@ from proxy.engine.fail_open import COUNT_TOKENS, FailOpen
 from proxy.engine.features import Continued, Extend, Features
 from proxy.engine.learned_routes import LearnedRoutes, SentPrompt, sent_prompt
 from proxy.engine.measuring import Measurer
-from proxy.engine.ports import Answer, Clock, Outcome, Refusal, Reply
+from proxy.engine.ports import Answer, Clock, Outcome, Refusal, Reply, learn_nothing
 from proxy.engine.quick_check import QuickCheck
 from proxy.engine.records import CompactionRecords
 from proxy.engine.retries import Retries
@@ -155,11 +155,12 @@ class Engine:
     ) -> Forward | Reject:
         """The first model and size that give a view; if none does, the asked model whatever it loses, or its refusal.
 
-        *count_always* counts the request even if its bytes show that it fits; *dry_run* stores nothing.
+        *count_always* counts the request even if its bytes show that it fits, as one with server tools always is;
+        *dry_run* stores nothing.
         Raises ``InvalidRequest`` and ``NotFound``.
         """
         loss: MaxLoss | None = "any" if dry_run else None
-        view = None if count_always else await self._quick_check.view(request)
+        view = None if count_always or request.server_tools else await self._quick_check.view(request)
         measured = view or await self.measurer.measure(request, loss, dry_run=dry_run)
         if isinstance(measured, UncountedView):
             return Forward(measured)
@@ -180,7 +181,7 @@ class Engine:
 
     async def plan(self, request: Request, max_loss: MaxLoss, *, dry_run: bool = False) -> FinalDecision:
         """Plan *request* for the model it names, without sending it. Raises ``InvalidRequest`` and ``NotFound``."""
-        view = await self._quick_check.view(request)
+        view = None if request.server_tools else await self._quick_check.view(request)
         measured = view or await self.measurer.measure(request, max_loss, dry_run=dry_run)
         if isinstance(measured, UncountedView):
             return Forward(measured)
@@ -208,6 +209,8 @@ class Engine:
     async def _decide(self, measured: MeasuredRequest) -> FinalDecision:
         """Ask the planner until its decision is final; look up or write what it lacks."""
         progress: Progress = START
+        if self._policy.reads_calls and not measured.has_facts:
+            measured = await offload(measured.size, measured.with_facts)
         while True:
             size = measured.size if measured.has_facts else measured.light_size
             if isinstance(progress, LookedUp) and progress.record is not None:
@@ -332,13 +335,14 @@ class Engine:
         if run.unsure is not None and is_good and not view.request.fallback_model:
             await self._retries.learn(*run.unsure)
         report = self._report(run, view)
+        for feature in self._features.amending:
+            report = feature.amend(report, view)
         if self._records.counts_answers or isinstance(view, CountedView):
             asyncio.get_running_loop().call_soon(self._after_answer, view, report, reply.status)
         ending = LateOverflowDetector(self._classifier, reply.headers) if is_good else None
-        answer = Answer(report, reply, delivery.head, ending=ending, hides_usage=delivery.hides_usage)
-        if is_good:
-            answer = replace(answer, learn=self._learner(view, ending))
-        if not isinstance(view, CountedView) or not view.edits.addition:
+        learn = self._learner(view, ending, report.conversation) if is_good else learn_nothing
+        answer = Answer(report, reply, delivery.head, learn, ending, delivery.hides_usage)
+        if not isinstance(view, CountedView) or not (view.edits.addition or view.request.server_tools):
             return answer
         for feature in self._features.continuing:
             answer = await feature.continue_answer(answer, view, Continuation(self, run))
@@ -378,12 +382,16 @@ class Engine:
                 except Exception as fault:  # noqa: BLE001 - the client has its answer
                     self._faults.report("after", name, fault)
 
-    def _learner(self, view: View, ending: LateOverflowDetector | None) -> Callable[[Usage], bool]:
+    def _learner(self, view: View, ending: LateOverflowDetector | None, conversation: str) -> Callable[[Usage], bool]:
         """Return a callback for the usage of the answer to *view*; it holds neither the view nor the body."""
         learned, retries, sent = self.learned, self._retries, sent_prompt(view)
         late = sent or SentPrompt(view.known.route, view.request.tenant, 0, b"", -1, is_counted=False)
 
+        counting, tenant = self._features.counting, view.request.tenant
+
         def learn(usage: Usage) -> bool:
+            for feature in counting:
+                feature.used(tenant, conversation, usage)
             if ending is not None and ending.overflow is not None:
                 found = retries.after_content(late, ending.overflow, usage)
                 if found is not None:

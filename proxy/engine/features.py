@@ -13,9 +13,18 @@ from typing import Final, Protocol
 
 from proxy.core.apis.envelope import Envelope
 from proxy.core.compaction.schedule import MaxLoss
-from proxy.core.decisions import NO_ADDITION, Addition, CountedView, FinalDecision, Forward, MeasuredRequest, Reject
+from proxy.core.decisions import (
+    NO_ADDITION,
+    Addition,
+    CountedView,
+    FinalDecision,
+    Forward,
+    MeasuredRequest,
+    Reject,
+    View,
+)
 from proxy.core.models import Route
-from proxy.core.report import Report
+from proxy.core.report import Report, Usage
 from proxy.core.request import Mode, Purpose, Request
 from proxy.engine.ports import Answer, Outcome, Reply
 
@@ -129,6 +138,15 @@ class Feature:
         del view, resend
         return answer
 
+    def amend(self, report: Report, view: View) -> Report:
+        """Return *report*, on the answer to *view*, with what this feature has to say."""
+        del view
+        return report
+
+    def used(self, tenant: bytes, conversation: str, usage: Usage) -> None:
+        """Note the *usage* of an answer that came to its end. Must not wait."""
+        del tenant, conversation, usage
+
     def answered(self, view: CountedView, report: Report, status: int) -> None:
         """Note that *view* was answered with *status*. Called behind the answer; must not wait."""
         del view, report, status
@@ -146,6 +164,8 @@ class Features:
         self.answering_planned = _overriding(features, "answer_planned")
         self.continuing = _overriding(features, "continue_answer")
         self.noting = _overriding(features, "answered")
+        self.amending = _overriding(features, "amend")
+        self.counting = _overriding(features, "used")
         adding = _overriding(features, "addition")
         self.adding = adding[0] if adding else None
         self._concerned = [each for each in features if each in self.preparing or each in self.answering]

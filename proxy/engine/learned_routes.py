@@ -283,9 +283,8 @@ class LearnedRoutes:
         if calibration.factor != learned.calibration.factor or taught is not learned.learned_window:
             self._save(route, tenant, LearnedRoute(calibration, taught))
         elif calibration != learned.calibration:
-            self._known[route.learned_key, tenant] = replace(
-                cached, learned=structs.replace(learned, calibration=calibration)
-            )
+            learned = LearnedRoute(calibration, learned.learned_window)
+            self._known[route.learned_key, tenant] = CachedRoute(learned, cached.read_at)
         return False
 
     def shown_windows(self) -> list[dict[str, object]]:
@@ -356,13 +355,29 @@ class RememberedRoute:
     limits: dict[tuple[int | None, str], tuple[int, int]] = field(default_factory=dict)
 
 
-class KnownRoutes:
-    """Finds the route of a request with all that is known of it, and remembers it for some seconds."""
+def prepare_nothing(encoding: str) -> None:
+    """Leave the vocabulary of *encoding* to its first use."""
+    del encoding
 
-    def __init__(self, catalogue: Catalogue, learned: LearnedRoutes, clock: Clock) -> None:
+
+class KnownRoutes:
+    """Finds the route of a request with all that is known of it, and remembers it for some seconds.
+
+    *prepare* is called once with each encoding that a route has: its vocabulary will be needed.
+    """
+
+    def __init__(
+        self,
+        catalogue: Catalogue,
+        learned: LearnedRoutes,
+        clock: Clock,
+        prepare: Callable[[str], None] = prepare_nothing,
+    ) -> None:
         self._catalogue = catalogue
         self._learned = learned
         self._clock = clock
+        self._prepare = prepare
+        self._prepared: set[str] = set()
         self._remembered: dict[tuple[object, ...], RememberedRoute] = {}
 
     async def get(self, request: Request, model: str) -> RememberedRoute:
@@ -378,6 +393,9 @@ class KnownRoutes:
         if remembered is not None and remembered.generation == generation and self._clock() < remembered.until:
             return remembered
         route = self._catalogue.resolve(model, len(request.body))
+        if route.encoding not in self._prepared:
+            self._prepared.add(route.encoding)
+            self._prepare(route.encoding)
         if request.window_variant:
             route = replace(route, variant=request.window_variant)
         learned = await self._learned.get(route, request.tenant)

@@ -147,7 +147,7 @@ class Measurer:
             stated = int(budget.window * max(1.0, token_ratio))
         return MeasuredRequest(
             request=request,
-            known=replace(known, stated_window=stated),
+            known=KnownRoute(route, known.window, known.window_source, stated, token_ratio),
             parsed=ParsedBody(reading.body, reading.scan, reading.items, envelope),
             size=load_of(len(reading.body), len(reading.items)),
             light_size=LIGHT_ITEM * len(reading.items),

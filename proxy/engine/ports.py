@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol, TypeVar
 
@@ -120,6 +120,16 @@ class Refusal:
 Outcome = Answer | Refusal
 
 
+class Exchange(Protocol):
+    """Answers requests: the engine, or something around it."""
+
+    async def exchange(self, request: Request) -> Outcome:
+        """Answer *request*. Raises ``InvalidRequest``, and what the upstream raises."""
+
+    async def untouched(self, request: Request) -> Outcome:
+        """Send the client's own bytes. Raises what the upstream raises."""
+
+
 K = TypeVar("K")
 V = TypeVar("V")
 
@@ -142,6 +152,14 @@ class Counter(Protocol):
     def count(self, encoding: str, text: str) -> int:
         """Tokens of *text* in *encoding*; special-token text counts as text. CPU-bound and thread-safe."""
 
+    @property
+    def loaded(self) -> Collection[str]:
+        """The encodings whose vocabulary is in memory; the first call of ``count`` for another takes half a second."""
+
+
+Version = tuple[int, ...]
+"""The state of a store: equal as long as nobody else wrote to it."""
+
 
 class Records(Protocol):
     """Compaction records, shared by every replica. No method raises or waits longer than the store's deadlines."""
@@ -155,8 +173,8 @@ class Records(Protocol):
     def reachable(self) -> bool:
         """True if records can be read now. If not, finding none proves nothing."""
 
-    def may_have_news(self) -> bool:
-        """True if more may be stored than this process knows: by other processes, or by an operator."""
+    def version(self) -> Version | None:
+        """A value that changes when another process or an operator may have stored something; None if unknown."""
 
     async def newest(
         self, tenant: bytes, root_hash: bytes, route: str, prefix_hashes: Sequence[bytes]

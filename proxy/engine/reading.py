@@ -14,7 +14,7 @@ from xxhash import xxh3_128
 from proxy.core.apis.base import ApiFormat
 from proxy.core.apis.envelope import SYSTEM, TOOLS, Envelope, read_envelope
 from proxy.core.apis.json_scan import MOST_ITEMS, Scan, Span, extend, scan
-from proxy.core.conversation import EMPTY_LAYOUT, UNREAD, Item, Layout, lay_out, prefix_hashes
+from proxy.core.conversation import EMPTY_LAYOUT, UNREAD, Item, Layout, lay_out, linked_size, prefix_hashes
 from proxy.core.errors import InvalidRequest
 from proxy.core.tokens.counting import NOTHING, Members, RoleTotals, add_up, injected_memories
 from proxy.core.tokens.media import Meter, prices
@@ -39,8 +39,9 @@ In none of the APIs is a message so short; each costs as much as one of hundreds
 REPEATED = 256
 """Bytes of an item that is looked for among the short ones of the same body before its digest is computed."""
 
-MOST_MEASURES = 1_024
-"""Ways of counting whose names are remembered. Model names come from clients, so they are bounded."""
+MOST_MEASURES, MOST_SCOPES = 1_024, 4_096
+"""Ways of counting, and scopes of cached texts, that are remembered. Clients name models and send credentials, so both
+are bounded."""
 
 SEED = int.from_bytes(os.urandom(8), "big")
 """Seeds the names under which texts are cached. These never leave the process, so a fast hash will do:
@@ -111,7 +112,8 @@ class CachedPrefix:
 
     ``layout`` and ``prefix_hashes`` (behind the key and label that they are for) are filled in when they are first
     needed; they may be those of a shorter prefix. ``counted_by`` names the way in which the items and ``around`` were
-    counted. Threads share it, so each member is replaced as a whole.
+    counted. ``linked`` are the bytes of its calls and results (``linked_size``), from above. Threads share it, so each
+    member is replaced as a whole.
     """
 
     border: int
@@ -119,6 +121,7 @@ class CachedPrefix:
     scan: Scan
     counted_by: str = ""
     items: tuple[Item, ...] = ()
+    linked: int = 0
     prefix_hashes: tuple[tuple[bytes, str], tuple[bytes, ...]] = ((b"", ""), ())
     layout: Layout = EMPTY_LAYOUT
     roles: RoleTotals = NOTHING
@@ -226,7 +229,9 @@ class Reader:
         return await offload(size, self.count_body, api_format, encoding, tenant, located, model)
 
     def new_size(self, located: LocatedBody, encoding: str, model: str) -> int:
-        """The size of what was not counted before, as ``offload`` weighs it."""
+        """The size of what was not counted before, as ``offload`` weighs it; large if a vocabulary has to be loaded."""
+        if encoding not in self._counter.loaded:
+            return LARGE
         prefix = located.cached_prefix
         if prefix is None or prefix.counted_by != _measure(encoding, model):
             return load_of(len(located.body), len(located.scan.spans))
@@ -276,12 +281,18 @@ class Reader:
         """Cache the body up to its last item, with what its own prefix already knew; None for a small body."""
         if located.hasher is None or not located.scan.spans:
             return None
-        cached, prefix = located.hasher.keep(self._prefixes, located.scan, measure, items), located.cached_prefix
+        prefix, border = located.cached_prefix, located.scan.spans[-1][1]
+        cached = CachedPrefix(border, located.hasher.digest(border), located.scan, measure, items)
         cached.roles = roles
         cached.around = around
+        seen = 0
         if prefix is not None:
             cached.prefix_hashes = prefix.prefix_hashes
-            cached.layout = prefix.layout if prefix.counted_by == measure else EMPTY_LAYOUT
+            if prefix.counted_by == measure:
+                cached.layout = prefix.layout
+                cached.linked, seen = prefix.linked, len(prefix.items)
+        cached.linked += linked_size(items[seen:])
+        located.hasher.file(self._prefixes, cached)
         return cached
 
     def count(self, encoding: str, model: str = "") -> Meter:
@@ -413,24 +424,19 @@ class PrefixHasher:
         power = len(self._body).bit_length() - 1
         found: CachedPrefix | None = None
         for exponent in (power - 1, power):
-            candidate = prefixes.get(self._digest(1 << exponent))
+            candidate = prefixes.get(self.digest(1 << exponent))
             fits = candidate is not None and candidate.border <= len(self._body)
-            if candidate and fits and self._digest(candidate.border) == candidate.digest:
+            if candidate and fits and self.digest(candidate.border) == candidate.digest:
                 found = candidate
         return found
 
-    def keep(
-        self, prefixes: Cache[bytes, CachedPrefix], where: Scan, measure: str, items: tuple[Item, ...]
-    ) -> CachedPrefix:
-        """File the body up to its last item."""
-        border = where.spans[-1][1]
-        name = self._digest(1 << (border.bit_length() - 1))
-        known = prefixes[name] = CachedPrefix(border, self._digest(border), where, measure, items)
-        return known
+    def file(self, prefixes: Cache[bytes, CachedPrefix], prefix: CachedPrefix) -> None:
+        """File *prefix*, up to which the body is known from now on."""
+        prefixes[self.digest(1 << (prefix.border.bit_length() - 1))] = prefix
 
-    def _digest(self, end: int) -> bytes:
-        """The digest of the first *end* bytes, computed from the nearest point reached before."""
-        start, mark = max((m for m in self._marks if m[0] <= end), key=lambda m: m[0])
+    def digest(self, end: int) -> bytes:
+        """The digest of the first *end* bytes, computed from the last point reached before them."""
+        start, mark = next(mark for mark in reversed(self._marks) if mark[0] <= end)
         if start < end:
             mark = mark.copy()
             mark.update(self._body[start:end])
@@ -468,6 +474,7 @@ def _items_seen(prefix: CachedPrefix | None, where: Scan, measure: str) -> tuple
     return prefix.items
 
 
+@lru_cache(MOST_SCOPES)
 def _scope(tenant: bytes, *parts: str) -> Any:
     """Return the hash that the names of this tenant's texts begin with; *parts* say what is cached under them."""
     return xxh3_128(b"\0".join([tenant, *map(str.encode, parts), b""]), SEED)

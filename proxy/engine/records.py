@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from cachebox import LRUCache
 
@@ -14,7 +14,7 @@ from proxy.core.conversation import Layout
 from proxy.core.decisions import CountedView, LookedUp, MeasuredRequest, NeedBlock, Policy, UncountedView, View, Written
 from proxy.core.planner import provider_compacts
 from proxy.core.request import Request
-from proxy.engine.ports import Cache, Records, Summaries, Summary, SummaryRequest
+from proxy.engine.ports import Cache, Records, Summaries, Summary, SummaryRequest, Version
 from proxy.engine.reading import Reader
 from proxy.engine.summary_requests import summary_request_of
 from proxy.offload import LARGE, offload
@@ -24,7 +24,10 @@ MOST_BOUNDARIES = 512
 """Boundaries asked of the store at once; a record is never further back than the room between the marks."""
 
 NEXT_LOOK_SHARE = 64
-"""A conversation that needs no summary yet is looked at again once it grew by one part in so many of its baseline."""
+"""A conversation that needs no summary yet is looked at again halfway to its high mark, where it would be compacted.
+
+It grows by at least one part in so many of its baseline between two looks: one takes a millisecond for 400 KB.
+"""
 
 LARGE_LOOK = 4 * LARGE
 """Weight of a request from which the look ahead goes to a thread: reading the facts of its calls takes up to 15 ms."""
@@ -37,6 +40,17 @@ BYTES_BOUND_SHARE = 4
 
 RecordKey = tuple[str, bytes]
 """A route's name and the prefix hash at a record's boundary."""
+
+
+@dataclass(frozen=True, slots=True)
+class StoreLook:
+    """A look into the store for the newest record up to one boundary; ``found`` is False if there was none.
+
+    ``version`` is the store's, as it was before; None if it could not be told.
+    """
+
+    found: bool
+    version: Version | None
 
 
 class CompactionRecords:
@@ -52,7 +66,7 @@ class CompactionRecords:
         records: Records,
         policy: Policy,
         cached: Cache[RecordKey, CompactionRecord],
-        looked_up: Cache[RecordKey, bool],
+        looked_up: Cache[RecordKey, StoreLook],
         summaries: Summaries | None,
         spawn: Spawn,
     ) -> None:
@@ -97,11 +111,13 @@ class CompactionRecords:
             return None
         past = [boundary for boundary in layout.boundaries[-MOST_BOUNDARIES:] if 0 < boundary < count]
         boundaries = [count, *reversed(past)]
-        unasked, cached = self._cached_until_asked(measured, boundaries)
+        unasked, cached, last_look = self._cached_until_asked(measured, boundaries)
         if not unasked:
             return cached
-        if self._knows_all(unasked, cached):
-            self._looked_up[unasked[0]] = cached is not None
+        version = self._records.version()
+        if last_look is not None and version is not None and last_look.version == version:
+            # Nobody has written since: the store has no record but those that this process wrote, or read then.
+            self._looked_up[unasked[0]] = StoreLook(cached is not None, version)
             return cached
         hashes, tenant = measured.prefix_hashes, measured.request.tenant
         wanted = [prefix_hash for _, prefix_hash in unasked]
@@ -113,38 +129,32 @@ class CompactionRecords:
                 self._cached[unasked[index]] = record
                 return record
         if self._records.reachable():
-            self._looked_up[unasked[0]] = cached is not None
+            self._looked_up[unasked[0]] = StoreLook(cached is not None, version)
         return cached
-
-    def _knows_all(self, unasked: Sequence[RecordKey], cached: CompactionRecord | None) -> bool:
-        """True if the store has no record at the *unasked* boundaries but those that this process wrote and cached."""
-        if self._records.may_have_news():
-            return False
-        return cached is not None or self._looked_up.get(unasked[-1]) is False
 
     def _cached_until_asked(
         self, measured: MeasuredRequest, boundaries: Sequence[int]
-    ) -> tuple[list[RecordKey], CompactionRecord | None]:
-        """The keys of *boundaries* that the store was not asked for, and the newest cached record, if there is one.
+    ) -> tuple[list[RecordKey], CompactionRecord | None, StoreLook | None]:
+        """The keys of *boundaries* that the store was not asked for, the newest cached record, and the last look at it.
 
-        The last of them is the newest that it was asked for. If a record was known then that is cached no more, they
-        are all the boundaries there are.
+        The last of the keys is the newest that the store was asked for. If a record was known then that is cached no
+        more, they are all the boundaries there are, and no look counts.
         """
         route, hashes = measured.known.route.name, measured.prefix_hashes
         unasked: list[RecordKey] = []
-        was_asked = False
+        look: StoreLook | None = None
         for boundary in boundaries:
             key = (route, hashes[boundary - 1])
             # Read once: the cache is bounded, and may lose it while the store is asked.
             cached = self._cached.get(key)
             if cached is not None:
-                return unasked, cached
-            if not was_asked:
+                return unasked, cached, look or self._looked_up.get(key)
+            if look is None:
                 unasked.append(key)
-                was_asked = self._looked_up.get(key) is not None
-        if was_asked and self._looked_up.get(unasked[-1]):
-            return [(route, hashes[boundary - 1]) for boundary in boundaries], None
-        return unasked, None
+                look = self._looked_up.get(key)
+        if look is not None and look.found:
+            return [(route, hashes[boundary - 1]) for boundary in boundaries], None, None
+        return unasked, None, look
 
     async def write(self, measured: MeasuredRequest, need: NeedBlock) -> Written:
         """The record of the compaction in *need*: written here, or another replica's if that was first and fits too.
@@ -192,7 +202,7 @@ class CompactionRecords:
             if measured.schedule(self._policy, layout, budget).fits(stored_record.compaction, room):
                 record = stored_record
         self._cached[route, name] = record
-        self._looked_up[route, name] = True
+        self._looked_up[route, name] = StoreLook(True, None)  # others may have written meanwhile
         return record
 
     async def _summary(self, measured: MeasuredRequest, need: NeedBlock) -> Summary | None:
@@ -283,7 +293,9 @@ class CompactionRecords:
         if wanted is None or not wanted.text_tokens or wanted.cut <= (last.cut if last else 0):
             # A compaction without a fold needs no summary, nor will one a few messages later.
             since = measured.prefix_hashes[last.boundary - 1] if last else measured.root_hash(layout)
-            self._need_no_summary[measured.known.route.name, since] = weight + budget.baseline // NEXT_LOOK_SHARE
+            halfway = (budget.high(self._policy.rules.marks, budget.baseline) - weight) // 2
+            growth = max(halfway, budget.baseline // NEXT_LOOK_SHARE)
+            self._need_no_summary[measured.known.route.name, since] = weight + growth
             return
         passage = self._passage(measured, layout, wanted.cut, last)
         if passage is not None:

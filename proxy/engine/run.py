@@ -16,6 +16,8 @@ from proxy.core.report import BUDGET_UNREACHABLE, SERVED, Outcome, Report
 from proxy.core.request import ITEMS_KEPT, Request, public_session_name
 from proxy.core.tokens.budget import borrowed
 from proxy.core.tokens.counting import regions, to_provider_tokens
+from proxy.core.tool_calls import files_read, needless_results
+from proxy.core.waste import LARGE
 from proxy.engine.ports import Clock, Reply
 from proxy.engine.replies import DrainedReply
 
@@ -132,9 +134,6 @@ class Run:
 OBSERVED = "\0observed"
 """Added to a conversation's label if it is only observed; no header can carry it."""
 
-LARGE = 0.30
-"""A fresh tool result that takes more of the room left than this is worth a warning."""
-
 
 def report_of(view: View, policy: Policy, **facts: Any) -> Report:
     """The report of *view*, with the *facts* that are known of its sending."""
@@ -157,6 +156,7 @@ def report_of_local(measured: MeasuredRequest, **facts: Any) -> Report:
         project=request.options.project,
         task_size=request.options.task_size,
         conversation=conversation_of(request, envelope.session),
+        agent=request.agent,
         epoch=request.epoch,
         client_compaction=measured.client_compaction,
         **facts,
@@ -186,6 +186,7 @@ def _base(view: View, model: str, session: str, facts: dict[str, Any]) -> dict[s
         "project": request.options.project,
         "task_size": request.options.task_size or known.route.task_size,
         "conversation": conversation_of(request, session),
+        "agent": request.agent,
         "epoch": request.epoch,
         "client_compaction": request.client_compaction,
         "fallback": request.fallback_model,
@@ -234,8 +235,10 @@ def _counted(view: CountedView, policy: Policy, facts: dict[str, Any]) -> Report
     ratio, counts, edits = measured.known.token_ratio, measured.counts, view.edits
     envelope, root = measured.parsed.envelope, measured.root_hash(view.layout) if view.layout else b""
     reserve = edits.lowered_output or budget.reserve
-    # As small as they were made: the rest of the fixed part stays as the client sent it.
-    beside = replace(counts.beside, tools=counts.beside.tools - (counts.fixed - budget.fixed))
+    beside = counts.beside
+    if counts.fixed != budget.fixed:
+        # As small as they were made: the rest of the fixed part stays as the client sent it.
+        beside = replace(beside, tools=beside.tools - (counts.fixed - budget.fixed))
     by_region = regions(
         view.roles,
         beside,
@@ -267,7 +270,8 @@ def _counted(view: CountedView, policy: Policy, facts: dict[str, Any]) -> Report
         borrowed=to_provider_tokens(borrowed(by_region, allocation, budget.window), ratio) if allocation else {},
         event=edits.compacted_now,
         observed=bool(view.observation),
-        large_result=_large_result(view),
+        files_read=_files_read(view) if measured.has_facts else None,
+        **_newest_part(view),
         summary_tokens=edits.record.summary_spent if edits.record else 0,
     )
 
@@ -280,16 +284,42 @@ def _counted_reason(view: CountedView) -> str:
     return "nothing_to_fold" if view.edits.nothing_to_fold else ""
 
 
-def _large_result(view: CountedView) -> float:
-    """The share of the room left that the largest of the newest tool results takes; zero if that needs no warning.
+def _files_read(view: CountedView) -> int:
+    """The number of files that *view* shows as read: folded rounds and old results that left it show none."""
+    items, record = view.measured.parsed.items, view.edits.record
+    if record is None or view.observation:
+        return files_read(items)
+    return files_read(items, record.compaction.cut, {each.index for each in record.compaction.placeholders})
 
-    What no request has seen before can still be asked for in a narrower way.
+
+def _newest_part(view: CountedView) -> dict[str, Any]:
+    """The members of a report about what no request has held before.
+
+    ``large_result`` is the share of the room left that the largest fresh result takes, if it needs a warning: it can
+    still be asked for in a narrower way. ``repeated_prefix`` is the share of the view that the request before began
+    with too, if its client repeats its history: system text and tools after a compaction.
     """
-    newest, largest = 0, 0
-    for item in reversed(view.measured.parsed.items):
+    measured, layout, fresh, largest = view.measured, view.layout, 0, 0
+    items, counts, ratio = measured.parsed.items, measured.counts, measured.known.token_ratio
+    for item in reversed(items):
         if not item.answers:
             break
-        newest, largest = newest + item.tokens, max(largest, item.tokens)
-    left = view.budget.input - view.measured.counts.total + newest
-    share = largest / left if left > 0 else 0.0
-    return round(share, 2) if share > LARGE else 0.0
+        fresh, largest = fresh + item.tokens, max(largest, item.tokens)
+    large = LARGE * (view.budget.input - counts.total + fresh)
+    waste = needless_results(items) if view.edits.compacted_now else {}
+    members: dict[str, Any] = {}
+    if 0 < large < fresh:
+        waste["fresh_results"] = fresh
+    if 0 < large < largest:
+        waste["fresh_result"] = largest
+        members["large_result"] = round(LARGE * largest / large, 2)
+    if waste:
+        members["waste"] = to_provider_tokens(waste, ratio)
+    if not counts.roles.assistant + counts.roles.tool and view.known.window:
+        members["first_fill"] = counts.total * ratio / view.known.window
+    elif layout is not None:
+        # The length at which the request before ended; 0 if there is no boundary before this one.
+        before = layout.sums[sum(layout.boundaries[-2:-1])]
+        repeated = view.budget.fixed if view.edits.compacted_now else view.counted - layout.sums[-1] + before
+        members["repeated_prefix"] = max(0.0, repeated / max(1, view.counted))
+    return members

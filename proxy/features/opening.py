@@ -1,13 +1,14 @@
 """Builds the features whose folders are there. A folder can be deleted, and nothing else has to change.
 
-A folder has a module ``opening`` with a function ``open_features``, which takes ``FeatureParts``. That of ``history``
+A folder has a module ``opening`` with a function ``open_features``, ``open_tools`` or both, which take
+``FeatureParts``: one ``ServerTools`` answers the calls of all tools. That of ``history``
 has ``open_history`` instead: summaries and the server use it, too. The folders are found by name when the process
 starts; no other module imports them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 
 from proxy.core.models import Route
@@ -17,6 +18,8 @@ from proxy.engine.reading import Reader
 from proxy.engine.records import CompactionRecords
 from proxy.features.settings import FOLDERS, HISTORY, feature_module
 from proxy.server.admin import OpenRoutes, no_routes
+from proxy.server_tools.answer import ServerTools
+from proxy.server_tools.tool import ServerTool
 from proxy.settings import Settings
 from proxy.store import Store
 from proxy.summaries import OnNote, ignore_note
@@ -57,17 +60,28 @@ class OpenHistory:
 def open_features(parts: FeatureParts) -> list[Feature]:
     """Return the features that the settings switch on, in the order in which they prepare a request."""
     features: list[Feature] = []
+    tools: list[ServerTool] = []
     for name in FOLDERS:
         opening = feature_module(name, "opening")
-        if opening is not None:
+        if opening is not None and hasattr(opening, "open_features"):
             features += opening.open_features(parts)
+        if opening is not None and hasattr(opening, "open_tools"):
+            tools += opening.open_tools(parts)
+    if tools:
+        features.append(ServerTools(parts.reader, tools, parts.faults))
     return features
 
 
-def open_history(settings: Settings, store: Store, tasks: Tasks, observe: Callable[[str, int], None]) -> OpenHistory:
-    """Return the history of conversations. *observe* counts the outcomes of archived items."""
+def open_history(
+    settings: Settings,
+    store: Store,
+    tasks: Tasks,
+    observe: Callable[[str, int], None],
+    warn: Callable[[str, Mapping[str, object]], None],
+) -> OpenHistory:
+    """Return the history of conversations. *observe* counts the outcomes of archived items, *warn* logs warnings."""
     opening = feature_module(HISTORY, "opening")
     if opening is None:
         return OpenHistory()
-    history: OpenHistory = opening.open_history(settings, store, tasks, observe)
+    history: OpenHistory = opening.open_history(settings, store, tasks, observe, warn)
     return history

@@ -108,10 +108,21 @@ class Access:
             raise Forbidden("Requests from this web origin are not accepted; list it in server.origins to allow it.")
         return ""
 
+    @property
+    def session_secret(self) -> bytes | None:
+        """A secret (32 bytes) that only holders of the admin key and this proxy can know; None if no key is set."""
+        if self._admin is None:
+            return None
+        return hmac.digest(self._admin, b"ullage session", "sha256")
+
+    def is_admin_key(self, key: str) -> bool:
+        """True if *key* is the admin key; takes as long whatever is wrong with it."""
+        return self._admin is not None and hmac.compare_digest(_digest(key), self._admin)
+
     def check_admin(self, headers: RequestHeaders, names: Iterable[str]) -> None:
         """Raise unless the request has the admin key, or none is configured and the caller is on this machine."""
         if self._admin is not None:
-            if not hmac.compare_digest(_digest(_bearer(headers.by_name.get("authorization", ""))), self._admin):
+            if not self.is_admin_key(_bearer(headers.by_name.get("authorization", ""))):
                 raise Unauthorized("This page needs 'Authorization: Bearer <server.admin_key>'.")
             return
         if not self._is_local(names):
@@ -156,9 +167,7 @@ class Access:
         Raises ``Unauthorized`` and ``Forbidden``.
         """
         seen = dict(headers.by_name)
-        admin = self._admin is not None and hmac.compare_digest(
-            _digest(_bearer(seen.get("authorization", ""))), self._admin
-        )
+        admin = self.is_admin_key(_bearer(seen.get("authorization", "")))
         if admin:
             seen.pop("authorization")
         if self._keys:

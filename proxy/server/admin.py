@@ -16,6 +16,7 @@ from proxy.server.incoming import IncomingRequest
 from proxy.server.request import LIVE, READY, RETRIEVE, read_headers
 from proxy.server.response import ResponseWriter
 
+_PAGES: Final = "/ullage/"
 _LOG: Final = logging.getLogger(__name__)
 _ROOT: Final = "/ullage/api/"
 _STATUS: Final = "/ullage/api/status"
@@ -33,8 +34,17 @@ def no_routes(access: Access, limits: Limits) -> Mapping[str, Route]:
     return {}
 
 
+Page = Callable[[IncomingRequest, str, ResponseWriter], Awaitable[None]]
+"""Answers a path below ``/ullage/`` that is no API; it writes the answer or raises ``UllageError``."""
+
+OpenPage = Callable[[Access, Limits], Page]
+
+
 class OwnRoutes:
-    """Answers the paths of ``request.is_local``; *added* are the routes that features add, by name."""
+    """Answers the paths of ``request.is_local``; *added* are the routes that features add, by name.
+
+    ``page`` answers the other paths below ``/ullage/``; None if there is no page.
+    """
 
     def __init__(
         self,
@@ -51,11 +61,15 @@ class OwnRoutes:
         self._metrics = metrics
         self._status = status
         self._added = added
+        self.page: Page | None = None
 
     async def answer(self, request: IncomingRequest, path: str, out: ResponseWriter) -> None:
         """Write the whole answer."""
         retry_after: list[tuple[str, str]] = []
         try:
+            if self.page is not None and path.startswith(_PAGES) and not path.startswith(_ROOT):
+                await self.page(request, path, out)
+                return
             status, body, kind = await self._respond(request, path)
         except UllageError as error:
             status, body, kind = error.status, error_body(error, "chat"), "application/json"
@@ -63,6 +77,9 @@ class OwnRoutes:
                 retry_after = [("retry-after", str(error.retry_after))]
         except Exception as fault:  # noqa: BLE001 - a bug costs one request, never the connection
             _LOG.error("own route failed", exc_info=fault)
+            if out.status:
+                out.abort()
+                return
             status, body, kind = UllageError.status, error_body(UllageError(), "chat"), "application/json"
         if not request.content.is_eof():
             out.keep_alive = False

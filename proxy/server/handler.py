@@ -18,9 +18,8 @@ from msgspec import structs
 from proxy.core.errors import Forbidden, InvalidRequest, UllageError, UpstreamTimeout, UpstreamUnreachable
 from proxy.core.overflow.stream import LateOverflowDetector
 from proxy.core.report import INTERNAL_ERROR, NO_USAGE, SERVED, Report, Usage, response_headers
-from proxy.engine.engine import Engine
 from proxy.engine.include_usage import UsageHider
-from proxy.engine.ports import Answer, Refusal, Reply, Upstream
+from proxy.engine.ports import Answer, Exchange, Refusal, Reply, Upstream
 from proxy.server import response, websocket
 from proxy.server.access import FOREIGN_HOST, Access, Caller
 from proxy.server.admin import OwnRoutes
@@ -85,7 +84,7 @@ class Handler:
     def __init__(
         self,
         config: ServerConfig,
-        engine: Engine,
+        engine: Exchange,
         upstream: Upstream,
         route: Route,
         observers: Sequence[Observe],

@@ -9,6 +9,7 @@ from functools import lru_cache
 from typing import Final, NamedTuple, cast
 from urllib.parse import unquote
 
+from proxy.core.agents import AGENT_HEADER, agent_in_headers
 from proxy.core.client_compaction import METADATA_HEADER, announced_client
 from proxy.core.errors import InvalidRequest, UllageError
 from proxy.core.http_headers import CREDENTIALS, HOP_BY_HOP, OWN_PREFIX, WRITTEN_ANEW
@@ -194,6 +195,7 @@ def send_continue(request: IncomingRequest, headers: RequestHeaders) -> None:
 # "expect" is answered here; "http2-settings" belongs to an upgrade (https://www.rfc-editor.org/rfc/rfc7540#section-3.2.1).
 _NOT_FORWARDED: Final = HOP_BY_HOP | WRITTEN_ANEW | {"expect", "http2-settings"}
 _READ_HERE: Final = CREDENTIALS | {
+    AGENT_HEADER,
     "anthropic-beta",
     "connection",
     "content-encoding",
@@ -239,6 +241,7 @@ class HeaderFacts(NamedTuple):
     epoch: int
     client_compaction: str
     window_variant: str
+    agent: str
 
 
 @dataclass(slots=True)
@@ -307,11 +310,12 @@ def options(own: Mapping[str, str]) -> Options:
     return Options(
         mode=cast("Mode", _one_of(own, "mode", ("on", "observe", "off"), "on")),
         conversation=_label(own, "conversation"),
-        window=_window(own),
+        window=_tokens(own, "window"),
         compact_now="compact" in own,
         compact_to=_share(own),
         project=_label(own, "project"),
         task_size=_one_of(own, "task-size", TASK_SIZES, ""),
+        conversation_budget=_tokens(own, "conversation-budget") or 0,
     )
 
 
@@ -361,12 +365,12 @@ def _share(own: Mapping[str, str]) -> float | None:
     return float(value)
 
 
-def _window(own: Mapping[str, str]) -> int | None:
-    value = own.get("window")
+def _tokens(own: Mapping[str, str], name: str) -> int | None:
+    value = own.get(name)
     if value is None:
         return None
     if not (value.isascii() and value.isdigit() and len(value) <= 9 and int(value) > 0):
-        raise InvalidRequest("The header x-ullage-window must be a whole number of tokens between 1 and 999999999.")
+        raise InvalidRequest(f"The header x-ullage-{name} must be a whole number of tokens between 1 and 999999999.")
     return int(value)
 
 
@@ -389,6 +393,7 @@ def read_request(body: bytes, path: RequestPath, headers: RequestHeaders, tenant
         epoch=facts.epoch,
         window_variant=facts.window_variant,
         client_compaction=facts.client_compaction,
+        agent=facts.agent,
         origin=Origin(path.path_qs, headers.end_to_end),
         purpose=path.purpose,
     )
@@ -406,7 +411,7 @@ def _read_facts(headers: RequestHeaders) -> HeaderFacts:
     requested = NO_OPTIONS
     if headers.own:
         requested = options(headers.own)
-    return HeaderFacts(requested, session, epoch, client_compaction, variant)
+    return HeaderFacts(requested, session, epoch, client_compaction, variant, agent_in_headers(by_name))
 
 
 def unread_request(body: bytes, path: RequestPath, headers: RequestHeaders, tenant: bytes, request_id: str) -> Request:

@@ -6,10 +6,9 @@ import asyncio
 import ipaddress
 from collections.abc import Mapping, Sequence
 
-from proxy.engine.engine import Engine
-from proxy.engine.ports import Upstream
+from proxy.engine.ports import Exchange, Upstream
 from proxy.server.access import Access
-from proxy.server.admin import OpenRoutes, OwnRoutes, no_routes
+from proxy.server.admin import OpenPage, OpenRoutes, OwnRoutes, no_routes
 from proxy.server.admission import Drain
 from proxy.server.config import Metrics, Observe, Route, ServerConfig, Status
 from proxy.server.handler import Handler
@@ -29,7 +28,7 @@ class Server:
     def __init__(
         self,
         config: ServerConfig,
-        engine: Engine,
+        engine: Exchange,
         upstream: Upstream,
         route: Route,
         observers: Sequence[Observe],
@@ -42,12 +41,17 @@ class Server:
         self._access = access = Access(config)
         self._drain = Drain(config.limits)
         added = open_routes(access, config.limits)
-        local = OwnRoutes(config.version, access, self._drain, metrics, status, added)
+        self._local = local = OwnRoutes(config.version, access, self._drain, metrics, status, added)
         self._limits = config.limits
         faults = faults or Faults()
         self._handler = Handler(config, engine, upstream, route, observers, access, self._drain, local, models, faults)
         self._listener: Listener | None = None
         self._sockets: asyncio.Server | None = None
+
+    def show(self, open_page: OpenPage | None) -> None:
+        """Serve the page for people that *open_page* opens, if it is not None."""
+        if open_page is not None:
+            self._local.page = open_page(self._access, self._limits)
 
     @property
     def in_flight(self) -> int:

@@ -5,14 +5,17 @@ from __future__ import annotations
 import ipaddress
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
-from typing import Final, Literal, Self
+from typing import Annotated, Final, Literal, Self
 
 from pydantic import Field, model_validator
 
 from proxy.core.attempts import fallback_cycle
 from proxy.settings.compression import Compression, Summaries
 from proxy.settings.field_types import (
+    MIB,
+    Bytes,
     FieldProblem,
+    FilePath,
     Section,
     raise_problems,
 )
@@ -31,11 +34,33 @@ class Log(Section):
     )
 
 
+class Page(Section):
+    """The page at ``/ullage/``."""
+
+    enabled: bool = Field(default=True, description="Serve it.")
+    text: bool = Field(
+        default=False, description="Show texts of conversations there: blocks, and what calls of tools are about."
+    )
+    conversations: int = Field(default=1000, ge=1, le=10_000, description="Live conversations it shows, the newest.")
+
+
+class BudgetLog(Section):
+    """A file with the figures of each request's context, as JSON Lines."""
+
+    path: FilePath | None = Field(default=None, description="The file; none: not written.")
+    max_bytes: Bytes = Field(default=10 * MIB, description="Size from which the file is renamed and a new one begun.")
+    files: Annotated[int, Field(ge=1, le=1000)] = Field(default=5, description="How many such files are kept.")
+
+
 class Telemetry(Section):
-    """The log and the metrics."""
+    """The log, the metrics, the page and what else is reported of requests."""
 
     log: Log = Log()
     metrics: bool = Field(default=True, description="Serve /metrics.")
+    traces: bool = Field(default=False, description="Send OpenTelemetry traces, as OTEL_* variables configure them.")
+    budget_log: BudgetLog = BudgetLog()
+    advice: bool = Field(default=True, description="Log what fills a conversation that is nearly full, once.")
+    page: Page = Page()
 
 
 NO_RULE: Final = Model(name="*")

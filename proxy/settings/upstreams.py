@@ -169,6 +169,10 @@ class Model(Section):
         default=None, description="Size of its tasks, of those in compression.sizes; a request's own header wins."
     )
 
+    conversation_budget: Tokens | None = Field(
+        default=None, description="Tokens that a conversation with it may use in all; only counted and reported."
+    )
+
     @property
     def steps(self) -> tuple[str, ...]:
         """The steps of ``overflow``, in order: ``compress``, or the name of a fallback model."""

@@ -90,6 +90,9 @@ class Backend(Protocol):
     def shared(self) -> bool:
         """True if other processes may write here."""
 
+    def version(self) -> tuple[int, ...] | None:
+        """A value that changes when another process writes, if not more often; None if that cannot be told at once."""
+
     @property
     def breaker(self) -> State:
         """``closed``, ``open`` or ``half-open``: the worst over all servers."""

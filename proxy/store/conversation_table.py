@@ -24,6 +24,8 @@ SHORT_LIFETIME: Final = 24 * 3600.0
 Kind = Literal["record", "summary", "lease", "failure", "request"]
 """Kinds of keys of a conversation; ``record`` is a compaction record, ``request`` an operator's one to compact."""
 
+_STATE: Final = "state"
+
 T = TypeVar("T")
 
 
@@ -66,6 +68,28 @@ class ConversationTable:
         members = await self._read(lambda: self._backend.top_members(name, ROOTS))
         return [root_hash for root_hash, _ in members if len(root_hash) == 16]
 
+    async def add_consumed(self, tenant: bytes, conversation: str, tokens: int) -> int:
+        """Add *tokens* to those that the conversation has used; return their sum. Raises ``StoreUnavailable``."""
+        name = key_names.consumed(self._name(tenant, conversation))
+        if tokens:
+            await self._once(self._backend.add(name, tokens, LIFETIME))
+        (value,) = await self._once(self._backend.read([name]))
+        if value is None or not value.lstrip(b"-").isdigit():
+            return 0
+        return int(value)
+
+    async def save_state(self, tenant: bytes, conversation: str, value: bytes) -> None:
+        """Save *value* as the conversation's state. Raises ``StoreUnavailable``."""
+        name = key_names.state(self._name(tenant, conversation))
+        sealed = self._access.sealer.seal(tenant, _sealed_to(name, _STATE), value)
+        await self._read(lambda: self._backend.set_field(name, _STATE, sealed, 1, LIFETIME))
+
+    async def state(self, tenant: bytes, conversation: str) -> bytes | None:
+        """The conversation's state; None if there is none. Raises ``StoreUnavailable``."""
+        name = key_names.state(self._name(tenant, conversation))
+        fields = await self._read(lambda: self._backend.read_fields(name))
+        return self._access.sealer.open(tenant, _sealed_to(name, _STATE), fields.get(_STATE.encode()))
+
     async def notes(self, tenant: bytes, root_hash: bytes) -> Mapping[str, bytes]:
         """The notes on *root_hash* by name, without those of other tenants and those that were tampered with."""
         name, sealer = key_names.notes(root_hash), self._access.sealer
@@ -100,6 +124,14 @@ class ConversationTable:
 
     def _write(self, operation: Callable[[], Coroutine[Any, Any, None]]) -> None:
         self._access.run_in_background(self._access.run_with_retries(operation), "conversation")
+
+    async def _once(self, operation: Coroutine[Any, Any, T]) -> T:
+        """Run *operation* once: an addition whose reply was lost must not be added again."""
+        try:
+            return await self._access.run(operation)
+        except Unavailable as error:
+            self._access.count_failure(error)
+            raise StoreUnavailable from error
 
     async def _read(self, operation: Callable[[], Coroutine[Any, Any, T]]) -> T:
         try:

@@ -65,6 +65,16 @@ def roots(name: bytes) -> str:
     return f"ullage1:{{{_text(name)}}}:c"
 
 
+def consumed(name: bytes) -> str:
+    """The tokens that one conversation has used; *name* is a keyed digest of its name."""
+    return f"ullage1:{{{_text(name)}}}:u"
+
+
+def state(name: bytes) -> str:
+    """The state of one conversation that its caller may export: a hash; *name* is a keyed digest of its name."""
+    return f"ullage1:{{{_text(name)}}}:v"
+
+
 def conversations(tenant: bytes) -> str:
     """The list of a tenant's newest conversations; *tenant* is a keyed digest."""
     return f"ullage1:{{{_text(tenant)}}}:l"

@@ -125,6 +125,10 @@ class RedisBackend:
         """True: any number of processes may use a server."""
         return True
 
+    def version(self) -> None:
+        """None: only a server could tell."""
+        return
+
     @property
     def breaker(self) -> State:
         """``open``, ``half-open`` or ``closed``: the worst over all nodes."""

@@ -90,6 +90,7 @@ class SqliteBackend:
         self._writer = Worker("store writer", self._file, max_bytes)
         self._attendant = Worker("store reader", self._file)
         self._reader: Entries | None = None
+        self._readers = 0
         self._clock = clock
         self._breaker = Breaker(clock, dice)
         self._in_place = Breaker(clock, dice, _IN_PLACE)
@@ -149,6 +150,17 @@ class SqliteBackend:
         if self._last_read - began < SLOW_READ:
             self._open_reader()
         return values
+
+    def version(self) -> tuple[int, ...] | None:
+        """The connection that reads in place, and its file's version as that sees it; None if it cannot be used."""
+        reader = self._usable_reader()
+        if reader is None:
+            return None
+        try:
+            return self._readers, reader.version()
+        except sqlite3.Error:
+            self._retire_reader()
+            return None
 
     async def claim(self, key: str, value: bytes, seconds: float | None) -> bytes | None:
         """Store *value* unless *key* exists. Return the value that is there, or None if *value* was stored."""
@@ -233,6 +245,7 @@ class SqliteBackend:
             opened.result().close()
         else:
             self._reader = opened.result()
+            self._readers += 1
 
     def _retire_reader(self) -> None:
         """Close the connection that reads in place, in the thread: closing may write."""
@@ -240,12 +253,19 @@ class SqliteBackend:
         if reader is not None:
             self._attendant.submit(lambda _: reader.close())
 
-    def _read_in_place(self, keys: Sequence[str]) -> Sequence[bytes | None] | None:
-        """The values under *keys*. Return None if the thread has to read them."""
-        reader, began = self._reader, self._clock()
+    def _usable_reader(self) -> Entries | None:
+        """The connection that reads in place. Return None if the thread has to read."""
+        reader = self._reader
         if reader is None or reader.identity != self._file.identity or self.breaker != "closed":
             return None
-        if began - self._last_read > IDLE or self._is_stalled() or not self._in_place.admit():
+        if self._clock() - self._last_read > IDLE or self._is_stalled() or not self._in_place.admit():
+            return None
+        return reader
+
+    def _read_in_place(self, keys: Sequence[str]) -> Sequence[bytes | None] | None:
+        """The values under *keys*. Return None if the thread has to read them."""
+        reader, began = self._usable_reader(), self._clock()
+        if reader is None:
             return None
         try:
             values = reader.read(keys)

@@ -80,6 +80,10 @@ class Entries:
         values = dict(rows.fetchall())
         return [values.get(key) for key in keys]
 
+    def version(self) -> int:
+        """A number that changes when another connection writes: https://www.sqlite.org/pragma.html#pragma_data_version"""
+        return self._pragma("data_version")
+
     def claim(self, key: str, value: bytes, seconds: float | None) -> bytes | None:
         """Store *value* unless *key* exists. Return the value that is there, or None if *value* was stored."""
         present = self._get(key)

@@ -25,6 +25,9 @@ from proxy.tasks import Spawn
 LIFETIME: Final = 7 * 24 * 3600.0
 """Seconds that a record lives after it was last in use."""
 
+_RECHECKED: Final = 600.0
+"""Seconds after which a record is read again although nothing was written."""
+
 ROUTE_LIFETIME: Final = 24 * 3600.0
 """Seconds that a learned route lives: a provider may change its limits."""
 
@@ -294,9 +297,19 @@ class RecordTable:
         """True if records can be read now."""
         return self._access.ready and self._backend.breaker == "closed"
 
-    def may_have_news(self) -> bool:
-        """True if more may be stored than this process knows: by other processes, or by an operator."""
-        return self._backend.shared or self._access.clock() < self._access.requested_until
+    def version(self) -> tuple[int, ...] | None:
+        """A value that changes when something may have been stored by another process, or by an operator.
+
+        It changes every ten minutes as well, so that records in use are read, which renews them. None if it cannot be
+        told at once.
+        """
+        now = self._access.clock()
+        version: tuple[int, ...] | None = ()
+        if self._backend.shared:
+            version = self._backend.version()
+        if version is None or now < self._access.requested_until:
+            return None
+        return int(now // _RECHECKED), *version
 
     async def newest(
         self, tenant: bytes, root_hash: bytes, route: str, prefix_hashes: Sequence[bytes]

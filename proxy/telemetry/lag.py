@@ -41,6 +41,7 @@ class LagWatch:
         self._too_late = too_late
         self._stopped = threading.Event()
         self._due = 0.0
+        self._worst = 0.0
         self._ran: tuple[str, ...] = ()
         self._beat: asyncio.TimerHandle | None = None
 
@@ -58,10 +59,17 @@ class LagWatch:
         if self._beat is not None:
             self._beat.cancel()
 
+    def pop_worst(self) -> float:
+        """Return the longest lag since the last call, in seconds."""
+        worst, self._worst = self._worst, 0.0
+        return worst
+
     def _on_beat(self) -> None:
         """Measure how late this beat is, and plan the next one. One call: it runs twenty times a second."""
         lag = max(0.0, self._loop.time() - self._due)
         self._observe(lag)
+        if lag > self._worst:
+            self._worst = lag
         if lag >= self._too_late:
             self._warn(lag, self._ran)
         self._ran = ()

@@ -10,8 +10,9 @@ flush in another thread takes the difference to the last one, without a lock tha
 from __future__ import annotations
 
 import threading
+import time
 from bisect import bisect_left
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Mapping
 from operator import attrgetter
 from pathlib import Path
@@ -131,10 +132,12 @@ class Telemetry:
 
     *directory* is where worker processes keep their figures; ``PROMETHEUS_MULTIPROC_DIR`` must have named it before
     this module was imported. ``None``: this process is the only one. ``loop_lag`` adds the seconds by which the event
-    loop was late for something that was due.
+    loop was late for something that was due. Reports are appended to *reports*, each with its Unix time.
     """
 
-    def __init__(self, version: str, directory: Path | None = None) -> None:
+    def __init__(
+        self, version: str, directory: Path | None = None, reports: deque[tuple[float, Report]] | None = None
+    ) -> None:
         shared = bool(getattr(values.ValueClass, "_multiprocess", False))
         if shared != (directory is not None):
             raise ValueError("PROMETHEUS_MULTIPROC_DIR must be set before the import exactly when a directory is given")
@@ -144,6 +147,7 @@ class Telemetry:
             self._shown = CollectorRegistry()
             MultiProcessCollector(self._shown, path=str(directory))  # type: ignore[no-untyped-call]
         self._models: set[str] = set()
+        self._reports = reports
         self._tenants: set[str] = set()
         self._projects: set[str] = set()
         self._refused: dict[str, int] = {}
@@ -163,6 +167,8 @@ class Telemetry:
         if rare != _RARE_BLANK:
             tally.add(report, _RARE_ROWS, rare)
         tally.requests += 1
+        if self._reports is not None:
+            self._reports.append((time.time(), report))
 
     def flush(self) -> None:
         """Hand Prometheus what requests have added since the last call. Safe to call from any thread.

@@ -64,6 +64,14 @@ def _is_stale(directory: Path, space: int) -> bool:
     return False
 
 
+def shared_directory() -> Path | None:
+    """Return the directory that this process shares with other workers; None if it is the only one."""
+    directory = os.environ.get(VARIABLE)
+    if not directory:
+        return None
+    return Path(directory)
+
+
 def forget_worker(directory: Path, pid: int) -> None:
     """Remove a dead worker's gauges from the sum. Its counters stay, so that totals never fall."""
     for file in directory.glob(f"gauge_live*_{pid}.db"):

@@ -27,8 +27,8 @@ from rich.table import Table
 
 from proxy.core.decisions import CountedView
 from proxy.features.recall.pieces import Piece, pieces_of
+from proxy.features.recall.recall import Limits
 from proxy.features.recall.search import answer
-from proxy.features.recall.session import Limits
 from tests.bench import metrics
 from tests.bench.quality import LEAST_TOKENS, RESERVE, read
 from tests.bench.recall_questions import Question, drawn, entities_needed, talk

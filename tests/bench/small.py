@@ -10,7 +10,8 @@ from types import ModuleType
 
 from proxy import caches, cli, upstream_wiring, wiring
 from proxy.engine import records
-from proxy.features.history import opening, routes
+from proxy.features.history import opening
+from proxy.server import rate_limit
 from proxy.store import encryption, tables
 
 SHARE = 64
@@ -25,7 +26,7 @@ BOUNDS: tuple[tuple[ModuleType, tuple[str, ...]], ...] = (
     (encryption, ("_TENANTS",)),
     (records, ("NEED_NO_SUMMARY",)),
     (opening, ("ARCHIVED_ITEMS", "RECENT_NOTES")),
-    (routes, ("MAX_CALLERS",)),
+    (rate_limit, ("MAX_CALLERS",)),
 )
 """The bounds of everything a process remembers of its clients, by the module that reads them."""
 

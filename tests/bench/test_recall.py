@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from proxy.features.recall.session import Limits
+from proxy.features.recall.recall import Limits
 from tests.bench import metrics
 from tests.bench.recall import AGENTS, SHARE, Conversation, asked, conversations
 from tests.bench.recall_questions import drawn, entities_needed, talk

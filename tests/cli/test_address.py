@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-import pytest
+import asyncio
 
-from proxy.cli.address import configured_address, readiness_status
+import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestServer
+
+from proxy.cli.address import configured_address, first_event, readiness_status
 
 
 @pytest.mark.parametrize(
@@ -27,3 +31,29 @@ def test_what_is_no_address(address: str) -> None:
     """An address without a usable scheme is an error of its own, unlike a proxy that does not answer."""
     with pytest.raises(ValueError, match="give scheme and host"):
         readiness_status(address)
+
+
+async def test_the_first_event_of_a_stream_is_enough() -> None:
+    """The stream goes on, and is left; a page that is closed, and a stream without an event, have none."""
+    done = asyncio.Event()
+
+    async def stream(request: web.Request) -> web.StreamResponse:
+        assert request.headers["authorization"] == "Bearer key"
+        response = web.StreamResponse()
+        await response.prepare(request)
+        await response.write(b': hello\n\ndata: {"rows":[]}\n\n')
+        await done.wait()
+        return response
+
+    async def empty(request: web.Request) -> web.Response:
+        return web.Response(text=": nothing\n\n")
+
+    app = web.Application()
+    app.router.add_get("/stream", stream)
+    app.router.add_get("/empty", empty)
+    async with TestServer(app) as server:
+        address = str(server.make_url("")).rstrip("/")
+        assert await asyncio.to_thread(first_event, address, "/stream", "key") == b'{"rows":[]}\n'
+        done.set()
+        assert await asyncio.to_thread(first_event, address, "/empty") == b""
+        assert await asyncio.to_thread(first_event, address, "/gone") == b""

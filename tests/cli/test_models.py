@@ -13,6 +13,7 @@ from rich.console import Console
 
 from proxy.cli.models import ModelRow, learned_windows, list_models, show_models, visible_tenants
 from proxy.settings import Settings, load
+from proxy.tokenizers import library
 from tests.conftest import StartProxy, StartStub
 from tests.e2e.test_recovery import CHAT, TRUE, UNHEARD
 from tests.support.proxy_process import Client
@@ -40,7 +41,8 @@ async def test_without_a_pattern_configured_models_and_those_of_servers(stub: St
     )
     listing = await list_models(given, None)
     family, configured = ("family", "default"), ("configured", "configured")
-    assert [replace(row, age_seconds=None) for row in listing.rows] == [
+    assert {row.counted_by for row in listing.rows} == {library("o200k_base")}
+    assert [replace(row, age_seconds=None, counted_by="tiktoken") for row in listing.rows] == [
         ModelRow("gpt-5", "gone", 400_000, 272_000, 128_000, "o200k_base", 1.0, "table", None, "table", *family),
         ModelRow("claude*", "up", 100_000, None, None, "o200k_base", 1.0, "configured", None, "unknown", *configured),
         ModelRow("*", "up", None, None, 50, "o200k_base", 1.0, "unknown", None, "configured", *family),

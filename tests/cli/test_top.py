@@ -29,11 +29,18 @@ EXPOSITION = ROOT / "tests" / "data" / "telemetry" / "exposition.txt"
 KEY = "an-admin-key-that-is-long-enough"
 
 
+ROWS = (
+    {"name": "older", "tokens": 900, "budget": 1000, "requests": 40, "compactions": 3, "last": 1.0},
+    {"name": "newer_1234567890", "tokens": 128_000, "budget": 1_000_000, "requests": 1, "last": 2.0},
+    {"name": "fits", "last": 0.5},
+)
+
+
 def reading(at: float = 0.0, factor: float = 1.0) -> Reading:
     """The recorded exposition, with every figure times *factor*."""
     families = text_string_to_metric_families(EXPOSITION.read_text())
     samples = [Sample(each.name, each.labels, each.value * factor) for family in families for each in family.samples]
-    return Reading(at, samples, {"workers": 2, "store": {"kind": "embedded"}})
+    return Reading(at, samples, {"workers": 2, "store": {"kind": "embedded"}}, ROWS)
 
 
 def shown(now: Reading, before: Reading | None = None, width: int = 80) -> str:
@@ -55,6 +62,20 @@ def test_a_frame_has_the_figures_of_the_metrics() -> None:
     row = next(line for line in lines if line.startswith("gpt-5"))
     of_model = reading().by_label("ullage_requests_total", "model")["gpt-5"]
     assert row.split()[2] == f"{of_model:.0f}"
+
+
+def test_conversations_have_bars() -> None:
+    """The newest come first; a bar is as long as the conversation is full, and red above 80 %."""
+    lines = shown(reading()).splitlines()
+    start = next(at for at, line in enumerate(lines) if line.startswith("conversation"))
+    newer, older, bare = lines[start + 1 : start + 4]
+    assert newer.split() == ["newer_1234567890", "1", "-", "128k", "1.0M", "13%", "█" * 3 + "░" * 17]
+    assert older.split() == ["older", "40", "3", "900", "1,000", "90%", "█" * 18 + "░" * 2]
+    assert bare.split()[-1] == "░" * 20
+    console = Console(file=io.StringIO(), width=100, force_terminal=True)
+    console.print(frame("http://h", reading(), None))
+    assert "\x1b[31m" + "█" * 18 in console.file.getvalue()  # type: ignore[attr-defined]
+    assert "conversation" not in shown(replace(reading(), conversations=()))
 
 
 def test_rates_need_two_readings() -> None:
@@ -107,6 +128,7 @@ async def test_a_running_proxy_is_watched(stub: StartStub, proxy: StartProxy) ->
     assert re.search(r"^2 requests, 0 under way, 1 compacted$", ran.stdout, re.MULTILINE)
     assert re.search(r"^m +8,192 +2 +- ", ran.stdout, re.MULTILINE)
     assert "store embedded up" in ran.stdout
+    assert re.search(r"^[\w-]{16} +1 +1 +\d,\d{3} +7,\d{3} +\d\d% +█+░+$", ran.stdout, re.MULTILINE)
     assert "store up" in (await asyncio.to_thread(run)).stdout, "metrics are open on this machine, the status is not"
 
 

@@ -15,7 +15,6 @@ from proxy.core.advice import (
     advise,
     item_parts,
     main_part,
-    newest_tokens,
 )
 from proxy.core.decisions import NeedBlock
 from proxy.core.planner import decide
@@ -104,13 +103,6 @@ def test_what_was_folded_or_cut_is_no_part_of_the_view() -> None:
     parts = list(item_parts(view))
     assert parts
     assert min(part.index for part in parts) >= cut
-
-
-def test_the_newest_items_are_those_behind_the_models_last_words() -> None:
-    """A result that was just fetched, a question just asked."""
-    messages = calling("read_file", {"path": "x"}, log(1, 500))
-    request = measured(messages)
-    assert newest_tokens(verbatim(request, request.lay_out())) == request.parsed.items[-1].tokens
 
 
 @pytest.mark.parametrize("total", [0, 100])

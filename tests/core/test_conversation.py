@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hmac
 import json
 from typing import Any
 
@@ -258,3 +259,17 @@ def test_keys_and_labels_separate(one: bytes, two: bytes, label: str, other: str
 def test_links_are_short(label: str) -> None:
     """Every link has the stated length, whatever the label."""
     assert {len(link) for link in prefix_hashes(BOB, label, people("sab"))} == {HASH_BYTES}
+
+
+@given(
+    st.binary(min_size=1, max_size=64), st.text(max_size=8), st.lists(st.binary(min_size=16, max_size=16), max_size=6)
+)
+def test_prefix_hashes_are_hmacs(key: bytes, label: str, digests: list[bytes]) -> None:
+    """Each is the HMAC-SHA256 of the one before and the item's digest, cut to 16 bytes."""
+    expected, last = [], hmac.digest(key, b"ullage1\0" + label.encode(), "sha256")[:16]
+    for digest in digests:
+        last = hmac.digest(key, last + digest, "sha256")[:16]
+        expected.append(last)
+    items = [Item("user", 1, 0, digest) for digest in digests]
+    assert prefix_hashes(key, label, items) == tuple(expected)
+    assert prefix_hashes(key, label, items, expected[:2]) == tuple(expected)

@@ -23,8 +23,9 @@ from tests.stub.faults import error, events
 from tests.support.api_formats import request_body
 from tests.support.fault_injection import Injected, Injection, calls_seen, name_of
 from tests.support.proxy_process import ROOT, Proxy
-from tests.support.recall_fixtures import LOOK, PATHS, ProxyInProcess, proxy_in_process
+from tests.support.recall_fixtures import LOOK
 from tests.support.sample_conversations import AGENT_TOOLS, agent_round, agent_session, chat_turn
+from tests.support.server_tool_fixtures import PATHS, ProxyInProcess, proxy_in_process
 
 BROKEN = b"(the connection was closed before the end)"
 PARTS = 4
@@ -84,8 +85,8 @@ CARRIES = (
     "proxy/engine/upstream_calls.py UpstreamCalls.send_bytes",
     "proxy/engine/replies.py DrainedReply.",
     "proxy/engine/replies.py LocalReply.",
-    "proxy/features/recall/answer.py MergedReply.",
-    "proxy/features/recall/answer.py RewrittenReply.",
+    "proxy/server_tools/answer.py MergedReply.",
+    "proxy/server_tools/answer.py RewrittenReply.",
 )
 
 

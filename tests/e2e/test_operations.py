@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
 import re
+import subprocess
+import sys
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -14,7 +19,7 @@ from tests.stub import Fault
 from tests.stub.faults import error
 from tests.support.process_inspection import log_lines, metrics, request_lines, total
 from tests.support.proxy_process import ROOT, until
-from tests.support.sample_conversations import agent_session, chat_turn, tool
+from tests.support.sample_conversations import agent_session, chat_turn, coding_session, tool
 
 WINDOW = 8192
 SHORT: dict[str, Any] = {"model": "gpt-4o-mini", "messages": [{"role": "user", "content": "Hi."}]}
@@ -119,8 +124,10 @@ async def test_every_metric_of_the_guide_is_there_after_traffic(
     await web.post(url, json=SHORT)
     server.fail(Fault(cut="before_headers"))
     assert (await web.post(url, json=SHORT)).status_code == 502
+    for messages in (chat_turn(1, 5000)[:1], agent_session(1, 5000)):  # a full beginning, a large fresh result
+        assert (await web.post(url, json={**SHORT, "messages": messages})).status_code == 200
     await web.get(f"{front.url}/models")
-    await until(lambda: len(request_lines(front)) == 5)
+    await until(lambda: len(request_lines(front)) == 7)
     figures = await metrics(front)
     names = set(re.findall(r"^\| `(ullage_[a-z_]+)` \|", FIELDS_AND_METRICS, re.MULTILINE))
     assert len(names) > 30
@@ -135,7 +142,7 @@ async def test_every_metric_of_the_guide_is_there_after_traffic(
     later |= {"ullage_archive_items_total", "ullage_refused_connections_total", "ullage_internal_errors_total"}
     assert names - shown - later == set()
     assert total(figures, "ullage_project_requests_total", project="apollo", task_size="small") == 1
-    assert total(figures, "ullage_requests_total") == 5
+    assert total(figures, "ullage_requests_total") == 7
     assert total(figures, "ullage_requests_total", outcome="compacted", status="200", upstream="upstream") == 1
     assert total(figures, "ullage_retries_total") == 1
     assert total(figures, "ullage_overflow_errors_total", stage="retried") == 1
@@ -147,7 +154,9 @@ async def test_every_metric_of_the_guide_is_there_after_traffic(
     removed = total(figures, "ullage_tokens_removed_total")
     before, after = (total(figures, "ullage_context_tokens_total", region=region) for region in ("before", "after"))
     assert removed == before - after > 0
-    assert total(figures, "ullage_overhead_seconds_count") == 5
+    assert total(figures, "ullage_overhead_seconds_count") == 7
+    assert total(figures, "ullage_first_fill_ratio_count") == 1
+    assert total(figures, "ullage_waste_tokens_total", kind="fresh_results") > 4000
 
 
 @pytest.mark.slow
@@ -210,3 +219,52 @@ async def test_an_agent_is_seen_in_the_figures(stub: StartStub, proxy: StartProx
     figures = await metrics(front)
     assert total(figures, "ullage_requests_total", outcome="compacted") == 3
     assert total(figures, "ullage_compactions_total") == 1
+
+
+@pytest.mark.slow
+async def test_the_budget_log_has_every_request(
+    stub: StartStub, proxy: StartProxy, web: httpx.AsyncClient, tmp_path: Path
+) -> None:
+    """Each request has its line with client, tokens and files, also where nothing is compacted, and no content."""
+    server = await stub(window=WINDOW)
+    path = tmp_path / "logs" / "budget.jsonl"
+    front = await proxy(server.url, window=WINDOW, config={"telemetry": {"budget_log": {"path": str(path)}}})
+    sessions = [coding_session(6, 20), agent_session(40, 300), [{"role": "user", "content": "CANARY"}]]
+    for messages in sessions:
+        headers = {"user-agent": "claude-cli/2.1.330 (external, cli)", "x-ullage-project": "apollo"}
+        answer = await web.post(f"{front.url}/chat/completions", json={**SHORT, "messages": messages}, headers=headers)
+        assert answer.status_code == 200
+    await until(lambda: len(request_lines(front)) == 3)
+    await asyncio.to_thread(front.end)
+    written = [json.loads(line) for line in path.read_text().splitlines()]
+    budget = [line for line in written if line["event"] == "context_budget"]
+    assert budget[0]["files_loaded"] == 3
+    assert [(line["agent"], line["issue"]) for line in budget] == [("claude-code", "apollo")] * 3
+    assert [bool(line["pruned"]) for line in budget] == [False, True, False]
+    assert [line["checkpoint_entries"] for line in budget] == [0, 1, 0]
+    assert budget[2]["files_loaded"] is None, "the bytes alone show that it fits: nothing is read"
+    logged = request_lines(front)
+    assert [line["agent"] for line in logged] == ["claude-code"] * 3
+    assert [line["files_read"] for line in logged] == [line["files_loaded"] for line in budget]
+    assert "CANARY" not in path.read_text() + front.log.read_text()
+
+
+@pytest.mark.slow
+async def test_a_budget_log_that_cannot_be_written_is_named_at_the_start(tmp_path: Path) -> None:
+    """The proxy does not start, and says which setting names what."""
+    (tmp_path / "file").write_text("")
+    config = tmp_path / "ullage.yaml"
+    config.write_text(f"telemetry: {{budget_log: {{path: {tmp_path}/file/b.jsonl}}}}\n")
+    command = [
+        sys.executable,
+        "-m",
+        "proxy.cli",
+        "serve",
+        "--config",
+        str(config),
+        "--upstream",
+        "http://127.0.0.1:9/v1",
+    ]
+    done = await asyncio.to_thread(subprocess.run, command, cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 1
+    assert "cannot start: telemetry.budget_log.path: " in done.stderr

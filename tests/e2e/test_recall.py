@@ -13,9 +13,10 @@ from tests.stub import Answer
 from tests.support.api_formats import text_of
 from tests.support.process_inspection import metrics, request_lines, total
 from tests.support.proxy_process import until
-from tests.support.recall_fixtures import LOOK, READ, SAID, WINDOW, long_history, model_answering
+from tests.support.recall_fixtures import LOOK, READ, SAID, WINDOW, long_history
 from tests.support.sample_conversations import AGENT_TOOLS
 from tests.support.sdk_clients import SDK_CLIENTS
+from tests.support.server_tool_fixtures import model_answering
 from tests.support.view_checks import view_problems
 
 MODEL = "gpt-4o-mini"

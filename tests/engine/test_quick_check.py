@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import json
+import time
 from typing import Any
 
 import pytest
 
-from proxy.engine.quick_check import DECODERS, MOST_BYTES, TOOLS_ALLOWANCE
+from proxy.core.models import Catalogue, ModelRule
+from proxy.core.request import Options, Request
+from proxy.engine.learned_routes import KnownRoutes, LearnedRoutes
+from proxy.engine.quick_check import DECODERS, FIRST_MODEL, MOST_BYTES, TOOLS_ALLOWANCE, QuickCheck
+from tests.support.engine_fixtures import POLICY, TENANT, DictRecords
 
 WORDS = [{"role": "user", "content": "hi"}]
 
@@ -90,3 +95,45 @@ def test_figures_and_names() -> None:
     assert [body.allowance for body in (chat, claude, codex)] == [TOOLS_ALLOWANCE, 0, TOOLS_ALLOWANCE]
     assert [body.prompt_cache_key for body in (chat, claude, codex)] == [None, None, "k"]
     assert claude.metadata == {"session_id": "s-1"}
+
+
+@pytest.mark.parametrize(
+    ("head", "model"),
+    [
+        (b'{"model":"gpt-5","messages":[', b"gpt-5"),
+        (b' \n{ "model" : "vendor/name:tag" , "max_tokens":5', b"vendor/name:tag"),
+        (b'{"messages":[{"model":"other"}],"model":"m"}', None),
+        (b'{"model":"a\\u0062"', None),
+        ('{"model":"größe"'.encode(), None),
+        (b'{"model":""', None),
+        (b'{"model":5', None),
+        (b'[{"model":"m"', None),
+    ],
+)
+def test_the_model_at_the_beginning(head: bytes, model: bytes | None) -> None:
+    """A first member that names the model plainly is read without a decode; nothing else is taken for it."""
+    match = FIRST_MODEL.match(head)
+    assert (match and match[1]) == model
+
+
+WINDOW = 65_536
+
+
+@pytest.mark.parametrize("output", [None, 9, 8_192, 40_000])
+@pytest.mark.parametrize("task_size", ["", "small"])
+@pytest.mark.parametrize("words", [9_000, 20_000, 24_000, 25_000, 26_000, 28_000, 60_000])
+async def test_the_order_of_members_changes_nothing(output: int | None, task_size: str, words: int) -> None:
+    """A body that begins with its model is measured, or passed, as one that begins with its messages."""
+    catalogue = Catalogue([ModelRule("m", "stub", WINDOW)], {}, "stub")
+    learned = LearnedRoutes(DictRecords(), {}, {}, time.monotonic)
+    check = QuickCheck(KnownRoutes(catalogue, learned, time.monotonic), POLICY, "on")
+    messages = [{"role": "user", "content": "x" * words}]
+    options = Options(task_size=task_size)
+    views = []
+    for members in ({"model": "m", "messages": messages}, {"messages": messages, "model": "m"}):
+        if output is not None:
+            members["max_tokens"] = output
+        views.append(await check.view(Request("chat", json.dumps(members).encode(), TENANT, "r", options)))
+    assert (views[0] is None) == (views[1] is None)
+    assert views[0] is not None or words > 9_000
+    assert views[0] is None or words < 60_000

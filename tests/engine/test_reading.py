@@ -38,6 +38,8 @@ class Letters:
         self.asked: Tally[str] = Tally()
         self.threads: set[int] = set()
 
+    loaded = ("narrow", "wide")
+
     def count(self, encoding: str, text: str) -> int:
         self.asked[text] += 1
         self.threads.add(threading.get_ident())

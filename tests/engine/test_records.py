@@ -160,6 +160,62 @@ async def test_a_record_that_the_cache_dropped_is_asked_of_the_store_again(tmp_p
         await tasks.finish(1.0)
 
 
+class CountedReads(DictRecords):
+    """Records that others may write, which counts how often they are read; ``state`` is their version."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.reads = 0
+        self.state: tuple[int, ...] | None = (1,)
+
+    def version(self) -> tuple[int, ...] | None:
+        return self.state
+
+    async def newest(self, tenant: bytes, root: bytes, route: str, chains: Sequence[bytes]) -> tuple[int, bytes] | None:
+        self.reads += 1
+        return await super().newest(tenant, root, route, chains)
+
+
+async def test_a_store_that_nobody_wrote_to_is_read_once_for_a_conversation() -> None:
+    """Once somebody has written, or if that cannot be told, every request reads it."""
+    records, messages = CountedReads(), agent_session(14, 300)
+    replica, lengths = Replica(records), list(request_lengths(messages))
+    window = 16 * WINDOW  # nothing is compacted; all of it is above the level from which the store is asked
+    for end in lengths[-8:-4]:
+        await replica.plan(chat_body(messages[:end]), window // 8)
+    assert records.reads == 1
+    records.state = (2,)
+    for end in lengths[-4:-2]:
+        await replica.plan(chat_body(messages[:end]), window // 8)
+    assert records.reads == 2
+    records.state = None
+    for end in lengths[-2:]:
+        await replica.plan(chat_body(messages[:end]), window // 8)
+    assert records.reads == 4
+
+
+@pytest.mark.parametrize("kind", ["embedded", "memory"])
+async def test_what_another_process_wrote_is_found(kind: str, tmp_path: Path) -> None:
+    """Two engines on one store send the same, request by request, although each reads it only after a write."""
+    tasks = Tasks(lambda name, error: None)
+    stores = [
+        await open_store(kind, directory=tmp_path, key=b"k" * 32, spawn=tasks.spawn, warn=lambda event, facts: None)
+        for _ in range(1 + (kind == "embedded"))
+    ]
+    try:
+        replicas = [Replica(store.records) for store in stores] * (3 - len(stores))
+        messages = agent_session(40, 300)
+        for number, end in enumerate(request_lengths(messages)):
+            order = replicas if number % 2 else replicas[::-1]
+            views = [await replica.view(messages[:end], WINDOW) for replica in order]
+            assert views[0] == views[1]
+        assert sum(store.state().hits for store in stores) > (0 if kind == "embedded" else -1)
+    finally:
+        for store in stores:
+            await store.close()
+        await tasks.finish(1.0)
+
+
 async def test_a_damaged_record_is_written_anew() -> None:
     """Garbage under a record's key is as good as no record."""
     book, messages = DictRecords(), agent_session(20, 300)

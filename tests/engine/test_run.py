@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+from dataclasses import replace
 
 import pytest
 
@@ -12,6 +13,7 @@ from proxy.engine.run import Run
 from tests.stub.tokens import count_json
 from tests.support import api_formats
 from tests.support.engine_fixtures import (
+    POLICY,
     TENANT,
     WINDOW,
     Replica,
@@ -82,6 +84,77 @@ async def test_a_large_fresh_result_is_reported_once() -> None:
     assert 0.3 < plan.report.large_result < 1
     later = await Replica().plan(chat_body([*messages, *coding_session(1, 10)[1:]]), 12_000)
     assert later.report.large_result == 0
+
+
+async def test_fresh_results_are_weighed_alone_and_together() -> None:
+    """Each of them may be small and all together large; what is neither is no waste."""
+    small = await Replica().plan(chat_body(agent_session(3, 300)), 12_000)
+    assert small.report.waste == {}
+    together = await Replica().plan(chat_body(agent_session(1, 800, parallel=5)), 12_000)
+    assert together.report.waste.keys() == {"fresh_results"}
+    assert 3800 < together.report.waste["fresh_results"] < 4500
+    alone = await Replica().plan(chat_body(agent_session(1, 4000)), 12_000)
+    assert alone.report.waste.keys() == {"fresh_results", "fresh_result"}
+    assert alone.report.waste["fresh_result"] == alone.report.waste["fresh_results"]
+
+
+async def test_a_compaction_counts_what_was_not_needed() -> None:
+    """Results that repeat an earlier one are counted when the calls are read, and only then."""
+    again = coding_session(24, 40)
+    compacted = await Replica().plan(chat_body(again), 6_000)
+    assert compacted.report.event
+    assert compacted.report.waste["repeated_result"] > 300
+
+
+async def test_the_first_request_of_a_conversation_is_known() -> None:
+    """Its tokens are a share of the window; a later request of the conversation has none."""
+    messages = [{"role": "system", "content": prose(1, 3000)}, {"role": "user", "content": prose(2, 3000)}]
+    first = (await Replica().plan(chat_body(messages), 8_000)).report
+    assert first.first_fill == pytest.approx((first.tokens_before or 0) / 8_000)
+    assert first.repeated_prefix is None
+    later = [*messages, {"role": "assistant", "content": "Yes."}, {"role": "user", "content": "Go on."}]
+    assert (await Replica().plan(chat_body(later), 8_000)).report.first_fill is None
+
+
+async def test_the_prefix_that_repeats_is_known() -> None:
+    """All but the newest round of a conversation that goes on; system text and tools after a compaction."""
+    replica = Replica()
+    rounds = 12
+    report = (await replica.plan(chat_body(agent_session(rounds, 300), tools=AGENT_TOOLS), 8_192)).report
+    assert not report.event
+    assert report.repeated_prefix == pytest.approx(1 - 1 / (rounds + 1.5), abs=0.03)
+    compacted = (await replica.plan(chat_body(agent_session(30, 300), tools=AGENT_TOOLS), 8_192)).report
+    assert compacted.event
+    fixed = compacted.regions["system"] + compacted.regions["tools"] + compacted.regions.get("format", 0)
+    assert compacted.repeated_prefix == pytest.approx(fixed / (compacted.tokens_after or 1), abs=0.01)
+
+
+@pytest.mark.parametrize("messages", [[{"role": "system", "content": "s"}], [{"role": "assistant", "content": "a"}]])
+async def test_odd_conversations_have_a_report_too(messages: list[dict[str, str]]) -> None:
+    """Without a user's message there is no boundary, and nothing breaks."""
+    large = [{**message, "content": prose(1, 6_000)} for message in messages]
+    report = (await Replica().plan(chat_body(large), 8_192)).report
+    assert report.repeated_prefix is None or 0 <= report.repeated_prefix <= 1
+
+
+async def test_the_files_that_a_view_shows_are_counted() -> None:
+    """Each file counts once, however often it was read; what was folded or left the view shows none."""
+    asking = replace(POLICY, reads_calls=True)
+    session = coding_session(20, 30)
+    whole = await Replica(policy=asking).plan(chat_body(session), 100_000)
+    assert whole.report.files_read == 5
+    small = await Replica(policy=asking).plan(chat_body(session), 5_000)
+    assert small.report.outcome == "compacted"
+    assert 0 < (small.report.files_read or 0) < 5
+    no_calls = await Replica(policy=asking).plan(chat_body([{"role": "user", "content": prose(1, 9_000)}]), 20_000)
+    assert no_calls.report.files_read == 0
+
+
+async def test_without_a_need_calls_are_not_read_for_it() -> None:
+    """The number is known if a compaction had to read the calls, and not known below the mark."""
+    session = coding_session(20, 30)
+    assert (await Replica().plan(chat_body(session), 100_000)).report.files_read is None
+    assert (await Replica().plan(chat_body(session), 5_000)).report.files_read is not None
 
 
 @pytest.mark.parametrize("rounds", [6, 20])

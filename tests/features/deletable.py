@@ -17,15 +17,22 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 
-FOLDERS = ("compress", "recall", "history", "client_compaction", "context_management", "cap_results")
+FOLDERS = ("compress", "recall", "history", "client_compaction", "context_management", "cap_results", "deferred_tools")
 
 OWN_TESTS = {
     "compress": ("tests/e2e/test_compress.py", "tests/test_api.py"),
-    "recall": ("tests/e2e/test_recall.py", "tests/support/recall_fixtures.py"),
+    "recall": (
+        "tests/e2e/test_recall.py",
+        "tests/support/recall_fixtures.py",
+        "tests/server_tools/",
+        "tests/bench/recall.py",
+        "tests/bench/test_recall.py",
+    ),
     "history": ("tests/e2e/test_conversations.py", "tests/e2e/test_archive.py"),
     "client_compaction": (),
     "context_management": (),
     "cap_results": (),
+    "deferred_tools": ("tests/e2e/test_deferred_tools.py",),
 }
 """Files outside ``tests/features`` that are about one feature."""
 
@@ -35,6 +42,7 @@ KEYS: dict[str, tuple[str, ...]] = {
     "history": ("archive",),
     "client_compaction": ("compression.client_compaction", "upstreams[0].compaction"),
     "context_management": ("upstreams[0].context_management",),
+    "deferred_tools": ("compression.deferred_tools",),
     "cap_results": ("compression.stages.truncate.always", "compression.stages.truncate.max_lines"),
 }
 """The keys of each feature, as they stand in ``config/ullage.yaml``."""

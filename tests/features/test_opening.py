@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +11,12 @@ import pytest
 
 from proxy.core.models import Catalogue, ModelRule
 from proxy.core.tokens.budget import Shares
+from proxy.engine.features import Feature
 from proxy.features import opening
 from proxy.features.opening import FeatureParts, OpenHistory, open_features, open_history
 from proxy.features.settings import FOLDERS, AllSettings
+from proxy.server_tools.answer import ServerTools
+from proxy.server_tools.tool import ServerTool
 from proxy.settings import Settings
 from proxy.store import Store, open_store
 from proxy.tasks import Faults, Tasks
@@ -25,6 +29,7 @@ UPSTREAM = {"name": "stub", "base_url": "http://a"}
 COMPRESSION = {
     "client_compaction": {"client_compaction": "answer"},
     "cap_results": {"stages": {"truncate": {"always": True}}},
+    "deferred_tools": {"deferred_tools": {"enabled": True}},
     "recall": {"recall": {"enabled": True}},
 }
 ALL_ON: dict[str, Any] = {
@@ -52,7 +57,12 @@ async def opened(folder: Path, **settings: Any) -> list[str]:
         Shares(),
         Faults(),
     )
-    return [type(feature).__module__.split(".")[2] for feature in open_features(parts)]
+    return [type(part).__module__.split(".")[2] for feature in open_features(parts) for part in parts_of(feature)]
+
+
+def parts_of(feature: Feature) -> Sequence[Feature | ServerTool]:
+    """The tools of folders that one feature answers for; else the feature itself."""
+    return feature.tools if isinstance(feature, ServerTools) else [feature]
 
 
 async def test_a_feature_is_there_only_if_it_is_switched_on(tmp_path: Path) -> None:
@@ -80,11 +90,17 @@ async def test_a_fault_in_a_folder_is_no_missing_folder(tmp_path: Path, monkeypa
                 await opened(tmp_path, **ALL_ON)
 
 
+def ignore(name: str, facts: object) -> None:
+    """Count nothing, and log nothing."""
+
+
 async def test_without_its_folder_there_is_no_history(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing is noted, no route is added, and nothing has to be finished."""
     monkeypatch.setitem(sys.modules, "proxy.features.history.opening", None)
     tasks = Tasks(lambda name, error: None)
-    history = open_history(Settings(), await a_store(tmp_path), tasks, lambda outcome, count: None)
+    history = open_history(
+        Settings(), await a_store(tmp_path), tasks, lambda outcome, count: None, lambda event, facts: None
+    )
     assert history == OpenHistory()
     await history.finish(1.0)
 
@@ -93,6 +109,8 @@ async def test_without_its_folder_there_is_no_history(tmp_path: Path, monkeypatc
 async def test_history_is_noted_and_can_be_read(tmp_path: Path) -> None:
     """One feature notes what was answered; callers have their routes."""
     tasks = Tasks(lambda name, error: None)
-    history = open_history(Settings(), await a_store(tmp_path), tasks, lambda outcome, count: None)
+    history = open_history(
+        Settings(), await a_store(tmp_path), tasks, lambda outcome, count: None, lambda event, facts: None
+    )
     assert len(history.features) == 1
     assert history != OpenHistory()

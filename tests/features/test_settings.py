@@ -30,6 +30,10 @@ compression:
 upstreams:
   - {name: a, base_url: "http://a", context_management: own}
 """,
+    "deferred_tools": """\
+compression:
+  deferred_tools: {enabled: true, share: 0.3}
+""",
     "cap_results": """\
 compression:
   stages: {truncate: {always: true, max_lines: 40}}

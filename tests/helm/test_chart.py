@@ -51,6 +51,8 @@ EVERYTHING: dict[str, Any] = {
         "labels": {"release": "prometheus"},
         "authorization": {"credentials": {"name": "ullage-keys", "key": "ULLAGE_SERVER__ADMIN_KEY"}},
     },
+    "prometheusRule": {"enabled": True, "labels": {"release": "prometheus"}},
+    "dashboard": {"enabled": True},
     "networkPolicy": {"enabled": True, "from": [{"namespaceSelector": {}}]},
     "podLabels": {"team": "models"},
     "podAnnotations": {"note": "yes"},
@@ -77,10 +79,14 @@ def helm(do: str, values: dict[str, Any] | None = None) -> dict[str, Any]:
 
 
 def documents(values: dict[str, Any] | None = None) -> dict[str, dict[str, Any]]:
-    """Every rendered manifest by its kind; the connection test is ``Pod``."""
+    """Every rendered manifest by its kind; the connection test is ``Pod``, Grafana's ConfigMap ``Dashboard``."""
     rendered = helm("render", values)["rendered"]
     manifests = [yaml.safe_load(text) for path, text in rendered.items() if path.endswith(".yaml")]
-    return {manifest["kind"]: manifest for manifest in manifests if manifest}
+    return {_kind(manifest): manifest for manifest in manifests if manifest}
+
+
+def _kind(manifest: dict[str, Any]) -> str:
+    return "Dashboard" if manifest["metadata"]["name"].endswith("-dashboard") else manifest["kind"]
 
 
 def config_of(manifests: dict[str, dict[str, Any]]) -> Any:
@@ -107,6 +113,7 @@ def test_everything_renders_every_kind() -> None:
     """With every switch on, each optional object is there and the replica count is left to the autoscaler."""
     manifests = documents(EVERYTHING)
     optional = {"HorizontalPodAutoscaler", "PodDisruptionBudget", "Ingress", "ServiceMonitor", "NetworkPolicy"}
+    optional |= {"Dashboard", "PrometheusRule"}
     assert optional <= set(manifests)
     assert "replicas" not in manifests["Deployment"]["spec"]
     (scraped,) = manifests["ServiceMonitor"]["spec"]["endpoints"]
@@ -261,3 +268,14 @@ def test_rendered_configuration_is_accepted_by_the_proxy(values: dict[str, Any],
     secrets = {"LOCAL_KEY": "sk-local", "ULLAGE_ACCESS_KEYS": "one,two", "ULLAGE_STORE_URL": "redis://redis:6379"}
     done = subprocess.run(command, env=os.environ | secrets, capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+@needs_helm
+def test_dashboard_and_alerts_are_the_files() -> None:
+    """Grafana and Prometheus get what the files hold, to the letter, with the labels by which they find it."""
+    manifests = documents(EVERYTHING)
+    dashboard, rules = manifests["Dashboard"], manifests["PrometheusRule"]
+    assert json.loads(dashboard["data"]["ullage.json"]) == json.loads((CHART / "files" / "dashboard.json").read_text())
+    assert rules["spec"] == yaml.safe_load((CHART / "files" / "alerts.yaml").read_text())
+    assert dashboard["metadata"]["labels"]["grafana_dashboard"] == "1"
+    assert rules["metadata"]["labels"]["release"] == "prometheus"

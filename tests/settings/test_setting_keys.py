@@ -32,7 +32,8 @@ def test_an_unknown_key_is_compared_with_those_beside_it_first():
     """A close name of the same section, else the same name elsewhere, else all names of the section."""
     assert KEYS.unknown_key_remedy(("server", "prot")) == "Did you mean 'port'?"
     assert KEYS.unknown_key_remedy(("pins",)) == "Did you mean 'compression.shares.pins'?"
-    assert KEYS.unknown_key_remedy(("telemetry", "zzz")) == "Known here: log, metrics."
+    known = "Known here: log, metrics, traces, budget_log, advice, page."
+    assert KEYS.unknown_key_remedy(("telemetry", "zzz")) == known
 
 
 def test_what_has_no_description_gets_a_general_remedy():

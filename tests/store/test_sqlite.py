@@ -163,6 +163,38 @@ async def test_reads_are_in_place_and_see_what_was_written(backend: SqliteBacken
         assert backend._read_in_place([f"k{number}"]) == [b"%d" % number]
 
 
+async def test_the_version_changes_with_what_anybody_writes(backend: SqliteBackend, tmp_path: Path) -> None:
+    """It stays as it is while nothing is written, and changes with a write of this process or of another one."""
+    await until_in_place(backend)
+    before = backend.version()
+    assert before is not None
+    await backend.read(["k"])
+    assert backend.version() == before
+    await backend.claim("k", b"1", 60)
+    own = backend.version()
+    assert own not in (None, before)
+    other = SqliteBackend(tmp_path / "data", warn=lambda event, facts: None)
+    await other.claim("l", b"1", 60)
+    await other.close()
+    assert backend.version() not in (None, before, own)
+
+
+async def test_the_version_is_unknown_where_no_read_is_in_place(
+    backend: SqliteBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After a pause, and while the connection is opened anew, the store has to be read."""
+    await until_in_place(backend)
+    before = backend.version()
+    backend._retire_reader()
+    assert backend.version() is None
+    assert await backend.read(["k"]) == [None]
+    await until_in_place(backend)
+    assert backend.version() not in (None, before)
+    monkeypatch.setattr("proxy.store.sqlite.IDLE", 0.05)
+    await asyncio.sleep(0.1)
+    assert backend.version() is None
+
+
 async def test_a_slow_read_sends_the_next_ones_to_the_thread(
     backend: SqliteBackend, monkeypatch: pytest.MonkeyPatch
 ) -> None:

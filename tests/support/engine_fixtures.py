@@ -119,8 +119,8 @@ class DictRecords:
     def reachable(self) -> bool:
         return True
 
-    def may_have_news(self) -> bool:
-        return True
+    def version(self) -> None:
+        return None
 
     async def pop_request(self, tenant: bytes, root: bytes) -> str:
         wished = (tenant, root) in self.wishes

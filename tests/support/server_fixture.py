@@ -18,7 +18,7 @@ from proxy.engine.run import Run
 from proxy.engine.upstream_calls import CallSettings
 from proxy.server import ListedUpstream, Models, Server, ServerConfig
 from proxy.server.access import Access
-from proxy.server.admin import OpenRoutes, no_routes
+from proxy.server.admin import OpenPage, OpenRoutes, no_routes
 from proxy.store.conversation_table import ConversationTable
 from proxy.store.encryption import Sealer
 from proxy.store.memory import MemoryBackend
@@ -197,6 +197,7 @@ async def running_server(
     timeouts: Timeouts | None = None,
     host: str = "127.0.0.1",
     open_routes: Callable[[ConversationTable], OpenRoutes] = lambda register: no_routes,
+    open_page: OpenPage | None = None,
     **target: Any,
 ) -> AsyncIterator[RunningServer]:
     """A server whose only upstream, ``up``, is a fresh stage. *open_routes* gives routes over its conversations."""
@@ -224,6 +225,7 @@ async def running_server(
             models=models,
             open_routes=open_routes(register),
         )
+        server.show(open_page)
         at = await server.start(host, 0)
         try:
             built = RunningServer(server, stage, engine, upstream, at, reports, models, register)

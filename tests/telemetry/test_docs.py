@@ -50,6 +50,7 @@ def test_every_exposed_metric_is_documented() -> None:
     metrics = {metric.name for field in FIELDS for metric in field.metrics} | {metric.name for metric in PROCESS}
     assert {name for name in families if not name.endswith("_created")} == metrics
     full = Report("r", "chat", tokens_before=9, tokens_after=4, window=9, budget=9, stages=("fold",), summary_tokens=1)
-    full = full.with_(retries=1, fallback="m", conversation="c", recall_tokens=2)
+    budget = {"total": 9, "consumed": 8}
+    full = full.with_(retries=1, fallback="m", conversation="c", recall_tokens=2, conversation_budget=budget)
     assert {name for name, _ in response_headers(full)} == {field.header for field in FIELDS if field.header}
     assert set(re.findall(r"^\| `(ullage_[a-z_]+)` \|", page(), re.MULTILINE)) == metrics

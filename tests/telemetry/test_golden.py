@@ -23,7 +23,8 @@ COMPACTED = Report(
     retries=1, overflows=2, overhead_seconds=0.0015, status=200, usage=Usage(3400, 50, 3000), recalls=2,
     regions={"system": 500, "tool": 2900, "reserve": 1000}, borrowed={"older": 400}, source="table",
     project="apollo", task_size="small", epoch=3, summary_tokens=120, recall_tokens=900, large_result=0.42,
-    client_compaction="codex", stream=True,
+    client_compaction="codex", stream=True, agent="codex", files_read=7,
+    first_fill=0.85, repeated_prefix=0.6, waste={"fresh_results": 2940, "fresh_result": 2500, "listing": 700},
 )  # fmt: skip
 
 REPORTS = {
@@ -43,6 +44,7 @@ REPORTS = {
     "client left": Report("r", "chat", model="m", upstream="u", status=499, reason="client_left"),
     "forged": Report("r", "chat", model='m\n{"event":"x"}' + "y" * 300, status=404, reason="\x1b[31m", project="p\t"),
     "beyond JSON": Report("r", "chat", model="\ud83d", tokens_before=2**70, status=200),
+    "budget nearly used": Report("r", "chat", conversation_budget={"total": 9, "consumed": 8, "remaining": 1}),
     "grown": Report("r", "chat", tokens_before=10, tokens_after=12, budget=11, status=200, regions={"user": 0}),
 }  # fmt: skip
 

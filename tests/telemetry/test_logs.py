@@ -29,6 +29,8 @@ REPORT = Report(
     tokens_after=3500,
     stages=("fold", "drop"),
     conversation="c0ffee",
+    agent="codex",
+    files_read=3,
     event=True,
     retries=1,
     overflows=1,
@@ -84,7 +86,7 @@ def test_a_request_is_one_line_of_facts(logged):
         "upstream": "openai", "conversation": "c0ffee", "status": 200, "outcome": "compacted", "reason": "fold",
         "stream": False, "stages": ["fold", "drop"], "tokens_before": 9000, "tokens_after": 3500, "bounded": False,
         "window": 8192, "pressure": 0.5, "compaction": True, "observed": False, "retries": 1, "overflows": 1,
-        "fallback": "", "client_compaction": "", "epoch": 0,
+        "fallback": "", "client_compaction": "", "epoch": 0, "agent": "codex", "files_read": 3,
         "input_tokens": 3400, "output_tokens": 50, "cached_tokens": 3000, "overhead_ms": 1.5, "duration_ms": 1500.0,
             "summary_tokens": 0, "recalls": 0, "recall_tokens": 0,
     }  # fmt: skip

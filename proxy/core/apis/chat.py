@@ -10,7 +10,7 @@ from typing import Any
 
 from proxy.core.apis import json_edit
 from proxy.core.apis.base import Count
-from proxy.core.apis.item_digest import digest
+from proxy.core.apis.items import digest, text_item, text_message
 from proxy.core.apis.json_edit import (
     Clip,
     Path,
@@ -90,6 +90,9 @@ def read_item(raw: bytes, count: Count) -> Item:
     message = decode(raw)
     if not isinstance(message, dict):
         raise InvalidRequest("Every element of 'messages' must be an object.")
+    plain = text_message(message, ROLES)
+    if plain is not None:
+        return text_item(message, *plain, PER_MESSAGE, count)
     try:
         return _read(message, count, len(raw) > ONE_CALL)
     except RecursionError:
@@ -122,6 +125,9 @@ def _read(message: dict[str, Any], count: Count, large: bool) -> Item:
 def read_item_text(raw: bytes) -> ItemText:
     """Return the words of one message."""
     message = decode(raw)
+    plain = text_message(message, ROLES)
+    if plain is not None:
+        return ItemText(*plain)
     role = ROLES.get(str(message.get("role")), "user")
     media = tuple(str(part.get("type")) for part in _parts(message) if is_media(part))
     reasoning = "\n".join(text for key in REASONING if isinstance(text := message.get(key), str))

@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from proxy.core.apis import json_edit
 from proxy.core.apis.base import Count
-from proxy.core.apis.item_digest import digest
+from proxy.core.apis.items import digest, text_item, text_message
 from proxy.core.apis.json_edit import (
     Clip,
     Path,
@@ -89,6 +89,9 @@ def with_item_list(body: bytes) -> bytes | None:
 def read_item(raw: bytes, count: Count) -> Item:
     """Return the item of one message's bytes. Raises ``InvalidRequest`` if it is no object."""
     message = json_edit.decode_element(raw, LIST)
+    plain = text_message(message, _ROLES)
+    if plain is not None:
+        return text_item(message, *plain, PER_MESSAGE, count)
     try:
         return _read(message, count, len(raw) > ONE_CALL)
     except RecursionError:
@@ -204,6 +207,9 @@ def _weigh_sealed(block: Mapping[str, Any], weight: _Weight, count: Count) -> No
 def read_item_text(raw: bytes) -> ItemText:
     """Return the words of one message."""
     message = decode(raw)
+    plain = text_message(message, _ROLES)
+    if plain is not None:
+        return ItemText(*plain)
     blocks = _blocks(message)
     role = _role(message, blocks)
     calls: list[tuple[str, str]] = []

@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from proxy.core.apis import json_edit
 from proxy.core.apis.base import Count
-from proxy.core.apis.item_digest import digest
+from proxy.core.apis.items import digest, text_item, text_message
 from proxy.core.apis.json_edit import (
     Clip,
     Slot,
@@ -103,6 +103,9 @@ def with_item_list(body: bytes) -> bytes | None:
 def read_item(raw: bytes, count: Count) -> Item:
     """Return the item of one element's bytes. Raises ``InvalidRequest`` if it is no object."""
     value = json_edit.decode_element(raw, LIST)
+    plain = text_message(value, _ROLES, is_typed=True)
+    if plain is not None:
+        return text_item(value, *plain, PER_ITEM, count)
     try:
         return _read(value, count, len(raw) > ONE_CALL)
     except RecursionError:
@@ -193,6 +196,9 @@ def _role(value: Mapping[str, Any], kind: str) -> Role:
 def read_item_text(raw: bytes) -> ItemText:
     """Return the words of one element."""
     value = decode(raw)
+    plain = text_message(value, _ROLES, is_typed=True)
+    if plain is not None:
+        return ItemText(*plain)
     kind = _kind(value)
     role = _role(value, kind)
     if kind == "reasoning":
@@ -206,7 +212,8 @@ def read_item_text(raw: bytes) -> ItemText:
 
 def _reasoning(value: Mapping[str, Any]) -> str:
     """Return the readable reasoning of an element: its summary and its content."""
-    parts = [*(value.get("summary") or ()), *(value.get("content") or ())]
+    members = [value.get("summary"), value.get("content")]
+    parts = [part for member in members if isinstance(member, list) for part in member]
     return "\n".join(str(part.get("text") or "") for part in parts if isinstance(part, dict))
 
 

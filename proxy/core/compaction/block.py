@@ -29,6 +29,12 @@ FOOTER = "[End of the summary. The conversation goes on from here.]"
 SUMMARY = "What happened so far, as a model summed it up:"
 """The heading of a model's summary. It says that a model reports here, so that no order in it reads as the user's."""
 
+TASK = "The user's first request, word for word"
+PINS = "What the user said after that, word for word"
+NEWEST = "The user's latest message, word for word"
+STEPS = "Steps so far"
+"""The beginnings of the headings of the other sections; the digest has none."""
+
 STEP_SHARE = 0.23
 """Share of the text's tokens for the steps; the digest, which later steps refer to most, gets the rest."""
 
@@ -41,8 +47,14 @@ MOST_ROUNDS = 64
 READ = 65_536
 """Characters of one text that are split into sentences; the rest of it counts as one more sentence."""
 
+MOST_TOKENS = 4
+"""Tokens of a character at most: one for each of its bytes. A text that is so surely short is not even counted."""
+
 LONG_TOKEN = 16
 """Characters of nearly any token at most. A text with more of them than its room allows is not even counted."""
+
+BULLET = 2
+"""Tokens of a list's mark before a text."""
 
 HEADINGS = 40
 """Tokens of the headings between header and footer."""
@@ -130,18 +142,18 @@ def _joined_sections(
     """The block: all sections that are not empty, between header and footer."""
     sections = [HEADER]
     if folded.task:
-        sections.append("The user's first request, word for word:\n" + folded.task)
+        sections.append(f"{TASK}:\n{folded.task}")
     if any(pins):
-        heading = "What the user said after that, word for word" + _gaps(pins)
+        heading = PINS + _gaps(pins)
         sections.append("\n".join([heading, *(f"- {pin}" for pin in pins if pin)]))
     if folded.newest:
-        sections.append("The user's latest message, word for word:\n" + folded.newest)
+        sections.append(f"{NEWEST}:\n{folded.newest}")
     if summary:
         sections.append(summary)
     if digest:
         sections.append("\n".join(digest))
     if any(steps):
-        sections.append("\n".join(["Steps so far" + _gaps(steps), *(f"- {step}" for step in steps if step)]))
+        sections.append("\n".join([STEPS + _gaps(steps), *(f"- {step}" for step in steps if step)]))
     sections.append(FOOTER)
     return "\n\n".join(sections)
 
@@ -162,9 +174,7 @@ class _UserTexts:
     def __init__(self, texts: Sequence[str], count: Count) -> None:
         self._texts = texts
         self._count = count
-        sizes = {text: count(text) + 2 for text in dict.fromkeys(texts)}
-        self._sizes = [sizes[text] for text in texts]
-        self._tokens = sum(self._sizes)
+        self._size = functools.cache(lambda text: count(text) + BULLET)
         self._rank = functools.cache(sentence_rank)
 
     def pins(self, tokens: int) -> list[str]:
@@ -173,15 +183,28 @@ class _UserTexts:
         Otherwise the best sentences stay, each word for word. Those that constrain come first, then those that ask for
         something, then the rest; of equal ones the newer first.
         """
-        if self._tokens <= tokens:
+        if self._fit(tokens):
             return list(self._texts)
         short = max(24, tokens // 8)
-        sentences = _Sentences(self._texts, [size <= short for size in self._sizes], self._rank)
+        sentences = _Sentences(self._texts, [self._is_short(text, short) for text in self._texts], self._rank)
         chosen = _best_sentences(sentences, tokens, self._count)
         pins = [""] * len(self._texts)
         for at, indexes in chosen.items():
             pins[at] = _excerpt(self._texts[at], sentences.of(at), indexes)
         return pins
+
+    def _fit(self, tokens: int) -> bool:
+        """True if all texts together take at most *tokens*. No more of them are counted than it takes to know."""
+        tokens -= BULLET * len(self._texts)
+        for text in self._texts:
+            if tokens < 0:
+                return False
+            tokens -= self._size(text) - BULLET
+        return tokens >= 0
+
+    def _is_short(self, text: str, tokens: int) -> bool:
+        """True if *text* takes at most *tokens*."""
+        return len(text) * MOST_TOKENS + BULLET <= tokens or self._size(text) <= tokens
 
 
 class _Sentence(msgspec.Struct, frozen=True, gc=False):

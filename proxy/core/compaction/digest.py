@@ -6,17 +6,16 @@ older one. Every entry of a digest occurs literally in the rounds it stands for,
 
 from __future__ import annotations
 
-import json
 import re
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from heapq import heappop, heappush, nsmallest
+from dataclasses import dataclass
+from heapq import heapify, heappop, heappush, nsmallest
 from itertools import islice
 from math import log2
-from types import MappingProxyType
-from typing import Any
 
+from proxy.core.compaction.arguments import command_of, plain_arguments
+from proxy.core.compaction.spoken_names import dates, is_meaningless, proper_names, without_line_numbers
 from proxy.core.conversation import ItemText
 
 Count = Callable[[str], int]
@@ -26,9 +25,10 @@ CHAT_NUMBER_SHARE = 0.5
 COMMAND_SHARE = 0.1
 ERROR_SHARE = 0.15
 FILE_SHARE = 0.1
-"""Shares of a digest that numbers (in a chat: without calls), commands, error lines and the newest files may take at most.
+"""Shares of a digest that numbers (with and without calls), commands, error lines and the newest files take at most.
 
-Numbers may also take what the other names leave over."""
+Numbers may also take what the other names leave over.
+"""
 
 WRITTEN = {"user": 3.0, "assistant": 3.0, "tool": 0.5, "system": 0.0}
 CALLED = 1.5
@@ -46,9 +46,6 @@ LABEL = 6
 LONGEST = 160
 """Most characters of a token, an error line or a command. A longer one is data, not a name."""
 
-LONGEST_ARGUMENTS = 262_144
-"""Most characters of a call's arguments that are read as JSON. Longer ones are read as plain text."""
-
 MOST_MISSES = 20
 """Entries in all that may be too long for the room before no further one is tried."""
 
@@ -58,7 +55,6 @@ MOST_PIECES = 50_000
 _STEP = 16_384
 """Numbers that are sorted at once."""
 
-_LITERAL = json.JSONDecoder(parse_int=str, parse_float=str)
 _WINDOW = 65_536
 """Characters of a text that are searched at a time; of a result, all that are searched for an error line."""
 _BLANKS = str.maketrans(dict.fromkeys("\"'`<>(){}[],;|=*", " "))
@@ -73,19 +69,31 @@ _NAME = re.compile(
     r"|(?=[A-Z0-9]*\d)(?=[A-Z0-9]*[A-Z])[A-Z0-9]{4,12}"
 )
 _NUMBER = re.compile(
-    r"\+?\d{2,4}(?:-\d{3,8}){1,3}|[$€£¥]?\d{3,}(?:[.,:]\d+)*%?|[$€£¥]?\d+\.\d+%?|\d{1,2}(?:[:.]\d{2}){1,2}|\d{4}-\d{2}-\d{2}"
+    r"\+?\d{2,4}(?:-\d{3,8}){1,3}"  # a telephone number
+    r"|[$€£¥]?\d{3,}(?:[.,:]\d+)*%?|[$€£¥]?\d+\.\d+%?|\d{1,2}(?:[:.]\d{2}){1,2}|\d{4}-\d{2}-\d{2}"
 )
+_WORD = re.compile(
+    r"(?P<plain>[a-z]++|(?!(?:Error|Exception|Warning)\Z)[A-Z][a-z]*+)"
+    r"|(?:[0-9]++[a-f]|[a-f]++[0-9])[0-9a-f]*+(?<=.{7})(?<!.{41})"
+    r"|[a-z]++[a-z0-9]*+(?:[A-Z][a-z0-9]++)++|[A-Z][a-z0-9]++(?:[A-Z][a-z0-9]++)++"
+    r"|(?:[0-9]++[A-Z]|[A-Z]++[0-9])[A-Z0-9]*+(?<=.{4})(?<!.{13})"
+    r"|[A-Za-z]++(?:(?<=Error)|(?<=Exception)|(?<=Warning))|E[A-Z]{3,}|[EF]\d{3,4}"
+)
+"""A piece of letters and digits alone that is a plain word, a name or an error.
+
+The patterns are those of ``_WHOLE`` that such a piece can match, which takes half the time.
+"""
+
 _WHOLE = re.compile(
     r"(?P<plain>[a-z-]++|(?!(?:Error|Exception|Warning)\Z)[A-Z][a-z]*+)|https?://\S{3,}"
     r"|(?P<path>[\w@.-]++(?:/[\w.@+-]++)++)(?:/|(?<!\.):(?P<line>\d+))?|(?:[\w-]++\.)++[a-z][a-z0-9]{0,5}"
     r"|(?:~|\.{1,2}|[A-Za-z]:)?(?:[/\\][\w.@+-]++)++/?"
-    r"|[A-Za-z_]\w*+(?:\.[A-Za-z_]\w*+)++|[A-Za-z][A-Za-z0-9]*+(?:_[A-Za-z0-9]++)++|[a-z]++[a-z0-9]*+(?:[A-Z][a-z0-9]++)++"
-    r"|[A-Z][a-z0-9]++(?:[A-Z][a-z0-9]++)++|(?=[0-9a-f]*\d)(?=[0-9a-f]*[a-f])[0-9a-f]{7,40}"
-    r"|(?=[A-Z0-9]*\d)(?=[A-Z0-9]*[A-Z])[A-Z0-9]{4,12}"
-    r"|[A-Za-z_.]++(?:(?<=Error)|(?<=Exception)|(?<=Warning))|E[A-Z]{3,}|[EF]\d{3,4}"
+    r"|[A-Za-z_]\w*+(?:\.[A-Za-z_]\w*+)++|[A-Za-z][A-Za-z0-9]*+(?:_[A-Za-z0-9]++)++"
+    r"|[A-Za-z_.]++(?:(?<=Error)|(?<=Exception)|(?<=Warning))"
     rf"|(?P<number>{_NUMBER.pattern})"
 )
-"""A piece of text that is a plain word, an address, a path (perhaps with a line number), a name, an error, or a number.
+"""A piece with signs in it that is a plain word, an address, a path (perhaps with a line number), a name, an error, or
+a number.
 
 Names have capitals, digits or signs inside. The patterns are those above, written for a match of a whole piece: most
 repeats give nothing back, which takes half the time.
@@ -100,6 +108,10 @@ _INSIDE = re.compile(
 Numbers also stand right beside characters of scripts that are written without spaces.
 """
 
+_TIME = re.compile(r"\d{1,2}(?::\d{2}){1,2}")
+TIME = 0.3
+"""The worth of a time of day, as a share of that of other figures: opening hours are many, and rarely asked for."""
+
 _MARKS = ".,:;!?…。，：；！？-"
 """Marks around a piece of text that are no part of it."""
 
@@ -110,57 +122,17 @@ See the patterns in https://github.com/openai/tiktoken/blob/main/tiktoken_ext/op
 """
 
 _QUOTED = re.compile(r"[「『《【“]([^」』》】”\n]{2,40})[」』》】”]")
-_MONTH = "(?:Jan|Feb|Mar|Apr|May|June?|July?|Aug|Sept?|Oct|Nov|Dec)(?:uary|ruary|ch|il|ust|tember|ober|ember)?"
-_DATE = re.compile(
-    rf"\b\d{{1,2}}(?:st|nd|rd|th)?\.? (?:of )?{_MONTH}\b(?:,? \d{{4}}\b)?"
-    rf"|\b{_MONTH} \d{{1,2}}(?:st|nd|rd|th)?\b(?:,? \d{{4}}\b)?"
-    r"|(?:\d{4}年)?\d{1,2}月\d{1,2}[日号號]|(?:\d{4}년 ?)?\d{1,2}월 ?\d{1,2}일"
-)
-"""A date in words, with its day; in English, Chinese, Japanese or Korean."""
-
-_CALENDAR = frozenset(
-    ["January", "February", "March", "April", "May", "June", "July", "August", "September", "October", "November"]
-    + ["December", "Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday", "Sunday"]
-)
-_CAPITALISED = re.compile(r"(?<=[a-z,;] )[A-Z][a-z]{2,}(?: [A-Z][a-z]+){0,2}\b")
-"""Words with a capital inside a sentence: in most languages with capitals these are names."""
-
-_NO_PART = "是去在到有叫和找订住从或的了吗呢吧啊我你他她它们这那个就想要请帮给把被让跟与及附近周边推荐家"
-_NAMES_WITHOUT_SPACES = re.compile(
-    rf"(?:(?![{_NO_PART}])[\u4e00-\u9fff]){{1,9}}"
-    r"(?:酒店|宾馆|饭店|餐馆|餐厅|烤鸭店|小吃店|公园|大学|医院|博物馆|美术馆|车站|机场|大厦|广场|胡同|大街|路|街|寺|宫|坛|村"
-    r"|駅|県|神社|公園|空港|さん|様|先生)"
-    r"|[ァ-ヴー]{3,12}|[가-힣]{2,6}(?:씨|님|역|호텔|식당|공원|대학교|병원|공항)"
-)
-"""Names of places and people that their endings show, and words in katakana, which are mostly names or loans."""
-
-_NUMBERED_LINE = re.compile(r"^[ ]{0,8}(\d{1,7})(?:→|\t)", re.MULTILINE)
-"""The number that a listing puts before each line of a file. It names nothing that is needed once the listing is gone."""
-
-_TIME = re.compile(r"\d{1,2}(?::\d{2}){1,2}")
-TIME = 0.3
-"""The worth of a time of day, as a share of that of other figures: opening hours are many, and rarely asked for."""
-
-_UNNAMED = frozenset(("e.g", "i.e", "E.g", "I.e", "a.k.a", "vs.the", "and/or", "y/n", "Y/n", "n/a", "N/A"))
-"""Abbreviations that look like names."""
-
-_TAG = re.compile(
-    r"/(?:html|head|body|div|span|p|a|b|i|li|ul|ol|td|tr|th|table|tbody|thead|script|style|h[1-6]|code|pre)"
-)
-"""What is left of an HTML end tag between its brackets."""
-
-_NO_MEANING = frozenset("\\/.")
-"""One of these is in every name that means nothing."""
-
 _FAILURE = re.compile(
     r"\b(?:error|failed|failure|exception|traceback|fatal|cannot|denied|not found)\b|错误|失败|エラー", re.I
 )
 _FAILURE_PARTS = ("error", "fail", "exception", "traceback", "fatal", "cannot", "denied", "not found")
 """One of these is in every ASCII text with a failure. To look for them takes a third of the time of the pattern."""
 
-_COMMAND_KEYS = ("command", "cmd", "code", "script")
-_COMMANDS_KEYS = ("commands", "cmds")
-"""Keys of lists of commands, each a text or an object with one. Under other keys a list is one command in parts."""
+
+FILES, NAMES, FIGURES = "Files used last: ", "Names and places mentioned: ", "Figures mentioned: "
+ERROR, COMMAND = "A tool said: ", "Command run: "
+BEGINNINGS = (FILES, NAMES, FIGURES, ERROR, COMMAND)
+"""The beginnings of a digest's lines."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,13 +149,13 @@ class Digest:
         """The digest as text lines; headings without entries are left out."""
         lines = []
         if self.files:
-            lines.append("Files used last: " + ", ".join(self.files))
+            lines.append(FILES + ", ".join(self.files))
         if self.names:
-            lines.append("Names and places mentioned: " + ", ".join(self.names))
+            lines.append(NAMES + ", ".join(self.names))
         if self.numbers:
-            lines.append("Figures mentioned: " + ", ".join(self.numbers))
-        lines += [f"A tool said: {quoted(line)}" for line in self.errors]
-        lines += [f"Command run: {line}" for line in self.commands]
+            lines.append(FIGURES + ", ".join(self.numbers))
+        lines += [f"{ERROR}{quoted(line)}" for line in self.errors]
+        lines += [f"{COMMAND}{line}" for line in self.commands]
         return lines
 
 
@@ -198,72 +170,116 @@ def digest_of(entries: Sequence[ItemText], tokens: int, count: Count, known: str
     shown = _Shown(known)
     files = sized.fill(filter(shown.is_new, _files(entries)), int(room * FILE_SHARE))
     room -= sum(map(sized, files))
-    candidates = _best_by_length(names.worths(), max(0, tokens))
+    other_worths = _best_by_length(names.worths(), max(0, tokens))
+    number_worths = {name: other_worths.pop(name) for name in filter(names.is_number, list(other_worths))}
     # Searching a long known text is not cheap: it is searched only for names that are about to be shown.
-    ranked_numbers = _ranked({name: worth for name, worth in candidates.items() if names.is_number[name]}, sized)
-    numbers_share = NUMBER_SHARE
-    if names.chat:
-        numbers_share = CHAT_NUMBER_SHARE
-    numbers = sized.fill(filter(shown.is_new, ranked_numbers), int(room * numbers_share))
+    ranked_numbers = filter(shown.is_new, _ranked(number_worths, sized))
+    number_share = NUMBER_SHARE
+    if names.is_chat:
+        number_share = CHAT_NUMBER_SHARE
+    numbers = sized.fill(ranked_numbers, int(room * number_share))
     room -= sum(map(sized, numbers))
-    ranked_others = _ranked({name: worth for name, worth in candidates.items() if not names.is_number[name]}, sized)
-    others = sized.fill(filter(shown.is_new, ranked_others), room)
+    others = sized.fill(filter(shown.is_new, _ranked(other_worths, sized)), room)
     room -= sum(map(sized, others))
     if room > LABEL:
-        numbers += sized.fill(filter(shown.is_new, ranked_numbers), room)
+        numbers += sized.fill(ranked_numbers, room)
     return Digest(tuple(files), tuple(others), tuple(numbers), tuple(errors[::-1]), tuple(commands[::-1]))
 
 
-@dataclass(slots=True)
 class _Names:
     """The names of a digest's entries, and their mentions.
 
-    ``mentions`` is the number of items that mention each name, by the worth of the mention. An item counts once for
-    each kind of text that holds the name. ``newest`` is the place of the newest mention, as a share of all entries.
+    ``mentions`` are the numbers of texts that mention each name, by the worth of the mention. ``recency`` is the factor
+    by which the newest mention of each name raises its worth.
     """
 
-    is_number: dict[str, bool] = field(default_factory=dict)
-    newest: dict[str, float] = field(default_factory=dict)
-    chat: bool = False
-    mentions: dict[float, dict[str, int]] = field(default_factory=lambda: defaultdict(dict))
+    def __init__(self) -> None:
+        self.mentions: dict[float, dict[str, int]] = defaultdict(dict)
+        self.recency: dict[str, float] = {}
+        self._pieces = _Pieces()
+        self._titles: set[str] = set()
+        self.is_chat = False
 
     def read(self, entries: Sequence[ItemText]) -> None:
-        """Add the names in *entries*; names of people and places only if no tool was called."""
-        self.chat = not any(entry.calls for entry in entries)
-        # Plain loops: while a dictionary takes in another one with a million names, no other thread runs.
-        pieces, newest, is_number = _NamesOfPieces(), self.newest, self.is_number
+        """Add the names in *entries*; those of people and places only if there is no call."""
+        self.is_chat = not any(entry.calls for entry in entries)
         total = max(1, len(entries))
         for index, entry in enumerate(entries):
-            place = (index + 1) / total
-            for text, worth in _texts(entry):
-                times = self.mentions[worth]
-                for name, number in _tokens(text, pieces, phrases=worth > WRITTEN["tool"], chat=self.chat).items():
-                    times[name] = times.get(name, 0) + 1
-                    newest[name] = place
-                    is_number.setdefault(name, number)
+            recency = OLDEST + (1 - OLDEST) * ((index + 1) / total)
+            text = entry.text
+            if entry.role == "tool":
+                text = without_line_numbers(text)
+            self._add(text, WRITTEN[entry.role], recency)
+            for name, arguments in entry.calls:
+                self._add(name, CALLED, recency)
+                self._add(plain_arguments(arguments), CALLED, recency)
+
+    def is_number(self, name: str) -> bool:
+        """True if *name* was first mentioned as a number."""
+        return name in self._pieces.numbers and name not in self._titles
 
     def worths(self) -> dict[str, float]:
         """The worth of each name: the sum over its kinds of mention, in each of which a further one counts less."""
         mentioned: dict[str, float] = {}
         for worth, times in self.mentions.items():
+            worth_of = {number: worth * log2(1 + number) for number in set(times.values())}
             for name, number in times.items():
-                mentioned[name] = mentioned.get(name, 0.0) + worth * log2(1 + number)
-        newest = self.newest
-        worths = {name: worth * (OLDEST + (1 - OLDEST) * newest[name]) for name, worth in mentioned.items()}
-        for name in filter(_TIME.fullmatch, filter(self.is_number.__getitem__, worths)):
+                mentioned[name] = mentioned.get(name, 0.0) + worth_of[number]
+        recency = self.recency
+        worths = {name: worth * recency[name] for name, worth in mentioned.items()}
+        for name in filter(_TIME.fullmatch, filter(self.is_number, worths)):
             worths[name] *= TIME
         return worths
+
+    def _add(self, text: str, worth: float, recency: float) -> None:
+        """Add a mention of each name in *text*."""
+        # Plain loops: while a dictionary takes in another one with a million names, no other thread runs.
+        times, newest = self.mentions[worth], self.recency
+        for name in self._names_in(text, phrases=worth > WRITTEN["tool"]):
+            times[name] = times.get(name, 0) + 1
+            newest[name] = recency
+
+    def _names_in(self, text: str, *, phrases: bool) -> set[str]:
+        """Every name in *text*; with *phrases* also quoted titles of several words."""
+        if len(text) <= _WINDOW:
+            return self._names_in_window(text, phrases)
+        found: set[str] = set()
+        for start in range(0, len(text), _WINDOW):
+            found |= self._names_in_window(text[start : start + _WINDOW], phrases)
+        return found
+
+    def _names_in_window(self, text: str, phrases: bool) -> set[str]:
+        found = self._names_of_pieces(text, phrases)
+        if not phrases:
+            return found
+        for date in dates(text):
+            self._pieces.numbers.add(date)
+            found.add(date)
+        if self.is_chat:
+            found.update(proper_names(text))
+        return found
+
+    def _names_of_pieces(self, text: str, phrases: bool) -> set[str]:
+        if text.isascii():  # a quarter of the time that the pattern takes, and none of the marks of titles is in ASCII
+            return self._pieces.names_in(set(text.translate(_BLANKS).split()))
+        found = self._pieces.names_in(set(_SPLIT.findall(text)))
+        titles: list[str] = _QUOTED.findall(text)
+        if not phrases:
+            titles = [title for title in titles if not any(map(str.isspace, title))]
+        self._titles.update(title for title in titles if title not in self.recency)
+        return found.union(titles)
 
 
 def _best_by_length(worths: dict[str, float], most: int) -> dict[str, float]:
     """The *most* names of *worths* with the highest worth per token, their tokens guessed by their length."""
     if len(worths) <= most:
         return worths
-    per_token = {name: worth / (len(name) / 4 + ROUGH) for name, worth in worths.items()}
-    least = _nth_highest(per_token.values(), most + 1)
-    best = {name: worths[name] for name, worth in per_token.items() if worth > least}
-    equal = nsmallest(most - len(best), (name for name, worth in per_token.items() if worth == least))
-    return best | {name: worths[name] for name in equal}
+    per_token = [worth / (len(name) / 4 + ROUGH) for name, worth in worths.items()]
+    least = _nth_highest(per_token, most + 1)
+    ranked = list(zip(worths, per_token, strict=True))
+    best = [name for name, worth in ranked if worth > least]
+    best += nsmallest(most - len(best), [name for name, worth in ranked if worth == least])
+    return {name: worths[name] for name in best}
 
 
 def _nth_highest(values: Iterable[float], number: int) -> float:
@@ -281,8 +297,11 @@ def _ranked(worths: Mapping[str, float], size: Callable[[str], int]) -> Iterator
     Tokens are counted only of names that can be next: of those whose fewest tokens make them worth more per token than
     the best one that was counted.
     """
+    uncounted = [(-worth / (fewest_tokens(name) + SMOOTH), name) for name, worth in worths.items()]
+    heapify(uncounted)  # rather than sorted: few of thousands of names are shown
     counted: list[tuple[float, str]] = []
-    for least, name in sorted([(-worth / (fewest_tokens(name) + SMOOTH), name) for name, worth in worths.items()]):
+    while uncounted:
+        least, name = heappop(uncounted)
         while counted and counted[0][0] < least:
             yield heappop(counted)[1]
         heappush(counted, (-worths[name] / (size(name) + SMOOTH), name))
@@ -328,37 +347,27 @@ class _Sized:
 
 
 class _Shown:
-    """Names that need no entry: those in a known text, and those shown before, also inside a longer one."""
+    """Names that need no entry: those in a known text, and those shown before, also inside a longer one.
+
+    ``_parts`` are all three and all four characters in a row of what was shown: most new names begin with others, and
+    need not be searched for.
+    """
 
     def __init__(self, known: str) -> None:
         self._known = known
         self._shown = ""
+        self._parts: set[str] = set()
 
     def is_new(self, name: str) -> bool:
         """True if *name* is not shown yet. It counts as shown from now on."""
-        if name in self._shown or name in self._known:
+        may_be_shown = len(name) < 3 or name[:4] in self._parts
+        if (may_be_shown and name in self._shown) or name in self._known:
             return False
         self._shown += f"{name}\n"
+        for at in range(len(name) - 2):
+            self._parts.add(name[at : at + 3])
+            self._parts.add(name[at : at + 4])
         return True
-
-
-def _texts(entry: ItemText) -> Iterator[tuple[str, float]]:
-    """The texts of one item, each with the worth of a mention in it."""
-    yield _without_line_numbers(entry), WRITTEN[entry.role]
-    for name, arguments in entry.calls:
-        yield name, CALLED
-        yield plain_arguments(arguments), CALLED
-
-
-def _without_line_numbers(entry: ItemText) -> str:
-    """The text of *entry*; if it is a tool's listing of numbered lines, without their numbers."""
-    text = entry.text
-    if entry.role != "tool" or ("→" not in text and "\t" not in text):
-        return text
-    numbers = [int(match.group(1)) for match in islice(_NUMBERED_LINE.finditer(text), 2)]
-    if len(numbers) < 2 or numbers[1] != numbers[0] + 1:
-        return text
-    return _NUMBERED_LINE.sub("", text)
 
 
 def quoted(text: str) -> str:
@@ -367,105 +376,75 @@ def quoted(text: str) -> str:
     return f"“{inside}”"
 
 
-_NO_NAMES: Mapping[str, bool] = MappingProxyType({})
+class _Pieces:
+    """Finds the names in pieces of text between blanks. A piece is searched once.
 
-
-class _NamesOfPieces(dict[str, Mapping[str, bool]]):
-    """The names in each piece of text between blanks, True for a number. A piece is searched once."""
-
-    def __missing__(self, piece: str) -> Mapping[str, bool]:
-        """The names in *piece*."""
-        token = piece.strip(_MARKS)
-        names = _NO_NAMES
-        if 2 < len(token) <= LONGEST:
-            names = _named(token)
-            if names and not _NO_MEANING.isdisjoint(token):
-                names = {name: number for name, number in names.items() if _means_something(name)}
-        if len(self) < MOST_PIECES and len(piece) <= LONGEST:
-            self[piece] = names
-        return names
-
-
-def _tokens(text: str, pieces: _NamesOfPieces, *, phrases: bool, chat: bool = False) -> dict[str, bool]:
-    """Every name in *text*, True for a number.
-
-    With *phrases* also quoted titles of several words and dates in words, in a *chat* names of people and places.
+    ``numbers`` are those of the names that are numbers.
     """
-    found: dict[str, bool] = {}
-    for start in range(0, len(text), _WINDOW):
-        window = text[start : start + _WINDOW]
-        for names in filter(None, map(pieces.__getitem__, _between_blanks(window))):
-            found.update(names)
-        found.update(dict.fromkeys(_titles(window, phrases=phrases), False))
-        if phrases:
-            found.update(dict.fromkeys(_dates(window), True))
-        if phrases and chat:
-            found.update(dict.fromkeys(_proper_names(window), False))
-    return found
 
+    def __init__(self) -> None:
+        self.numbers: set[str] = set()
+        self._names: dict[str, tuple[str, ...]] = {}
 
-def _between_blanks(text: str) -> list[str]:
-    """The pieces of *text* between blanks, quotation marks, brackets and the like."""
-    if text.isascii():
-        return text.translate(_BLANKS).split()  # a quarter of the time that the pattern takes, in ASCII only
-    return _SPLIT.findall(text)
+    def names_in(self, pieces: Iterable[str]) -> set[str]:
+        """The names in *pieces*."""
+        found: set[str] = set()
+        known = self._names
+        for piece in pieces:
+            names = known.get(piece)
+            if names is None:
+                names = self._search(piece)
+                if len(known) < MOST_PIECES and len(piece) <= LONGEST:
+                    known[piece] = names
+            if names:
+                found.update(names)
+        return found
 
+    def _search(self, piece: str) -> tuple[str, ...]:
+        """*piece* itself, without the marks around it, if it is a name or a number, else those inside it."""
+        token = piece.strip(_MARKS)
+        if not 2 < len(token) <= LONGEST:
+            return ()
+        if token.isdecimal():
+            self.numbers.add(token)
+            return (token,)
+        if token.isalnum():
+            word = _WORD.fullmatch(token)
+            if word is None or word.lastgroup == "plain":
+                return ()
+            return (token,)
+        whole = _WHOLE.fullmatch(token)
+        if whole is None:
+            return self._search_inside(token)
+        return self._search_whole(token, whole.lastgroup)
 
-def _dates(text: str) -> list[str]:
-    """The dates in *text* that are written with the name of a month."""
-    return [match.group() for match in _DATE.finditer(text)]
+    def _search_whole(self, token: str, kind: str | None) -> tuple[str, ...]:
+        """The names in *token*, which is as a whole of this *kind*: a group of ``_WHOLE``, None for other names."""
+        if is_meaningless(token):
+            return ()
+        match kind:
+            case "plain":
+                return ()
+            case "line":
+                path, _, number = token.rpartition(":")
+                if len(number) < 3:
+                    return (path,)
+                self.numbers.add(number)
+                return path, number
+            case "number":
+                self.numbers.add(token)
+        return (token,)
 
-
-def _proper_names(text: str) -> list[str]:
-    """Names of people and places in *text*, as far as their letters or their neighbours show them."""
-    names = [name for name in _CAPITALISED.findall(text) if name not in _CALENDAR]
-    if not text.isascii():
-        names += _NAMES_WITHOUT_SPACES.findall(text)
-    return names
-
-
-def _titles(text: str, *, phrases: bool) -> list[str]:
-    """The titles in *text* between marks that only titles have; only those of one word unless *phrases* is true."""
-    if text.isascii():
-        return []  # none of the marks is in ASCII
-    titles: list[str] = _QUOTED.findall(text)
-    if phrases:
-        return titles
-    return [title for title in titles if not any(map(str.isspace, title))]
-
-
-def _means_something(name: str) -> bool:
-    """False for escapes, abbreviations and HTML tags that look like names."""
-    return not (name.startswith("\\") or name in _UNNAMED or _TAG.fullmatch(name))
-
-
-def _named(token: str) -> Mapping[str, bool]:
-    """*token* itself if it is a name or a number, else those inside it; each with True for a number."""
-    if token.isdecimal():
-        return {token: True}
-    whole = _WHOLE.fullmatch(token)
-    if whole is not None:
-        return _named_as(whole.lastgroup, token, whole)
-    if token.isalnum():
-        return _NO_NAMES  # inside a word there are no names
-    names: dict[str, bool] = {}
-    for name, number in _INSIDE.findall(token):
-        stripped = name.rstrip(".") or number
-        if len(stripped) > 2:
-            names[stripped] = bool(number)
-    return names
-
-
-def _named_as(kind: str | None, token: str, whole: re.Match[str]) -> Mapping[str, bool]:
-    """The names in *token*, which matches as a *whole* of this *kind*: one of the groups, None for other names."""
-    if kind == "plain":
-        return _NO_NAMES
-    if kind != "line":
-        return {token: kind == "number"}
-    path, number = whole.group("path", "line")
-    if len(number) > 2:
-        return {path: False, number: True}
-    return {path: False}
+    def _search_inside(self, token: str) -> tuple[str, ...]:
+        """The names and numbers inside *token*."""
+        names: list[str] = []
+        for name, number in _INSIDE.findall(token):
+            stripped = name.rstrip(".") or number
+            if len(stripped) > 2 and not is_meaningless(stripped):
+                names.append(stripped)
+                if number:
+                    self.numbers.add(number)
+        return tuple(names)
 
 
 def _files(entries: Sequence[ItemText]) -> Iterator[str]:
@@ -512,52 +491,3 @@ def _commands(entries: Sequence[ItemText]) -> Iterator[str]:
             if command and len(command) <= LONGEST and command not in seen:
                 seen.add(command)
                 yield command
-
-
-def _literal(arguments: str) -> Any:
-    """The value of *arguments*, with numbers as they are spelled: a parsed number could be printed differently."""
-    return _LITERAL.decode(arguments)
-
-
-def command_of(arguments: str) -> str:
-    """The shell command or commands in a call's arguments, on one line; "" if there is none."""
-    if len(arguments) > LONGEST_ARGUMENTS:
-        return ""
-    try:
-        values = _literal(arguments)
-    except (ValueError, RecursionError):
-        return ""
-    if not isinstance(values, dict):
-        return ""
-    several = next((values[key] for key in _COMMANDS_KEYS if isinstance(values.get(key), list)), [values])
-    commands = [_one_command(each) for each in several if each]
-    return "; ".join(filter(None, commands))
-
-
-def _one_command(value: Any) -> str:
-    """The command in *value*, on one line: *value* itself, or a member of it."""
-    if isinstance(value, dict):
-        value = next((value[key] for key in _COMMAND_KEYS if value.get(key)), "")
-    if isinstance(value, list):
-        value = " ".join(map(str, value))
-    return " ".join(str(value).split())
-
-
-def plain_arguments(arguments: str) -> str:
-    """The string and number values of a call's JSON arguments, one on each line; the text itself if it is no JSON."""
-    if len(arguments) > LONGEST_ARGUMENTS:
-        return arguments
-    try:
-        stack = [_literal(arguments)]
-    except (ValueError, RecursionError):
-        return arguments
-    found: list[str] = []
-    while stack:
-        node = stack.pop()
-        if isinstance(node, dict):
-            stack.extend(reversed(node.values()))
-        elif isinstance(node, list):
-            stack.extend(reversed(node))
-        elif isinstance(node, str):
-            found.append(node)
-    return "\n".join(found)

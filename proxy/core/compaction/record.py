@@ -103,6 +103,13 @@ class Compaction(msgspec.Struct, frozen=True, rename=_STORED_NAMES):
 VERSION = 1
 
 
+def stages_of_edits(compaction: Compaction) -> dict[int, str]:
+    """The stage that made each edited item smaller, by the item's index; without those that were clipped."""
+    stages = {each.index: "prune" if each.reason == "old" else "dedup" for each in compaction.placeholders}
+    stages.update((index, "truncate") for index, _ in compaction.truncations)
+    return stages
+
+
 class CompactionRecord(msgspec.Struct, frozen=True, array_like=True):
     """A stored compaction: all that a replica needs to send the same view again.
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush
 from math import log2
 
-from proxy.core.compaction.digest import plain_arguments
+from proxy.core.compaction.arguments import plain_arguments
 from proxy.core.compaction.sentence_ranking import SENTENCE_END, Round, has_conclusion, sentence_rank
 from proxy.core.compaction.truncate import OMITTED, shorten
 from proxy.core.conversation import ItemText
@@ -44,6 +44,9 @@ OLDEST = 0.5
 
 CONCLUDES = 1.5
 """The worth of a sentence that draws a conclusion or constrains, as a multiple of others."""
+
+ANSWERED = 1.25
+"""The worth of a sentence after which the user speaks: in every language that is likely to be a conclusion."""
 
 LONG_SENTENCE = 1_200
 """Characters of a sentence at most. Longer ones are code or data."""
@@ -89,9 +92,9 @@ class Steps:
 
     def __post_init__(self) -> None:
         total = len(self.rounds)
-        indexes = [*([0] if total > MOST_ROUNDS else []), *range(max(0, total - MOST_ROUNDS), total)]
-        for index in indexes:
-            self._sentences[index] = _sentences_of(self.rounds[index].spoken, index, (index + 1) / max(1, total))
+        indexes = {0, *range(max(0, total - MOST_ROUNDS), total)} & {*range(total)}
+        for index in sorted(indexes):
+            self._sentences[index] = _sentences_of(self.rounds[index], index, (index + 1) / total)
         rounds_with: Counter[str] = Counter()
         for sentences in self._sentences.values():
             rounds_with.update(frozenset[str]().union(*(each.words for each in sentences)))
@@ -101,11 +104,14 @@ class Steps:
         }
 
     def lines(self, tokens: int) -> list[str]:
-        """A line for each round: the newest that fit in *tokens*, "" for the others."""
+        """A line for each round: the newest and the first that fit in *tokens*, "" for the others."""
         steps = [""] * len(self.rounds)
-        for index in range(len(self.rounds) - 1, -1, -1):
+        newest_first = range(len(self.rounds) - 1, -1, -1)
+        for index in dict.fromkeys([*newest_first[:1], *newest_first[-1:], *newest_first]):
             best = self._best(index)
-            chosen = {best.index} if best is not None else set()
+            chosen: set[int] = set()
+            if best is not None:
+                chosen.add(best.index)
             step = self._line(index, chosen, LINE)
             size = self.count(step) + 2
             if size > tokens:
@@ -124,16 +130,14 @@ class Steps:
         while heap and tokens > LEAST_ROOM and misses <= MOST_MISSES:
             value, at, index = heappop(heap)
             sentence = self._sentences[at][index]
-            if not value or index in self._chosen.get(at, ()) and sentence.text in longer[at]:
+            if not value or sentence.text in longer[at]:
                 continue
             present = -self._value(sentence)
             if heap and present > heap[0][0]:
                 heappush(heap, (present, at, index))
                 continue
             line = self._line(at, {*self._chosen.get(at, ()), index})
-            cost = self.count(line) - self.count(longer[at])
-            if not longer[at]:
-                cost += 2
+            cost = self._cost(longer[at], line)
             if cost > tokens:
                 misses += 1
                 continue
@@ -141,6 +145,12 @@ class Steps:
             self._choose(at, sentence)
             tokens -= cost
         return longer
+
+    def _cost(self, present: str, line: str) -> int:
+        """Tokens that *line* takes beyond the *present* one in its place."""
+        if not present:
+            return self.count(line) + 2
+        return self.count(line) - self.count(present)
 
     def _choose(self, at: int, sentence: _Sentence | None) -> None:
         """Take *sentence* in: from now on its words say nothing new."""
@@ -159,29 +169,34 @@ class Steps:
         """The sentence of a round that says most; None if it has none."""
         sentences = self._sentences.get(index)
         if sentences is None:
-            sentences = _sentences_of(self.rounds[index].spoken, index, 1.0)
+            sentences = _sentences_of(self.rounds[index], index, 1.0)
         return max(sentences, key=lambda each: (self._value(each), -each.index), default=None)
 
     def _line(self, index: int, chosen: set[int], characters: int = 0) -> str:
-        """The line of a round: its *chosen* sentences, each cut to so many *characters* if these are not 0, its calls."""
+        """The line of a round: its *chosen* sentences, each cut to *characters* if these are not 0, and its calls."""
         spoken = self.rounds[index].spoken
-        parts = []
+        parts: list[str] = []
         last = -1
         for sentence in self._sentences.get(index, ()):
             if sentence.index not in chosen:
                 continue
             if parts and sentence.index != last + 1:
                 parts.append(OMITTED)
-            parts.append(shorten(sentence.text, characters) if characters else sentence.text)
+            text = sentence.text
+            if characters:
+                text = shorten(text, characters)
+            parts.append(text)
             last = sentence.index
         return with_calls(" ".join(parts), spoken)
 
 
-def _sentences_of(spoken: ItemText, at: int, place: float) -> list[_Sentence]:
+def _sentences_of(each: Round, at: int, place: float) -> list[_Sentence]:
     """The sentences of some length in the text of a round."""
     recent = OLDEST + (1 - OLDEST) * place
+    if each.answered:
+        recent *= ANSWERED
     sentences: list[_Sentence] = []
-    for part in SENTENCE_END.split(spoken.text[:READ]):
+    for part in SENTENCE_END.split(each.spoken.text[:READ]):
         text = part.strip()
         if 3 < len(text) <= LONG_SENTENCE:
             worth = recent

@@ -13,8 +13,9 @@ from dataclasses import dataclass
 from proxy.core.apis.base import ApiFormat
 from proxy.core.apis.json_edit import common_cap
 from proxy.core.apis.json_scan import Span
+from proxy.core.compaction.arguments import command_of
 from proxy.core.compaction.block import FoldedItems, render_block
-from proxy.core.compaction.digest import command_of, digest_of
+from proxy.core.compaction.digest import digest_of
 from proxy.core.compaction.record import LINE, NAMES, Compaction, CompactionRecord, Placeholder, placeholder_text
 from proxy.core.compaction.truncate import TruncateLimits, clip, line_count, truncate_to
 from proxy.core.conversation import UNREAD, Item, ItemText, Layout, WrittenResult
@@ -61,10 +62,14 @@ class OriginalItems:
 
     def text(self, index: int) -> ItemText:
         """The text of one item. A tool result that the client wrote as plain text counts as a result."""
-        text, written = self.api.read_item_text(self.item(index)), self.written_result(index)
+        return self.text_of(self.item(index), self.written_result(index))
+
+    def text_of(self, item: bytes, written: WrittenResult | None) -> ItemText:
+        """The text of an *item*, which is a tool result *written* as plain text unless that is None."""
+        text = self.api.read_item_text(item)
         if written is None:
             return text
-        return as_result(self.item(index), text, written)
+        return as_result(item, text, written)
 
     def written_result(self, index: int) -> WrittenResult | None:
         """The form of a tool result that the client wrote as plain text; None if the item is no such result."""
@@ -254,10 +259,10 @@ def _texts(original: OriginalItems, indexes: Sequence[int]) -> dict[int, ItemTex
     known: dict[tuple[bytes, WrittenResult | None], ItemText] = {}
     texts: dict[int, ItemText] = {}
     for index in indexes:
-        key = original.item(index), original.written_result(index)
-        text = known.get(key)
+        item, written = original.item(index), original.written_result(index)
+        text = known.get((item, written))
         if text is None:
-            text = known[key] = original.text(index)
+            text = known[item, written] = original.text_of(item, written)
         texts[index] = text
     return texts
 

@@ -24,12 +24,16 @@ from proxy.features.history.pages import (
     list_page,
     parse_reference,
 )
+from proxy.features.history.states import Budget, State, decode, encode, export, history_tail, read_import
 from proxy.store.archive_table import ArchiveTable
 from proxy.store.conversation_table import ConversationTable, Kind
 from proxy.summaries.codec import SummaryNote
 
 REQUEST_SECONDS: Final = 3600.0
 """Seconds for which a requested compaction waits for the conversation's next request."""
+
+NOTHING: Final = State(Budget(), {})
+"""The state of a conversation of which none is stored."""
 
 _Key = tuple[Kind, str | bytes, bytes]
 """A thing that the store may have of a conversation: its kind, its route or text policy, and its prefix hash."""
@@ -41,7 +45,7 @@ class History:
     """Reads the conversations of one tenant at a time; *now* returns Unix time.
 
     *compacts* is True if anything is compacted here at all. *summaries* is the mode in which summaries are written:
-    ``background``, ``inline`` or ``off``.
+    ``background``, ``inline`` or ``off``. *budgets* is True if the tokens that conversations use are counted.
     """
 
     def __init__(
@@ -52,12 +56,14 @@ class History:
         *,
         compacts: bool,
         summaries: str,
+        budgets: bool = False,
     ) -> None:
         self._conversations = conversations
         self._originals = originals
         self._now = now
         self._compacts = compacts
         self._summaries = summaries
+        self._budgets = budgets
 
     async def conversations(self, tenant: bytes) -> Mapping[str, object]:
         """Return the tenant's newest conversations. Raises ``StoreUnavailable``."""
@@ -75,11 +81,58 @@ class History:
         Raises ``StoreUnavailable``.
         """
         root_hashes = await self._conversations.root_hashes(tenant, name)
-        threads = await asyncio.gather(*(self._thread(tenant, root_hash) for root_hash in root_hashes))
+        noted = await asyncio.gather(*(self._conversations.notes(tenant, root_hash) for root_hash in root_hashes))
+        threads = await asyncio.gather(*map(self._thread, root_hashes, noted))
         known = [thread for thread in threads if thread is not None]
         if not known:
             return None
-        return {"conversation": name, "threads": known}
+        compactions = [note for notes in noted for note in read_notes(notes, CompactionNote)]
+        shown: dict[str, object] = {"conversation": name, "threads": known, "history_tail": history_tail(compactions)}
+        if self._budgets:
+            shown["budget"] = (await self._state(tenant, name)).budget.shown()
+        return shown
+
+    async def exported(self, tenant: bytes, name: str) -> Mapping[str, object] | None:
+        """Return the state of the conversation called *name*; None if nothing is known of it.
+
+        Raises ``StoreUnavailable``.
+        """
+        compactions = await self._compactions(tenant, name)
+        state = await self._state(tenant, name)
+        if compactions is None and state == NOTHING:
+            return None
+        return export(name, state.budget, compactions or (), state.others)
+
+    async def imported(self, tenant: bytes, name: str, body: bytes) -> Mapping[str, object]:
+        """Save the state that *body* holds, and return the one that is valid from now on. Raises ``StoreUnavailable``.
+
+        A damaged one changes nothing: the answer is what is stored, or a new one, and says so.
+        """
+        stored, imported = await self._state(tenant, name), read_import(body)
+        compactions = await self._compactions(tenant, name) or ()
+        if imported is None:
+            repaired = "What was sent could not be read. This is the stored state."
+            if stored == NOTHING:
+                repaired = "What was sent could not be read, and none was stored. The state begins anew."
+            return {**export(name, stored.budget, compactions, stored.others), "repaired": repaired}
+        await self._conversations.save_state(tenant, name, encode(imported))
+        added = imported.budget.consumed - stored.budget.consumed
+        consumed = await self._conversations.add_consumed(tenant, name, added)
+        return export(name, Budget(imported.budget.total, consumed), compactions, imported.others)
+
+    async def _state(self, tenant: bytes, name: str) -> State:
+        """Return the conversation's stored state, with the tokens that it has used by now."""
+        state = decode(await self._conversations.state(tenant, name)) or NOTHING
+        consumed = await self._conversations.add_consumed(tenant, name, 0)
+        return State(Budget(state.budget.total, max(0, consumed)), state.others)
+
+    async def _compactions(self, tenant: bytes, name: str) -> list[CompactionNote] | None:
+        """Return the notes on the conversation's compactions; None if nothing is noted of it."""
+        root_hashes = await self._conversations.root_hashes(tenant, name)
+        noted = await asyncio.gather(*(self._conversations.notes(tenant, root_hash) for root_hash in root_hashes))
+        if not any(noted):
+            return None
+        return [note for notes in noted for note in read_notes(notes, CompactionNote)]
 
     async def request_compaction(
         self, tenant: bytes, conversation: str, share: float | None = None
@@ -138,9 +191,8 @@ class History:
         values = dict(zip(archived, await self._originals.read(tenant, root_hash, archived), strict=True))
         return list_page(ref, root_hash, entries, [values.get(name) for name in names], page)
 
-    async def _thread(self, tenant: bytes, root_hash: bytes) -> dict[str, object] | None:
-        """Return what became of the conversation that begins with *root_hash*; None if nothing is noted of it."""
-        notes = await self._conversations.notes(tenant, root_hash)
+    async def _thread(self, root_hash: bytes, notes: Mapping[str, bytes]) -> dict[str, object] | None:
+        """Return what became of the conversation that begins with *root_hash*; None if its *notes* are of no use."""
         requests = read_notes(notes, RequestNote)
         compactions = read_notes(notes, CompactionNote)
         summaries = read_notes(notes, SummaryNote)

@@ -6,13 +6,15 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Final
 
-from cachetools import TTLCache
+from cachetools import LRUCache, TTLCache
 
+from proxy.engine.features import Feature
 from proxy.features.history.archive import Archive, ArchiveLimits
+from proxy.features.history.budgets import ConversationBudgets, Key, Spending, Warn
 from proxy.features.history.history import History
 from proxy.features.history.recorder import NOTE_SECONDS, HistoryRecorder
 from proxy.features.history.routes import HistoryRoutes
-from proxy.features.history.settings import archive_settings
+from proxy.features.history.settings import archive_settings, budget_settings
 from proxy.features.opening import OpenHistory
 from proxy.server.access import Access
 from proxy.server.admin import Route
@@ -30,20 +32,41 @@ ARCHIVED_ITEMS: Final = 100_000
 ARCHIVED_SECONDS: Final = 3600.0
 """Time after which an archived original is written again: its lifetime starts anew, and a lost one comes back."""
 
+CONVERSATIONS: Final = 10_000
+"""Conversations whose used tokens are remembered: about 300 bytes each."""
+
 DAY_SECONDS: Final = 86_400.0
 
 
-def open_history(settings: Settings, store: Store, tasks: Tasks, observe: Callable[[str, int], None]) -> OpenHistory:
-    """Return the history of conversations. *observe* counts the outcomes of archived items."""
+def open_history(
+    settings: Settings, store: Store, tasks: Tasks, observe: Callable[[str, int], None], warn: Warn
+) -> OpenHistory:
+    """Return the history of conversations. *observe* counts the outcomes of archived items, *warn* logs a budget."""
     archive = open_archive(settings, store, tasks, observe)
     recorder = open_recorder(store, archive)
+    budgets = open_budgets(settings, store, tasks, warn)
+    features: list[Feature] = [recorder]
+    if budgets is not None:
+        features.append(budgets)
 
     def open_routes(access: Access, limits: Limits) -> Mapping[str, Route]:
         return HistoryRoutes(access, open_reader(settings, store), limits).by_name()
 
-    if archive is None:
-        return OpenHistory((recorder,), recorder.note_summary, open_routes)
-    return OpenHistory((recorder,), recorder.note_summary, open_routes, archive.finish)
+    async def finish(seconds: float) -> None:
+        for part in (archive, budgets):
+            if part is not None:
+                await part.finish(seconds)
+
+    return OpenHistory(tuple(features), recorder.note_summary, open_routes, finish)
+
+
+def open_budgets(settings: Settings, store: Store, tasks: Tasks, warn: Warn) -> ConversationBudgets | None:
+    """Return the counter of what conversations use; None if it is switched off."""
+    section = budget_settings(settings)
+    if not section.enabled:
+        return None
+    spendings: LRUCache[Key, Spending] = LRUCache(CONVERSATIONS)
+    return ConversationBudgets(store.conversations, section.total or 0, spendings, tasks.spawn, warn)
 
 
 def open_archive(settings: Settings, store: Store, tasks: Tasks, observe: Callable[[str, int], None]) -> Archive | None:
@@ -70,4 +93,5 @@ def open_reader(settings: Settings, store: Store) -> History:
         time.time,
         compacts=settings.compression.mode == "on",
         summaries=settings.summaries.mode,
+        budgets=budget_settings(settings).enabled,
     )

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import re
-import time
-from collections.abc import Callable, Mapping, MutableMapping
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Annotated, Final, cast
 from urllib.parse import parse_qs
 
 import msgspec
-from cachetools import LRUCache
 
-from proxy.core.errors import InvalidRequest, NotFound, TooManyRequests
+from proxy.core.errors import InvalidRequest, NotFound
 from proxy.features.history.history import History
 from proxy.features.history.pages import MAX_CHARACTERS, Page, read_page
 from proxy.server.access import Access
@@ -20,6 +18,7 @@ from proxy.server.admin import Route
 from proxy.server.body import BodyBytes, BodyReader
 from proxy.server.config import Limits
 from proxy.server.incoming import IncomingRequest
+from proxy.server.rate_limit import RateLimit
 from proxy.server.request import RequestHeaders, read_headers
 
 MAX_BODY: Final = 16 * 2**10
@@ -30,9 +29,6 @@ RATE: Final = 5.0
 
 BURST: Final = 30.0
 """Requests that one caller may make at once."""
-
-MAX_CALLERS: Final = 10_000
-"""Callers whose requests are counted."""
 
 WHOLE: Final = Page(0, MAX_CHARACTERS)
 """As much as one answer may hold."""
@@ -57,23 +53,6 @@ class _CompactRequest(msgspec.Struct, forbid_unknown_fields=True):
 _COMPACT_REQUEST: Final = msgspec.json.Decoder(_CompactRequest)
 
 
-class RateLimit:
-    """Limits each caller's requests: a bucket of ``BURST`` tokens that is refilled with ``RATE`` tokens a second."""
-
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self._clock = clock
-        self._buckets: MutableMapping[bytes, tuple[float, float]] = LRUCache(MAX_CALLERS)
-
-    def admit(self, caller: bytes) -> None:
-        """Count one request of *caller*. Raises ``TooManyRequests``."""
-        now = self._clock()
-        tokens, counted_at = self._buckets.get(caller, (BURST, now))
-        tokens = min(BURST, tokens + (now - counted_at) * RATE)
-        if tokens < 1.0:
-            raise TooManyRequests(f"At most {RATE:.0f} requests a second about conversations, please.")
-        self._buckets[caller] = (tokens - 1.0, now)
-
-
 class HistoryRoutes:
     """Answers requests about the caller's own conversations.
 
@@ -86,7 +65,7 @@ class HistoryRoutes:
         self._history = history
         self._limits = replace(limits, body=MAX_BODY)
         self._body_bytes = BodyBytes(MAX_BODY * 64)
-        self._rate_limit = RateLimit()
+        self._rate_limit = RateLimit(RATE, BURST, "requests about conversations")
 
     def by_name(self) -> Mapping[str, Route]:
         """Return the routes by the name that follows ``/ullage/api/`` in the path."""
@@ -95,6 +74,7 @@ class HistoryRoutes:
             "compact": self.compact,
             "archive": self.archive,
             "retrieve": self.retrieve,
+            "state": self.state,
         }
 
     async def conversations(self, request: IncomingRequest, name: str) -> tuple[int, Mapping[str, object]]:
@@ -131,21 +111,35 @@ class HistoryRoutes:
         tenant, headers = self._caller(request)
         if request.method != "POST" or name:
             raise NotFound("Wishes are sent with POST to /ullage/api/compact.")
-        # A page of another site cannot send JSON without a preflight request, which is refused:
-        # https://developer.mozilla.org/en-US/docs/Web/HTTP/CORS
-        if not headers.by_name.get("content-type", "").lower().startswith("application/json"):
-            raise InvalidRequest("Send the body as application/json.")
-        reader = BodyReader(request.content, self._limits, self._body_bytes, tenant)
-        try:
-            body = await reader.whole(request.content_length)
-        finally:
-            reader.release()
+        body = await self._body(request, tenant, headers)
         try:
             wanted = _COMPACT_REQUEST.decode(body)
         except (msgspec.DecodeError, UnicodeError, RecursionError):
             raise InvalidRequest(_NO_REQUEST) from None
         name = _checked_name(wanted.conversation)
         return 202, _existing(await self._history.request_compaction(tenant, name, wanted.share))
+
+    async def state(self, request: IncomingRequest, name: str) -> tuple[int, Mapping[str, object]]:
+        """Return the state of the conversation called *name*, or with PUT have that of the body in its place."""
+        tenant, headers = self._caller(request)
+        conversation = _checked_name(name)
+        if request.method != "PUT":
+            _check_reads(request)
+            return 200, _existing(await self._history.exported(tenant, conversation))
+        body = await self._body(request, tenant, headers)
+        return 200, await self._history.imported(tenant, conversation, body)
+
+    async def _body(self, request: IncomingRequest, tenant: bytes, headers: RequestHeaders) -> bytes:
+        """Return the JSON body of *request*."""
+        # A page of another site cannot send JSON without a preflight request, which is refused:
+        # https://developer.mozilla.org/en-US/docs/Web/HTTP/CORS
+        if not headers.by_name.get("content-type", "").lower().startswith("application/json"):
+            raise InvalidRequest("Send the body as application/json.")
+        reader = BodyReader(request.content, self._limits, self._body_bytes, tenant)
+        try:
+            return await reader.whole(request.content_length)
+        finally:
+            reader.release()
 
     def _caller(self, request: IncomingRequest) -> tuple[bytes, RequestHeaders]:
         """Return the tenant that sent *request*, and its headers."""

@@ -1,4 +1,4 @@
-"""The section ``archive``."""
+"""The sections ``archive`` and ``budgets``."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Annotated, Final
 from pydantic import Field
 
 from proxy.settings import Settings
-from proxy.settings.field_types import MIB, Bytes, Section
+from proxy.settings.field_types import MIB, Bytes, Section, Tokens
 
 
 class Archive(Section):
@@ -21,18 +21,35 @@ class Archive(Section):
     queue: Bytes = Field(default=16 * MIB, description="Bytes that wait for the store at most, in each worker.")
 
 
-class SettingsWithArchive(Settings):
-    """The settings with the section of the archive."""
+class Budgets(Section):
+    """Tokens that conversations use, as providers report them. Nothing is refused for a budget."""
+
+    enabled: bool = Field(default=False, description="Count them, and say when a budget is nearly used.")
+    total: Tokens | None = Field(
+        default=None, description="Tokens of a conversation whose header and model state none; none: any number."
+    )
+
+
+class HistorySettings(Settings):
+    """The settings with the sections of the archive and of conversations' budgets."""
 
     archive: Archive = Archive()
+    budgets: Budgets = Budgets()
 
 
-SECTIONS: Final = (SettingsWithArchive,)
+SECTIONS: Final = (HistorySettings,)
+
+
+def budget_settings(settings: Settings) -> Budgets:
+    """Return the section of conversations' budgets; the defaults if *settings* have none."""
+    if isinstance(settings, HistorySettings):
+        return settings.budgets
+    return Budgets()
 
 
 def archive_settings(settings: Settings) -> Archive:
     """Return the section of the archive; the defaults if *settings* have none."""
-    if isinstance(settings, SettingsWithArchive):
+    if isinstance(settings, HistorySettings):
         return settings.archive
     return Archive()
 

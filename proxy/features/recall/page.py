@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Final
 
 from proxy.features.recall.pieces import Piece
-
-Count = Callable[[str], int]
+from proxy.server_tools.tool import Count
 
 LEAST_RESULT_TOKENS: Final = 48
 """Tokens below which a result shows too little to be worth its heading."""
@@ -44,6 +43,13 @@ class Page:
         self._count = count
         self._with_neighbours = with_neighbours
         self._shown: set[int] = set()
+
+    def fill(self, results: Sequence[tuple[int, int]]) -> int:
+        """Add *results*, indexes of pieces and where they match, while there is room; return how many were added."""
+        for shown, (index, match) in enumerate(results):
+            if not self.add(index, match, remaining=len(results) - shown):
+                return shown
+        return len(results)
 
     def add(self, index: int, match: int, remaining: int) -> bool:
         """Add the piece at *index* from around *match*; *remaining* results are wanted. False if there is no room."""

@@ -12,10 +12,11 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from proxy.core.compaction.truncate import clip
-from proxy.features.recall.page import FRAME_TOKENS, LEAST_RESULT_TOKENS, Count, Page, shown_item
+from proxy.features.recall.page import FRAME_TOKENS, LEAST_RESULT_TOKENS, Page, shown_item
 from proxy.features.recall.pieces import Piece
-from proxy.features.recall.ranking import ranked
 from proxy.features.recall.tool import MOST_RESULTS
+from proxy.server_tools.ranking import ranked
+from proxy.server_tools.tool import Count
 
 MOST_QUERY_CHARACTERS: Final = 1_000
 """Characters of a query that are used."""
@@ -23,7 +24,6 @@ MOST_QUERY_CHARACTERS: Final = 1_000
 NO_ROOM: Final = "There is no room left in the context window to show anything. Go on with what you have."
 NOTHING: Final = "Nothing that was left out holds any of these words. It may be there in others: try those."
 NOTHING_LEFT_OUT: Final = "Nothing was left out: what you can see is all there is."
-LAST: Final = "(This tool cannot be called again before your next answer.)"
 UNREADABLE: Final = "The arguments could not be read: give a query (words), or item (a number)."
 
 
@@ -86,23 +86,25 @@ def _item_page(arguments: Arguments, pieces: Sequence[Piece], tokens: int, count
 def _search_page(arguments: Arguments, pieces: Sequence[Piece], tokens: int, count: Count) -> str:
     """Return the results from ``offset`` on: the best matches first, or without a query all items, oldest first."""
     left_out = [piece for piece in pieces if piece.hidden and piece.text.strip()]
-    results = [(index, 0) for index in range(len(left_out))]
-    if arguments.query:
-        results = ranked(arguments.query, left_out)
+    results = _results(arguments.query, left_out)
     if not results:
         return _nothing(left_out)
     wanted = results[arguments.offset : arguments.offset + arguments.limit]
     if not wanted:
         return f"There are no results from {arguments.offset} on; there are {len(results)}."
     page = Page(left_out, tokens - FRAME_TOKENS, count, with_neighbours=bool(arguments.query))
-    shown = 0
-    while shown < len(wanted) and page.add(*wanted[shown], remaining=len(wanted) - shown):
-        shown += 1
-    following = arguments.offset + shown
+    following = arguments.offset + page.fill(wanted)
     summary = f"{len(results)} found, {arguments.offset + 1} to {following} shown"
     if following < len(results):
         summary += f"; more with offset {following}"
     return "\n\n".join([*page.texts, f"({summary}.)"])
+
+
+def _results(query: str, left_out: Sequence[Piece]) -> list[tuple[int, int]]:
+    """Return the indexes of the pieces that match *query*, all of them if it is empty, and where each one matches."""
+    if not query:
+        return [(index, 0) for index in range(len(left_out))]
+    return ranked(query, [piece.label for piece in left_out], [piece.text for piece in left_out])
 
 
 def _nothing(left_out: Sequence[Piece]) -> str:

@@ -11,7 +11,7 @@ from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
 from proxy.core.apis import chat, portable
-from proxy.core.apis.item_digest import digest
+from proxy.core.apis.items import digest
 from proxy.core.apis.json_scan import members
 from proxy.core.conversation import Item, ItemText
 from proxy.core.errors import InvalidRequest

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from proxy.features.history.opening import open_archive, open_reader, open_recorder
-from proxy.features.history.settings import Archive, SettingsWithArchive
+from proxy.features.history.settings import Archive, HistorySettings
 from proxy.settings import Settings
 from tests.store.conftest import Opener, opener, short_path
 
@@ -14,7 +14,7 @@ async def test_an_archive_is_there_only_if_it_is_switched_on(opener: Opener) -> 
     """Off as shipped; with it on, limits are those of the settings."""
     store = await opener("memory")
     assert open_archive(Settings(), store, opener.tasks, lambda outcome, count: None) is None
-    wanted = SettingsWithArchive(archive=Archive(enabled=True, days=2, max_item=1000))
+    wanted = HistorySettings(archive=Archive(enabled=True, days=2, max_item=1000))
     archive = open_archive(wanted, store, opener.tasks, lambda outcome, count: None)
     assert archive is not None
     assert (archive._limits.seconds, archive._limits.max_item) == (2 * 86_400, 1000)

@@ -8,10 +8,9 @@ import time
 
 import pytest
 
-from proxy.core.errors import TooManyRequests
 from proxy.features.history.history import History
 from proxy.features.history.notes import RequestNote, encode_note, note_name
-from proxy.features.history.routes import BURST, MAX_BODY, HistoryRoutes, RateLimit
+from proxy.features.history.routes import BURST, MAX_BODY, HistoryRoutes
 from proxy.server import ServerConfig
 from proxy.server.access import client_tenant
 from proxy.server.admin import OpenRoutes
@@ -152,21 +151,6 @@ async def test_a_caller_has_a_rate_limit() -> None:
         assert status(await at.ask("GET", "/ullage/api/conversations", b"", "X-Api-Key: other")) == 200
 
 
-def test_the_bucket_is_refilled() -> None:
-    """After a while a caller may ask again, and never more at once than the burst."""
-    now = 0.0
-    limit = RateLimit(lambda: now)
-    for _ in range(int(BURST)):
-        limit.admit(b"a")
-    with pytest.raises(TooManyRequests):
-        limit.admit(b"a")
-    now = 1000.0
-    for _ in range(int(BURST)):
-        limit.admit(b"a")
-    with pytest.raises(TooManyRequests):
-        limit.admit(b"a")
-
-
 async def test_no_path_or_body_is_logged(caplog: pytest.LogCaptureFixture) -> None:
     """Keys and names are in no log line."""
     async with running_server(ServerConfig("up", admin_key="boss-key"), open_routes=history_routes) as at:
@@ -174,3 +158,24 @@ async def test_no_path_or_body_is_logged(caplog: pytest.LogCaptureFixture) -> No
         await at.ask("POST", "/ullage/api/compact", COMPACT, MINE, JSON)
     assert "boss-key" not in caplog.text
     assert NAME not in caplog.text
+
+
+async def test_a_state_is_exported_and_imported() -> None:
+    """Budget and unknown members are taken over; a damaged one changes nothing and says so; others see none of it."""
+    async with running_server(open_routes=history_routes) as at:
+        path = f"/ullage/api/state/{NAME}"
+        assert status(await at.ask("GET", path, b"", MINE)) == 404
+        got = await at.ask("PUT", path, b"{", MINE, JSON)
+        assert "anew" in json.loads(got.body)["repaired"]
+        state = json.dumps({"issue": 7, "budget": {"total": 900, "consumed": 800}}).encode()
+        assert status(await at.ask("PUT", path, state, MINE, JSON)) == 200
+        got = await at.ask("GET", path, b"", MINE)
+        exported = json.loads(got.body)
+        assert exported["budget"] == {"total": 900, "consumed": 800, "remaining": 100}
+        assert (exported["issue"], exported["version"], exported["history_tail"]) == (7, 2, [])
+        got = await at.ask("PUT", path, b"[]", MINE, JSON)
+        assert json.loads(got.body).items() >= exported.items()
+        assert "stored" in json.loads(got.body)["repaired"]
+        assert status(await at.ask("PUT", path, state, MINE)) == 400
+        assert status(await at.ask("DELETE", path, b"", MINE)) == 404
+        assert status(await at.ask("GET", path, b"", "Authorization: Bearer other")) == 404

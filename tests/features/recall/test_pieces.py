@@ -8,8 +8,9 @@ from proxy.core.decisions import CountedView
 from proxy.features.recall.pieces import LABEL_CHARACTERS, pieces_of
 from tests.support.api_formats import request_body
 from tests.support.engine_fixtures import Replica
-from tests.support.recall_fixtures import SAID, WINDOW, every, long_history
+from tests.support.recall_fixtures import SAID, WINDOW, long_history
 from tests.support.sample_conversations import AGENT_TOOLS
+from tests.support.server_tool_fixtures import every
 
 
 async def view_of(api: str, window: int = WINDOW) -> CountedView:

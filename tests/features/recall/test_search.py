@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 
 from proxy.features.recall.page import LEAST_RESULT_TOKENS
 from proxy.features.recall.pieces import Piece
-from proxy.features.recall.ranking import MOST_QUERY_WORDS
 from proxy.features.recall.search import (
     NO_ROOM,
     NOTHING,
@@ -22,6 +21,7 @@ from proxy.features.recall.search import (
     read_arguments,
 )
 from proxy.features.recall.tool import MOST_RESULTS
+from proxy.server_tools.ranking import MOST_QUERY_WORDS
 from tests.support.engine_fixtures import count_tokens
 from tests.support.sample_conversations import log
 

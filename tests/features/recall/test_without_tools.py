@@ -11,8 +11,9 @@ from proxy.features.recall.tool import MENTION, NAME
 from tests.stub import Answer, Stub
 from tests.stub.faults import error
 from tests.support.api_formats import request_body
-from tests.support.recall_fixtures import LOOK, SAID, ProxyInProcess, StartRecall, both, every, read_answer, request
+from tests.support.recall_fixtures import LOOK, SAID, StartRecall, read_answer, request
 from tests.support.sample_conversations import prose
+from tests.support.server_tool_fixtures import ProxyInProcess, both, every
 
 ROOM: dict[str, Any] = {
     "models": [{"name": "*", "context_window": 16_384}],

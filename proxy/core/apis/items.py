@@ -1,0 +1,125 @@
+"""What the APIs share in reading items: messages that are one text, and digests.
+
+Digests are equal for items that mean the same, however a client serialises them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import msgspec
+
+from proxy.core.apis.json_steps import ONE_CALL, dismantle, encode_in_steps
+from proxy.core.conversation import HASH_BYTES, Item, Role
+from proxy.core.tokens.counting import injected_memories
+
+Count = Callable[[str], int]
+
+DEEPEST = 250
+"""Levels that an item may nest; a deeper one is refused before it reaches the interpreter's own limit."""
+
+LONGEST_ARGUMENTS = 262_144
+"""Characters of a call's arguments that are read as JSON; longer ones are equal only if their spelling is."""
+
+IGNORED = frozenset({"cache_control", "annotations", "provider_specific_fields"})
+"""Members that clients add, move or drop when they send an item again; its meaning does not depend on them."""
+
+_CONTAINERS = frozenset({dict, list})
+_FIGURES = frozenset({int, float, bool})
+
+_SORTED = json.JSONEncoder(sort_keys=True, separators=(",", ":"))
+
+
+def text_message(
+    message: Mapping[str, Any], roles: Mapping[str, Role], *, is_typed: bool = False
+) -> tuple[Role, str] | None:
+    """Return role and text of a message that has no other members; None for any other item.
+
+    *is_typed*: it may name its type. Most short items are such messages, which are read in a third of the time.
+    """
+    if len(message) != 2 + (is_typed and message.get("type") == "message"):
+        return None
+    role, text = message.get("role"), message.get("content")
+    if type(role) is not str or type(text) is not str:
+        return None
+    known = roles.get(role, "user")
+    if not role or not text or len(text) > ONE_CALL or known == "tool":
+        return None
+    return known, text
+
+
+def text_item(message: Mapping[str, Any], role: Role, text: str, frame: int, count: Count) -> Item:
+    """Return the item of a *message* that is only *text*; *frame* are the tokens of its role and separators."""
+    memory = 0
+    if role != "assistant" and (memories := injected_memories(text)):
+        memory = count(memories)
+    plain: dict[str, Any] = {"content": [{"text": text, "type": "text"}], "role": message["role"]}
+    if "type" in message:
+        plain["type"] = message["type"]
+    return Item(role, frame + count(text), 0, _digest(plain, large=False), memory=memory)
+
+
+def digest(item: dict[str, Any], *, large: bool = False) -> bytes:
+    """Return 16 bytes that are equal for items of equal meaning.
+
+    Key order, spacing, nulls and the spelling of arguments do not change them. A *large* item is encoded in steps.
+    """
+    plain = _canonical(item)
+    if isinstance(plain.get("content"), str):
+        plain["content"] = [{"text": plain["content"], "type": "text"}]
+    return _digest(plain, large=large)
+
+
+def _digest(plain: dict[str, Any], *, large: bool) -> bytes:
+    try:
+        if large:
+            text = encode_in_steps(plain, _encode, ordered=True).encode()
+        else:
+            text = msgspec.json.encode(plain, order="deterministic")
+    except UnicodeError:  # lone surrogates
+        text = encode_in_steps(plain, _SORTED.encode, ordered=True).encode()
+    if large:
+        dismantle(plain)
+    return hashlib.sha256(text).digest()[:HASH_BYTES]
+
+
+def _encode(value: Any) -> str:
+    return msgspec.json.encode(value, order="deterministic").decode()
+
+
+def _canonical(value: Any, depth: int = 0) -> Any:
+    """Return *value* without ignored and empty members; zero and ``false`` are not empty."""
+    if depth > DEEPEST:
+        raise RecursionError
+    # Called for every object of a body: hence plain loops, and exact types, because parsed JSON has no others.
+    if type(value) is list:
+        return [_canonical(part, depth + 1) for part in value]
+    if type(value) is not dict:
+        return value
+    canonical = {}
+    for key, member in value.items():
+        if key in IGNORED:
+            continue
+        if type(member) in _CONTAINERS:
+            member = _canonical(member, depth + 1)
+        elif key == "arguments":
+            member = _arguments(member)
+        if member or type(member) in _FIGURES:
+            canonical[key] = member
+    return canonical
+
+
+def _arguments(text: Any) -> Any:
+    """Return the value of a call's arguments, so that their spelling does not matter; *text* itself if it is no JSON.
+
+    Some clients send ``arguments`` as an object, or as ``null``: these are returned as they are.
+    """
+    if type(text) is not str or len(text) > LONGEST_ARGUMENTS:
+        return text
+    try:
+        return ["json", json.loads(text)]
+    except (ValueError, RecursionError):
+        return text

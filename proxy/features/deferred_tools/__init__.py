@@ -1,0 +1,1 @@
+"""Defers tools that no window has room for behind one tool that finds them."""

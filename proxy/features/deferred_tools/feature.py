@@ -1,0 +1,107 @@
+"""Defers the tools of a request that leave its window no room for anything else.
+
+First they lose prose, as every oversize array of tools does. If they are still too large, these stay: what the
+conversation has called, what the provider runs itself, and the first of the others, as many as take half of what tools
+may take; clients put their own tools before those of servers they connect to. The same array and history give the same
+choice on every replica, so the prompt only changes when a deferred tool is called for the first time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from types import MappingProxyType
+from typing import Final
+
+from proxy.core.apis.envelope import splice
+from proxy.core.apis.json_scan import elements
+from proxy.core.decisions import API_FORMATS, Addition, MeasuredRequest
+from proxy.core.errors import InvalidRequest
+from proxy.core.request import Request
+from proxy.engine.features import Feature, Planning
+from proxy.engine.reading import Reader
+from proxy.features.deferred_tools.search import NAME, Tool, read_tool, search_tool
+from proxy.offload import offload
+from proxy.server_tools.tool import Count, may_offer
+
+STAGE: Final = "deferred_tools"
+
+LEAST_BODY: Final = 8_192
+"""Bytes of a body below which its tools are too large for no window that a model has today."""
+
+ENDLESS: Final = 2**40
+"""The window that is assumed for a model whose window is unknown: nothing is too large for it."""
+
+NAMES_PART: Final = 32
+"""The names of deferred tools take at most one token in so many of the window."""
+
+
+class DeferTools(Feature):
+    """Defers tools that take more than *share* of the window."""
+
+    markers = MappingProxyType(dict.fromkeys(API_FORMATS, (b'"tools"',)))
+
+    def __init__(self, reader: Reader, share: float) -> None:
+        self._reader = reader
+        self._share = share
+
+    async def prepare(self, request: Request, engine: Planning) -> Request:
+        """Return *request* with fewer tools and one that finds the others; *request* itself if its tools have room."""
+        if len(request.body) < LEAST_BODY or engine.mode_of(request) != "on":
+            return request
+        try:
+            measured = await engine.measure(request, ENDLESS)
+        except InvalidRequest:
+            return request  # what cannot be read may still be relayed
+        limit = int(measured.budget.window * self._share)
+        if not measured.tools_json or _tools_tokens(measured) <= limit:
+            return request
+        if not may_offer(request.api, measured.parsed.envelope, NAME):
+            return request
+        return await offload(len(request.body), self._deferred, measured, limit)
+
+    def _deferred(self, measured: MeasuredRequest, limit: int) -> Request:
+        """Return the request with the tools that stay below *limit* tokens."""
+        request, parsed, route = measured.request, measured.parsed, measured.known.route
+        array = parsed.envelope.value("tools")
+        try:
+            tools = [read_tool(array[start:end]) for start, end in elements(array, 0)[0]]
+        except (ValueError, RecursionError):
+            return request
+        count = self._reader.count(route.encoding, route.model)
+        items = parsed.body[parsed.scan.start : parsed.scan.end]
+        remaining = _remaining(tools, items, limit // 2, count)
+        deferred = [tool for tool in tools if tool not in remaining]
+        if not deferred:
+            return request
+        names = [tool.name for tool in deferred]
+        search = search_tool(request.api, names, measured.budget.window // NAMES_PART, count)
+        kept = f"[{','.join(tool.json for tool in remaining)}]"
+        at = len(parsed.body[: parsed.scan.start].decode())
+        body = splice(parsed.envelope, at, items, {"tools": Addition(search).added_to(kept)})
+        server_tools = (*request.server_tools, (NAME, tuple(tool.json for tool in deferred)))
+        return replace(request, body=body, prepared=(*request.prepared, STAGE), server_tools=server_tools)
+
+
+def _tools_tokens(measured: MeasuredRequest) -> int:
+    """Tokens of the tools, as small as they were made."""
+    saved = measured.counts.fixed + measured.addition.tokens - measured.budget.fixed
+    return measured.counts.beside.tools - saved
+
+
+def _remaining(tools: Sequence[Tool], items: bytes, tokens: int, count: Count) -> list[Tool]:
+    """Return the *tools* that stay: those that *items* call, those without a name, and the first others.
+
+    The others take at most *tokens*.
+    """
+    first = set(_first(tools, tokens, count))
+    return [tool for tool in tools if not tool.name or tool in first or f'"{tool.name}"'.encode() in items]
+
+
+def _first(tools: Iterable[Tool], tokens: int, count: Count) -> Iterable[Tool]:
+    """Yield the first *tools* that take at most *tokens* together."""
+    for tool in tools:
+        tokens -= count(tool.json)
+        if tokens < 0:
+            return
+        yield tool

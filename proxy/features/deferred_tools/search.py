@@ -1,0 +1,148 @@
+"""The tool that finds deferred tools: its answer names them, and the next generation can call them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Final
+
+from proxy.core.compaction.truncate import clip, shrink_tools
+from proxy.core.decisions import CountedView
+from proxy.server_tools.ranking import ranked
+from proxy.server_tools.tool import Count, ServerTool, ToolResult, WriteResult, declaration
+
+NAME: Final = "ullage_tools"
+"""The tool's name. A client that declares a tool of this name gets none of its tools deferred."""
+
+MOST_FOUND: Final = 8
+"""Tools of one answer at most: a model that is shown more chooses worse, and they are declared whole."""
+
+SUMMARY_CHARACTERS: Final = 160
+"""Characters of a description that stand beside the name of a tool that was found."""
+
+MOST_QUERY_CHARACTERS: Final = 1_000
+"""Characters of a query that are used."""
+
+DESCRIPTION: Final = (
+    "Find further tools, which are not declared here because there is no room for all of them. Say in a few words what "
+    "you need to do, or give a tool's name; the tools that are found can be called at once. There are {count}: {names}"
+)
+
+PARAMETERS: Final = {
+    "type": "object",
+    "properties": {"query": {"type": "string", "description": "What the tool has to do, or its name."}},
+    "required": ["query"],
+}
+
+FOUND: Final = "These tools can be called now:"
+NOTHING: Final = "No further tool matches. Say in other words what it has to do."
+NO_ROOM: Final = "There is no room left in the context window for any further tool. Go on with those you have."
+
+
+@dataclass(frozen=True, slots=True)
+class Tool:
+    """A tool of the client's: its ``name``, what it ``says`` of itself, and its declaration as ``json`` text."""
+
+    name: str
+    says: str
+    json: str
+
+
+def read_tool(text: str) -> Tool:
+    """Return the tool that the JSON *text* declares; without a name if it is none that the model calls by name."""
+    value = json.loads(text)
+    if not isinstance(value, dict):
+        return Tool("", "", text)
+    function = value.get("function", value)
+    is_function = value.get("type", "function") in ("function", "custom")
+    if not is_function or not isinstance(function, dict) or not isinstance(function.get("name"), str):
+        return Tool("", "", text)
+    schema = function.get("parameters") or function.get("input_schema")
+    words = [_text(function.get("description")), *_parameter_words(schema)]
+    return Tool(function["name"], "\n".join(filter(None, words)), text)
+
+
+def _parameter_words(schema: Any) -> list[str]:
+    """Return the names of the parameters of a *schema*, and what it says of them."""
+    properties = schema.get("properties") if isinstance(schema, dict) else None
+    if not isinstance(properties, dict):
+        return []
+    described = ((name, value.get("description")) for name, value in properties.items() if isinstance(value, dict))
+    return [f"{name} {_text(description)}" for name, description in described]
+
+
+def _text(value: Any) -> str:
+    return value if isinstance(value, str) else ""
+
+
+def search_tool(api: str, names: Sequence[str], tokens: int, count: Count) -> str:
+    """Return the declaration of the tool in front of tools called *names*, which it lists in about *tokens*."""
+    listed = clip(", ".join(names), tokens, count)
+    return declaration(api, NAME, DESCRIPTION.format(count=len(names), names=listed), PARAMETERS)
+
+
+class ToolSearch(ServerTool):
+    """Finds deferred tools by their names and descriptions."""
+
+    name = NAME
+
+    def __init__(self, max_tokens: int) -> None:
+        self.max_tokens = max_tokens
+
+    def is_offered(self, view: CountedView) -> bool:
+        """True if tools of the request were deferred."""
+        return NAME in dict(view.request.server_tools)
+
+    async def begin(self, view: CountedView, calls: Sequence[str]) -> Sequence[WriteResult]:
+        """Return what writes the tools that each of *calls* finds."""
+        tools = [read_tool(text) for text in dict(view.request.server_tools)[NAME]]
+        return [partial(_found, _query(arguments), tools) for arguments in calls]
+
+
+def _query(arguments: str) -> str:
+    """Return the query in a call's *arguments*: their text itself if a model wrote no such member."""
+    try:
+        value = json.loads(arguments or "{}")
+    except (ValueError, RecursionError):
+        return arguments[:MOST_QUERY_CHARACTERS]
+    query = value.get("query") if isinstance(value, dict) else value
+    return str(query or "")[:MOST_QUERY_CHARACTERS]
+
+
+def _found(query: str, tools: Sequence[Tool], tokens: int, count: Count) -> ToolResult:
+    """Return the best tools for *query* whose declarations and lines take at most *tokens*."""
+    found = ranked(query, [tool.name for tool in tools], [tool.says for tool in tools], with_neighbours=False)
+    if not found:
+        return ToolResult(clip(NOTHING, tokens, count))
+    lines, declared = [FOUND], []
+    room = tokens - count(FOUND)
+    for index, _ in found[:MOST_FOUND]:
+        line = _line(tools[index])
+        text = _within(tools[index].json, room - count(line), count)
+        if not text:
+            break
+        room -= count(line) + count(text)
+        lines.append(line)
+        declared.append(text)
+    if not declared:
+        return ToolResult(clip(NO_ROOM, tokens, count))
+    return ToolResult("\n".join(lines), tuple(declared))
+
+
+def _line(tool: Tool) -> str:
+    says = " ".join(tool.says.partition("\n")[0].split())
+    if len(says) > SUMMARY_CHARACTERS:
+        says = says[:SUMMARY_CHARACTERS] + "..."
+    return f"- {tool.name}: {says}"
+
+
+def _within(text: str, tokens: int, count: Count) -> str:
+    """Return a declaration in at most *tokens*, with less prose if it needs more; empty if that is not enough."""
+    if count(text) <= tokens:
+        return text
+    smaller = shrink_tools(f"[{text}]".encode(), tokens, count).decode()[1:-1]
+    if count(smaller) <= tokens:
+        return smaller
+    return ""

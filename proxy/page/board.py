@@ -1,0 +1,341 @@
+"""The figures of one process that the page shows: its live conversations and totals by model, in bounded memory.
+
+Reports of finished requests wait in ``Board.reports`` and what only their views know in ``Board.views``, which costs a
+request two appends; ``update`` reads both once a second. Nothing here holds a text, but for the blocks of compactions
+if the settings say so.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from array import array
+from collections import OrderedDict, deque
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Final
+
+import msgspec
+
+from proxy.core.breakdown import BlockPart, StageSaving, ViewFacts, block_parts, newest_tokens, stage_savings
+from proxy.core.report import Report
+
+Reports = deque[tuple[float, Report]]
+"""Finished requests, each with its Unix time in seconds: where ``Telemetry`` appends them."""
+
+MOST_REPORTS: Final = 8192
+"""Reports that wait for ``update``; at a higher rate the oldest are dropped, and counted as missed."""
+
+MOST_POINTS: Final = 240
+"""Requests of one conversation whose fill is shown; each takes 32 bytes."""
+
+MOST_COMPACTIONS: Final = 32
+"""Compactions of one conversation that are shown."""
+
+TREND: Final = 48
+"""Points of a conversation in the list."""
+
+LIVE_SECONDS: Final = 3600.0
+"""A conversation without a request for so long is not live any more."""
+
+LONGEST_BLOCK: Final = 65_536
+"""Characters of a block's text that are shown."""
+
+MOST_MODELS: Final = 100
+"""Models with totals of their own; the others are counted together."""
+
+OTHER: Final = "other"
+
+COUNTS: Final = "count_tokens"
+"""The API of requests that only ask for a count: they send nothing."""
+
+_POINT: Final = 4
+_COMPACTED: Final = 1
+_BOUNDED: Final = 2
+
+
+class CompactionEntry(msgspec.Struct, frozen=True):
+    """One compaction: tokens before and after, what each stage took, and what the block holds.
+
+    ``block`` is the block's text, empty unless the settings show it. ``at`` is Unix time in seconds.
+    """
+
+    at: float
+    before: int
+    after: int
+    folded: int
+    stages: tuple[StageSaving, ...] = ()
+    parts: tuple[BlockPart, ...] = ()
+    summary_by: str = ""
+    block: str = ""
+
+
+class AdviceEntry(msgspec.Struct, frozen=True):
+    """What fills a conversation, and what to do about it."""
+
+    text: str
+    remedy: str
+    share: float
+
+
+class ViewNote(msgspec.Struct, frozen=True):
+    """What only the view of a request knows. It holds no body, and is read within a second.
+
+    ``at`` is Unix time in seconds. ``keeps_advice``: the advice for an earlier request of the conversation still holds.
+    """
+
+    at: float
+    report: Report
+    facts: ViewFacts
+    advice: AdviceEntry | None = None
+    keeps_advice: bool = False
+
+    def compaction(self, *, text: bool) -> CompactionEntry | None:
+        """Return the compaction that the view is the first with, None if there is none; with *text* its block's."""
+        report, record = self.report, self.facts.record
+        if not report.event or report.observed or record is None:
+            return None
+        return CompactionEntry(
+            at=self.at,
+            before=report.tokens_before or 0,
+            after=report.tokens_after or 0,
+            folded=record.compaction.cut,
+            stages=stage_savings(self.facts, report.stages, report.tokens_removed),
+            parts=block_parts(record.block, report.regions.get("summary", 0)),
+            summary_by=record.summary_by,
+            block=record.block[:LONGEST_BLOCK] if text else "",
+        )
+
+
+class Totals(msgspec.Struct):
+    """The sums of the requests for one model since the process started: three counts, then tokens.
+
+    ``cached`` are the input tokens that the provider read from its cache.
+    """
+
+    requests: int = 0
+    refused: int = 0
+    compactions: int = 0
+    before: int = 0
+    sent: int = 0
+    removed: int = 0
+    input: int = 0
+    cached: int = 0
+    output: int = 0
+
+    def add(self, other: Totals) -> None:
+        """Add the figures of *other*."""
+        for name in self.__struct_fields__:
+            setattr(self, name, getattr(self, name) + getattr(other, name))
+
+
+class Row(msgspec.Struct, omit_defaults=True):
+    """One conversation in the list. Token figures are those of its newest request, sums say so.
+
+    ``trend`` holds the newest requests as (Unix time, fill of the window in thousandths, 1 if compacted then).
+    """
+
+    name: str
+    model: str = ""
+    upstream: str = ""
+    api: str = ""
+    project: str = ""
+    window: int = 0
+    source: str = ""
+    budget: int = 0
+    before: int = 0
+    tokens: int = 0
+    bounded: bool = False
+    regions: Mapping[str, int] = {}
+    newest: int = 0
+    outcome: str = ""
+    reason: str = ""
+    status: int = 0
+    first: float = 0.0
+    last: float = 0.0
+    requests: int = 0
+    compactions: int = 0
+    removed_sum: int = 0
+    input_sum: int = 0
+    cached_sum: int = 0
+    output_sum: int = 0
+    summary_tokens: int = 0
+    advice: AdviceEntry | None = None
+    trend: list[tuple[float, int, int]] = []
+
+
+class Conversation:
+    """One conversation: its row, and what is shown of it alone. ``version`` is the board's at its last change."""
+
+    __slots__ = ("compactions", "points", "row", "version")
+
+    def __init__(self, name: str) -> None:
+        self.row = Row(name)
+        self.version = 0
+        self.points = array("q")
+        self.compactions: deque[CompactionEntry] = deque(maxlen=MOST_COMPACTIONS)
+
+    def add(self, at: float, report: Report) -> None:
+        """Add a finished request."""
+        row = self.row
+        row.requests += 1
+        row.first = row.first or at
+        row.last = at
+        row.model, row.upstream, row.api, row.project = report.model, report.upstream, report.api, report.project
+        row.outcome, row.reason, row.status = report.outcome, report.reason, report.status
+        row.input_sum += report.usage.input_tokens or 0
+        row.cached_sum += report.usage.cached_tokens or 0
+        row.output_sum += report.usage.output_tokens or 0
+        if report.tokens_after is None or not report.window:
+            return
+        row.window, row.source, row.budget = report.window, report.source, report.budget or 0
+        row.before, row.tokens = report.tokens_before or 0, report.tokens_after
+        row.bounded, row.regions, row.summary_tokens = report.bounded, report.regions, report.summary_tokens
+        if report.applied:
+            row.removed_sum += report.tokens_removed
+            row.compactions += report.event
+        flags = _COMPACTED * (report.event and report.applied) + _BOUNDED * report.bounded
+        self.points.extend((int(at * 1000), row.before, row.tokens, flags))
+        del self.points[: -MOST_POINTS * _POINT]
+
+    def rows_of_points(self) -> Iterator[tuple[float, int, int, bool, bool]]:
+        """Yield for each request its time, tokens before and after, and if it was compacted then and only bounded."""
+        points = self.points
+        for at in range(0, len(points), _POINT):
+            time_ms, before, after, flags = points[at : at + _POINT]
+            yield time_ms / 1000, before, after, bool(flags & _COMPACTED), bool(flags & _BOUNDED)
+
+    def shown(self) -> Row:
+        """Return a copy of the row, with its trend."""
+        window = self.row.window or 1
+        points = self.points[-TREND * _POINT :]
+        trend = [
+            (points[at] / 1000, 1000 * points[at + 2] // window, points[at + 3] & _COMPACTED)
+            for at in range(0, len(points), _POINT)
+        ]
+        return msgspec.structs.replace(self.row, trend=trend)
+
+
+class Changes(msgspec.Struct):
+    """What changed on a board since a version: the rows, and all that is not about one conversation.
+
+    ``worker`` names the process's run. ``missed`` are the seconds in which more requests ended than are shown, ``lag``
+    is in seconds.
+    """
+
+    worker: str
+    version: int
+    rows: list[Row]
+    names: list[str]
+    models: dict[str, Totals]
+    missed: int
+    lag: float
+    windows: list[dict[str, Any]] = []
+
+
+class Detail(msgspec.Struct):
+    """One conversation: its row, its points as ``Conversation.rows_of_points`` yields them, and its compactions."""
+
+    row: Row
+    points: list[tuple[float, int, int, bool, bool]]
+    compactions: list[CompactionEntry]
+
+
+class Board:
+    """The live conversations of this process, the newest *most* of them, and the totals by model.
+
+    With *text* the blocks of compactions are shown. ``worst_lag`` returns the longest delay of the event loop since its
+    last call, in seconds; ``windows`` the windows in force, as the status shows them.
+    """
+
+    def __init__(self, most: int, now: Callable[[], float] = time.time, *, text: bool = False) -> None:
+        self.reports: Reports = deque(maxlen=MOST_REPORTS)
+        self.views: deque[ViewNote] = deque(maxlen=MOST_REPORTS)
+        self.worst_lag: Callable[[], float] = float
+        self.lag = 0.0
+        self.windows: Callable[[], list[dict[str, Any]]] = list
+        self.worker = os.urandom(6).hex()
+        self._most = most
+        self._now = now
+        self._text = text
+        self._version = 0
+        self._missed = 0
+        self._conversations: OrderedDict[str, Conversation] = OrderedDict()
+        self._models: dict[str, Totals] = {}
+
+    def tick(self) -> None:
+        """Do what is done every second: read the reports, and the lag of the second that ended."""
+        self.lag = self.worst_lag()
+        self.update()
+
+    def update(self) -> None:
+        """Read the reports that came since the last call, and forget conversations that are not live any more."""
+        self._version += 1
+        self._missed += len(self.reports) == MOST_REPORTS
+        while self.views:
+            self._note(self.views.popleft())
+        while self.reports:
+            at, report = self.reports.popleft()
+            self._count(report)
+            if report.conversation and report.api != COUNTS:
+                conversation = self._conversation(report.conversation)
+                conversation.add(at, report)
+                conversation.version = self._version
+        self._forget()
+
+    def changes(self, since: int = 0) -> Changes:
+        """Return the rows that changed after version *since*, the names of all, and the totals."""
+        live = [each for each in self._conversations.values() if each.row.requests]
+        rows = [each.shown() for each in live if each.version > since]
+        names = [each.row.name for each in live]
+        return Changes(self.worker, self._version, rows, names, self._models, self._missed, self.lag, self.windows())
+
+    def detail(self, name: str) -> Detail | None:
+        """Return all that is known of conversation *name*; None if it is not live here."""
+        conversation = self._conversations.get(name)
+        if conversation is None or not conversation.row.requests:
+            return None
+        return Detail(conversation.shown(), list(conversation.rows_of_points()), list(conversation.compactions))
+
+    def _note(self, note: ViewNote) -> None:
+        conversation = self._conversation(note.report.conversation)
+        conversation.row.newest = newest_tokens(note.facts)
+        compaction = note.compaction(text=self._text)
+        if compaction is not None:
+            conversation.compactions.append(compaction)
+        if not note.keeps_advice:
+            conversation.row.advice = note.advice
+
+    def _conversation(self, name: str) -> Conversation:
+        """Return conversation *name*, a new one if it is not live; it becomes the newest one."""
+        conversation = self._conversations.get(name)
+        if conversation is None:
+            conversation = self._conversations[name] = Conversation(name)
+            if len(self._conversations) > self._most:
+                self._conversations.popitem(last=False)
+        self._conversations.move_to_end(name)
+        return conversation
+
+    def _count(self, report: Report) -> None:
+        model = report.model
+        if model not in self._models and len(self._models) >= MOST_MODELS:
+            model = OTHER
+        totals = self._models.setdefault(model, Totals())
+        totals.requests += 1
+        totals.refused += report.outcome == "refused"
+        totals.before += report.tokens_before or 0
+        totals.sent += report.tokens_sent or 0
+        totals.input += report.usage.input_tokens or 0
+        totals.cached += report.usage.cached_tokens or 0
+        totals.output += report.usage.output_tokens or 0
+        if report.applied and report.api != COUNTS:
+            totals.removed += report.tokens_removed
+            totals.compactions += report.event
+
+    def _forget(self) -> None:
+        """Forget the conversations that are not live any more: those at the beginning."""
+        oldest = self._now() - LIVE_SECONDS
+        for name, conversation in list(self._conversations.items()):
+            if conversation.row.last >= oldest:
+                break
+            if conversation.row.requests:
+                del self._conversations[name]

@@ -1,0 +1,210 @@
+"""Joins the boards of all workers into what the page shows, once a second while a page is open.
+
+Each worker's changes are asked since the version that was last seen of it. A conversation that several workers served
+is one row: the newest request's figures, and sums over all of them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+
+from proxy.page.board import MOST_COMPACTIONS, MOST_POINTS, TREND, Board, Changes, Detail, Row, Totals
+from proxy.page.workers import Question, ask
+from proxy.settings.packaged_data import Prices
+
+_SUMS: Final = ("requests", "compactions", "removed_sum", "input_sum", "cached_sum", "output_sum")
+
+PricesOf = Callable[[Iterable[str]], Mapping[str, Prices]]
+"""The prices of those of some models that have one; reads a file."""
+
+StatusOf = Callable[[], Mapping[str, object]]
+"""The state of this process, as the admin API shows it."""
+
+
+class _Seen:
+    """What was last seen of one worker."""
+
+    def __init__(self) -> None:
+        self.worker = ""
+        self.version = 0
+        self.rows: dict[str, Row] = {}
+        self.models: dict[str, Totals] = {}
+        self.windows: list[dict[str, Any]] = []
+        self.lag = 0.0
+        self.missed = 0
+
+    def apply(self, changes: Changes) -> None:
+        """Take over *changes*; a worker that began anew has lost what it knew."""
+        if changes.worker != self.worker:
+            self.rows = {}
+        self.worker, self.version = changes.worker, changes.version
+        self.rows.update((row.name, row) for row in changes.rows)
+        names = frozenset(changes.names)
+        self.rows = {name: row for name, row in self.rows.items() if name in names}
+        self.models, self.windows = changes.models, changes.windows
+        self.lag, self.missed = changes.lag, changes.missed
+
+
+class Snapshot(msgspec.Struct):
+    """What the page shows beside the conversations.
+
+    ``answered`` of ``workers`` processes answered. ``lag`` is the longest delay of their event loops in the last
+    second, in seconds. At least ``saved`` US dollars were saved; None if no price is known. ``unpriced`` models have
+    none.
+    """
+
+    workers: int
+    answered: int
+    lag: float
+    missed: int
+    models: dict[str, Totals]
+    windows: list[dict[str, Any]]
+    saved: float | None
+    unpriced: list[str]
+    status: Mapping[str, object]
+
+
+class Hub:
+    """All workers' conversations by name, and a tick for open pages. *others* are the sockets of the other workers."""
+
+    def __init__(self, board: Board, others: Sequence[Path], status: StatusOf, prices_of: PricesOf) -> None:
+        self._board = board
+        self._others = others
+        self._status = status
+        self._prices_of = prices_of
+        self._prices: dict[str, Prices | None] = {}
+        self._own = _Seen()
+        self._seen = {path: _Seen() for path in others}
+        self._answered = 1
+        self._ticked = asyncio.Event()
+        self.rows: dict[str, Row] = {}
+        self.watchers = 0
+        self.closing = False
+
+    async def update_pages(self) -> None:
+        """Refresh the figures, and send them to the open pages. Call it every second while there is one."""
+        await self.refresh()
+        self._tick()
+
+    def close(self) -> None:
+        """End the streams to open pages: their browsers connect anew, to another worker if there is one."""
+        self.closing = True
+        self._tick()
+
+    async def next_tick(self) -> None:
+        """Wait until the figures were refreshed, or the process ends."""
+        if not self.closing:
+            await self._ticked.wait()
+
+    def _tick(self) -> None:
+        self._ticked.set()
+        self._ticked = asyncio.Event()
+
+    async def refresh(self) -> None:
+        """Ask all workers for their changes, and join them."""
+        self._board.update()
+        questions = [ask(path, Question(self._seen[path].version), Changes) for path in self._others]
+        answers = await asyncio.gather(*questions)
+        self._own.apply(self._board.changes(self._own.version))
+        self._answered = 1
+        for path, changes in zip(self._others, answers, strict=True):
+            if changes is None:
+                self._seen[path] = _Seen()
+                continue
+            self._answered += 1
+            seen = self._seen[path]
+            if changes.worker != seen.worker and seen.version:
+                self._seen[path] = _Seen()  # it began anew: all of it is asked for at the next tick
+                continue
+            seen.apply(changes)
+        self._join()
+        await self._look_up_prices()
+
+    def _join(self) -> None:
+        """Join the rows of all workers. An unchanged row stays the same object."""
+        by_name: dict[str, list[Row]] = {}
+        for seen in self._all():
+            for name, row in seen.rows.items():
+                by_name.setdefault(name, []).append(row)
+        joined: dict[str, Row] = {}
+        for name, rows in by_name.items():
+            row = joined_row(rows)
+            before = self.rows.get(name)
+            joined[name] = row
+            if before is not None and before == row:
+                joined[name] = before
+        self.rows = joined
+
+    async def detail(self, name: str) -> Detail | None:
+        """Return conversation *name* as all workers know it together; None if it is not live."""
+        self._board.update()
+        answers = await asyncio.gather(*(ask(path, Question(name=name), Detail) for path in self._others))
+        details = [each for each in (self._board.detail(name), *answers) if each is not None]
+        if not details:
+            return None
+        points = sorted(point for each in details for point in each.points)
+        compactions = sorted((entry for each in details for entry in each.compactions), key=lambda entry: entry.at)
+        row = joined_row([each.row for each in details])
+        return Detail(row, points[-MOST_POINTS:], compactions[-MOST_COMPACTIONS:])
+
+    def snapshot(self) -> Snapshot:
+        """Return the figures of all workers beside their conversations."""
+        models: dict[str, Totals] = {}
+        windows: dict[tuple[object, object], dict[str, Any]] = {}
+        for seen in self._all():
+            for name, totals in seen.models.items():
+                models.setdefault(name, Totals()).add(totals)
+            windows.update(((each["upstream"], each["model"]), each) for each in seen.windows)
+        saved, unpriced = self._saved(models)
+        return Snapshot(
+            workers=1 + len(self._others),
+            answered=self._answered,
+            lag=max(seen.lag for seen in self._all()),
+            missed=sum(seen.missed for seen in self._all()),
+            models=models,
+            windows=sorted(windows.values(), key=lambda each: (str(each["upstream"]), str(each["model"]))),
+            saved=saved,
+            unpriced=unpriced,
+            status=self._status(),
+        )
+
+    def _all(self) -> list[_Seen]:
+        return [self._own, *self._seen.values()]
+
+    async def _look_up_prices(self) -> None:
+        """Look up the prices of models that came since; each once."""
+        new = {name for seen in self._all() for name in seen.models} - self._prices.keys()
+        if new:
+            found = await asyncio.to_thread(self._prices_of, new)
+            self._prices.update((name, found.get(name)) for name in new)
+
+    def _saved(self, models: Mapping[str, Totals]) -> tuple[float | None, list[str]]:
+        """Return at least so many US dollars that compaction saved, and the models that have no known price.
+
+        A token that did not go upstream would have been sent again and again, from the provider's cache at best: the
+        price of a cached token is the least that it would have cost.
+        """
+        saved: float | None = None
+        unpriced = []
+        for name, totals in models.items():
+            price = self._prices.get(name)
+            if price is None:
+                unpriced.append(name)
+            else:
+                saved = (saved or 0.0) + totals.removed * price.cached
+        return saved, sorted(unpriced)
+
+
+def joined_row(rows: Sequence[Row]) -> Row:
+    """Return one row for the *rows* that several workers have of one conversation."""
+    if len(rows) == 1:
+        return rows[0]
+    newest = max(rows, key=lambda row: row.last)
+    sums = {name: sum(getattr(row, name) for row in rows) for name in _SUMS}
+    trend = sorted(point for row in rows for point in row.trend)[-TREND:]
+    return msgspec.structs.replace(newest, first=min(row.first for row in rows), trend=trend, **sums)

@@ -1,0 +1,90 @@
+"""Notes behind an answer what only its view knows, for the page, and logs once that a conversation is nearly full."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from cachetools import LRUCache
+
+from proxy.core.advice import NEARLY_FULL, Advice, advise
+from proxy.core.breakdown import ViewFacts
+from proxy.core.decisions import CountedView
+from proxy.core.report import Report
+from proxy.core.tool_table import ToolMap
+from proxy.engine.features import Feature
+from proxy.page.board import AdviceEntry, Board, ViewNote
+
+MOST_ADVISED: Final = 10_000
+"""Conversations remembered as nearly full, so that each gets one line until it has room again."""
+
+Warn = Callable[[str, Mapping[str, object]], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Shown:
+    """What may be shown: the targets of calls (``text``), and advice in the log (``advice``)."""
+
+    text: bool = False
+    advice: bool = True
+
+
+class ViewRecorder(Feature):
+    """Notes what was sent on *board*, if there is one, and *warns* of each conversation that is nearly full once."""
+
+    def __init__(self, board: Board | None, tools: ToolMap, shown: Shown, warn: Warn) -> None:
+        self._board = board
+        self._tools = tools
+        self._shown = shown
+        self._warn = warn
+        self._advised: LRUCache[str, bool] = LRUCache(MOST_ADVISED)
+
+    def answered(self, view: CountedView, report: Report, status: int) -> None:
+        """Note *view*, which was sent and answered with *status*."""
+        del status
+        name = report.conversation
+        if not name or report.client_compaction:
+            return
+        advice, is_known = None, False
+        if (report.pressure or 0.0) <= NEARLY_FULL:
+            self._advised.pop(name, None)
+        elif name in self._advised:
+            is_known = True
+        else:
+            advice = self._advise(view, report)
+        if self._board is None:
+            return
+        entry = None
+        if advice is not None:
+            entry = AdviceEntry(self._sentence(advice), advice.remedy, round(advice.share, 3))
+        measured = view.measured
+        parsed, tools_saved = measured.parsed, measured.counts.fixed + measured.addition.tokens - measured.budget.fixed
+        record = view.edits.record
+        facts = ViewFacts(parsed.items, parsed.scan.spans, record, tools_saved, measured.known.token_ratio)
+        self._board.views.append(ViewNote(time.time(), report, facts, entry, is_known))
+
+    def _advise(self, view: CountedView, report: Report) -> Advice | None:
+        """Return what fills *view*, and log it: its conversation has become nearly full."""
+        self._advised[report.conversation] = True
+        advice = advise(view, report, self._tools)
+        if advice is not None and self._shown.advice:
+            self._log(report, advice)
+        return advice
+
+    def _log(self, report: Report, advice: Advice) -> None:
+        facts = {
+            "request_id": report.request_id,
+            "model": report.model,
+            "conversation": report.conversation,
+            "pressure": round(report.pressure or 0.0, 3),
+            "share": round(advice.share, 2),
+            "kind": advice.kind,
+            "advice": self._sentence(advice),
+            "remedy": advice.remedy,
+        }
+        self._warn("conversation.nearly_full", facts)
+
+    def _sentence(self, advice: Advice) -> str:
+        return advice.sentence(targets=self._shown.text)

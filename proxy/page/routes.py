@@ -1,0 +1,182 @@
+"""Answers the paths below ``/ullage/`` that are no API: the page's files, its login, and its figures.
+
+The files hold nothing of this proxy, so anybody may have them; figures are for those whom ``Sessions`` admits. The page
+runs only what it came with: its policy allows no inline script or style, no other host, no frame around it.
+"""
+
+from __future__ import annotations
+
+import importlib.resources
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Final
+
+import msgspec
+
+from proxy.core.errors import InvalidRequest, NotFound, TooManyRequests
+from proxy.page.board import Row
+from proxy.page.hub import Hub, Snapshot
+from proxy.page.sessions import Sessions
+from proxy.server.access import Access
+from proxy.server.admin import Page
+from proxy.server.body import BodyBytes, BodyReader
+from proxy.server.config import Limits
+from proxy.server.incoming import IncomingRequest
+from proxy.server.request import read_headers
+from proxy.server.response import ClientLeft, ResponseWriter
+
+ROOT: Final = "/ullage/"
+
+FILES: Final = {
+    "": ("index.html", "text/html; charset=utf-8"),
+    "page.css": ("page.css", "text/css; charset=utf-8"),
+    "page.js": ("page.js", "text/javascript; charset=utf-8"),
+    "charts.js": ("charts.js", "text/javascript; charset=utf-8"),
+    "icon.svg": ("icon.svg", "image/svg+xml"),
+}
+"""The page's files and their types, by the path below ``ROOT``."""
+
+POLICY: Final = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
+    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+)
+"""https://developer.mozilla.org/en-US/docs/Web/HTTP/Reference/Headers/Content-Security-Policy"""
+
+HEADERS: Final = (
+    ("content-security-policy", POLICY),
+    ("x-content-type-options", "nosniff"),
+    ("referrer-policy", "no-referrer"),
+    ("cross-origin-opener-policy", "same-origin"),
+    ("cross-origin-resource-policy", "same-origin"),
+    ("cache-control", "no-store"),
+)
+
+MOST_WATCHERS: Final = 16
+"""Open pages that one worker updates."""
+
+MAX_LOGIN: Final = 4096
+"""Bytes of a login's body."""
+
+
+class Update(msgspec.Struct):
+    """What an open page is sent: the rows that changed, the names of those that went, and the figures beside them."""
+
+    rows: list[Row]
+    gone: list[str]
+    snapshot: Snapshot
+
+
+class Login(msgspec.Struct, forbid_unknown_fields=True):
+    """The body of a login."""
+
+    key: str
+
+
+_LOGIN: Final = msgspec.json.Decoder(Login)
+
+
+def open_page(hub: Hub) -> Callable[[Access, Limits], Page]:
+    """Return what opens the page's routes over *hub*."""
+
+    def opened(access: Access, limits: Limits) -> Page:
+        return PageRoutes(hub, Sessions(access), limits).answer
+
+    return opened
+
+
+class PageRoutes:
+    """Answers the page's requests. Raises ``UllageError`` for what is not answered."""
+
+    def __init__(self, hub: Hub, sessions: Sessions, limits: Limits) -> None:
+        self._hub = hub
+        self._sessions = sessions
+        self._limits = replace(limits, body=MAX_LOGIN)
+        self._body_bytes = BodyBytes(MAX_LOGIN * MOST_WATCHERS)
+        folder = importlib.resources.files("proxy.page").joinpath("static")
+        self._files = {path: (folder.joinpath(name).read_bytes(), kind) for path, (name, kind) in FILES.items()}
+
+    async def answer(self, request: IncomingRequest, path: str, out: ResponseWriter) -> None:
+        """Write the answer to *request* for *path*, which is below ``ROOT``."""
+        name = path.removeprefix(ROOT)
+        if request.method == "POST" and name in ("login", "logout"):
+            await self._change_session(request, name, out)
+            return
+        if request.method not in ("GET", "HEAD"):
+            raise NotFound("There is no such route: the page is read with GET.")
+        if name in self._files:
+            _write(out, 200, *self._files[name])
+            return
+        headers = read_headers(request.raw_headers)
+        if name == "session":
+            _write(
+                out, 200, msgspec.json.encode({"access": self._sessions.access(request, headers)}), "application/json"
+            )
+            return
+        self._sessions.admit(request, headers)
+        if name == "events":
+            await self._stream(out)
+        elif name.startswith("conversations/"):
+            await self._conversation(name.removeprefix("conversations/"), out)
+        else:
+            raise NotFound("There is no such page here.")
+
+    async def _conversation(self, name: str, out: ResponseWriter) -> None:
+        detail = await self._hub.detail(name)
+        if detail is None:
+            raise NotFound("There is no such conversation any more: it was idle for an hour, or others came.")
+        _write(out, 200, msgspec.json.encode(detail), "application/json")
+
+    async def _change_session(self, request: IncomingRequest, name: str, out: ResponseWriter) -> None:
+        """Log in or out. A page of another site cannot send JSON without a preflight, which is refused."""
+        headers = read_headers(request.raw_headers)
+        if not headers.by_name.get("content-type", "").lower().startswith("application/json"):
+            raise InvalidRequest("Send the body as application/json.")
+        reader = BodyReader(request.content, self._limits, self._body_bytes, b"")
+        try:
+            body = await reader.whole(request.content_length)
+        finally:
+            reader.release()
+        if name == "logout":
+            cookie = self._sessions.log_out(headers)
+        else:
+            cookie = self._sessions.log_in(request, headers, _key(body))
+        out.start(204, [*HEADERS, ("set-cookie", cookie)], sized=True)
+        out.finish()
+
+    async def _stream(self, out: ResponseWriter) -> None:
+        """Send what changed, every second, as server-sent events, until the page is closed."""
+        hub = self._hub
+        if hub.watchers >= MOST_WATCHERS:
+            raise TooManyRequests(f"This worker updates {MOST_WATCHERS} open pages already.")
+        hub.watchers += 1
+        try:
+            await hub.refresh()
+            # nginx would collect the events: https://nginx.org/en/docs/http/ngx_http_proxy_module.html#proxy_buffering
+            out.start(200, [*HEADERS, ("content-type", "text/event-stream"), ("x-accel-buffering", "no")], sized=False)
+            sent: dict[str, Row] = {}
+            while not hub.closing and not out.bodyless:
+                changed = [row for name, row in hub.rows.items() if sent.get(name) is not row]
+                update = Update(changed, [name for name in sent if name not in hub.rows], hub.snapshot())
+                sent = hub.rows
+                if out.write(b"data: %b\n\n" % msgspec.json.encode(update)):
+                    await out.drain()
+                await hub.next_tick()
+            out.finish()
+        except ClientLeft:
+            pass
+        finally:
+            hub.watchers -= 1
+
+
+def _key(body: bytes) -> str:
+    """Return the key in the *body* of a login. Raises ``InvalidRequest``."""
+    try:
+        return _LOGIN.decode(body).key
+    except (msgspec.DecodeError, UnicodeError, RecursionError):
+        raise InvalidRequest('Send {"key": KEY}, with the admin key.') from None
+
+
+def _write(out: ResponseWriter, status: int, body: bytes, kind: str) -> None:
+    out.start(status, [*HEADERS, ("content-type", kind), ("content-length", str(len(body)))], sized=True)
+    out.write(body)
+    out.finish()

@@ -1,0 +1,121 @@
+"""Who may see the page: the holder of the admin key, by a cookie that the key was traded for.
+
+The cookie says until when it holds and proves that with a keyed hash, so that every worker can check it and nothing is
+stored. Its key comes from the admin key: another admin key ends all sessions. It never holds the admin key itself.
+"""
+
+from __future__ import annotations
+
+import hmac
+import time
+from collections.abc import Callable
+from hashlib import sha256
+from http.cookies import CookieError, SimpleCookie
+from typing import Final, Literal
+
+from proxy.core.errors import Forbidden, Unauthorized
+from proxy.server.access import Access
+from proxy.server.incoming import IncomingRequest
+from proxy.server.rate_limit import RateLimit
+from proxy.server.request import RequestHeaders
+
+COOKIE: Final = "ullage_page"
+
+SESSION_SECONDS: Final = 12 * 3600
+"""How long a login holds."""
+
+ATTEMPTS: Final = 8.0
+"""Logins that one address may try at once."""
+
+ATTEMPTS_EACH_SECOND: Final = 0.1
+"""Logins that one address may try in a second, in the long run."""
+
+
+class Sessions:
+    """Admits requests for the page, as ``access`` admits them to the status, and logs people in."""
+
+    def __init__(self, access: Access, now: Callable[[], float] = time.time) -> None:
+        self._access = access
+        self._now = now
+        self._attempts = RateLimit(ATTEMPTS_EACH_SECOND, ATTEMPTS, "logins")
+
+    def admit(self, request: IncomingRequest, headers: RequestHeaders) -> None:
+        """Raise ``Forbidden`` or ``Unauthorized`` unless *request* may see the figures."""
+        self._access.check_origin(headers)
+        if not self._holds(request):
+            self._access.check_admin(headers, request.headers.keys())
+
+    def access(
+        self, request: IncomingRequest, headers: RequestHeaders
+    ) -> Literal["open", "session", "login", "closed"]:
+        """Return what the page has to show: the figures, without or with a session, a login, or that it is closed."""
+        if self._holds(request):
+            return "session"
+        try:
+            self.admit(request, headers)
+        except Unauthorized:
+            return "login"
+        except Forbidden:
+            return "closed"
+        return "open"
+
+    def log_in(self, request: IncomingRequest, headers: RequestHeaders, key: str) -> str:
+        """Return the ``Set-Cookie`` value of a new session. An address that guesses is slowed down.
+
+        Raises ``TooManyRequests``, ``Unauthorized`` and ``Forbidden``.
+        """
+        self._access.check_origin(headers)
+        self._attempts.admit(_address_of(request))
+        secret = self._access.session_secret
+        if secret is None or not self._access.is_admin_key(key):
+            raise Unauthorized("This is not the admin key (server.admin_key).")
+        until = int(self._now()) + SESSION_SECONDS
+        return self._cookie(f"{until}.{_proof(secret, until)}", SESSION_SECONDS, headers)
+
+    def log_out(self, headers: RequestHeaders) -> str:
+        """Return the ``Set-Cookie`` value that ends a session in its browser."""
+        self._access.check_origin(headers)
+        return self._cookie("", 0, headers)
+
+    def _holds(self, request: IncomingRequest) -> bool:
+        """True if a cookie of *request* proves a session that has not ended."""
+        secret = self._access.session_secret
+        until, _, proof = _cookie_of(request).partition(".")
+        if secret is None or not (until.isascii() and until.isdigit() and len(until) < 12):
+            return False
+        is_proved = hmac.compare_digest(proof.encode(), _proof(secret, int(until)).encode())
+        return is_proved and int(until) > self._now()
+
+    def _cookie(self, value: str, seconds: int, headers: RequestHeaders) -> str:
+        """Return a cookie for the page alone, which no script can read and no other site can have sent.
+
+        https://developer.mozilla.org/en-US/docs/Web/HTTP/Reference/Headers/Set-Cookie
+        """
+        cookie = f"{COOKIE}={value}; Path=/ullage/; Max-Age={seconds}; HttpOnly; SameSite=Strict"
+        # Behind a proxy that ends TLS. Over plain HTTP a browser would not store a cookie that is marked as secure.
+        if headers.by_name.get("origin", "").startswith("https://"):
+            return f"{cookie}; Secure"
+        return cookie
+
+
+def _cookie_of(request: IncomingRequest) -> str:
+    """Return the value of the page's cookie, empty if *request* has none that can be read."""
+    try:
+        cookies = SimpleCookie(request.headers.get("cookie", ""))
+    except CookieError:
+        return ""
+    if COOKIE not in cookies:
+        return ""
+    return cookies[COOKIE].value
+
+
+def _address_of(request: IncomingRequest) -> bytes:
+    """Return the address that *request* came from."""
+    if request.transport is None:
+        return b""
+    address: tuple[str, int] = request.transport.get_extra_info("peername") or ("", 0)
+    return address[0].encode()
+
+
+def _proof(secret: bytes, until: int) -> str:
+    return hmac.new(secret, f"ullage page\0{until}".encode(), sha256).hexdigest()

@@ -1,0 +1,390 @@
+"""Makes one answer for the client out of the generations that it took: whole, or as one stream."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any, Final
+
+from cachetools import TTLCache
+
+from proxy.core.apis.envelope import Envelope
+from proxy.core.content_encoding import ContentDecoder
+from proxy.core.decisions import NO_ADDITION, Addition, CountedView
+from proxy.core.errors import UllageError, UpstreamTimeout, UpstreamUnreachable
+from proxy.core.models import Route
+from proxy.core.report import Usage
+from proxy.core.request import Request
+from proxy.core.views import view_without_addition
+from proxy.engine.features import Feature, Resend
+from proxy.engine.ports import Answer, Reply
+from proxy.engine.reading import Reader
+from proxy.server_tools.events import dumped, value_of
+from proxy.server_tools.merger import StreamMerger, TooMuchBuffered
+from proxy.server_tools.session import ToolSession
+from proxy.server_tools.tool import ServerTool, has_tools
+from proxy.tasks import Faults
+
+MOST_BYTES: Final = 2**26
+"""Bytes that are read of an answer that is no stream, and of what a compressed stream unfolds to."""
+
+END_SECONDS: Final = 0.1
+"""Seconds for which a connection is read on behind an answer's last event, so that it can be used again."""
+
+NOT_CODED: Final = frozenset({"", "identity"})
+
+READABLE: Final = NOT_CODED | {"gzip", "x-gzip", "deflate", "br", "zstd"}
+"""Content codings that can be read; an answer in another one passes as it came."""
+
+ERROR_BYTES: Final = 65_536
+
+UNSUPPORTED_STATUSES: Final = frozenset({400, 404, 422, 500, 501})
+UNSUPPORTED: Final = re.compile(rb"tool|function", re.IGNORECASE)
+"""How servers and models without tools refuse a request with some.
+
+Ollama: 400, https://github.com/ollama/ollama/issues/14795; vLLM: 400, https://github.com/vllm-project/vllm/issues/9986;
+llama.cpp: 500, https://github.com/ggml-org/llama.cpp/issues/10920; OpenRouter: 404,
+https://github.com/mastra-ai/mastra/issues/2839.
+"""
+
+UNSUPPORTED_SECONDS: Final = 3_600.0
+"""Time for which a model that refused the tool is not offered it again."""
+
+MOST_UNSUPPORTED: Final = 1_000
+"""Models that are remembered for that."""
+
+
+class ServerToolFailed(UllageError):
+    """An answer could not go on after a server tool was called; ``status`` is the upstream's, if it had one."""
+
+    code = "server_tool_failed"
+
+    def __init__(self, status: int, message: str = "") -> None:
+        reason = "."
+        if message:
+            reason = f": {message}"
+        super().__init__(f"The upstream could not go on after a tool of the proxy was called{reason}")
+        self.status = status
+
+
+class ServerTools(Feature):
+    """Answers the calls of server tools. The client never sees them."""
+
+    def __init__(self, reader: Reader, tools: Sequence[ServerTool], faults: Faults) -> None:
+        self._reader = reader
+        self.tools = tools
+        self._faults = faults
+        self._unsupported: TTLCache[tuple[str, str], bool] = TTLCache(MOST_UNSUPPORTED, UNSUPPORTED_SECONDS)
+
+    def addition(self, request: Request, envelope: Envelope, route: Route, window: int) -> Addition:
+        """Return the tool that compacted views get, and the note on it; nothing if none may be offered."""
+        if (route.upstream, route.model) in self._unsupported and not has_tools(envelope):
+            return NO_ADDITION
+        additions = (tool.addition(request, envelope, route, window) for tool in self.tools)
+        return next((addition for addition in additions if addition.tokens), NO_ADDITION)
+
+    async def continue_answer(self, answer: Answer, view: CountedView, resend: Resend) -> Answer:
+        """Return *answer*, whose reply is the first generation's, with the calls of server tools answered on the way.
+
+        If a tool of ours is all that a model without tools refuses, it is asked again without it.
+        """
+        if answer.reply.status != 200:
+            return await self._after_refusal(answer, view, resend)
+        tools = [tool for tool in self.tools if tool.is_offered(view)]
+        if not tools or _coding(answer.reply) not in READABLE:
+            return answer
+        session = ToolSession(self._reader, tools, view, answer.report.stream, resend)
+        learn = partial(_learn, answer, session)
+        reply, report = answer.reply, answer.report
+        if session.is_stream(reply.header("content-type")):
+            on_fault = partial(self._faults.report, "answer", report.request_id)
+            merged = MergedReply(session, reply, answer.head, resend, on_fault)
+            return replace(answer, reply=merged, head=b"", learn=learn, at_end=session.complete)
+        reply, head = await rewritten_reply(session, reply, resend)
+        return replace(answer, reply=reply, head=head, learn=learn, report=session.complete(report))
+
+    async def _after_refusal(self, answer: Answer, view: CountedView, resend: Resend) -> Answer:
+        """Return the answer to *view* without the tool, if *answer* refuses tools and all are ours; else *answer*."""
+        if answer.reply.status not in UNSUPPORTED_STATUSES or has_tools(view.measured.parsed.envelope):
+            return answer
+        await _read(answer.reply, resend.chunks, ERROR_BYTES)
+        body = b"".join(resend.chunks)
+        decoded = ContentDecoder(_coding(answer.reply), ERROR_BYTES).feed(body)
+        if not UNSUPPORTED.search(decoded):
+            return replace(answer, head=body)
+        self._unsupported[view.known.route.upstream, view.known.route.model] = True
+        resend.set_aside()
+
+        async def bare(smaller: CountedView, most: int | None) -> CountedView:
+            del most
+            return view_without_addition(smaller)
+
+        continued = await resend.send(view, bare)
+        report = answer.report
+        stages = tuple(stage for stage in report.stages if stage != "recall")
+        retries = report.retries + 1 + continued.retries
+        report = report.with_(stages=stages, retries=retries, overflows=report.overflows + continued.overflows)
+        return replace(answer, reply=continued.reply, head=continued.head, report=report)
+
+
+def _learn(answer: Answer, session: ToolSession, usage: Usage) -> bool:
+    """Learn from the *usage* of the first generation, the only one whose prompt was measured.
+
+    An answer that ended at the window is no evidence.
+    """
+    if not session.recalls:
+        return answer.learn(usage)
+    if answer.ending is not None and answer.ending.overflow is not None:
+        return False
+    return answer.learn(session.first_usage)
+
+
+async def rewritten_reply(session: ToolSession, reply: Reply, resend: Resend) -> tuple[Reply, bytes]:
+    """Return the reply to a request without a stream after its last generation, and the bytes already read of it.
+
+    A generation that is no answer of the API is the last one, and passes as it came.
+    """
+    earlier: list[Any] = []
+    while True:
+        value, chunks = await _read_object(reply, resend.chunks)
+        if value is None:
+            return reply, chunks
+        output = session.api.output_of(value)
+        if output is None:
+            return reply, chunks
+        calls = session.api.calls(output, session.names)
+        if not earlier and not calls:
+            return reply, chunks
+        session.add_usage(value.get("usage"))
+        if not calls or not session.may_ask_again() or session.api.is_truncated(value):
+            return RewrittenReply(reply, dumped(session.api.merged(value, earlier, session.names))), b""
+        resend.set_aside()
+        reply, _ = await session.ask_again(output, calls)
+        earlier.append(output)
+
+
+async def _read_object(reply: Reply, chunks: list[bytes]) -> tuple[dict[str, Any] | None, bytes]:
+    """Return the object in the body of a 200, and all bytes read of it; None if there is none, or if it is too large.
+
+    *chunks* holds the bytes that were read before, and grows.
+    """
+    size = await _read(reply, chunks, MOST_BYTES)
+    body = b"".join(chunks)
+    if reply.status != 200 or size > MOST_BYTES:
+        return None, body
+    return value_of(ContentDecoder(reply.header("content-encoding"), MOST_BYTES).feed(body)), body
+
+
+async def _read(reply: Reply, taken: list[bytes], most: int) -> int:
+    """Add the rest of *reply* to *taken* until there are more than *most* bytes; return how many there are."""
+    size = sum(map(len, taken))
+    while size <= most:
+        chunk = await reply.next_chunk()
+        if not chunk:
+            break
+        taken.append(chunk)
+        size += len(chunk)
+    return size
+
+
+class RewrittenReply:
+    """A reply with a body of its own, under the head of the reply that it was made of."""
+
+    close_delimited = False
+
+    def __init__(self, reply: Reply, body: bytes) -> None:
+        self._reply = reply
+        self._body = body
+        removed = ("content-length", "content-encoding", "transfer-encoding")
+        remaining = [pair for pair in reply.headers if pair[0].lower() not in removed]
+        self.headers: Sequence[tuple[str, str]] = [*remaining, ("content-length", str(len(body)))]
+
+    @property
+    def status(self) -> int:
+        """The HTTP status."""
+        return self._reply.status
+
+    def header(self, name: str) -> str:
+        """The first header called *name* (any case), or an empty string."""
+        return next((value for key, value in self.headers if key.lower() == name.lower()), "")
+
+    async def next_chunk(self) -> bytes:
+        """All of the body, then nothing."""
+        body, self._body = self._body, b""
+        return body
+
+    def close(self) -> None:
+        """End the reply that it was made of."""
+        self._reply.close()
+
+
+class MergedReply:
+    """A reply whose stream goes on with the next generation. Closing it ends the generation that is under way.
+
+    After a fault of ours a first generation goes on as it comes, unanswered. A later one, whose beginning the
+    client has in another form, ends the stream.
+    """
+
+    def __init__(
+        self,
+        session: ToolSession,
+        reply: Reply,
+        head: bytes,
+        resend: Resend,
+        on_fault: Callable[[Exception], None],
+    ) -> None:
+        removed = ("content-length", "content-encoding")
+        self.status = reply.status
+        self.headers: Sequence[tuple[str, str]] = [pair for pair in reply.headers if pair[0].lower() not in removed]
+        self._session = session
+        self._resend = resend
+        self._on_fault = on_fault
+        self._merger: StreamMerger = session.api.new_stream(session.names)
+        self._read_from(reply, head)
+        self._ended = False  # nothing more follows
+        self._is_final = False  # no generation follows this one
+        self._is_due = False  # this generation has ended: decide what follows
+        self._is_read = False  # this generation was read to its end
+        self._is_plain = False  # after a fault: everything passes as it comes
+
+    @property
+    def close_delimited(self) -> bool:
+        """True if only the end of the connection says where the generation that is read ends."""
+        return self._reply.close_delimited
+
+    def header(self, name: str) -> str:
+        """The first header called *name* (any case), or an empty string."""
+        return next((value for key, value in self.headers if key.lower() == name.lower()), "")
+
+    async def next_chunk(self) -> bytes:
+        """Return the next bytes for the client; empty at the end.
+
+        Raises ``ServerToolFailed`` and the upstream's errors.
+        """
+        while not self._ended:
+            try:
+                chunk = await self._next()
+            except UllageError:
+                raise
+            except Exception as fault:  # noqa: BLE001 - a fault of ours costs the tool, not the stream
+                self._on_fault(fault)
+                chunk = self._unanswered(fault)
+            if chunk:
+                return chunk
+        return b""
+
+    def close(self) -> None:
+        """Abort the generation that is under way."""
+        self._reply.close()
+        self._resend.drop()
+
+    async def _next(self) -> bytes:
+        if self._is_plain:
+            return await self._next_plain()
+        if self._is_due:
+            self._is_due = False
+            return await self._end_generation()
+        return await self._next_merged()
+
+    def _unanswered(self, fault: Exception) -> bytes:
+        """Return the bytes of the first generation that were not passed on; the rest of it follows as it comes."""
+        if self._is_plain or not self._merger.is_first:
+            raise ServerToolFailed(500, "internal error.") from fault
+        self._is_plain, self._ended = True, self._is_read
+        if self._resend.reply is not self._reply:
+            self._resend.drop()
+        try:
+            return self._merger.unsent()
+        except Exception as another:
+            raise ServerToolFailed(500, "internal error.") from another
+
+    async def _next_plain(self) -> bytes:
+        chunk = await self._reply.next_chunk()
+        self._ended = not chunk
+        return self._decoded(chunk)
+
+    def _read_from(self, reply: Reply, head: bytes) -> None:
+        """Read the next bytes from *reply*, of which *head* was read already."""
+        self._reply = reply
+        self._head = head
+        self._decoder: ContentDecoder | None = None
+        coding = _coding(reply)
+        if coding not in NOT_CODED:
+            self._decoder = ContentDecoder(coding, MOST_BYTES)
+
+    def _decoded(self, chunk: bytes) -> bytes:
+        if self._decoder is None:
+            return chunk
+        decoded = self._decoder.feed(chunk)
+        if self._decoder.is_full:
+            raise ServerToolFailed(502, "its stream cannot be decoded to the end.")
+        return decoded
+
+    async def _next_merged(self) -> bytes:
+        """Return what the next bytes of this generation add to the client's stream."""
+        chunk, self._head = self._head or await self._reply.next_chunk(), b""
+        merged = b""
+        try:
+            self._merger.unread = self._decoded(chunk)
+            if chunk:
+                merged = self._merger.feed(self._merger.unread)
+        except TooMuchBuffered:
+            raise ServerToolFailed(502, "what it says is too large to be held back.") from None
+        if not self._is_final:
+            self._is_due = self._merger.ended or not chunk
+        elif not chunk:
+            self._ended = True
+            merged += self._merger.rest()
+        return merged
+
+    async def _end_generation(self) -> bytes:
+        """Return the rest of the last generation; or send the next request, and return nothing."""
+        merger, session = self._merger, self._session
+        calls = merger.calls()
+        if session.recalls or calls:
+            session.add_usage(merger.usage)
+        if not calls or not session.may_ask_again() or merger.truncated or merger.failed:
+            self._is_final = True
+            return merger.release()
+        self._is_read = True
+        await self._read_to_end()
+        reply, head = await session.ask_again(merger.output, calls)
+        if reply.status != 200 or not session.is_stream(reply.header("content-type")):
+            self._reply = reply
+            raise await _failure(reply, head)
+        merger.next_generation()
+        self._read_from(reply, head)
+        self._is_read = False
+        return b""
+
+    async def _read_to_end(self) -> None:
+        """Read a generation's reply to its end, if that is near, so that its connection can be used again."""
+        try:
+            async with asyncio.timeout(END_SECONDS):
+                while await self._reply.next_chunk():
+                    pass
+        except (TimeoutError, UpstreamUnreachable, UpstreamTimeout):
+            self._reply.close()  # all of the generation is here
+
+
+async def _failure(reply: Reply, head: bytes) -> ServerToolFailed:
+    """Return the error that the next generation was refused with, in the upstream's own words."""
+    chunks = [head]
+    await _read(reply, chunks, ERROR_BYTES)
+    value = value_of(ContentDecoder(reply.header("content-encoding"), ERROR_BYTES).feed(b"".join(chunks))) or {}
+    message = value.get("error", value)
+    if isinstance(message, dict):
+        message = message.get("message")
+    if not isinstance(message, str):
+        message = ""
+    status = 502
+    if reply.status >= 400:
+        status = reply.status
+    return ServerToolFailed(status, message)
+
+
+def _coding(reply: Reply) -> str:
+    return reply.header("content-encoding").strip().lower()

@@ -1,0 +1,213 @@
+"""Answers the calls of server tools within one answer, and asks the model again.
+
+Nothing is stored here. The request and its history stay in memory until its answer has ended.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from types import MappingProxyType
+from typing import Any, Final, TypeVar
+
+from proxy.core.apis.envelope import read_envelope, splice
+from proxy.core.apis.json_scan import scan
+from proxy.core.apis.usage import read_usage
+from proxy.core.decisions import API_FORMATS, Addition, CountedView
+from proxy.core.report import NO_USAGE, Report
+from proxy.engine.features import Resend
+from proxy.engine.ports import Reply
+from proxy.engine.reading import Reader
+from proxy.offload import offload
+from proxy.server_tools import chat, messages, responses
+from proxy.server_tools.events import dumped
+from proxy.server_tools.merger import Call, ServerToolApi
+from proxy.server_tools.tool import ServerTool, ToolResult, WriteResult
+
+APIS: Mapping[str, ServerToolApi] = MappingProxyType({"chat": chat, "messages": messages, "responses": responses})
+
+MOST_GENERATIONS: Final = 3
+"""Generations of one answer at most, the first one included."""
+
+MOST_CALLS: Final = 8
+"""Calls of one generation that are answered: some read the whole history."""
+
+LAST: Final = "(No such tool can be called again before your next answer.)"
+TOO_MANY: Final = f"[Not answered: at most {MOST_CALLS} calls at once.]"
+
+MARGIN_PART: Final = 64
+"""One token in so many of the window stays free, since no provider counts quite as we do."""
+
+LEAST_REPORTED_SHARE: Final = 0.7
+"""A provider's own count of a prompt is believed if it is at least this share of our count."""
+
+ELEMENT_TOKENS: Final = 4
+"""Tokens that a text may take more inside an element than it does alone."""
+
+
+T = TypeVar("T")
+
+
+class ToolSession:
+    """One answer to a client, of one or more generations. Holds the request until the answer has ended.
+
+    ``recalls`` counts the generations after the first one. ``tokens`` is what all generations took, once there was more
+    than one. ``first_usage`` is the usage of the first one.
+    """
+
+    def __init__(
+        self, reader: Reader, tools: Sequence[ServerTool], view: CountedView, stream: bool, resend: Resend
+    ) -> None:
+        """Start with the answer to *view*, which offers *tools*; *stream* is True if the client requested a stream."""
+        request = view.request
+        self.api = APIS[request.api]
+        self.recalls = 0
+        self.tokens = 0
+        self.first_usage = NO_USAGE
+        self._api_format = API_FORMATS[request.api]
+        self._count = reader.count(view.measured.known.route.encoding, view.measured.known.route.model)
+        self._tools = {tool.name: tool for tool in tools}
+        self.names = frozenset(self._tools)
+        self._declared: list[str] = []
+        self._request = request
+        self._view = view
+        self._stream = stream
+        self._resend = resend
+        self._appended: list[bytes] = []
+        self._appended_tokens = 0
+        self._retries = 0
+        self._overflows = 0
+        self._reported_input: int | None = None
+
+    def complete(self, report: Report) -> Report:
+        """Return *report* with the figures of later generations."""
+        if not self.recalls:
+            return report
+        return report.with_(
+            recalls=self.recalls,
+            recall_tokens=self.tokens,
+            retries=report.retries + self._retries,
+            overflows=report.overflows + self._overflows,
+        )
+
+    def is_stream(self, content_type: str) -> bool:
+        """True if a reply of this type is a stream: by its name, or because one was requested and it is no JSON."""
+        return content_type.startswith("text/event-stream") or (self._stream and "json" not in content_type)
+
+    def may_ask_again(self) -> bool:
+        """True if one more generation is allowed."""
+        return self.recalls + 1 < MOST_GENERATIONS
+
+    def add_usage(self, usage: Any) -> None:
+        """Add the tokens of one generation: as its *usage* reports them, else our count of its prompt."""
+        reported = read_usage(usage)
+        self._reported_input = reported.input_tokens
+        if not self.recalls:
+            self.first_usage = reported
+        prompt = reported.input_tokens
+        if prompt is None:
+            prompt = int((self._view.counted + self._appended_tokens) * self._view.known.token_ratio)
+        self.tokens += prompt + (reported.output_tokens or 0)
+
+    async def ask_again(self, output: Any, calls: Sequence[Call]) -> tuple[Reply, bytes]:
+        """Answer *calls* of an *output*; return the reply of the next generation, and the bytes already read of it."""
+        replayed = [dumped(element) for element in self.api.input_of(output, self._view.body)]
+        writers = await self._begin(calls[:MOST_CALLS])
+        added: list[bytes] = []
+        declared: list[str] = []
+
+        async def extend(view: CountedView, most: int | None) -> CountedView:
+            results = await self._off_loop(lambda: self._results(view, most, output, replayed, writers))
+            added[:] = [*replayed, *self._elements(output, [result.text for result in results])]
+            declared[:] = [tool for result in results for tool in result.tools if tool not in self._declared]
+            return await self._off_loop(lambda: self._extended(view, added, declared))
+
+        continued = await self._resend.send(self._view, extend)
+        self._view = continued.view
+        self._appended += added
+        self._declared += declared
+        self._appended_tokens = self._tokens_of(self._appended, self._declared)
+        self.recalls += 1
+        self._retries += continued.retries
+        self._overflows += continued.overflows
+        return continued.reply, continued.head
+
+    async def _begin(self, calls: Sequence[Call]) -> list[tuple[Call, WriteResult]]:
+        """Let each tool do what it is called for; return what writes the results, with the calls in their order."""
+        writers: dict[int, WriteResult] = {}
+        for name, tool in self._tools.items():
+            own = [index for index, call in enumerate(calls) if call.name == name]
+            if own:
+                begun = await tool.begin(self._view, [calls[index].arguments for index in own])
+                writers.update(zip(own, begun, strict=True))
+        return [(call, writers[index]) for index, call in enumerate(calls)]
+
+    async def _off_loop(self, work: Callable[[], T]) -> T:
+        return await offload(len(self._request.body), work)
+
+    def _extended(self, view: CountedView, added: Sequence[bytes], declared: Sequence[str]) -> CountedView:
+        """Return *view* with all elements of earlier generations and those *added* now behind it.
+
+        Tools that were *declared*, now or before, stand behind the others.
+        """
+        where = scan(view.body, self._api_format.LIST)
+        end = where.spans[-1][1]
+        appended = [*self._appended, *added]
+        tools = [*self._declared, *declared]
+        body = b"%b,%b%b" % (view.body[:end], b",".join(appended), view.body[end:])
+        if tools:
+            body = _with_tools(body, self._api_format.LIST, tools)
+        return replace(view, body=body, extension=self._tokens_of(appended, tools))
+
+    def _tokens_of(self, elements: Sequence[bytes], tools: Sequence[str] = ()) -> int:
+        items = sum(self._api_format.read_item(raw, self._count).tokens for raw in elements)
+        return items + sum(map(self._count, tools))
+
+    def _elements(self, output: Any, texts: Sequence[str]) -> list[bytes]:
+        """Return the elements that answer all calls in *output*; those that *texts* has none for are too many."""
+        server_calls = len(self.api.calls(output, self.names))
+        whole = [*texts, *[TOO_MANY] * (server_calls - len(texts))]
+        if self.recalls + 2 == MOST_GENERATIONS:
+            whole[-1] += "\n" + LAST
+        return [dumped(element) for element in self.api.results(output, self.names, whole)]
+
+    def _results(
+        self,
+        view: CountedView,
+        most: int | None,
+        output: Any,
+        replayed: Sequence[bytes],
+        writers: Sequence[tuple[Call, WriteResult]],
+    ) -> list[ToolResult]:
+        """Return the results by *writers* in what *view* leaves free below *most* tokens."""
+        empty = self._elements(output, [""] * len(writers))
+        room = self._room(view, most, [*replayed, *empty])
+        share = room // len(writers) - ELEMENT_TOKENS
+        return [write(min(self._tools[call.name].max_tokens, share), self._count) for call, write in writers]
+
+    def _room(self, view: CountedView, most: int | None, added: Sequence[bytes]) -> int:
+        """Return the tokens that are left beside *view*, the elements behind it, and those *added* now.
+
+        With *most*, all of it together stays below so many tokens by our count. The provider's count of this very
+        prompt is better than ours. A token ratio below one holds for the prompt as a whole: what is added counts in
+        full.
+        """
+        budget, ratio = view.budget, view.known.token_ratio
+        counted, added_tokens = view.counted + self._tokens_of(self._appended, self._declared), self._tokens_of(added)
+        used = int(counted * ratio)
+        if view is self._view and self._reported_input is not None:
+            used = max(self._reported_input, int(used * LEAST_REPORTED_SHARE))
+        input_tokens = int(budget.input_budget(view.lowered_output or budget.reserve) * ratio)
+        room = int((input_tokens - used) / max(1.0, ratio)) - added_tokens - budget.window // MARGIN_PART
+        if most is None:
+            return room
+        return min(room, most - counted - added_tokens - 1)
+
+
+def _with_tools(body: bytes, key: str, tools: Sequence[str]) -> bytes:
+    """Return *body*, whose items are in the member *key*, with *tools* behind its others."""
+    where = scan(body, key)
+    envelope = read_envelope(where.without_items(body).decode(), ())
+    at = len(body[: where.start].decode())
+    array = Addition(",".join(tools)).added_to(envelope.value_or_nothing("tools"))
+    return splice(envelope, at, body[where.start : where.end], {"tools": array})

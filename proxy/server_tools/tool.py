@@ -1,0 +1,160 @@
+"""What a server tool is, how it is declared, and on which requests one may be offered."""
+
+from __future__ import annotations
+
+import json
+import re
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any, ClassVar, Final
+
+import msgspec
+
+from proxy.core.apis.envelope import TOOLS, Envelope
+from proxy.core.apis.json_steps import read_integer
+from proxy.core.decisions import API_FORMATS, NO_ADDITION, Addition, CountedView
+from proxy.core.models import Route
+from proxy.core.request import Request
+from proxy.core.tokens.tools import FRAME, PARALLEL, reads_declarations
+from proxy.engine.reading import Reader
+
+Count = Callable[[str], int]
+
+_NO_TOOLS: Final = re.compile(r"(null|\[\s*\])?")
+_AUTO: Final = (None, "auto")
+
+
+@dataclass(frozen=True, slots=True)
+class ToolResult:
+    """The result of one call: its ``text``, and declarations of tools that the model can call from then on, as JSON."""
+
+    text: str
+    tools: tuple[str, ...] = ()
+
+
+WriteResult = Callable[[int, Count], ToolResult]
+"""Writes the result of a call in so many tokens. It may be called again, with fewer."""
+
+
+class ServerTool(ABC):
+    """A tool that Ullage offers to the model and answers itself. ``max_tokens`` are those of one result at most."""
+
+    name: ClassVar[str]
+    max_tokens: int
+
+    def addition(self, request: Request, envelope: Envelope, route: Route, window: int) -> Addition:
+        """Return what compacted views of *request* get, as ``Feature.addition`` does; mostly nothing."""
+        del request, envelope, route, window
+        return NO_ADDITION
+
+    @abstractmethod
+    def is_offered(self, view: CountedView) -> bool:
+        """True if *view* offers the tool."""
+
+    @abstractmethod
+    async def begin(self, view: CountedView, calls: Sequence[str]) -> Sequence[WriteResult]:
+        """Do what *calls* ask for, each by its arguments as JSON text; return what writes their results."""
+
+
+def declarations(name: str, description: str, parameters: Mapping[str, Any]) -> Mapping[str, str]:
+    """Return a tool as an element of the tools array of each API, as JSON."""
+    return MappingProxyType(
+        {api: declaration(api, name, description, parameters) for api in ("chat", "messages", "responses")}
+    )
+
+
+def declaration(api: str, name: str, description: str, parameters: Mapping[str, Any]) -> str:
+    """Return a tool as an element of the tools array of *api*, as JSON."""
+    function = {"name": name, "description": description}
+    if api == "messages":
+        tool: dict[str, Any] = {**function, "input_schema": parameters}
+    elif api == "responses":
+        tool = {"type": "function", **function, "parameters": parameters, "strict": False}
+    else:
+        tool = {"type": "function", "function": {**function, "parameters": parameters}}
+    return json.dumps(tool, separators=(",", ":"))
+
+
+def has_tools(envelope: Envelope) -> bool:
+    """True if the client sends tools, also by the legacy member for functions."""
+    return any(_NO_TOOLS.fullmatch(envelope.value_or_nothing(key)) is None for key in TOOLS)
+
+
+def may_offer(api: str, envelope: Envelope, name: str) -> bool:
+    """True if a server tool called *name* may be added to a request: the model is free to call a tool or none.
+
+    Not if its answer has a form that a second generation would spoil, not if the provider stores the history, and not
+    if the client has a tool of the same name.
+    """
+    if envelope.stored or _NO_TOOLS.fullmatch(envelope.value_or_nothing("functions")) is None:
+        return False
+    tools = envelope.value_or_nothing("tools")
+    if has_tools(envelope) and (not tools.startswith("[") or _is_name_taken(tools, name)):
+        return False
+    return _IS_FREE[api](envelope)
+
+
+def added_tokens(reader: Reader, api: str, envelope: Envelope, route: Route, tool: str) -> int:
+    """Return the tokens that the declaration *tool* adds to a request with this *envelope*."""
+    tokens = reader.tokens_of_tools(f"[{tool}]", route.encoding, route.model)
+    if not has_tools(envelope):
+        return tokens + API_FORMATS[api].PER_TOOLS
+    if reads_declarations(route.model):
+        client_tools = msgspec.json.decode(envelope.value("tools"), type=list[msgspec.Raw])
+        tokens -= FRAME
+        if len(client_tools) == 1:
+            tokens += PARALLEL
+    return tokens
+
+
+def _is_free_in_messages(envelope: Envelope) -> bool:
+    choice = _member(envelope, "tool_choice")
+    if choice is not None and _within(choice, "type") != "auto":
+        return False
+    if any(_member(envelope, name) for name in ("output_format", "container")):
+        return False
+    return not _within(_member(envelope, "output_config"), "format")
+
+
+def _is_free_in_responses(envelope: Envelope) -> bool:
+    if _member(envelope, "tool_choice") not in _AUTO or _member(envelope, "background"):
+        return False
+    return not _has_form(_within(_member(envelope, "text"), "format"))
+
+
+def _is_free_in_chat(envelope: Envelope) -> bool:
+    if _member(envelope, "tool_choice") not in _AUTO or _member(envelope, "audio"):
+        return False
+    return _member(envelope, "n") in (None, 1) and not _has_form(_member(envelope, "response_format"))
+
+
+_IS_FREE: Final = MappingProxyType(
+    {"messages": _is_free_in_messages, "responses": _is_free_in_responses, "chat": _is_free_in_chat}
+)
+"""By API: true if the model may call a tool or none, and no form of its answer would be spoiled by going on."""
+
+
+def _is_name_taken(tools: str, name: str) -> bool:
+    """True if a tool of the client's has the name, also if it is written with escapes."""
+    if name in tools:
+        return True
+    return "\\u" in tools and name in json.dumps(json.loads(tools, parse_int=read_integer), ensure_ascii=False)
+
+
+def _has_form(form: Any) -> bool:
+    """True if an answer must have a form other than text, such as JSON."""
+    return form is not None and _within(form, "type") != "text"
+
+
+def _member(envelope: Envelope, name: str) -> Any:
+    if name not in envelope.fields:
+        return None
+    return json.loads(envelope.value(name), parse_int=read_integer)
+
+
+def _within(value: Any, name: str) -> Any:
+    if not isinstance(value, dict):
+        return None
+    return value.get(name)

@@ -1,0 +1,158 @@
+"""Requests whose tools leave no room are served, over real HTTP, in front of a strict upstream."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from proxy.features.deferred_tools.search import NAME
+from tests.conftest import StartStub
+from tests.stub import Answer, Call
+from tests.stub.faults import NO_FAULT, error
+from tests.support.answer_parser import parse_answer
+from tests.support.api_formats import request_body
+from tests.support.sample_conversations import agent_session
+from tests.support.server_tool_fixtures import WORDING, both, every, model_answering, proxy_in_process
+
+WINDOW = 8_192
+WANTED = "mcp__weather__forecast_for_place"
+LOOK = Call(NAME, json.dumps({"query": "weather forecast"}))
+USE = Call(WANTED, json.dumps({"field_0": "Graz"}))
+
+
+def tool(name: str, says: str) -> dict[str, Any]:
+    """A tool as MCP servers declare them: few words, many fields."""
+    fields = {f"field_{at}": {"enum": [f"{name}_{at}_{value}" for value in range(4)]} for at in range(8)}
+    parameters = {"type": "object", "properties": {**fields, "field_0": {"type": "string"}}}
+    return {"type": "function", "function": {"name": name, "description": says, "parameters": parameters}}
+
+
+def many_tools(count: int = 120) -> list[dict[str, Any]]:
+    """Tools that take several times the window; the one that is wanted stands among the last."""
+    tools = [tool(f"mcp__server_{at % 7}__action_{at}", f"Does the thing number {at}.") for at in range(count)]
+    tools[-5] = tool(WANTED, "Tells the weather of the next days at a place.")
+    return tools
+
+
+def request(api: str, stream: bool, tools: list[dict[str, Any]] | None = None, **members: Any) -> dict[str, Any]:
+    """A short session with more tools than the window holds."""
+    more: dict[str, Any] = {"stream": True} if stream else {}
+    more |= {"store": False} if api == "responses" else {}
+    return request_body(api, agent_session(2, 60), tools or many_tools(), **more, **members)
+
+
+def on(**settings: Any) -> dict[str, Any]:
+    """The settings of a proxy that defers tools."""
+    return {"compression": {"deferred_tools": {"enabled": True, **settings}}}
+
+
+@every
+@both
+async def test_a_request_that_would_be_refused_is_served(
+    stub: StartStub, tmp_path: Path, api: str, stream: bool
+) -> None:
+    """The model finds the tool that it needs and calls it; the client gets that call, and never hears of the search."""
+    server = await stub(window=WINDOW, wording=WORDING[api])
+    server.script = model_answering(Answer("Let me see.", (LOOK,)), Answer("", (USE,)))
+    async with proxy_in_process(server, tmp_path, **on()) as door:
+        answer = await door.ask(api, request(api, stream))
+        assert answer.status_code == 200, answer.text
+        answered = parse_answer(api, answer.content, stream=stream)
+    assert NAME not in answer.text
+    assert [name for name, *_ in answered.calls] == [WANTED]
+    first, second = server.seen
+    assert (first.verdict, second.verdict) == ("ok", "ok"), second.why
+    assert first.tools[-1] == NAME
+    assert WANTED not in first.tools
+    assert second.tools[: len(first.tools)] == first.tools
+    assert WANTED in second.tools
+    assert door.reports[0].recalls == 1
+    assert "deferred_tools" in door.reports[0].stages
+    assert door.faults == []
+
+
+@every
+async def test_switched_off_it_is_refused(stub: StartStub, tmp_path: Path, api: str) -> None:
+    """Without the feature such a request has no view that fits."""
+    server = await stub(window=WINDOW, wording=WORDING[api])
+    async with proxy_in_process(server, tmp_path) as door:
+        answer = await door.ask(api, request(api, False))
+    assert answer.status_code == 400
+    assert server.seen == []
+
+
+@every
+async def test_a_tool_that_was_called_stays(stub: StartStub, tmp_path: Path, api: str) -> None:
+    """The next request declares it, in its place, and the same first ones; the search is still there."""
+    server = await stub(window=WINDOW, wording=WORDING[api])
+    server.script = model_answering(Answer("So it is."))
+    chat = agent_session(2, 60)
+    call = {"id": "c9", "type": "function", "function": {"name": WANTED, "arguments": "{}"}}
+    after = [
+        *chat,
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "c9", "content": "Rain."},
+    ]
+    more = {"store": False} if api == "responses" else {}
+    async with proxy_in_process(server, tmp_path, **on()) as door:
+        for messages in (chat, after):
+            answer = await door.ask(api, request_body(api, messages, many_tools(), **more))
+            assert answer.status_code == 200, answer.text
+    first, second = server.seen
+    assert second.tools == [*first.tools[:-1], WANTED, NAME]
+
+
+@every
+@pytest.mark.parametrize("case", ["few tools", "own name", "a choice", "a form", "unknown window"])
+async def test_other_requests_are_left_alone(stub: StartStub, tmp_path: Path, api: str, case: str) -> None:
+    """What has room, and what no search may be added to, is as it is without the feature."""
+    server = await stub(window=200_000, wording=WORDING[api])
+    server.script = model_answering(Answer("Yes."))
+    tools, members, settings = many_tools(), dict[str, Any](), dict[str, Any]()
+    if case == "few tools":
+        tools = many_tools(10)
+    elif case == "own name":
+        tools[3] = tool(NAME, "The client's own.")
+    elif case == "a choice":
+        members = {"tool_choice": {"type": "any"} if api == "messages" else "required"}
+    elif case == "a form":
+        form = {"type": "json_object"}
+        members = {"response_format": form, "output_config": {"format": form}, "text": {"format": form}}
+    else:
+        settings = {"models": [{"name": "*"}]}
+    bodies = []
+    for switched in (on(), {}):
+        async with proxy_in_process(server, tmp_path, **switched, **settings) as door:
+            bodies.append((await door.ask(api, request(api, False, tools, **members))).status_code)
+            assert "deferred_tools" not in door.reports[-1].stages
+    assert bodies[0] == bodies[1]
+    assert len({seen.body for seen in server.seen}) <= 1
+
+
+@both
+async def test_two_searches_and_no_more(stub: StartStub, tmp_path: Path, stream: bool) -> None:
+    """A model that only ever searches ends with an answer that has no call of ours."""
+    server = await stub(window=WINDOW)
+    server.script = model_answering(Answer("Hm.", (LOOK,)))
+    async with proxy_in_process(server, tmp_path, **on()) as door:
+        answer = await door.ask("chat", request("chat", stream))
+    assert len(server.seen) == 3
+    assert all(seen.verdict == "ok" for seen in server.seen)
+    assert NAME not in answer.text
+    assert parse_answer("chat", answer.content, stream=stream).calls == []
+
+
+async def test_a_window_that_is_smaller_than_believed_is_learned(stub: StartStub, tmp_path: Path) -> None:
+    """If a later generation is too long, what it found is cut, and the request is still served."""
+    server = await stub(window=WINDOW)
+    server.script = model_answering(Answer("", (LOOK,)), Answer("", (USE,)))
+    server.fail(NO_FAULT)
+    server.fail(error(400, "too long", "context_length_exceeded"))
+    async with proxy_in_process(server, tmp_path, **on(max_tokens=3_000)) as door:
+        answer = await door.ask("chat", request("chat", False))
+    assert answer.status_code == 200
+    assert [name for name, *_ in parse_answer("chat", answer.content, stream=False).calls] == [WANTED]
+    assert len(server.seen[2].body) < len(server.seen[1].body)

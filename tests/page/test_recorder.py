@@ -1,0 +1,123 @@
+"""What the page is told of a view, and the one line for a conversation that is nearly full."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+
+from proxy.page.board import Board, ViewNote
+from proxy.page.recorder import Shown, ViewRecorder
+from tests.support.engine_fixtures import Planned, Replica, chat_body, tool_map_of_package
+from tests.support.page_scene import reading
+from tests.support.sample_conversations import agent_session, log
+
+WINDOW = 8192
+BUNDLE = [*agent_session(5, 100), *reading("dist/bundle.js", log(1, 5600))]
+
+
+class Recorded:
+    """A replica whose answered requests a recorder gets."""
+
+    def __init__(self, shown: Shown | None = None, board: Board | None = None) -> None:
+        self.board = board or Board(10, now=lambda: 0.0)
+        self.lines: list[tuple[str, Mapping[str, object]]] = []
+        self.recorder = ViewRecorder(
+            self.board, tool_map_of_package(), shown or Shown(), lambda event, facts: self.lines.append((event, facts))
+        )
+        self.replica = Replica()
+
+    async def ask(self, messages: list[dict[str, Any]], **facts: object) -> Planned:
+        plan = await self.replica.plan(chat_body(messages), WINDOW)
+        self.recorder.answered(plan.view, plan.report.with_(**facts), 200)
+        return plan
+
+    def notes(self) -> list[ViewNote]:
+        found = list(self.board.views)
+        self.board.views.clear()
+        return found
+
+
+async def test_a_compaction_is_noted_once_with_what_it_took_and_made() -> None:
+    """Its sizes, its stages, and the shape of its block, without a word of its text."""
+    recorded = Recorded()
+    plan = await recorded.ask(agent_session(40, 300))
+    await recorded.ask([*agent_session(40, 300), *agent_session(1, 40)[2:]])
+    first, second = recorded.notes()
+    entry = first.compaction(text=False)
+    assert entry is not None
+    assert second.compaction(text=False) is None
+    assert (entry.before, entry.after) == (plan.report.tokens_before, plan.report.tokens_after)
+    assert entry.before - entry.after == pytest.approx(sum(stage.tokens for stage in entry.stages), abs=2)
+    assert {"digest", "steps"} <= {part.kind for part in entry.parts}
+    assert entry.block == ""
+
+
+async def test_the_block_is_shown_if_the_settings_say_so() -> None:
+    """Only then does the page hold a text."""
+    recorded = Recorded(Shown(text=True))
+    plan = await recorded.ask(agent_session(40, 300))
+    (note,) = recorded.notes()
+    entry = note.compaction(text=True)
+    assert entry is not None
+    assert plan.view.edits.record is not None
+    assert entry.block == plan.view.edits.record.block
+
+
+async def test_a_conversation_that_is_nearly_full_gets_one_line() -> None:
+    """It says what fills it and what to do; the target of the call is content, and stays out."""
+    recorded = Recorded()
+    await recorded.ask(BUNDLE)
+    await recorded.ask(BUNDLE)
+    ((event, facts),) = recorded.lines
+    assert event == "conversation.nearly_full"
+    assert str(facts["advice"]).endswith("% is one tool result: read_file")
+    assert "truncate.always" in str(facts["remedy"])
+    assert "bundle.js" not in str(facts)
+    first, second = recorded.notes()
+    assert first.advice is not None
+    assert (second.advice, second.keeps_advice) == (None, True)
+    assert first.advice.text == facts["advice"]
+
+
+async def test_targets_are_named_if_texts_may_be_shown() -> None:
+    """Both in the log and on the page."""
+    recorded = Recorded(Shown(text=True))
+    await recorded.ask(BUNDLE)
+    assert str(recorded.lines[0][1]["advice"]).endswith("read_file dist/bundle.js")
+
+
+async def test_it_gets_another_line_once_it_had_room_again() -> None:
+    """After a compaction it may fill up anew."""
+    recorded = Recorded()
+    for rounds in range(1, 60):
+        await recorded.ask(agent_session(rounds, 300))
+    compactions = [note for note in recorded.notes() if note.compaction(text=False)]
+    assert len(compactions) > 1
+    assert len(recorded.lines) == len(compactions) + 1
+
+
+async def test_the_log_can_be_without_advice() -> None:
+    """The page has it all the same."""
+    recorded = Recorded(Shown(advice=False))
+    await recorded.ask(BUNDLE)
+    assert recorded.lines == []
+    assert recorded.notes()[0].advice is not None
+
+
+@pytest.mark.parametrize("facts", [{"conversation": ""}, {"client_compaction": "codex"}])
+async def test_what_has_no_conversation_of_its_own_is_not_noted(facts: dict[str, str]) -> None:
+    """Nor is a client's own compaction: its prompt is gone afterwards."""
+    recorded = Recorded()
+    await recorded.ask(BUNDLE, **facts)
+    assert (recorded.notes(), recorded.lines) == ([], [])
+
+
+async def test_without_a_page_there_is_still_the_line() -> None:
+    """The log does not depend on the page."""
+    lines: list[str] = []
+    recorder = ViewRecorder(None, tool_map_of_package(), Shown(), lambda event, facts: lines.append(event))
+    plan = await Replica().plan(chat_body(BUNDLE), WINDOW)
+    recorder.answered(plan.view, plan.report, 200)
+    assert lines == ["conversation.nearly_full"]

@@ -1,0 +1,60 @@
+"""The sockets by which workers ask each other."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+from proxy.page.board import Board, Changes, Detail
+from proxy.page.workers import Question, WorkerSocket, ask
+from tests.page.test_board import report
+
+
+async def test_a_worker_answers_about_what_it_serves(folder: Path) -> None:
+    """Changes since a version, and one conversation; what waits to be read is read first."""
+    board = Board(10, now=lambda: 0.0)
+    socket = WorkerSocket(board, folder, 1, 3)
+    await socket.start()
+    board.reports.append((1.0, report("a")))
+    path = folder / "page-1.sock"
+    changes = await ask(path, Question(), Changes)
+    assert changes is not None
+    assert [row.name for row in changes.rows] == ["a"]
+    again = await ask(path, Question(since=changes.version), Changes)
+    assert again is not None
+    assert (again.rows, again.names) == ([], ["a"])
+    detail = await ask(path, Question(name="a"), Detail)
+    assert detail is not None
+    assert detail.points[0][1:3] == (900, 600)
+    assert await ask(path, Question(name="b"), Detail) is None
+    assert socket.others == [folder / "page-0.sock", folder / "page-2.sock"]
+    socket.close()
+    assert not path.exists()
+
+
+async def test_a_socket_that_a_killed_worker_left_is_replaced(folder: Path) -> None:
+    """A worker has the same name after a restart."""
+    left = WorkerSocket(Board(1), folder, 0, 2)
+    await left.start()
+    socket = WorkerSocket(Board(1), folder, 0, 2)
+    await socket.start()
+    assert await ask(folder / "page-0.sock", Question(), Changes) is not None
+    left.close()
+    socket.close()
+
+
+async def test_a_question_that_cannot_be_read_gets_no_answer(folder: Path) -> None:
+    """And does no harm."""
+    socket = WorkerSocket(Board(1), folder, 0, 2)
+    await socket.start()
+    reader, writer = await asyncio.open_unix_connection(folder / "page-0.sock")
+    writer.write(b"what?\n")
+    assert await reader.read() == b""
+    writer.close()
+    assert await ask(folder / "page-0.sock", Question(), Changes) is not None
+    socket.close()
+
+
+async def test_nobody_is_waited_for_in_vain(folder: Path) -> None:
+    """There is no answer from where nobody listens."""
+    assert await ask(folder / "page-7.sock", Question(), Changes) is None

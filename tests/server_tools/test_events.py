@@ -1,0 +1,40 @@
+"""Events as bytes."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from proxy.server_tools.events import data_of, dumped, value_of, written
+
+
+@pytest.mark.parametrize(
+    ("event", "data"),
+    [
+        (b"event: x\ndata: {}\n\n", b"{}"),
+        (b"data:{}\r\n\r\n", b"{}"),
+        (b"data: a\ndata: b\n\n", b"a\nb"),
+        (b": comment\n\n", b""),
+    ],
+)
+def test_the_data_of_an_event_is_found(event: bytes, data: bytes) -> None:
+    """Data lines are joined; what is no data is not."""
+    assert data_of(event) == data
+
+
+@pytest.mark.parametrize(
+    ("data", "value"),
+    [(b'{"a":1}', {"a": 1}), (b'{"a":"\\ud800"}', {"a": "\ud800"}), (b"[1]", None), (b"[DONE]", None)],
+)
+def test_only_objects_are_values(data: bytes, value: object) -> None:
+    """An object is read, lone surrogates included; anything else is none."""
+    assert value_of(data) == value
+
+
+def test_what_is_written_can_be_read_again() -> None:
+    """An event of any value is valid UTF-8 and says that value."""
+    for value in ({"a": "é\n"}, {"a": "\ud800"}):
+        event = written(value, "kind")
+        assert event.startswith(b"event: kind\ndata: ")
+        assert json.loads(data_of(event)) == value == json.loads(dumped(value))

@@ -1,0 +1,249 @@
+"""Traces through the real engine and the real SDK: which spans there are, when, and what they say."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from opentelemetry.trace import SpanKind, StatusCode
+
+from proxy.core.report import Report, SummaryReport, Usage
+from proxy.core.request import Origin, Request
+from proxy.engine.ports import Answer
+from proxy.telemetry.tracing import EXPORT_SECONDS, TracedExchange, TracedUpstream, Tracing, open_tracing
+from tests.support.engine_fixtures import TENANT, chat_body
+from tests.support.sample_conversations import prose
+from tests.support.scripted_upstream import (
+    TOO_LONG,
+    EngineFixture,
+    ScriptedReply,
+    agent_body,
+    upstream_replying,
+)
+from tests.telemetry.test_golden import COMPACTED
+
+TRACE, PARENT = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
+TRACEPARENT = f"00-{TRACE}-{PARENT}-01"
+CANARY = "CANARY"
+
+
+class Traced:
+    """An engine with traces around it, and the spans that have ended."""
+
+    def __init__(self, *replies: ScriptedReply) -> None:
+        self.exporter = InMemorySpanExporter()
+        provider = TracerProvider(shutdown_on_exit=False)
+        provider.add_span_processor(SimpleSpanProcessor(self.exporter))
+        self.tracing = Tracing(provider.get_tracer("test"), provider)
+        fixture = EngineFixture()
+        self.upstream = Recording(*replies)
+        fixture.switch.upstream = TracedUpstream(self.upstream, self.tracing)
+        self.exchange = TracedExchange(fixture.engine, self.tracing)
+
+    async def ask(
+        self, body: bytes, headers: tuple[tuple[str, str], ...] = (), **facts: Any
+    ) -> dict[str, ReadableSpan]:
+        """Answer a request, report it, and return its spans by name; further ones of a name have a number."""
+        self.exporter.clear()
+        origin = Origin("/v1/chat/completions", headers)
+        outcome = await self.exchange.exchange(Request("chat", body, TENANT, "r1", origin=origin))
+        status = outcome.reply.status if isinstance(outcome, Answer) else outcome.error.status
+        self.tracing.observe(outcome.report.with_(status=status, **facts), 0.1)
+        return self.spans()
+
+    def spans(self) -> dict[str, ReadableSpan]:
+        found: dict[str, ReadableSpan] = {}
+        for span in sorted(self.exporter.get_finished_spans(), key=lambda span: span.start_time or 0):
+            name = f"{span.kind.name} {span.name}"
+            found[f"{name} {sum(key.startswith(name) for key in found)}" if name in found else name] = span
+        return found
+
+
+class Recording:
+    """An upstream that replies in turn and keeps the headers that were added."""
+
+    def __init__(self, *replies: ScriptedReply) -> None:
+        self.added: list[dict[str, str]] = []
+        self._upstream = upstream_replying(*replies)
+
+    async def send(self, target: str, method: str, path_qs: str, headers: Any, body: Any, added: Any = ()) -> Any:
+        self.added.append(dict(added))
+        return await self._upstream.send(target, method, path_qs, headers, body)
+
+    async def upgrade(self, target: str, path_qs: str, headers: Any) -> Any:
+        return await self._upstream.upgrade(target, path_qs, headers)
+
+
+OK = ScriptedReply(200, [b"{}"])
+SERVER, CLIENT, WAIT = "SERVER chat gpt-4o", "CLIENT chat gpt-4o", "INTERNAL wait"
+
+
+def is_child(child: ReadableSpan, parent: ReadableSpan) -> bool:
+    return child.parent is not None and child.parent.span_id == parent.context.span_id
+
+
+def times(span: ReadableSpan) -> tuple[int, int]:
+    assert span.start_time is not None
+    assert span.end_time is not None
+    return span.start_time, span.end_time
+
+
+async def test_a_request_has_its_spans() -> None:
+    """One for the request, one for what was sent, one for the wait, each inside the one above, with GenAI's names."""
+    body = chat_body([{"role": "user", "content": CANARY}], model="gpt-4o")
+    spans = await Traced(OK).ask(body, usage=Usage(90, 12, 40), agent="codex", conversation="c")
+    assert set(spans) == {SERVER, CLIENT, WAIT}
+    server, client, wait = spans[SERVER], spans[CLIENT], spans[WAIT]
+    assert is_child(client, server)
+    assert is_child(wait, client)
+    assert server.parent is None
+    assert times(server)[0] <= times(client)[0] == times(wait)[0] <= times(wait)[1] <= times(client)[1]
+    assert times(client)[1] <= times(server)[1]
+    assert server.attributes is not None
+    expected = {
+        "gen_ai.operation.name": "chat", "gen_ai.provider.name": "openai", "gen_ai.request.model": "gpt-4o",
+        "gen_ai.conversation.id": "c", "gen_ai.usage.input_tokens": 90, "gen_ai.usage.output_tokens": 12,
+        "gen_ai.usage.cache_read.input_tokens": 40, "http.response.status_code": 200, "ullage.agent": "codex",
+        "ullage.outcome": "verbatim", "ullage.upstream": "stub",
+    }  # fmt: skip
+    assert expected.items() <= server.attributes.items()
+    assert CANARY not in "".join(span.to_json() for span in spans.values())
+
+
+async def test_a_compaction_is_a_child() -> None:
+    """It lies between the beginning of the request and the call, and names its stages."""
+    spans = await Traced(OK).ask(agent_body(20_000, model="gpt-4o"))
+    compaction = spans["INTERNAL compaction"]
+    assert is_child(compaction, spans[SERVER])
+    assert times(compaction) == (times(spans[SERVER])[0], times(spans[CLIENT])[0])
+    assert compaction.attributes is not None
+    assert compaction.attributes["ullage.stages"] == ("fold",)
+    assert compaction.attributes["ullage.new"] is True
+
+
+async def test_each_retry_has_its_spans() -> None:
+    """A refusal ends its own call with its status; what is sent next stands inside a retry, which begins there."""
+    traced = Traced(ScriptedReply(400, [TOO_LONG]), OK)
+    spans = await traced.ask(agent_body(6_000, model="gpt-4o"))
+    first, second, retry = spans[CLIENT], spans[f"{CLIENT} 1"], spans["INTERNAL retry"]
+    assert is_child(retry, spans[SERVER])
+    assert is_child(second, retry)
+    assert is_child(first, spans[SERVER])
+    assert first.attributes is not None
+    assert (first.attributes["http.response.status_code"], first.attributes["error.type"]) == (400, "400")
+    assert first.status.status_code is StatusCode.ERROR
+    assert second.status.status_code is StatusCode.UNSET
+    assert times(first)[1] == times(retry)[0] <= times(second)[0]
+    assert times(retry)[1] == times(second)[1]
+    assert spans[SERVER].attributes is not None
+    assert spans[SERVER].attributes["ullage.retries"] == 1
+
+
+async def test_a_refusal_of_ours_has_a_span_without_a_call() -> None:
+    """Nothing was sent, and the client's error is no error of the server."""
+    spans = await Traced(OK).ask(chat_body([{"role": "system", "content": prose(1, 9_000)}], model="gpt-4o"))
+    assert set(spans) == {SERVER}
+    assert spans[SERVER].attributes is not None
+    assert spans[SERVER].attributes["error.type"] == "400"
+    assert spans[SERVER].status.status_code is StatusCode.UNSET
+
+
+async def test_a_clients_trace_is_continued() -> None:
+    """The request is a child of the client's span; the upstream gets the call's name in its place, with the state."""
+    traced = Traced(OK)
+    headers = (("Traceparent", TRACEPARENT), ("tracestate", "vendor=1"))
+    spans = await traced.ask(chat_body([{"role": "user", "content": "Hi"}], model="gpt-4o"), headers)
+    parent = spans[SERVER].parent
+    assert parent is not None
+    assert (f"{parent.trace_id:032x}", f"{parent.span_id:016x}") == (TRACE, PARENT)
+    client = spans[CLIENT].context
+    assert traced.upstream.added == [{"traceparent": f"00-{TRACE}-{client.span_id:016x}-01", "tracestate": "vendor=1"}]
+
+
+@pytest.mark.parametrize("headers", [(), (("traceparent", "nonsense"),)])
+async def test_without_a_clients_trace_none_is_invented_upstream(headers: tuple[tuple[str, str], ...]) -> None:
+    """The request begins a trace of its own; an upstream that was told of none still is not."""
+    traced = Traced(OK)
+    spans = await traced.ask(chat_body([{"role": "user", "content": "Hi"}], model="gpt-4o"), headers)
+    assert spans[SERVER].parent is None
+    assert bool(traced.upstream.added[0]) is bool(headers)
+
+
+async def test_a_summary_belongs_to_the_request_that_began_it() -> None:
+    """Its span ends where the job does; a job that called no model, or that no request began, has none."""
+    traced = Traced(OK)
+    server = (await traced.ask(chat_body([{"role": "user", "content": "Hi"}], model="gpt-4o")))[SERVER]
+    traced.tracing.summary(SummaryReport("written", "", "t", "small", "up", 2, 900, 80, 1.5))
+    traced.tracing.summary(SummaryReport("skipped", "budget", "t", "small", "up"))
+    summary = traced.spans()["INTERNAL summary"]
+    assert is_child(summary, server)
+    assert summary.attributes is not None
+    assert summary.attributes["gen_ai.usage.output_tokens"] == 80
+    began, ended = times(summary)
+    assert (ended - began) // 1_000_000 == 1500
+    assert len(traced.exporter.get_finished_spans()) == 4
+
+
+async def test_an_upstream_that_fails_is_named() -> None:
+    """The exception's type is the error of the call; the request's span says what the client got."""
+    traced = Traced(OK)
+
+    async def fail(*_: object) -> None:
+        raise ConnectionResetError("CANARY")
+
+    traced.upstream.send = fail  # type: ignore[method-assign, assignment]
+    with pytest.raises(ConnectionResetError):
+        await traced.exchange.exchange(Request("chat", b'{"model":"m","messages":[]}', TENANT, "r1"))
+    assert traced.spans() == {}, "they end with the request's report"
+    traced.tracing.observe(Report("r1", "chat", model="gpt-4o", status=502, reason="upstream_unreachable"), 0.1)
+    spans = traced.spans()
+    assert spans[CLIENT].attributes is not None
+    assert spans[CLIENT].attributes["error.type"] == "ConnectionResetError"
+    assert spans[SERVER].status.status_code is StatusCode.ERROR
+    assert CANARY not in "".join(span.to_json() for span in spans.values())
+
+
+def test_reports_of_other_requests_are_no_spans() -> None:
+    """A relayed request was never begun, and is not ended."""
+    traced = Traced(OK)
+    traced.tracing.observe(COMPACTED, 0.1)
+    assert traced.spans() == {}
+
+
+@pytest.fixture
+def no_otel(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
+    for name in ("OTEL_SERVICE_NAME", "OTEL_RESOURCE_ATTRIBUTES", "OTEL_SDK_DISABLED"):
+        monkeypatch.delenv(name, raising=False)
+    return monkeypatch
+
+
+@pytest.mark.parametrize(("name", "service"), [(None, "ullage"), ("mine", "mine")])
+def test_the_standard_variables_hold(no_otel: pytest.MonkeyPatch, name: str | None, service: str) -> None:
+    """The service is called ullage unless OTEL_SERVICE_NAME says otherwise."""
+    if name:
+        no_otel.setenv("OTEL_SERVICE_NAME", name)
+    exporter = InMemorySpanExporter()
+    tracing = open_tracing("1.2", exporter)
+    tracing.begin(Request("chat", b"", TENANT, "r1"))
+    tracing.observe(COMPACTED.with_(request_id="r1"), 0.1)
+    tracing.close()
+    (span,) = exporter.get_finished_spans()
+    assert span.kind is SpanKind.SERVER
+    assert (span.resource.attributes["service.name"], span.resource.attributes["service.version"]) == (service, "1.2")
+    assert EXPORT_SECONDS < 5
+
+
+async def test_a_disabled_sdk_makes_no_spans(no_otel: pytest.MonkeyPatch) -> None:
+    """OTEL_SDK_DISABLED turns everything off, and requests pass."""
+    no_otel.setenv("OTEL_SDK_DISABLED", "true")
+    exporter = InMemorySpanExporter()
+    tracing = open_tracing("1.2", exporter)
+    fixture = EngineFixture()
+    fixture.switch.upstream = TracedUpstream(Recording(OK), tracing)
+    outcome = await TracedExchange(fixture.engine, tracing).exchange(Request("chat", agent_body(2_000), TENANT, "r1"))
+    tracing.observe(outcome.report, 0.1)
+    tracing.close()
+    assert exporter.get_finished_spans() == ()
