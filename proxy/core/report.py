@@ -400,8 +400,8 @@ FIELDS: Final[tuple[Field, ...]] = (
     Field("waste", "", "Tokens that the client could do without, by kind.", metrics=(Metric(
         "ullage_waste_tokens_total", "Tokens that the client could do without.", ("model",), by=("kind",), own=None,
         doc="Fresh tool results that take more than 30 % of the room left, alone (`fresh_result`) and together "
-            "(`fresh_results`); at each compaction results that repeat an earlier one (`repeated_result`) and listings "
-            "of 500 tokens and more (`listing`)."),)),
+            "(`fresh_results`); at each compaction messages and results that repeat earlier ones (`repeated_message`, "
+            "`repeated_result`) and listings of 500 tokens and more (`listing`)."),)),
 )
 # fmt: on
 """Every field of a report, in the order of the log line."""

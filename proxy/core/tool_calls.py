@@ -160,16 +160,19 @@ LISTINGS: Final = frozenset({"list", "glob", "grep"})
 LONG_LISTING: Final = 500
 """Tokens from which a listing is worth a narrower call."""
 
+_SHORT_MESSAGE: Final = 50
+"""Tokens of a message that may well be sent twice, such as a word to go on."""
+
 _SHORT_RESULT: Final = 200
 """Bytes of a result that may well be there twice, such as a word that something worked."""
 
 
-def needless_results(items: Sequence[Item]) -> dict[str, int]:
-    """Return tokens of results that a client could do without: those that repeat an earlier one, and long listings.
+def needless_items(items: Sequence[Item]) -> dict[str, int]:
+    """Return tokens that a client could do without: messages and results that repeat earlier ones, long listings.
 
     Raises ``FactsMissing`` if the facts of calls and results were not read.
     """
-    tokens = {"repeated_result": 0, "listing": 0}
+    tokens = {"repeated_message": _repeated_messages(items), "repeated_result": 0, "listing": 0}
     seen: set[int] = set()
     for pair in pairs_of(items, 0, len(items)):
         item, result = items[pair.index], pair.result
@@ -182,6 +185,12 @@ def needless_results(items: Sequence[Item]) -> dict[str, int]:
             tokens["listing"] += size
         seen.add(result.digest)
     return {kind: count for kind, count in tokens.items() if count}
+
+
+def _repeated_messages(items: Sequence[Item]) -> int:
+    messages = [item for item in items if item.role in ("system", "user") and item.tokens >= _SHORT_MESSAGE]
+    first = {item.digest: item.tokens for item in messages}
+    return sum(item.tokens for item in messages) - sum(first.values())
 
 
 def _mentions(text: str) -> bytes:

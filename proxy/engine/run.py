@@ -16,7 +16,7 @@ from proxy.core.report import BUDGET_UNREACHABLE, SERVED, Outcome, Report
 from proxy.core.request import ITEMS_KEPT, Request, public_session_name
 from proxy.core.tokens.budget import borrowed
 from proxy.core.tokens.counting import regions, to_provider_tokens
-from proxy.core.tool_calls import files_read, needless_results
+from proxy.core.tool_calls import files_read, needless_items
 from proxy.core.waste import LARGE
 from proxy.engine.ports import Clock, Reply
 from proxy.engine.replies import DrainedReply
@@ -306,7 +306,7 @@ def _newest_part(view: CountedView) -> dict[str, Any]:
             break
         fresh, largest = fresh + item.tokens, max(largest, item.tokens)
     large = LARGE * (view.budget.input - counts.total + fresh)
-    waste = needless_results(items) if view.edits.compacted_now else {}
+    waste = needless_items(items) if view.edits.compacted_now else {}
     members: dict[str, Any] = {}
     if 0 < large < fresh:
         waste["fresh_results"] = fresh

@@ -139,6 +139,7 @@ class Row(msgspec.Struct, omit_defaults=True):
     upstream: str = ""
     api: str = ""
     project: str = ""
+    agent: str = ""
     window: int = 0
     source: str = ""
     budget: int = 0
@@ -181,6 +182,7 @@ class Conversation:
         row.first = row.first or at
         row.last = at
         row.model, row.upstream, row.api, row.project = report.model, report.upstream, report.api, report.project
+        row.agent = report.agent
         row.outcome, row.reason, row.status = report.outcome, report.reason, report.status
         row.input_sum += report.usage.input_tokens or 0
         row.cached_sum += report.usage.cached_tokens or 0

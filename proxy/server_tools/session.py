@@ -198,6 +198,7 @@ class ToolSession:
         if view is self._view and self._reported_input is not None:
             used = max(self._reported_input, int(used * LEAST_REPORTED_SHARE))
         input_tokens = int(budget.input_budget(view.lowered_output or budget.reserve) * ratio)
+        input_tokens += sum(tool.reserved(view) for tool in self._tools.values())
         room = int((input_tokens - used) / max(1.0, ratio)) - added_tokens - budget.window // MARGIN_PART
         if most is None:
             return room

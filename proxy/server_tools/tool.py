@@ -49,6 +49,11 @@ class ServerTool(ABC):
         del request, envelope, route, window
         return NO_ADDITION
 
+    def reserved(self, view: CountedView) -> int:
+        """Return the provider's tokens beyond the window of *view* that are left for results."""
+        del view
+        return 0
+
     @abstractmethod
     def is_offered(self, view: CountedView) -> bool:
         """True if *view* offers the tool."""

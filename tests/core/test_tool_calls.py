@@ -20,7 +20,7 @@ from proxy.core.tool_calls import (
     failure_line,
     files_read,
     join_written_results,
-    needless_results,
+    needless_items,
     pairs_of,
     replace_written_result,
     unpack_mentions,
@@ -301,6 +301,15 @@ def test_results_that_could_be_spared_are_counted() -> None:
         ("Bash", {"command": "make"}, "ok"),
         ("Glob", {"pattern": "*.md"}, "README.md"),
     )
-    found = needless_results(items)
+    found = needless_items(items)
     assert found == {"repeated_result": items[5].tokens, "listing": items[3].tokens}
-    assert needless_results(items[:2]) == {}
+    assert needless_items(items[:2]) == {}
+
+
+def test_messages_that_repeat_are_counted() -> None:
+    """A message of some length that was sent before, however it is serialised; a short one may be sent twice."""
+    rules = {"role": "user", "content": "Run the tests before you say that it works. " * 10}
+    short = {"role": "user", "content": "Go on."}
+    written = [json.dumps(rules), json.dumps(short), json.dumps(rules, indent=1), json.dumps(short), json.dumps(rules)]
+    items = [read_one(chat, text.encode(), count_tokens, tool_map_of_package()) for text in written]
+    assert needless_items(items) == {"repeated_message": 2 * items[0].tokens}

@@ -51,12 +51,12 @@ def board_of(*reports: Report, most: int = 100, at: float = 100.0) -> Board:
 def test_a_row_has_the_newest_figures_and_the_sums() -> None:
     """What a conversation holds now, and what it came to."""
     usage = Usage(500, 20, 400)
-    board = board_of(report(usage=usage, regions={"user": 600}), report(after=300, event=True, usage=usage))
+    board = board_of(report(usage=usage, agent="codex"), report(after=300, event=True, usage=usage, agent="codex"))
     (row,) = board.changes().rows
     assert (row.tokens, row.before, row.window, row.requests, row.compactions) == (300, 900, 1000, 2, 1)
     assert (row.removed_sum, row.input_sum, row.cached_sum, row.output_sum) == (900, 1000, 800, 40)
     assert row.trend == [(100.0, 600, 0), (101.0, 300, 1)]
-    assert (row.first, row.last) == (100.0, 101.0)
+    assert (row.first, row.last, row.agent) == (100.0, 101.0, "codex")
 
 
 def test_only_what_changed_is_given_again() -> None:

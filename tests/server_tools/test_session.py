@@ -8,11 +8,15 @@ from typing import Any
 
 import pytest
 
+from proxy.features.deferred_tools.search import NAME as TOOLS_NAME
 from proxy.features.recall.tool import NAME
 from proxy.server_tools.merger import NOT_RUN
 from proxy.server_tools.session import LAST, MOST_CALLS, TOO_MANY
+from tests.features.deferred_tools.test_feature import LOOK as FIND
+from tests.features.deferred_tools.test_feature import USE, WANTED, many_tools
 from tests.stub import Answer, Call, Rules, Seen, Stub, chat, messages, responses
 from tests.support.answer_parser import parse_answer
+from tests.support.api_formats import tools_of
 from tests.support.recall_fixtures import LOOK, READ, SAID, WINDOW, StartRecall, read_answer, request
 from tests.support.sample_conversations import AGENT_TOOLS, agent_session, log
 from tests.support.sdk_clients import SDK_CLIENTS
@@ -241,3 +245,22 @@ async def test_a_long_session_with_recalls_stays_valid_and_fits(start_recall: St
             items += voice.results(calls, texts) if calls else [{"role": "user", "content": f"Go on with {at}."}]
     assert [(seen.verdict, seen.why) for seen in server.seen if seen.verdict != "ok"] == []
     assert sum(report.recalls for report in door.reports) > 8
+
+
+@every
+@both
+async def test_two_server_tools_answer_in_one_generation(start_recall: StartRecall, api: str, stream: bool) -> None:
+    """A compacted session with too many tools: the model reads what left its view, finds a tool, and calls that."""
+    both_on = {"recall": {"enabled": True, "max_tokens": 600}, "deferred_tools": {"enabled": True, "max_tokens": 900}}
+    server, door = await start_recall(api, Answer("", (LOOK, FIND)), Answer("", (USE,)), compression=both_on)
+    body = request(api, stream)
+    body["tools"] = [*body["tools"], *tools_of(many_tools(), api)]
+    answered = read_answer(api, await door.ask(api, body), stream)
+    assert [name for name, *_ in answered.calls] == [WANTED]
+    assert [seen.verdict for seen in server.seen] == ["ok", "ok"], server.seen[-1].why
+    assert {NAME, TOOLS_NAME} < {*server.seen[0].tools}
+    assert WANTED not in server.seen[0].tools
+    assert server.seen[1].tools == [*server.seen[0].tools, *server.seen[1].tools[len(server.seen[0].tools) :]]
+    assert SAID in server.seen[1].body.decode()
+    assert door.reports[0].recalls == 1
+    assert door.faults == []

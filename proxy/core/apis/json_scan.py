@@ -225,14 +225,18 @@ def _is_sole(envelope: bytes, key: str, start: int) -> bool:
 def _locate(body: bytes, items: list[msgspec.Raw], at: int) -> tuple[tuple[Span, ...], int] | None:
     """Return the spans of *items*, which follow each other from *at*, and the offset of the closing bracket."""
     spans: list[Span] = []
+    between = b""
     for item in items:
-        if gap := _GAP.match(body, at):
-            at = gap.end()
         raw = bytes(item)
-        if not body.startswith(raw, at):
-            return None
-        spans.append((at, at + len(raw)))
-        at += len(raw)
+        start = at + len(between)
+        if not (body.startswith(between, at) and body.startswith(raw, start)):  # not the same gap as before
+            gap = _GAP.match(body, at)
+            start = gap.end() if gap else at
+            if not body.startswith(raw, start):
+                return None
+            between = body[at:start]
+        at = start + len(raw)
+        spans.append((start, at))
     end = at
     while body[end : end + 1] in (b" ", b"\t", b"\n", b"\r"):
         end += 1

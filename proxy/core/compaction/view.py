@@ -259,10 +259,10 @@ def _texts(original: OriginalItems, indexes: Sequence[int]) -> dict[int, ItemTex
     known: dict[tuple[bytes, WrittenResult | None], ItemText] = {}
     texts: dict[int, ItemText] = {}
     for index in indexes:
-        item, written = original.item(index), original.written_result(index)
-        text = known.get((item, written))
+        key = original.item(index), original.written_result(index)
+        text = known.get(key)
         if text is None:
-            text = known[item, written] = original.text_of(item, written)
+            text = known[key] = original.text_of(*key)
         texts[index] = text
     return texts
 

@@ -3,7 +3,8 @@
 First they lose prose, as every oversize array of tools does. If they are still too large, these stay: what the
 conversation has called, what the provider runs itself, and the first of the others, as many as take half of what tools
 may take; clients put their own tools before those of servers they connect to. The same array and history give the same
-choice on every replica, so the prompt only changes when a deferred tool is called for the first time.
+choice on every replica, so the prompt only changes when a deferred tool is called for the first time. Such a request is
+planned for a smaller window, so that there is always room for a tool that is found.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from proxy.core.errors import InvalidRequest
 from proxy.core.request import Request
 from proxy.engine.features import Feature, Planning
 from proxy.engine.reading import Reader
-from proxy.features.deferred_tools.search import NAME, Tool, read_tool, search_tool
+from proxy.features.deferred_tools.search import NAME, Tool, read_tool, reserve, search_tool
 from proxy.offload import offload
 from proxy.server_tools.tool import Count, may_offer
 
@@ -41,9 +42,11 @@ class DeferTools(Feature):
 
     markers = MappingProxyType(dict.fromkeys(API_FORMATS, (b'"tools"',)))
 
-    def __init__(self, reader: Reader, share: float) -> None:
+    def __init__(self, reader: Reader, share: float, max_tokens: int) -> None:
+        """*max_tokens* are those of the tools that one search finds."""
         self._reader = reader
         self._share = share
+        self._max_tokens = max_tokens
 
     async def prepare(self, request: Request, engine: Planning) -> Request:
         """Return *request* with fewer tools and one that finds the others; *request* itself if its tools have room."""
@@ -80,7 +83,10 @@ class DeferTools(Feature):
         at = len(parsed.body[: parsed.scan.start].decode())
         body = splice(parsed.envelope, at, items, {"tools": Addition(search).added_to(kept)})
         server_tools = (*request.server_tools, (NAME, tuple(tool.json for tool in deferred)))
-        return replace(request, body=body, prepared=(*request.prepared, STAGE), server_tools=server_tools)
+        window = measured.known.window or measured.budget.window
+        options = replace(request.options, window=window - reserve(window, self._max_tokens))
+        prepared = (*request.prepared, STAGE)
+        return replace(request, body=body, prepared=prepared, server_tools=server_tools, options=options)
 
 
 def _tools_tokens(measured: MeasuredRequest) -> int:

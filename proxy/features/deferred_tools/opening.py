@@ -15,7 +15,7 @@ def open_features(parts: FeatureParts) -> list[Feature]:
     settings = deferred_tools_settings(parts.settings)
     if not settings.enabled:
         return []
-    return [DeferTools(parts.reader, settings.share)]
+    return [DeferTools(parts.reader, settings.share, settings.max_tokens)]
 
 
 def open_tools(parts: FeatureParts) -> list[ServerTool]:

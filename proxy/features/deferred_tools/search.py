@@ -22,6 +22,9 @@ MOST_FOUND: Final = 8
 SUMMARY_CHARACTERS: Final = 160
 """Characters of a description that stand beside the name of a tool that was found."""
 
+RESERVED_PART: Final = 8
+"""One token in so many of the window is left for tools that are found, at most."""
+
 MOST_QUERY_CHARACTERS: Final = 1_000
 """Characters of a query that are used."""
 
@@ -83,6 +86,11 @@ def search_tool(api: str, names: Sequence[str], tokens: int, count: Count) -> st
     return declaration(api, NAME, DESCRIPTION.format(count=len(names), names=listed), PARAMETERS)
 
 
+def reserve(window: int, max_tokens: int) -> int:
+    """Return the tokens of a *window* that are left for tools that are found: *max_tokens*, an eighth at most."""
+    return min(max_tokens, window // RESERVED_PART)
+
+
 class ToolSearch(ServerTool):
     """Finds deferred tools by their names and descriptions."""
 
@@ -94,6 +102,11 @@ class ToolSearch(ServerTool):
     def is_offered(self, view: CountedView) -> bool:
         """True if tools of the request were deferred."""
         return NAME in dict(view.request.server_tools)
+
+    def reserved(self, view: CountedView) -> int:
+        """Return the tokens by which ``DeferTools`` made the window of *view* smaller."""
+        window = view.known.window or 0
+        return min(self.max_tokens, window // (RESERVED_PART - 1))
 
     async def begin(self, view: CountedView, calls: Sequence[str]) -> Sequence[WriteResult]:
         """Return what writes the tools that each of *calls* finds."""

@@ -190,7 +190,7 @@ function matching(rows) {
   const text = state.text.toLowerCase();
   return rows.filter((row) => {
     if (state.fill >= 0 && Math.min(9, Math.floor(10 * fillOf(row))) !== state.fill) return false;
-    return !text || `${row.name} ${row.model || ""} ${row.project || ""} ${row.upstream || ""}`.toLowerCase().includes(text);
+    return !text || `${row.name} ${row.model || ""} ${row.project || ""} ${row.upstream || ""} ${row.agent || ""}`.toLowerCase().includes(text);
   });
 }
 
@@ -307,7 +307,7 @@ function drawDetail() {
   const close = make("button", { type: "button", title: "Close" }, "✕", make("span", { className: "hidden" }, " Close"));
   close.addEventListener("click", leave);
   const head = make("div", { className: "detail-head" }, make("h2", { id: "detail-title" }, row.name), close);
-  const facts = [row.model, row.upstream, row.api, row.project, `${number(row.requests)} requests`, `${number(row.compactions)} compactions`];
+  const facts = [row.model, row.upstream, row.api, row.agent, row.project, `${number(row.requests)} requests`, `${number(row.compactions)} compactions`];
   const bar = new Bar();
   bar.draw(row);
   const advice = row.advice ? make("div", { className: "callout" }, make("b", {}, row.advice.text), `What to do: ${row.advice.remedy}.`) : null;

@@ -345,6 +345,14 @@ def test_commas_elsewhere_are_no_items() -> None:
     assert len(scan(body, "messages", 10).spans) == 1
 
 
+@given(st.lists(st.tuples(st.sampled_from(["{}", '{"a":1}', '" {}"', "[ ]"]), spaces, spaces), max_size=8))
+def test_gaps_between_items_may_differ(items: list[tuple[str, str, str]]) -> None:
+    """Each item is found where it stands, whatever stood between the two before it."""
+    text = ",".join(before + item + after for item, before, after in items)
+    body = f'{{"messages":[{text}]}}'.encode()
+    assert [body[start:end].decode() for start, end in scan(body, "messages").spans] == [item for item, _, _ in items]
+
+
 def test_a_longer_conversation_is_counted_as_a_whole() -> None:
     """Known items count too: a continuation may not exceed the limit either."""
     first = b'{"messages":[' + b",".join([b"{}"] * 40) + b"]}"

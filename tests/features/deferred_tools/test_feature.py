@@ -156,3 +156,17 @@ async def test_a_window_that_is_smaller_than_believed_is_learned(stub: StartStub
     assert answer.status_code == 200
     assert [name for name, *_ in parse_answer("chat", answer.content, stream=False).calls] == [WANTED]
     assert len(server.seen[2].body) < len(server.seen[1].body)
+
+
+async def test_there_is_room_for_a_tool_however_long_the_session_is(stub: StartStub, tmp_path: Path) -> None:
+    """A part of the window is left for it, so that a view just below the high mark does not shut the search."""
+    server = await stub(window=WINDOW)
+    async with proxy_in_process(server, tmp_path, **on()) as door:
+        for rounds in range(4, 26, 3):
+            server.forget()
+            server.script = model_answering(Answer("", (LOOK,)), Answer("", (USE,)))
+            answer = await door.ask("chat", request_body("chat", agent_session(rounds, 250), many_tools()))
+            assert [name for name, *_ in parse_answer("chat", answer.content, stream=False).calls] == [WANTED]
+            assert [seen.verdict for seen in server.seen] == ["ok", "ok"]
+    assert any("fold" in report.stages for report in door.reports)
+    assert any("fold" not in report.stages for report in door.reports)
