@@ -8,14 +8,11 @@ https://www.freedesktop.org/software/systemd/man/latest/systemd.kill.html.
 from __future__ import annotations
 
 import asyncio
-import os
 import resource
-import socket
 import sys
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping
-from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Final
@@ -29,16 +26,15 @@ from proxy.features.opening import OpenHistory, open_history
 from proxy.offload import SWITCH_SECONDS
 from proxy.page.board import Reports
 from proxy.page.opening import LivePage
+from proxy.reload import STARTED, ConfigSource, ConfigState, ConfigWatch, CurrentState, Loaded, log_configuration
 from proxy.server import Server
 from proxy.settings import Settings
-from proxy.startup import CannotListen, print_summary, warn_of_unreachable
+from proxy.startup import CannotListen, cannot_start, print_summary, warn_of_unreachable
 from proxy.store import (
-    INSTEAD,
     Store,
     StoreMisconfigured,
     StoreUnsupported,
     describe_store,
-    open_store,
     store_status,
 )
 from proxy.summaries import Jobs
@@ -52,13 +48,14 @@ from proxy.upstream import Probes, Upstreams
 from proxy.upstream_wiring import open_bridge, open_catalogue, open_probes, open_summaries, open_upstream
 from proxy.wiring import (
     call_settings,
+    open_configured_store,
     open_engine,
     open_exports,
     open_models,
     server_config,
     windows_status,
 )
-from proxy.workers import Shutdown, Supervisor, Worker, new_event_loop, reserve
+from proxy.workers import Shutdown, Worker
 
 if TYPE_CHECKING:
     from proxy.telemetry.metrics import Telemetry
@@ -76,23 +73,17 @@ STANDARD_OUTPUT: Final = 1
 """The file descriptor of log lines, but for a proxy that runs beside a client."""
 
 
-def run(settings: Settings) -> int:
-    """Serve until a signal ends the process; return the exit code."""
-    if settings.server.workers > 1:
-        return _run_many(settings)
-    with asyncio.Runner(loop_factory=new_event_loop) as runner:
-        return runner.run(serve(StartOptions(settings), Worker(0, 1)))
-
-
 @dataclass(frozen=True, slots=True)
 class StartOptions:
     """The settings of a process, and a fact about the store that its parent already knows.
 
-    ``is_fallback``: the store in ``settings`` replaces the configured one, which cannot be used.
+    ``is_fallback``: the store in ``settings`` replaces the configured one, which cannot be used. ``state`` is that of
+    the configuration.
     """
 
     settings: Settings
     is_fallback: bool = False
+    state: ConfigState = STARTED
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,18 +97,17 @@ class Companion:
     log: int
 
 
-def run_with(settings: Settings, companion: Companion) -> int:
-    """Serve on a free port while *companion* runs; return its exit code."""
-    with asyncio.Runner(loop_factory=new_event_loop) as runner:
-        return runner.run(serve(StartOptions(settings), Worker(0, 1), companion))
+async def serve(
+    options: StartOptions, worker: Worker, companion: Companion | None = None, source: ConfigSource | None = None
+) -> int:
+    """Run one process from its start to its end; return the exit code.
 
-
-async def serve(options: StartOptions, worker: Worker, companion: Companion | None = None) -> int:
-    """Run one process from its start to its end; return the exit code."""
+    Its configuration comes from *source*, or is sent by its parent.
+    """
     settings = options.settings
     caches.keep_large_blocks()
     sys.setswitchinterval(SWITCH_SECONDS)
-    logs, tasks = _start_logging(settings, companion.log if companion else STANDARD_OUTPUT)
+    logs, tasks = start_logging(settings, companion.log if companion else STANDARD_OUTPUT)
     shutdown = Shutdown()
     if companion is None:
         shutdown.handle_signals()
@@ -127,8 +117,10 @@ async def serve(options: StartOptions, worker: Worker, companion: Companion | No
     except (CannotExport, CannotListen, StoreMisconfigured, StoreUnsupported) as error:
         await tasks.finish(TASK_SECONDS)
         logs.close()
-        return _cannot_start(error)
-    housekeeping = tasks.spawn(process.update_gauges(), "housekeeping")
+        return cannot_start(error)
+    reloads = Reloads(process, options, worker, logs, tasks)
+    if companion is None:
+        reloads.watch(source)
     lag = LagWatch(process.telemetry.loop_lag, logs.loop_lagged)
     process.page.show_lag(lag.pop_worst)
     caches.collect_rarely()
@@ -136,18 +128,71 @@ async def serve(options: StartOptions, worker: Worker, companion: Companion | No
     code = 0
     if companion is None:
         await shutdown.requested.wait()
-        await shutdown.run_unless_immediate(process.drain(settings.server.drain))
+        reloads.stop()
+        await shutdown.run_unless_immediate(reloads.process.drain(reloads.options.settings.server.drain))
     else:
         code = await companion.run(process.port)
         await process.drain(0.0)
     lag.stop()
-    housekeeping.cancel()  # it never ends by itself: ``finish`` would wait for it
-    await process.close()
+    reloads.stop()
+    await reloads.process.close()
     await tasks.finish(TASK_SECONDS)
     if dropped := exports.close():
         logs.log.warning("budget_log.lines_dropped", count=dropped)
     logs.close()
     return code
+
+
+class Reloads:
+    """The present ``process``, and the change to one with another configuration: ``options`` are those in force."""
+
+    def __init__(self, process: Process, options: StartOptions, worker: Worker, logs: Logs, tasks: Tasks) -> None:
+        self.process = process
+        self.options = options
+        self._worker = worker
+        self._logs = logs
+        self._tasks = tasks
+        # They never end by themselves: ``Tasks.finish`` would wait for them.
+        self._endless = [tasks.spawn(process.update_gauges(), "housekeeping")]
+
+    def watch(self, source: ConfigSource | None) -> None:
+        """Change whenever *source* does, or when the parent sends other options."""
+        if source is not None:
+            watch = ConfigWatch(source)
+            watch.handle_signal()
+            self._endless.append(self._tasks.spawn(watch.run(self._loaded), "watch the configuration"))
+        elif self._worker.updates is not None:
+            self._endless.append(self._tasks.spawn(self._take_updates(self._worker.updates), "take updates"))
+
+    def stop(self) -> None:
+        """Change no more."""
+        while self._endless:
+            self._endless.pop().cancel()
+
+    async def _take_updates(self, updates: asyncio.Queue[StartOptions]) -> None:
+        while True:
+            await self._change(await updates.get())
+
+    async def _loaded(self, loaded: Loaded) -> None:
+        log_configuration(self._logs, loaded)
+        settings = loaded.settings or self.options.settings
+        await self._change(replace(self.options, settings=settings, state=loaded.state))
+
+    async def _change(self, options: StartOptions) -> None:
+        """Build what *options* configure and put it in the place of what there is; after a fault, that stays."""
+        same = options.settings == self.options.settings
+        if not same:
+            try:
+                process = await self.process.changed(options, self._worker, self._logs, self._tasks)
+            except Exception as fault:
+                self._logs.log.exception("config.failed", exc_info=fault)
+                return
+            before, self.process = self.process, process
+            self._endless.pop(0).cancel()
+            self._endless.insert(0, self._tasks.spawn(process.update_gauges(), "housekeeping"))
+            self._tasks.spawn(before.retire(process.server.take_over(), options.settings.server.drain), "retire")
+        self.process.config.state = options.state
+        self.options = options
 
 
 class Process:
@@ -166,9 +211,15 @@ class Process:
         history: OpenHistory,
         page: LivePage,
         port: int,
+        tokenizers: Tokenizers,
+        config: CurrentState,
+        exports: Exports,
     ) -> None:
         self.server = server
         self.port = port
+        self.tokenizers = tokenizers
+        self.config = config
+        self.exports = exports
         self.telemetry = telemetry
         self._upstream = upstream
         self._probes = probes
@@ -180,6 +231,31 @@ class Process:
         self.page = page
         self._store_errors: Counter[str] = Counter()
         self._without_descriptor = 0
+
+    async def changed(self, options: StartOptions, worker: Worker, logs: Logs, tasks: Tasks) -> Process:
+        """Return a process with other settings and with this one's store and metrics; it does not answer yet."""
+        bridge = open_bridge(options.settings, tasks)
+        upstream = open_upstream(options.settings, bridge)
+        try:
+            changed = await self._listening(
+                options, worker, logs, tasks, self._store, upstream, self.exports, quiet=True, before=self
+            )
+        except BaseException:
+            await upstream.close()
+            raise
+        changed._store_errors = self._store_errors
+        changed._without_descriptor = self.server.without_descriptor
+        return changed
+
+    async def retire(self, under_way: set[asyncio.Task[object]], seconds: float) -> None:
+        """Close what another process replaced once its requests have ended; its summaries get *seconds*."""
+        if self._jobs is not None:
+            await self._jobs.finish(seconds)
+        await self._probes.close()
+        if under_way:
+            await asyncio.wait(under_way)
+        await self._history.finish(HISTORY_SECONDS)
+        await self._upstream.close()
 
     @classmethod
     async def build(
@@ -196,11 +272,11 @@ class Process:
 
         Raises ``CannotListen``, and the errors of ``open_store``.
         """
-        store = await _open_store(options, logs, tasks)
+        store = await open_configured_store(options.settings, tasks, logs.warn, is_fallback=options.is_fallback)
         bridge = open_bridge(options.settings, tasks)
         upstream = open_upstream(options.settings, bridge)
         try:
-            return await cls._listening(options.settings, worker, logs, tasks, store, upstream, exports, quiet=quiet)
+            return await cls._listening(options, worker, logs, tasks, store, upstream, exports, quiet=quiet)
         except BaseException:  # also after a cancellation: the store must be closed whatever happens
             await upstream.close()
             await store.close()
@@ -209,7 +285,7 @@ class Process:
     @classmethod
     async def _listening(
         cls,
-        settings: Settings,
+        options: StartOptions,
         worker: Worker,
         logs: Logs,
         tasks: Tasks,
@@ -218,12 +294,15 @@ class Process:
         exports: Exports,
         *,
         quiet: bool,
+        before: Process | None = None,
     ) -> Process:
-        page = LivePage(settings, worker, multiprocess.shared_directory(), logs.warn)
-        telemetry = _open_telemetry(page.reports)
-        tokenizers = Tokenizers(release=caches.release_free_memory)
+        """Build what *options* configure, and listen, unless there was a process *before*."""
+        settings, current = options.settings, CurrentState(options.state)
+        page, telemetry, tokenizers, server_before = _shared_parts(before, settings, worker, logs)
         load_vocabulary = _vocabulary_loader(tokenizers, tasks.spawn)
         probes = open_probes(settings, upstream, tasks, partial(_log_windows, logs), store.records)
+        if before is not None:
+            probes.adopt(before._probes)
         catalogue = await asyncio.to_thread(open_catalogue, settings, probes.window_of)
 
         def observe_summary(report: SummaryReport) -> None:
@@ -258,6 +337,7 @@ class Process:
         def status() -> Mapping[str, object]:
             return {
                 "version": configuration.version(),
+                "configuration": current.state.status(),
                 "workers": worker.count,
                 "upstreams": list(upstream.names),
                 "windows": probes.stated_windows(),
@@ -274,18 +354,48 @@ class Process:
         observers = (telemetry.observe, logs.request_done, *exports.observers)
         exchange = exports.traced_exchange(engine)
         routes = history.open_routes
-        server = Server(config, exchange, upstream, upstream_of, observers, metrics, status, models, routes, faults)
+        server = Server(
+            config,
+            exchange,
+            upstream,
+            upstream_of,
+            observers,
+            metrics,
+            status,
+            models,
+            routes,
+            faults,
+            server_before,
+        )
         server.show(page.routes(status))
         is_alone = worker.count == 1
-        port = await _listen(server, settings, shared=not is_alone)
-        await page.start(tasks.spawn)
+        if before is not None:
+            port = before.port
+        else:
+            port = await _listen(server, settings, shared=not is_alone)
+            await page.start(tasks.spawn)
         if is_alone and not quiet:
             print_summary(settings, catalogue, port, describe_store(store.state(), settings.store.path))
             tasks.spawn(warn_of_unreachable(settings, logs.warn), "look for the upstreams")
-        if tokenizers.is_fast:
+        if tokenizers.is_fast and before is None:
             load_vocabulary(DEFAULT_ENCODING)  # holds the interpreter's lock: better now than beside the first request
         tasks.spawn(upstream.warm(), "load LiteLLM")
-        return cls(server, upstream, probes, store, telemetry, logs, engine, jobs, history, page, port)
+        return cls(
+            server,
+            upstream,
+            probes,
+            store,
+            telemetry,
+            logs,
+            engine,
+            jobs,
+            history,
+            page,
+            port,
+            tokenizers,
+            current,
+            exports,
+        )
 
     async def update_gauges(self) -> None:
         """Update every second what no request updates, of the metrics and the page. Never returns."""
@@ -339,6 +449,16 @@ class Process:
         await self._store.close()
 
 
+def _shared_parts(
+    before: Process | None, settings: Settings, worker: Worker, logs: Logs
+) -> tuple[LivePage, Telemetry, Tokenizers, Server | None]:
+    """Return what a process shares with the one before it, if there was one; the last is its server."""
+    if before is not None:
+        return before.page, before.telemetry, before.tokenizers, before.server
+    page = LivePage(settings, worker, multiprocess.shared_directory(), logs.warn)
+    return page, _open_telemetry(page.reports), Tokenizers(release=caches.release_free_memory), None
+
+
 def _vocabulary_loader(tokenizers: Tokenizers, spawn: Spawn) -> Callable[[str], None]:
     """Return a callback that loads the vocabulary of an encoding in a thread.
 
@@ -375,114 +495,9 @@ async def _listen(server: Server, settings: Settings, *, shared: bool) -> int:
         raise CannotListen(host, port, error) from error
 
 
-def _run_many(settings: Settings) -> int:
-    with asyncio.Runner(loop_factory=new_event_loop) as runner:
-        return runner.run(_supervise(settings))
-
-
-async def _supervise(settings: Settings) -> int:
-    """Own the port, and restart workers that crash; return the exit code."""
-    logs, tasks = _start_logging(settings)
-    # From here on a signal does not kill this process: it has to end first what it starts.
-    shutdown = Shutdown()
-    shutdown.handle_signals()
-    async with AsyncExitStack() as opened:
-        opened.callback(logs.close)
-        opened.push_async_callback(tasks.finish, TASK_SECONDS)
-        try:
-            reserved = opened.enter_context(_reserve_port(settings))
-            options, store = await _shared_store(settings, logs, tasks)
-        except (CannotListen, StoreMisconfigured, StoreUnsupported) as error:
-            return _cannot_start(error)
-        port = reserved.getsockname()[1]
-        server = settings.server.model_copy(update={"port": port})
-        options = replace(options, settings=options.settings.model_copy(update={"server": server}))
-        try:
-            folder = multiprocess.make_directory()
-        except OSError as error:
-            return _cannot_start(NoMetricsDirectory(error))
-        opened.callback(multiprocess.remove_directory, folder)
-        supervisor = Supervisor(
-            "proxy.app:serve",
-            options,
-            settings.server.workers,
-            environ={**os.environ, multiprocess.VARIABLE: str(folder)},
-            drain=settings.server.drain,
-            shutdown=shutdown,
-            log_event=lambda event, **facts: logs.log.info(event, **facts),
-            on_exit=lambda pid: multiprocess.forget_worker(folder, pid),
-        )
-        catalogue = await asyncio.to_thread(open_catalogue, settings)
-        if shutdown.requested.is_set():
-            return 0
-        print_summary(settings, catalogue, port, store)
-        tasks.spawn(warn_of_unreachable(settings, logs.warn), "look for the upstreams")
-        return await supervisor.run()
-
-
-def _start_logging(settings: Settings, fd: int = STANDARD_OUTPUT) -> tuple[Logs, Tasks]:
+def start_logging(settings: Settings, fd: int = STANDARD_OUTPUT) -> tuple[Logs, Tasks]:
     """Return the process's log, which goes to *fd*, and its background tasks. Libraries and the loop report to it."""
     logs = Logs(settings.telemetry.log.level, settings.telemetry.log.format, fd)
     logs.adopt_libraries()
     asyncio.get_running_loop().set_exception_handler(logs.loop_failed)
     return logs, Tasks(logs.task_failed)
-
-
-class NoMetricsDirectory(Exception):
-    """No directory can be created in which workers share their metrics; the text says what to do."""
-
-    def __init__(self, error: OSError) -> None:
-        reason = error.strerror or str(error)
-        super().__init__(f"workers share metrics in a temporary directory: {reason}. Set TMPDIR, or use one worker.")
-
-
-def _cannot_start(error: Exception) -> int:
-    print(f"ullage: cannot start: {error}", file=sys.stderr, flush=True)  # noqa: T201 - the operator's terminal
-    return 1
-
-
-def _reserve_port(settings: Settings) -> socket.socket:
-    server = settings.server
-    try:
-        return reserve(server.host, server.port)
-    except OSError as error:
-        raise CannotListen(server.host, server.port, error) from error
-
-
-async def _shared_store(settings: Settings, logs: Logs, tasks: Tasks) -> tuple[StartOptions, str]:
-    """Return what workers start with, and a description of their store.
-
-    If the embedded store cannot be used, each worker has a store in memory.
-    """
-    options, path, note = StartOptions(settings), settings.store.path, ""
-    if settings.store.url != "memory":
-        # Opened here once, so that a mistake is reported once, and not by every worker each time it starts.
-        store = await _open_store(options, logs, tasks)
-        await store.close()
-        state = store.state()
-        if not state.instead:
-            return options, describe_store(state, path)
-        options, note = StartOptions(_with_store(settings, "memory"), is_fallback=True), INSTEAD
-    logs.log.warning("store.memory_per_worker", advice="workers may word the same compaction differently")
-    return options, f"memory  (each worker its own{note})"
-
-
-def _with_store(settings: Settings, url: str) -> Settings:
-    return settings.model_copy(update={"store": settings.store.model_copy(update={"url": url})})
-
-
-async def _open_store(options: StartOptions, logs: Logs, tasks: Tasks) -> Store:
-    store = options.settings.store
-    other_keys = [key.get_secret_value().encode() for key in store.other_keys]
-    key = None
-    if store.key is not None:
-        key = store.key.get_secret_value().encode()
-    return await open_store(
-        store.url,
-        directory=store.path,
-        key=key,
-        others=other_keys,
-        instead=options.is_fallback,
-        spawn=tasks.spawn,
-        warn=logs.warn,
-    )

@@ -189,3 +189,9 @@ def _access(settings: Settings) -> str:
     if is_loopback(settings.server.host):
         return "this machine only, no key"
     return "anybody who reaches the address"
+
+
+def cannot_start(error: Exception) -> int:
+    """Print why the proxy does not start; return the exit code."""
+    print(f"ullage: cannot start: {error}", file=sys.stderr, flush=True)  # noqa: T201 - the operator's terminal
+    return 1

@@ -67,6 +67,12 @@ _LOG: Final = logging.getLogger(__name__)
 Count = Callable[[str], int]
 """Counts the tokens of a text."""
 
+Encode = Callable[[str], Sized]
+"""Encodes a text: its tokens, in whatever they are held."""
+
+UNUSABLE: Final = (ImportError, AttributeError, TypeError, ValueError, OSError)
+"""What a version of gigatoken raises that cannot be loaded here, or has another interface."""
+
 _SCHEMES: Final[Mapping[str, str]] = MappingProxyType({"o200k_base": "o200k", "cl100k_base": "gpt4"})
 """What gigatoken calls the way in which an encoding splits text into words."""
 
@@ -125,22 +131,21 @@ class FastCounter:
     """Counts the tokens of short texts with gigatoken, in bounded memory; safe to use from many threads.
 
     *build* makes an encoder, *exact* is tiktoken's count: of what gigatoken cannot read, while its encoder has to be
-    built anew, and of all texts once the two differed. *release* gives free memory back to the system.
+    built anew, and of all texts once it is ``rejected``: it differed, or could not be built. *release* gives free
+    memory back to the system.
     """
 
-    def __init__(
-        self, build: Callable[[], Callable[[str], Sized]], exact: Count, release: Callable[[], None] = nothing
-    ) -> None:
+    def __init__(self, build: Callable[[], Encode], exact: Count, release: Callable[[], None] = nothing) -> None:
         self._build = build
         self._exact = exact
         self._release = release
-        self._encode: Callable[[str], Sized] | None = build()
         self._seconds = 0.0
         self._texts = 0
         self._last = 0.0
         self._lock = threading.Lock()
         self._rebuilder: threading.Thread | None = None
-        self.differs = False
+        self.rejected = False
+        self._encode = self._new_encoder()
         for text in _PROBES:
             self.count(text)
             self._compare(text)
@@ -173,8 +178,18 @@ class FastCounter:
         encode = self._encode
         if encode is None or len(encode(text)) == self._exact(text):
             return
-        self.differs, self._encode = True, None
+        self.rejected, self._encode = True, None
         _LOG.error("gigatoken counts otherwise than tiktoken, which counts from here on")
+
+    def _new_encoder(self) -> Encode | None:
+        """Return a new encoder; None if the two libraries differed, or the installed version cannot make one."""
+        try:
+            encode = self._build()
+        except UNUSABLE as error:
+            self.rejected = True
+            _LOG.error("gigatoken cannot be used (%s): tiktoken counts", type(error).__name__)
+            return None
+        return None if self.rejected else encode
 
     def _rebuild_soon(self) -> None:
         """Have the encoder built anew once nothing was counted for a while, by one thread at a time."""
@@ -186,12 +201,11 @@ class FastCounter:
     def _rebuild(self) -> None:
         while (left := self._last + QUIET - time.monotonic()) > 0:
             time.sleep(left)
-        if not self.differs:
-            self._encode = None  # the former one goes first: both would be in memory
-            self._release()
-            self._encode = self._build()
-            self._seconds = 0.0
-            self._release()
+        self._encode = None  # the former one goes first: both would be in memory
+        self._release()
+        self._encode = self._new_encoder()
+        self._seconds = 0.0
+        self._release()
         with self._lock:
             self._rebuilder = None
 
@@ -223,7 +237,7 @@ class Tokenizers:
         if encoding in self.estimated:
             return "estimate"
         fast = self._fast.get(encoding)
-        return "tiktoken" if fast is None or fast.differs else "gigatoken"
+        return "tiktoken" if fast is None or fast.rejected else "gigatoken"
 
     def count(self, encoding: str, text: str) -> int:
         """Return the tokens of *text* in *encoding*; text that spells a special token counts as text."""
@@ -274,13 +288,11 @@ def _has_gigatoken() -> bool:
     return importlib.util.find_spec("gigatoken") is not None
 
 
-def _fast_encoder(folder: Path, encoding: str) -> Callable[[str], Sized]:
+def _fast_encoder(folder: Path, encoding: str) -> Encode:
     """Return gigatoken's encoding function, which knows no special tokens: text that spells one counts as text."""
     from gigatoken import Tokenizer  # optional, and imports numpy: 20 MB that the rest of the proxy does without
 
-    encode: Callable[[str], Sized] = Tokenizer.from_tiktoken(
-        folder / VOCABULARIES[encoding][0], _SCHEMES[encoding], {}
-    ).backend.encode
+    encode: Encode = Tokenizer.from_tiktoken(folder / VOCABULARIES[encoding][0], _SCHEMES[encoding], {}).backend.encode
     return encode
 
 

@@ -39,13 +39,16 @@ from proxy.features.opening import FeatureParts, open_features
 from proxy.server import Limits, ListedUpstream, Models, ServerConfig, no_headers
 from proxy.server.access import Access
 from proxy.settings import Settings, Stages
-from proxy.store import Store
+from proxy.store import Store, open_store
 from proxy.summaries import Jobs
 from proxy.tasks import Faults, Spawn, Tasks, ignore_failure
 from proxy.telemetry.exports import Exports, open_budget_log, open_traces
 from proxy.tokenizers import Tokenizers
 from proxy.upstream import Upstreams
 from proxy.upstream_wiring import open_model_headers, open_model_names
+
+Warn = Callable[[str, dict[str, object]], None]
+"""Writes a warning: an event and its facts."""
 
 MAX_SHOWN = 100
 """Models listed at once in the operator's status."""
@@ -219,6 +222,27 @@ def _prune_pass(stages: Stages) -> PrunePassRules:
 def _truncate_limits(stages: Stages) -> TruncateLimits | None:
     wanted = stages.truncate
     return TruncateLimits(max_bytes=wanted.max_bytes, share=wanted.share) if wanted.enabled else None
+
+
+async def open_configured_store(settings: Settings, tasks: Tasks, warn: Warn, *, is_fallback: bool) -> Store:
+    """Return the configured store; *is_fallback* if it replaces one that cannot be used.
+
+    Raises the errors of ``open_store``.
+    """
+    store = settings.store
+    other_keys = [key.get_secret_value().encode() for key in store.other_keys]
+    key = None
+    if store.key is not None:
+        key = store.key.get_secret_value().encode()
+    return await open_store(
+        store.url,
+        directory=store.path,
+        key=key,
+        others=other_keys,
+        instead=is_fallback,
+        spawn=tasks.spawn,
+        warn=warn,
+    )
 
 
 def open_models(settings: Settings, catalogue: Catalogue, upstream: Upstreams) -> Models:

@@ -21,7 +21,7 @@ import sys
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any, Final, Protocol
 
 new_event_loop: Callable[[], asyncio.AbstractEventLoop] = asyncio.new_event_loop
@@ -46,14 +46,19 @@ KILL_GRACE: Final = 2.0
 """Seconds after the end of the drain at which a worker is killed."""
 
 _LENGTH: Final = struct.Struct(">Q")
+_MOST_READ: Final = 65_536
 
 
 @dataclass(frozen=True, slots=True)
 class Worker:
-    """One of *count* workers; *index* counts from 0 and stays the same after a restart."""
+    """One of *count* workers; *index* counts from 0 and stays the same after a restart.
+
+    ``updates`` gets each further argument that the parent sends; None if there is no parent.
+    """
 
     index: int
     count: int
+    updates: asyncio.Queue[Any] | None = field(default=None, compare=False)
 
 
 class LogEvent(Protocol):
@@ -212,6 +217,13 @@ class Supervisor:
             self._signal_all(signal.SIGKILL)
         return 1 if killed or self._cannot_start else 0
 
+    def update(self, argument: object) -> None:
+        """Send *argument* to all workers, and start further ones with it."""
+        self._payload = pickle.dumps(argument)
+        for process in list(self._processes.values()):
+            if process.stdin is not None and not process.stdin.is_closing():
+                process.stdin.write(_LENGTH.pack(len(self._payload)) + self._payload)
+
     def stop(self) -> None:
         """Drain and end the workers; called again, end them immediately."""
         self._shutdown.stop()
@@ -322,9 +334,12 @@ def run_worker(name: str, worker: Worker) -> int:
 
     async def run_main() -> int:
         loop = asyncio.get_running_loop()
-        loop.add_reader(pipe, _end_if_orphaned, loop, pipe)
+        # The parent alone is asked to read the configuration again.
+        signal.signal(signal.SIGUSR1, signal.SIG_IGN)
+        updates: asyncio.Queue[Any] = asyncio.Queue()
+        loop.add_reader(pipe, _Updates(loop, pipe, updates).read)
         try:
-            return await main(argument, worker)
+            return await main(argument, replace(worker, updates=updates))
         finally:
             loop.remove_reader(pipe)
 
@@ -332,11 +347,34 @@ def run_worker(name: str, worker: Worker) -> int:
         return runner.run(run_main())
 
 
-def _end_if_orphaned(loop: asyncio.AbstractEventLoop, pipe: int) -> None:
-    """Shut down if the parent is gone: it owned the store, and it alone would restart this worker."""
-    if not os.read(pipe, 1):
-        loop.remove_reader(pipe)
-        os.kill(os.getpid(), signal.SIGTERM)
+class _Updates:
+    """Reads the arguments that the parent sends to a worker, and shuts the worker down if the parent is gone.
+
+    The parent owned the store, and it alone would restart this worker.
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, pipe: int, updates: asyncio.Queue[Any]) -> None:
+        self._loop = loop
+        self._pipe = pipe
+        self._updates = updates
+        self._data = b""
+
+    def read(self) -> None:
+        """Take what has arrived. Each argument comes with its length before it."""
+        arrived = os.read(self._pipe, _MOST_READ)
+        if not arrived:
+            self._loop.remove_reader(self._pipe)
+            os.kill(os.getpid(), signal.SIGTERM)
+            return
+        self._data += arrived
+        while len(self._data) >= _LENGTH.size:
+            (length,) = _LENGTH.unpack_from(self._data)
+            end = _LENGTH.size + length
+            if len(self._data) < end:
+                return
+            argument = pickle.loads(self._data[_LENGTH.size : end])  # noqa: S301 - written by our own parent
+            self._data = self._data[end:]
+            self._updates.put_nowait(argument)
 
 
 def _read_exactly(pipe: int, length: int) -> bytes:

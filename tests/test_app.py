@@ -6,7 +6,7 @@ import json
 import os
 import socket
 import threading
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,6 @@ from proxy import app
 from proxy.app import Process, StartOptions
 from proxy.settings import Settings
 from proxy.startup import CannotListen
-from proxy.store import StoreMisconfigured
 from proxy.tasks import Tasks
 from proxy.telemetry.logs import Logs
 from proxy.workers import Worker
@@ -170,53 +169,4 @@ async def test_a_start_that_breaks_in_the_middle_leaves_no_store_open(
         )
     assert (short_path / "d" / "store.db").exists(), "it was never opened: nothing was tested"
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("store ")]
-    await part.close()
-
-
-async def prepared(folder: Path, configured: Settings) -> tuple[StartOptions, str, str]:
-    """Return the options that workers of *configured* start with, the store in words, and the events logged."""
-    part = Part(folder)
-    given, store = await app._shared_store(configured, part.logs, part.tasks)
-    return given, store, await part.close()
-
-
-def damaged(folder: Path) -> None:
-    folder.mkdir()
-    (folder / "master.key").write_bytes(b"short")
-
-
-def in_the_way(folder: Path) -> None:
-    folder.write_text("a file, not a directory")
-
-
-@pytest.mark.parametrize("spoil", [damaged, in_the_way])
-async def test_workers_get_memory_where_the_embedded_store_cannot_be(
-    tmp_path: Path, spoil: Callable[[Path], None]
-) -> None:
-    """An unusable data directory or key file is a warning, and every worker has its store in memory."""
-    data = tmp_path / "data"
-    spoil(data)
-    given, store, log = await prepared(tmp_path, settings(store={"url": "embedded", "path": str(data)}))
-    assert given.settings.store.url == "memory"
-    assert store.startswith("memory")
-    assert '"event":"store.memory_instead"' in log
-    assert '"event":"store.memory_per_worker"' in log
-
-
-async def test_workers_share_the_embedded_store(tmp_path: Path) -> None:
-    """Each worker opens the same file, which the parent has closed again, with the key that lies beside it."""
-    data = tmp_path / "d"
-    given, store, _ = await prepared(tmp_path, settings(store={"url": "embedded", "path": str(data)}))
-    assert given.settings.store.url == "embedded"
-    assert not given.is_fallback
-    assert (data / "master.key").exists()
-    assert not (data / "store.db-wal").exists(), "the parent still has it open"
-    assert store == f"embedded  ({data})"
-
-
-async def test_a_store_that_cannot_be_is_refused_before_any_worker_starts(tmp_path: Path) -> None:
-    """The parent finds out what every worker would find out."""
-    part = Part(tmp_path)
-    with pytest.raises(StoreMisconfigured):
-        await app._shared_store(settings(store={"url": "redis+sentinel://h"}), part.logs, part.tasks)
     await part.close()

@@ -356,16 +356,16 @@ def letters(text: str) -> list[str]:
 def test_a_library_that_differs_is_not_used() -> None:
     """One that counts a single text of the comparison otherwise counts nothing."""
     counter = FastCounter(lambda: letters, lambda text: len(text) + text.count("Ångström"))
-    assert counter.differs
+    assert counter.rejected
     assert counter.count("Ångström") == 9
 
 
 def test_a_difference_on_the_way_ends_its_use(caplog: pytest.LogCaptureFixture) -> None:
     """One text of many is counted by both; if they differ, tiktoken counts from there on, and the log says so once."""
     counter = FastCounter(lambda: letters, lambda text: len(text) + text.count("ŧ"))
-    assert not counter.differs
+    assert not counter.rejected
     counts = [counter.count("ŧ") for _ in range(2 * module.COMPARED)]
-    assert counter.differs
+    assert counter.rejected
     assert counts[0] == 1
     assert counts[-1] == 2
     assert 0 < counts.index(2) <= module.COMPARED
@@ -384,7 +384,7 @@ def test_a_text_without_utf8_is_tiktokens() -> None:
     counter = FastCounter(lambda: refusing, lambda text: len(text) + 100 * text.count("\ud800"))
     assert counter.count("a\ud800b") == 103
     assert counter.count("ab") == 2
-    assert not counter.differs
+    assert not counter.rejected
 
 
 def test_an_encoder_is_built_anew_in_a_quiet_moment(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -424,6 +424,41 @@ def test_an_encoder_is_built_anew_in_a_quiet_moment(monkeypatch: pytest.MonkeyPa
     assert built == 2
     assert counter.count("slow") == 4
     assert not exact
+
+
+@pytest.mark.parametrize("error", module.UNUSABLE)
+def test_a_version_that_cannot_be_used_costs_nothing(error: type[Exception], caplog: pytest.LogCaptureFixture) -> None:
+    """If no encoder can be built, at the start or later, tiktoken counts, and the log says so once."""
+
+    def broken() -> Callable[[str], list[str]]:
+        raise error("of another version")
+
+    counter = FastCounter(broken, len)
+    assert counter.rejected
+    assert counter.count("four") == 4
+    assert [record.levelname for record in caplog.records] == ["ERROR"]
+    assert error.__name__ in caplog.text
+
+
+def test_an_encoder_that_cannot_be_built_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A library that is removed while the proxy runs leaves the counting to tiktoken."""
+    monkeypatch.setattr(module, "MOST_SECONDS", 0.0)
+    monkeypatch.setattr(module, "QUIET", 0.0)
+    encoders = iter([letters])
+
+    def build() -> Callable[[str], list[str]]:
+        encode = next(encoders, None)
+        if encode is None:
+            raise ImportError("no module named gigatoken")
+        return encode
+
+    counter = FastCounter(build, len)
+    deadline = time.monotonic() + 5
+    while not counter.rejected and time.monotonic() < deadline:
+        assert counter.count("four") == 4
+        time.sleep(0.01)
+    assert counter.rejected
+    assert counter.count("four") == 4
 
 
 @needs_fast

@@ -85,9 +85,9 @@ def serve(
     with without_collections():
         settings = _settings_to_serve(config, overrides)
         # Only now: a refusal should come at once, and the server takes half a second to import.
-        from proxy.app import run
+        from proxy.fleet import run
 
-    raise typer.Exit(run(settings))
+    raise typer.Exit(run(settings, config, overrides))
 
 
 def _settings_to_serve(config: Path | None, overrides: Overrides) -> Settings:
@@ -108,13 +108,11 @@ def check(file: Annotated[Path, typer.Argument(help="YAML file to check.")]) -> 
 
     Prints each problem with file, line, key and remedy, or what would be served.
     """
-    from proxy.settings import open_proxy_problem
+    from proxy.settings import serving_problem
     from proxy.startup import settings_summary
 
     settings = settings_of(file, {})
-    refusal = open_proxy_problem(settings)
-    if not settings.upstreams:
-        refusal = "no upstream is configured. Add one under upstreams, with name and base_url."
+    refusal = serving_problem(settings)
     if refusal is not None:
         fail(REFUSED, f"{file}: would not be served: {refusal}")
     typer.echo(f"{file}: OK\n{settings_summary(settings, {})}")

@@ -206,7 +206,8 @@ def environment_of(launch: Launch, environ: Mapping[str, str]) -> dict[str, str]
 
 def _serve(settings: Settings, launch: Callable[[str], Launch], log: Path) -> int:
     """Serve while the command runs; return its exit code."""
-    from proxy.app import Companion, run_with
+    from proxy.app import Companion
+    from proxy.fleet import run_with
 
     async def run_command(port: int) -> int:
         wanted = launch(f"http://127.0.0.1:{port}")

@@ -22,7 +22,15 @@ from proxy.core.conversation import Item, Layout
 from proxy.core.errors import ContextTooLong
 from proxy.core.models import COMPRESS, Route
 from proxy.core.request import Request
-from proxy.core.tokens.budget import NO_BUFFERS, Buffers, TokenBudget, answer_reserve, economy_cap, to_our_tokens
+from proxy.core.tokens.budget import (
+    NO_BUFFERS,
+    Buffers,
+    TokenBudget,
+    answer_reserve,
+    economy_cap,
+    to_our_tokens,
+    token_budget,
+)
 from proxy.core.tokens.counting import Members, RoleTotals
 from proxy.core.tool_table import NO_TOOLS, ToolMap
 
@@ -68,7 +76,7 @@ class Policy:
         price_cap = to_our_tokens(economy_cap(window, route.price_tier), token_ratio) if self.economy else None
         if history_cap is not None:
             history_cap = to_our_tokens(history_cap, token_ratio)
-        return TokenBudget(
+        return token_budget(
             to_our_tokens(window, token_ratio),
             to_our_tokens(reserved, token_ratio),
             fixed,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol, TypeVar
 
@@ -12,6 +12,15 @@ from proxy.core.models import Route
 from proxy.core.overflow.stream import LateOverflowDetector
 from proxy.core.report import Report, Usage
 from proxy.core.request import Request
+
+Sink = Callable[[bytes], bool]
+"""Takes a chunk; returns True if no more can be taken for now."""
+
+Pour = Callable[[Sink], Awaitable[None]]
+"""Gives a sink each chunk as it arrives.
+
+It returns once the sink returned True, or if what comes is no chunk but the end or an error. Raises what the sink does.
+"""
 
 
 class Reply(Protocol):
@@ -31,6 +40,10 @@ class Reply(Protocol):
 
     def header(self, name: str) -> str:
         """The first header called *name* (any case), or an empty string."""
+
+    @property
+    def pour(self) -> Pour | None:
+        """A way to read chunks that wakes no task for each, if there is one; ``next_chunk`` goes on after it."""
 
     async def next_chunk(self) -> bytes:
         """The next bytes as they arrived, undecoded; empty at the end.

@@ -11,6 +11,7 @@ class DrainedReply:
     """A reply whose body was read to its end: only its head is left, to be passed on verbatim."""
 
     close_delimited = False
+    pour = None
 
     def __init__(self, reply: Reply) -> None:
         self._reply = reply
@@ -41,6 +42,7 @@ class LocalReply:
     """An answer of our own, with status 200."""
 
     close_delimited = False
+    pour = None
     status = 200
     headers: Sequence[tuple[str, str]]
 

@@ -65,6 +65,8 @@ class LivePage:
         others: Sequence[Path] = ()
         if self._socket is not None:
             others = self._socket.others
+        if self._hub is not None:
+            self._hub.close()  # pages that are open come back, to what answers from now on
         self._hub = Hub(board, others, status, configuration.prices)
         return open_page(self._hub)
 

@@ -36,14 +36,16 @@ _NOT_REPEATED: Final = frozenset({"content-encoding", "expect", "origin", "sec-f
 
 
 class Caller(msgspec.Struct):
-    """Who sent a head: its headers as they were read, and the tenant that they prove, once it is known."""
+    """Who sent a head, and where to: the headers as they were read, and the tenant that they prove, once known."""
 
     headers: RequestHeaders
+    path: RequestPath
     tenant: bytes = b""
 
-    def may_return(self, path: RequestPath) -> bool:
-        """True if the same head for *path* may be taken for this caller's when its connection brings it again."""
-        return path.api != "relay" and _NOT_REPEATED.isdisjoint(self.headers.by_name)
+    @property
+    def may_return(self) -> bool:
+        """True if the same head may be taken for this caller's when its connection brings it again."""
+        return self.path.api != "relay" and _NOT_REPEATED.isdisjoint(self.headers.by_name)
 
 
 class Access:

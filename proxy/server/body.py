@@ -127,21 +127,20 @@ class BodyReader(msgspec.Struct):
             account.by_tenant[tenant] = left
         self.counted = 0
 
-    async def whole(self, declared: int | None, body: bytes | None = None) -> bytes:
-        """Return the body, of *declared* bytes, as sent; *body* if that is all of it.
+    async def whole(self, declared: int | None) -> bytes:
+        """Return the body, of *declared* bytes, as sent.
 
         Raises ``BodyTooLarge``, ``RequestTimeout``, ``Overloaded`` and ``InvalidRequest``.
         """
         limit = self.limits.body
         if declared is not None and declared > limit:
             raise BodyTooLarge(limit)
-        if body is None:
-            if not self.content.is_eof() or self.content.exception() is not None:
-                body, complete = await self._slowly(limit)
-                if not complete:
-                    raise BodyTooLarge(limit)
-                return body
-            body = self.content.read_nowait()
+        if not self.content.is_eof() or self.content.exception() is not None:
+            body, complete = await self._slowly(limit)
+            if not complete:
+                raise BodyTooLarge(limit)
+            return body
+        body = self.content.read_nowait()
         if len(body) > limit:
             raise BodyTooLarge(limit)
         self.count(len(body))

@@ -9,23 +9,28 @@ aiohttp's own makes four objects and a task for each request. An exception ends 
 that leaves cancels the task, and so the call of the upstream.
 
 A client sends the same head all day, byte for byte but for the length of its body. Such a head need not be parsed
-again: ``RepeatedHead`` compares it, and the body goes past the parser. The parser must stand between two requests then,
-which it does not tell. So ``_due`` counts the bytes that it still needs for the request it has: 0 is between requests,
-and ``_UNKNOWN`` is for ever, after a chunked body for example, or after requests that were sent without waiting.
+again: ``RepeatedHead`` compares it, and the body goes past the parser. The loop is woken when the body is complete. If
+that takes longer than ``_GRACE``, it is read as it comes instead, under its limits and deadlines. A long body is always
+read so, through the parser.
 
-==================== ====================== ======================== ===========================
-event                idle                   a request is under way   the same, and its body still
-                                                                     arrives past the parser
-==================== ====================== ======================== ===========================
-the same head again  under way, unparsed    parsed and queued        bytes of the body
+The parser must stand between two requests for that, which it does not tell. So ``_due`` counts the bytes that it still
+needs for the request it has: 0 is between requests, and ``_UNKNOWN`` is for ever, after a chunked body for example, or
+after requests that were sent without waiting.
+
+==================== ====================== ======================== ==========================
+event                idle                   a request is under way   a body is arriving past
+                                                                     the parser
+==================== ====================== ======================== ==========================
+the same head again  woken, or arriving     parsed and queued        bytes of the body
 other bytes          parsed: under way, or  parsed: its body, or     bytes of the body; those
                      a part of a head       a request that waits     behind it are parsed
-the answer's end     --                     idle; the next request;  its rest is read for a while,
-                                            or closed                then closed
-the client leaves    closed                 cancelled                cancelled
+the body's end       --                     --                       woken, or under way
+the answer's end     --                     idle; the next request;  its rest is read for a
+                                            or closed                while, then closed
+the client leaves    closed                 cancelled                cancelled, or forgotten
 the keep-alive time  closed                 nothing                  nothing
 shut-down            closed                 see ``Drain``            see ``Drain``
-==================== ====================== ======================== ===========================
+==================== ====================== ======================== ==========================
 
 Private names of aiohttp are used. They are those of one minor version, to which ``pyproject.toml`` pins it, and
 ``tests/server/test_connection.py`` holds them.
@@ -38,6 +43,7 @@ import contextlib
 import logging
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 from http import HTTPStatus
 from typing import Any, Final, cast
 
@@ -49,9 +55,10 @@ from msgspec import structs
 
 from proxy.core.errors import InvalidRequest, UllageError, error_body
 from proxy.server.access import Caller
-from proxy.server.incoming import IncomingRequest, RepeatedHead, read_head
-from proxy.server.request import RequestPath
+from proxy.server.config import Limits
+from proxy.server.incoming import IncomingRequest, RepeatedHead, read_head, repeated_head
 from proxy.server.response import ResponseWriter
+from proxy.tasks import Faults
 
 _LOG: Final = logging.getLogger(__name__)
 
@@ -69,6 +76,12 @@ _UNKNOWN: Final = -1
 
 _BUFFER: Final = 2**16
 """Bytes of a body that wait to be read; twice as many pause the connection."""
+
+_GRACE: Final = 0.02
+"""Seconds in which the rest of a body is expected, since nothing can be done without it; then its deadlines begin."""
+
+_MOST_EXPECTED: Final = 2**18
+"""Bytes of a body that may go past the parser. Those of a longer one are counted against the limits as they come."""
 
 _MANY_FIELDS: Final = "Too many headers received"
 """The message of aiohttp's parsers, in C and in Python, for more than ``max_headers`` fields.
@@ -164,17 +177,31 @@ class Connection(web.RequestHandler):
     __slots__ = (
         "_arriving",
         "_due",
+        "_expected",
+        "_faults",
+        "_grace",
         "_handle",
         "_head",
         "_missing",
+        "_most",
         "_refusals",
         "_repeated",
         "caller",
         "request",
     )
 
-    def __init__(self, server: web.Server, handle: Handler, refusals: Counter[str], head: int, **options: Any) -> None:
+    def __init__(
+        self,
+        server: web.Server,
+        handle: Handler,
+        faults: Faults,
+        refusals: Counter[str],
+        limits: Limits,
+        **options: Any,
+    ) -> None:
         super().__init__(server, **options)
+        self._most = min(_MOST_EXPECTED, limits.body)
+        self._faults = faults
         self._handle = handle
         self._refusals = refusals
         self.request: IncomingRequest | None = None
@@ -182,46 +209,59 @@ class Connection(web.RequestHandler):
         self._head = b""
         self._due = 0
         self._repeated: tuple[RepeatedHead, Caller] | None = None
+        self._expected: list[bytes] = []
+        self._grace: asyncio.TimerHandle | None = None
         self._arriving: StreamReader | None = None
         self._missing = 0
         # aiohttp has no setting for the size of a whole head, nor for how many parsed requests wait:
         # https://github.com/aio-libs/aiohttp/blob/3.14/aiohttp/web_protocol.py.
-        self._parser = cast("Any", HeadLimit(self._parser, head))
+        self._parser = cast("Any", HeadLimit(self._parser, limits.head))
         self._max_msg_queue_size = _PIPELINED
         self._msg_queue_resume_size = _PIPELINED - 1
+
+    def hand_to(self, handle: Handler) -> None:
+        """Have *handle* answer the next request, and admit its sender anew."""
+        self._handle = handle
+        self.caller, self._repeated = None, None
 
     @property
     def idle(self) -> bool:
         """True if no request is waiting or answered on it; one may be arriving."""
-        return self.request is None and not self._messages
+        return self.request is None and not self._messages and not self._expected
 
     def close_if_idle(self) -> None:
         """Close the connection if no request is being read, waiting or answered on it."""
         if self.idle:
             self.force_close()
 
-    def remember(self, caller: Caller, path: RequestPath) -> None:
-        """Take a request with the same head as the one for *path* under way for *caller*'s, if that is allowed."""
-        if self._head and self.request is not None and caller.may_return(path):
-            with contextlib.suppress(ValueError):
-                self._repeated = RepeatedHead(self._head, self.request), caller
+    def remember(self, caller: Caller) -> None:
+        """Take a request with the same head as the one under way for *caller*'s from now on, if that is allowed."""
+        request = self.request
+        if not self._head or request is None or not caller.may_return:
+            return
+        head = self._faults.attempt("after", "", partial(repeated_head, self._head, request), None)
+        if head is not None:
+            self._repeated = head, caller
 
     # What arrives.
 
     def data_received(self, data: bytes) -> None:
         """Begin a request with *data*, or go on with one. It is empty if reading goes on after a pause."""
-        if self._arriving is not None:
-            data = self._body_received(self._arriving, data)
-        if data and self._due == 0:
-            if self.request is not None or self._messages:
-                self._due = _UNKNOWN
-            elif self._begin_repeated(data):
-                return
-            else:
+        if self._missing > 0:
+            data = self._body_received(data)
+        if self._due > 0:
+            self._due -= len(data)
+        elif data and (self.request is not None or self._messages):
+            self._due = _UNKNOWN
+        elif data and self._due == 0:
+            try:
+                if self._begin_repeated(data):
+                    return
                 self._head, size = read_head(data)
                 self._due = size - len(data)
-        elif self._due > 0:
-            self._due -= len(data)
+            except Exception as fault:  # noqa: BLE001 - fail open: the parser reads what was not recognised
+                self._due = _UNKNOWN
+                self._faults.report("after", "", fault)
         super().data_received(data)
 
     def _begin_repeated(self, data: bytes) -> bool:
@@ -231,33 +271,74 @@ class Connection(web.RequestHandler):
             return False
         head, caller = self._repeated
         found = head.match(data)
-        if found is None:
+        if found is None or found[1] > self._most:
             return False
         start, length = found
-        body: bytes | None = data[start : start + length]
-        content = EMPTY_PAYLOAD
-        if len(data) < start + length:
-            content = self._arriving = StreamReader(self, _BUFFER, loop=self._loop)
-            content.feed_data(data[start:])
-            self._missing = start + length - len(data)
-            body = None
+        end = start + length
         self.caller = caller
-        request = structs.replace(head.request, content=content, content_length=length, body=body)
-        self._messages.append(cast("Any", (request, content)))
-        waiter.set_result(None)
-        if len(data) > start + length:
-            self.data_received(data[start + length :])
+        self._missing = end - len(data)
+        if self._missing <= 0:
+            self._wake(length, data[start:end], EMPTY_PAYLOAD)
+        else:
+            self._expected.append(data[start:])
+            self._grace = self._loop.call_later(_GRACE, self._begin_incomplete, length)
+        if self._missing < 0:
+            self._due = _UNKNOWN
+            super().data_received(data[end:])
         return True
 
-    def _body_received(self, body: StreamReader, data: bytes) -> bytes:
-        """Add *data* to the *body* that arrives past the parser. Return the bytes behind it."""
+    def _wake(self, length: int, body: bytes | None, content: StreamReader) -> None:
+        """Let the loop answer a request with the repeated head, whose body of *length* bytes is *body* or *content*."""
+        waiter = self._waiter
+        if self._repeated is None or waiter is None or waiter.done():
+            return  # the connection has ended
+        request = structs.replace(self._repeated[0].request, content=content, content_length=length, body=body)
+        self._messages.append(cast("Any", (request, content)))
+        waiter.set_result(None)
+
+    def _begin_incomplete(self, length: int) -> None:
+        """Wake the loop although the body of *length* bytes has not arrived: from here on it is read as it comes."""
+        self._grace = None
+        self._arriving = StreamReader(self, _BUFFER, loop=self._loop)
+        for part in self._expected:
+            self._arriving.feed_data(part)
+        self._expected.clear()
+        self._wake(length, None, self._arriving)
+
+    def _body_received(self, data: bytes) -> bytes:
+        """Add *data* to the body that arrives past the parser. Return the bytes behind it."""
         part, rest = data[: self._missing], data[self._missing :]
         self._missing -= len(part)
-        body.feed_data(part)
-        if not self._missing:
+        if self._arriving is None:
+            self._expected.append(part)
+        else:
+            self._arriving.feed_data(part)
+        if self._missing:
+            return rest
+        if self._arriving is not None:
+            self._arriving.feed_eof()
             self._arriving = None
-            body.feed_eof()
+            return rest
+        if self._grace is not None:
+            self._grace.cancel()
+            self._grace = None
+        body = b"".join(self._expected)
+        self._expected.clear()
+        self._wake(len(body), body, EMPTY_PAYLOAD)
         return rest
+
+    def _process_keepalive(self) -> None:
+        """Close the connection if it is idle, which it is not while a body is expected."""
+        if self._expected:
+            self._keepalive_handle = None
+        else:
+            super()._process_keepalive()
+
+    def connection_lost(self, exc: BaseException | None) -> None:
+        """Forget what was expected."""
+        if self._grace is not None:
+            self._grace.cancel()
+        super().connection_lost(exc)
 
     def pause_reading(self) -> None:
         """Stop reading: the buffer of a body is full. The parser is told if it is the one that fills it."""
@@ -278,7 +359,10 @@ class Connection(web.RequestHandler):
                     self._waiter = self._loop.create_future()
                     await self._waiter
                     self._waiter = None
-                request = self._next()
+                message, content = cast("Any", self._messages.popleft())
+                request = message
+                if not isinstance(message, IncomingRequest):
+                    request = self._parsed(message, content)
                 if request is None or not await self._answered(request):
                     break
                 self._next_keepalive_close_time = self._loop.time() + self._keepalive_timeout
@@ -290,9 +374,13 @@ class Connection(web.RequestHandler):
             self.force_close()
             raise
         if not self._force_close:
-            self._task_handler = None
-            if self.transport is not None:
-                self.transport.close()
+            self._end()
+
+    def _end(self) -> None:
+        """Close the connection once what was written is sent. No task is left to wait for."""
+        self._task_handler = None
+        if self.transport is not None:
+            self.transport.close()
 
     async def _answered(self, request: IncomingRequest) -> bool:
         """Answer *request*. Return False if it was the connection's last."""
@@ -316,12 +404,8 @@ class Connection(web.RequestHandler):
             await self._discard(content)
         return out.keep_alive and content.is_eof() and not self._close
 
-    def _next(self) -> IncomingRequest | None:
-        """Return the next request, or None after an answer to bytes that are none."""
-        message: Any
-        message, content = self._messages.popleft()
-        if isinstance(message, IncomingRequest):
-            return message
+    def _parsed(self, message: Any, content: StreamReader) -> IncomingRequest | None:
+        """Return the request of a parsed *message*, or None if that is an error, which is answered here."""
         self.caller = None
         if self._parser is not None:
             self._parser.message_consumed()

@@ -111,7 +111,13 @@ class Handler:
 
     async def __call__(self, request: IncomingRequest) -> ResponseWriter:
         """Answer *request*. The answer is written when it is returned."""
-        path, drain = read_path(request.method, request.raw_path), self._drain
+        connection: Any = request.protocol
+        caller: Caller | None = connection.caller
+        if caller is None:
+            path = read_path(request.method, request.raw_path)
+        else:
+            path = caller.path
+        drain = self._drain
         if len(drain.running) >= drain.limit and self._quick_refusal.concerns(request, path):
             return self._quick_refusal.refuse(request, path)
         out = ResponseWriter(request, self._limits.write)
@@ -125,7 +131,7 @@ class Handler:
         task: Any = asyncio.current_task()
         drain.running.add(task)
         try:
-            answering = self._admit(request, call)
+            answering = self._admit(request, call, caller)
             if answering is not None:
                 await answering
         except BaseException as error:
@@ -177,10 +183,11 @@ class Handler:
                 return False
         return True
 
-    def _admit(self, request: IncomingRequest, call: Call) -> Coroutine[Any, Any, None] | None:
-        """Return the coroutine that answers *request*, or None for a preflight, which is answered. Raises refusals."""
-        connection: Any = request.protocol
-        caller: Caller | None = connection.caller
+    def _admit(self, request: IncomingRequest, call: Call, caller: Caller | None) -> Coroutine[Any, Any, None] | None:
+        """Return the coroutine that answers *request*, or None for a preflight, which is answered. Raises refusals.
+
+        *caller* is its sender, if its head is a repeated one.
+        """
         if caller is None:
             caller = self._read_caller(request, call)
             if caller is None:
@@ -189,7 +196,8 @@ class Handler:
             raise self._drain.refusal()
         if not caller.tenant:
             caller.tenant = self._access.admit(caller.headers)
-            connection.remember(caller, call.path)
+            connection: Any = request.protocol
+            connection.remember(caller)
         headers, tenant = caller.headers, caller.tenant
         path = call.path.path
         if request.method == "CONNECT" or not path.startswith("/"):
@@ -209,7 +217,7 @@ class Handler:
         from_browser = "origin" in headers.by_name or "sec-fetch-site" in headers.by_name
         if from_browser and self._is_preflight_answered(request, call, headers):
             return None
-        return Caller(headers)
+        return Caller(headers, call.path)
 
     def _is_preflight_answered(self, request: IncomingRequest, call: Call, headers: RequestHeaders) -> bool:
         """Check the page that a browser's request comes from. Return True if it was a preflight, which is answered."""
@@ -228,7 +236,12 @@ class Handler:
             check_declared(request.content_length, self._limits)
             send_continue(request, headers)
         tenant = reader.tenant
-        body = plain = await reader.whole(request.content_length, request.body)
+        body = request.body
+        if body is None:
+            body = await reader.whole(request.content_length)
+        else:
+            reader.count(len(body))
+        plain = body
         answer, request_id = self._engine.exchange, call.report.request_id
         try:
             if "content-encoding" in headers.by_name:
@@ -398,7 +411,7 @@ class Handler:
         out = call.out
         try:
             out.start(reply.status, headers, sized=is_sized, close_delimited=reply.close_delimited and not needs_end)
-            if not await relay_body(reply, out, observer, first):
+            if not await relay_body(reply, out, observer, first, is_stream=is_stream):
                 call.note("upstream_truncated")
         except (UpstreamUnreachable, UpstreamTimeout):
             call.note("upstream_stream_error")

@@ -80,14 +80,11 @@ class RepeatedHead:
 
     __slots__ = ("_after", "_before", "request")
 
-    def __init__(self, head: bytes, request: IncomingRequest) -> None:
-        """*head* is one from ``read_head``, *request* what was parsed of it. Raises ``ValueError`` if they differ."""
-        length = _LENGTH.search(head)
-        if length is None or request.headers.getall("Content-Length", []) != [length[1].decode()]:
-            raise ValueError("not a head with one Content-Length")
+    def __init__(self, request: IncomingRequest, before: bytes, after: bytes) -> None:
+        """*before* and *after* are the bytes of the head around the digits."""
         self.request = structs.replace(request, content=EMPTY_PAYLOAD)
-        self._before = head[: length.start(1)]
-        self._after = head[length.end(1) :]
+        self._before = before
+        self._after = after
 
     def match(self, data: bytes) -> tuple[int, int] | None:
         """Return where the body begins in *data* and its length, or None if *data* begins with another head."""
@@ -100,3 +97,11 @@ class RepeatedHead:
         if not digits.isdigit() or not data.startswith(after, end):
             return None
         return end + len(after), int(digits)
+
+
+def repeated_head(head: bytes, request: IncomingRequest) -> RepeatedHead | None:
+    """Return *head*, one from ``read_head`` of which *request* was parsed, or None if it has not one Content-Length."""
+    length = _LENGTH.search(head)
+    if length is None or request.headers.getall("Content-Length", []) != [length[1].decode()]:
+        return None
+    return RepeatedHead(request, head[: length.start(1)], head[length.end(1) :])

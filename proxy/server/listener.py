@@ -13,6 +13,7 @@ from aiohttp import web
 from proxy.core.errors import Overloaded
 from proxy.server.config import Limits
 from proxy.server.connection import Connection, Handler, closing_answer
+from proxy.tasks import Faults
 
 _LEAST_RESERVE: Final = 16
 
@@ -49,7 +50,7 @@ class Listener(web.Server):
     any descriptor was left.
     """
 
-    def __init__(self, handler: Handler, limits: Limits) -> None:
+    def __init__(self, handler: Handler, limits: Limits, faults: Faults) -> None:
         super().__init__(
             cast("Any", handler),
             handler_cancellation=True,
@@ -61,16 +62,26 @@ class Listener(web.Server):
             max_headers=limits.fields,
             auto_decompress=False,
         )
-        # The factory of connections for the event loop, in place of aiohttp's own, which makes another class.
-        loop = asyncio.get_running_loop()
         self.refusals: Counter[str] = Counter()
-        self.connect = functools.partial(
-            Connection, self, handler, self.refusals, limits.head, loop=loop, **self._kwargs
+        options = {"loop": asyncio.get_running_loop(), **self._kwargs}
+        self._make = functools.partial(
+            Connection, self, faults=faults, refusals=self.refusals, limits=limits, **options
         )
+        self._handler = handler
         self._most = limits.connections
         self._open: dict[Connection, None] = {}
         self._leaving: set[Connection] = set()
         self.crowded = 0
+
+    def connect(self) -> Connection:
+        """Return a new connection: the factory for the event loop, in place of aiohttp's, which makes another class."""
+        return self._make(handle=self._handler)
+
+    def hand_to(self, handler: Handler) -> None:
+        """Have *handler* answer from now on, also on open connections, which forget who sent their last head."""
+        self._handler = handler
+        for connection in self.connections:
+            cast("Connection", connection).hand_to(handler)
 
     def connection_made(self, handler: web.RequestHandler, transport: asyncio.Transport) -> None:
         """Add a connection. Above the limit the oldest idle one is closed, or else the new one is refused.

@@ -405,7 +405,9 @@ class ReplyObserver:
         self._is_on = False
 
 
-async def relay_body(reply: ports.Reply, out: ResponseWriter, observer: ReplyObserver, first: bytes) -> bool:
+async def relay_body(
+    reply: ports.Reply, out: ResponseWriter, observer: ReplyObserver, first: bytes, *, is_stream: bool
+) -> bool:
     """Pass on *first* and the rest of *reply*, as *observer* has it.
 
     Return False if a stream ended without its last event.
@@ -414,6 +416,8 @@ async def relay_body(reply: ports.Reply, out: ResponseWriter, observer: ReplyObs
     while chunk:
         if out.write(observer.feed(chunk)):
             await out.drain()
+        if is_stream and reply.pour is not None:
+            await reply.pour(lambda chunk: out.write(observer.feed(chunk)))
         chunk = await reply.next_chunk()
     rest, is_complete = observer.finish()
     if rest:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import ipaddress
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from proxy.engine.ports import Exchange, Upstream
 from proxy.server.access import Access
@@ -22,7 +23,8 @@ class Server:
 
     ``metrics`` returns the exposition and its content type (called in a thread; ``None``: no metrics are served).
     ``status`` returns what the admin API shows, ``models`` answers for all upstreams' models. ``open_routes`` opens
-    those that a feature adds. ``faults`` reports our own faults.
+    those that a feature adds. ``faults`` reports our own faults. ``before`` is a server whose place this one will take:
+    it counts its requests with those of the other.
     """
 
     def __init__(
@@ -37,16 +39,29 @@ class Server:
         models: Models,
         open_routes: OpenRoutes = no_routes,
         faults: Faults | None = None,
+        before: Server | None = None,
     ) -> None:
         self._access = access = Access(config)
-        self._drain = Drain(config.limits)
+        self._drain: Drain = before._drain if before is not None else Drain(config.limits)
         added = open_routes(access, config.limits)
         self._local = local = OwnRoutes(config.version, access, self._drain, metrics, status, added)
         self._limits = config.limits
-        faults = faults or Faults()
+        self._faults = faults = faults or Faults()
         self._handler = Handler(config, engine, upstream, route, observers, access, self._drain, local, models, faults)
         self._listener: Listener | None = None
         self._sockets: asyncio.Server | None = None
+        self._before = before
+
+    def take_over(self) -> set[asyncio.Task[Any]]:
+        """Answer all requests from now on, on the sockets of the server before; return its requests under way."""
+        before, self._before = self._before, None
+        if before is None or before._listener is None:
+            raise RuntimeError("there is no server to take over from")
+        self._listener, self._sockets = before._listener, before._sockets
+        self._access.loopback = before._access.loopback
+        under_way = set(self._drain.running)
+        self._listener.hand_to(self._handler)
+        return under_way
 
     def show(self, open_page: OpenPage | None) -> None:
         """Serve the page for people that *open_page* opens, if it is not None."""
@@ -78,7 +93,7 @@ class Server:
 
     async def start(self, host: str, port: int, *, reuse_port: bool = False) -> int:
         """Listen on *port*, or on a free one if it is 0, and return it. Raises ``OSError`` if it is taken."""
-        self._listener = Listener(self._handler, self._limits)
+        self._listener = Listener(self._handler, self._limits, self._faults)
         self._sockets = await asyncio.get_running_loop().create_server(
             self._listener.connect, host, port, reuse_port=reuse_port, backlog=1024, start_serving=False
         )

@@ -194,6 +194,7 @@ class RewrittenReply:
     """A reply with a body of its own, under the head of the reply that it was made of."""
 
     close_delimited = False
+    pour = None
 
     def __init__(self, reply: Reply, body: bytes) -> None:
         self._reply = reply
@@ -227,6 +228,8 @@ class MergedReply:
     After a fault of ours a first generation goes on as it comes, unanswered. A later one, whose beginning the
     client has in another form, ends the stream.
     """
+
+    pour = None
 
     def __init__(
         self,

@@ -14,7 +14,7 @@ from proxy.settings.packaged_data import (
 )
 from proxy.settings.problems import Problem, SettingsError
 from proxy.settings.server import Limits, Server, Store
-from proxy.settings.settings import Settings, Telemetry, is_loopback, open_proxy_problem
+from proxy.settings.settings import Settings, Telemetry, is_loopback, open_proxy_problem, serving_problem
 from proxy.settings.tools import tool_map
 from proxy.settings.upstreams import Model, OverflowRule, Timeouts, Upstream
 
@@ -43,6 +43,7 @@ __all__ = [
     "packaged",
     "packaged_overflow_rules",
     "prices",
+    "serving_problem",
     "tool_map",
     "version",
 ]

@@ -25,7 +25,8 @@ class Problem:
         message = self.message
         if self.key:
             message = f"{self.key}: {message}"
-        return f"{location}: {message}\n    {self.remedy}"
+        text = f"{location}: {message}"
+        return f"{text}\n    {self.remedy}" if self.remedy else text
 
 
 class SettingsError(Exception):

@@ -187,6 +187,13 @@ def is_loopback(host: str) -> bool:
     return (mapped or address).is_loopback
 
 
+def serving_problem(settings: Settings) -> str | None:
+    """Return why valid settings would not be served, and the remedy; None if they would be."""
+    if not settings.upstreams:
+        return "no upstream is configured. Add one under upstreams, with name and base_url."
+    return open_proxy_problem(settings)
+
+
 def open_proxy_problem(settings: Settings) -> str | None:
     """Return why anybody could use the upstreams' keys, and the remedy; None if the settings guard them."""
     server = settings.server

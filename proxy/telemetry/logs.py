@@ -66,7 +66,7 @@ ALLOWED = frozenset(_KEYS) | frozenset(
         "version", "host", "port", "pid", "worker", "workers", "signal", "exit_code", "seconds", "count", "limit",
         "kind", "state", "task", "store", "file", "line", "key", "remedy", "problem", "code", "attempt", "in_flight",
         "observed_window", "operation", "share", "cause", "moved_to", "advice", "bytes", "node", "models", "windows",
-        "budget", "consumed", "tokens_removed", "connections",
+        "budget", "consumed", "tokens_removed", "connections", "generation", "changed",
     }
 )  # fmt: skip
 """The keys that may appear in the log."""

@@ -24,7 +24,12 @@ silence                  closed              closed, timeout         closed, tim
 ======================== =================== ======================= ==============================
 
 At the body's last byte a connection goes back to the pool, unless the answer forbids it (``Connection: close``,
-HTTP/1.0, an upgrade), more came than was asked for, or a part of the request is still unsent.
+HTTP/1.0, an upgrade), more came than was asked for, or a part of the request is still unsent. A parser does not tell
+that it holds the beginning of one more head, which would stand before the next answer. So the bytes behind the head are
+counted, and of a chunked answer the last ones are compared.
+
+A body is read through its ``StreamReader``, or poured: ``PooledResponse.pour`` has each chunk given to a function as
+soon as it arrives, and its caller wakes when there is something else to do.
 
 Time. No request sets a timer. Each connection notes when it last heard something, and the pool looks over all of them
 several times in the shortest of its limits. Only the upstream's silence counts: the clock stands while a request is
@@ -44,6 +49,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar, Final
 
@@ -51,12 +57,14 @@ import aiohttp
 from aiohttp.base_protocol import BaseProtocol
 from aiohttp.client_proto import ResponseHandler
 from aiohttp.connector import Connection
-from aiohttp.http import HttpResponseParser
+from aiohttp.http import HttpResponseParser, RawResponseMessage
 from aiohttp.http_writer import _serialize_headers
 from multidict import CIMultiDict, CIMultiDictProxy
 from yarl import URL
 
 from proxy.upstream.targets import Timeouts
+
+Messages = Sequence[tuple[RawResponseMessage, aiohttp.StreamReader]]
 
 SUPPORTED: Final = aiohttp.__version__.startswith("3.14.")
 """True if this is the minor version of aiohttp whose private names are used here."""
@@ -66,6 +74,12 @@ READ_BUFFER: Final = 2**17
 
 MAX_LINE: Final = 2**15
 """Bytes of a status line, and of a header."""
+
+_END_OF_HEAD: Final = b"\r\n\r\n"
+"""The last bytes of a head, and of a chunked body with its trailers.
+
+https://www.rfc-editor.org/rfc/rfc9112#section-7.1
+"""
 
 _SWITCHING: Final = 101
 _INTERIM: Final = frozenset({100, *range(102, 200)})
@@ -77,6 +91,10 @@ _LOOKS: Final = 4
 
 _SLOWEST_LOOK: Final = 1.0
 """Seconds between two looks, at most: some limits are minutes."""
+
+
+Sink = Callable[[bytes], bool]
+"""Takes a chunk; returns True if no more can be taken for now."""
 
 
 class InvalidHttp(aiohttp.ClientError):
@@ -99,6 +117,43 @@ class PooledResponse:
     raw_headers: tuple[tuple[bytes, bytes], ...] = field(init=False)
     content: aiohttp.StreamReader = aiohttp.EMPTY_PAYLOAD
     error: Exception | None = None
+    sink: Sink | None = None
+    poured: asyncio.Future[None] | None = None
+    until: float = 0.0
+
+    async def pour(self, sink: Sink, until: float) -> None:
+        """Give *sink* each chunk as it arrives, up to the loop's time *until*.
+
+        Return once it was True, or what comes is no chunk but the end or an error. Raises what *sink* raises.
+        """
+        if self.content.exception() is not None:
+            return
+        chunk = self.content.read_nowait()
+        if (chunk and sink(chunk)) or self.connection is None:
+            return
+        self.sink, self.until = sink, until
+        self.poured = asyncio.get_running_loop().create_future()
+        try:
+            await self.poured
+        finally:
+            self.sink = self.poured = None
+
+    def flow(self, now: float) -> None:
+        """Give the sink what has arrived; let the caller of ``pour`` go on if that was the last it gets."""
+        sink, poured = self.sink, self.poured
+        if sink is None or poured is None or poured.done():
+            return
+        content = self.content
+        try:
+            if content.exception() is None and now <= self.until:
+                chunk = content.read_nowait()
+                may_go_on = not chunk or not sink(chunk)
+                if may_go_on and not content.is_eof():
+                    return
+        except Exception as error:  # noqa: BLE001 - a callback has no caller that could handle it: the task has
+            poured.set_exception(error)
+        else:
+            poured.set_result(None)
 
     def close(self) -> None:
         """Reset the connection if the exchange is still under way."""
@@ -114,9 +169,12 @@ class PooledConnection(BaseProtocol):
     """
 
     __slots__ = (
+        "_behind_head",
+        "_chunked",
         "_dialled",
         "_handler",
         "_pool",
+        "_previous",
         "_reusable",
         "_was_paused",
         "early",
@@ -131,6 +189,9 @@ class PooledConnection(BaseProtocol):
         self._handler = handler
         self.response: PooledResponse | None = None
         self._reusable = False
+        self._chunked = False
+        self._behind_head = 0
+        self._previous = b""
         self.heard_at = 0.0
         self._renew_parser()
         # Bytes that came before the request belong to its answer: a server that is full may refuse before it reads.
@@ -170,30 +231,53 @@ class PooledConnection(BaseProtocol):
             invalid.__cause__ = error
             self.end(invalid)
             return
+        self._behind_head += len(data)
+        if messages:
+            self._heads_received(response, messages, data)
+        if response.sink is not None:
+            response.flow(self.heard_at)
+        if response.status and response.content.is_eof():
+            self._complete(response, data)
+        elif data:
+            self._previous = data
+
+    def _heads_received(self, response: PooledResponse, messages: Messages, data: bytes) -> None:
+        """Give out the answer among *messages*, whose heads end in *data*."""
+        end = 0
         for message, body in messages:
+            at = data.find(_END_OF_HEAD, end)
+            end = at + len(_END_OF_HEAD)
             if response.status:
                 # More than one answer was sent: nothing says whose the next one would be.
                 self._reusable = False
             elif message.code not in _INTERIM:
-                self._reusable = not message.should_close and message.code != _SWITCHING
+                # If a head's last four bytes came in two pieces, it is not known what stands behind it.
+                self._reusable = at >= 0 and not message.should_close and message.code != _SWITCHING
+                self._chunked = message.chunked
+                self._behind_head = len(data) - end
                 response.status = message.code
                 response.headers = message.headers
                 response.raw_headers = message.raw_headers
                 response.content = body
                 if not response.answered.done():
                     response.answered.set_result(None)
-        if response.status and response.content.is_eof():
-            self._complete(response)
 
-    def _complete(self, response: PooledResponse) -> None:
-        """Give the connection back to the pool, or close it if it cannot carry another exchange."""
+    def _complete(self, response: PooledResponse, data: bytes) -> None:
+        """Give the connection back to the pool, or close it if it cannot carry another exchange.
+
+        *data* are the bytes that completed the answer, none if they waited in the parser.
+        """
+        is_exact = self._behind_head == response.content.total_bytes
+        if self._chunked:
+            is_exact = (self._previous[-len(_END_OF_HEAD) :] + data).endswith(_END_OF_HEAD)
+        self._previous = b""
         response.connection = None
         self.response = None
         assert self.transport is not None
         if self.transport.get_write_buffer_size():
             # An upload would go on to an upstream that has answered already.
             self.transport.abort()
-        elif self._reusable and self._pool.keeps_connections:
+        elif self._reusable and is_exact and self._pool.keeps_connections:
             if self._was_paused:
                 # A pause leaves marks in the parser that would halt the next answer.
                 self._renew_parser()
@@ -217,6 +301,7 @@ class PooledConnection(BaseProtocol):
             response.answered.set_result(None)
         elif not response.content.is_eof() and response.content.exception() is None:
             response.content.set_exception(error)
+        response.flow(self.heard_at)
 
     def close(self) -> None:
         """Close the connection, which must be idle; reset it if it was closed before."""
@@ -303,8 +388,8 @@ class ConnectionPool:
         else:
             connection = await self._dial()
         assert connection.transport is not None
-        response = connection.response = PooledResponse(connection, self._loop.create_future())
         connection.heard_at = self._loop.time()
+        response = connection.response = PooledResponse(connection, self._loop.create_future())
         connection.transport.writelines((head, body))
         if connection.early:
             early, connection.early = connection.early, b""

@@ -1,8 +1,7 @@
 """Sends requests to upstreams as bytes, on pooled sessions that share nothing between callers but sockets.
 
 A POST whose body is in memory goes over ``connection_pool``. All else goes through aiohttp's client: other methods,
-streamed bodies, forward proxies and upgrades. Below ``Upstreams`` stand the subclasses of that client: each keeps it
-from adding a header, copying a body, or leaving a connection open.
+streamed bodies, forward proxies and upgrades.
 """
 
 from __future__ import annotations
@@ -11,20 +10,18 @@ import asyncio
 import errno
 import functools
 import ssl
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from typing import Any, Final, cast
 
 import aiohttp
-from aiohttp import payload
-from aiohttp.abc import AbstractStreamWriter
-from aiohttp.client_proto import ResponseHandler
 from multidict import CIMultiDict
 from yarl import URL
 
 from proxy.core.errors import NotFound, Overloaded, UllageError, UpstreamTimeout, UpstreamUnreachable
 from proxy.core.http_headers import CREDENTIALS, HOP_BY_HOP, OWN_PREFIX
 from proxy.pipe import Pipe
-from proxy.upstream.connection_pool import MAX_LINE, READ_BUFFER, SUPPORTED, ConnectionPool, InvalidHttp, PooledResponse
+from proxy.upstream.client_session import AbortingResponse, BytesBody, open_session
+from proxy.upstream.connection_pool import SUPPORTED, ConnectionPool, InvalidHttp, PooledResponse, Sink
 from proxy.upstream.litellm import Bridge, BridgedReply
 from proxy.upstream.targets import NOTHING, BaseUrl, Target, Timeouts
 
@@ -56,7 +53,7 @@ class Upstreams:
 
     def __init__(self, targets: Sequence[Target], bridge: Bridge | None = None) -> None:
         # aiohttp has one keep-alive time per pool: a pool for each time that is configured.
-        self._sessions = {seconds: _session(seconds) for seconds in {one.timeouts.keep_alive for one in targets}}
+        self._sessions = {seconds: open_session(seconds) for seconds in {one.timeouts.keep_alive for one in targets}}
         self._targets = {one.name: _ReadyTarget(one, self._sessions[one.timeouts.keep_alive]) for one in targets}
         self._bridge = bridge
         self._bridged: dict[str, Bridge] = {}
@@ -316,6 +313,11 @@ class DirectReply:
         has_body = response.method != "HEAD" and response.status not in (SWITCHING, 204, 304)
         self.close_delimited = has_body and not is_framed
 
+    async def pour(self, sink: Sink) -> None:
+        """Give *sink* each chunk as it arrives, if this connection can do that. See ``ports.Pour``."""
+        if isinstance(self._response, PooledResponse):
+            await self._response.pour(sink, self._end)
+
     async def next_chunk(self) -> bytes:
         """Return the next bytes as they arrived; empty at the end.
 
@@ -414,116 +416,3 @@ def remaining(content: aiohttp.StreamReader) -> bytes:
     content._buffer.clear()
     content._buffer_offset = 0
     return b"".join(parts)
-
-
-def _session(keep_alive: float) -> aiohttp.ClientSession:
-    """Return a pool whose idle connections are closed after *keep_alive* seconds; 0: at once."""
-    pooling: dict[str, Any] = {"keepalive_timeout": keep_alive}
-    if not keep_alive:
-        pooling = {"force_close": True}
-    # Each default that is overridden here lets one caller's state or the proxy's own taste reach another's request:
-    # cookies by host name, 100 connections for all, the environment's proxies and netrc, decoded bodies.
-    return aiohttp.ClientSession(
-        connector=Connector(limit=0, ttl_dns_cache=30, **pooling),
-        cookie_jar=aiohttp.DummyCookieJar(),
-        request_class=VerbatimRequest,
-        response_class=AbortingResponse,
-        auto_decompress=False,
-        trust_env=False,
-        read_bufsize=READ_BUFFER,
-        max_line_size=MAX_LINE,
-        max_field_size=MAX_LINE,
-    )
-
-
-# aiohttp would add the Content-Type of the body object, and nothing else.
-_SKIPPED: CIMultiDict[None] = CIMultiDict({"Content-Type": None})
-
-
-class VerbatimRequest(aiohttp.ClientRequest):
-    """A request to which no ``Accept``, ``Accept-Encoding``, ``User-Agent`` or ``Content-Type`` is added.
-
-    Both methods are aiohttp's own (https://github.com/aio-libs/aiohttp/blob/master/aiohttp/client_reqrep.py):
-    ``skip_auto_headers`` would do, but builds and copies two mappings for each request.
-    """
-
-    def update_auto_headers(self, skip_auto_headers: Iterable[str] | None) -> None:  # noqa: ARG002
-        """Add no header."""
-        # Read again when the body is attached, which would add its Content-Type.
-        self._skip_auto_headers = _SKIPPED
-
-    def update_headers(self, headers: Any) -> None:
-        """Set ``Host``, then *headers* in their order: one copy, made in C."""
-        self.headers: CIMultiDict[str] = CIMultiDict((("Host", self.url.host_port_subcomponent or ""),))
-        self.headers.extend(headers)
-
-
-class AbortingResponse(aiohttp.ClientResponse):
-    """A response whose connection is reset if it is given up.
-
-    aiohttp closes it (https://github.com/aio-libs/aiohttp/blob/master/aiohttp/client_reqrep.py), and a closed transport
-    first flushes its buffer: an upload would go on to an upstream whose answer has no reader.
-    """
-
-    def close(self) -> None:
-        """Reset the connection if it is still in use. aiohttp calls this, too, if the wait for the head fails."""
-        connection = self.connection
-        if connection is not None and connection.transport is not None:
-            connection.transport.abort()
-        super().close()
-
-
-class FailingProtocol(ResponseHandler):
-    """A connection whose failure reaches the body's reader too: after broken framing it would wait for ever.
-
-    ``_payload`` is the body that is being read; aiohttp shows it nowhere else
-    (https://github.com/aio-libs/aiohttp/blob/master/aiohttp/client_proto.py).
-    """
-
-    def connection_lost(self, exc: BaseException | None) -> None:
-        """Fail the body that is being read if the connection was reset."""
-        body = self._payload
-        if exc is not None and isinstance(body, aiohttp.StreamReader) and not body.is_eof():
-            # aiohttp takes every end of a close-delimited body for a clean one; the exception must be there before.
-            body.set_exception(aiohttp.ClientPayloadError("the connection was reset"))
-        super().connection_lost(exc)
-
-    def set_exception(self, exc: BaseException, exc_cause: BaseException | None = None) -> None:
-        """Fail the connection and the body that is being read from it."""
-        body = self._payload
-        super().set_exception(exc, exc_cause or exc)
-        if isinstance(body, aiohttp.StreamReader) and not body.is_eof() and body.exception() is None:
-            if not isinstance(exc, aiohttp.SocketTimeoutError):
-                exc = aiohttp.ClientPayloadError("the body's framing is broken")
-            body.set_exception(exc)
-
-
-class Connector(aiohttp.TCPConnector):
-    """A pool of such connections. aiohttp has no setting for their class, only this factory."""
-
-    def __init__(self, **options: Any) -> None:
-        super().__init__(**options)
-        self._factory = cast("functools.partial[ResponseHandler]", functools.partial(FailingProtocol, loop=self._loop))
-
-
-class BytesBody(payload.Payload):
-    """A body in memory, of any size, sent in one write.
-
-    aiohttp's own payload of bytes warns about more than 1 MiB
-    (https://github.com/aio-libs/aiohttp/blob/master/aiohttp/payload.py). ``_size``, ``_value`` and ``_autoclose`` are
-    what its subclasses set and read there.
-    """
-
-    _autoclose = True
-
-    def __init__(self, value: bytes) -> None:
-        super().__init__(value)
-        self._size = len(value)
-
-    def decode(self, encoding: str = "utf-8", errors: str = "strict") -> str:
-        """Return the body as text."""
-        return bytes(self._value).decode(encoding, errors)
-
-    async def write(self, writer: AbstractStreamWriter) -> None:
-        """Write the body."""
-        await writer.write(self._value)

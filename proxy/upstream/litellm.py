@@ -66,6 +66,7 @@ class BridgedReply:
     """An answer in OpenAI's shape: ``ports.Reply`` over LiteLLM's return value."""
 
     close_delimited = False
+    pour = None
 
     def __init__(self, status: int, headers: Sequence[tuple[str, str]], body: bytes | _EventQueue) -> None:
         self.status = status

@@ -164,6 +164,12 @@ class Probes:
             self._start(server)
         return _find(server.windows, model)
 
+    def adopt(self, before: Probes) -> None:
+        """Take over what *before* knows of servers that are still configured at the same address."""
+        for name, server in before._servers.items():
+            if name in self._servers and self._servers[name].cache_name == server.cache_name:
+                self._servers[name] = replace(server, probing=False, wanted=OrderedDict(server.wanted))
+
     async def close(self) -> None:
         """End the probes under way, and begin no others."""
         self._servers.clear()

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import importlib.resources
 import json
+import socket
 import subprocess
 import sys
 import threading
@@ -18,7 +19,7 @@ import httpx
 import pytest
 
 from tests.support.page_scene import SCENES, Scene, configuration, play
-from tests.support.proxy_process import ROOT, Proxy, free_port
+from tests.support.proxy_process import ROOT, Proxy, free_port, until
 
 pytest.importorskip("selenium", reason="selenium, of the extra 'test', is not installed")
 from selenium.common.exceptions import WebDriverException
@@ -80,6 +81,12 @@ class Shown:
         return dict(self.driver.execute_script(script, f"a[href='#{name}'] .bar rect"))
 
 
+def accepts(port: int) -> bool:
+    """True if something listens on *port*."""
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) == 0
+
+
 @contextlib.contextmanager
 def serve(config: dict[str, Any] | None = None) -> Iterator[Proxy]:
     """A proxy in front of the strict upstream, both as processes."""
@@ -92,6 +99,7 @@ def serve(config: dict[str, Any] | None = None) -> Iterator[Proxy]:
     url = f"http://127.0.0.1:{port}/v1"
     proxy = Proxy(url, config=configuration(url, **(config or {})))
     try:
+        asyncio.run(until(lambda: accepts(port), 30.0))
         asyncio.run(proxy.__aenter__())
         yield proxy
     finally:
@@ -224,7 +232,8 @@ def test_a_thousand_conversations_stay_readable() -> None:
             for number in range(1000):
                 rounds = [message] * (1 + number % 17)
                 body = json.dumps({"model": "qwen3-coder", "messages": rounds})
-                client.post("/chat/completions", content=body, headers={"x-ullage-conversation": f"c{number}"})
+                name = {"x-ullage-conversation": f"c{number}"}
+                client.post("/chat/completions", content=body, headers=name).raise_for_status()
         with browser(*WIDE) as driver:
             shown = Shown(proxy, driver)
             shown.open()

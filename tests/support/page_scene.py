@@ -97,5 +97,6 @@ async def play(proxy: Proxy, scenes: tuple[Scene, ...] = SCENES, pause: float = 
                 if body is None:
                     del running[scene]
                     continue
-                await client.post("/chat/completions", content=body, headers=scene.headers)
+                answer = await client.post("/chat/completions", content=body, headers=scene.headers)
+                answer.raise_for_status()
                 await asyncio.sleep(pause)

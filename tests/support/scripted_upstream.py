@@ -36,6 +36,7 @@ class ScriptedReply:
     """An upstream's answer of which everything is given: status, headers, and the chunks in which the body comes."""
 
     close_delimited = False
+    pour = None
 
     def __init__(self, status: int, chunks: Sequence[bytes | float], headers: Sequence[tuple[str, str]] = JSON) -> None:
         self.status = status

@@ -102,6 +102,108 @@ async def test_many_requests_use_one_connection():
         assert wire.stage.connections == 1
 
 
+@pytest.mark.parametrize(
+    "parts",
+    [
+        (CHUNKED + chunk(b"{}") + b"0\r\n\r", b"\n"),
+        (CHUNKED + chunk(b"{}") + b"0\r\n", b"\r\n"),
+        (CHUNKED + chunk(b"{}"), b"0\r\nX: 1\r\n", b"\r\n"),
+        (raw_answer()[:-6], raw_answer()[-6:]),
+        (raw_answer()[:20], raw_answer()[20:-1], b"}"),
+    ],
+)
+async def test_an_answer_in_pieces_leaves_a_connection_that_is_used_again(parts):
+    """However an answer is cut, nothing stands behind it."""
+    async with ScriptedConnection() as wire:
+        for _ in range(2):
+            wire.stage.script = writes(*parts)
+            assert await read_body(await wire.send()) == b"{}"
+            await asyncio.sleep(0.02)
+        assert wire.stage.connections == 1
+
+
+@pytest.mark.parametrize("framing", ["sized", "chunked", "closed"])
+async def test_chunks_are_poured_as_they_arrive(framing):
+    """A sink gets every chunk at once, whatever the framing; then nothing is left to read."""
+    texts = [b"a", b"b" * 300_000, b"c"]
+    heads = {
+        "sized": b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % sum(map(len, texts)),
+        "chunked": CHUNKED,
+        "closed": b"HTTP/1.1 200 OK\r\n\r\n",
+    }
+    parts = [chunk(text) for text in texts] if framing == "chunked" else list(texts)
+    if framing == "chunked":
+        parts.append(b"0\r\n\r\n")
+    async with ScriptedConnection() as wire:
+        wire.stage.script = writes(heads[framing], *parts, close=framing == "closed")
+        reply = await wire.send()
+        got = []
+        await asyncio.wait_for(reply.pour(lambda chunk: bool(got.append(chunk))), 5)
+        assert b"".join(got) == b"".join(texts)
+        assert (got[0], got[-1]) == (b"a", b"c")
+        assert await reply.next_chunk() == b""
+        assert len(pool_of(wire).idle) == (framing != "closed")
+
+
+async def test_what_is_here_already_is_poured_first():
+    """Chunks that came before the sink, and all of an answer that is complete, are not lost."""
+    async with ScriptedConnection() as wire:
+        wire.stage.script = writes(CHUNKED + chunk(b"a") + chunk(b"b"), chunk(b"c") + b"0\r\n\r\n")
+        reply = await wire.send()
+        got = []
+        await reply.pour(lambda chunk: bool(got.append(chunk)))
+        assert b"".join(got) == b"abc"
+        wire.stage.script = None
+        reply = await wire.send()
+        await reply.pour(lambda chunk: bool(got.append(chunk)))
+        assert b"".join(got) == b"abc{}"
+
+
+async def test_a_sink_that_is_full_gets_no_more():
+    """Pouring stops at its word and can go on; what came meanwhile waits."""
+    async with ScriptedConnection() as wire:
+        wire.stage.script = writes(CHUNKED, *(chunk(b"%d" % number) for number in range(6)), b"0\r\n\r\n")
+        reply = await wire.send()
+        got, times = [], 0
+        while sum(map(len, got)) < 6:
+            before = len(got)
+            await asyncio.wait_for(reply.pour(lambda chunk: not got.append(chunk)), 5)
+            assert len(got) == before + 1
+            times += 1
+            await asyncio.sleep(0.015)
+        assert times > 1
+        assert b"".join(got) == b"012345"
+
+
+async def test_the_end_of_pouring():
+    """A sink's error is raised to who pours; a reset, silence and too long an answer are left to ``next_chunk``."""
+    async with ScriptedConnection(Timeouts(idle=0.3, total=0.6)) as wire:
+
+        def fails(chunk):
+            raise KeyError(chunk)
+
+        wire.stage.script = writes(CHUNKED, chunk(b"a"))
+        reply = await wire.send()
+        with pytest.raises(KeyError):
+            await asyncio.wait_for(reply.pour(fails), 5)
+        reply.close()
+        wire.stage.script = writes(CHUNKED, chunk(b"a"), reset=True)
+        reply = await wire.send()
+        await asyncio.wait_for(reply.pour(lambda chunk: False), 5)
+        with pytest.raises(UpstreamUnreachable):
+            await reply.next_chunk()
+        wire.stage.script = writes(CHUNKED, chunk(b"a"))
+        reply = await wire.send()
+        await asyncio.wait_for(reply.pour(lambda chunk: False), 5)
+        with pytest.raises(UpstreamTimeout):
+            await reply.next_chunk()
+        wire.stage.script = writes(CHUNKED, *[chunk(b"a")] * 100)
+        reply = await wire.send()
+        await asyncio.wait_for(reply.pour(lambda chunk: False), 5)
+        with pytest.raises(UpstreamTimeout, match="did not end"):
+            await reply.next_chunk()
+
+
 async def test_two_at_once_use_two_connections():
     """A connection carries one exchange at a time; afterwards both are kept."""
     async with ScriptedConnection() as wire:
@@ -121,6 +223,15 @@ async def test_two_at_once_use_two_connections():
         (raw_answer() + b"HTTP/1.1 100 Continue\r\n\r\n",),
         (raw_answer(), raw_answer(b"[]")),
         (raw_answer(), b"x"),
+        (raw_answer() + b"HTTP/1.1 200 OK\r\nConte",),
+        (raw_answer() + b"H",),
+        (raw_answer()[:-5], raw_answer()[-5:] + b"H"),
+        (raw_answer()[:-1], b"}HTTP"),
+        (raw_answer()[:30], raw_answer()[30:] + b"HTTP/1.1 2"),
+        (CHUNKED + chunk(b"{}") + b"0\r\n\r\nHTTP/1.1 2",),
+        (CHUNKED + chunk(b"{}"), b"0\r\n\r", b"\nH"),
+        (CHUNKED + chunk(b"{}"), b"0\r\n\r\nH"),
+        (CHUNKED + chunk(b"{}") + b"0\r\nX: 1\r\n\r\nHT",),
     ],
 )
 async def test_a_connection_that_may_not_be_used_again(parts):

@@ -9,11 +9,9 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
 from proxy.core.errors import NotFound, Overloaded, RequestTimeout, UpstreamTimeout, UpstreamUnreachable
-from proxy.pipe import Pipe
 from proxy.settings import upstreams
 from proxy.tasks import Tasks
 from proxy.upstream import Bridge, Bridged, Target, Timeouts, Upstreams
-from proxy.upstream.direct import BytesBody, FailingProtocol
 from tests.support.file_descriptors import few_descriptors
 from tests.support.server_fixture import ScriptedServer, eventually, listening, raw_answer
 from tests.support.upstream_fixture import ScriptedConnection, read_body, read_into
@@ -311,24 +309,6 @@ async def test_a_stream_cut_anywhere_gives_all_its_bytes_and_then_fails(cut):
         whole, rest = divmod(cut, 10)
         assert b"".join(got) == plain[: whole * 5 + min(5, max(0, rest - 3))]
         reply.close()
-
-
-def test_a_body_of_bytes_knows_its_size_and_text():
-    """A body held in memory says how long it is and what it is, whatever its size."""
-    body = BytesBody("é".encode() * 3)
-    assert (body.size, body.decode()) == (6, "ééé")
-
-
-async def test_a_tunnel_whose_connection_fails_is_at_its_end():
-    """A failure of an upgraded connection is its end like any other: what came is read, then nothing."""
-    protocol = FailingProtocol(asyncio.get_running_loop())
-    pipe = Pipe(protocol)
-    protocol.set_parser(pipe, pipe)
-    protocol.data_received(b"last words")
-    protocol.set_exception(ConnectionResetError())
-    protocol.connection_lost(ConnectionResetError())
-    assert await pipe.next() == b"last words"
-    assert await pipe.next() == b""
 
 
 class Both:

@@ -210,10 +210,11 @@ class LateOverflowDetector:
     def __init__(self, classifier: Classifier, headers: Headers = ()) -> None:
         self.overflow: Overflow | None = None
         self._classifier = classifier
-        encoding = _header(headers, "content-encoding")
         self._decoder: ContentDecoder | None = None
-        if encoding:
-            self._decoder = ContentDecoder(encoding, _MOST_SEARCHED)
+        for name, value in headers:
+            if value and name.lower() == "content-encoding":
+                self._decoder = ContentDecoder(value, _MOST_SEARCHED)
+                break
         self._event = bytearray()
         self._may_hold_error = False
         self._tail = b""
@@ -229,7 +230,10 @@ class LateOverflowDetector:
             return
         near = self._tail + data
         self._may_hold_error = self._may_hold_error or b'"error"' in near or b"event: error" in near
-        self._search_events(data)
+        if self._may_hold_error or not data.endswith(b"\n\n"):
+            self._search_events(data)
+        else:
+            self._event.clear()  # whole events, as most chunks are, and no error among them
         if self.overflow is None and b"exceeded" in near:
             self._search_stop_reason(near)
         self._tail = near[-_TAIL:]
@@ -272,10 +276,6 @@ def _too_long(claim: Overflow | None) -> Overflow | None:
     if claim is None or not claim.too_long:
         return None
     return claim
-
-
-def _header(headers: Headers, wanted: str) -> str:
-    return next((value for name, value in headers if name.lower() == wanted), "")
 
 
 def _fields(event: bytes) -> Iterator[tuple[bytes, bytes]]:

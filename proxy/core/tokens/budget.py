@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
-from functools import partial
+from functools import lru_cache, partial
 
 DEFAULT_RESERVE = 16_384
 """Tokens kept for an answer if neither the request nor the model's own output limit states less."""
@@ -215,6 +215,10 @@ class TokenBudget:
             return self.window
         scale = min(1.0, max(0, self.window - self.quantised_fixed) / SCALED_BELOW)
         return self.window - int(scale * ((reserve or 0) + (buffer or 0)))
+
+
+token_budget = lru_cache(1_024)(TokenBudget)
+"""Makes a budget, or returns an equal one that was made before: each request of a conversation needs the same."""
 
 
 def answer_reserve(requested: int | None, max_output: int | None, window: int) -> int:

@@ -29,6 +29,10 @@ function make(tag, properties = {}, ...children) {
   return element;
 }
 
+function plural(count, noun) {
+  return `${number(count)} ${noun}${count === 1 ? "" : "s"}`;
+}
+
 function short(value) {
   if (value >= 1e9) return `${(value / 1e9).toFixed(1)} B`;
   if (value >= 1e6) return `${(value / 1e6).toFixed(1)} M`;
@@ -126,7 +130,7 @@ function drawFigures(rows) {
   const full = rows.filter((row) => pressureOf(row) > NEARLY_FULL).length;
   const worst = Math.max(0, ...state.lag);
   const figures = [
-    figure("Live conversations", number(rows.length), `${number(sums.requests)} requests`),
+    figure("Live conversations", number(rows.length), plural(sums.requests, "request")),
     figure("Nearly full", number(full), "above 80 % of their room", full ? "warn" : ""),
     figure("Compactions", number(sums.compactions), sums.refused ? `${number(sums.refused)} requests refused` : "none refused"),
     figure("Tokens kept back", short(sums.removed), sums.before ? `${percent(sums.removed / sums.before)} of what clients sent` : "of what clients sent"),
@@ -136,7 +140,7 @@ function drawFigures(rows) {
     const note = unpriced.length ? `without ${unpriced.length} of ${Object.keys(state.snapshot.models).length} models` : "at the price of cached input";
     figures.push(figure("Saved at least", `$${saved.toFixed(saved < 10 ? 2 : 0)}`, note));
   }
-  figures.push(figure("Event loop lag", `${Math.round(1000 * lag)} ms`, `worst here: ${Math.round(1000 * worst)} ms`, lag >= 0.2 ? "warn" : "", sparkline(state.lag, 0.02)));
+  figures.push(figure("Event loop lag", `${Math.round(1000 * lag)} ms`, `worst here: ${Math.round(1000 * worst)} ms`, lag >= 0.2 ? "warn" : "", state.lag.length > 2 ? sparkline(state.lag, 0.02) : null));
   find("figures").replaceChildren(...figures);
   find("version").textContent = state.snapshot.status.version || "";
 }
@@ -307,7 +311,7 @@ function drawDetail() {
   const close = make("button", { type: "button", title: "Close" }, "✕", make("span", { className: "hidden" }, " Close"));
   close.addEventListener("click", leave);
   const head = make("div", { className: "detail-head" }, make("h2", { id: "detail-title" }, row.name), close);
-  const facts = [row.model, row.upstream, row.api, row.agent, row.project, `${number(row.requests)} requests`, `${number(row.compactions)} compactions`];
+  const facts = [row.model, row.upstream, row.api, row.agent, row.project, plural(row.requests, "request"), plural(row.compactions, "compaction")];
   const bar = new Bar();
   bar.draw(row);
   const advice = row.advice ? make("div", { className: "callout" }, make("b", {}, row.advice.text), `What to do: ${row.advice.remedy}.`) : null;

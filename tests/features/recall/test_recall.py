@@ -10,6 +10,7 @@ import pytest
 from msgspec import structs
 
 from proxy.core.compaction.record import Compaction, CompactionRecord
+from proxy.core.views import view_without_addition
 from proxy.engine.features import Feature
 from proxy.engine.summary_requests import summary_request_of
 from proxy.features.recall.recall import Limits, Recall
@@ -168,3 +169,17 @@ async def test_a_warm_prompt_has_the_tools_that_were_sent(api: str) -> None:
     assert json.loads(warm.envelope_json)["tools"] == sent["tools"]
     assert plan.body.count(warm.items) == 1
     assert NAME in warm.envelope_json
+
+
+@pytest.mark.parametrize("api", APIS)
+@pytest.mark.parametrize("tools", [AGENT_TOOLS, []], ids=["tools", "no tools"])
+async def test_a_view_without_the_addition_is_the_one_that_recall_did_not_touch(api: str, tools: list[Any]) -> None:
+    """No tool of ours and no mention of it; the same compaction, and its tokens."""
+    found = await plan(api, long_history(90), window=16_384, tools=tools)
+    assert found.view.edits.addition
+    bare = view_without_addition(found.view)
+    assert NAME.encode() not in bare.body
+    assert json.loads(bare.body).get("tools") == (tools_of(tools, api) or None)
+    assert bare.edits.record == found.view.edits.record
+    assert not bare.edits.addition
+    assert bare.counted < found.view.counted

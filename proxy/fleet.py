@@ -1,0 +1,151 @@
+"""Starts the proxy: one process, or several workers under a parent that owns the port and the configuration."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+from contextlib import AsyncExitStack
+from dataclasses import replace
+from pathlib import Path
+
+from proxy.app import (
+    TASK_SECONDS,
+    Companion,
+    StartOptions,
+    serve,
+    start_logging,
+)
+from proxy.reload import ConfigSource, ConfigWatch, Loaded, log_configuration
+from proxy.settings import Overrides, Settings
+from proxy.startup import CannotListen, cannot_start, print_summary, warn_of_unreachable
+from proxy.store import INSTEAD, StoreMisconfigured, StoreUnsupported, describe_store
+from proxy.tasks import Tasks
+from proxy.telemetry import multiprocess
+from proxy.telemetry.logs import Logs
+from proxy.upstream_wiring import open_catalogue
+from proxy.wiring import open_configured_store
+from proxy.workers import Shutdown, Supervisor, Worker, new_event_loop, reserve
+
+
+def run(settings: Settings, config: Path | None, overrides: Overrides) -> int:
+    """Serve until a signal ends the process; return the exit code.
+
+    The *settings* are read again from the file *config* and the *overrides* when there is a reason to.
+    """
+    source = ConfigSource(config, overrides, settings)
+    if settings.server.workers > 1:
+        return _run_many(settings, source)
+    with asyncio.Runner(loop_factory=new_event_loop) as runner:
+        return runner.run(serve(StartOptions(settings, state=source.state), Worker(0, 1), source=source))
+
+
+def run_with(settings: Settings, companion: Companion) -> int:
+    """Serve on a free port while *companion* runs; return its exit code."""
+    with asyncio.Runner(loop_factory=new_event_loop) as runner:
+        return runner.run(serve(StartOptions(settings), Worker(0, 1), companion))
+
+
+def _run_many(settings: Settings, source: ConfigSource) -> int:
+    with asyncio.Runner(loop_factory=new_event_loop) as runner:
+        return runner.run(_supervise(settings, source))
+
+
+async def _supervise(settings: Settings, source: ConfigSource) -> int:
+    """Own the port, restart workers that crash, and send all of them a changed configuration; return the exit code."""
+    logs, tasks = start_logging(settings)
+    # From here on a signal does not kill this process: it has to end first what it starts.
+    shutdown = Shutdown()
+    shutdown.handle_signals()
+    async with AsyncExitStack() as opened:
+        opened.callback(logs.close)
+        opened.push_async_callback(tasks.finish, TASK_SECONDS)
+        try:
+            reserved = opened.enter_context(_reserve_port(settings))
+            options, store = await _shared_store(settings, logs, tasks)
+        except (CannotListen, StoreMisconfigured, StoreUnsupported) as error:
+            return cannot_start(error)
+        port = reserved.getsockname()[1]
+        server = settings.server.model_copy(update={"port": port})
+        options = replace(options, settings=options.settings.model_copy(update={"server": server}), state=source.state)
+        try:
+            folder = multiprocess.make_directory()
+        except OSError as error:
+            return cannot_start(NoMetricsDirectory(error))
+        opened.callback(multiprocess.remove_directory, folder)
+        supervisor = Supervisor(
+            "proxy.app:serve",
+            options,
+            settings.server.workers,
+            environ={**os.environ, multiprocess.VARIABLE: str(folder)},
+            drain=settings.server.drain,
+            shutdown=shutdown,
+            log_event=lambda event, **facts: logs.log.info(event, **facts),
+            on_exit=lambda pid: multiprocess.forget_worker(folder, pid),
+        )
+        catalogue = await asyncio.to_thread(open_catalogue, settings)
+        if shutdown.requested.is_set():
+            return 0
+        print_summary(settings, catalogue, port, store)
+        tasks.spawn(warn_of_unreachable(settings, logs.warn), "look for the upstreams")
+
+        async def send(loaded: Loaded) -> None:
+            """Send what was read to all workers, and to those that are started later."""
+            nonlocal options
+            log_configuration(logs, loaded)
+            options = _with_loaded(options, loaded)
+            supervisor.update(options)
+
+        watch = ConfigWatch(source)
+        watch.handle_signal()
+        watching = tasks.spawn(watch.run(send), "watch the configuration")
+        opened.callback(watching.cancel)
+        return await supervisor.run()
+
+
+def _with_loaded(options: StartOptions, loaded: Loaded) -> StartOptions:
+    """Return *options* with what was *loaded*, but for the port and the store that workers have already."""
+    settings, before = loaded.settings, options.settings
+    if settings is None:
+        return replace(options, state=loaded.state)
+    server = settings.server.model_copy(update={"port": before.server.port})
+    settings = settings.model_copy(update={"server": server, "store": before.store})
+    return replace(options, settings=settings, state=loaded.state)
+
+
+class NoMetricsDirectory(Exception):
+    """No directory can be created in which workers share their metrics; the text says what to do."""
+
+    def __init__(self, error: OSError) -> None:
+        reason = error.strerror or str(error)
+        super().__init__(f"workers share metrics in a temporary directory: {reason}. Set TMPDIR, or use one worker.")
+
+
+def _reserve_port(settings: Settings) -> socket.socket:
+    server = settings.server
+    try:
+        return reserve(server.host, server.port)
+    except OSError as error:
+        raise CannotListen(server.host, server.port, error) from error
+
+
+async def _shared_store(settings: Settings, logs: Logs, tasks: Tasks) -> tuple[StartOptions, str]:
+    """Return what workers start with, and a description of their store.
+
+    If the embedded store cannot be used, each worker has a store in memory.
+    """
+    options, path, note = StartOptions(settings), settings.store.path, ""
+    if settings.store.url != "memory":
+        # Opened here once, so that a mistake is reported once, and not by every worker each time it starts.
+        store = await open_configured_store(settings, tasks, logs.warn, is_fallback=False)
+        await store.close()
+        state = store.state()
+        if not state.instead:
+            return options, describe_store(state, path)
+        options, note = StartOptions(_with_store(settings, "memory"), is_fallback=True), INSTEAD
+    logs.log.warning("store.memory_per_worker", advice="workers may word the same compaction differently")
+    return options, f"memory  (each worker its own{note})"
+
+
+def _with_store(settings: Settings, url: str) -> Settings:
+    return settings.model_copy(update={"store": settings.store.model_copy(update={"url": url})})

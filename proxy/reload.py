@@ -1,0 +1,206 @@
+"""A configuration that is read again while the proxy runs: when the file changed, or on SIGUSR1.
+
+A new configuration is checked as ``ullage check`` does before anything of it holds. What cannot change while the
+process runs keeps its value, and is named. Keys are named, never values: they may be secrets.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Final
+
+from proxy.features.settings import AllSettings
+from proxy.settings import Overrides, Problem, Settings, SettingsError, load, serving_problem
+from proxy.telemetry.logs import Logs
+
+WATCH_SECONDS: Final = 2.0
+"""Interval at which the file is looked at: one system call."""
+
+RESTART: Final = ("server.host", "server.port", "server.workers", "server.limits", "store", "telemetry")
+"""Keys that hold from the start of the process to its end."""
+
+LISTED: Final = ("upstreams", "models")
+"""Lists, which are named whole."""
+
+
+@dataclass(frozen=True, slots=True)
+class ConfigState:
+    """The configuration in force, for the status: its ``generation`` counts from 1, ``loaded_at`` is Unix time.
+
+    ``changed`` are the keys that the last change was about, ``needs_restart`` those that the file changed since the
+    start and that do not hold yet. ``problems`` say why a newer file was refused; the configuration before it holds.
+    """
+
+    file: str = ""
+    generation: int = 1
+    loaded_at: float = 0.0
+    changed: tuple[str, ...] = ()
+    needs_restart: tuple[str, ...] = ()
+    problems: tuple[str, ...] = ()
+
+    def status(self) -> dict[str, object]:
+        """Return the state as the operator's status shows it."""
+        return {
+            "file": self.file or None,
+            "generation": self.generation,
+            "age_seconds": round(max(0.0, time.time() - self.loaded_at), 1),
+            "changed": list(self.changed),
+            "needs_restart": list(self.needs_restart),
+            "problems": list(self.problems),
+        }
+
+
+STARTED: Final = ConfigState()
+"""The state of a configuration that is never read again."""
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """Settings to change to, and the state with them. ``settings`` is None if nothing changes."""
+
+    state: ConfigState
+    settings: Settings | None = None
+    problems: tuple[Problem, ...] = ()
+
+
+class ConfigSource:
+    """The file, flags and environment that the settings come from; *settings* are those in force."""
+
+    def __init__(self, path: Path | None, overrides: Overrides, settings: Settings) -> None:
+        self.state = ConfigState(str(path or ""), loaded_at=time.time())
+        self._path = path
+        self._overrides = overrides
+        self._started = settings
+        self._settings = settings
+        self._signature = self._sign()
+
+    def has_changed(self) -> bool:
+        """True if the file is another one than when this was last asked."""
+        before, self._signature = self._signature, self._sign()
+        return self._signature != before
+
+    def read(self) -> Loaded:
+        """Read the settings again; if they are refused, the state says why, and nothing changes."""
+        problems = tuple(self._refusals())
+        if problems:
+            self.state = replace(self.state, problems=tuple(str(problem) for problem in problems))
+            return Loaded(self.state, None, problems)
+        wanted = self._read
+        changed = tuple(changed_keys(self._settings, wanted))
+        self._settings = wanted
+        waiting = tuple(key for key in changed_keys(self._started, wanted) if needs_restart(key))
+        held = [key for key in changed if not needs_restart(key)]
+        state = replace(self.state, needs_restart=waiting, problems=())
+        if not held:
+            self.state = state
+            return Loaded(state)
+        self.state = replace(
+            state, generation=state.generation + 1, loaded_at=time.time(), changed=tuple(held), problems=()
+        )
+        return Loaded(self.state, with_fixed(wanted, self._started))
+
+    def _refusals(self) -> Iterator[Problem]:
+        """Yield the problems for which ``ullage check`` refuses what is written now."""
+        try:
+            self._read = load(self._path, self._overrides, os.environ, AllSettings)
+        except SettingsError as error:
+            yield from error.problems
+            return
+        reason = serving_problem(self._read)
+        if reason is not None:
+            yield Problem(str(self._path or "the command line"), None, "", f"would not be served: {reason}", "")
+
+    def _sign(self) -> tuple[int, int, int] | None:
+        """Return what tells one version of the file from another; None if there is none.
+
+        A mounted ConfigMap is a link that is replaced, so that its file has another inode:
+        https://kubernetes.io/docs/concepts/configuration/configmap/#mounted-configmaps-are-updated-automatically
+        """
+        if self._path is None:
+            return None
+        try:
+            status = self._path.stat()
+        except OSError:
+            return None
+        return status.st_ino, status.st_mtime_ns, status.st_size
+
+
+def needs_restart(key: str) -> bool:
+    """True if the setting *key* holds from the start of the process to its end."""
+    return any(key == fixed or key.startswith(f"{fixed}.") for fixed in RESTART)
+
+
+def changed_keys(before: Settings, after: Settings) -> list[str]:
+    """Return the names of the settings that differ, sorted; a list is one of them."""
+    return sorted(_differences("", before.model_dump(), after.model_dump()))
+
+
+def _differences(path: str, before: Mapping[str, Any], after: Mapping[str, Any]) -> Iterator[str]:
+    for name in before.keys() | after.keys():
+        old, new, key = before.get(name), after.get(name), f"{path}{name}"
+        if isinstance(old, dict) and isinstance(new, dict) and key not in LISTED:
+            yield from _differences(f"{key}.", old, new)
+        elif old != new:
+            yield key
+
+
+def with_fixed(wanted: Settings, started: Settings) -> Settings:
+    """Return the *wanted* settings with the values that a running process keeps from its start."""
+    server = {name.partition(".")[2] for name in RESTART if name.startswith("server.")}
+    kept = {name: getattr(started.server, name) for name in server}
+    return wanted.model_copy(
+        update={
+            "server": wanted.server.model_copy(update=kept),
+            "store": started.store,
+            "telemetry": started.telemetry,
+        }
+    )
+
+
+def log_configuration(logs: Logs, loaded: Loaded) -> None:
+    """Log what became of a configuration that was read again."""
+    state = loaded.state
+    for problem in loaded.problems:
+        facts = {"file": problem.file, "line": problem.line, "key": problem.key, "problem": problem.message}
+        logs.log.error("config.refused", **facts, remedy=problem.remedy)
+    if loaded.settings is not None:
+        logs.log.info("config.changed", generation=state.generation, changed=state.changed)
+    if state.needs_restart and not loaded.problems:
+        logs.log.warning("config.needs_restart", changed=state.needs_restart)
+
+
+@dataclass
+class CurrentState:
+    """The state of the configuration as a process shows it."""
+
+    state: ConfigState
+
+
+@dataclass
+class ConfigWatch:
+    """Waits for a reason to read the configuration again."""
+
+    source: ConfigSource
+    requested: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def handle_signal(self) -> None:
+        """Handle SIGUSR1 until the running loop is closed. SIGHUP drains: a terminal that is closed sends it."""
+        asyncio.get_running_loop().add_signal_handler(signal.SIGUSR1, self.requested.set)
+
+    async def run(self, apply: Callable[[Loaded], Any]) -> None:
+        """Read the configuration whenever there is a reason to, and have *apply* take it over. Never returns."""
+        while True:
+            try:
+                await asyncio.wait_for(self.requested.wait(), WATCH_SECONDS)
+            except TimeoutError:
+                if not self.source.has_changed():
+                    continue
+            self.requested.clear()
+            self.source.has_changed()
+            await apply(await asyncio.to_thread(self.source.read))
