@@ -23,9 +23,9 @@ from tests.stub.faults import error, events
 from tests.support.api_formats import request_body
 from tests.support.fault_injection import Injected, Injection, calls_seen, name_of
 from tests.support.proxy_process import ROOT, Proxy
-from tests.support.recall_fixtures import LOOK
+from tests.support.recall_fixtures import LOOK, recall_in_process
 from tests.support.sample_conversations import AGENT_TOOLS, agent_round, agent_session, chat_turn
-from tests.support.server_tool_fixtures import PATHS, ProxyInProcess, proxy_in_process
+from tests.support.server_tool_fixtures import PATHS, ProxyInProcess
 
 BROKEN = b"(the connection was closed before the end)"
 PARTS = 4
@@ -230,10 +230,10 @@ async def lab(stub: StartStub, tmp_path: Path) -> AsyncIterator[Lab]:
     async with AsyncExitStack() as stack:
         owned = {"upstreams": [{"name": "stub", "base_url": server.url, "probe": False, "context_management": "own"}]}
         first = await stack.enter_async_context(
-            proxy_in_process(server, tmp_path / "a", enabled=False, usage=True, **owned, **SETTINGS)
+            recall_in_process(server, tmp_path / "a", enabled=False, usage=True, **owned, **SETTINGS)
         )
         second = await stack.enter_async_context(
-            proxy_in_process(server, tmp_path / "b", usage=True, models=[{"name": "*", "context_window": 4096}])
+            recall_in_process(server, tmp_path / "b", usage=True, models=[{"name": "*", "context_window": 4096}])
         )
         yield Lab(server, first, second)
         first.failures.clear()
