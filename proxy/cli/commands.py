@@ -103,11 +103,19 @@ def _settings_to_serve(config: Path | None, overrides: Overrides) -> Settings:
 
 
 @app.command()
-def check(file: Annotated[Path, typer.Argument(help="YAML file to check.")]) -> None:
+def check(
+    file: Annotated[Path, typer.Argument(help="YAML file to check.")],
+    from_litellm: Annotated[
+        bool, typer.Option("--from-litellm", help="It is LiteLLM's: print ours, and what has no counterpart.")
+    ] = False,
+) -> None:
     """Check a configuration file.
 
     Prints each problem with file, line, key and remedy, or what would be served.
     """
+    if from_litellm:
+        _convert(file)
+        return
     from proxy.settings import serving_problem
     from proxy.startup import settings_summary
 
@@ -116,6 +124,21 @@ def check(file: Annotated[Path, typer.Argument(help="YAML file to check.")]) -> 
     if refusal is not None:
         fail(REFUSED, f"{file}: would not be served: {refusal}")
     typer.echo(f"{file}: OK\n{settings_summary(settings, {})}")
+
+
+def _convert(file: Path) -> None:
+    """Print LiteLLM's configuration as one of ours; what has no counterpart goes to standard error."""
+    from proxy.cli.from_litellm import NotLiteLLM, convert, read_file, to_yaml
+
+    try:
+        made = convert(read_file(file))
+    except NotLiteLLM as error:
+        fail(REFUSED, f"{file}: {error}")
+    except OSError as error:
+        fail(MISUSED, f"{file}: cannot be read: {error.strerror}.")
+    typer.echo(to_yaml(made), nl=False)
+    for note in made.notes:
+        typer.echo(f"{file}: {note}", err=True)
 
 
 @app.command()

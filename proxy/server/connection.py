@@ -221,6 +221,9 @@ class Connection(web.RequestHandler):
 
     def hand_to(self, handle: Handler) -> None:
         """Have *handle* answer the next request, and admit its sender anew."""
+        if self._grace is not None:  # a body that is on its way to a request with the repeated head
+            self._grace.cancel()
+            self._begin_incomplete(self._missing + sum(map(len, self._expected)))
         self._handle = handle
         self.caller, self._repeated = None, None
 

@@ -440,6 +440,24 @@ async def test_a_body_that_is_expected_keeps_its_connection_open():
             writer.close()
 
 
+@pytest.mark.parametrize("pause", [0.0, 0.005, 0.05])
+async def test_a_body_that_is_expected_goes_to_the_handler_that_takes_over(pause):
+    """Another handler takes over while a body behind a known head arrives: the request is answered, and the next."""
+    async with running_server() as at:
+        reader, writer = await at.connect()
+        writer.write(chat(b"a"))
+        assert await answered(reader) == "200"
+        writer.write(HEAD % 2 + b"{")
+        await asyncio.sleep(0.002 + pause)
+        at.server._listener.hand_to(at.server._handler)
+        writer.write(b"}")
+        async with asyncio.timeout(5):
+            assert await answered(reader) == "200"
+            writer.write(chat(b"b"))
+            assert await answered(reader) == "200"
+        assert bodies(at) == [b'{"model":"m","x":"a"}', b"{}", b'{"model":"m","x":"b"}']
+
+
 async def test_a_client_that_leaves_while_its_body_is_expected_leaves_nothing(caplog):
     """The connection ends in the time in which the rest is waited for without a task."""
     async with running_server() as at:

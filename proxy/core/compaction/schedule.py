@@ -14,7 +14,7 @@ Levels. The token budget is what the input may use beside the answer. A view is 
                   40 %          60 %           90 %           | reserve |
 
 The low mark of a conversation without tool results is 50 %: nothing in it can be pruned, and its newest messages hold
-what comes up next (decision 24).
+what comes up next (decision 25).
 
 Above the high mark a compaction is due, and it goes down to the low mark. Above the soft mark a summary is prepared,
 which is done elsewhere. Only above the budget are items clipped: between the high mark and the budget a view loses

@@ -1,0 +1,218 @@
+"""Converts the configuration of LiteLLM's proxy into one of ours, and names what has no counterpart.
+
+Its keys are those of https://docs.litellm.ai/docs/proxy/config_settings.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+import yaml
+
+OWN_API: Final = {
+    "openai": "https://api.openai.com/v1",
+    "custom_openai": "",
+    "hosted_vllm": "",
+    "litellm_proxy": "",
+    "llamafile": "http://127.0.0.1:8080/v1",
+    "lm_studio": "",
+    "openai_like": "",
+}
+"""LiteLLM's providers that speak OpenAI's API themselves, with the default address if there is one.
+
+https://docs.litellm.ai/docs/providers
+"""
+
+PARAMETERS: Final = frozenset(
+    {"model", "api_base", "base_url", "api_key", "extra_headers", "timeout", "stream_timeout"}
+)
+OPTIONS: Final = frozenset({"api_version", "aws_region_name", "vertex_project", "vertex_location", "region_name"})
+"""Members of ``litellm_params`` that are converted; ``OPTIONS`` go to ``upstreams[].options``."""
+
+FIGURES: Final = {"max_input_tokens": "context_window", "max_output_tokens": "max_output_tokens"}
+IGNORED_FACTS: Final = frozenset({"id", "mode", "max_tokens", "base_model", "description"})
+"""Members of ``model_info`` that are converted, and those that change nothing here."""
+
+_VARIABLE: Final = re.compile(r"os\.environ/(\w+)")
+_NOT_IN_NAMES: Final = re.compile(r"[^A-Za-z0-9._-]+")
+
+
+class NotLiteLLM(Exception):
+    """The file cannot be converted; the text says why."""
+
+
+@dataclass
+class Conversion:
+    """A configuration of ours, and a line for each key that has no counterpart in it."""
+
+    upstreams: list[dict[str, Any]] = field(default_factory=list)
+    models: list[dict[str, Any]] = field(default_factory=list)
+    server: dict[str, Any] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def sections(self) -> dict[str, Any]:
+        """The configuration, without sections that are empty."""
+        sections = {"server": self.server, "upstreams": self.upstreams, "models": self.models}
+        return {name: section for name, section in sections.items() if section}
+
+
+def read_file(path: Path) -> dict[str, Any]:
+    """Return LiteLLM's configuration in the file *path*. Raises ``NotLiteLLM`` and ``OSError``."""
+    try:
+        value = yaml.safe_load(path.read_text("utf-8"))
+    except (yaml.YAMLError, UnicodeError) as error:
+        raise NotLiteLLM(f"is no YAML: {error}") from error
+    if not isinstance(value, dict) or not isinstance(value.get("model_list"), list):
+        raise NotLiteLLM("has no model_list: it is no configuration of LiteLLM's proxy.")
+    return value
+
+
+def convert(config: Mapping[str, Any]) -> Conversion:
+    """Return the conversion of LiteLLM's configuration *config*."""
+    made = Conversion()
+    for index, entry in enumerate(config["model_list"]):
+        if isinstance(entry, dict):
+            _add_model(made, entry, f"model_list[{index}]")
+    _add_fallbacks(made, _section(config, "litellm_settings").get("context_window_fallbacks"))
+    general = _section(config, "general_settings")
+    if general.get("master_key"):
+        made.server["access_keys"] = [_value(str(general["master_key"]))]
+        made.notes.append("general_settings.master_key: one of server.access_keys; virtual keys have no counterpart")
+    made.notes += sorted(_without_counterpart(config))
+    return made
+
+
+def _add_model(made: Conversion, entry: Mapping[str, Any], path: str) -> None:
+    """Add the rule and the upstream of one *entry* of ``model_list``, which stands at *path*."""
+    name, params = str(entry.get("model_name", "")), _section(entry, "litellm_params")
+    asked = str(params.get("model", ""))
+    if not name or not asked:
+        made.notes.append(f"{path}: has no model_name or no litellm_params.model")
+        return
+    if any(rule["name"] == name for rule in made.models):
+        made.notes.append(f"{path}: a second {name}: requests are not balanced; the first one is taken")
+        return
+    provider, model = _split(asked)
+    upstream = _upstream_of(provider, params)
+    if provider in OWN_API and "base_url" not in upstream:
+        made.notes.append(f"{path}: {provider} needs an api_base here")
+        return
+    facts = _section(entry, "model_info")
+    made.models.append({"name": name, "upstream": _added(made, provider, upstream), **_figures(name, model, facts)})
+    if "*" in name and name != "*":
+        made.notes.append(f"{path}: models that match {name} keep their whole name; LiteLLM takes the provider off")
+    made.notes += [f"{path}.{key}: no counterpart" for key in _unknown_keys(params, facts)]
+
+
+def _figures(name: str, model: str, facts: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the members of the rule *name* beside its upstream: the *model* if that is another name, and limits."""
+    figures = {ours: facts[theirs] for theirs, ours in FIGURES.items() if isinstance(facts.get(theirs), int)}
+    if "*" not in name and model != name:
+        return {"model": model, **figures}
+    return figures
+
+
+def _unknown_keys(params: Mapping[str, Any], facts: Mapping[str, Any]) -> list[str]:
+    """Return the members of ``litellm_params`` and ``model_info`` that are not converted."""
+    unknown = [f"litellm_params.{key}" for key in params.keys() - (PARAMETERS | OPTIONS)]
+    unknown += [f"model_info.{key}" for key in facts.keys() - (FIGURES.keys() | IGNORED_FACTS)]
+    return sorted(unknown)
+
+
+def _split(model: str) -> tuple[str, str]:
+    """Return provider and name of a LiteLLM *model*, such as ``anthropic/claude-sonnet-4``."""
+    provider, slash, name = model.partition("/")
+    if slash:
+        return provider, name
+    return ("anthropic" if model.startswith("claude") else "openai"), model
+
+
+def _upstream_of(provider: str, params: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the upstream that *params* describe, without a name."""
+    upstream: dict[str, Any] = {}
+    if provider not in OWN_API:
+        upstream["provider"] = provider
+    address = params.get("api_base") or params.get("base_url") or OWN_API.get(provider, "")
+    if address:
+        upstream["base_url"] = _value(str(address))
+    if params.get("api_key"):
+        upstream["api_key"] = _value(str(params["api_key"]))
+    if headers := _texts(_section(params, "extra_headers")):
+        upstream["headers"] = headers
+    options = _texts({key: params[key] for key in sorted(OPTIONS & params.keys())})
+    if options and provider not in OWN_API:
+        upstream["options"] = options
+    seconds = params.get("stream_timeout") or params.get("timeout")
+    if isinstance(seconds, int | float) and seconds > 0:
+        upstream["timeouts"] = {"first_byte": float(seconds)}
+    return upstream
+
+
+def _texts(values: Mapping[str, Any]) -> dict[str, str]:
+    return {str(name): _value(str(value)) for name, value in values.items()}
+
+
+def _added(made: Conversion, provider: str, upstream: dict[str, Any]) -> str:
+    """Return the name of *upstream*, which is added if there is none like it."""
+    names = []
+    for known in made.upstreams:
+        if {key: value for key, value in known.items() if key != "name"} == upstream:
+            return str(known["name"])
+        names.append(known["name"])
+    plain = _NOT_IN_NAMES.sub("-", provider)
+    name, number = plain, 1
+    while name in names:
+        number += 1
+        name = f"{plain}-{number}"
+    made.upstreams.append({"name": name, **upstream})
+    return name
+
+
+def _add_fallbacks(made: Conversion, fallbacks: Any) -> None:
+    """Add ``context_window_fallbacks``: a list of objects from a model to the models that are asked instead."""
+    rules = {rule["name"]: rule for rule in made.models}
+    for fallback in fallbacks if isinstance(fallbacks, list) else ():
+        for model, others in fallback.items() if isinstance(fallback, dict) else ():
+            if model in rules and isinstance(others, list) and others:
+                rules[model]["overflow"] = [*({"fallback": str(other)} for other in others), "compress"]
+            else:
+                made.notes.append(f"litellm_settings.context_window_fallbacks: there is no model {model}")
+
+
+def _without_counterpart(config: Mapping[str, Any]) -> Iterator[str]:
+    """Yield a line for each key outside ``model_list`` that is not converted."""
+    converted = {"litellm_settings": {"context_window_fallbacks"}, "general_settings": {"master_key"}}
+    for section, value in config.items():
+        if section == "model_list":
+            continue
+        if not isinstance(value, dict):
+            yield f"{section}: no counterpart"
+            continue
+        for key in value.keys() - converted.get(section, set()):
+            yield f"{section}.{key}: no counterpart"
+
+
+def _section(value: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    """Return the object called *name* in *value*; an empty one if there is none."""
+    section = value.get(name)
+    return section if isinstance(section, dict) else {}
+
+
+def _value(text: str) -> str:
+    """Return *text* with ``os.environ/NAME`` as it is written here."""
+    return _VARIABLE.sub(r"${\1}", text)
+
+
+def to_yaml(made: Conversion) -> str:
+    """Return the configuration as the text of a file."""
+    return yaml.safe_dump(made.sections, sort_keys=False, allow_unicode=True, width=120)
+
+
+def variables_in(text: str) -> list[str]:
+    """Return the environment variables that a configuration names."""
+    return sorted(set(re.findall(r"\$\{(\w+)\}", text)))

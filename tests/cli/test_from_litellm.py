@@ -1,0 +1,130 @@
+"""LiteLLM's configuration as one of ours: what is converted, what is named, and that the result can be served."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from proxy.cli.from_litellm import NotLiteLLM, convert, read_file, to_yaml, variables_in
+from proxy.features.settings import AllSettings
+from proxy.settings import load
+from tests.support.proxy_process import ROOT
+
+CONFIG = """\
+model_list:
+  - model_name: gpt-4o
+    litellm_params: {model: openai/gpt-4o, api_key: os.environ/OPENAI_API_KEY}
+  - model_name: gpt-4o-mini
+    litellm_params: {model: gpt-4o-mini, api_key: os.environ/OPENAI_API_KEY, rpm: 10}
+  - model_name: qwen
+    litellm_params: {model: hosted_vllm/Qwen/Qwen3-32B, api_base: "http://vllm:8000/v1", timeout: 90}
+    model_info: {max_input_tokens: 32768, max_output_tokens: 4096, input_cost_per_token: 0}
+  - model_name: claude
+    litellm_params: {model: anthropic/claude-sonnet-4-5, api_key: os.environ/ANTHROPIC_API_KEY}
+  - model_name: azure-gpt
+    litellm_params:
+      {model: azure/gpt-4o-eu, api_base: "https://x.openai.azure.com", api_key: k, api_version: "2024-10-21"}
+  - model_name: gpt-4o
+    litellm_params: {model: azure/gpt-4o-eu}
+  - model_name: "*"
+    litellm_params: {model: "openai/*", api_key: os.environ/OPENAI_API_KEY}
+litellm_settings:
+  context_window_fallbacks: [{gpt-4o-mini: [qwen]}, {none: [qwen]}]
+  cache: true
+general_settings: {master_key: os.environ/LITELLM_MASTER_KEY, database_url: "postgres://"}
+router_settings: {routing_strategy: simple-shuffle}
+"""
+
+
+def converted() -> tuple[dict[str, Any], list[str]]:
+    """The conversion of the file above, and its notes."""
+    made = convert(yaml.safe_load(CONFIG))
+    return made.sections, made.notes
+
+
+def test_models_keys_and_fallbacks_are_converted() -> None:
+    """A rule for each model in order; models of one server and key share an upstream; keys stay in the environment."""
+    sections, _ = converted()
+    assert [each["name"] for each in sections["upstreams"]] == ["openai", "hosted_vllm", "anthropic", "azure"]
+    openai, vllm, anthropic, azure = sections["upstreams"]
+    assert openai == {"name": "openai", "base_url": "https://api.openai.com/v1", "api_key": "${OPENAI_API_KEY}"}
+    assert (vllm["base_url"], vllm["timeouts"]) == ("http://vllm:8000/v1", {"first_byte": 90.0})
+    assert anthropic == {"name": "anthropic", "provider": "anthropic", "api_key": "${ANTHROPIC_API_KEY}"}
+    assert azure["options"] == {"api_version": "2024-10-21"}
+    rules = {rule["name"]: rule for rule in sections["models"]}
+    assert list(rules) == ["gpt-4o", "gpt-4o-mini", "qwen", "claude", "azure-gpt", "*"]
+    assert rules["gpt-4o"] == {"name": "gpt-4o", "upstream": "openai"}
+    assert rules["gpt-4o-mini"]["overflow"] == [{"fallback": "qwen"}, "compress"]
+    assert rules["qwen"] == {
+        "name": "qwen",
+        "upstream": "hosted_vllm",
+        "model": "Qwen/Qwen3-32B",
+        "context_window": 32768,
+        "max_output_tokens": 4096,
+    }
+    assert sections["server"] == {"access_keys": ["${LITELLM_MASTER_KEY}"]}
+
+
+def test_what_has_no_counterpart_is_named() -> None:
+    """Every key that is not converted has its line; nothing is dropped in silence."""
+    _, notes = converted()
+    for words in (
+        "model_list[1].litellm_params.rpm",
+        "model_list[2].model_info.input_cost_per_token",
+        "model_list[5]: a second gpt-4o",
+        "there is no model none",
+        "litellm_settings.cache",
+        "general_settings.database_url",
+        "router_settings.routing_strategy",
+        "virtual keys",
+    ):
+        assert any(words in note for note in notes), words
+
+
+def test_the_result_is_a_valid_configuration(tmp_path: Path) -> None:
+    """What is printed loads, given the variables that it names."""
+    text = to_yaml(convert(yaml.safe_load(CONFIG)))
+    file = tmp_path / "ullage.yaml"
+    file.write_text(text)
+    names = variables_in(text)
+    assert names == ["ANTHROPIC_API_KEY", "LITELLM_MASTER_KEY", "OPENAI_API_KEY"]
+    settings = load(file, {}, dict.fromkeys(names, "x"), AllSettings)
+    assert settings.model("anything").upstream == "openai"
+
+
+@pytest.mark.parametrize("text", ["model_list: 3\n", "[", "upstreams: []\n"])
+def test_another_file_is_refused(tmp_path: Path, text: str) -> None:
+    """It says that this is no configuration of LiteLLM's."""
+    file = tmp_path / "x.yaml"
+    file.write_text(text)
+    with pytest.raises(NotLiteLLM):
+        read_file(file)
+
+
+def test_odd_entries_are_named_and_skipped() -> None:
+    """An entry without a name or without an address has its line."""
+    made = convert({"model_list": [{}, 3, {"model_name": "a", "litellm_params": {"model": "hosted_vllm/m"}}]})
+    assert made.models == []
+    assert [note.split(":")[0] for note in made.notes] == ["model_list[0]", "model_list[2]"]
+
+
+@pytest.mark.slow
+def test_check_prints_the_configuration_and_the_notes(tmp_path: Path) -> None:
+    """The file on standard output, the rest on standard error; a wrong file exits 1."""
+    file = tmp_path / "litellm.yaml"
+    file.write_text(CONFIG)
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-m", "proxy.cli", "check", "--from-litellm", str(file)]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
+    assert (done.returncode, yaml.safe_load(done.stdout)) == (0, converted()[0])
+    assert "litellm_settings.cache: no counterpart" in done.stderr
+    file.write_text("x: 1\n")
+    refused = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
+    assert (refused.returncode, refused.stdout) == (1, "")
+    assert "has no model_list" in refused.stderr
