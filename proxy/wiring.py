@@ -184,7 +184,7 @@ def _policy(settings: Settings) -> Policy:
     stages = wanted.stages
     allocation = Allocation(**wanted.allocation.model_dump()) if wanted.allocation.is_configured else None
     rules = CompactionRules(
-        Marks(wanted.high_mark, wanted.soft_mark, wanted.effective_low_mark),
+        Marks(wanted.high_mark, wanted.soft_mark, wanted.effective_low_mark, wanted.low_mark_chats),
         _shares(settings),
         EnabledStages(stages.fold.enabled, stages.drop.enabled, stages.clip.enabled, stages.tools.enabled),
         allocation,

@@ -161,7 +161,9 @@ async def _counted(
 
     client_body, view_body = await count(measured.parsed.body), await count(view.body)
     compression = settings.compression
-    marks = Marks(compression.high_mark, compression.soft_mark, compression.effective_low_mark)
+    marks = Marks(
+        compression.high_mark, compression.soft_mark, compression.effective_low_mark, compression.low_mark_chats
+    )
     return Fitted(view, report, error, measured, client_body, view_body, marks, tokenizers)
 
 

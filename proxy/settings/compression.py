@@ -71,8 +71,8 @@ class Shares(Section):
     """Most of the budget that each part of a fold's block may take."""
 
     pins: Share = Field(default=0.20, description="User instructions, verbatim.")
-    digest: Share = Field(default=0.10, description="Identifiers, paths, errors.")
-    steps: Share = Field(default=0.03, description="One line per folded round.")
+    digest: Share = Field(default=0.14, description="Identifiers, paths, errors.")
+    steps: Share = Field(default=0.06, description="One line per folded round.")
     summary: Share = Field(
         default=0.05, description="A summary by a model, if there is one; taken out of steps and digest."
     )
@@ -145,6 +145,9 @@ class Compression(Section):
     high_mark: Annotated[Share, Field(gt=0)] = Field(default=0.90, description="A compaction starts above this share.")
     soft_mark: Annotated[Share, Field(gt=0)] = Field(default=0.60, description="Preparing may start above this share.")
     low_mark: Annotated[Share, Field(gt=0)] = Field(default=0.40, description="A compaction goes down to this share.")
+    low_mark_chats: Annotated[Share, Field(gt=0)] | None = Field(
+        default=None, description="The low mark where no tool was used. None: a fifth of the way to the high mark."
+    )
     lower_output: Literal["last", "first", "never"] = Field(
         default="last", description="When the request's own output figure may be lowered to make room."
     )
@@ -178,6 +181,10 @@ class Compression(Section):
         elif not self.low_mark < self.soft_mark < self.high_mark:
             message = f"{self.soft_mark} is not between low_mark {self.low_mark} and high_mark {self.high_mark}"
             problems.append((("soft_mark",), message, order))
+        chats = self.low_mark_chats
+        if chats is not None and not self.low_mark <= chats < self.soft_mark:
+            message = f"{chats} is not from low_mark {self.low_mark} to below soft_mark {self.soft_mark}"
+            problems.append((("low_mark_chats",), message, "Leave it out, or keep it between the two; 0.50 is usual."))
         total = self.shares.pins + self.shares.digest + self.shares.steps
         if total > 0.40 + 1e-9:
             remedy = "Keep pins + digest + steps at 0.40 or less."

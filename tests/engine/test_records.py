@@ -278,7 +278,8 @@ class Told:
 async def test_a_block_that_stays_keeps_its_summary_and_its_cost() -> None:
     """Where a mild event leaves the block as it was, no summary is asked for, and what the block's own cost is told."""
     told = Told()
-    desk = Replica(summaries=told)
+    small_block = replace(POLICY.rules, shares=Shares(digest=0.10, steps=0.03))
+    desk = Replica(summaries=told, policy=replace(POLICY, rules=small_block))
     messages: list[Message] = []
     for at, number in enumerate([*range(12), *[9, 10, 11] * 8]):
         given = json.dumps({"file_path": f"src/mod{number}.py"})

@@ -80,9 +80,9 @@ WRONG = {
     "mark order": ("compression:\n  low_mark: 0.95\n", 2, "compression.low_mark", "not below high_mark", "Keep low"),
     "soft mark": ("compression:\n  soft_mark: 0.3\n", 2, "compression.soft_mark", "not between", "Keep low_mark"),
     "share": ("compression: {high_mark: 90}", 1, "compression.high_mark", "less than or equal to 1", "default is 0.9"),
-    "shares": ("compression: {shares: {pins: .4}}", 1, "compression.shares", "add up to 0.53", "at 0.40 or less"),
+    "shares": ("compression: {shares: {pins: .4}}", 1, "compression.shares", "add up to 0.60", "at 0.40 or less"),
     "summaries": ("summaries: {mode: always}", 1, "summaries.mode", "input should be", "'inline' or 'off'"),
-    "summary share": ("compression: {shares: {summary: .2}}", 1, "compression.shares.summary", "more than", "Keep it"),
+    "summary share": ("compression: {shares: {summary: .25}}", 1, "compression.shares.summary", "more than", "Keep it"),
     "policy": ("compression: {policy: cheap}", 1, "compression.policy", "input should be 'fit'", "Write"),
     "buffer order": (
         "compression:\n  buffers:\n    warning: 9000\n    auto_compact: 12000\n", 3, "compression.buffers.warning",

@@ -13,9 +13,10 @@ from dataclasses import dataclass
 
 import msgspec
 
-from proxy.core.compaction.digest import digest_of, plain_arguments
-from proxy.core.compaction.sentence_ranking import SENTENCE_END, Round, round_scores, rounds_of, sentence_rank
-from proxy.core.compaction.truncate import OMITTED, shorten
+from proxy.core.compaction.digest import digest_of
+from proxy.core.compaction.sentence_ranking import SENTENCE_END, rounds_of, sentence_rank
+from proxy.core.compaction.steps import Steps
+from proxy.core.compaction.truncate import OMITTED
 from proxy.core.conversation import ItemText
 
 Count = Callable[[str], int]
@@ -96,10 +97,11 @@ def render_block(folded: FoldedItems, block_tokens: int, text_tokens: int, count
         section = f"{SUMMARY}\n{summary}"
         free -= count(section) + 2
     free = max(0, free)
-    rounds = rounds_of(folded.entries)
-    steps = _steps(rounds, int(free * STEP_SHARE), count)
+    shown = "\n".join([folded.task, *filter(None, pins), folded.newest, folded.carrier_text, section])
+    writer = Steps(rounds_of(folded.entries), count, shown)
+    steps = writer.lines(int(free * STEP_SHARE))
     step_tokens = _list_tokens(steps, count)
-    known = "\n".join([folded.task, *filter(None, pins), folded.newest, folded.carrier_text, section])
+    known = "\n".join([shown, *filter(None, steps)])
     digest = digest_of(folded.entries, free - step_tokens, count, known).lines()
     digest_tokens = sum(count(line) + 1 for line in digest)
     left = block_tokens - frame - (text_tokens - free) - step_tokens - pin_tokens - digest_tokens
@@ -107,7 +109,7 @@ def render_block(folded: FoldedItems, block_tokens: int, text_tokens: int, count
         pins = user_texts.pins(pin_tokens + left)
         left -= _list_tokens(pins, count) - pin_tokens
     if left > LEAST_ROOM:
-        steps = _with_words(rounds, steps, left, count)
+        steps = writer.extended(steps, left)
     block = _joined_sections(folded, pins, section, digest, steps)
     most = block_tokens + count(folded.task) + count(folded.newest)
     # The parts were counted one by one; together they may take a little more.
@@ -307,53 +309,3 @@ def _excerpt(text: str, sentences: Sequence[_Sentence], chosen: set[int]) -> str
         else:
             runs.append((sentence.start, sentence.end))
     return " ".join(f"{text[start:end].strip()} {OMITTED}" for start, end in runs)
-
-
-# The steps of the model.
-
-
-def _steps(rounds: Sequence[Round], tokens: int, count: Count) -> list[str]:
-    """One line for each round: the newest that fit, "" for the others."""
-    steps = [""] * len(rounds)
-    for index in range(len(rounds) - 1, -1, -1):
-        step = _step(rounds[index].spoken)
-        size = count(step) + 2
-        if size > tokens:
-            break
-        steps[index] = step
-        tokens -= size
-    return steps
-
-
-def _with_words(rounds: Sequence[Round], steps: Sequence[str], tokens: int, count: Count) -> list[str]:
-    """*steps* with all words of the best rounds, as far as *tokens* go."""
-    longer, scores = list(steps), round_scores(rounds)
-    for index in sorted(range(len(rounds)), key=lambda i: (-scores[i], -i))[:MOST_ROUNDS]:
-        words = rounds[index].spoken.text.strip()
-        if not words or words in longer[index] or len(words) > tokens * LONG_TOKEN:
-            continue
-        whole = _with_calls(words, rounds[index].spoken)
-        cost = count(whole) + 2 - count(longer[index])
-        if cost <= tokens:
-            longer[index] = whole
-            tokens -= cost
-    return longer
-
-
-def _step(entry: ItemText) -> str:
-    """One line for a round: its first sentence of some length, and its calls."""
-    sentences = (part.strip() for part in SENTENCE_END.split(entry.text[:2048]))
-    first = next((sentence for sentence in sentences if len(sentence) > 10), "")
-    return _with_calls(shorten(first, 140), entry)
-
-
-def _with_calls(words: str, entry: ItemText) -> str:
-    """*words* and the calls of *entry*, each with its first argument."""
-    calls = ", ".join([f"{name}({_first_argument(arguments)})" for name, arguments in entry.calls][:6])
-    return " -> ".join(part for part in (words, calls) if part)
-
-
-def _first_argument(arguments: str) -> str:
-    """The first argument of a call that is not empty, on one short line."""
-    first = next((line for line in plain_arguments(arguments).splitlines() if line.strip()), "")
-    return shorten(first.strip(), 80)

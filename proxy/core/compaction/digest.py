@@ -6,7 +6,6 @@ older one. Every entry of a digest occurs literally in the rounds it stands for,
 
 from __future__ import annotations
 
-import json
 import re
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -14,17 +13,22 @@ from dataclasses import dataclass
 from heapq import heapify, heappop, heappush, nsmallest
 from itertools import islice
 from math import log2
-from typing import Any
 
+from proxy.core.compaction.arguments import command_of, plain_arguments
+from proxy.core.compaction.spoken_names import dates, is_meaningless, proper_names, without_line_numbers
 from proxy.core.conversation import ItemText
 
 Count = Callable[[str], int]
 
 NUMBER_SHARE = 0.2
+CHAT_NUMBER_SHARE = 0.5
 COMMAND_SHARE = 0.1
 ERROR_SHARE = 0.15
 FILE_SHARE = 0.1
-"""Shares of a digest that numbers, commands, error lines and the newest files may take at most."""
+"""Shares of a digest that numbers (with and without calls), commands, error lines and the newest files take at most.
+
+Numbers may also take what the other names leave over.
+"""
 
 WRITTEN = {"user": 3.0, "assistant": 3.0, "tool": 0.5, "system": 0.0}
 CALLED = 1.5
@@ -42,9 +46,6 @@ LABEL = 6
 LONGEST = 160
 """Most characters of a token, an error line or a command. A longer one is data, not a name."""
 
-LONGEST_ARGUMENTS = 262_144
-"""Most characters of a call's arguments that are read as JSON. Longer ones are read as plain text."""
-
 MOST_MISSES = 20
 """Entries in all that may be too long for the room before no further one is tried."""
 
@@ -53,9 +54,6 @@ MOST_PIECES = 50_000
 
 _STEP = 16_384
 """Numbers that are sorted at once."""
-
-_LITERAL = json.JSONDecoder(parse_int=str, parse_float=str)
-"""Leaves numbers as they are spelled: a parsed number could be printed differently."""
 
 _WINDOW = 65_536
 """Characters of a text that are searched at a time; of a result, all that are searched for an error line."""
@@ -70,7 +68,10 @@ _NAME = re.compile(
     r"|[A-Z][a-z0-9]+(?:[A-Z][a-z0-9]+)+|(?=[0-9a-f]*\d)(?=[0-9a-f]*[a-f])[0-9a-f]{7,40}"
     r"|(?=[A-Z0-9]*\d)(?=[A-Z0-9]*[A-Z])[A-Z0-9]{4,12}"
 )
-_NUMBER = re.compile(r"[$€£¥]?\d{3,}(?:[.,:]\d+)*%?|[$€£¥]?\d+\.\d+%?|\d{1,2}(?:[:.]\d{2}){1,2}|\d{4}-\d{2}-\d{2}")
+_NUMBER = re.compile(
+    r"\+?\d{2,4}(?:-\d{3,8}){1,3}"  # a telephone number
+    r"|[$€£¥]?\d{3,}(?:[.,:]\d+)*%?|[$€£¥]?\d+\.\d+%?|\d{1,2}(?:[:.]\d{2}){1,2}|\d{4}-\d{2}-\d{2}"
+)
 _WORD = re.compile(
     r"(?P<plain>[a-z]++|(?!(?:Error|Exception|Warning)\Z)[A-Z][a-z]*+)"
     r"|(?:[0-9]++[a-f]|[a-f]++[0-9])[0-9a-f]*+(?<=.{7})(?<!.{41})"
@@ -98,8 +99,18 @@ Names have capitals, digits or signs inside. The patterns are those above, writt
 repeats give nothing back, which takes half the time.
 """
 
-_INSIDE = re.compile(rf"(?<![\w.])(?:({_PATH.pattern}|{_ERROR.pattern}|{_NAME.pattern})|({_NUMBER.pattern}))(?![\w/])")
-"""A name inside a piece of text that is no name itself: behind a sigil, a quote mark or an escape."""
+_INSIDE = re.compile(
+    rf"(?<![\w.])({_PATH.pattern}|{_ERROR.pattern}|{_NAME.pattern})(?![\w/])"
+    rf"|(?<![A-Za-z0-9_.])({_NUMBER.pattern})(?![A-Za-z0-9_/])"
+)
+"""A name inside a piece of text that is no name itself: behind a sigil, a quote mark or an escape.
+
+Numbers also stand right beside characters of scripts that are written without spaces.
+"""
+
+_TIME = re.compile(r"\d{1,2}(?::\d{2}){1,2}")
+TIME = 0.3
+"""The worth of a time of day, as a share of that of other figures: opening hours are many, and rarely asked for."""
 
 _MARKS = ".,:;!?…。，：；！？-"
 """Marks around a piece of text that are no part of it."""
@@ -116,10 +127,6 @@ _FAILURE = re.compile(
 )
 _FAILURE_PARTS = ("error", "fail", "exception", "traceback", "fatal", "cannot", "denied", "not found")
 """One of these is in every ASCII text with a failure. To look for them takes a third of the time of the pattern."""
-
-_COMMAND_KEYS = ("command", "cmd", "code", "script")
-_COMMANDS_KEYS = ("commands", "cmds")
-"""Keys of lists of commands, each a text or an object with one. Under other keys a list is one command in parts."""
 
 
 FILES, NAMES, FIGURES = "Files used last: ", "Names and places mentioned: ", "Figures mentioned: "
@@ -166,9 +173,16 @@ def digest_of(entries: Sequence[ItemText], tokens: int, count: Count, known: str
     other_worths = _best_by_length(names.worths(), max(0, tokens))
     number_worths = {name: other_worths.pop(name) for name in filter(names.is_number, list(other_worths))}
     # Searching a long known text is not cheap: it is searched only for names that are about to be shown.
-    numbers = sized.fill(filter(shown.is_new, _ranked(number_worths, sized)), int(room * NUMBER_SHARE))
+    ranked_numbers = filter(shown.is_new, _ranked(number_worths, sized))
+    number_share = NUMBER_SHARE
+    if names.is_chat:
+        number_share = CHAT_NUMBER_SHARE
+    numbers = sized.fill(ranked_numbers, int(room * number_share))
     room -= sum(map(sized, numbers))
     others = sized.fill(filter(shown.is_new, _ranked(other_worths, sized)), room)
+    room -= sum(map(sized, others))
+    if room > LABEL:
+        numbers += sized.fill(ranked_numbers, room)
     return Digest(tuple(files), tuple(others), tuple(numbers), tuple(errors[::-1]), tuple(commands[::-1]))
 
 
@@ -184,13 +198,18 @@ class _Names:
         self.recency: dict[str, float] = {}
         self._pieces = _Pieces()
         self._titles: set[str] = set()
+        self.is_chat = False
 
     def read(self, entries: Sequence[ItemText]) -> None:
-        """Add the names in *entries*."""
+        """Add the names in *entries*; those of people and places only if there is no call."""
+        self.is_chat = not any(entry.calls for entry in entries)
         total = max(1, len(entries))
         for index, entry in enumerate(entries):
             recency = OLDEST + (1 - OLDEST) * ((index + 1) / total)
-            self._add(entry.text, WRITTEN[entry.role], recency)
+            text = entry.text
+            if entry.role == "tool":
+                text = without_line_numbers(text)
+            self._add(text, WRITTEN[entry.role], recency)
             for name, arguments in entry.calls:
                 self._add(name, CALLED, recency)
                 self._add(plain_arguments(arguments), CALLED, recency)
@@ -207,7 +226,10 @@ class _Names:
             for name, number in times.items():
                 mentioned[name] = mentioned.get(name, 0.0) + worth_of[number]
         recency = self.recency
-        return {name: worth * recency[name] for name, worth in mentioned.items()}
+        worths = {name: worth * recency[name] for name, worth in mentioned.items()}
+        for name in filter(_TIME.fullmatch, filter(self.is_number, worths)):
+            worths[name] *= TIME
+        return worths
 
     def _add(self, text: str, worth: float, recency: float) -> None:
         """Add a mention of each name in *text*."""
@@ -227,6 +249,17 @@ class _Names:
         return found
 
     def _names_in_window(self, text: str, phrases: bool) -> set[str]:
+        found = self._names_of_pieces(text, phrases)
+        if not phrases:
+            return found
+        for date in dates(text):
+            self._pieces.numbers.add(date)
+            found.add(date)
+        if self.is_chat:
+            found.update(proper_names(text))
+        return found
+
+    def _names_of_pieces(self, text: str, phrases: bool) -> set[str]:
         if text.isascii():  # a quarter of the time that the pattern takes, and none of the marks of titles is in ASCII
             return self._pieces.names_in(set(text.translate(_BLANKS).split()))
         found = self._pieces.names_in(set(_SPLIT.findall(text)))
@@ -383,7 +416,13 @@ class _Pieces:
         whole = _WHOLE.fullmatch(token)
         if whole is None:
             return self._search_inside(token)
-        match whole.lastgroup:
+        return self._search_whole(token, whole.lastgroup)
+
+    def _search_whole(self, token: str, kind: str | None) -> tuple[str, ...]:
+        """The names in *token*, which is as a whole of this *kind*: a group of ``_WHOLE``, None for other names."""
+        if is_meaningless(token):
+            return ()
+        match kind:
             case "plain":
                 return ()
             case "line":
@@ -401,7 +440,7 @@ class _Pieces:
         names: list[str] = []
         for name, number in _INSIDE.findall(token):
             stripped = name.rstrip(".") or number
-            if len(stripped) > 2:
+            if len(stripped) > 2 and not is_meaningless(stripped):
                 names.append(stripped)
                 if number:
                     self.numbers.add(number)
@@ -452,47 +491,3 @@ def _commands(entries: Sequence[ItemText]) -> Iterator[str]:
             if command and len(command) <= LONGEST and command not in seen:
                 seen.add(command)
                 yield command
-
-
-def command_of(arguments: str) -> str:
-    """The shell command or commands in a call's arguments, on one line; "" if there is none."""
-    if len(arguments) > LONGEST_ARGUMENTS:
-        return ""
-    try:
-        values = _LITERAL.decode(arguments)
-    except (ValueError, RecursionError):
-        return ""
-    if not isinstance(values, dict):
-        return ""
-    several = next((values[key] for key in _COMMANDS_KEYS if isinstance(values.get(key), list)), [values])
-    commands = [_one_command(each) for each in several if each]
-    return "; ".join(filter(None, commands))
-
-
-def _one_command(value: Any) -> str:
-    """The command in *value*, on one line: *value* itself, or a member of it."""
-    if isinstance(value, dict):
-        value = next((value[key] for key in _COMMAND_KEYS if value.get(key)), "")
-    if isinstance(value, list):
-        value = " ".join(map(str, value))
-    return " ".join(str(value).split())
-
-
-def plain_arguments(arguments: str) -> str:
-    """The string and number values of a call's JSON arguments, one on each line; the text itself if it is no JSON."""
-    if len(arguments) > LONGEST_ARGUMENTS:
-        return arguments
-    try:
-        stack = [_LITERAL.decode(arguments)]
-    except (ValueError, RecursionError):
-        return arguments
-    found: list[str] = []
-    while stack:
-        node = stack.pop()
-        if isinstance(node, dict):
-            stack.extend(reversed(node.values()))
-        elif isinstance(node, list):
-            stack.extend(reversed(node))
-        elif isinstance(node, str):
-            found.append(node)
-    return "\n".join(found)

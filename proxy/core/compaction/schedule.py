@@ -13,6 +13,9 @@ Levels. The token budget is what the input may use beside the answer. A view is 
       0 ......... low ......... soft ......... high ... budget ........ window
                   40 %          60 %           90 %           | reserve |
 
+The low mark of a conversation without tool results is 50 %: nothing in it can be pruned, and its newest messages hold
+what comes up next (decision 25).
+
 Above the high mark a compaction is due, and it goes down to the low mark. Above the soft mark a summary is prepared,
 which is done elsewhere. Only above the budget are items clipped: between the high mark and the budget a view loses
 nothing that the model is looking at (decision 2).
@@ -236,12 +239,15 @@ class Schedule:
         if boundary == self._layout.count:
             most = budget.view_limit
         ceiling = min(limit, most) - fixed
-        low = budget.low(self._marks, limit) - fixed
-        high = min(budget.high(self._marks, limit) - fixed, ceiling)
+        marks = self._marks
+        if not self._layout.result_sums[boundary]:
+            marks = marks.of_chats
+        low = budget.low(marks, limit) - fixed
+        high = min(budget.high(marks, limit) - fixed, ceiling)
         goal = low
         if self._allocation is not None:
             goal = min(low, self._allocation.for_history(budget.window, fixed))
-        between = (CLIP_MARK - self._marks.low) / (self._marks.high - self._marks.low)
+        between = (CLIP_MARK - marks.low) / (marks.high - marks.low)
         return Levels(high, ceiling, goal, clip_to=int(low + max(0.0, between) * (high - low)))
 
     # One compaction.

@@ -1,8 +1,6 @@
-"""Ranks sentences and rounds, to show the best in full if not everything fits.
+"""Ranks sentences, to show the best if not everything fits, and divides a conversation into rounds.
 
-A sentence ranks high if it constrains, a round if it concludes. Words in a dozen languages hint at that. Without such
-words newer text ranks higher, and so does a round right before the user speaks again: in every language that is likely
-to be a conclusion.
+A sentence ranks high if it constrains or concludes. Words in a dozen languages hint at that.
 """
 
 from __future__ import annotations
@@ -86,9 +84,6 @@ _CONCLUSION = _Words(
 _READ = 4096
 """Characters of a sentence, or of a round's text, that are searched for such words."""
 
-NEWEST = 5
-"""Rounds at the end that rank nearly as high as the first."""
-
 
 def sentence_rank(sentence: str) -> int:
     """2 for a sentence that constrains what may be done, 1 for one that asks for something, else 0."""
@@ -98,6 +93,11 @@ def sentence_rank(sentence: str) -> int:
     if _REQUEST.are_in(text):
         return 1
     return 0
+
+
+def has_conclusion(sentence: str) -> bool:
+    """True if *sentence* draws a conclusion."""
+    return _CONCLUSION.are_in(sentence[:_READ])
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,22 +116,3 @@ def rounds_of(entries: Sequence[ItemText]) -> list[Round]:
         for entry, role in zip(entries, following, strict=False)
         if entry.role == "assistant"
     ]
-
-
-def round_scores(rounds: Sequence[Round]) -> list[float]:
-    """The score of each round, 0 to 100: highest for the first and the newest, lowest for many calls without a word."""
-    return [_score(each, at, len(rounds)) for at, each in enumerate(rounds)]
-
-
-def _score(each: Round, at: int, count: int) -> float:
-    text, calls = each.spoken.text[:_READ], len(each.spoken.calls)
-    score = 50.0 + 30.0 * at / count
-    score += 10 * (sentence_rank(text) == 2)
-    score += 10 * _CONCLUSION.are_in(text)
-    score += 10 * each.answered
-    score -= 20 * (calls > 3 and not text.strip())
-    if at == 0:
-        score = max(score, 90.0)
-    if at >= count - NEWEST:
-        score = max(score, 85.0)
-    return min(score, 100.0)

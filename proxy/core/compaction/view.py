@@ -13,8 +13,9 @@ from dataclasses import dataclass
 from proxy.core.apis.base import ApiFormat
 from proxy.core.apis.json_edit import common_cap
 from proxy.core.apis.json_scan import Span
+from proxy.core.compaction.arguments import command_of
 from proxy.core.compaction.block import FoldedItems, render_block
-from proxy.core.compaction.digest import command_of, digest_of
+from proxy.core.compaction.digest import digest_of
 from proxy.core.compaction.record import LINE, NAMES, Compaction, CompactionRecord, Placeholder, placeholder_text
 from proxy.core.compaction.truncate import TruncateLimits, clip, line_count, truncate_to
 from proxy.core.conversation import UNREAD, Item, ItemText, Layout, WrittenResult

@@ -16,20 +16,39 @@ MOST_SUMMED = 8_192
 """Tokens of output in which any conversation can be summarised; a summary of our own has no more either."""
 
 
+CHAT_SHARE = 0.2
+"""The low mark of a chat: this share of the way from the low mark to the high one."""
+
+
 @dataclass(frozen=True, slots=True)
 class Marks:
     """Shares of the budget beside the fixed part.
 
-    A compaction starts above ``high`` and goes down to ``low``; ``soft`` only starts the preparation of a summary.
+    A compaction starts above ``high`` and goes down to ``low``, in a conversation without tool results to ``chat_low``;
+    ``soft`` only starts the preparation of a summary.
     """
 
     high: float = 0.90
     soft: float = 0.60
     low: float = 0.40
+    chat_low: float | None = None
+    """None: a fifth of the way from ``low`` to ``high``, 0.50 with the defaults (decision 25)."""
 
     def __post_init__(self) -> None:
         if not 0 < self.low < self.soft < self.high <= 1:
             raise ValueError(f"marks must rise from low to soft to high within 0..1, not {self}")
+        if self.chat_low is not None and not self.low <= self.chat_low <= self.soft:
+            raise ValueError(f"the mark of chats must be between low and soft, not {self}")
+
+    @property
+    def of_chats(self) -> Marks:
+        """The marks for a conversation without tool results."""
+        low = self.chat_low
+        if low is None:
+            low = min(self.soft, self.low + CHAT_SHARE * (self.high - self.low))
+        if low == self.low or low == self.soft:
+            return self
+        return Marks(self.high, self.soft, low, low)
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,8 +59,8 @@ class Shares:
     """
 
     pins: float = 0.20
-    digest: float = 0.10
-    steps: float = 0.03
+    digest: float = 0.14
+    steps: float = 0.06
     block: float = 0.40
     summary: float = 0.05
 

@@ -158,16 +158,16 @@ def test_texts_stay_whole_as_long_as_they_fit(room: int) -> None:
     assert all(text in made for text in texts) == (room == 0)
 
 
-def test_room_left_over_goes_to_rounds_in_full() -> None:
-    """Where pins and digest leave room, the rounds worth most keep all their words, in their order."""
-    long = "We looked at every part of it, one after the other, and it took a while to see through. "
-    entries = [ItemText("assistant", f"Round {at} begins. {long * 2}It ends {at}.") for at in range(20)]
-    made = render_block(FoldedItems(tuple(entries), ()), 900, 120, count_tokens)
-    whole = [at for at, entry in enumerate(entries) if entry.text in made]
-    assert whole[0] == 0
-    assert whole[-1] == 19
-    assert 4 < len(whole) < 20
-    assert count_tokens(made) <= 900
+def test_room_left_over_goes_to_sentences_that_say_something() -> None:
+    """Where pins and digest leave room, the model's words stay whole, but for sentences that stand in every round."""
+    talk = "We looked at every part of it, one after the other, and it took a while to see through."
+    words = ["".join(chr(97 + number // 26**at % 26) for at in range(5)) for number in range(0, 2000, 5)]
+    facts = [f"{' '.join(words[at * 8 : at * 8 + 4])}. {' '.join(words[at * 8 + 4 : at * 8 + 8])}." for at in range(20)]
+    entries = [ItemText("assistant", f"{talk} {fact}") for fact in facts]
+    made = render_block(FoldedItems(tuple(entries), ()), 1_400, 120, count_tokens)
+    assert sum(fact in made for fact in facts) > 12
+    assert made.count(talk) <= 2
+    assert count_tokens(made) <= 1_400
 
 
 def test_steps_are_the_newest_in_order() -> None:

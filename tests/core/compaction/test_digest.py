@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from proxy.core.apis.chat import read_item_text
-from proxy.core.compaction.digest import Digest, command_of, digest_of, fewest_tokens, plain_arguments
+from proxy.core.compaction.digest import Digest, digest_of, fewest_tokens
 from proxy.core.conversation import ItemText
 from proxy.tokenizers import VOCABULARIES
 from tests.support.conversation_strategies import conversations
@@ -113,36 +113,6 @@ def test_shares_are_not_exceeded() -> None:
     for lines, share in ((digest.numbers, 0.2), (digest.commands, 0.1), (digest.errors, 0.15)):
         assert lines
         assert sum(count_tokens(line) for line in lines) <= 1000 * share
-
-
-def test_a_figure_is_spelled_as_it_was() -> None:
-    """Numbers in a call's arguments keep their digits: 1e5 is not written as 100000.0, nor 1.10 as 1.1."""
-    assert plain_arguments('{"a": 1e5, "b": [1.10, true, null, "x"], "c": 12345678901234567890}').split("\n") == [
-        "1e5",
-        "1.10",
-        "x",
-        "12345678901234567890",
-    ]
-
-
-@pytest.mark.parametrize(
-    ("arguments", "command"),
-    [
-        ('{"command": "ls -la\\n  src"}', "ls -la src"),
-        ('{"cmd": ["bash", "-lc", "make all"]}', "bash -lc make all"),
-        ('{"path": "x"}', ""),
-        ('{"command": null}', ""),
-        ('{"commands": ["cd src", "ls\\n -la"]}', "cd src; ls -la"),
-        ('{"commands": [{"command": "make"}, {"cmd": ["git", "log"]}, null, {"x": 1}]}', "make; git log"),
-        ('{"commands": "make"}', ""),
-        ("not json", ""),
-        ("[1]", ""),
-        ("[" * 100_000, ""),
-    ],
-)
-def test_commands_of_calls(arguments: str, command: str) -> None:
-    """The command of a shell call on one line, whatever its member is called; nothing for other calls."""
-    assert command_of(arguments) == command
 
 
 def test_chinese_and_japanese_names_in_quotes_are_names() -> None:

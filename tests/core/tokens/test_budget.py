@@ -65,7 +65,16 @@ def test_marks_must_rise(marks: tuple[float, float, float]) -> None:
 def test_the_measured_defaults() -> None:
     """The defaults are those that were measured."""
     assert Marks() == Marks(high=0.90, soft=0.60, low=0.40)
-    assert Shares() == Shares(pins=0.20, digest=0.10, steps=0.03, block=0.40)
+    assert Shares() == Shares(pins=0.20, digest=0.14, steps=0.06, block=0.40)
+
+
+def test_a_chat_goes_down_less_far() -> None:
+    """The low mark of a conversation without tool results is a fifth of the way up, or the configured one."""
+    assert Marks().of_chats.low == pytest.approx(0.50)
+    assert Marks(chat_low=0.45).of_chats.low == 0.45
+    assert Marks(high=0.5, soft=0.21, low=0.2).of_chats.low <= 0.21
+    with pytest.raises(ValueError, match="chats"):
+        Marks(chat_low=0.3)
 
 
 @given(windows, st.integers(0, 2_000_000), st.integers(0, 2_000_000))

@@ -1,0 +1,70 @@
+"""Names that only language shows, and what only looks like a name."""
+
+from __future__ import annotations
+
+import pytest
+
+from proxy.core.compaction.digest import digest_of
+from proxy.core.compaction.spoken_names import dates, is_meaningless, proper_names, without_line_numbers
+from proxy.core.conversation import ItemText
+from tests.support.engine_fixtures import count_tokens
+
+
+@pytest.mark.parametrize(
+    ("text", "date"),
+    [
+        ("We met on 7 May 2023 there.", "7 May 2023"),
+        ("It is due March 12, 2024, at noon.", "March 12, 2024"),
+        ("Am 3. August ist es so weit.", "3. August"),
+        ("我们5月20日出发", "5月20日"),
+        ("출발은 5월 20일 입니다", "5월 20일"),
+    ],
+)
+def test_a_date_in_words_keeps_its_day(text: str, date: str) -> None:
+    """A month with its day is one figure."""
+    assert dates(text) == [date]
+    assert date in digest_of([ItemText("user", text)], 100, count_tokens).numbers
+
+
+@pytest.mark.parametrize(
+    ("text", "name"),
+    [
+        ("I went with Caroline to the lake.", "Caroline"),
+        ("She moved to New Haven, she says.", "New Haven"),
+        ("推荐你去北京都季商旅酒店吧", "北京都季商旅酒店"),
+        ("田中さんに聞いてください", "田中さん"),
+        ("ワークショップは火曜日です", "ワークショップ"),
+        ("내일 김민수씨가 옵니다", "김민수씨"),
+    ],
+)
+def test_people_and_places_of_a_chat_are_names(text: str, name: str) -> None:
+    """A chat's digest has them; beside calls, capitals and endings tell too little."""
+    assert name in proper_names(text)
+    said = ItemText("user", text)
+    assert name in digest_of([said], 100, count_tokens).names
+    assert name not in digest_of([said, ItemText("assistant", "", (("run", "{}"),))], 100, count_tokens).names
+
+
+@pytest.mark.parametrize("name", ["\\u2014", "\\n\\t", "\\x1b", "e.g", "i.e", "/td", "/body"])
+def test_what_means_nothing_is_no_name(name: str) -> None:
+    """Escapes, abbreviations and end tags stand in no digest."""
+    assert is_meaningless(name)
+    text = f'see "{name}" and src/a.py'
+    assert digest_of([ItemText("assistant", text)], 100, count_tokens).names == ("src/a.py",)
+
+
+def test_line_numbers_of_a_listing_are_no_figures() -> None:
+    """The numbers before the lines of a file go, those inside it and those of a table stay."""
+    listing = "  114\tLIMIT = 4711\n  115\tPORT = 8423\n"
+    assert digest_of([ItemText("tool", listing)], 100, count_tokens).numbers == ("4711", "8423")
+    assert without_line_numbers("114→a\n115→b") == "a\nb"
+    table = "4711\tAnn\n8423\tBob\n"
+    assert without_line_numbers(table) == table
+
+
+def test_a_telephone_number_is_one_figure_and_times_come_last() -> None:
+    """A number beside Chinese characters is found whole; opening hours give way to it."""
+    hours = " ".join(f"{hour}:30" for hour in range(10, 24))
+    digest = digest_of([ItemText("assistant", f"营业时间 {hours}。电话是010-85221888。")], 30, count_tokens)
+    assert digest.numbers[0] == "010-85221888"
+    assert 0 < len(digest.numbers) < 14
