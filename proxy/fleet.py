@@ -12,10 +12,10 @@ from pathlib import Path
 from proxy.app import (
     TASK_SECONDS,
     Companion,
-    StartOptions,
     serve,
     start_logging,
 )
+from proxy.process import StartOptions
 from proxy.reload import ConfigSource, ConfigWatch, Loaded, log_configuration
 from proxy.settings import Overrides, Settings
 from proxy.startup import CannotListen, cannot_start, print_summary, warn_of_unreachable

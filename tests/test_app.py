@@ -1,172 +1,60 @@
-"""A whole process: built, serving, exposing its metrics, and closed again."""
+"""The life of a process, from its start to its exit code."""
 
 from __future__ import annotations
 
-import json
 import os
-import socket
-import threading
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
 
 import httpx
 import pytest
 
-from proxy import app
-from proxy.app import Process, StartOptions
+from proxy.app import Companion, serve
+from proxy.process import StartOptions
 from proxy.settings import Settings
-from proxy.startup import CannotListen
-from proxy.tasks import Tasks
-from proxy.telemetry.logs import Logs
 from proxy.workers import Worker
-from tests.conftest import StartStub
-from tests.store.conftest import short_path
-from tests.support.proxy_process import free_port, until
-from tests.support.server_fixture import ScriptedServer, listening, raw_answer
+from tests.support.proxy_process import free_port
 
-__all__ = ["short_path"]
-
-CHAT = {"model": "gpt-4o-mini", "messages": [{"role": "user", "content": "Hello."}]}
 ONE = Worker(0, 1)
 
 
-def settings(base_url: str = "http://127.0.0.1:9/v1", **sections: Any) -> Settings:
-    """A proxy in front of *base_url* that keeps nothing."""
-    made: dict[str, Any] = {"upstreams": [{"name": "up", "base_url": base_url}], "store": {"url": "memory"}, **sections}
-    made["server"] = {"port": 0, **made.get("server", {})}
-    made.setdefault("models", [{"name": "*", "context_window": 8192}])  # known, so that no server is probed
-    return Settings.model_validate(made)
-
-
-class Part:
-    """Logs and tasks of a process under test; ``failed`` names tasks that failed."""
-
-    def __init__(self, folder: Path) -> None:
-        self.file = folder / "log"
-        self.handle = os.open(self.file, os.O_CREAT | os.O_WRONLY)
-        self.logs = Logs("info", "json", self.handle)
-        self.failed: list[str] = []
-        self.tasks = Tasks(lambda name, error: self.failed.append(f"{name}: {error!r}"))
-
-    async def close(self) -> str:
-        """End both; what was logged."""
-        await self.tasks.finish(1.0)
-        self.logs.close()
-        os.close(self.handle)
-        assert self.failed == []
-        return self.file.read_text()
-
-
-@asynccontextmanager
-async def running(folder: Path, configured: Settings) -> AsyncIterator[tuple[Process, str, Part]]:
-    """A built process, its address, and its parts."""
-    part = Part(folder)
-    port = free_port()
-    server = configured.server.model_copy(update={"port": port})
-    process = await Process.build(
-        StartOptions(configured.model_copy(update={"server": server})), ONE, part.logs, part.tasks
+def options(port: int) -> StartOptions:
+    """Those of a process with a store in memory."""
+    upstream = {"name": "up", "base_url": "http://127.0.0.1:9/v1", "probe": False}
+    return StartOptions(
+        Settings.model_validate({"server": {"port": port}, "store": {"url": "memory"}, "upstreams": [upstream]})
     )
-    try:
-        yield process, f"http://127.0.0.1:{port}", part
-    finally:
-        await process.close()
-        await part.close()
 
 
-async def test_a_process_serves_and_tells_its_figures(
-    stub: StartStub, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """A built process answers, counts what it did and what the store is, and announces itself on standard error."""
-    server = await stub()
-    async with running(tmp_path, settings(server.url)) as (process, address, part):
-        keeping = part.tasks.spawn(process.update_gauges(), "housekeeping")
+async def test_it_serves_for_as_long_as_its_companion_runs(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """The companion gets the port, its exit code is the process's, the log goes where it says, and nothing is left."""
+    port = free_port()
+    log = os.open(tmp_path / "log", os.O_CREAT | os.O_WRONLY)
+
+    async def run(given: int) -> int:
         async with httpx.AsyncClient(trust_env=False) as client:
-            assert (await client.post(f"{address}/v1/chat/completions", json=CHAT)).status_code == 200
-            figures = (await client.get(f"{address}/metrics")).text
-            status = (await client.get(f"{address}/ullage/api/status")).json()
-        assert 'ullage_requests_total{api="chat",model="gpt-4o-mini"' in figures
-        assert "ullage_store_up 1.0" in figures
-        assert (status["upstreams"], status["workers"], status["store"]["kind"]) == (["up"], 1, "memory")
-        keeping.cancel()
-    output = capsys.readouterr()
-    assert output.out == ""
-    assert f"listening    {address}/v1" in output.err
-    assert "memory  (this process only)" in output.err
+            assert (await client.get(f"http://127.0.0.1:{given}/health/ready")).status_code == 200
+        assert given == port
+        return 7
+
+    try:
+        assert await serve(options(port), ONE, Companion(run, log)) == 7
+    finally:
+        os.close(log)
+    assert capfd.readouterr() == ("", "")
+    async with httpx.AsyncClient(trust_env=False) as client:
+        with pytest.raises(httpx.ConnectError):
+            await client.get(f"http://127.0.0.1:{port}/health/ready")
 
 
-async def test_what_a_server_says_of_its_window_is_logged(tmp_path: Path) -> None:
-    """A server that states its window is probed once a request is worth it, and the log names model and window."""
-    stage = ScriptedServer()
-    entry = b'{"id": "m1", "object": "model", "owned_by": "vllm", "max_model_len": 4096}'
-    stage.reply = raw_answer(b'{"object": "list", "data": [' + entry + b"]}", "Content-Type: application/json")
-    body = {"model": "m1", "messages": [{"role": "user", "content": "word " * 8000}]}
-    async with listening(stage) as port:
-        configured = settings(f"http://127.0.0.1:{port}/v1", models=[])
-        async with running(tmp_path, configured) as (_, address, part), httpx.AsyncClient(trust_env=False) as client:
-            await client.post(f"{address}/v1/chat/completions", json=body)
-            await until(lambda: "upstream.windows" in part.file.read_text())
-            (line,) = [json.loads(text) for text in part.file.read_text().splitlines() if "upstream.windows" in text]
-            status = (await client.get(f"{address}/ullage/api/status")).json()
-    assert (line["upstream"], line["windows"][0]) == ("up", "m1=4096")
-    assert "dropped_fields" not in line
-    assert status["windows"][0]["context_window"] == 4096
-    (model,) = status["models"]
-    assert (model["model"], model["context_window"], model["source"]) == ("m1", 4096, "server")
-    assert 0 <= model["age_seconds"] < 60
-    assert status["learned"] == []
+async def test_a_start_that_fails_is_said_and_ends_with_one(capfd: pytest.CaptureFixture[str]) -> None:
+    """A companion is not run beside a proxy that cannot listen."""
+    port = free_port()
 
+    async def nested(_: int) -> int:
+        return await serve(options(port), ONE, Companion(never, 1))
 
-async def test_metrics_can_be_turned_off(stub: StartStub, tmp_path: Path) -> None:
-    """With ``telemetry.metrics: false`` there is no such page, and nothing is relayed in its place."""
-    server = await stub()
-    async with (
-        running(tmp_path, settings(server.url, telemetry={"metrics": False})) as (_, address, _part),
-        httpx.AsyncClient(trust_env=False) as client,
-    ):
-        assert (await client.get(f"{address}/metrics")).status_code == 404
-        assert server.seen == []
+    async def never(_: int) -> int:
+        raise AssertionError("it was run")
 
-
-async def test_a_key_in_a_header_is_a_shared_key(stub: StartStub, tmp_path: Path) -> None:
-    """Behind access keys, an upstream whose key stands in its headers is guarded like one with ``api_key``."""
-    server = await stub()
-    upstream = {"name": "up", "base_url": server.url, "headers": {"Authorization": "Bearer shared"}}
-    configured = settings(server={"access_keys": ["k"]}, upstreams=[upstream])
-    async with running(tmp_path, configured) as (_, address, _part), httpx.AsyncClient(trust_env=False) as client:
-        assert (await client.get(f"{address}/v1/files", headers={"x-api-key": "k"})).status_code == 403
-        assert (await client.get(f"{address}/v1/models", headers={"x-api-key": "k"})).status_code == 200
-    assert [seen.header("authorization") for seen in server.seen] == ["Bearer shared"]
-
-
-async def test_a_taken_port_closes_what_was_opened(tmp_path: Path) -> None:
-    """A process that cannot listen says where and why, and leaves no store and no task behind."""
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        taken.listen()
-        port = taken.getsockname()[1]
-        part = Part(tmp_path)
-        with pytest.raises(CannotListen, match=f"127.0.0.1:{port}: address already in use. Give another --port"):
-            await Process.build(StartOptions(settings(server={"port": port})), ONE, part.logs, part.tasks)
-        assert len(part.tasks) == 0
-        await part.close()
-
-
-async def test_a_start_that_breaks_in_the_middle_leaves_no_store_open(
-    short_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Whatever goes wrong after the embedded store was opened, its threads do not outlive the start."""
-
-    def broken(*_: object) -> None:
-        raise LookupError
-
-    monkeypatch.setattr(app, "open_catalogue", broken)
-    part = Part(short_path)
-    with pytest.raises(LookupError):
-        await Process.build(
-            StartOptions(settings(store={"url": "embedded", "path": str(short_path / "d")})), ONE, part.logs, part.tasks
-        )
-    assert (short_path / "d" / "store.db").exists(), "it was never opened: nothing was tested"
-    assert not [thread for thread in threading.enumerate() if thread.name.startswith("store ")]
-    await part.close()
+    assert await serve(options(port), ONE, Companion(nested, 1)) == 1
+    assert f"127.0.0.1:{port}: address already in use" in capfd.readouterr().err

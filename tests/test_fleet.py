@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 from proxy import fleet
-from proxy.app import StartOptions
+from proxy.process import StartOptions
 from proxy.reload import ConfigState, Loaded
 from proxy.settings import Settings
 from proxy.store import StoreMisconfigured
-from tests.test_app import Part, settings
+from tests.test_process import Part, settings
 
 
 async def prepared(folder: Path, configured: Settings) -> tuple[StartOptions, str, str]:
