@@ -22,18 +22,37 @@ MORE = 3
 """Calls by which the count differs from run to run."""
 
 
+RUNS = 3
+"""Runs at most: on a busy machine what the proxy does each second falls into a request's time more often than not."""
+
+
 @pytest.fixture(scope="module")
 def ways() -> dict[str, dict[str, int]]:
-    """The counts of this checkout."""
+    """The counts of this checkout: of each kind those of the run with the fewest calls."""
+    shortest: dict[str, dict[str, int]] = {}
+    for _ in range(RUNS):
+        for kind, counts in run().items():
+            shortest[kind] = min(counts, shortest.get(kind, counts), key=lambda each: each["calls"])
+        if not any(longer(shortest, kind) for kind in MOST):
+            break
+    return shortest
+
+
+def run() -> dict[str, dict[str, int]]:
+    """The counts of one run."""
     command = [sys.executable, "-m", "tests.bench.way"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=100, check=True)
     found: dict[str, dict[str, int]] = json.loads(done.stderr.splitlines()[-1])
     return found
 
 
+def longer(ways: dict[str, dict[str, int]], kind: str) -> dict[str, int]:
+    """The counts of *kind* that are above what they were."""
+    return {name: ways[kind][name] for name, most in MOST[kind].items() if ways[kind][name] > most + MORE}
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", MOST)
 def test_no_way_has_become_longer(ways: dict[str, dict[str, int]], kind: str) -> None:
     """Files, functions and calls of a request of each kind stay below what they were."""
-    longer = {name: ways[kind][name] for name, most in MOST[kind].items() if ways[kind][name] > most + MORE}
-    assert longer == {}
+    assert longer(ways, kind) == {}
