@@ -17,7 +17,10 @@ from tests.support.server_tool_fixtures import ProxyInProcess, both, every
 
 ROOM: dict[str, Any] = {
     "models": [{"name": "*", "context_window": 16_384}],
-    "compression": {"recall": {"enabled": True, "max_tokens": 400}},
+    "compression": {
+        "recall": {"enabled": True, "max_tokens": 400},
+        "shares": {"digest": 0.02, "steps": 0.0, "summary": 0.0},  # else the block says it by itself
+    },
 }
 """A window in which the tool is small enough for every API."""
 
