@@ -53,6 +53,7 @@ TESTS = (
     "tests/server",
     "tests/test_wiring.py",
     "tests/test_app.py",
+    "tests/test_process.py",
     "tests/e2e/test_transparency.py",
     "tests/e2e/test_windows.py",
 )
