@@ -39,7 +39,7 @@ OWN_TESTS = {
 KEYS: dict[str, tuple[str, ...]] = {
     "compress": (),
     "recall": ("compression.recall",),
-    "history": ("archive",),
+    "history": ("archive", "budgets"),
     "client_compaction": ("compression.client_compaction", "upstreams[0].compaction"),
     "context_management": ("upstreams[0].context_management",),
     "deferred_tools": ("compression.deferred_tools",),
