@@ -45,6 +45,8 @@ compression:
     "history": """\
 archive:
   enabled: true
+budgets:
+  enabled: true
 """,
 }
 
