@@ -68,7 +68,7 @@ class Stages(Section):
 
 
 class Shares(Section):
-    """Most of the budget that each part of a fold's block may take."""
+    """Most that each part of a fold's block may take: pins of the budget, the others of its room for messages."""
 
     pins: Share = Field(default=0.20, description="User instructions, verbatim.")
     digest: Share = Field(default=0.14, description="Identifiers, paths, errors.")

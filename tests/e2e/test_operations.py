@@ -185,8 +185,9 @@ async def test_a_request_is_one_line_with_the_guides_fields(
     )
     assert first["input_tokens"] == server.seen[0].tokens
     assert (second["stream"], second["input_tokens"]) == (True, server.seen[1].tokens)
-    # A busy machine may hold the loop for a moment, which is worth a warning of its own.
-    assert all(line["level"] == "info" for line in log_lines(front) if line["event"] != "proxy.loop_lagged")
+    # A busy machine may hold the loop for a moment, and a full window has advice: each is a warning of its own.
+    warnings = {line["event"] for line in log_lines(front) if line["level"] != "info"}
+    assert warnings <= {"proxy.loop_lagged", "conversation.nearly_full"}
 
 
 @pytest.mark.slow

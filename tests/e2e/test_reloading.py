@@ -85,7 +85,7 @@ async def test_a_running_proxy_changes_without_a_failed_request(
         change(
             upstreams=[{"name": "a", "base_url": second.url}],
             server={**config["server"], "access_keys": ["both"], "limits": {"body": 2**20}},
-            compression={"high_mark": 0.7, "low_mark": 0.2},
+            compression={"high_mark": 0.85, "low_mark": 0.2},
         )
         await reached(front, 2, workers)
         assert await ask(client, 2, "one") == 401  # on the connection on which it was admitted before

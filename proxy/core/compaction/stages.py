@@ -299,11 +299,12 @@ class Stages:
         shares, allocation = self._rules.shares, self._rules.allocation
         fixed, limit = self._budget.quantised_fixed, self._budget.affordable(limit)
         users = self._layout.user_sums[cut] - sum(self._items[i].tokens for i in anchors)
+        room = max(0, limit - fixed)
         pins = min(int(shares.pins * limit), users + users // 16)
-        most = int(shares.block * max(0, limit - fixed))
+        most = int(shares.block * room)
         if allocation is not None:
             most = min(most, allocation.for_block(self._budget.window, fixed))
-        text = min(int((shares.digest + shares.steps) * limit), self._layout.sums[cut] // 2, most)
+        text = min(int((shares.digest + shares.steps) * room), self._layout.sums[cut] // 2, most)
         return min(pins + text, most) + BLOCK_FRAME, text
 
     def _truncatable(self, compaction: Compaction, among: range, least: int) -> dict[int, int]:

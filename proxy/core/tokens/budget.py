@@ -53,9 +53,9 @@ class Marks:
 
 @dataclass(frozen=True, slots=True)
 class Shares:
-    """Caps of the parts of a block, as shares of the budget; all parts together take at most ``block``.
+    """Caps of the parts of a block: ``pins`` as a share of the budget, the others of its room beside the fixed part.
 
-    A model's ``summary``, if there is one, is taken out of steps and digest.
+    All parts together take at most ``block``. A model's ``summary``, if there is one, is taken out of steps and digest.
     """
 
     pins: float = 0.20
