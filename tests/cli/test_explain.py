@@ -14,7 +14,7 @@ from proxy.core.errors import InvalidRequest
 from proxy.features.settings import AllSettings
 from proxy.settings import Settings
 from tests.support import api_formats
-from tests.support.engine_fixtures import Replica, chat_body, count_tokens, message_problems, message_slices
+from tests.support.engine_fixtures import Replica, chat_body, count_tokens, message_problems
 from tests.support.sample_conversations import AGENT_TOOLS, agent_session, prose, tool
 
 PICTURE = {"type": "image_url", "image_url": {"url": "data:image/png;base64,iVBORw0KGgo", "detail": "low"}}
@@ -34,9 +34,7 @@ async def test_the_view_is_what_the_proxy_would_send() -> None:
     fitted = await fit_request(Settings(), body, window=4096)
     assert fitted.error is None
     assert message_problems(body, fitted.view.body) == []
-    assert len(message_slices(fitted.view.body)) == len(
-        await Replica().view(json.loads(body)["messages"], 4096, tools=AGENT_TOOLS)
-    )
+    assert fitted.view.body == (await Replica().plan(body, 4096, model="gpt-4o")).body
 
 
 async def test_small_requests_pass_and_are_counted_all_the_same() -> None:

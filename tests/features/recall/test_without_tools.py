@@ -19,7 +19,7 @@ ROOM: dict[str, Any] = {
     "models": [{"name": "*", "context_window": 16_384}],
     "compression": {
         "recall": {"enabled": True, "max_tokens": 400},
-        "shares": {"digest": 0.02, "steps": 0.0, "summary": 0.0},  # else the block says it by itself
+        "shares": {"digest": 0.03, "steps": 0.0, "summary": 0.0},  # else the block says it by itself
     },
 }
 """A window in which the tool is small enough for every API."""
