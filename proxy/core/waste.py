@@ -64,9 +64,9 @@ def repeated_paragraphs(texts: Iterable[str], count: Callable[[str], int]) -> li
     for text in texts:
         for paragraph in paragraphs(text):
             times[paragraph] = times.get(paragraph, 0) + 1
-    repeated = [(text, number) for text, number in times.items() if number > 1]
-    found = [RepeatedParagraph(excerpt(text), number, (number - 1) * count(text)) for text, number in repeated]
-    return sorted(found, key=lambda each: -each.wasted)
+    occurrences = [(text, number) for text, number in times.items() if number > 1]
+    repeated = [RepeatedParagraph(excerpt(text), number, (number - 1) * count(text)) for text, number in occurrences]
+    return sorted(repeated, key=lambda each: -each.wasted)
 
 
 def excerpt(text: str) -> str:

@@ -180,8 +180,8 @@ class Hub:
         """Look up the prices of models that came since; each once."""
         new = {name for seen in self._all() for name in seen.models} - self._prices.keys()
         if new:
-            found = await asyncio.to_thread(self._prices_of, new)
-            self._prices.update((name, found.get(name)) for name in new)
+            prices = await asyncio.to_thread(self._prices_of, new)
+            self._prices.update((name, prices.get(name)) for name in new)
 
     def _saved(self, models: Mapping[str, Totals]) -> tuple[float | None, list[str]]:
         """Return at least so many US dollars that compaction saved, and the models that have no known price.

@@ -58,10 +58,10 @@ class WorkerSocket:
         try:
             question = _QUESTION.decode(await asyncio.wait_for(reader.readline(), ANSWER_SECONDS))
             self._board.update()
-            found: Changes | Detail | None = self._board.changes(question.since)
+            answer: Changes | Detail | None = self._board.changes(question.since)
             if question.name:
-                found = self._board.detail(question.name)
-            writer.write(msgspec.json.encode(found))
+                answer = self._board.detail(question.name)
+            writer.write(msgspec.json.encode(answer))
             await asyncio.wait_for(writer.drain(), ANSWER_SECONDS)
         except (OSError, TimeoutError, msgspec.DecodeError):
             pass  # the other worker is gone, or gave up
