@@ -237,13 +237,13 @@ class QuickCheck:
     async def view(self, request: Request) -> UncountedView | None:
         """Return the client's own bytes if they show that they fit, or are not to be measured; None to measure them.
 
-        Raises ``NotFound``.
+        A request with server tools is always measured. Raises ``NotFound``.
         """
         body, options = request.body, request.options
         if len(body) > GLANCED and await self._is_too_long(request):
             return None
         textual = DECODERS[request.api].decode(body)
-        if textual is None:
+        if textual is None or request.server_tools:
             return None
         route = await self._routes.get(request, request.path_model or textual.model)
         is_off = self._mode == "off" or options.mode == "off"
