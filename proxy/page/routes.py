@@ -19,9 +19,8 @@ from proxy.page.hub import Hub, Snapshot
 from proxy.page.sessions import Sessions
 from proxy.server.access import Access
 from proxy.server.admin import Page
-from proxy.server.body import BodyBytes, BodyReader
 from proxy.server.config import Limits
-from proxy.server.incoming import IncomingRequest
+from proxy.server.incoming import BodyBytes, BodyReader, IncomingRequest
 from proxy.server.request import read_headers
 from proxy.server.response import ClientLeft, ResponseWriter
 

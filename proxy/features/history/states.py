@@ -20,9 +20,6 @@ VERSION: Final = 2
 TAIL: Final = 3
 """Compactions of which a state says what they took."""
 
-MOST_BYTES: Final = 16_384
-"""Bytes of an imported state; it holds figures and names."""
-
 _Tokens = Annotated[int, msgspec.Meta(ge=0)]
 
 
@@ -53,6 +50,10 @@ class State(msgspec.Struct, frozen=True):
 
     budget: Budget
     others: Mapping[str, Any]
+
+
+NOTHING: Final = State(Budget(), {})
+"""The state of a conversation of which none is stored."""
 
 
 def read_import(body: bytes) -> State | None:
