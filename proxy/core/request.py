@@ -75,7 +75,7 @@ class Request:
     ``server_tools`` are the tools of Ullage's own that a feature declared in ``body``, each with its name and
     the texts that it is answered from.
 
-    ``asked_model`` is the model that was asked for, if this request is for the fallback ``fallback_model``.
+    ``requested_model`` is the model that was asked for, if this request is for the fallback ``fallback_model``.
     """
 
     api: str
@@ -92,7 +92,7 @@ class Request:
     origin: Origin | None = None
     purpose: Purpose = "answer"
     prepared: tuple[str, ...] = ()
-    asked_model: str = ""
+    requested_model: str = ""
     fallback_model: str = ""
     server_tools: tuple[tuple[str, tuple[str, ...]], ...] = field(default=(), repr=False)
 

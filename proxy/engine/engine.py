@@ -242,12 +242,12 @@ class Engine:
     async def _for_fallback(self, request: Request, model: str) -> Request:
         """*request* as the fallback called *model* can read it."""
         located = await self.measurer.located(request)
-        asked = located.envelope.model
+        model_in_body = located.envelope.model
         # The caller's key goes with no errand of ours to an upstream that the caller did not choose.
-        same = self._catalogue.resolve(model).upstream == self._catalogue.resolve(asked).upstream
+        same = self._catalogue.resolve(model).upstream == self._catalogue.resolve(model_in_body).upstream
         body = await offload(len(request.body), rerouted, request, located, model)
         origin = request.origin if same else None
-        return replace(request, body=body, origin=origin, asked_model=asked, fallback_model=model)
+        return replace(request, body=body, origin=origin, requested_model=model_in_body, fallback_model=model)
 
     # Loop 2: send until a reply can be passed on.
 
@@ -394,9 +394,9 @@ class Engine:
             for feature in counting:
                 feature.used(tenant, conversation, usage)
             if ending is not None and ending.overflow is not None:
-                found = retries.after_content(late, ending.overflow, usage)
-                if found is not None:
-                    learned.learn_late_overflow(late, found, usage)
+                overflow = retries.after_content(late, ending.overflow, usage)
+                if overflow is not None:
+                    learned.learn_late_overflow(late, overflow, usage)
                 return False
             if sent is None or usage.input_tokens is None:
                 return False

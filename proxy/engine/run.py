@@ -196,7 +196,7 @@ def _base(view: View, model: str, session: str, facts: dict[str, Any]) -> dict[s
     return {
         "request_id": request.request_id,
         "api": request.api,
-        "model": request.asked_model or request.path_model or model,
+        "model": request.requested_model or request.path_model or model,
         "upstream": known.route.upstream,
         "window": known.window,
         "source": known.window_source,
