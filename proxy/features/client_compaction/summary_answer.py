@@ -53,7 +53,7 @@ class SummaryAnswers(Feature):
         """
         measured = view.measured
         envelope = measured.parsed.envelope
-        if not measured.client_compaction or view.observation or not measured.prefix_hashes:
+        if request.api not in APIS or not measured.client_compaction or view.observation or not measured.prefix_hashes:
             return None
         if envelope.has_unseen_input or not _wants_text(envelope):
             return None
