@@ -1,4 +1,4 @@
-"""One managed request as the server hands it to the engine, and the name of its conversation in headers and bodies."""
+"""One managed request as the server hands it to the engine, and its conversation and client by headers and body."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ class Request:
     ``server_tools`` are the tools of Ullage's own that a feature declared in ``body``, each with its name and
     the texts that it is answered from.
 
-    ``asked_model`` is the model that was asked for, if this request is for the fallback ``fallback_model``.
+    ``requested_model`` is the model that was asked for, if this request is for the fallback ``fallback_model``.
     """
 
     api: str
@@ -92,13 +92,18 @@ class Request:
     origin: Origin | None = None
     purpose: Purpose = "answer"
     prepared: tuple[str, ...] = ()
-    asked_model: str = ""
+    requested_model: str = ""
     fallback_model: str = ""
     server_tools: tuple[tuple[str, tuple[str, ...]], ...] = field(default=(), repr=False)
 
 
+CLAUDE_CODE_SESSION: Final = "x-claude-code-session-id"
+"""Claude Code's probes have a made-up user agent, but this header:
+https://github.com/obot-platform/obot/pull/7205
+"""
+
 SESSION_HEADERS: Final = (
-    "x-claude-code-session-id",
+    CLAUDE_CODE_SESSION,
     "thread-id",
     "session-id",
     "x-session-id",
@@ -111,6 +116,30 @@ EPOCH_HEADER: Final = "x-codex-window-id"
 
 _LONGEST_NAME: Final = 256
 _SESSION: Final = re.compile(r"session[_-]([0-9A-Za-z-]{8,})")
+
+
+AGENT_HEADER: Final = "user-agent"
+
+AGENTS: Final[Mapping[str, str]] = {
+    "claude-cli": "claude-code",
+    "claude-code": "claude-code",
+    "qwencode": "qwen-code",
+    "openai": "openai",
+    "asyncopenai": "openai",
+    "anthropic": "anthropic",
+    "asyncanthropic": "anthropic",
+}
+"""Names of clients by the product that their user agent begins with, in lower case; tests/recorded has examples.
+
+Products that are called as the client is stand for themselves.
+"""
+
+CODEX: Final = ("codex_", "codex-")
+"""Codex names the program that it runs in, such as ``codex_exec`` or ``codex-tui``:
+https://github.com/openai/codex/blob/main/codex-rs/core/src/default_client.rs
+"""
+
+_PRODUCT: Final = re.compile(r"[\w.-]{1,32}(?=/|\s|$)", re.ASCII)
 
 
 def session_in_headers(headers: Mapping[str, str]) -> str:
@@ -127,6 +156,19 @@ def epoch_in_headers(headers: Mapping[str, str]) -> int:
     if number.isascii() and number.isdigit() and len(number) < 9:
         return int(number)
     return 0
+
+
+def agent_in_headers(headers: Mapping[str, str]) -> str:
+    """Return the client that request *headers* (names in lower case) name; empty if they name none."""
+    if headers.get(CLAUDE_CODE_SESSION):
+        return "claude-code"
+    product = _PRODUCT.match(headers.get(AGENT_HEADER, ""))
+    if product is None:
+        return ""
+    name = product[0].lower()
+    if name.startswith(CODEX):
+        return "codex"
+    return AGENTS.get(name, name)
 
 
 def session_in_body(members: Mapping[str, Any]) -> str:

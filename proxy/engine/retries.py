@@ -67,8 +67,8 @@ class Retries:
         if counted is None and window is not None and not overflow.decisive:
             return None  # it was not even counted, so small was it beside the window
         prior = Prior(counted, sent.output_tokens, window, sent.route.source in STATED, sent.is_text)
-        found = check_claim(overflow, prior)
-        return found if found is not None and found.sure else None
+        checked = check_claim(overflow, prior)
+        return checked if checked is not None and checked.sure else None
 
     async def learn(self, view: View, overflow: Overflow) -> None:
         """Keep what *overflow* teaches, after *view* was refused with it."""

@@ -10,7 +10,17 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from proxy.core.attempts import Attempts
-from proxy.core.decisions import CountedView, MeasuredRequest, Policy, Reject, UncountedView, View
+from proxy.core.decisions import (
+    CountedView,
+    FinalDecision,
+    Forward,
+    MeasuredRequest,
+    Policy,
+    Reject,
+    TooLossy,
+    UncountedView,
+    View,
+)
 from proxy.core.overflow.kinds import Overflow
 from proxy.core.report import BUDGET_UNREACHABLE, SERVED, Outcome, Report
 from proxy.core.request import ITEMS_KEPT, Request, public_session_name
@@ -24,6 +34,13 @@ from proxy.engine.replies import DrainedReply
 
 class Unreachable(Exception):
     """The engine is in a state that cannot be: a fault of ours."""
+
+
+def never_too_lossy(decision: FinalDecision) -> Forward | Reject:
+    """Return *decision*, one on a view that may lose anything."""
+    if isinstance(decision, TooLossy):
+        raise Unreachable("a view that may lose anything is never too lossy")
+    return decision
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,7 +196,7 @@ def _base(view: View, model: str, session: str, facts: dict[str, Any]) -> dict[s
     return {
         "request_id": request.request_id,
         "api": request.api,
-        "model": request.asked_model or request.path_model or model,
+        "model": request.requested_model or request.path_model or model,
         "upstream": known.route.upstream,
         "window": known.window,
         "source": known.window_source,

@@ -140,12 +140,12 @@ class UpstreamCalls:
         assert run.reply is not None
         return run.reply
 
-    async def send_bytes(self, run: Run, upstream: str, body: bytes, asked_model: str) -> Reply:
+    async def send_bytes(self, run: Run, upstream: str, body: bytes, requested_model: str) -> Reply:
         """Send *body* to *upstream* with the caller's own headers, unread and unwatched."""
         origin = run.request.origin or NO_ORIGIN
         run.sending(upstream)
         settings = self._settings
-        added = settings.headers_of(asked_model) if settings.headers_of is not None else NO_HEADERS
+        added = settings.headers_of(requested_model) if settings.headers_of is not None else NO_HEADERS
         if settings.check_stored is not None:
             settings.check_stored(body, upstream, origin.headers)
         run.reply = await self._upstream.send(upstream, "POST", origin.path_qs, origin.headers, body, added)
@@ -184,7 +184,7 @@ class UpstreamCalls:
 
     def _is_foreign(self, fallback: Request, upstream: str) -> bool:
         """True if a fallback's *upstream* is not the one that the caller chose, and has a key for."""
-        return upstream != self._catalogue.resolve(fallback.asked_model).upstream
+        return upstream != self._catalogue.resolve(fallback.requested_model).upstream
 
     async def _overflow_in(
         self, reply: Reply, view: View, chunks: list[bytes], *, is_believed: bool

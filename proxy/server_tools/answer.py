@@ -178,14 +178,14 @@ async def _read_object(reply: Reply, chunks: list[bytes]) -> tuple[dict[str, Any
     return value_of(ContentDecoder(reply.header("content-encoding"), MOST_BYTES).feed(body)), body
 
 
-async def _read(reply: Reply, taken: list[bytes], most: int) -> int:
-    """Add the rest of *reply* to *taken* until there are more than *most* bytes; return how many there are."""
-    size = sum(map(len, taken))
+async def _read(reply: Reply, chunks: list[bytes], most: int) -> int:
+    """Add the rest of *reply* to *chunks* until there are more than *most* bytes; return how many there are."""
+    size = sum(map(len, chunks))
     while size <= most:
         chunk = await reply.next_chunk()
         if not chunk:
             break
-        taken.append(chunk)
+        chunks.append(chunk)
         size += len(chunk)
     return size
 

@@ -101,13 +101,13 @@ class _Row(NamedTuple):
 def _rows(attributes: Iterable[str]) -> tuple[tuple[int, _Row], ...]:
     """Return the rows that depend on *attributes*, each with the index of its attribute."""
     index = {name: at for at, name in enumerate(attributes)}
-    found = []
+    rows = []
     for metric, when in _ROWS:
         if when in index:
             nothing = object() if metric.always else getattr(_BLANK, when, None)
             key = None if metric.own is None else (metric, metric.own)
-            found.append((index[when], _Row(metric, nothing, key)))
-    return tuple(found)
+            rows.append((index[when], _Row(metric, nothing, key)))
+    return tuple(rows)
 
 
 _BLANK: Final = Report("", "")

@@ -52,7 +52,7 @@ class UpstreamCompaction:
     answered_by: AnsweredBy = "auto"
     known: bool = False
 
-    def is_asked(self, kind: Kind) -> bool:
+    def is_first_choice(self, kind: Kind) -> bool:
         """True if the request goes to the upstream first."""
         if self.answered_by == "auto":
             return kind == "endpoint" or self.known
@@ -102,7 +102,7 @@ class ClientCompaction(Feature):
         route = self._resolve(request.path_model or envelope.model)
         upstream = self._upstreams.get(route.upstream, UpstreamCompaction())
         must_relay = envelope.stored or engine.mode_of(request) == "off"
-        if must_relay or upstream.is_asked(kind):
+        if must_relay or upstream.is_first_choice(kind):
             outcome = await engine.proceed(request)
             if must_relay or upstream.answered_by == "relay" or not is_unable(kind, outcome):
                 return outcome
