@@ -162,8 +162,10 @@ class Addition:
     def added_to(self, tools: str) -> str:
         """The JSON array *tools* with the tool behind the client's own, whose bytes stay as they are.
 
-        The tool alone if *tools* is empty or no array: the client sent none.
+        The tool alone if *tools* is empty or no array: the client sent none. *tools* itself if there is no tool.
         """
+        if not self.tool:
+            return tools
         elements = tools[: max(0, tools.rfind("]"))]
         if not elements.strip("[ \t\r\n"):
             return f"[{self.tool}]"

@@ -1,4 +1,4 @@
-"""What a server tool is, how it is declared, and on which requests one may be offered."""
+"""A server tool: its interface, its declaration, and the requests on which it may be offered."""
 
 from __future__ import annotations
 
