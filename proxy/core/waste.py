@@ -1,4 +1,4 @@
-"""What fills a window without need: paragraphs that stand in it more than once, large results that are new.
+"""Repeated paragraphs and large new results, which fill a window without need.
 
 A paragraph ends at an empty line. A tool result is fresh in the first request that it stands in: from then on the model
 has read it, and what it holds could still have been asked for in a narrower way.

@@ -11,9 +11,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
 from typing import assert_never
+
+from msgspec import structs
 
 from proxy.core.apis import gemini
 from proxy.core.attempts import ASKED, Attempts, Fallback, Shrink, plans_in_order
@@ -251,7 +252,7 @@ class Engine:
         body = await offload(len(request.body), rerouted, request, located, model)
         origin = request.origin if same else None
         path_model = model if request.path_model else ""
-        return replace(
+        return structs.replace(
             request, body=body, origin=origin, requested_model=asked, fallback_model=model, path_model=path_model
         )
 

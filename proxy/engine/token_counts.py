@@ -7,9 +7,11 @@ from dataclasses import replace
 from types import MappingProxyType
 from typing import Final, Literal
 
+from msgspec import structs
+
 from proxy.core.apis import gemini
 from proxy.core.apis.gemini_path import count_body
-from proxy.core.decisions import Forward, Reject, View
+from proxy.core.decisions import CountedView, Forward, Reject, View
 from proxy.core.report import Report
 from proxy.engine.learned_routes import LearnedRoutes
 from proxy.engine.measuring import Measurer
@@ -56,7 +58,7 @@ class TokenCounts:
         if refused:
             view = replace(view, body=view.request.body)
         is_gemini = view.request.api == gemini.API
-        if is_gemini and view.body != view.request.body:
+        if is_gemini and isinstance(view, CountedView) and view.body != view.request.body:
             view = replace(view, body=count_body(view.body, view.known.route.model))
         counted_by = self._counted_by.get(view.known.route.upstream, "auto")
         if counted_by != "own":
@@ -72,7 +74,7 @@ class TokenCounts:
 
     async def _own_count(self, view: View) -> int:
         """Tokens of the body of *view*, in the provider's tokens."""
-        counted = replace(view.request, body=view.body)
+        counted = structs.replace(view.request, body=view.body)
         route = view.known.route
         tokens = await self._measurer.tokens_of(counted, await self._measurer.located(counted), route)
         return int(tokens * self._learned.get_cached(route, counted.tenant).learned.calibration.factor)

@@ -1,4 +1,4 @@
-"""What a server tool is, how it is declared, and on which requests one may be offered."""
+"""A server tool: its interface, its declaration, and the requests on which it may be offered."""
 
 from __future__ import annotations
 
@@ -90,8 +90,8 @@ def has_tools(envelope: Envelope) -> bool:
 def may_offer(api: str, envelope: Envelope, name: str) -> bool:
     """True if a server tool called *name* may be added to a request: the model is free to call a tool or none.
 
-    Not in an API for which there are no server tools, not if its answer has a form that a second generation would spoil, not if the provider stores the history, and not
-    if the client has a tool of the same name.
+    Not if its answer has a form that a second generation would spoil, not if the provider stores the history, not if
+    the client has a tool of the same name, and not in Gemini's API, for which there are no server tools.
     """
     if envelope.stored or _NO_TOOLS.fullmatch(envelope.value_or_nothing("functions")) is None:
         return False

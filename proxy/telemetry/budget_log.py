@@ -23,7 +23,7 @@ from proxy.core.report import INTERNAL_ERROR, Report
 NEARLY_FULL: Final = 0.8
 """Share of the budget above which a warning is written."""
 
-APIS: Final = frozenset({"chat", "messages", "responses"})
+APIS: Final = frozenset({"chat", "messages", "responses", "gemini"})
 """Requests that are not for one of these have no context: they are relayed, or only ask for a count."""
 
 MOST_WAITING: Final = 10_000

@@ -161,7 +161,7 @@ class Steps:
             self._weights.pop(word, None)
 
     def _value(self, sentence: _Sentence) -> float:
-        """What *sentence* says, for each token of it."""
+        """The information in *sentence* for each of its tokens."""
         weights = self._weights
         return sum([weights.get(word, 0.0) for word in sorted(sentence.words)]) * sentence.worth / sentence.size
 

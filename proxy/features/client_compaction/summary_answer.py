@@ -27,7 +27,14 @@ from proxy.engine.ports import Answer, Summary
 from proxy.engine.reading import Reader
 from proxy.engine.records import CompactionRecords
 from proxy.engine.replies import LocalReply
-from proxy.features.client_compaction.local_response import JSON, STREAM, TextAnswer, stream_events, whole_response
+from proxy.features.client_compaction.local_response import (
+    APIS,
+    JSON,
+    STREAM,
+    TextAnswer,
+    stream_events,
+    whole_response,
+)
 from proxy.offload import load_of, offload
 
 LEAST_COVERED_SHARE: Final = 0.75
@@ -53,7 +60,9 @@ class SummaryAnswers(Feature):
         """
         measured = view.measured
         envelope = measured.parsed.envelope
-        if request.api not in APIS or not measured.client_compaction or view.observation or not measured.prefix_hashes:
+        if not measured.client_compaction or view.observation or not measured.prefix_hashes:
+            return None
+        if request.api not in APIS:
             return None
         if envelope.has_unseen_input or not _wants_text(envelope):
             return None

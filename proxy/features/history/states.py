@@ -46,7 +46,7 @@ _OWN_MEMBERS: Final = frozenset({"version", "conversation", "budget", "history_t
 
 
 class State(msgspec.Struct, frozen=True):
-    """What is stored of a state: its budget, and the members of an import that mean nothing here."""
+    """The stored part of a state: its budget, and the members of an import that mean nothing here."""
 
     budget: Budget
     others: Mapping[str, Any]
