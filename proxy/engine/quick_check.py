@@ -216,7 +216,7 @@ class _GeminiTool(msgspec.Struct, forbid_unknown_fields=True):
     function_declarations: msgspec.Raw = msgspec.field(name="functionDeclarations")
 
 
-class _GenerationConfig(msgspec.Struct):
+class _GenerationConfig(msgspec.Struct, frozen=True):
     max_output_tokens: int | None = msgspec.field(name="maxOutputTokens", default=None)
 
 

@@ -33,6 +33,7 @@ from proxy.core.apis.json_edit import (
 )
 from proxy.core.apis.json_scan import members
 from proxy.core.apis.json_steps import ONE_CALL, decode, dismantle
+from proxy.core.apis.portable import SIGNATURES
 from proxy.core.conversation import Item, ItemText, Role
 from proxy.core.errors import InvalidRequest
 from proxy.core.tokens.counting import injected_memories
@@ -72,10 +73,6 @@ _ROLES: Final[Mapping[str, Role]] = {"model": "assistant", "function": "tool"}
 _RESULT_KEYS: Final = ("output", "result", "error", "content")
 """Members of a result that hold all of it, if there is no other.
 https://ai.google.dev/api/caching#FunctionResponse"""
-
-SIGNATURES: Final = ("thoughtSignature", "thought_signature")
-"""Encrypted reasoning beside a part. A call that had one is refused without it, and no signed part may change.
-https://ai.google.dev/gemini-api/docs/thought-signatures"""
 
 _EDITABLE: Final[Mapping[str, str]] = {"call": "args", "result": "response"}
 """By kind of part: the member whose texts may be clipped."""
@@ -178,7 +175,7 @@ def _names(parts: Sequence[Mapping[str, Any]], kind: str) -> tuple[str, ...]:
 
     An id alone would not do: some clients make up ids for the results of calls that had none.
     """
-    values = [_value(part) for part in parts if _kind(part) == kind]
+    values = _values(parts, kind)
     several = Counter(str(value.get("name")) for value in values)
     seen: Counter[str] = Counter()
     names: list[str] = []
@@ -255,28 +252,27 @@ def read_item_text(raw: bytes) -> ItemText:
     content = decode(raw)
     parts = _parts(content)
     role = _role(content, parts)
-    calls: list[tuple[str, str]] = []
-    results: list[tuple[str, bool]] = []
-    words: list[str] = []
-    for part in parts:
-        kind, value = _kind(part), _value(part)
-        if kind == "call":
-            calls.append((str(value.get("name")), quoted(value.get("args") or {})))
-        elif kind == "result":
-            text = _result_text(value.get("response"))
-            results.append((text, _failed(value)))
-            words.append(text)
-        elif kind == "text" and not part.get("thought"):
-            words.append(_text(part))
-    media = tuple(_mime(_value(part)).partition("/")[0] or "file" for part in parts if _kind(part) == "media")
+    calls = tuple((str(value.get("name")), quoted(value.get("args") or {})) for value in _values(parts, "call"))
+    results = tuple((_result_text(value.get("response")), _failed(value)) for value in _values(parts, "result"))
+    media = tuple(_mime(value).partition("/")[0] or "file" for value in _values(parts, "media"))
+    words = "\n".join(filter(None, map(_words, parts)))
     user_text = ""
     if role == "tool":
         user_text = "\n".join(_texts(parts))
     reasoning = "\n".join(_text(part) for part in parts if part.get("thought"))
+    del parts
     if len(raw) > ONE_CALL:
-        del parts
         dismantle(content)
-    return ItemText(role, "\n".join(words), tuple(calls), media, reasoning, user_text, tuple(results))
+    return ItemText(role, words, calls, media, reasoning, user_text, results)
+
+
+def _words(part: Mapping[str, Any]) -> str:
+    """Return the words of a text or of a tool result; empty for thoughts and all other parts."""
+    if part.get("thought"):
+        return ""
+    if _kind(part) == "result":
+        return _result_text(_value(part).get("response"))
+    return _text(part)
 
 
 def _result_text(response: Any) -> str:
@@ -405,6 +401,11 @@ def _value(part: Mapping[str, Any]) -> dict[str, Any]:
     if isinstance(value, dict):
         return value
     return {}
+
+
+def _values(parts: Sequence[Mapping[str, Any]], kind: str) -> list[dict[str, Any]]:
+    """Return the objects that the parts of one *kind* hold."""
+    return [_value(part) for part in parts if _kind(part) == kind]
 
 
 def _text(part: Mapping[str, Any]) -> str:

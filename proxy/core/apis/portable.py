@@ -8,7 +8,6 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any, Final
 
-from proxy.core.apis.gemini import SIGNATURES
 from proxy.core.apis.json_steps import decode
 
 SEALED_HINT = re.compile(
@@ -33,6 +32,10 @@ SEALED = frozenset(
     }
 )
 """Members that hold sealed reasoning or its signature. Reasoning in plain text stays."""
+
+SIGNATURES = ("thoughtSignature", "thought_signature")
+"""Members of Gemini's parts with encrypted reasoning. A call that had one is refused without it.
+https://ai.google.dev/gemini-api/docs/thought-signatures"""
 
 STORED_TYPES = frozenset({"reasoning", "item_reference", "compaction"})
 """Types of Responses items that are encrypted, or that only name an item on the author's server."""
