@@ -17,6 +17,7 @@ from typing import Any, Literal, get_args
 from proxy.core.apis.json_steps import ONE_CALL, decode, dismantle
 from proxy.core.conversation import Call
 from proxy.core.errors import InvalidRequest
+from proxy.core.todo_lists import NO_TODO_LISTS, TodoRules
 from proxy.core.tool_calls import NO_TEXT_FORMAT, TextToolFormat, short_digest
 
 Kind = Literal[
@@ -96,6 +97,18 @@ class Keys:
     pair: tuple[str, ...] = ()
 
 
+@dataclass(frozen=True, slots=True)
+class WorkRules:
+    """How calls tell the state of the work: to-do lists, and commands that check it or change something.
+
+    The patterns match the beginning of one command of a line.
+    """
+
+    todos: TodoRules = NO_TODO_LISTS
+    checks: tuple[re.Pattern[str], ...] = ()
+    changes: tuple[re.Pattern[str], ...] = ()
+
+
 UNKNOWN = Tool()
 PROTECTED = Tool("protected")
 
@@ -103,7 +116,7 @@ PROTECTED = Tool("protected")
 class ToolMap:
     """The table of tools by names and globs, compiled; ``protected`` are names and globs of further tools.
 
-    ``text_format`` describes calls and results that are written as text.
+    ``text_format`` describes calls and results that are written as text, ``work`` those that tell how the work stands.
     """
 
     def __init__(
@@ -112,8 +125,10 @@ class ToolMap:
         protected: Sequence[str] = (),
         keys: Keys = Keys(),
         text_format: TextToolFormat = NO_TEXT_FORMAT,
+        work: WorkRules = WorkRules(),
     ) -> None:
         self.text_format = text_format
+        self.work = work
         named = {**tools, **dict.fromkeys(protected, PROTECTED)}
         self._exact = {name: tool for name, tool in named.items() if not _is_glob(name)}
         self._folded = {name.lower(): tool for name, tool in reversed(self._exact.items())}
