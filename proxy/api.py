@@ -109,8 +109,8 @@ class Fitter:
         wanted = {"window": window, "target": target, "keep_items": keep_items or None}
         members = {**request, **{name: value for name, value in wanted.items() if value is not None}}
         options = Options(conversation=conversation)
-        asked = Request("chat", msgspec.json.encode(members), CALLER, "fit", options=options, purpose="compress")
-        outcome = await self._engine.exchange(asked)
+        planned = Request("chat", msgspec.json.encode(members), CALLER, "fit", options=options, purpose="compress")
+        outcome = await self._engine.exchange(planned)
         if isinstance(outcome, Refusal):
             raise outcome.error
         return _fitted(msgspec.json.decode(await outcome.reply.next_chunk()))

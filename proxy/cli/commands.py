@@ -131,13 +131,13 @@ def _convert(file: Path) -> None:
     from proxy.cli.from_litellm import NotLiteLLM, convert, read_file, to_yaml
 
     try:
-        made = convert(read_file(file))
+        conversion = convert(read_file(file))
     except NotLiteLLM as error:
         fail(REFUSED, f"{file}: {error}")
     except OSError as error:
         fail(MISUSED, f"{file}: cannot be read: {error.strerror}.")
-    typer.echo(to_yaml(made), nl=False)
-    for note in made.notes:
+    typer.echo(to_yaml(conversion), nl=False)
+    for note in conversion.notes:
         typer.echo(f"{file}: {note}", err=True)
 
 

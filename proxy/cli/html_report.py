@@ -67,9 +67,9 @@ def fit_page(name: str, shown: Breakdown) -> str:
     return document(f"Where the tokens of {name} are", sections)
 
 
-def findings_sections(found: Sequence[Findings]) -> list[str]:
-    """Return a table for each kind of finding."""
-    return [table((title, *columns), rows) for title, columns, rows in findings_rows(found)]
+def findings_sections(findings: Sequence[Findings]) -> list[str]:
+    """Return the tables of *findings* as HTML."""
+    return [table((title, *columns), rows) for title, columns, rows in findings_rows(findings)]
 
 
 def document(title: str, sections: Iterable[str]) -> str:

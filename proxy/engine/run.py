@@ -9,8 +9,20 @@ import base64
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
+import msgspec
+
 from proxy.core.attempts import Attempts
-from proxy.core.decisions import CountedView, MeasuredRequest, Policy, Reject, UncountedView, View
+from proxy.core.decisions import (
+    CountedView,
+    FinalDecision,
+    Forward,
+    MeasuredRequest,
+    Policy,
+    Reject,
+    TooLossy,
+    UncountedView,
+    View,
+)
 from proxy.core.overflow.kinds import Overflow
 from proxy.core.report import BUDGET_UNREACHABLE, SERVED, Outcome, Report
 from proxy.core.request import ITEMS_KEPT, Request, public_session_name
@@ -26,6 +38,13 @@ class Unreachable(Exception):
     """The engine is in a state that cannot be: a fault of ours."""
 
 
+def never_too_lossy(decision: FinalDecision) -> Forward | Reject:
+    """Return *decision*, one on a view that may lose anything."""
+    if isinstance(decision, TooLossy):
+        raise Unreachable("a view that may lose anything is never too lossy")
+    return decision
+
+
 @dataclass(frozen=True, slots=True)
 class GiveUp:
     """Nothing is left to send: the client sees the provider's own first error."""
@@ -34,8 +53,7 @@ class GiveUp:
 GIVE_UP: Final = GiveUp()
 
 
-@dataclass(frozen=True, slots=True)
-class Delivered:
+class Delivered(msgspec.Struct, frozen=True):
     """A reply to *view* that can be passed on, and the bytes already read from it."""
 
     view: View
@@ -179,7 +197,7 @@ def _base(view: View, model: str, session: str, facts: dict[str, Any]) -> dict[s
     return {
         "request_id": request.request_id,
         "api": request.api,
-        "model": request.asked_model or request.path_model or model,
+        "model": request.requested_model or request.path_model or model,
         "upstream": known.route.upstream,
         "window": known.window,
         "source": known.window_source,
