@@ -17,7 +17,6 @@ from typing import Any, Literal, get_args
 from proxy.core.apis.json_steps import ONE_CALL, decode, dismantle
 from proxy.core.conversation import Call
 from proxy.core.errors import InvalidRequest
-from proxy.core.todo_lists import NO_TODO_LISTS, TodoRules
 from proxy.core.tool_calls import NO_TEXT_FORMAT, TextToolFormat, short_digest
 
 Kind = Literal[
@@ -98,13 +97,38 @@ class Keys:
 
 
 @dataclass(frozen=True, slots=True)
+class TodoRules:
+    """The names by which to-do lists are known; names of tools in lower case, without a server's prefix.
+
+    A call of one of ``lists`` states the whole list, one of ``adds`` a new item, one of ``changes`` a change of one.
+    ``arguments`` are those of any call that hold a checklist. ``items`` are the keys of a list, ``text``, ``status``
+    and ``id`` those of an item, ``merge`` those which say that a list only changes items. ``done`` and ``dropped`` are
+    values of a status, or marks in a checklist's brackets; every other one is open. ``pending`` are those open ones
+    that say nothing more.
+    """
+
+    lists: frozenset[str] = frozenset()
+    adds: frozenset[str] = frozenset()
+    changes: frozenset[str] = frozenset()
+    arguments: tuple[str, ...] = ()
+    items: tuple[str, ...] = ()
+    text: tuple[str, ...] = ()
+    status: tuple[str, ...] = ()
+    id: tuple[str, ...] = ()
+    merge: tuple[str, ...] = ()
+    done: frozenset[str] = frozenset()
+    dropped: frozenset[str] = frozenset()
+    pending: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
 class WorkRules:
     """How calls tell the state of the work: to-do lists, and commands that check it or change something.
 
     The patterns match the beginning of one command of a line.
     """
 
-    todos: TodoRules = NO_TODO_LISTS
+    todos: TodoRules = TodoRules()
     checks: tuple[re.Pattern[str], ...] = ()
     changes: tuple[re.Pattern[str], ...] = ()
 

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field, ValidationError
 
-from proxy.core.todo_lists import TodoRules, folded_names
 from proxy.core.tool_calls import TextToolFormat
-from proxy.core.tool_table import Keys, Kind, Tool, ToolMap, WorkRules
+from proxy.core.tool_table import Keys, Kind, TodoRules, Tool, ToolMap, WorkRules
 from proxy.settings.field_types import FilePath, Section, SplitText
 from proxy.settings.packaged_data import packaged
 from proxy.settings.problems import Problem, SettingsError, key_name
@@ -122,22 +121,10 @@ def tool_map(tools: ToolTable) -> ToolMap:
 
 
 def _work(work: WorkNames) -> WorkRules:
-    todos = work.todos
-    rules = TodoRules(
-        lists=folded_names(todos.lists),
-        adds=folded_names(todos.adds),
-        changes=folded_names(todos.changes),
-        arguments=todos.arguments,
-        items=todos.items,
-        text=todos.text,
-        status=todos.status,
-        id=todos.id,
-        merge=todos.merge,
-        done=folded_names(todos.done),
-        dropped=folded_names(todos.dropped),
-        pending=folded_names(todos.pending),
-    )
-    return WorkRules(rules, tuple(map(re.compile, work.checks)), tuple(map(re.compile, work.changes)))
+    todos: dict[str, Any] = {name: getattr(work.todos, name) for name in TodoNames.model_fields}
+    for name in ("lists", "adds", "changes", "done", "dropped", "pending"):
+        todos[name] = frozenset(each.lower() for each in todos[name])
+    return WorkRules(TodoRules(**todos), tuple(map(re.compile, work.checks)), tuple(map(re.compile, work.changes)))
 
 
 def with_file(tools: Tools, folder: Path) -> Tools:

@@ -17,7 +17,7 @@ from proxy.core.compaction.digest import digest_of
 from proxy.core.compaction.sentence_ranking import SENTENCE_END, rounds_of, sentence_rank
 from proxy.core.compaction.steps import Steps
 from proxy.core.compaction.truncate import OMITTED
-from proxy.core.compaction.work_state import STATE, WorkState
+from proxy.core.compaction.work_state import NO_STATE, STATE, WorkState
 from proxy.core.conversation import ItemText
 
 Count = Callable[[str], int]
@@ -84,7 +84,7 @@ class FoldedItems:
     task: str = ""
     newest: str = ""
     carrier_text: str = ""
-    state: WorkState = WorkState()
+    state: WorkState = NO_STATE
 
 
 def render_block(folded: FoldedItems, block_tokens: int, text_tokens: int, count: Count, summary: str = "") -> str:

@@ -251,16 +251,13 @@ def _folded_calls(original: OriginalItems, texts: Mapping[int, ItemText], tools:
     pairs = {(pair.call_index, pair.call_at): pair for pair in pairs_of(original.items, 0, end)}
     folded: list[FoldedCall] = []
     for index, text in texts.items():
-        calls = list(enumerate(text.calls))
-        if (index, WRITTEN) in pairs:
-            calls = [(WRITTEN, call) for call in tools.text_format.find_calls(text.text)[:1]]
-        for at, (name, arguments) in calls:
+        for at, (name, arguments) in enumerate(text.calls):
             pair = pairs.get((index, at))
             if pair is None:
                 folded.append(FoldedCall(name, arguments, tools.find(name).kind))
-            else:
-                result = texts[pair.index].results[pair.at][0]
-                folded.append(FoldedCall(name, arguments, pair.call.kind, result, pair.result.ok))
+                continue
+            result = texts[pair.index].results[pair.at][0]
+            folded.append(FoldedCall(name, arguments, pair.call.kind, result, pair.result.ok))
     return folded
 
 

@@ -7,20 +7,26 @@ outcome. Every word but the few between the quotations is the client's.
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple
 
 from proxy.core.compaction.arguments import command_of
 from proxy.core.compaction.digest import quoted
 from proxy.core.compaction.truncate import shorten
-from proxy.core.todo_lists import TodoItem, TodoList, TodoRules
-from proxy.core.tool_table import ToolMap
+from proxy.core.tool_table import TodoRules, ToolMap
 
 Count = Callable[[str], int]
 
 STATE = "State of the work after these steps"
 """The beginning of the heading."""
+
+UNCHECKED = "Edited and not checked since: "
+
+BULLET = 2
+"""Tokens of a list's mark before a line."""
 
 MOST_COMMANDS = 3
 """Checks, and commands that change something, that are shown of each sort."""
@@ -36,6 +42,17 @@ MOST_CALLS = 400
 
 READ = 1_000
 """Characters of a command that are looked at: a longer one is mostly a document that it writes."""
+
+LONGEST_ARGUMENTS = 65_536
+"""Most characters of a call's arguments that are read; a longer one is no to-do list."""
+
+MOST_ITEMS = 200
+"""Items of one list that are read."""
+
+_CHECKBOX = re.compile(r"^[ \t]*(?:[-*+]|\d{1,3}[.)])?[ \t]*\[([^\]\n]{0,2})\][ \t]*(\S.*?)[ \t]*$", re.MULTILINE)
+"""A line of a checklist in Markdown: its mark, and its text."""
+
+_NUMBER = re.compile(r"\d{1,9}")
 
 END = 4_096
 """Characters at the end of an output that are searched for its outcome."""
@@ -53,7 +70,8 @@ _REDIRECTION = re.compile(r"\s+\d?>.*")
 """Where the output of a command goes."""
 
 _TOTALS = re.compile(
-    r"\b\d+ (?:\w+ )?(?:passed|passing|failed|failing|failures?|errors?|warnings?|tests?|examples?|issues?|problems?)\b(?![/.-]\w)"
+    r"\b\d+ (?:\w+ )?(?:passed|passing|failed|failing|failures?|errors?|warnings?|tests?|examples?|issues?|problems?)\b"
+    r"(?![/.-]\w)"
     r"|\bno (?:errors|issues|problems)\b",
     re.IGNORECASE,
 )
@@ -65,8 +83,7 @@ _VERDICT = re.compile(
 """What an outcome says: totals, which tell most, or one word."""
 
 
-@dataclass(frozen=True, slots=True)
-class FoldedCall:
+class FoldedCall(NamedTuple):
     """One call of a folded round: its tool, the kind of it, and its result; ``ok`` is None if it has none."""
 
     name: str
@@ -74,6 +91,26 @@ class FoldedCall:
     kind: str
     result: str = ""
     ok: bool | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class TodoItem:
+    """One item: its text, and its status as the client spells it; empty if it is merely open."""
+
+    text: str
+    status: str = ""
+    is_done: bool = False
+
+    @property
+    def line(self) -> str:
+        """The item as a line of a checklist."""
+        if self.is_done:
+            return f"[x] {self.text}"
+        if len(self.status) == 1:
+            return f"[{self.status}] {self.text}"
+        if self.status:
+            return f"[ ] ({self.status}) {self.text}"
+        return f"[ ] {self.text}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,23 +123,21 @@ class WorkState:
     unchecked: tuple[str, ...] = ()
 
     def lines(self, tokens: int, count: Count) -> list[str]:
-        """The lines that fit in *tokens*, what is left to do before all else."""
+        """The lines that fit in *tokens*, what is left to do before all else; of the files as many as fit."""
+        if self == NO_STATE:
+            return []
         chosen: list[tuple[int, str]] = []
         for place, line in self._ranked():
-            size = count(line) + 2
+            size = count(line) + BULLET
             if size <= tokens:
                 chosen.append((place, line))
                 tokens -= size
-        files = self._files(tokens, count)
-        return [line for _, line in sorted(chosen)] + files
-
-    def _files(self, tokens: int, count: Count) -> list[str]:
-        """A line with as many of the unchecked files as fit in *tokens*, the newest first; none if not one fits."""
+        lines = [line for _, line in sorted(chosen)]
         for number in range(len(self.unchecked), 0, -1):
-            line = "Edited and not checked since: " + ", ".join(self.unchecked[:number])
-            if count(line) + 2 <= tokens:
-                return [line]
-        return []
+            files = UNCHECKED + ", ".join(self.unchecked[:number])
+            if count(files) + BULLET <= tokens:
+                return [*lines, files]
+        return lines
 
     def _ranked(self) -> Iterator[tuple[int, str]]:
         """Place and text of each line, the most important first."""
@@ -112,6 +147,10 @@ class WorkState:
         for number, (command, outcome) in enumerate((*self.checks, *self.changes)):
             yield place + number, f"`{command}`{outcome}"
         yield from [todos[at] for at in range(len(todos) - 1, -1, -1) if self.todos[at].is_done]
+
+
+NO_STATE = WorkState()
+"""The state of a conversation without calls."""
 
 
 def work_state(calls: Sequence[FoldedCall], tools: ToolMap) -> WorkState:
@@ -124,7 +163,9 @@ def work_state(calls: Sequence[FoldedCall], tools: ToolMap) -> WorkState:
         if call.kind in ("file_edit", "file_write") and not checks and call.ok is not False:
             unchecked.update(dict.fromkeys(tools.targets(call.name, call.arguments)[:MOST_FILES]))
             continue
-        command = _command(call)
+        if call.kind != "shell" and (call.kind != "unknown" or '"command"' not in call.arguments):
+            continue  # a tool of an unknown kind may run a command, too
+        command = command_of(call.arguments)[:READ]
         if found := _matching(command, rules.checks):
             _note(checks, found, call)
         elif found := _matching(command, rules.changes):
@@ -139,23 +180,30 @@ def work_state(calls: Sequence[FoldedCall], tools: ToolMap) -> WorkState:
 
 def _todos(calls: Sequence[FoldedCall], rules: TodoRules) -> tuple[TodoItem, ...]:
     """The to-do list as *calls* left it, read from the last call on that states all of it."""
-    concerned: list[FoldedCall] = []
-    for call in reversed(calls):
-        if rules.concern(call.name, call.arguments):
-            concerned.append(call)
-            if rules.replace_all(call.name, call.arguments):
-                break
+    writers = _writers(calls, rules)
+    start = next((at for at in range(len(writers) - 1, -1, -1) if _states_all(writers[at], rules)), 0)
     todo_list = TodoList(rules)
-    for call in reversed(concerned):
-        todo_list.read(call.name, call.arguments, call.result)
+    for call in writers[start:]:
+        todo_list.read(call)
     return tuple(todo_list.items.values())
 
 
-def _command(call: FoldedCall) -> str:
-    """The command that *call* runs; empty if it runs none. A tool of an unknown kind may run one, too."""
-    if call.kind != "shell" and (call.kind != "unknown" or '"command"' not in call.arguments):
-        return ""
-    return command_of(call.arguments)[:READ]
+def _writers(calls: Sequence[FoldedCall], rules: TodoRules) -> list[FoldedCall]:
+    """Those of *calls* that write a to-do list: by their tools, or by an argument of any tool."""
+    tools = rules.lists | rules.adds | rules.changes
+    names = {name for name in {call.name for call in calls} if _bare(name) in tools}
+    keys = [f'"{key}"' for key in rules.arguments]
+    writers = [call for call in calls if call.name in names or any(key in call.arguments for key in keys)]
+    return [call for call in writers if len(call.arguments) <= LONGEST_ARGUMENTS]
+
+
+def _states_all(call: FoldedCall, rules: TodoRules) -> bool:
+    """True if *call*, which writes a to-do list, states all of it, so that no earlier call counts."""
+    if _bare(call.name) in rules.adds | rules.changes:
+        return False
+    if any(f'"{key}"' in call.arguments for key in rules.merge):
+        return False
+    return any(f'"{key}"' in call.arguments for key in (*rules.items, *rules.arguments))
 
 
 def _matching(command: str, patterns: Sequence[re.Pattern[str]]) -> tuple[str, str] | None:
@@ -193,3 +241,101 @@ def outcome_line(text: str) -> str:
         if not best and _VERDICT.search(bare):
             best = bare
     return best
+
+
+# To-do lists.
+
+
+@dataclass(slots=True)
+class TodoList:
+    """A to-do list as the calls read so far left it: its items by their ids, or by their numbers."""
+
+    rules: TodoRules
+    items: dict[str, TodoItem] = field(default_factory=dict)
+
+    def read(self, call: FoldedCall) -> None:
+        """Change the list as *call* did. Its result may name the id of a new item."""
+        try:
+            values = json.loads(call.arguments)
+        except (ValueError, RecursionError):
+            return
+        tool = _bare(call.name)
+        if isinstance(values, list) and tool in self.rules.lists:
+            self._replace(values, merge=False)
+        elif isinstance(values, dict):
+            self._read_members(values, tool, call.result)
+
+    def _read_members(self, values: dict[str, Any], tool: str, result: str) -> None:
+        """Change the list as a call with the arguments *values* did."""
+        rules = self.rules
+        if tool in rules.adds:
+            self._add(values, result)
+        elif tool in rules.changes:
+            self._set(*self._element(values))
+        else:
+            keys = rules.arguments
+            if tool in rules.lists:
+                keys = (*rules.items, *rules.arguments)
+            self._replace(_first(values, keys), merge=_first(values, rules.merge) is True)
+
+    def _replace(self, value: Any, *, merge: bool) -> None:
+        """Take over the items in *value*: a list, or a checklist in Markdown. With *merge* the others stay."""
+        elements = self._elements(value)[:MOST_ITEMS]
+        if not merge and (elements or isinstance(value, list)):
+            self.items.clear()
+        for number, (key, text, status) in enumerate(elements, 1):
+            self._set(key or str(number), text, status)
+
+    def _elements(self, value: Any) -> list[tuple[str, str, str]]:
+        """Id, text and status of each item in *value*, each empty if it has none."""
+        if isinstance(value, str):
+            return [("", text, mark.strip()) for mark, text in _CHECKBOX.findall(value)]
+        if not isinstance(value, list):
+            return []
+        return [self._element(element) for element in value]
+
+    def _element(self, value: Any) -> tuple[str, str, str]:
+        """Id, text and status of one item: an object, or a text alone."""
+        if not isinstance(value, dict):
+            return "", _text(value), ""
+        rules = self.rules
+        key = _first(value, rules.id)
+        if key is None or isinstance(key, (dict, list)):
+            key = ""
+        return str(key), _text(_first(value, rules.text)), _text(_first(value, rules.status))
+
+    def _add(self, values: dict[str, Any], result: str) -> None:
+        """Add one item; its id is the first number in *result*, or the number of items before it and one."""
+        number = _NUMBER.search(result)
+        _, text, status = self._element(values)
+        self._set(number.group() if number else str(len(self.items) + 1), text, status)
+
+    def _set(self, key: str, text: str, status: str) -> None:
+        """Set the item *key*; what is empty stays as it was, and a dropped item goes."""
+        known = self.items.get(key, TodoItem(""))
+        text, folded = text or known.text, re.sub(r"[ -]", "_", status.lower())
+        if not text or folded in self.rules.dropped:
+            self.items.pop(key, None)
+        elif not status:
+            self.items[key] = replace(known, text=text)
+        elif folded in self.rules.pending:
+            self.items[key] = TodoItem(text)
+        else:
+            self.items[key] = TodoItem(text, status, is_done=folded in self.rules.done)
+
+
+def _bare(name: str) -> str:
+    """The tool *name* in lower case, without the prefix of its server."""
+    return name.rpartition("__")[2].rpartition(".")[2].lower()
+
+
+def _first(values: Mapping[str, Any], keys: Iterable[str]) -> Any:
+    """The value of the first of *keys* that is there; None if there is none."""
+    return next((values[key] for key in keys if values.get(key) is not None), None)
+
+
+def _text(value: Any) -> str:
+    """*value* on one line; empty if it is no text."""
+    if not isinstance(value, str):
+        return ""
+    return " ".join(value.split())

@@ -4,11 +4,18 @@ from __future__ import annotations
 
 import json
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.core.compaction.work_state import FoldedCall, WorkState, outcome_line, work_state
-from proxy.core.todo_lists import TodoItem
+from proxy.core.compaction.work_state import (
+    LONGEST_ARGUMENTS,
+    FoldedCall,
+    TodoItem,
+    WorkState,
+    outcome_line,
+    work_state,
+)
 from tests.support.engine_fixtures import count_tokens, tool_map_of_package
 
 TOOLS = tool_map_of_package()
@@ -97,3 +104,80 @@ def test_nothing_is_invented_and_the_room_is_kept(outputs: list[tuple[str, str]]
     for line in lines:
         quotation = line.partition("“")[2].rpartition("”")[0]
         assert quotation in text
+
+
+# To-do lists.
+
+
+def listed(*calls: tuple[str, object, str]) -> list[str]:
+    """The list after *calls*: name, arguments and result of each."""
+    folded = []
+    for name, arguments, result in calls:
+        text = arguments if isinstance(arguments, str) else json.dumps(arguments)
+        folded.append(FoldedCall(name, text, "protected", result))
+    return shown(*folded)
+
+
+WHOLE = [
+    ("TodoWrite", {"todos": [{"content": "a b", "status": "completed", "activeForm": "Doing"}, {"content": "c"}]}),
+    ("mcp__todo__todo_write", {"todos": [{"id": "7", "content": "a b", "status": "done"}, {"content": "c"}]}),
+    ("update_plan", {"explanation": "why", "plan": [{"step": "a b", "status": "completed"}, {"step": "c"}]}),
+    ("write_todos", {"todos": [{"description": "a b", "status": "completed"}, {"description": "c"}]}),
+    ("manage_todo_list", {"todoList": [{"id": 1, "title": "a b", "status": "completed"}, {"id": 2, "title": "c"}]}),
+    ("SetTodoList", {"todos": [{"title": "a b", "status": "Done"}, {"title": "c", "status": "Pending"}]}),
+    ("task_tracker", {"command": "plan", "task_list": [{"title": "a b", "status": "done"}, {"title": "c"}]}),
+    ("update_todo_list", {"todos": "[x] a b\n[ ] c"}),
+    ("focus_chain", {"task_progress": "- [X]  a b\n- [ ] c\n"}),
+    ("execute_command", {"command": "ls", "task_progress": "1. [x] a b\n2. [ ] c"}),
+]
+
+
+@pytest.mark.parametrize(("name", "arguments"), WHOLE)
+def test_a_call_states_the_whole_list(name: str, arguments: dict[str, object]) -> None:
+    """Each client's shape is read, and nothing of an earlier list stays."""
+    before = ("TodoWrite", {"todos": ["old"]}, "")
+    assert listed(before, (name, arguments, "ok")) == ["[x] a b", "[ ] c"]
+
+
+def test_a_status_that_says_more_is_shown_as_the_client_spells_it() -> None:
+    """In progress, blocked and a checklist's own marks stand beside the text."""
+    todos = [{"content": "a", "status": "in_progress"}, {"content": "b", "status": "blocked"}, {"content": "c"}]
+    assert listed(("TodoWrite", {"todos": todos}, "")) == ["[ ] (in_progress) a", "[ ] (blocked) b", "[ ] c"]
+    assert listed(("update_todo_list", {"todos": "[-] a"}, "")) == ["[-] a"]
+
+
+def test_items_are_added_changed_and_dropped_one_by_one() -> None:
+    """A new item has the number in its call's result; what a change does not name stays."""
+    calls = [
+        ("TaskCreate", {"subject": "a", "description": "long"}, "Task #4 created: a"),
+        ("TaskCreate", {"subject": "b"}, "Task #5 created: b"),
+        ("TaskCreate", {"subject": "c"}, "Task #6 created: c"),
+        ("TaskUpdate", {"taskId": "4", "status": "completed"}, "ok"),
+        ("TaskUpdate", {"taskId": 5, "subject": "b2"}, "ok"),
+        ("TaskUpdate", {"taskId": "6", "status": "deleted"}, "ok"),
+    ]
+    assert listed(*calls) == ["[x] a", "[ ] b2"]
+
+
+def test_a_list_that_is_merged_changes_only_what_it_names() -> None:
+    """Cursor sends only the changed items with ``merge``."""
+    first = {"merge": False, "todos": [{"id": "1", "content": "a"}, {"id": "2", "content": "b"}]}
+    second = {"merge": True, "todos": [{"id": "2", "status": "completed"}]}
+    assert listed(("todo_write", first, ""), ("todo_write", second, "")) == ["[ ] a", "[x] b"]
+
+
+def test_an_empty_list_empties_it() -> None:
+    """A client that clears its list has nothing left to do."""
+    assert listed(("TodoWrite", {"todos": ["a"]}, ""), ("TodoWrite", {"todos": []}, "")) == []
+
+
+@pytest.mark.parametrize("arguments", ["", "no json", "[1, 2", "3", '{"todos": 3}', '{"todos": [3, null, {}]}', "{}"])
+def test_odd_arguments_raise_nothing(arguments: str) -> None:
+    """A call that is cut off, or of another shape, leaves no item that it does not have."""
+    assert listed(("TodoWrite", arguments, "")) == []
+
+
+def test_other_calls_do_not_concern_a_list() -> None:
+    """A read, and arguments too long to be a list, are no list."""
+    assert listed(("read_file", {"path": "todos", "todos": ["a"]}, "")) == []
+    assert listed(("TodoWrite", '{"todos": ["a"]}' + " " * LONGEST_ARGUMENTS, "")) == []
