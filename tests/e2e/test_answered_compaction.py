@@ -104,7 +104,21 @@ async def test_it_is_answered_from_a_summary_of_nearly_all(stub: StartStub, prox
             assert server.chats()[-1].body == voice.bodies[-1], "what nobody summed up is the model's to read"
             if api == "chat":
                 await _more_than_a_text(server, front, options)
-    await until(lambda: front.log.read_text().count('"served"') == 3 * len(SDK_CLIENTS) + 2)
+            if api == "responses":
+                await _on_its_own_path(server, front, options)
+    await until(lambda: front.log.read_text().count('"served"') == 3 * len(SDK_CLIENTS) + 3)
+
+
+async def _on_its_own_path(server: Stub, front: Proxy, options: dict[str, Any]) -> None:
+    """`/responses/compact`, which this server does not have, is answered with the same summary."""
+    items = asked("responses", session(ROUNDS), compacting=False)
+    before = len(server.chats())
+    async with httpx.AsyncClient(base_url=front.url, trust_env=False, timeout=30) as web:
+        headers = {"authorization": f"Bearer {KEY}"}
+        made = await web.post("/responses/compact", headers=headers, json={**options, "input": items})
+    assert made.json()["output"][-1]["type"] == "compaction"
+    assert int(made.headers["x-ullage-summary-tokens"]) > 0
+    assert len(server.chats()) == before
 
 
 async def _more_than_a_text(server: Stub, front: Proxy, options: dict[str, Any]) -> None:
