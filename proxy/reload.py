@@ -95,13 +95,13 @@ class ConfigSource:
         changed = tuple(changed_keys(self._settings, wanted))
         self._settings = wanted
         waiting = tuple(key for key in changed_keys(self._started, wanted) if needs_restart(key))
-        held = [key for key in changed if not needs_restart(key)]
+        in_force = [key for key in changed if not needs_restart(key)]
         state = replace(self.state, needs_restart=waiting, problems=())
-        if not held:
+        if not in_force:
             self.state = state
             return Loaded(state)
         self.state = replace(
-            state, generation=state.generation + 1, loaded_at=time.time(), changed=tuple(held), problems=()
+            state, generation=state.generation + 1, loaded_at=time.time(), changed=tuple(in_force), problems=()
         )
         return Loaded(self.state, with_fixed(wanted, self._started))
 
@@ -153,10 +153,10 @@ def _differences(path: str, before: Mapping[str, Any], after: Mapping[str, Any])
 def with_fixed(wanted: Settings, started: Settings) -> Settings:
     """Return the *wanted* settings with the values that a running process keeps from its start."""
     server = {name.partition(".")[2] for name in RESTART if name.startswith("server.")}
-    kept = {name: getattr(started.server, name) for name in server}
+    fixed = {name: getattr(started.server, name) for name in server}
     return wanted.model_copy(
         update={
-            "server": wanted.server.model_copy(update=kept),
+            "server": wanted.server.model_copy(update=fixed),
             "store": started.store,
             "telemetry": started.telemetry,
         }

@@ -71,10 +71,10 @@ Encode = Callable[[str], Sized]
 """Encodes a text: its tokens, in whatever they are held."""
 
 UNUSABLE: Final = (ImportError, AttributeError, TypeError, ValueError, OSError)
-"""What a version of gigatoken raises that cannot be loaded here, or has another interface."""
+"""Errors of a version of gigatoken that cannot be loaded here, or has another interface."""
 
 _SCHEMES: Final[Mapping[str, str]] = MappingProxyType({"o200k_base": "o200k", "cl100k_base": "gpt4"})
-"""What gigatoken calls the way in which an encoding splits text into words."""
+"""Names in gigatoken for the ways in which encodings split text into words."""
 
 COMPARED: Final = 512
 """Each so many texts that gigatoken counts, one is counted by tiktoken too."""

@@ -47,7 +47,7 @@ class File(_Data):
 
 
 class Run(_Data):
-    """How a client is started with its configuration: nothing is written.
+    """The start of a client with its configuration: nothing is written.
 
     ``command`` is its program. ``environment`` are variables beside those of its files; ``document`` is a variable that
     takes the text of its first file. Each of ``arguments`` is left out if a placeholder in it has no value.

@@ -1,4 +1,4 @@
-"""What fills the window of a measured request without need, for ``ullage fit`` and ``ullage replay``."""
+"""Repeated paragraphs and large fresh results in a measured request, for ``ullage fit`` and ``ullage replay``."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ MOST_SHOWN: Final = 5
 
 @dataclass(frozen=True, slots=True)
 class FreshResult:
-    """A tool result in the first request that it stands in, the ``request``-th of its conversation.
+    """A tool result in the first request that has it, the ``request``-th of its conversation.
 
-    ``call`` names tool and target. ``tokens`` are the provider's; ``share`` is that of the room that was left for it, 0
-    if there was none.
+    ``call`` names tool and target. ``tokens`` are the provider's. ``share`` is their share of the room that was left
+    for them; 0 if there was none.
     """
 
     call: str
@@ -33,10 +33,10 @@ class FreshResult:
 
 @dataclass(frozen=True, slots=True)
 class Findings:
-    """What was found in a conversation: repeated paragraphs of its last request, and its largest fresh results.
+    """The findings of a conversation: repeated paragraphs of its last request, and its largest fresh results.
 
-    ``first_tokens`` are those of its first request by region, ``first_fill`` their share of the window. Tokens are the
-    provider's.
+    ``first_tokens`` are the tokens of its first request by region, ``first_fill`` their share of the window. Tokens are
+    the provider's.
     """
 
     paragraphs: tuple[RepeatedParagraph, ...] = ()
@@ -48,25 +48,25 @@ class Findings:
 NO_FINDINGS: Final = Findings()
 
 
-def findings_tables(found: Sequence[Findings]) -> Iterator[Table]:
-    """Yield a table of the paragraphs that waste most and one of the largest fresh results; none without rows."""
-    for title, columns, rows in findings_rows(found):
+def findings_tables(findings: Sequence[Findings]) -> Iterator[Table]:
+    """Yield a table of the paragraphs that waste most, and one of the largest fresh results; no empty table."""
+    for title, columns, rows in findings_rows(findings):
         table = figures_table(title, *columns)
         for row in rows:
             table.add_row(*row)
         yield table
 
 
-def findings_rows(found: Sequence[Findings]) -> Iterator[tuple[str, tuple[str, ...], list[tuple[str, ...]]]]:
-    """Yield title, further columns and rows of each table."""
-    paragraphs = sorted((row for each in found for row in each.paragraphs), key=lambda row: -row.wasted)
+def findings_rows(findings: Sequence[Findings]) -> Iterator[tuple[str, tuple[str, ...], list[tuple[str, ...]]]]:
+    """Yield the title of the first column, the other titles, and the rows of each table."""
+    paragraphs = sorted((row for each in findings for row in each.paragraphs), key=lambda row: -row.wasted)
     if paragraphs:
         yield (
             "repeated paragraph",
             ("times", "tokens too many"),
             [_paragraph_row(row) for row in paragraphs[:MOST_SHOWN]],
         )
-    results = largest([row for each in found for row in each.results])
+    results = largest([row for each in findings for row in each.results])
     if results:
         yield "largest fresh result", ("tokens", "of the room left"), [_result_row(each) for each in results]
 
@@ -76,18 +76,21 @@ def _paragraph_row(paragraph: RepeatedParagraph) -> tuple[str, ...]:
 
 
 def _result_row(result: FreshResult) -> tuple[str, ...]:
-    share = f"{result.share:.0%}" if result.share else "-"
+    share = "-"
+    if result.share:
+        share = f"{result.share:.0%}"
     return result.call, f"{result.tokens:,}", share
 
 
 def find_paragraphs(measured: MeasuredRequest) -> tuple[RepeatedParagraph, ...]:
-    """Return the paragraphs that stand more than once in system texts and items, those that waste most first."""
+    """Return the paragraphs that occur more than once in system texts and items, those that waste most first."""
     ratio = measured.known.token_ratio
-    found = repeated_paragraphs(_texts(measured), measured.count)
-    return tuple(each._replace(wasted=int(each.wasted * ratio)) for each in found[:MOST_SHOWN])
+    repeated = repeated_paragraphs(_texts(measured), measured.count)
+    return tuple(each._replace(wasted=int(each.wasted * ratio)) for each in repeated[:MOST_SHOWN])
 
 
 def _texts(measured: MeasuredRequest) -> Iterator[str]:
+    """Yield the system texts, and the text of each item."""
     parsed, read = measured.parsed, measured.api_format.read_item_text
     yield from parsed.envelope.texts.values()
     for index in range(len(parsed.items)):
@@ -112,13 +115,13 @@ def largest(results: list[FreshResult]) -> tuple[FreshResult, ...]:
 def _call_of(measured: MeasuredRequest, index: int) -> str:
     """Return tool and target of the first call that the item *index* answers."""
     items = measured.parsed.items
-    wanted = items[index].answers[0]
-    for at in range(index - 1, -1, -1):
-        if wanted in items[at].calls:
-            entry = measured.api_format.read_item_text(measured.parsed.item(at))
-            position = items[at].calls.index(wanted)
-            if position < len(entry.calls):
-                return call_label(*entry.calls[position])
+    call_id = items[index].answers[0]
+    for earlier in reversed(range(index)):
+        if call_id in items[earlier].calls:
+            text = measured.api_format.read_item_text(measured.parsed.item(earlier))
+            position = items[earlier].calls.index(call_id)
+            if position < len(text.calls):
+                return call_label(*text.calls[position])
     return "(a result without its call)"
 
 
@@ -127,6 +130,10 @@ def call_label(name: str, arguments: str) -> str:
     try:
         values: Any = json.loads(arguments)
     except (ValueError, RecursionError):
-        values = {}
-    texts = [value for value in values.values() if isinstance(value, str)] if isinstance(values, dict) else []
-    return " ".join([name, *(excerpt(text) for text in texts[:1])])
+        return name
+    if not isinstance(values, dict):
+        return name
+    text = next((value for value in values.values() if isinstance(value, str)), None)
+    if text is None:
+        return name
+    return f"{name} {excerpt(text)}"

@@ -23,7 +23,7 @@ OWN_API: Final = {
     "lm_studio": "",
     "openai_like": "",
 }
-"""LiteLLM's providers that speak OpenAI's API themselves, with the default address if there is one.
+"""LiteLLM's providers that speak OpenAI's API: Ullage calls them itself. The value is the default address, if any.
 
 https://docs.litellm.ai/docs/providers
 """
@@ -31,12 +31,16 @@ https://docs.litellm.ai/docs/providers
 PARAMETERS: Final = frozenset(
     {"model", "api_base", "base_url", "api_key", "extra_headers", "timeout", "stream_timeout"}
 )
+"""Members of ``litellm_params`` that are converted."""
+
 OPTIONS: Final = frozenset({"api_version", "aws_region_name", "vertex_project", "vertex_location", "region_name"})
-"""Members of ``litellm_params`` that are converted; ``OPTIONS`` go to ``upstreams[].options``."""
+"""Members of ``litellm_params`` that go to ``upstreams[].options``."""
 
 FIGURES: Final = {"max_input_tokens": "context_window", "max_output_tokens": "max_output_tokens"}
+"""Members of ``model_info`` that are converted, with their names here."""
+
 IGNORED_FACTS: Final = frozenset({"id", "mode", "max_tokens", "base_model", "description"})
-"""Members of ``model_info`` that are converted, and those that change nothing here."""
+"""Members of ``model_info`` that change nothing here."""
 
 FALLBACKS: Final[dict[str, list[str]]] = {
     "context_window_fallbacks": ["overflow"],
@@ -63,7 +67,7 @@ class Conversion:
 
     @property
     def sections(self) -> dict[str, Any]:
-        """The configuration, without sections that are empty."""
+        """The configuration's sections, without empty ones."""
         sections = {"server": self.server, "upstreams": self.upstreams, "models": self.models}
         return {name: section for name, section in sections.items() if section}
 
@@ -81,40 +85,46 @@ def read_file(path: Path) -> dict[str, Any]:
 
 def convert(config: Mapping[str, Any]) -> Conversion:
     """Return the conversion of LiteLLM's configuration *config*."""
-    made = Conversion()
+    conversion = Conversion()
     for index, entry in enumerate(config["model_list"]):
         if isinstance(entry, dict):
-            _add_model(made, entry, f"model_list[{index}]")
+            _add_model(conversion, entry, f"model_list[{index}]")
     for section, key in product(("litellm_settings", "router_settings"), FALLBACKS):
-        _add_fallbacks(made, _section(config, section).get(key), f"{section}.{key}")
+        _add_fallbacks(conversion, _section(config, section).get(key), f"{section}.{key}")
     general = _section(config, "general_settings")
     if general.get("master_key"):
-        made.server["access_keys"] = [_value(str(general["master_key"]))]
-        made.notes.append("general_settings.master_key: one of server.access_keys; virtual keys have no counterpart")
-    made.notes += sorted(_without_counterpart(config))
-    return made
+        conversion.server["access_keys"] = [_value(str(general["master_key"]))]
+        conversion.notes.append(
+            "general_settings.master_key: one of server.access_keys; virtual keys have no counterpart"
+        )
+    conversion.notes += sorted(_without_counterpart(config))
+    return conversion
 
 
-def _add_model(made: Conversion, entry: Mapping[str, Any], path: str) -> None:
+def _add_model(conversion: Conversion, entry: Mapping[str, Any], path: str) -> None:
     """Add the rule and the upstream of one *entry* of ``model_list``, which stands at *path*."""
     name, params = str(entry.get("model_name", "")), _section(entry, "litellm_params")
-    asked = str(params.get("model", ""))
-    if not name or not asked:
-        made.notes.append(f"{path}: has no model_name or no litellm_params.model")
+    litellm_model = str(params.get("model", ""))
+    if not name or not litellm_model:
+        conversion.notes.append(f"{path}: has no model_name or no litellm_params.model")
         return
-    if any(rule["name"] == name for rule in made.models):
-        made.notes.append(f"{path}: a second {name}: requests are not balanced; the first one is taken")
+    if any(rule["name"] == name for rule in conversion.models):
+        conversion.notes.append(f"{path}: a second {name}: requests are not balanced; the first one is taken")
         return
-    provider, model = _split(asked)
+    provider, model = _split(litellm_model)
     upstream = _upstream_of(provider, params)
     if provider in OWN_API and "base_url" not in upstream:
-        made.notes.append(f"{path}: {provider} needs an api_base here")
+        conversion.notes.append(f"{path}: {provider} needs an api_base here")
         return
     facts = _section(entry, "model_info")
-    made.models.append({"name": name, "upstream": _added(made, provider, upstream), **_figures(name, model, facts)})
+    conversion.models.append(
+        {"name": name, "upstream": _add_upstream(conversion, provider, upstream), **_figures(name, model, facts)}
+    )
     if "*" in name and name != "*":
-        made.notes.append(f"{path}: models that match {name} keep their whole name; LiteLLM takes the provider off")
-    made.notes += [f"{path}.{key}: no counterpart" for key in _unknown_keys(params, facts)]
+        conversion.notes.append(
+            f"{path}: models that match {name} keep their whole name; LiteLLM takes the provider off"
+        )
+    conversion.notes += [f"{path}.{key}: no counterpart" for key in _unknown_keys(params, facts)]
 
 
 def _figures(name: str, model: str, facts: Mapping[str, Any]) -> dict[str, Any]:
@@ -133,11 +143,16 @@ def _unknown_keys(params: Mapping[str, Any], facts: Mapping[str, Any]) -> list[s
 
 
 def _split(model: str) -> tuple[str, str]:
-    """Return provider and name of a LiteLLM *model*, such as ``anthropic/claude-sonnet-4``."""
+    """Return provider and name of a LiteLLM *model*, such as ``anthropic/claude-sonnet-4``.
+
+    LiteLLM knows the provider of a well-known name without a prefix: https://docs.litellm.ai/docs/providers
+    """
     provider, slash, name = model.partition("/")
     if slash:
         return provider, name
-    return ("anthropic" if model.startswith("claude") else "openai"), model
+    if model.startswith("claude"):
+        return "anthropic", model
+    return "openai", model
 
 
 def _upstream_of(provider: str, params: Mapping[str, Any]) -> dict[str, Any]:
@@ -162,13 +177,17 @@ def _upstream_of(provider: str, params: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _texts(values: Mapping[str, Any]) -> dict[str, str]:
+    """Return *values* as texts, with environment variables as they are written here."""
     return {str(name): _value(str(value)) for name, value in values.items()}
 
 
-def _added(made: Conversion, provider: str, upstream: dict[str, Any]) -> str:
-    """Return the name of *upstream*, which is added if there is none like it."""
+def _add_upstream(conversion: Conversion, provider: str, upstream: dict[str, Any]) -> str:
+    """Add *upstream* unless there is one like it, and return the name of that one.
+
+    It is called after its *provider*, with a number if the name is in use.
+    """
     names = []
-    for known in made.upstreams:
+    for known in conversion.upstreams:
         if {key: value for key, value in known.items() if key != "name"} == upstream:
             return str(known["name"])
         names.append(known["name"])
@@ -177,18 +196,18 @@ def _added(made: Conversion, provider: str, upstream: dict[str, Any]) -> str:
     while name in names:
         number += 1
         name = f"{plain}-{number}"
-    made.upstreams.append({"name": name, **upstream})
+    conversion.upstreams.append({"name": name, **upstream})
     return name
 
 
-def _add_fallbacks(made: Conversion, fallbacks: Any, path: str) -> None:
+def _add_fallbacks(conversion: Conversion, fallbacks: Any, path: str) -> None:
     """Add the list at *path*: objects from a model to the models that are asked instead."""
-    rules = {rule["name"]: rule for rule in made.models}
+    rules = {rule["name"]: rule for rule in conversion.models}
     for model, others in _pairs(fallbacks):
         if model in rules and isinstance(others, list) and others:
             _add_fallback(rules[model], [{"fallback": str(other)} for other in others], path.partition(".")[2])
         else:
-            made.notes.append(f"{path}: there is no model {model}")
+            conversion.notes.append(f"{path}: there is no model {model}")
 
 
 def _pairs(objects: Any) -> Iterable[tuple[Any, Any]]:
@@ -229,7 +248,9 @@ def _without_counterpart(config: Mapping[str, Any]) -> Iterator[str]:
 def _section(value: Mapping[str, Any], name: str) -> Mapping[str, Any]:
     """Return the object called *name* in *value*; an empty one if there is none."""
     section = value.get(name)
-    return section if isinstance(section, dict) else {}
+    if isinstance(section, dict):
+        return section
+    return {}
 
 
 def _value(text: str) -> str:
@@ -237,9 +258,9 @@ def _value(text: str) -> str:
     return _VARIABLE.sub(r"${\1}", text)
 
 
-def to_yaml(made: Conversion) -> str:
+def to_yaml(conversion: Conversion) -> str:
     """Return the configuration as the text of a file."""
-    return yaml.safe_dump(made.sections, sort_keys=False, allow_unicode=True, width=120)
+    return yaml.safe_dump(conversion.sections, sort_keys=False, allow_unicode=True, width=120)
 
 
 def variables_in(text: str) -> list[str]:

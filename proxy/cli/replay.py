@@ -60,9 +60,9 @@ class PlannedRequest:
 
 @dataclass(frozen=True, slots=True)
 class Replay:
-    """One conversation, replayed. ``problem`` says why its requests could not be planned.
+    """One conversation, replayed. ``problem`` says why the last ``skipped`` of its requests were not planned.
 
-    ``findings`` are what fills its window without need.
+    ``window`` is in tokens, None if it is not known. ``findings`` are what fills the window without need.
     """
 
     name: str
@@ -72,6 +72,7 @@ class Replay:
     prices: Prices | None = None
     problem: str = ""
     findings: Findings = NO_FINDINGS
+    skipped: int = 0
 
     @property
     def answered(self) -> int:
@@ -135,9 +136,9 @@ def _sessions_in(file: Path, name: str) -> list[Session]:
 
 
 async def replay(
-    settings: Settings, sessions: Sequence[Session], model: str, on_planned: Callable[[], None] = lambda: None
+    settings: Settings, sessions: Sequence[Session], model: str, advance: Callable[[int], None] = lambda _: None
 ) -> list[Replay]:
-    """Plan every request of *sessions*; *on_planned* is called after each request.
+    """Plan every request of *sessions*. *advance* is called with the number of requests that were planned or skipped.
 
     *model* is the model of sessions that name none. Needs no server and stores nothing.
     """
@@ -147,27 +148,30 @@ async def replay(
     async with offline_engine(settings, catalogue, Tokenizers()) as engine:
         for session in sessions:
             name = session.model or model
-            replays.append(await _replay(engine, session, name, prices.get(name), on_planned))
+            replays.append(await _replay(engine, session, name, prices.get(name), advance))
     return replays
 
 
 async def _replay(
-    engine: Engine, session: Session, model: str, prices: Prices | None, on_planned: Callable[[], None]
+    engine: Engine, session: Session, model: str, prices: Prices | None, advance: Callable[[int], None]
 ) -> Replay:
+    """Plan the requests of *session*, up to the first one that cannot be planned."""
     requests: list[PlannedRequest] = []
-    window: int | None = None
+    window, problem = None, ""
     sent, sent_tokens, client_tokens = b"", 0, 0  # of the previous request
-    found = _Finder()
+    collector = FindingsCollector()
     for body in request_bodies(session, model):
         try:
             decision = await engine.first_plan(Request("chat", body, TENANT, session.name), count_always=True)
         except UllageError as error:
-            return Replay(session.name, model, window, tuple(requests), prices, error.message, found.findings())
+            problem = error.message
+            break
         report = engine.report(decision)
         if report.window is None:
-            return Replay(session.name, model, None, (), prices, "its window is not known: give --window")
+            problem = "its window is not known: give --window"
+            break
         window = report.window
-        found.look(decision.view, report)
+        collector.add(decision.view, report)
         view, after = decision.view.body, report.tokens_after or 0
         is_refused = isinstance(decision, Reject)
         if is_refused:
@@ -183,13 +187,15 @@ async def _replay(
             report.stages,
         )
         requests.append(planned)
-        on_planned()
+        advance(1)
         sent, sent_tokens, client_tokens = view, after, before
-    return Replay(session.name, model, window, tuple(requests), prices, findings=found.findings())
+    skipped = len(request_lengths(session.messages)) - len(requests)
+    advance(skipped)
+    return Replay(session.name, model, window, tuple(requests), prices, problem, collector.findings(), skipped)
 
 
-class _Finder:
-    """Looks at each request of a conversation for what fills its window without need."""
+class FindingsCollector:
+    """Collects what fills the window of a conversation without need, request by request."""
 
     def __init__(self) -> None:
         self._count = 0
@@ -197,8 +203,8 @@ class _Finder:
         self._last: MeasuredRequest | None = None
         self._results: tuple[FreshResult, ...] = ()
 
-    def look(self, view: View, report: Report) -> None:
-        """Look at the next request, if it was counted."""
+    def add(self, view: View, report: Report) -> None:
+        """Add the findings of the next request, if it was counted."""
         self._count += 1
         if not isinstance(view, CountedView):
             return
@@ -207,7 +213,7 @@ class _Finder:
         self._results = largest([*self._results, *find_results(view.measured, self._count)])
 
     def findings(self) -> Findings:
-        """Return what was found in all requests so far."""
+        """Return the findings of all requests so far."""
         if self._last is None or self._first is None:
             return NO_FINDINGS
         first = self._first
@@ -228,7 +234,7 @@ def request_bodies(session: Session, model: str) -> Iterator[bytes]:
 
 
 def request_lengths(messages: Sequence[Message]) -> list[int]:
-    """Return the lengths at which *messages* were a request: where the model's turn begins, and the end."""
+    """Return the lengths at which *messages* were a request: before each turn of the model, and at the end."""
     roles = [str(message.get("role")) for message in messages]
     lengths = []
     for length, (role, following) in enumerate(zip(roles, [*roles[1:], "assistant"], strict=True), 1):

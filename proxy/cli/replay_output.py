@@ -31,22 +31,22 @@ LONG_JOB: Final = 100
 
 
 def replay_all(settings: Settings, sessions: Sequence[Session], model: str) -> list[Replay]:
-    """Replay *sessions*; standard error shows the progress: a bar on a terminal, else a line for each tenth."""
+    """Replay *sessions*; show the progress on standard error: a bar on a terminal, else a line for each tenth."""
     total = sum(len(request_lengths(session.messages)) for session in sessions)
     with _progress(total) as advance:
         return asyncio.run(replay(settings, sessions, model, advance))
 
 
 @contextmanager
-def _progress(total: int) -> Iterator[Callable[[], None]]:
-    """A function to call after each of *total* requests."""
+def _progress(total: int) -> Iterator[Callable[[int], None]]:
+    """A function to call with the number of requests done since the last call, of *total* requests."""
     if not sys.stderr.isatty():
         yield _Tenths(total).advance
         return
     columns = (TextColumn("replaying"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
         job = progress.add_task("", total=total)
-        yield lambda: progress.advance(job)
+        yield lambda count: progress.advance(job, count)
 
 
 class _Tenths:
@@ -56,19 +56,23 @@ class _Tenths:
         self._total = total
         self._done = 0
 
-    def advance(self) -> None:
-        """Count one request."""
-        self._done += 1
+    def advance(self, count: int) -> None:
+        """Add *count* requests that are done."""
         tenths = 10 * self._done // max(1, self._total)
-        if self._total >= LONG_JOB and tenths > 10 * (self._done - 1) // self._total:
-            print(f"replayed {self._done:,} of {self._total:,} requests", file=sys.stderr, flush=True)  # noqa: T201
+        self._done += count
+        if self._total >= LONG_JOB and 10 * self._done // self._total > tenths:
+            print(f"{self._done:,} of {self._total:,} requests done", file=sys.stderr, flush=True)  # noqa: T201
 
 
 class Totals(NamedTuple):
-    """The figures of some conversations together; costs are in US dollars, None if no price is known."""
+    """The figures of some conversations together; costs are in US dollars, None if no price is known.
+
+    ``requests`` were planned, ``skipped`` ones could not be.
+    """
 
     conversations: int
     requests: int
+    skipped: int
     answered: int
     fitted_before: int
     compactions: int
@@ -86,6 +90,7 @@ def totals(replays: Sequence[Replay]) -> Totals:
     return Totals(
         len(replays),
         sum(len(each.requests) for each in replays),
+        sum(each.skipped for each in replays),
         sum(each.answered for each in replays),
         sum(each.answered_before for each in replays),
         sum(each.compactions for each in replays),
@@ -100,23 +105,28 @@ def totals(replays: Sequence[Replay]) -> Totals:
 def _sum_known(amounts: Iterable[float | None]) -> float | None:
     """Return the sum of the amounts that are known; None if none is."""
     known = [amount for amount in amounts if amount is not None]
-    return sum(known) if known else None
+    if not known:
+        return None
+    return sum(known)
 
 
 def summary_lines(replays: Sequence[Replay]) -> list[str]:
-    """Return what the total of *replays* says, in sentences."""
-    all_of_them = totals(replays)
-    conversations = _plural(all_of_them.conversations, "conversation")
-    fewer = 1 - all_of_them.tokens_after / max(1, all_of_them.tokens_before)
+    """Return the total of *replays* in sentences."""
+    total = totals(replays)
+    conversations = _plural(total.conversations, "conversation")
+    fewer = 1 - total.tokens_after / max(1, total.tokens_before)
     lines = [
-        f"{conversations}, {_plural(all_of_them.requests, 'request')}: {all_of_them.answered:,} answered, "
-        f"{all_of_them.fitted_before:,} fitted as sent",
-        f"{_plural(all_of_them.compactions, 'compaction')}; {all_of_them.repeated:.1%} of what goes upstream repeats "
+        f"{conversations}, {_plural(total.requests, 'request')}: {total.answered:,} answered, "
+        f"{total.fitted_before:,} fitted as sent",
+        f"{_plural(total.compactions, 'compaction')}; {total.repeated:.1%} of what goes upstream repeats "
         "the request before",
-        f"{all_of_them.tokens_before:,} tokens as sent, {all_of_them.tokens_after:,} upstream ({fewer:.0%} fewer)",
+        f"{total.tokens_before:,} tokens as sent, {total.tokens_after:,} upstream ({fewer:.0%} fewer)",
     ]
-    if all_of_them.cost is not None:
-        lines.append(f"{dollars(all_of_them.cost_before)} as sent, {dollars(all_of_them.cost)} upstream")
+    if total.skipped:
+        conversations = _plural(sum(each.skipped > 0 for each in replays), "conversation")
+        lines.insert(1, f"{_plural(total.skipped, 'request')} of {conversations} could not be planned: see the reasons")
+    if total.cost is not None:
+        lines.append(f"{dollars(total.cost_before)} as sent, {dollars(total.cost)} upstream")
     fills = [each.findings.first_fill for each in replays if each.findings.first_fill is not None]
     if fills:
         median = statistics.median(fills)
@@ -125,7 +135,9 @@ def summary_lines(replays: Sequence[Replay]) -> list[str]:
 
 
 def _plural(count: int, noun: str) -> str:
-    return f"1 {noun}" if count == 1 else f"{count:,} {noun}s"
+    if count == 1:
+        return f"1 {noun}"
+    return f"{count:,} {noun}s"
 
 
 def by_size(replays: Sequence[Replay]) -> list[Replay]:
@@ -173,26 +185,26 @@ def replays_as_json(replays: Sequence[Replay]) -> dict[str, object]:
 
 
 def _as_json(each: Replay) -> Mapping[str, object]:
-    found = each.findings
+    findings = each.findings
     return {
         "name": each.name,
         "model": each.model,
         "window": each.window,
         "problem": each.problem,
         **{name: value for name, value in totals([each])._asdict().items() if name != "conversations"},
-        "first_fill": found.first_fill,
-        "first_tokens": dict(found.first_tokens),
-        "repeated_paragraphs": [row._asdict() for row in found.paragraphs],
-        "fresh_results": [asdict(result) for result in found.results],
+        "first_fill": findings.first_fill,
+        "first_tokens": dict(findings.first_tokens),
+        "repeated_paragraphs": [row._asdict() for row in findings.paragraphs],
+        "fresh_results": [asdict(result) for result in findings.results],
     }
 
 
 def dollars(amount: float | None) -> str:
-    """Return *amount* in US dollars; a dash if it is not known."""
+    """Return *amount* in US dollars and cents, below ten cents with two significant digits; a dash if not known."""
     if amount is None:
         return "-"
-    if amount < 1:
-        return f"${amount:,.4f}"
+    if 0 < amount < 0.1:
+        return f"${amount:.{1 - math.floor(math.log10(amount))}f}"
     return f"${amount:,.2f}"
 
 

@@ -1,6 +1,6 @@
 """``ullage top``: the figures of a running proxy on a terminal, read from its metrics, its status and its page.
 
-Every figure is that since the proxy started, but for rates and times: those are of the time between two readings.
+Figures are counted from the start of the proxy; rates and times are those between two readings.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ MOST_CONVERSATIONS: Final = 10
 """Conversations that are shown, those with the newest requests."""
 
 CELLS: Final = 20
-"""Width of the bar of a full conversation."""
+"""Columns of the bar of a full conversation: with it the table still fits 80."""
 
 HALF_FULL: Final = 0.6
 NEARLY_FULL: Final = 0.8
@@ -112,13 +112,17 @@ def read(address: str, key: str) -> Reading:
         for family in text_string_to_metric_families(body.decode())
         for sample in family.samples
     ]
-    facts = json.loads(document) if state == http.client.OK else {}
-    conversations = json.loads(event)["rows"] if event else ()
+    facts: Mapping[str, Any] = {}
+    if state == http.client.OK:
+        facts = json.loads(document)
+    conversations: Sequence[Mapping[str, Any]] = ()
+    if event:
+        conversations = json.loads(event)["rows"]
     return Reading(time.monotonic(), samples, facts, conversations)
 
 
 def watch(address: str, key: str, interval: float, *, once: bool) -> None:
-    """Show the proxy at *address* every *interval* seconds until Ctrl-C; once if wanted, or if nobody watches.
+    """Show the proxy at *address* every *interval* seconds until Ctrl-C; with *once* or without a terminal one time.
 
     Raises ``CannotRead`` if it cannot be read at first.
     """
@@ -140,7 +144,7 @@ def watch(address: str, key: str, interval: float, *, once: bool) -> None:
 
 
 def frame(address: str, reading: Reading, before: Reading | None) -> RenderableType:
-    """Return what is shown of *reading*; rates and times are those since the reading *before*, if there is one."""
+    """Return the whole output for *reading*; rates and times are those since the reading *before*, if any."""
     parts: list[RenderableType] = [*_head(address, reading, before), Text(), _models(reading, before)]
     if reading.conversations:
         parts += [Text(), _conversations(reading.conversations)]
@@ -152,8 +156,10 @@ def _head(address: str, reading: Reading, before: Reading | None) -> Iterator[Te
     rate = Rate(reading, before)
     version = next(iter(reading.by_label("ullage_build_info", "version")), "")
     workers = reading.status.get("workers", 1)
-    several = f", {workers} workers" if workers != 1 else ""
-    yield Text(f"ullage {version} at {address}{several}", style="bold")
+    title = f"ullage {version} at {address}"
+    if workers != 1:
+        title += f", {workers} workers"
+    yield Text(title, style="bold")
     requests = f"{reading.total(REQUESTS):,.0f} requests{rate.text(REQUESTS)}"
     outcomes = reading.by_label(REQUESTS, "outcome")
     parts = [f"{count:,.0f} {outcome}" for outcome, count in outcomes.items() if outcome != "verbatim" and count]
@@ -170,7 +176,9 @@ def _tokens_line(reading: Reading) -> Text:
     after = reading.total(TOKENS, region="after")
     removed = reading.total("ullage_tokens_removed_total")
     compactions = reading.total("ullage_compactions_total")
-    share = f" ({removed / before:.0%})" if before else ""
+    share = ""
+    if before:
+        share = f" ({removed / before:.0%})"
     return Text(
         f"tokens {_tokens(before)} as sent, {_tokens(after)} upstream, {_tokens(removed)} removed{share}, "
         f"{compactions:,.0f} compactions"
@@ -179,12 +187,15 @@ def _tokens_line(reading: Reading) -> Text:
 
 def _store_line(reading: Reading) -> Text:
     store = reading.status.get("store")
-    kind = f" {store['kind']}" if isinstance(store, dict) and "kind" in store else ""
     running = reading.total("ullage_summaries_running")
     written = reading.total("ullage_summaries_total", outcome="written")
-    is_up = reading.total("ullage_store_up") > 0
-    line = Text(f"store{kind} ")
-    line.append("up" if is_up else "down", style="green" if is_up else "bold red")
+    line = Text("store ")
+    if isinstance(store, dict) and "kind" in store:
+        line.append(f"{store['kind']} ")
+    if reading.total("ullage_store_up") > 0:
+        line.append("up", style="green")
+    else:
+        line.append("down", style="bold red")
     line.append(f", summaries {written:,.0f} written, {running:.0f} running")
     return line
 
@@ -197,11 +208,11 @@ TROUBLES: Final[tuple[tuple[str, str, Labels], ...]] = (
     ("refused connections", "ullage_refused_connections_total", {}),
     ("log lines dropped", "ullage_log_lines_dropped", {}),
 )
-"""What should be zero: its title, its metric, and the labels that it counts with."""
+"""Figures that should be zero: title, metric, and the labels of the series that are added up."""
 
 
 def _troubles(reading: Reading) -> Iterator[Text]:
-    """Yield a line that names what went wrong since the start; nothing if all is well."""
+    """Yield a line with the troubles since the start; nothing if there were none."""
     counts = [(title, reading.total(name, **labels)) for title, name, labels in TROUBLES]
     texts = [f"{count:,.0f} {title}" for title, count in counts if count]
     if texts:
@@ -249,13 +260,16 @@ def _conversations(rows: Sequence[Mapping[str, Any]]) -> Table:
             _tokens(tokens),
             _tokens(budget),
             _share(tokens, budget),
-            _bar(tokens / budget if budget else 0.0),
+            _bar(tokens, budget),
         )
     return table
 
 
-def _bar(share: float) -> Text:
-    """Return a bar of ``CELLS`` cells, coloured by how full it is."""
+def _bar(tokens: float, budget: float) -> Text:
+    """Return a bar of ``CELLS`` cells, coloured by the share of the *budget* that *tokens* take; empty without one."""
+    share = 0.0
+    if budget:
+        share = tokens / budget
     cells = min(CELLS, round(CELLS * share))
     color = "green"
     if share > NEARLY_FULL:
@@ -266,7 +280,10 @@ def _bar(share: float) -> Text:
 
 
 def _figure(value: float | None) -> str:
-    return f"{value:,.0f}" if value else "-"
+    """Return a count; a dash for zero and for what is not known."""
+    if not value:
+        return "-"
+    return f"{value:,.0f}"
 
 
 def _tokens(count: float | None) -> str:
@@ -281,18 +298,21 @@ def _tokens(count: float | None) -> str:
 
 
 def _share(part: float, whole: float | None) -> str:
-    return f"{part / whole:.0%}" if whole else "-"
+    """Return *part* of *whole* in per cent; a dash if there is no whole."""
+    if not whole:
+        return "-"
+    return f"{part / whole:.0%}"
 
 
 @dataclass(frozen=True, slots=True)
 class Rate:
-    """What happened between two readings; nothing is known without the one ``before``."""
+    """The changes between two readings; none are known without the reading ``before``."""
 
     reading: Reading
     before: Reading | None
 
     def figure(self, name: str, **labels: str) -> str:
-        """Return how much the counter *name* grows in a second; a dash without an earlier reading."""
+        """Return the growth of the counter *name* in a second; a dash without an earlier reading."""
         if self.before is None:
             return "-"
         # A proxy that was restarted begins at zero.
@@ -300,11 +320,16 @@ class Rate:
         return f"{grown / max(1e-3, self.reading.at - self.before.at):.1f}"
 
     def text(self, name: str) -> str:
-        """Return that in words, to stand behind the total; empty without an earlier reading."""
-        return f" ({self.figure(name)}/s)" if self.before is not None else ""
+        """Return the growth of the counter *name* in brackets; empty without an earlier reading."""
+        if self.before is None:
+            return ""
+        return f" ({self.figure(name)}/s)"
 
     def times(self, name: str) -> str:
-        """Return median and 99th percentile of the histogram *name* in words; since the start if nothing is newer."""
+        """Return median and 99th percentile of the histogram *name* since the last reading, or since the start.
+
+        The figures are those since the start without an earlier reading, and if nothing was observed since then.
+        """
         buckets = self._buckets(name)
         if not buckets or not buckets[-1][1]:
             return "-"
@@ -326,12 +351,12 @@ def quantile(share: float, buckets: Sequence[tuple[float, float]]) -> float:
 
     Inside a bucket it is interpolated, as Prometheus does: https://prometheus.io/docs/practices/histograms/
     """
-    wanted = share * buckets[-1][1]
+    rank = share * buckets[-1][1]
     edge_before, count_before = 0.0, 0.0
     for edge, count in buckets:
-        if count >= wanted and count > count_before:
+        if count >= rank and count > count_before:
             if edge == float("inf"):
                 return edge_before
-            return edge_before + (edge - edge_before) * (wanted - count_before) / (count - count_before)
+            return edge_before + (edge - edge_before) * (rank - count_before) / (count - count_before)
         edge_before, count_before = edge, count
     return edge_before

@@ -63,7 +63,7 @@ REMEDIES: Final[Mapping[str, str]] = MappingProxyType(
         "tool": _SHORTER_RESULTS,
     }
 )
-"""What to do about each kind of part."""
+"""The remedy for each kind of part."""
 
 _ITEM_KINDS: Final[Mapping[str, str]] = MappingProxyType(
     {"tool": "tool result", "user": "user message", "assistant": "model message"}
@@ -95,7 +95,7 @@ class Advice:
 
     @property
     def remedy(self) -> str:
-        """What to do, as one sentence without its full stop."""
+        """The remedy, as one sentence without its full stop."""
         return REMEDIES[self.kind]
 
     def sentence(self, *, targets: bool = True) -> str:

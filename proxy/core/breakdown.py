@@ -1,4 +1,4 @@
-"""What each stage took of a request, and what its block holds, from figures at hand: nothing is counted again.
+"""Tokens that each stage saved in a request, and the parts of its block, from known figures: nothing is counted again.
 
 An item that was made smaller counts by the share of its bytes that is left, so a stage's figure is an estimate. What no
 other stage took was folded. ``ullage fit --explain`` counts every text anew instead.

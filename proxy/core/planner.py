@@ -115,10 +115,10 @@ def _before_lookup(measured: MeasuredRequest, policy: Policy) -> Decision:
         view = client_compaction_view(measured, policy)
         if view is not None:
             return Forward(view)
-    is_asked = target.wait_for_summary and target.limit is None
-    if (target.is_plain or is_asked) and not measured.tools_json and is_quiet(measured, policy):
+    is_requested = target.wait_for_summary and target.limit is None
+    if (target.is_plain or is_requested) and not measured.tools_json and is_quiet(measured, policy):
         # Nothing can have happened to this conversation, nor would it be worth a compaction.
-        return Forward(verbatim(measured, None, edits=Edits(nothing_to_fold=is_asked)))
+        return Forward(verbatim(measured, None, edits=Edits(nothing_to_fold=is_requested)))
     return NeedRecord()
 
 

@@ -1,4 +1,4 @@
-"""One managed request as the server hands it to the engine, and the name of its conversation in headers and bodies."""
+"""One managed request as the server hands it to the engine, and its conversation and client by headers and body."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ import hashlib
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import Any, Final, Literal, get_args
+
+import msgspec
 
 Mode = Literal["on", "observe", "off"]
 
@@ -25,8 +26,7 @@ Such compactions must not be taken for those of the same conversation when it is
 """
 
 
-@dataclass(frozen=True, slots=True)
-class Options:
+class Options(msgspec.Struct, frozen=True):
     """The options that a caller set in ``x-ullage-*`` request headers.
 
     ``window`` (tokens) may only lower the model's window; ``conversation`` is mixed into the first prefix hash;
@@ -47,8 +47,7 @@ class Options:
     keep_items: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Origin:
+class Origin(msgspec.Struct, frozen=True):
     """The path and the end-to-end headers of a request, the caller's credentials among them.
 
     Kept in memory only while the request, a job it started, or the client's connection lasts; never logged, never
@@ -56,12 +55,15 @@ class Origin:
     """
 
     path_qs: str
-    headers: tuple[tuple[str, str], ...] = field(repr=False)
+    headers: tuple[tuple[str, str], ...]
+
+    def __repr__(self) -> str:
+        """Leave out the headers."""
+        return f"Origin({self.path_qs!r})"
 
 
-@dataclass(frozen=True, slots=True)
-class Request:
-    """One managed request.
+class Request(msgspec.Struct, frozen=True):
+    """One managed request. A Struct, since each one makes several copies, and these are built in C.
 
     ``body`` is what is planned for: the client's bytes, or what a feature made of them; then ``prepared`` names the
     stages that did. ``tenant`` is a 32-byte digest of the caller's credential: everything derived from this request is
@@ -75,12 +77,12 @@ class Request:
     ``server_tools`` are the tools of Ullage's own that a feature declared in ``body``, each with its name and
     the texts that it is answered from.
 
-    ``asked_model`` is the model that was asked for, if this request is for the fallback ``fallback_model``.
+    ``requested_model`` is the model that was asked for, if this request is for the fallback ``fallback_model``.
     """
 
     api: str
-    body: bytes = field(repr=False)
-    tenant: bytes = field(repr=False)
+    body: bytes
+    tenant: bytes
     request_id: str
     options: Options = Options()
     path_model: str = ""
@@ -92,13 +94,22 @@ class Request:
     origin: Origin | None = None
     purpose: Purpose = "answer"
     prepared: tuple[str, ...] = ()
-    asked_model: str = ""
+    requested_model: str = ""
     fallback_model: str = ""
-    server_tools: tuple[tuple[str, tuple[str, ...]], ...] = field(default=(), repr=False)
+    server_tools: tuple[tuple[str, tuple[str, ...]], ...] = ()
 
+    def __repr__(self) -> str:
+        """Leave out everything that a client wrote, and its tenant."""
+        return f"Request({self.api!r}, {self.request_id!r})"
+
+
+CLAUDE_CODE_SESSION: Final = "x-claude-code-session-id"
+"""Claude Code's probes have a made-up user agent, but this header:
+https://github.com/obot-platform/obot/pull/7205
+"""
 
 SESSION_HEADERS: Final = (
-    "x-claude-code-session-id",
+    CLAUDE_CODE_SESSION,
     "thread-id",
     "session-id",
     "x-session-id",
@@ -111,6 +122,30 @@ EPOCH_HEADER: Final = "x-codex-window-id"
 
 _LONGEST_NAME: Final = 256
 _SESSION: Final = re.compile(r"session[_-]([0-9A-Za-z-]{8,})")
+
+
+AGENT_HEADER: Final = "user-agent"
+
+AGENTS: Final[Mapping[str, str]] = {
+    "claude-cli": "claude-code",
+    "claude-code": "claude-code",
+    "qwencode": "qwen-code",
+    "openai": "openai",
+    "asyncopenai": "openai",
+    "anthropic": "anthropic",
+    "asyncanthropic": "anthropic",
+}
+"""Names of clients by the product that their user agent begins with, in lower case; tests/recorded has examples.
+
+Products that are called as the client is stand for themselves.
+"""
+
+CODEX: Final = ("codex_", "codex-")
+"""Codex names the program that it runs in, such as ``codex_exec`` or ``codex-tui``:
+https://github.com/openai/codex/blob/main/codex-rs/core/src/default_client.rs
+"""
+
+_PRODUCT: Final = re.compile(r"[\w.-]{1,32}(?=/|\s|$)", re.ASCII)
 
 
 def session_in_headers(headers: Mapping[str, str]) -> str:
@@ -127,6 +162,19 @@ def epoch_in_headers(headers: Mapping[str, str]) -> int:
     if number.isascii() and number.isdigit() and len(number) < 9:
         return int(number)
     return 0
+
+
+def agent_in_headers(headers: Mapping[str, str]) -> str:
+    """Return the client that request *headers* (names in lower case) name; empty if they name none."""
+    if headers.get(CLAUDE_CODE_SESSION):
+        return "claude-code"
+    product = _PRODUCT.match(headers.get(AGENT_HEADER, ""))
+    if product is None:
+        return ""
+    name = product[0].lower()
+    if name.startswith(CODEX):
+        return "codex"
+    return AGENTS.get(name, name)
 
 
 def session_in_body(members: Mapping[str, Any]) -> str:

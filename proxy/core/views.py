@@ -108,8 +108,8 @@ def view_without_addition(view: CountedView) -> CountedView:
     """*view* without what a feature added to it."""
     edits = view.edits
     target = replace(view.measured.target, keep_addition=False)
-    found = LookedUp(view.layout or view.measured.lay_out(), edits.record, first=edits.previous)
-    bare = _compacted(view.measured, Written(found, target, edits.record, edits.lowered_output))
+    lookup = LookedUp(view.layout or view.measured.lay_out(), edits.record, first=edits.previous)
+    bare = _compacted(view.measured, Written(lookup, target, edits.record, edits.lowered_output))
     return replace(bare, edits=replace(bare.edits, compacted_now=edits.compacted_now))
 
 

@@ -1,4 +1,4 @@
-"""What fills a window without need: paragraphs that stand in it more than once, large results that are new.
+"""Repeated paragraphs and large new results, which fill a window without need.
 
 A paragraph ends at an empty line. A tool result is fresh in the first request that it stands in: from then on the model
 has read it, and what it holds could still have been asked for in a narrower way.
@@ -64,9 +64,9 @@ def repeated_paragraphs(texts: Iterable[str], count: Callable[[str], int]) -> li
     for text in texts:
         for paragraph in paragraphs(text):
             times[paragraph] = times.get(paragraph, 0) + 1
-    repeated = [(text, number) for text, number in times.items() if number > 1]
-    found = [RepeatedParagraph(excerpt(text), number, (number - 1) * count(text)) for text, number in repeated]
-    return sorted(found, key=lambda each: -each.wasted)
+    occurrences = [(text, number) for text, number in times.items() if number > 1]
+    repeated = [RepeatedParagraph(excerpt(text), number, (number - 1) * count(text)) for text, number in occurrences]
+    return sorted(repeated, key=lambda each: -each.wasted)
 
 
 def excerpt(text: str) -> str:

@@ -11,9 +11,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
 from typing import assert_never
+
+from msgspec import structs
 
 from proxy.core.attempts import ASKED, Attempts, Failed, Fallback, NotNews, Shrink, plans_in_order
 from proxy.core.compaction.schedule import MaxLoss
@@ -51,7 +52,7 @@ from proxy.engine.ports import Answer, Clock, Outcome, Refusal, Reply, learn_not
 from proxy.engine.quick_check import QuickCheck
 from proxy.engine.records import CompactionRecords
 from proxy.engine.retries import Retries
-from proxy.engine.run import GIVE_UP, Delivered, GiveUp, Run, Undelivered, Unreachable, report_of
+from proxy.engine.run import GIVE_UP, Delivered, GiveUp, Run, Undelivered, Unreachable, never_too_lossy, report_of
 from proxy.engine.token_counts import TokenCounts
 from proxy.engine.upstream_calls import Accepted, Overflowed, UpstreamCalls
 from proxy.offload import offload
@@ -155,33 +156,31 @@ class Engine:
     ) -> Forward | Reject:
         """The first model and size that give a view; if none does, the asked model whatever it loses, or its refusal.
 
-        *count_always* counts the request even if its bytes show that it fits, as one with server tools always is;
-        *dry_run* stores nothing.
+        *count_always* counts the request even if its bytes show that it fits; *dry_run* stores nothing.
         Raises ``InvalidRequest`` and ``NotFound``.
         """
         loss: MaxLoss | None = "any" if dry_run else None
-        view = None if count_always or request.server_tools else await self._quick_check.view(request)
+        view = None if count_always else await self._quick_check.view(request)
         measured = view or await self.measurer.measure(request, loss, dry_run=dry_run)
         if isinstance(measured, UncountedView):
             return Forward(measured)
         first = await self._planned(measured)
         if isinstance(first, Forward):
             return first
-        steps = measured.known.route.steps
-        for model, max_loss in plans_in_order(steps if await self._may_leave(request) else ()):
+        steps: tuple[str, ...] = ()
+        if await self._may_leave(request):
+            steps = measured.known.route.steps
+        for model, max_loss in plans_in_order(steps):
             decision = await self._plan_for(request, model, max_loss, dry_run=dry_run)
             if isinstance(decision, Forward):
                 return decision
         if isinstance(first, Reject):
             return first
-        last = await self.plan(request, "any")
-        if isinstance(last, TooLossy):
-            raise Unreachable("a view that may lose anything is never too lossy")
-        return last
+        return never_too_lossy(await self.plan(request, "any"))
 
     async def plan(self, request: Request, max_loss: MaxLoss, *, dry_run: bool = False) -> FinalDecision:
         """Plan *request* for the model it names, without sending it. Raises ``InvalidRequest`` and ``NotFound``."""
-        view = None if request.server_tools else await self._quick_check.view(request)
+        view = await self._quick_check.view(request)
         measured = view or await self.measurer.measure(request, max_loss, dry_run=dry_run)
         if isinstance(measured, UncountedView):
             return Forward(measured)
@@ -192,9 +191,10 @@ class Engine:
         for feature in self._features.concerned(request):
             request = await feature.prepare(request, bound)
         measured = await self.measurer.measure(request, "any")
-        decision = Forward(measured) if isinstance(measured, UncountedView) else await self._planned(measured)
-        if isinstance(decision, TooLossy):
-            raise Unreachable("a view that may lose anything is never too lossy")
+        if isinstance(measured, UncountedView):
+            decision: Forward | Reject = Forward(measured)
+        else:
+            decision = never_too_lossy(await self._planned(measured))
         report = self.report(decision)
         if isinstance(decision, Forward) and isinstance(decision.view, CountedView):
             asyncio.get_running_loop().call_soon(self._after_answer, decision.view, report, 200)
@@ -243,12 +243,12 @@ class Engine:
     async def _for_fallback(self, request: Request, model: str) -> Request:
         """*request* as the fallback called *model* can read it."""
         located = await self.measurer.located(request)
-        asked = located.envelope.model
+        model_in_body = located.envelope.model
         # The caller's key goes with no errand of ours to an upstream that the caller did not choose.
-        same = self._catalogue.resolve(model).upstream == self._catalogue.resolve(asked).upstream
+        same = self._catalogue.resolve(model).upstream == self._catalogue.resolve(model_in_body).upstream
         body = await offload(len(request.body), rerouted, request, located, model)
         origin = request.origin if same else None
-        return replace(request, body=body, origin=origin, asked_model=asked, fallback_model=model)
+        return structs.replace(request, body=body, origin=origin, requested_model=model_in_body, fallback_model=model)
 
     # Loop 2: send until a reply can be passed on.
 
@@ -264,7 +264,7 @@ class Engine:
                 case GiveUp():
                     return Undelivered()
                 case TooLossy():
-                    raise Unreachable("a view that may lose anything is never too lossy")
+                    raise Unreachable("what is sent may lose anything")
                 case Forward():
                     view = decision.view
                 case other:
@@ -317,7 +317,9 @@ class Engine:
         if not await self._may_leave(request):
             return GIVE_UP
         decision = await self._plan_for(request, model, "any")
-        return decision if isinstance(decision, Forward) else GIVE_UP
+        if isinstance(decision, Forward):
+            return decision
+        return GIVE_UP
 
     async def _learn_refusal(self, run: Run, view: View, overflow: Overflow) -> None:
         """Keep what *overflow* teaches, at once if it is sure, else once something smaller was answered."""
@@ -353,11 +355,7 @@ class Engine:
             report = self._report(run, delivery.refused.view)
             report = report.with_(outcome="refused", reason="context_length_exceeded")
             return Refusal(report, delivery.refused.error)
-        first = run.first_refusal
-        if first is None:
-            raise Unreachable("sending is only given up after a refusal")
-        if isinstance(first.reply, UllageError):
-            raise first.reply
+        first = run.stated_refusal()
         report = self._report(run, first.view)
         if first.is_overflow:
             report = report.with_(outcome="degraded", reason="overflow")
@@ -397,9 +395,9 @@ class Engine:
             for feature in counting:
                 feature.used(tenant, conversation, usage)
             if ending is not None and ending.overflow is not None:
-                found = retries.after_content(late, ending.overflow, usage)
-                if found is not None:
-                    learned.learn_late_overflow(late, found, usage)
+                overflow = retries.after_content(late, ending.overflow, usage)
+                if overflow is not None:
+                    learned.learn_late_overflow(late, overflow, usage)
                 return False
             if sent is None or usage.input_tokens is None:
                 return False
@@ -419,9 +417,7 @@ class Engine:
         if isinstance(delivery, Delivered):
             sent = delivery.view if isinstance(delivery.view, CountedView) else view
             return Continued(sent, delivery.reply, delivery.head, retries, run.overflows)
-        first = run.first_refusal
-        if first is None or isinstance(first.reply, UllageError):
-            raise Unreachable("a planned generation is only given up after an overflow")
+        first = run.stated_refusal()
         return Continued(view, first.reply, first.head, retries, run.overflows)
 
 

@@ -37,16 +37,16 @@ _CHUNK: Final = msgspec.json.Decoder(_Chunk)
 
 
 def ask(body: bytes) -> bytes | None:
-    """*body* with usage asked for; ``None`` where it does not stream, says itself what it wants, or is unclear."""
+    """*body* with usage asked for; None if it does not stream, states ``include_usage`` itself, or is unclear."""
     if not body.lstrip().startswith(b"{"):
         return None
     try:
-        found = _STREAMING.decode(body)
-        own = bytes(found.stream_options)
+        streaming = _STREAMING.decode(body)
+        own = bytes(streaming.stream_options)
         options = _OPTIONS.decode(own) if own else None
     except (msgspec.DecodeError, UnicodeError, RecursionError):
         return None
-    if not found.stream or (options is not None and bytes(options.include_usage)):
+    if not streaming.stream or (options is not None and bytes(options.include_usage)):
         return None
     if not own:
         at = body.index(b"{") + 1
@@ -101,7 +101,7 @@ def _is_usage(event: bytes) -> bool:
     if len(lines) != 1:
         return False
     try:
-        found = _CHUNK.decode(lines[0])
+        chunk = _CHUNK.decode(lines[0])
     except (msgspec.DecodeError, UnicodeError, RecursionError):
         return False
-    return not found.choices and bytes(found.usage).startswith(b"{")
+    return not chunk.choices and bytes(chunk.usage).startswith(b"{")

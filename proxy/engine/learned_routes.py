@@ -233,8 +233,8 @@ class LearnedRoutes:
         """
         learned, now = self.get_cached(route, tenant).learned, self._wall()
         taught, limit = learned.learned_window, overflow.window
-        asked = max(overflow.output or 0, overflow.requested or 0, output)
-        if limit and learned_window.is_plausible(limit, counted, asked):
+        requested_output = max(overflow.output or 0, overflow.requested or 0, output)
+        if limit and learned_window.is_plausible(limit, counted, requested_output):
             taught = learned_window.with_stated_limit(taught, limit, route.reported_window, now)
         elif counted and overflow.kind in ("input", "input_plus_output"):
             taught = learned_window.with_refusal(taught, int(counted * learned.calibration.factor) + output, now)

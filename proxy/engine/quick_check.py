@@ -237,16 +237,16 @@ class QuickCheck:
     async def view(self, request: Request) -> UncountedView | None:
         """Return the client's own bytes if they show that they fit, or are not to be measured; None to measure them.
 
-        Raises ``NotFound``.
+        A request with server tools is always measured. Raises ``NotFound``.
         """
         body, options = request.body, request.options
         if len(body) > GLANCED and await self._is_too_long(request):
             return None
         textual = DECODERS[request.api].decode(body)
-        if textual is None:
+        if textual is None or request.server_tools:
             return None
         route = await self._routes.get(request, request.path_model or textual.model)
-        is_off = self._mode == "off" or options.mode == "off"
+        is_off = "off" in (self._mode, options.mode)
         bound, budget = 0, None
         if not is_off and route.known.window is not None:
             allowance, sizes = textual.allowance, (textual.requested_output, options.task_size)
@@ -272,7 +272,7 @@ class QuickCheck:
     async def _is_too_long(self, request: Request) -> bool:
         """True if the body begins with its model, and has more bytes than any request that the quick check passes."""
         model = FIRST_MODEL.match(request.body)
-        if model is None or self._mode == "off" or request.options.mode == "off":
+        if model is None or "off" in (self._mode, request.options.mode):
             return False
         try:
             route = await self._routes.get(request, request.path_model or model[1].decode())

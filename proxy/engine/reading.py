@@ -350,7 +350,7 @@ class Reader:
     def _read_items(
         self, api_format: ApiFormat, count: Meter, scope: Any, body: bytes, spans: Sequence[Span]
     ) -> tuple[Item, ...]:
-        found: list[Item] = []
+        items: list[Item] = []
         repeated: dict[bytes, Item] = {}
         for start, end in spans:
             raw = body[start:end]
@@ -363,8 +363,8 @@ class Reader:
                     item = self._items[key] = _read_numbers(api_format, raw, count, self.tools)
                 if short:
                     repeated[raw] = item
-            found.append(item)
-        return tuple(found)
+            items.append(item)
+        return tuple(items)
 
     def read_facts(
         self, api_format: ApiFormat, encoding: str, tenant: bytes, model: str, body: CountedBody
@@ -388,23 +388,23 @@ class Reader:
 
     def _sizes_of(self, scope: Any, texts: Mapping[str, str], encoding: str, model: str) -> dict[str, int]:
         """Tokens of the members around the items."""
-        found: dict[str, int] = {}
+        sizes: dict[str, int] = {}
         for key, text in texts.items():
             name = _key(scope, f"{key}\0{text}".encode())
             size = self._sizes.get(name)
             if size is None:
                 count = self.count_tools(encoding, model) if key in TOOLS else self.count(encoding, model)
                 size = self._sizes[name] = count(text)
-            found[key] = size
-        return found
+            sizes[key] = size
+        return sizes
 
     def _memory_tokens(self, scope: Any, text: str, count: Meter) -> int:
         """Tokens of the injected memories in a system *text*; looked for once in each text."""
         name = _key(scope, f"memory\0{text}".encode())
         size = self._sizes.get(name)
         if size is None:
-            found = injected_memories(text)
-            size = self._sizes[name] = count(found) if found else 0
+            memories = injected_memories(text)
+            size = self._sizes[name] = count(memories) if memories else 0
         return size
 
 
@@ -422,13 +422,13 @@ class PrefixHasher:
     def find(self, prefixes: Cache[bytes, CachedPrefix]) -> CachedPrefix | None:
         """The longest known prefix whose bytes the body begins with."""
         power = len(self._body).bit_length() - 1
-        found: CachedPrefix | None = None
+        longest: CachedPrefix | None = None
         for exponent in (power - 1, power):
             candidate = prefixes.get(self.digest(1 << exponent))
             fits = candidate is not None and candidate.border <= len(self._body)
             if candidate and fits and self.digest(candidate.border) == candidate.digest:
-                found = candidate
-        return found
+                longest = candidate
+        return longest
 
     def file(self, prefixes: Cache[bytes, CachedPrefix], prefix: CachedPrefix) -> None:
         """File *prefix*, up to which the body is known from now on."""

@@ -44,12 +44,12 @@ RecordKey = tuple[str, bytes]
 
 @dataclass(frozen=True, slots=True)
 class StoreLook:
-    """A look into the store for the newest record up to one boundary; ``found`` is False if there was none.
+    """A look into the store for the newest record up to one boundary; ``has_record`` is False if there was none.
 
     ``version`` is the store's, as it was before; None if it could not be told.
     """
 
-    found: bool
+    has_record: bool
     version: Version | None
 
 
@@ -111,28 +111,28 @@ class CompactionRecords:
             return None
         past = [boundary for boundary in layout.boundaries[-MOST_BOUNDARIES:] if 0 < boundary < count]
         boundaries = [count, *reversed(past)]
-        unasked, cached, last_look = self._cached_until_asked(measured, boundaries)
-        if not unasked:
+        unread, cached, last_look = self._newest_cached(measured, boundaries)
+        if not unread:
             return cached
         version = self._records.version()
         if last_look is not None and version is not None and last_look.version == version:
             # Nobody has written since: the store has no record but those that this process wrote, or read then.
-            self._looked_up[unasked[0]] = StoreLook(cached is not None, version)
+            self._looked_up[unread[0]] = StoreLook(cached is not None, version)
             return cached
         hashes, tenant = measured.prefix_hashes, measured.request.tenant
-        wanted = [prefix_hash for _, prefix_hash in unasked]
+        wanted = [prefix_hash for _, prefix_hash in unread]
         stored = await self._records.newest(tenant, measured.root_hash(layout), measured.known.route.name, wanted)
         if stored is not None:
             index, value = stored
             record = load(value, len(hashes))
             if record is not None and record.compaction.boundary == boundaries[index]:
-                self._cached[unasked[index]] = record
+                self._cached[unread[index]] = record
                 return record
         if self._records.reachable():
-            self._looked_up[unasked[0]] = StoreLook(cached is not None, version)
+            self._looked_up[unread[0]] = StoreLook(cached is not None, version)
         return cached
 
-    def _cached_until_asked(
+    def _newest_cached(
         self, measured: MeasuredRequest, boundaries: Sequence[int]
     ) -> tuple[list[RecordKey], CompactionRecord | None, StoreLook | None]:
         """The keys of *boundaries* that the store was not asked for, the newest cached record, and the last look at it.
@@ -141,20 +141,20 @@ class CompactionRecords:
         more, they are all the boundaries there are, and no look counts.
         """
         route, hashes = measured.known.route.name, measured.prefix_hashes
-        unasked: list[RecordKey] = []
+        unread: list[RecordKey] = []
         look: StoreLook | None = None
         for boundary in boundaries:
             key = (route, hashes[boundary - 1])
             # Read once: the cache is bounded, and may lose it while the store is asked.
             cached = self._cached.get(key)
             if cached is not None:
-                return unasked, cached, look or self._looked_up.get(key)
+                return unread, cached, look or self._looked_up.get(key)
             if look is None:
-                unasked.append(key)
+                unread.append(key)
                 look = self._looked_up.get(key)
-        if look is not None and look.found:
+        if look is not None and look.has_record:
             return [(route, hashes[boundary - 1]) for boundary in boundaries], None, None
-        return unasked, None, look
+        return unread, None, look
 
     async def write(self, measured: MeasuredRequest, need: NeedBlock) -> Written:
         """The record of the compaction in *need*: written here, or another replica's if that was first and fits too.
@@ -237,8 +237,8 @@ class CompactionRecords:
             return None
         layout = await offload(measured.size, measured.lay_out)
         passage = self._passage(measured, layout, layout.count, None)
-        found = await self._summaries.ready(passage) if passage else None
-        return (found, measured.original(layout)) if found else None
+        summary = await self._summaries.ready(passage) if passage else None
+        return (summary, measured.original(layout)) if summary else None
 
     def answered(self, view: View, status: int) -> None:
         """Note that *view* was answered with *status*; past the soft mark the next summary is begun."""

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 
+from msgspec import structs
+
 from proxy.core.attempts import is_smaller, retries_smaller, retry_targets
 from proxy.core.decisions import (
     CountedView,
@@ -67,8 +69,8 @@ class Retries:
         if counted is None and window is not None and not overflow.decisive:
             return None  # it was not even counted, so small was it beside the window
         prior = Prior(counted, sent.output_tokens, window, sent.route.source in STATED, sent.is_text)
-        found = check_claim(overflow, prior)
-        return found if found is not None and found.sure else None
+        checked = check_claim(overflow, prior)
+        return checked if checked is not None and checked.sure else None
 
     async def learn(self, view: View, overflow: Overflow) -> None:
         """Keep what *overflow* teaches, after *view* was refused with it."""
@@ -133,7 +135,7 @@ class Retries:
             return None
         if view.lowered_output is not None and view.lowered_output <= overflow.limit:
             return None
-        located = await self._measurer.located(replace(view.request, body=view.body))
+        located = await self._measurer.located(structs.replace(view.request, body=view.body))
         return with_lower_output(located, view, overflow.limit)
 
 

@@ -9,8 +9,20 @@ import base64
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
+import msgspec
+
 from proxy.core.attempts import Attempts
-from proxy.core.decisions import CountedView, MeasuredRequest, Policy, Reject, UncountedView, View
+from proxy.core.decisions import (
+    CountedView,
+    FinalDecision,
+    Forward,
+    MeasuredRequest,
+    Policy,
+    Reject,
+    TooLossy,
+    UncountedView,
+    View,
+)
 from proxy.core.errors import UllageError
 from proxy.core.overflow.kinds import Overflow
 from proxy.core.report import BUDGET_UNREACHABLE, SERVED, Outcome, Report
@@ -27,6 +39,13 @@ class Unreachable(Exception):
     """The engine is in a state that cannot be: a fault of ours."""
 
 
+def never_too_lossy(decision: FinalDecision) -> Forward | Reject:
+    """Return *decision*, one on a view that may lose anything."""
+    if isinstance(decision, TooLossy):
+        raise Unreachable("a view that may lose anything is never too lossy")
+    return decision
+
+
 @dataclass(frozen=True, slots=True)
 class GiveUp:
     """Nothing is left to send: the client sees the provider's own first error."""
@@ -35,8 +54,7 @@ class GiveUp:
 GIVE_UP: Final = GiveUp()
 
 
-@dataclass(frozen=True, slots=True)
-class Delivered:
+class Delivered(msgspec.Struct, frozen=True):
     """A reply to *view* that can be passed on, and the bytes already read from it."""
 
     view: View
@@ -54,15 +72,12 @@ class Undelivered:
 
 @dataclass(frozen=True, slots=True)
 class FirstRefusal:
-    """The first refusal of a request: the view that was refused, and every byte of the provider's own error.
-
-    If the upstream gave no answer, ``reply`` is the error that this is.
-    """
+    """The first refusal of a request: the view that was refused, and every byte of the provider's own error."""
 
     view: View
-    reply: Reply | UllageError
-    head: bytes = b""
-    is_overflow: bool = False
+    reply: Reply
+    head: bytes
+    is_overflow: bool
 
 
 class Run:
@@ -82,6 +97,7 @@ class Run:
         self.overhead = 0.0
         self.attempts: Attempts | None = None
         self.first_refusal: FirstRefusal | None = None
+        self.first_error: UllageError | None = None
         self.began = False
         self.unsure: tuple[View, Overflow] | None = None
         self.upstream = ""
@@ -128,8 +144,21 @@ class Run:
         """Note that the upstream of *view* failed: by the reply in hand, all of which was read, or with *error*."""
         if error is None:
             self._refused(view, is_overflow=False)
-        elif self.first_refusal is None:
-            self.first_refusal = FirstRefusal(view, error)
+        elif not self.was_refused:
+            self.first_error = error
+
+    @property
+    def was_refused(self) -> bool:
+        """True if an upstream refused, or failed and others may be asked."""
+        return self.first_refusal is not None or self.first_error is not None
+
+    def stated_refusal(self) -> FirstRefusal:
+        """The first refusal, for the client to see. Raises the error if the upstream gave no answer."""
+        if self.first_error is not None:
+            raise self.first_error
+        if self.first_refusal is None:
+            raise Unreachable("sending is only given up after a refusal")
+        return self.first_refusal
 
     def _refused(self, view: View, *, is_overflow: bool) -> None:
         self.set_aside()
@@ -197,7 +226,7 @@ def _base(view: View, model: str, session: str, facts: dict[str, Any]) -> dict[s
     return {
         "request_id": request.request_id,
         "api": request.api,
-        "model": request.asked_model or request.path_model or model,
+        "model": request.requested_model or request.path_model or model,
         "upstream": known.route.upstream,
         "window": known.window,
         "source": known.window_source,

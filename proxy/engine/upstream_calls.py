@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from types import MappingProxyType
 from typing import Final
+
+import msgspec
+from msgspec import structs
 
 from proxy.core.attempts import ASKED, NOT_NEWS, Failed, NotNews, failure_of, is_news
 from proxy.core.decisions import View
@@ -47,8 +50,7 @@ CheckStored = Callable[[bytes, str, Headers], None]
 """Raises ``Forbidden`` if a body goes on from what an upstream may have stored for another caller."""
 
 
-@dataclass(frozen=True, slots=True)
-class Accepted:
+class Accepted(msgspec.Struct, frozen=True):
     """A reply that goes to the client, and the bytes already read from it."""
 
     reply: Reply
@@ -108,7 +110,7 @@ class UpstreamCalls:
         """
         is_fallback = bool(view.request.fallback_model)
         after_overflow = run.overflows > 0
-        after_refusal = run.first_refusal is not None
+        after_refusal = run.was_refused
         run.sent += 1
         try:
             hides_usage = await self._call(run, view)
@@ -141,7 +143,7 @@ class UpstreamCalls:
         """
         route = view.known.route
         if view.request.fallback_model:
-            route = self._catalogue.resolve(view.request.asked_model)
+            route = self._catalogue.resolve(view.request.requested_model)
         if failure not in route.fail_over_on or run.began or self._measurer.mode_of(run.request) != "on":
             return None
         if sum(map(len, run.chunks)) > ERROR_BYTES:
@@ -155,12 +157,12 @@ class UpstreamCalls:
         assert run.reply is not None
         return run.reply
 
-    async def send_bytes(self, run: Run, upstream: str, body: bytes, asked_model: str) -> Reply:
+    async def send_bytes(self, run: Run, upstream: str, body: bytes, requested_model: str) -> Reply:
         """Send *body* to *upstream* with the caller's own headers, unread and unwatched."""
         origin = run.request.origin or NO_ORIGIN
         run.sending(upstream)
         settings = self._settings
-        added = settings.headers_of(asked_model) if settings.headers_of is not None else NO_HEADERS
+        added = settings.headers_of(requested_model) if settings.headers_of is not None else NO_HEADERS
         if settings.check_stored is not None:
             settings.check_stored(body, upstream, origin.headers)
         run.reply = await self._upstream.send(upstream, "POST", origin.path_qs, origin.headers, body, added)
@@ -194,12 +196,12 @@ class UpstreamCalls:
 
     async def _renamed(self, view: View) -> bytes:
         """The body of *view* under the name that its upstream has for the model."""
-        located = await self._measurer.located(replace(view.request, body=view.body))
+        located = await self._measurer.located(structs.replace(view.request, body=view.body))
         return renamed(view.body, located, view.known.route.model)
 
     def _is_foreign(self, fallback: Request, upstream: str) -> bool:
         """True if a fallback's *upstream* is not the one that the caller chose, and has a key for."""
-        return upstream != self._catalogue.resolve(fallback.asked_model).upstream
+        return upstream != self._catalogue.resolve(fallback.requested_model).upstream
 
     async def _overflow_in(
         self, reply: Reply, view: View, chunks: list[bytes], *, is_believed: bool

@@ -1,8 +1,8 @@
 """The figures of one process that the page shows: its live conversations and totals by model, in bounded memory.
 
-Reports of finished requests wait in ``Board.reports`` and what only their views know in ``Board.views``, which costs a
-request two appends; ``update`` reads both once a second. Nothing here holds a text, but for the blocks of compactions
-if the settings say so.
+Reports of finished requests wait in ``Board.reports``, notes on their views in ``Board.views``: a request costs two
+appends. ``update`` reads both once a second. The only texts here are the blocks of compactions, if the settings show
+them.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from proxy.core.breakdown import BlockPart, StageSaving, ViewFacts, block_parts,
 from proxy.core.report import Report
 
 Reports = deque[tuple[float, Report]]
-"""Finished requests, each with its Unix time in seconds: where ``Telemetry`` appends them."""
+"""Finished requests, each with its Unix time in seconds. ``Telemetry`` appends them."""
 
 MOST_REPORTS: Final = 8192
 """Reports that wait for ``update``; at a higher rate the oldest are dropped, and counted as missed."""
@@ -54,7 +54,7 @@ _BOUNDED: Final = 2
 
 
 class CompactionEntry(msgspec.Struct, frozen=True):
-    """One compaction: tokens before and after, what each stage took, and what the block holds.
+    """One compaction: tokens before and after, tokens that each stage saved, and the parts of the block.
 
     ``block`` is the block's text, empty unless the settings show it. ``at`` is Unix time in seconds.
     """
@@ -70,7 +70,7 @@ class CompactionEntry(msgspec.Struct, frozen=True):
 
 
 class AdviceEntry(msgspec.Struct, frozen=True):
-    """What fills a conversation, and what to do about it."""
+    """The largest part of a conversation's view, and a remedy."""
 
     text: str
     remedy: str
@@ -78,9 +78,9 @@ class AdviceEntry(msgspec.Struct, frozen=True):
 
 
 class ViewNote(msgspec.Struct, frozen=True):
-    """What only the view of a request knows. It holds no body, and is read within a second.
+    """Facts about a request that are not in its report. They hold no body, and are read within a second.
 
-    ``at`` is Unix time in seconds. ``keeps_advice``: the advice for an earlier request of the conversation still holds.
+    ``at`` is Unix time in seconds. ``keeps_advice``: the advice for an earlier request still holds.
     """
 
     at: float
@@ -90,10 +90,13 @@ class ViewNote(msgspec.Struct, frozen=True):
     keeps_advice: bool = False
 
     def compaction(self, *, text: bool) -> CompactionEntry | None:
-        """Return the compaction that the view is the first with, None if there is none; with *text* its block's."""
+        """Return the compaction if the view is the first with it, else None; with *text* the block's text is in it."""
         report, record = self.report, self.facts.record
         if not report.event or report.observed or record is None:
             return None
+        block = ""
+        if text:
+            block = record.block[:LONGEST_BLOCK]
         return CompactionEntry(
             at=self.at,
             before=report.tokens_before or 0,
@@ -102,7 +105,7 @@ class ViewNote(msgspec.Struct, frozen=True):
             stages=stage_savings(self.facts, report.stages, report.tokens_removed),
             parts=block_parts(record.block, report.regions.get("summary", 0)),
             summary_by=record.summary_by,
-            block=record.block[:LONGEST_BLOCK] if text else "",
+            block=block,
         )
 
 
@@ -165,7 +168,7 @@ class Row(msgspec.Struct, omit_defaults=True):
 
 
 class Conversation:
-    """One conversation: its row, and what is shown of it alone. ``version`` is the board's at its last change."""
+    """One conversation: its row, its points and its compactions. ``version`` is the board's at its last change."""
 
     __slots__ = ("compactions", "points", "row", "version")
 
@@ -200,7 +203,7 @@ class Conversation:
         del self.points[: -MOST_POINTS * _POINT]
 
     def rows_of_points(self) -> Iterator[tuple[float, int, int, bool, bool]]:
-        """Yield for each request its time, tokens before and after, and if it was compacted then and only bounded."""
+        """Yield time, tokens before and after, if it was compacted, and if it was only bounded, for each request."""
         points = self.points
         for at in range(0, len(points), _POINT):
             time_ms, before, after, flags = points[at : at + _POINT]
@@ -218,7 +221,7 @@ class Conversation:
 
 
 class Changes(msgspec.Struct):
-    """What changed on a board since a version: the rows, and all that is not about one conversation.
+    """The changes of a board since a version: rows that changed, and all figures that are not about one conversation.
 
     ``worker`` names the process's run. ``missed`` are the seconds in which more requests ended than are shown, ``lag``
     is in seconds.

@@ -1,7 +1,7 @@
-"""Joins the boards of all workers into what the page shows, once a second while a page is open.
+"""Joins the boards of all workers for the page, once a second while one is open.
 
-Each worker's changes are asked since the version that was last seen of it. A conversation that several workers served
-is one row: the newest request's figures, and sums over all of them.
+Each worker answers with its changes since the version of its last answer. A conversation that several workers served is
+one row: the newest request's figures, and sums over all workers.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ StatusOf = Callable[[], Mapping[str, object]]
 
 
 class _Seen:
-    """What was last seen of one worker."""
+    """The figures that one worker last answered with."""
 
     def __init__(self) -> None:
         self.worker = ""
@@ -39,7 +39,7 @@ class _Seen:
         self.missed = 0
 
     def apply(self, changes: Changes) -> None:
-        """Take over *changes*; a worker that began anew has lost what it knew."""
+        """Apply *changes*; a worker that was started again has lost its rows."""
         if changes.worker != self.worker:
             self.rows = {}
         self.worker, self.version = changes.worker, changes.version
@@ -51,7 +51,7 @@ class _Seen:
 
 
 class Snapshot(msgspec.Struct):
-    """What the page shows beside the conversations.
+    """The page's figures beside the conversations.
 
     ``answered`` of ``workers`` processes answered. ``lag`` is the longest delay of their event loops in the last
     second, in seconds. At least ``saved`` US dollars were saved; None if no price is known. ``unpriced`` models have
@@ -119,7 +119,7 @@ class Hub:
             self._answered += 1
             seen = self._seen[path]
             if changes.worker != seen.worker and seen.version:
-                self._seen[path] = _Seen()  # it began anew: all of it is asked for at the next tick
+                self._seen[path] = _Seen()  # started again: the next tick reads all of it
                 continue
             seen.apply(changes)
         self._join()
@@ -141,7 +141,7 @@ class Hub:
         self.rows = joined
 
     async def detail(self, name: str) -> Detail | None:
-        """Return conversation *name* as all workers know it together; None if it is not live."""
+        """Return conversation *name*, joined from all workers; None if it is not live."""
         self._board.update()
         answers = await asyncio.gather(*(ask(path, Question(name=name), Detail) for path in self._others))
         details = [each for each in (self._board.detail(name), *answers) if each is not None]
@@ -177,14 +177,14 @@ class Hub:
         return [self._own, *self._seen.values()]
 
     async def _look_up_prices(self) -> None:
-        """Look up the prices of models that came since; each once."""
+        """Look up the prices of new models; each once."""
         new = {name for seen in self._all() for name in seen.models} - self._prices.keys()
         if new:
-            found = await asyncio.to_thread(self._prices_of, new)
-            self._prices.update((name, found.get(name)) for name in new)
+            prices = await asyncio.to_thread(self._prices_of, new)
+            self._prices.update((name, prices.get(name)) for name in new)
 
     def _saved(self, models: Mapping[str, Totals]) -> tuple[float | None, list[str]]:
-        """Return at least so many US dollars that compaction saved, and the models that have no known price.
+        """Return the US dollars that compaction saved at least, and the models without a known price.
 
         A token that did not go upstream would have been sent again and again, from the provider's cache at best: the
         price of a cached token is the least that it would have cost.

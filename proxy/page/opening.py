@@ -1,4 +1,4 @@
-"""Builds the page of one process, and what feeds it, from the settings."""
+"""Builds the page of one process from the settings: its figures, its routes, its socket for other workers."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ from proxy.workers import Worker
 
 
 class LivePage:
-    """The page of one process: what feeds it, and its routes. Nothing of it is there if the settings switch it off.
+    """The page of one process: its figures and its routes. It does nothing if the settings switch the page off.
 
-    *folder* is what the workers share, None if there is one process only. ``features`` note what was answered.
+    *folder* is shared by all workers, None if there is one process only. ``features`` note each answered request.
     """
 
     def __init__(self, settings: Settings, worker: Worker, folder: Path | None, warn: Warn) -> None:
@@ -46,7 +46,7 @@ class LivePage:
 
     @property
     def reports(self) -> Reports | None:
-        """Where reports of finished requests wait to be shown; None if nothing is shown."""
+        """The queue for reports of finished requests; None if there is no page."""
         if self._board is None:
             return None
         return self._board.reports
@@ -57,7 +57,7 @@ class LivePage:
             self._board.worst_lag = worst_lag
 
     def routes(self, status: StatusOf) -> OpenPage | None:
-        """Return what opens the page's routes; *status* is the process's state, as the admin API shows it."""
+        """Return a function that opens the page's routes. *status* returns the state that the admin API shows."""
         board = self._board
         if board is None:
             return None
@@ -66,12 +66,12 @@ class LivePage:
         if self._socket is not None:
             others = self._socket.others
         if self._hub is not None:
-            self._hub.close()  # pages that are open come back, to what answers from now on
+            self._hub.close()  # open pages connect again, to the new routes
         self._hub = Hub(board, others, status, configuration.prices)
         return open_page(self._hub)
 
     async def start(self, spawn: Spawn) -> None:
-        """Begin to answer other workers, and from now on to update open pages at each ``tick``."""
+        """Answer other workers and, at each ``tick``, update open pages from now on."""
         self._spawn = spawn
         if self._socket is None:
             return

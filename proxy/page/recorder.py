@@ -1,4 +1,4 @@
-"""Notes behind an answer what only its view knows, for the page, and logs once that a conversation is nearly full."""
+"""Notes facts about each answered view for the page, and logs once that a conversation is nearly full."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ Warn = Callable[[str, Mapping[str, object]], None]
 
 @dataclass(frozen=True, slots=True)
 class Shown:
-    """What may be shown: the targets of calls (``text``), and advice in the log (``advice``)."""
+    """Permissions: show the targets of calls (``text``), and log advice (``advice``)."""
 
     text: bool = False
     advice: bool = True
 
 
 class ViewRecorder(Feature):
-    """Notes what was sent on *board*, if there is one, and *warns* of each conversation that is nearly full once."""
+    """Notes each answered view on *board*, if there is one, and calls *warn* once for each conversation nearly full."""
 
     def __init__(self, board: Board | None, tools: ToolMap, shown: Shown, warn: Warn) -> None:
         self._board = board
@@ -66,7 +66,7 @@ class ViewRecorder(Feature):
         self._board.views.append(ViewNote(time.time(), report, facts, entry, is_known))
 
     def _advise(self, view: CountedView, report: Report) -> Advice | None:
-        """Return what fills *view*, and log it: its conversation has become nearly full."""
+        """Return advice on *view*, whose conversation has become nearly full, and log it."""
         self._advised[report.conversation] = True
         advice = advise(view, report, self._tools)
         if advice is not None and self._shown.advice:

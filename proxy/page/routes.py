@@ -1,7 +1,7 @@
 """Answers the paths below ``/ullage/`` that are no API: the page's files, its login, and its figures.
 
-The files hold nothing of this proxy, so anybody may have them; figures are for those whom ``Sessions`` admits. The page
-runs only what it came with: its policy allows no inline script or style, no other host, no frame around it.
+The files say nothing about this proxy, so everybody may read them; figures need a session or the admin key. The page
+runs its own files only: its policy allows no inline script or style, no other host, no frame around it.
 """
 
 from __future__ import annotations
@@ -19,9 +19,8 @@ from proxy.page.hub import Hub, Snapshot
 from proxy.page.sessions import Sessions
 from proxy.server.access import Access
 from proxy.server.admin import Page
-from proxy.server.body import BodyBytes, BodyReader
 from proxy.server.config import Limits
-from proxy.server.incoming import IncomingRequest
+from proxy.server.incoming import BodyBytes, BodyReader, IncomingRequest
 from proxy.server.request import read_headers
 from proxy.server.response import ClientLeft, ResponseWriter
 
@@ -59,7 +58,7 @@ MAX_LOGIN: Final = 4096
 
 
 class Update(msgspec.Struct):
-    """What an open page is sent: the rows that changed, the names of those that went, and the figures beside them."""
+    """An event for an open page: the rows that changed, the names of those that are gone, and all other figures."""
 
     rows: list[Row]
     gone: list[str]
@@ -76,7 +75,7 @@ _LOGIN: Final = msgspec.json.Decoder(Login)
 
 
 def open_page(hub: Hub) -> Callable[[Access, Limits], Page]:
-    """Return what opens the page's routes over *hub*."""
+    """Return a function that opens the page's routes over *hub*."""
 
     def opened(access: Access, limits: Limits) -> Page:
         return PageRoutes(hub, Sessions(access), limits).answer
@@ -85,7 +84,7 @@ def open_page(hub: Hub) -> Callable[[Access, Limits], Page]:
 
 
 class PageRoutes:
-    """Answers the page's requests. Raises ``UllageError`` for what is not answered."""
+    """Answers the page's requests. Raises ``UllageError`` for a request that is refused."""
 
     def __init__(self, hub: Hub, sessions: Sessions, limits: Limits) -> None:
         self._hub = hub
@@ -144,7 +143,7 @@ class PageRoutes:
         out.finish()
 
     async def _stream(self, out: ResponseWriter) -> None:
-        """Send what changed, every second, as server-sent events, until the page is closed."""
+        """Send the changes as server-sent events, every second, until the page is closed."""
         hub = self._hub
         if hub.watchers >= MOST_WATCHERS:
             raise TooManyRequests(f"This worker updates {MOST_WATCHERS} open pages already.")

@@ -1,7 +1,7 @@
-"""Who may see the page: the holder of the admin key, by a cookie that the key was traded for.
+"""Admits the holder of the admin key to the page, by a cookie that is given for the key.
 
-The cookie says until when it holds and proves that with a keyed hash, so that every worker can check it and nothing is
-stored. Its key comes from the admin key: another admin key ends all sessions. It never holds the admin key itself.
+The cookie states its end and proves it with a keyed hash, so that every worker can check it and nothing is stored. The
+hash's key is derived from the admin key: another admin key ends all sessions. The cookie does not have the admin key.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from proxy.server.request import RequestHeaders
 COOKIE: Final = "ullage_page"
 
 SESSION_SECONDS: Final = 12 * 3600
-"""How long a login holds."""
+"""Seconds that a login is valid."""
 
 ATTEMPTS: Final = 8.0
-"""Logins that one address may try at once."""
+"""Logins that one address may try in a row."""
 
 ATTEMPTS_EACH_SECOND: Final = 0.1
 """Logins that one address may try in a second, in the long run."""
@@ -48,7 +48,7 @@ class Sessions:
     def access(
         self, request: IncomingRequest, headers: RequestHeaders
     ) -> Literal["open", "session", "login", "closed"]:
-        """Return what the page has to show: the figures, without or with a session, a login, or that it is closed."""
+        """Return the state of the page for this caller: its figures (open, session), a login, or closed to all."""
         if self._holds(request):
             return "session"
         try:

@@ -1,7 +1,7 @@
-"""What the other workers of a proxy know: each answers the others on a socket in the folder that they share.
+"""Exchanges the page's figures between workers: each answers the others on a socket in the folder that they share.
 
-A question is one line of JSON, the answer all that follows: ``Changes`` or ``Detail``. Nobody asks while no page is
-open, so that this costs nothing then. The folder is private to the proxy's user, as that of the metrics is.
+A question is one line of JSON, the answer all that follows: ``Changes`` or ``Detail``. Questions come only while a page
+is open. The folder is private to the proxy's user, like that of the metrics.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ ANSWER_SECONDS: Final = 1.0
 """Seconds that a worker has to answer; a page is shown without one that is stuck."""
 
 MOST_BYTES: Final = 64 * 2**20
-"""Bytes of an answer."""
+"""Bytes of an answer that are buffered; it is read to its end all the same."""
 
 T = TypeVar("T")
 
@@ -58,13 +58,13 @@ class WorkerSocket:
         try:
             question = _QUESTION.decode(await asyncio.wait_for(reader.readline(), ANSWER_SECONDS))
             self._board.update()
-            found: Changes | Detail | None = self._board.changes(question.since)
+            answer: Changes | Detail | None = self._board.changes(question.since)
             if question.name:
-                found = self._board.detail(question.name)
-            writer.write(msgspec.json.encode(found))
+                answer = self._board.detail(question.name)
+            writer.write(msgspec.json.encode(answer))
             await asyncio.wait_for(writer.drain(), ANSWER_SECONDS)
         except (OSError, TimeoutError, msgspec.DecodeError):
-            pass  # the other worker is gone, or gave up
+            pass  # the other worker is gone, or its time is over
         finally:
             writer.close()
 

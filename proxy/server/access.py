@@ -36,7 +36,7 @@ _NOT_REPEATED: Final = frozenset({"content-encoding", "expect", "origin", "sec-f
 
 
 class Caller(msgspec.Struct):
-    """Who sent a head, and where to: the headers as they were read, and the tenant that they prove, once known."""
+    """The sender of a head: headers, path, and the tenant that the headers prove, once it is known."""
 
     headers: RequestHeaders
     path: RequestPath

@@ -13,9 +13,8 @@ from proxy.core.errors import Overloaded
 from proxy.core.report import Report
 from proxy.server import response
 from proxy.server.access import Access
-from proxy.server.body import BodyBytes
 from proxy.server.config import Limits, Observe
-from proxy.server.incoming import IncomingRequest
+from proxy.server.incoming import BodyBytes, IncomingRequest
 from proxy.server.request import RequestPath, is_local
 from proxy.server.response import ResponseWriter
 from proxy.tasks import Faults

@@ -1,4 +1,4 @@
-"""One client connection: aiohttp's parser and flow control, and a loop that answers its requests, one after the other.
+"""Client connections: up to a limit, each with aiohttp's parser and a loop that answers one request after the other.
 
 aiohttp's connection parses, queues what is parsed, holds a fast sender back, closes an idle connection, and ends the
 others at shut-down (https://github.com/aio-libs/aiohttp/blob/3.14/aiohttp/web_protocol.py). Two parts of its work are
@@ -40,30 +40,36 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import logging
+import resource
 from collections import Counter
-from collections.abc import Awaitable, Callable, Sequence
-from functools import partial
-from http import HTTPStatus
+from collections.abc import Awaitable, Callable
 from typing import Any, Final, cast
 
 from aiohttp import StreamReader, web
-from aiohttp.http_exceptions import HttpProcessingError, LineTooLong
+from aiohttp.http_exceptions import HttpProcessingError
 from aiohttp.http_parser import RawRequestMessage
 from aiohttp.streams import EMPTY_PAYLOAD
 from msgspec import structs
 
-from proxy.core.errors import InvalidRequest, UllageError, error_body
 from proxy.server.access import Caller
+from proxy.server.closing_answers import FULL, HEAD_TOO_LARGE, OUT_OF_DESCRIPTORS, UNREADABLE
 from proxy.server.config import Limits
-from proxy.server.incoming import IncomingRequest, RepeatedHead, read_head, repeated_head
+from proxy.server.incoming import (
+    HeadLimit,
+    IncomingRequest,
+    RepeatedHead,
+    is_head_too_large,
+    read_head,
+    repeated_head,
+)
 from proxy.server.response import ResponseWriter
 from proxy.tasks import Faults
 
 _LOG: Final = logging.getLogger(__name__)
 
 Handler = Callable[[IncomingRequest], Awaitable[ResponseWriter]]
-Parsed = tuple[Sequence[tuple[RawRequestMessage, StreamReader]], bool, bytes]
 
 _PIPELINED: Final = 2
 """Requests that may wait on a connection for the one before them.
@@ -82,90 +88,6 @@ _GRACE: Final = 0.02
 
 _MOST_EXPECTED: Final = 2**18
 """Bytes of a body that may go past the parser. Those of a longer one are counted against the limits as they come."""
-
-_MANY_FIELDS: Final = "Too many headers received"
-"""The message of aiohttp's parsers, in C and in Python, for more than ``max_headers`` fields.
-
-It is the only mark of that error: https://github.com/aio-libs/aiohttp/blob/3.14/aiohttp/http_parser.py.
-"""
-
-
-class HeadTooLarge(UllageError):
-    """The request line and header fields together are too long, or too many.
-
-    https://www.rfc-editor.org/rfc/rfc6585#section-5
-    """
-
-    status = 431
-    code = "request_header_fields_too_large"
-    kind = "invalid_request_error"
-
-
-def closing_answer(error: UllageError, fields: bytes = b"") -> bytes:
-    """Return a whole answer with *error* and the header *fields*, behind which the connection is closed."""
-    body = error_body(error, "chat")
-    status = HTTPStatus(error.status)
-    return (
-        b"HTTP/1.1 %d %b\r\ncontent-type: application/json\r\n%b"
-        b"connection: close\r\ncontent-length: %d\r\n\r\n%b" % (status, status.phrase.encode(), fields, len(body), body)
-    )
-
-
-_UNREADABLE: Final = closing_answer(InvalidRequest("This is not a valid HTTP/1.1 request."))
-_TOO_LARGE: Final = closing_answer(
-    HeadTooLarge(
-        "The request's header fields are too large or too many "
-        "(server.limits.headers bounds one, server.limits.head all of them, server.limits.fields their number)."
-    )
-)
-
-
-class HeadLimit:
-    """aiohttp's parser, with a limit of bytes for a whole head and for trailers.
-
-    aiohttp bounds one field and their number; the head may still be as large as both multiplied, and is in memory
-    before any key is read. Bytes count until the parser makes a request or a part of its body of them. The others
-    belong to a head, to trailers, or to the frames of chunks.
-    """
-
-    def __init__(self, parser: Any, limit: int) -> None:
-        self._feed = parser.feed_data
-        self._limit = limit
-        self._size = 0
-        self._payload: StreamReader = EMPTY_PAYLOAD
-        self._body = 0
-        self._refused = False
-        # The other methods of a parser that aiohttp's connection calls.
-        self.pause_reading: Callable[[], None] = parser.pause_reading
-        self.message_consumed: Callable[[], None] = parser.message_consumed
-        self.set_upgraded: Callable[[bool], None] = parser.set_upgraded
-
-    def feed_data(self, data: bytes) -> Parsed:
-        """Return the requests whose heads end in *data*. Raises ``HttpProcessingError`` once, for aiohttp to answer."""
-        if self._refused:
-            return (), False, b""
-        try:
-            parsed: Parsed = self._feed(data)
-            size, self._size = self._size + len(data), 0
-            if parsed[0]:
-                self._payload = parsed[0][-1][1]
-                if size > self._limit and any(_size_of(message) > self._limit for message, _ in parsed[0]):
-                    raise self._too_large()
-            elif self._payload.total_bytes == self._body:
-                self._size = size
-                if size > self._limit:
-                    raise self._too_large()
-        except HttpProcessingError:
-            self._refused = True
-            raise
-        self._body = self._payload.total_bytes
-        return parsed
-
-    def _too_large(self) -> LineTooLong:
-        """Return the error for aiohttp, and fail a body that is being read: its reader would wait for the trailers."""
-        if not self._payload.is_eof():
-            self._payload.set_exception(web.RequestPayloadError("the trailers are too large"))
-        return LineTooLong(b"", self._limit)
 
 
 class Connection(web.RequestHandler):
@@ -242,7 +164,11 @@ class Connection(web.RequestHandler):
         request = self.request
         if not self._head or request is None or not caller.may_return:
             return
-        head = self._faults.attempt("after", "", partial(repeated_head, self._head, request), None)
+        try:
+            head = repeated_head(self._head, request)
+        except Exception as fault:  # noqa: BLE001 - fail open: the parser reads a head that is not remembered
+            self._faults.report("after", "", fault)
+            return
         if head is not None:
             self._repeated = head, caller
 
@@ -437,9 +363,9 @@ class Connection(web.RequestHandler):
         """Answer bytes that are no request, and repeat none of them."""
         # Its frames hold the connection's last 256 KiB, and aiohttp's hold it: a cycle until the next collection.
         error.__traceback__ = None
-        reason, answer = "not_http", _UNREADABLE
-        if isinstance(error, LineTooLong) or error.message == _MANY_FIELDS:
-            reason, answer = "head_too_large", _TOO_LARGE
+        reason, answer = "not_http", UNREADABLE
+        if is_head_too_large(error):
+            reason, answer = "head_too_large", HEAD_TOO_LARGE
         self._refusals[reason] += 1
         if self.transport is not None:
             self.transport.write(answer)
@@ -464,6 +390,108 @@ class Connection(web.RequestHandler):
                     await content.readany()
 
 
-def _size_of(message: RawRequestMessage) -> int:
-    """Return the bytes of a head, without its line ends and spaces."""
-    return len(message.path) + sum(len(name) + len(value) for name, value in message.raw_headers)
+_LEAST_RESERVE: Final = 16
+"""Descriptors that requests under way need at least, for their upstreams and the store."""
+
+
+def descriptors_short(descriptor: int) -> int:
+    """Return how many connections must be closed if a new one got *descriptor*; 0 if enough descriptors are free.
+
+    The requests under way need a reserve for their upstreams and the store. A new connection gets the lowest number
+    that is free, so a number inside the reserve says that all below it are in use. The whole reserve is freed then:
+    the next connections get low numbers, which say nothing of the reserve.
+    """
+    limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    reserve = max(_LEAST_RESERVE, limit // 8)
+    if limit < 0 or descriptor < limit - reserve:
+        return 0
+    return descriptor - (limit - reserve) + reserve
+
+
+class Listener(web.Server):
+    """Makes connections up to the limit, and counts those that it refuses.
+
+    ``refusals`` counts by reason: ``head_too_large``, ``not_http``; ``full`` for a connection above the limit, and
+    ``made_room`` for an idle one that was closed in its favour. ``crowded`` counts connections that came when hardly
+    any descriptor was left.
+    """
+
+    def __init__(self, handler: Handler, limits: Limits, faults: Faults) -> None:
+        super().__init__(
+            cast("Any", handler),
+            handler_cancellation=True,
+            access_log=None,
+            keepalive_timeout=limits.keep_alive,
+            lingering_time=2.0,
+            max_line_size=limits.header,
+            max_field_size=limits.header,
+            max_headers=limits.fields,
+            auto_decompress=False,
+        )
+        self.refusals: Counter[str] = Counter()
+        options = {"loop": asyncio.get_running_loop(), **self._kwargs}
+        self._make = functools.partial(
+            Connection, self, faults=faults, refusals=self.refusals, limits=limits, **options
+        )
+        self._handler = handler
+        self._most = limits.connections
+        self._open: dict[Connection, None] = {}
+        self._leaving: set[Connection] = set()
+        self.crowded = 0
+
+    def connect(self) -> Connection:
+        """Return a new connection: the factory for the event loop, in place of aiohttp's, which makes another class."""
+        return self._make(handle=self._handler)
+
+    def hand_to(self, handler: Handler) -> None:
+        """Have *handler* answer from now on, also on open connections, which forget who sent their last head."""
+        self._handler = handler
+        for connection in self.connections:
+            cast("Connection", connection).hand_to(handler)
+
+    def connection_made(self, handler: web.RequestHandler, transport: asyncio.Transport) -> None:
+        """Add a connection. Above the limit the oldest idle one is closed, or else the new one is refused.
+
+        The same holds for descriptors: without any left uvloop drops new connections silently, and asyncio tries to
+        accept them again without end.
+        """
+        super().connection_made(handler, transport)
+        short = descriptors_short(transport.get_extra_info("socket").fileno())
+        crowded = short > 0
+        self.crowded += crowded
+        has_room = len(self._open) < self._most and not crowded
+        while not has_room or len(self._leaving) < short:
+            if not self._make_room():
+                break
+            has_room = True
+        if has_room:
+            self._open[cast("Connection", handler)] = None
+            return
+        self.refusals["full"] += 1
+        answer = FULL
+        if crowded:
+            answer = OUT_OF_DESCRIPTORS
+        transport.write(answer)
+        handler.force_close()
+
+    def connection_lost(self, handler: web.RequestHandler, exc: BaseException | None = None) -> None:
+        """Remove a connection."""
+        self._open.pop(cast("Connection", handler), None)
+        self._leaving.discard(cast("Connection", handler))
+        super().connection_lost(handler, exc)
+
+    def close_idle(self) -> None:
+        """Close the connections on which no request is under way."""
+        for connection in self.connections:
+            cast("Connection", connection).close_if_idle()
+
+    def _make_room(self) -> bool:
+        """Close the oldest idle connection. Return False if none is idle."""
+        idle = next((connection for connection in self._open if connection.idle), None)
+        if idle is None:
+            return False
+        del self._open[idle]
+        self._leaving.add(idle)
+        self.refusals["made_room"] += 1
+        idle.force_close()
+        return True

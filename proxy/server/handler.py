@@ -15,6 +15,7 @@ from urllib.parse import parse_qs
 import msgspec
 from msgspec import structs
 
+from proxy.core.apis.json_edit import with_model
 from proxy.core.errors import Forbidden, InvalidRequest, UllageError, UpstreamTimeout, UpstreamUnreachable
 from proxy.core.overflow.stream import LateOverflowDetector
 from proxy.core.report import INTERNAL_ERROR, NO_USAGE, SERVED, Report, Usage, response_headers
@@ -24,9 +25,8 @@ from proxy.server import response, websocket
 from proxy.server.access import FOREIGN_HOST, Access, Caller
 from proxy.server.admin import OwnRoutes
 from proxy.server.admission import Drain, QuickRefusal
-from proxy.server.body import BodyReader, Progress, Upload, check_declared, renamed
 from proxy.server.config import Observe, Route, ServerConfig
-from proxy.server.incoming import IncomingRequest
+from proxy.server.incoming import BodyReader, IncomingRequest, Progress, Upload, check_declared
 from proxy.server.models import Models
 from proxy.server.request import (
     RequestHeaders,
@@ -330,7 +330,7 @@ class Handler:
         if not is_complete:
             return Upload(first, request.content, self._limits.idle, progress), model
         if model and self._config.name_of(model) != model:
-            first = renamed(first, self._config.name_of(model))
+            first = with_model(first, self._config.name_of(model))
         return first, model
 
     def _upstream_of(self, call: Call, model: str) -> str:

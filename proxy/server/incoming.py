@@ -1,17 +1,29 @@
-"""A client's request as it arrives: its head, parsed or known from the request before it, and its body as it comes."""
+"""A client's request as it arrives: its head under limits, parsed or known from the request before it, and its body.
+
+A body is read whole while it makes progress, or passed on as a stream. Its bytes are counted as its sender's.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import re
-from typing import Final
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
 
 import msgspec
 from aiohttp import HttpVersion, StreamReader, web
+from aiohttp.http_exceptions import HttpProcessingError, LineTooLong
+from aiohttp.http_parser import RawRequestMessage
 from aiohttp.streams import EMPTY_PAYLOAD
 from msgspec import structs
 from multidict import CIMultiDictProxy
 
+from proxy.core.errors import BodyTooLarge, InvalidRequest, Overloaded, RequestTimeout
+from proxy.server.config import Limits
+
+Parsed = tuple[Sequence[tuple[RawRequestMessage, StreamReader]], bool, bytes]
 RawHeaders = tuple[tuple[bytes, bytes], ...]
 
 _LONGEST_HEAD: Final = 4096
@@ -25,6 +37,13 @@ _OTHER_FRAMING: Final = re.compile(rb"\r\n(?:transfer-encoding|upgrade|expect)[ 
 """Fields by which more than Content-Length says where a request ends, or whether its body comes at all.
 
 https://www.rfc-editor.org/rfc/rfc9112#section-6.3
+"""
+
+
+_MANY_FIELDS: Final = "Too many headers received"
+"""The message of aiohttp's parsers, in C and in Python, for more than ``max_headers`` fields.
+
+It is the only mark of that error: https://github.com/aio-libs/aiohttp/blob/3.14/aiohttp/http_parser.py.
 """
 
 
@@ -105,3 +124,245 @@ def repeated_head(head: bytes, request: IncomingRequest) -> RepeatedHead | None:
     if length is None or request.headers.getall("Content-Length", []) != [length[1].decode()]:
         return None
     return RepeatedHead(request, head[: length.start(1)], head[length.end(1) :])
+
+
+class HeadLimit:
+    """aiohttp's parser, with a limit of bytes for a whole head and for trailers.
+
+    aiohttp bounds one field and their number; the head may still be as large as both multiplied, and is in memory
+    before any key is read. Bytes count until the parser makes a request or a part of its body of them. The others
+    belong to a head, to trailers, or to the frames of chunks.
+    """
+
+    def __init__(self, parser: Any, limit: int) -> None:
+        self._feed = parser.feed_data
+        self._limit = limit
+        self._size = 0
+        self._payload: StreamReader = EMPTY_PAYLOAD
+        self._body = 0
+        self._refused = False
+        # The other methods of a parser that aiohttp's connection calls.
+        self.pause_reading: Callable[[], None] = parser.pause_reading
+        self.message_consumed: Callable[[], None] = parser.message_consumed
+        self.set_upgraded: Callable[[bool], None] = parser.set_upgraded
+
+    def feed_data(self, data: bytes) -> Parsed:
+        """Return the requests whose heads end in *data*. Raises ``HttpProcessingError`` once, for aiohttp to answer."""
+        if self._refused:
+            return (), False, b""
+        try:
+            parsed: Parsed = self._feed(data)
+            size, self._size = self._size + len(data), 0
+            if parsed[0]:
+                self._payload = parsed[0][-1][1]
+                if size > self._limit and any(_size_of(message) > self._limit for message, _ in parsed[0]):
+                    raise self._too_large()
+            elif self._payload.total_bytes == self._body:
+                self._size = size
+                if size > self._limit:
+                    raise self._too_large()
+        except HttpProcessingError:
+            self._refused = True
+            raise
+        self._body = self._payload.total_bytes
+        return parsed
+
+    def _too_large(self) -> LineTooLong:
+        """Return the error for aiohttp, and fail a body that is being read: its reader would wait for the trailers."""
+        if not self._payload.is_eof():
+            self._payload.set_exception(web.RequestPayloadError("the trailers are too large"))
+        return LineTooLong(b"", self._limit)
+
+
+def _size_of(message: RawRequestMessage) -> int:
+    """Return the bytes of a head, without its line ends and spaces."""
+    return len(message.path) + sum(len(name) + len(value) for name, value in message.raw_headers)
+
+
+def is_head_too_large(error: HttpProcessingError) -> bool:
+    """True if *error* is that of a head above one of its limits."""
+    return isinstance(error, LineTooLong) or error.message == _MANY_FIELDS
+
+
+# The body.
+
+
+class Progress:
+    """Waits for a client that sends a body: at most *pause* seconds without a byte, and *rate* bytes a second.
+
+    Bytes above the rate add time for later, but never more than *pause*: a body that stops is given up as soon after
+    its first byte as after its last but one, whatever length it declared.
+    """
+
+    def __init__(self, pause: float, rate: int) -> None:
+        self._pause = self._left = pause
+        self._rate = rate
+
+    async def next(self, content: StreamReader) -> bytes:
+        """Return the next bytes of *content*, empty at its end. Raises ``RequestTimeout`` and ``InvalidRequest``."""
+        clock = asyncio.get_running_loop().time
+        began = clock()
+        try:
+            async with asyncio.timeout(self._left):
+                chunk = await _next(content)
+        except TimeoutError as error:
+            raise RequestTimeout("The request body stopped coming, or came too slowly.") from error
+        self._left = min(self._pause, self._left - (clock() - began) + len(chunk) / self._rate)
+        return chunk
+
+
+@dataclass(slots=True)
+class BodyBytes:
+    """Bytes of request bodies in memory, of all requests together and of each tenant, under one limit.
+
+    A caller may have as much as is free beside it, so that others always find some room: one alone half of all, two a
+    third each. A caller's only body may take what is left: the largest body that is allowed must pass.
+    """
+
+    limit: int
+    total: int = 0
+    by_tenant: dict[bytes, int] = field(default_factory=dict)
+
+
+def check_declared(declared: int | None, limits: Limits) -> None:
+    """Raise ``BodyTooLarge`` before a byte is read if the *declared* length of a body is above the limit."""
+    if declared is not None and declared > limits.body:
+        raise BodyTooLarge(limits.body)
+
+
+class BodyReader(msgspec.Struct):
+    """Reads one request's body. Bytes that have arrived are counted as the tenant's until ``release``.
+
+    A Struct, since every request makes one and it is built in C.
+    """
+
+    content: StreamReader
+    limits: Limits
+    account: BodyBytes
+    tenant: bytes
+    counted: int = 0
+
+    def count(self, size: int) -> None:
+        """Count the body as *size* bytes, if that is more than before. Raises ``Overloaded``."""
+        more = size - self.counted
+        if more <= 0:
+            return
+        account, tenant = self.account, self.tenant
+        if account.total + more > account.limit:
+            raise Overloaded(
+                "The proxy has as many request bytes in memory as it may (server.limits.in_flight_bytes). "
+                "Try again soon."
+            )
+        of_tenant = account.by_tenant.get(tenant, 0)
+        if of_tenant > self.counted and of_tenant + more > account.limit - account.total:
+            raise Overloaded(
+                "The requests of this caller have their share of the request bytes that the proxy has in memory "
+                "(server.limits.in_flight_bytes). Try again soon."
+            )
+        account.by_tenant[tenant] = of_tenant + more
+        account.total += more
+        self.counted = size
+
+    def release(self) -> None:
+        """Count this body no longer; harmless when called again."""
+        if not self.counted:
+            return
+        account, tenant = self.account, self.tenant
+        account.total -= self.counted
+        left = account.by_tenant.pop(tenant) - self.counted
+        if left:
+            account.by_tenant[tenant] = left
+        self.counted = 0
+
+    async def whole(self, declared: int | None) -> bytes:
+        """Return the body, of *declared* bytes, as sent.
+
+        Raises ``BodyTooLarge``, ``RequestTimeout``, ``Overloaded`` and ``InvalidRequest``.
+        """
+        limit = self.limits.body
+        if declared is not None and declared > limit:
+            raise BodyTooLarge(limit)
+        if not self.content.is_eof() or self.content.exception() is not None:
+            body, complete = await self._slowly(limit)
+            if not complete:
+                raise BodyTooLarge(limit)
+            return body
+        body = self.content.read_nowait()
+        if len(body) > limit:
+            raise BodyTooLarge(limit)
+        self.count(len(body))
+        return body
+
+    async def peek(self) -> tuple[bytes, bool]:
+        """Return the body's first ``peek`` bytes or a little more, and True if that is all of it."""
+        if self.content.is_eof() and self.content.exception() is None:
+            first = self.content.read_nowait()
+            complete = len(first) <= self.limits.peek
+        else:
+            first, complete = await self._slowly(self.limits.peek)
+        self.count(len(first))
+        return first, complete
+
+    async def _slowly(self, limit: int) -> tuple[bytes, bool]:
+        """Read to the body's end, or until more than *limit* bytes have come. The second value is True if it ended."""
+        progress = Progress(self.limits.body_pause, self.limits.body_rate)
+        parts: list[bytes] = []
+        size = 0
+        while chunk := await progress.next(self.content):
+            parts.append(chunk)
+            size += len(chunk)
+            if size > limit:
+                return b"".join(parts), False
+            self.count(size)
+        return b"".join(parts), True
+
+
+class Upload:
+    """The rest of a client's body as a stream: the bytes already read, then every chunk as it arrives.
+
+    Use it inside ``moving``: the receiver may not pause for more than *idle* seconds, and the sender must show
+    *progress*.
+    """
+
+    def __init__(self, first: bytes, content: StreamReader, idle: float, progress: Progress) -> None:
+        self._first = first
+        self._content = content
+        self._idle = idle
+        self._progress = progress
+        self._deadline: asyncio.Timeout | None = None
+
+    @contextlib.asynccontextmanager
+    async def moving(self) -> AsyncIterator[None]:
+        """Return a context that raises ``TimeoutError`` if the next chunk is not taken in time."""
+        async with asyncio.timeout(self._idle) as deadline:
+            self._deadline = deadline
+            try:
+                yield
+            finally:
+                self._deadline = None
+
+    def __aiter__(self) -> AsyncIterator[bytes]:
+        return self
+
+    async def __anext__(self) -> bytes:
+        """Return the next chunk. Raises ``RequestTimeout`` if the client pauses for too long."""
+        self._allow(None)
+        chunk, self._first = self._first, b""
+        if not chunk:
+            chunk = await self._progress.next(self._content)
+            if not chunk:
+                raise StopAsyncIteration
+        self._allow(asyncio.get_running_loop().time() + self._idle)
+        return chunk
+
+    def _allow(self, until: float | None) -> None:
+        # An answer may come before the upload has ended: then the deadline is gone.
+        if self._deadline is not None and not self._deadline.expired():
+            self._deadline.reschedule(until)
+
+
+async def _next(content: StreamReader) -> bytes:
+    try:
+        return await content.readany()
+    except (web.RequestPayloadError, HttpProcessingError) as error:
+        raise InvalidRequest("The request body is not valid HTTP.") from error

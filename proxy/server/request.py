@@ -9,11 +9,11 @@ from functools import lru_cache
 from typing import Final, NamedTuple, cast
 from urllib.parse import unquote
 
-from proxy.core.agents import AGENT_HEADER, agent_in_headers
 from proxy.core.client_compaction import METADATA_HEADER, announced_client
 from proxy.core.errors import InvalidRequest, UllageError
 from proxy.core.http_headers import CREDENTIALS, HOP_BY_HOP, OWN_PREFIX, WRITTEN_ANEW
 from proxy.core.request import (
+    AGENT_HEADER,
     EPOCH_HEADER,
     SESSION_HEADERS,
     TASK_SIZES,
@@ -22,13 +22,14 @@ from proxy.core.request import (
     Origin,
     Purpose,
     Request,
+    agent_in_headers,
     epoch_in_headers,
     session_in_headers,
 )
 from proxy.engine.quick_check import model_of
-from proxy.server.body import BodyReader, inflated
 from proxy.server.config import Limits
-from proxy.server.incoming import IncomingRequest
+from proxy.server.incoming import BodyReader, IncomingRequest
+from proxy.server.inflate import inflated
 
 ROOTS: Final = ("/openai/v1/", "/anthropic/v1/", "/v1/", "/")
 """The roots of an API's routes, the longest first: clients take a base URL with or without its version."""
@@ -221,8 +222,8 @@ _LONGEST_CACHED_NAME: Final = 64
 _FORWARD, _READ, _OWN = 1, 2, 4
 """The use of a header: it goes on to the upstream, it is read here, or it is for Ullage."""
 
-_CLIENT_NAMES: Final = frozenset({*SESSION_HEADERS, EPOCH_HEADER, METADATA_HEADER})
-"""Headers in which clients name their session, or say that they compact it."""
+_CLIENT_NAMES: Final = frozenset({AGENT_HEADER, *SESSION_HEADERS, EPOCH_HEADER, METADATA_HEADER})
+"""Headers in which clients name themselves or their session, or say that they compact it."""
 
 
 class ExpectationFailed(UllageError):
@@ -402,16 +403,16 @@ def read_request(body: bytes, path: RequestPath, headers: RequestHeaders, tenant
 def _read_facts(headers: RequestHeaders) -> HeaderFacts:
     """Return what *headers* say of a managed request. Raises ``InvalidRequest``."""
     by_name = headers.by_name
-    session, epoch, client_compaction, variant = "", 0, "", ""
+    session, epoch, client_compaction, variant, agent = "", 0, "", "", ""
     if not _CLIENT_NAMES.isdisjoint(by_name):
         session, epoch = session_in_headers(by_name), epoch_in_headers(by_name)
-        client_compaction = announced_client(by_name)
+        client_compaction, agent = announced_client(by_name), agent_in_headers(by_name)
     if "anthropic-beta" in by_name:
         variant = window_variant(by_name["anthropic-beta"])
     requested = NO_OPTIONS
     if headers.own:
         requested = options(headers.own)
-    return HeaderFacts(requested, session, epoch, client_compaction, variant, agent_in_headers(by_name))
+    return HeaderFacts(requested, session, epoch, client_compaction, variant, agent)
 
 
 def unread_request(body: bytes, path: RequestPath, headers: RequestHeaders, tenant: bytes, request_id: str) -> Request:

@@ -12,8 +12,8 @@ from proxy.server.access import Access
 from proxy.server.admin import OpenPage, OpenRoutes, OwnRoutes, no_routes
 from proxy.server.admission import Drain
 from proxy.server.config import Metrics, Observe, Route, ServerConfig, Status
+from proxy.server.connection import Listener
 from proxy.server.handler import Handler
-from proxy.server.listener import Listener
 from proxy.server.models import Models
 from proxy.tasks import Faults
 

@@ -1,4 +1,4 @@
-"""What a server tool is, how it is declared, and on which requests one may be offered."""
+"""A server tool: its interface, its declaration, and the requests on which it may be offered."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def may_offer(api: str, envelope: Envelope, name: str) -> bool:
     if envelope.stored or _NO_TOOLS.fullmatch(envelope.value_or_nothing("functions")) is None:
         return False
     tools = envelope.value_or_nothing("tools")
-    if has_tools(envelope) and (not tools.startswith("[") or _is_name_taken(tools, name)):
+    if has_tools(envelope) and (not tools.startswith("[") or _declares(tools, name)):
         return False
     return _IS_FREE[api](envelope)
 
@@ -141,7 +141,7 @@ _IS_FREE: Final = MappingProxyType(
 """By API: true if the model may call a tool or none, and no form of its answer would be spoiled by going on."""
 
 
-def _is_name_taken(tools: str, name: str) -> bool:
+def _declares(tools: str, name: str) -> bool:
     """True if a tool of the client's has the name, also if it is written with escapes."""
     if name in tools:
         return True

@@ -1,4 +1,4 @@
-"""What reports of requests become beside the log line and the metrics, if it is configured: a file, and traces."""
+"""Optional outputs of requests' reports beside the log line and the metrics: the budget log, and traces."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ if TYPE_CHECKING:
 
 
 class CannotExport(Exception):
-    """Something that is configured cannot be written; the text names the setting, and says why and what to do."""
+    """A configured output cannot be written; the text names the setting, the reason and the remedy."""
 
 
 @dataclass(frozen=True, slots=True)
 class Exports:
-    """What is configured. ``close`` ends it."""
+    """The configured outputs. ``close`` ends them."""
 
     budget_log: BudgetLog | None = None
     tracing: Tracing | None = None
 
     @property
     def observers(self) -> tuple[Callable[[Report, float], None], ...]:
-        """Those that get each request's report and its seconds."""
+        """Functions that are called with each request's report and its seconds."""
         configured = (self.budget_log, self.tracing)
         return tuple(each.observe for each in configured if each is not None)
 
@@ -54,7 +54,7 @@ class Exports:
             self.tracing.summary(report)
 
     def close(self) -> int:
-        """Write and send what waits. Return the number of lines that could not be written since the start."""
+        """Write and send all that waits. Return the number of lines that could not be written since the start."""
         if self.tracing is not None:
             self.tracing.close()
         if self.budget_log is None:

@@ -61,10 +61,10 @@ def responses() -> dict[str, Any]:
 async def test_the_findings_are_the_same_in_every_api(body: dict[str, Any]) -> None:
     """The rule stands twice, and the fresh result is named by its call and weighed by the room that was left."""
     fitted = await fit_request(Settings(), json.dumps(body).encode(), window=8192)
-    found = breakdown(fitted).findings
-    assert [(each.times, each.excerpt[:13]) for each in found.paragraphs] == [(2, "Name the file")]
-    assert 80 <= found.paragraphs[0].wasted <= 100
-    (result,) = found.results
+    findings = breakdown(fitted).findings
+    assert [(each.times, each.excerpt[:13]) for each in findings.paragraphs] == [(2, "Name the file")]
+    assert 80 <= findings.paragraphs[0].wasted <= 100
+    (result,) = findings.results
     assert result.call == "read_file dist/bundle.js"
     assert 800 < result.tokens < 1300
     budget = fitted.report.budget or 0
@@ -77,12 +77,12 @@ async def test_a_result_without_its_call_is_named_so() -> None:
     """A conversation whose call was cut off by its client is looked at all the same."""
     body = chat()
     del body["messages"][2]
-    found = breakdown(await fit_request(Settings(), json.dumps(body).encode(), window=8192)).findings
-    assert [each.call for each in found.results] == ["(a result without its call)"]
+    findings = breakdown(await fit_request(Settings(), json.dumps(body).encode(), window=8192)).findings
+    assert [each.call for each in findings.results] == ["(a result without its call)"]
 
 
 @pytest.mark.parametrize(
-    ("arguments", "label"),
+    ("arguments", "expected"),
     [
         (READ, "read dist/bundle.js"),
         ('{"limit": 5, "deep": {"path": "x"}}', "read"),
@@ -91,12 +91,12 @@ async def test_a_result_without_its_call_is_named_so() -> None:
         (json.dumps({"command": "grep -r\n x " * 40}), None),
     ],
 )
-def test_a_call_is_named_by_its_first_text(arguments: str, label: str | None) -> None:
+def test_a_call_is_named_by_its_first_text(arguments: str, expected: str | None) -> None:
     """Whatever the arguments are, the label is one short line."""
-    made = call_label("read", arguments)
-    assert label is None or made == label
-    assert len(made) <= 70
-    assert "\n" not in made
+    label = call_label("read", arguments)
+    assert expected is None or label == expected
+    assert len(label) <= 70
+    assert "\n" not in label
 
 
 def test_only_the_largest_are_listed() -> None:

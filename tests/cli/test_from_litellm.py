@@ -45,8 +45,8 @@ router_settings: {routing_strategy: simple-shuffle}
 
 def converted() -> tuple[dict[str, Any], list[str]]:
     """The conversion of the file above, and its notes."""
-    made = convert(yaml.safe_load(CONFIG))
-    return made.sections, made.notes
+    conversion = convert(yaml.safe_load(CONFIG))
+    return conversion.sections, conversion.notes
 
 
 def test_models_keys_and_fallbacks_are_converted() -> None:
@@ -113,9 +113,9 @@ def test_another_file_is_refused(tmp_path: Path, text: str) -> None:
 
 def test_odd_entries_are_named_and_skipped() -> None:
     """An entry without a name or without an address has its line."""
-    made = convert({"model_list": [{}, 3, {"model_name": "a", "litellm_params": {"model": "hosted_vllm/m"}}]})
-    assert made.models == []
-    assert [note.split(":")[0] for note in made.notes] == ["model_list[0]", "model_list[2]"]
+    conversion = convert({"model_list": [{}, 3, {"model_name": "a", "litellm_params": {"model": "hosted_vllm/m"}}]})
+    assert conversion.models == []
+    assert [note.split(":")[0] for note in conversion.notes] == ["model_list[0]", "model_list[2]"]
 
 
 @pytest.mark.slow

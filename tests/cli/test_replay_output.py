@@ -18,10 +18,12 @@ from proxy.cli.replay_output import (
     LONG_JOB,
     MAX_PANELS,
     CannotPlot,
+    dollars,
     draw_replays,
     replay_all,
     replays_as_json,
     show_replays,
+    totals,
 )
 from proxy.cli.session_files import Session
 from proxy.core.waste import RepeatedParagraph
@@ -41,24 +43,25 @@ FOUND = Findings(
 THREE = (
     Replay("second", "n", 1700, REQUESTS_OF_TWO),
     Replay("first", "m", 1700, (*REQUESTS_OF_TWO, REQUESTS_OF_TWO[1]), Prices(0.001, 0.0001, 0.01), findings=FOUND),
-    Replay("third", "o", None, (), problem="no window"),
+    Replay("third", "o", None, (), problem="no window", skipped=4),
 )
 
 
 def test_the_total_leads(capsys: pytest.CaptureFixture[str]) -> None:
-    """First what became of all conversations, then a row for each, the largest first, the findings, the problems."""
+    """The total comes first, then a row for each conversation, the largest first, the findings, and the problems."""
     show_replays(THREE, 20)
     lines = capsys.readouterr().out.splitlines()
-    assert lines[:5] == [
+    assert lines[:6] == [
         "3 conversations, 5 requests: 5 answered, 2 fitted as sent",
+        "4 requests of 1 conversation could not be planned: see the reasons",
         "3 compactions; 48.2% of what goes upstream repeats the request before",
         "8,000 tokens as sent, 5,600 upstream (30% fewer)",
         "$3.20 as sent, $1.78 upstream",
         "first requests fill 20% of the window at the median, 20% at most",
     ]
-    assert lines[6].split() == " ".join(COLUMNS).split()
-    assert lines[7].split() == ["first", "3", "1", "2", "5,000", "3,400", "$1.78"]
-    assert lines[8].split() == ["second", "2", "1", "1", "3,000", "2,200", "-"]
+    assert lines[7].split() == " ".join(COLUMNS).split()
+    assert lines[8].split() == ["first", "3", "1", "2", "5,000", "3,400", "$1.78"]
+    assert lines[9].split() == ["second", "2", "1", "1", "3,000", "2,200", "-"]
     text = "\n".join(lines)
     assert re.search(r"You are careful +12 +3,400", text)
     assert re.search(r"read_file bundle.js +900 +62%\nbash +100 +-", text)
@@ -66,7 +69,7 @@ def test_the_total_leads(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_only_the_largest_are_shown(capsys: pytest.CaptureFixture[str]) -> None:
-    """With --top there are as many rows, and a line says how many more there are; the total is that of all."""
+    """There are as many rows as --top says, and a line with the number of all others; the total is that of all."""
     show_replays(THREE, 1)
     out = capsys.readouterr().out
     assert out.startswith("3 conversations")
@@ -102,7 +105,7 @@ def test_json_has_every_conversation() -> None:
 
 
 def test_replaying_gives_the_figures_and_the_findings(capsys: pytest.CaptureFixture[str]) -> None:
-    """Nothing goes to standard output, and in a pipe a short job says nothing of its progress."""
+    """Nothing goes to standard output, and the progress of a short job is not shown in a pipe."""
     settings = load(None, {("models", "*", "context_window"): 4096}, {})
     messages = agent_session(20, 300)
     rule = "Always run the tests before you say that something works, and name the file that you changed. " * 5
@@ -110,13 +113,13 @@ def test_replaying_gives_the_figures_and_the_findings(capsys: pytest.CaptureFixt
     messages[1]["content"] += f"\n\n{rule}"
     (replayed,) = replay_all(settings, [Session("s", "", messages)], "gpt-4o")
     assert replayed.compactions > 0
-    found = replayed.findings
-    assert [(each.times, each.excerpt[:20]) for each in found.paragraphs] == [(2, "Always run the tests")]
-    assert 70 < found.paragraphs[0].wasted < 130
-    assert len(found.results) == 5
-    assert all(each.call.startswith("read_file src/") and each.tokens > 250 for each in found.results)
-    assert found.first_fill == pytest.approx(sum(found.first_tokens.values()) / 4096, abs=0.01)
-    assert found.first_tokens.keys() >= {"system", "user"}
+    findings = replayed.findings
+    assert [(each.times, each.excerpt[:20]) for each in findings.paragraphs] == [(2, "Always run the tests")]
+    assert 70 < findings.paragraphs[0].wasted < 130
+    assert len(findings.results) == 5
+    assert all(each.call.startswith("read_file src/") and each.tokens > 250 for each in findings.results)
+    assert findings.first_fill == pytest.approx(sum(findings.first_tokens.values()) / 4096, abs=0.01)
+    assert findings.first_tokens.keys() >= {"system", "user"}
     assert capsys.readouterr() == ("", "")
 
 
@@ -129,7 +132,27 @@ def test_a_long_job_prints_a_line_a_tenth_in_a_pipe(capsys: pytest.CaptureFixtur
     lines = capsys.readouterr().err.splitlines()
     assert total >= LONG_JOB
     assert len(lines) == 10
-    assert lines[-1] == f"replayed {total:,} of {total:,} requests"
+    assert lines[-1] == f"{total:,} of {total:,} requests done"
+
+
+def test_progress_and_total_agree_on_conversations_that_cannot_be_planned(capsys: pytest.CaptureFixture[str]) -> None:
+    """Without a known window no request is planned: the progress ends with all of them, and the total names them."""
+    sessions = [Session(f"s{at}", "", agent_session(6, 10)) for at in range(20)]
+    replays = replay_all(load(None, {}, {}), sessions, "a-model-nobody-knows")
+    total = totals(replays)
+    assert total.requests == 0
+    assert total.skipped >= LONG_JOB
+    last = capsys.readouterr().err.splitlines()[-1]
+    assert last == f"{total.skipped:,} of {total.skipped:,} requests done"
+
+
+@pytest.mark.parametrize(
+    ("amount", "text"),
+    [(None, "-"), (0.0, "$0.00"), (0.000123, "$0.00012"), (0.0426, "$0.043"), (0.8841, "$0.88"), (1234.5, "$1,234.50")],
+)
+def test_money_has_cents_or_two_significant_digits(amount: float | None, text: str) -> None:
+    """Below ten cents two digits are shown, else cents; an unknown amount is a dash."""
+    assert dollars(amount) == text
 
 
 REQUESTS = tuple(

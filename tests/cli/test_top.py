@@ -123,6 +123,7 @@ async def test_a_running_proxy_is_watched(stub: StartStub, proxy: StartProxy) ->
     def run(*more: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run([*command, *more], cwd=ROOT, env=environment, capture_output=True, text=True, timeout=60)
 
+    await asyncio.sleep(1.1)  # requests under way are counted once a second
     ran = await asyncio.to_thread(run, "--key-env", "ADMIN")
     assert (ran.returncode, ran.stderr) == (0, "")
     assert re.search(r"^2 requests, 0 under way, 1 compacted$", ran.stdout, re.MULTILINE)

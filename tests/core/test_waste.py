@@ -23,9 +23,9 @@ def test_a_paragraph_ends_at_an_empty_line() -> None:
 def test_what_stands_more_than_once_is_counted() -> None:
     """All but the first of each are too many, across texts, and those that waste most come first."""
     texts = [f"{RULE}\n\n{OTHER}", f"Once only {RULE}", OTHER, f"{OTHER}\n\n{RULE}"]
-    found = repeated_paragraphs(texts, words)
-    assert [(each.times, each.wasted) for each in found] == [(3, 2 * words(OTHER)), (2, words(RULE))]
-    assert found[0].excerpt == excerpt(OTHER)
+    repeated = repeated_paragraphs(texts, words)
+    assert [(each.times, each.wasted) for each in repeated] == [(3, 2 * words(OTHER)), (2, words(RULE))]
+    assert repeated[0].excerpt == excerpt(OTHER)
     assert repeated_paragraphs([RULE, OTHER], words) == []
 
 

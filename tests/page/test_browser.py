@@ -56,8 +56,7 @@ class Shown:
 
     def text(self, selector: str) -> str:
         """The text of the first element for *selector*, empty if there is none."""
-        found = self.driver.execute_script("return document.querySelector(arguments[0])?.innerText ?? ''", selector)
-        return str(found)
+        return str(self.driver.execute_script("return document.querySelector(arguments[0])?.innerText ?? ''", selector))
 
     def all(self, selector: str, attribute: str = "textContent") -> list[str]:
         """The *attribute* of all elements for *selector*."""
@@ -173,13 +172,13 @@ def test_what_is_nearly_full_is_marked_with_advice(shown: Shown) -> None:
 
 
 def problems(driver: Chrome) -> list[str]:
-    """What axe finds that is serious or critical."""
+    """The violations that axe reports as serious or critical."""
     axe = importlib.resources.files("axe_core_python").joinpath("axe.min.js").read_text()
     driver.execute_script(axe)
-    found = driver.execute_async_script("const done = arguments[0]; axe.run().then((all) => done(all.violations))")
+    violations = driver.execute_async_script("const done = arguments[0]; axe.run().then((all) => done(all.violations))")
     return [
         f"{each['id']}: {each['nodes'][0]['html'][:120]} {each['nodes'][0]['failureSummary'][:200]}"
-        for each in found
+        for each in violations
         if each["impact"] in ("serious", "critical")
     ]
 

@@ -36,9 +36,9 @@ class Recorded:
         return plan
 
     def notes(self) -> list[ViewNote]:
-        found = list(self.board.views)
+        views = list(self.board.views)
         self.board.views.clear()
-        return found
+        return views
 
 
 async def test_a_compaction_is_noted_once_with_what_it_took_and_made() -> None:

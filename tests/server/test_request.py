@@ -9,8 +9,8 @@ from proxy.core.errors import InvalidRequest
 from proxy.core.request import Request
 from proxy.server import ServerConfig
 from proxy.server.access import is_stateless
-from proxy.server.body import BodyBytes, BodyReader
 from proxy.server.config import Limits
+from proxy.server.incoming import BodyBytes, BodyReader
 from proxy.server.request import (
     MANAGED,
     RequestHeaders,

@@ -1,4 +1,4 @@
-"""What the APIs share in reading items: messages that are one text, and digests.
+"""Shared by all APIs in reading items: messages that are one text, and digests.
 
 Digests are equal for items that mean the same, however a client serialises them.
 """

@@ -292,6 +292,21 @@ def decode_element(raw: bytes, name: str) -> dict[str, Any]:
     return value
 
 
+def with_model(body: bytes, name: str) -> bytes:
+    """Return the JSON object *body* with *name* for its model and every other byte as it is; *body* if it names none.
+
+    Of a member that occurs twice the last one counts, as it does for parsers.
+    """
+    try:
+        text = body.decode()
+        field = next((each for each in reversed(members(text)) if each.key == "model"), None)
+    except (ValueError, RecursionError):
+        return body
+    if field is None:
+        return body
+    return b"".join([text[: field.start].encode(), json.dumps(name).encode(), text[field.end :].encode()])
+
+
 def _spliced(source: str, spans: Iterable[tuple[Path, Span]], texts: Mapping[Path, str]) -> str:
     pieces: list[str] = []
     done = 0

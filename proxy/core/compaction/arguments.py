@@ -49,7 +49,7 @@ def plain_arguments(arguments: str) -> str:
         stack = [_LITERAL.decode(arguments)]
     except (ValueError, RecursionError):
         return arguments
-    found: list[str] = []
+    texts: list[str] = []
     while stack:
         node = stack.pop()
         if isinstance(node, dict):
@@ -57,5 +57,5 @@ def plain_arguments(arguments: str) -> str:
         elif isinstance(node, list):
             stack.extend(reversed(node))
         elif isinstance(node, str):
-            found.append(node)
-    return "\n".join(found)
+            texts.append(node)
+    return "\n".join(texts)

@@ -128,12 +128,12 @@ def _shortened(digest: list[str], steps: list[str], tokens: int, count: Count) -
     """Digest and steps with about *tokens* less: the oldest steps go first, then the last line of the digest."""
     if not any(steps):
         return digest[:-1], steps
-    kept = list(steps)
+    remaining = list(steps)
     for index, step in enumerate(steps):
         if step and tokens > 0:
             tokens -= count(step)
-            kept[index] = ""
-    return digest, kept
+            remaining[index] = ""
+    return digest, remaining
 
 
 def _joined_sections(
@@ -190,7 +190,7 @@ class _UserTexts:
         chosen = _best_sentences(sentences, tokens, self._count)
         pins = [""] * len(self._texts)
         for at, indexes in chosen.items():
-            pins[at] = _excerpt(self._texts[at], sentences.of(at), indexes)
+            pins[at] = _excerpt(self._texts[at], sentences.in_text(at), indexes)
         return pins
 
     def _fit(self, tokens: int) -> bool:
@@ -229,7 +229,7 @@ class _Sentences:
         self.rank = rank
         self._split: dict[int, list[_Sentence]] = {}
 
-    def of(self, at: int) -> list[_Sentence]:
+    def in_text(self, at: int) -> list[_Sentence]:
         """The sentences of text *at*, in order."""
         sentences = self._split.get(at)
         if sentences is None:
@@ -252,7 +252,7 @@ class _Sentences:
 
     def _rankable(self, at: int) -> list[_Sentence]:
         """The sentences of text *at* that are not too long to be ranked."""
-        return [sentence for sentence in self.of(at) if len(sentence.text) <= READ]
+        return [sentence for sentence in self.in_text(at) if len(sentence.text) <= READ]
 
 
 def _split(text: str, at: int, *, whole: bool) -> list[_Sentence]:
@@ -275,7 +275,7 @@ def _best_sentences(sentences: _Sentences, tokens: int, count: Count) -> dict[in
     chosen: dict[int, set[int]] = {}
     misses = 0
     for sentence in sorted(sentences.newest(), key=lambda each: (-sentences.rank(each.text), -each.at)):
-        cost = count(sentence.text) + _mark_tokens(sentences.of(sentence.at), sentence.at in chosen)
+        cost = count(sentence.text) + _mark_tokens(sentences.in_text(sentence.at), sentence.at in chosen)
         if cost <= tokens:
             chosen.setdefault(sentence.at, set()).add(sentence.index)
             tokens -= cost

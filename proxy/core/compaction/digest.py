@@ -243,31 +243,31 @@ class _Names:
         """Every name in *text*; with *phrases* also quoted titles of several words."""
         if len(text) <= _WINDOW:
             return self._names_in_window(text, phrases)
-        found: set[str] = set()
+        names: set[str] = set()
         for start in range(0, len(text), _WINDOW):
-            found |= self._names_in_window(text[start : start + _WINDOW], phrases)
-        return found
+            names |= self._names_in_window(text[start : start + _WINDOW], phrases)
+        return names
 
     def _names_in_window(self, text: str, phrases: bool) -> set[str]:
-        found = self._names_of_pieces(text, phrases)
+        names = self._names_of_pieces(text, phrases)
         if not phrases:
-            return found
+            return names
         for date in dates(text):
             self._pieces.numbers.add(date)
-            found.add(date)
+            names.add(date)
         if self.is_chat:
-            found.update(proper_names(text))
-        return found
+            names.update(proper_names(text))
+        return names
 
     def _names_of_pieces(self, text: str, phrases: bool) -> set[str]:
         if text.isascii():  # a quarter of the time that the pattern takes, and none of the marks of titles is in ASCII
             return self._pieces.names_in(set(text.translate(_BLANKS).split()))
-        found = self._pieces.names_in(set(_SPLIT.findall(text)))
+        names = self._pieces.names_in(set(_SPLIT.findall(text)))
         titles: list[str] = _QUOTED.findall(text)
         if not phrases:
             titles = [title for title in titles if not any(map(str.isspace, title))]
         self._titles.update(title for title in titles if title not in self.recency)
-        return found.union(titles)
+        return names.union(titles)
 
 
 def _best_by_length(worths: dict[str, float], most: int) -> dict[str, float]:
@@ -388,7 +388,7 @@ class _Pieces:
 
     def names_in(self, pieces: Iterable[str]) -> set[str]:
         """The names in *pieces*."""
-        found: set[str] = set()
+        all_names: set[str] = set()
         known = self._names
         for piece in pieces:
             names = known.get(piece)
@@ -397,8 +397,8 @@ class _Pieces:
                 if len(known) < MOST_PIECES and len(piece) <= LONGEST:
                     known[piece] = names
             if names:
-                found.update(names)
-        return found
+                all_names.update(names)
+        return all_names
 
     def _search(self, piece: str) -> tuple[str, ...]:
         """*piece* itself, without the marks around it, if it is a name or a number, else those inside it."""

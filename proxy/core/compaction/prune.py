@@ -265,7 +265,7 @@ def find_duplicates(pairs: Sequence[Pair], rules: DedupRules) -> list[Placeholde
         if duplicate is None:
             later.add(pair)
     # An item with several results gives way only as a whole.
-    return [found[0] for found in by_item.values() if found[0] is not None and all(found)]
+    return [placeholders[0] for placeholders in by_item.values() if placeholders[0] is not None and all(placeholders)]
 
 
 def _repeated(pair: Pair, later: _LaterResults, rules: DedupRules) -> Placeholder | None:

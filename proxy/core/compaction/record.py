@@ -56,15 +56,15 @@ def placeholder_text(reason: PlaceholderReason, name: str, target: str, *, ok: b
     """
     if reason != "old":
         return WORDS[reason].format(target=target or "it")
-    outcome, said = "succeeded", ""
+    outcome, error_line = "succeeded", ""
     if not ok:
         outcome = "failed"
         if error:
-            said = f" It said: {error}"
+            error_line = f" It said: {error}"
     about = ""
     if target:
         about = f", of {target}"
-    return OLD.format(name=name, target=about, outcome=outcome, line=said)
+    return OLD.format(name=name, target=about, outcome=outcome, line=error_line)
 
 
 _STORED_NAMES = {

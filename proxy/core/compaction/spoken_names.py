@@ -39,7 +39,7 @@ _ABBREVIATIONS = frozenset(("e.g", "i.e", "E.g", "I.e", "a.k.a", "and/or", "y/n"
 _END_TAG = re.compile(
     "/(?:html|head|body|div|span|p|a|b|i|li|ul|ol|td|tr|th|table|tbody|thead|script|style|h[1-6]|form|code|pre)"
 )
-"""What is left of HTML end tags between their brackets."""
+"""The rest of HTML end tags between their brackets."""
 
 _NUMBERED_LINE = re.compile(r"^[ ]{0,8}(\d{1,7})(?:→|\t)", re.MULTILINE)
 """The number that a listing puts before each line of a file. It names nothing that is needed later."""

@@ -161,7 +161,7 @@ class Steps:
             self._weights.pop(word, None)
 
     def _value(self, sentence: _Sentence) -> float:
-        """What *sentence* says, for each token of it."""
+        """The information in *sentence* for each of its tokens."""
         weights = self._weights
         return sum([weights.get(word, 0.0) for word in sorted(sentence.words)]) * sentence.worth / sentence.size
 
@@ -190,9 +190,9 @@ class Steps:
         return with_calls(" ".join(parts), spoken)
 
 
-def _sentences_of(each: Round, at: int, place: float) -> list[_Sentence]:
+def _sentences_of(each: Round, at: int, position: float) -> list[_Sentence]:
     """The sentences of some length in the text of a round."""
-    recent = OLDEST + (1 - OLDEST) * place
+    recent = OLDEST + (1 - OLDEST) * position
     if each.answered:
         recent *= ANSWERED
     sentences: list[_Sentence] = []

@@ -117,10 +117,10 @@ def truncate_to(text: str, limits: TruncateLimits, tokens: int, count: Count, *,
     size = limits.max_bytes
     result = truncate(text, limits.max_lines, size, tail=tail)
     for _ in range(_TRIES):
-        taken = count(result)
-        if taken <= tokens:
+        result_tokens = count(result)
+        if result_tokens <= tokens:
             break
-        size = min(size, len(result.encode("utf-8", "surrogatepass"))) * tokens * 31 // (taken * 32)
+        size = min(size, len(result.encode("utf-8", "surrogatepass"))) * tokens * 31 // (result_tokens * 32)
         result = truncate(text, limits.max_lines, size, tail=tail)
     return result
 
@@ -151,20 +151,20 @@ def _tail(body: bytes, lines: int, size: int) -> int:
 def _after_lines(body: bytes, lines: int) -> int:
     at = 0
     for _ in range(lines):
-        found = body.find(b"\n", at)
-        if found < 0:
+        line_end = body.find(b"\n", at)
+        if line_end < 0:
             return len(body)
-        at = found + 1
+        at = line_end + 1
     return at
 
 
 def _before_lines(body: bytes, lines: int) -> int:
     at = len(body) - body.endswith(b"\n")
     for _ in range(lines):
-        found = body.rfind(b"\n", 0, at)
-        if found < 0:
+        line_end = body.rfind(b"\n", 0, at)
+        if line_end < 0:
             return 0
-        at = found
+        at = line_end
     return at + 1
 
 
@@ -348,16 +348,16 @@ def _tool(tool: Any, own: int, nested: int, examples: bool) -> Any:
     function = tool.get("function")
     if isinstance(function, dict):
         return {**tool, "function": _tool(function, own, nested, examples)}
-    kept: dict[str, Any] = {}
+    smaller: dict[str, Any] = {}
     for key, value in tool.items():
         if key == "description" and isinstance(value, str):
             if own:
-                kept[key] = shorten(value, own)
+                smaller[key] = shorten(value, own)
         elif key in ("parameters", "input_schema"):
-            kept[key] = _schema(value, nested, examples)
+            smaller[key] = _schema(value, nested, examples)
         else:
-            kept[key] = value
-    return kept
+            smaller[key] = value
+    return smaller
 
 
 def _schema(schema: Any, nested: int, examples: bool) -> Any:

@@ -4,15 +4,16 @@ First they lose prose, as every oversize array of tools does. If they are still 
 conversation has called, what the provider runs itself, and the first of the others, as many as take half of what tools
 may take; clients put their own tools before those of servers they connect to. The same array and history give the same
 choice on every replica, so the prompt only changes when a deferred tool is called for the first time. Such a request is
-planned for a smaller window, so that there is always room for a tool that is found.
+planned for a smaller window, so that there is always room for tools that a search adds.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
 from types import MappingProxyType
 from typing import Final
+
+from msgspec import structs
 
 from proxy.core.apis.envelope import splice
 from proxy.core.apis.json_scan import elements
@@ -28,7 +29,7 @@ from proxy.server_tools.tool import Count, may_offer
 STAGE: Final = "deferred_tools"
 
 LEAST_BODY: Final = 8_192
-"""Bytes of a body below which its tools are too large for no window that a model has today."""
+"""Bytes of a body below which its tools are never too large: some 2,000 tokens, half of a window of 4,096."""
 
 ENDLESS: Final = 2**40
 """The window that is assumed for a model whose window is unknown: nothing is too large for it."""
@@ -43,13 +44,13 @@ class DeferTools(Feature):
     markers = MappingProxyType(dict.fromkeys(API_FORMATS, (b'"tools"',)))
 
     def __init__(self, reader: Reader, share: float, max_tokens: int) -> None:
-        """*max_tokens* are those of the tools that one search finds."""
+        """*max_tokens* are those of the tools that one search adds, at most."""
         self._reader = reader
         self._share = share
         self._max_tokens = max_tokens
 
     async def prepare(self, request: Request, engine: Planning) -> Request:
-        """Return *request* with fewer tools and one that finds the others; *request* itself if its tools have room."""
+        """Return *request* with fewer tools and one that searches the others; *request* itself if its tools fit."""
         if len(request.body) < LEAST_BODY or engine.mode_of(request) != "on":
             return request
         try:
@@ -64,7 +65,7 @@ class DeferTools(Feature):
         return await offload(len(request.body), self._deferred, measured, limit)
 
     def _deferred(self, measured: MeasuredRequest, limit: int) -> Request:
-        """Return the request with the tools that stay below *limit* tokens."""
+        """Return the request with tools of about half of *limit* tokens, and the search tool."""
         request, parsed, route = measured.request, measured.parsed, measured.known.route
         array = parsed.envelope.value("tools")
         try:
@@ -79,18 +80,18 @@ class DeferTools(Feature):
             return request
         names = [tool.name for tool in deferred]
         search = search_tool(request.api, names, measured.budget.window // NAMES_PART, count)
-        kept = f"[{','.join(tool.json for tool in remaining)}]"
+        tools_json = f"[{','.join(tool.json for tool in remaining)}]"
         at = len(parsed.body[: parsed.scan.start].decode())
-        body = splice(parsed.envelope, at, items, {"tools": Addition(search).added_to(kept)})
+        body = splice(parsed.envelope, at, items, {"tools": Addition(search).added_to(tools_json)})
         server_tools = (*request.server_tools, (NAME, tuple(tool.json for tool in deferred)))
         window = measured.known.window or measured.budget.window
-        options = replace(request.options, window=window - reserve(window, self._max_tokens))
+        options = structs.replace(request.options, window=window - reserve(window, self._max_tokens))
         prepared = (*request.prepared, STAGE)
-        return replace(request, body=body, prepared=prepared, server_tools=server_tools, options=options)
+        return structs.replace(request, body=body, prepared=prepared, server_tools=server_tools, options=options)
 
 
 def _tools_tokens(measured: MeasuredRequest) -> int:
-    """Tokens of the tools, as small as they were made."""
+    """Tokens of the tools, after they lost prose."""
     saved = measured.counts.fixed + measured.addition.tokens - measured.budget.fixed
     return measured.counts.beside.tools - saved
 

@@ -1,4 +1,4 @@
-"""The tool that finds deferred tools: its answer names them, and the next generation can call them."""
+"""The tool that searches deferred tools: its result declares the best ones, and the next generation can call them."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from proxy.server_tools.tool import Count, ServerTool, ToolResult, WriteResult, 
 NAME: Final = "ullage_tools"
 """The tool's name. A client that declares a tool of this name gets none of its tools deferred."""
 
-MOST_FOUND: Final = 8
-"""Tools of one answer at most: a model that is shown more chooses worse, and they are declared whole."""
+MOST_TOOLS: Final = 8
+"""Tools of one result at most: a model that is shown more chooses worse, and they are declared whole."""
 
 SUMMARY_CHARACTERS: Final = 160
-"""Characters of a description that stand beside the name of a tool that was found."""
+"""Characters of a description that stand beside a tool's name in a result."""
 
 RESERVED_PART: Final = 8
-"""One token in so many of the window is left for tools that are found, at most."""
+"""One token in so many of the window is reserved for tools that a search adds, at most."""
 
 MOST_QUERY_CHARACTERS: Final = 1_000
 """Characters of a query that are used."""
@@ -39,22 +39,25 @@ PARAMETERS: Final = {
     "required": ["query"],
 }
 
-FOUND: Final = "These tools can be called now:"
+HEADING: Final = "These tools can be called now:"
 NOTHING: Final = "No further tool matches. Say in other words what it has to do."
 NO_ROOM: Final = "There is no room left in the context window for any further tool. Go on with those you have."
 
 
 @dataclass(frozen=True, slots=True)
 class Tool:
-    """A tool of the client's: its ``name``, what it ``says`` of itself, and its declaration as ``json`` text."""
+    """A tool of the client's. ``description`` has those of its parameters, too; ``json`` is its whole declaration."""
 
     name: str
-    says: str
+    description: str
     json: str
 
 
 def read_tool(text: str) -> Tool:
-    """Return the tool that the JSON *text* declares; without a name if it is none that the model calls by name."""
+    """Return the tool that the JSON *text* declares. It has no name if the model does not call it by one.
+
+    Raises ``ValueError`` or ``RecursionError`` if the text cannot be decoded.
+    """
     value = json.loads(text)
     if not isinstance(value, dict):
         return Tool("", "", text)
@@ -68,31 +71,34 @@ def read_tool(text: str) -> Tool:
 
 
 def _parameter_words(schema: Any) -> list[str]:
-    """Return the names of the parameters of a *schema*, and what it says of them."""
-    properties = schema.get("properties") if isinstance(schema, dict) else None
-    if not isinstance(properties, dict):
+    """Return a line for each parameter of a *schema*: its name and its description."""
+    if not isinstance(schema, dict) or not isinstance(schema.get("properties"), dict):
         return []
+    properties = schema["properties"]
     described = ((name, value.get("description")) for name, value in properties.items() if isinstance(value, dict))
     return [f"{name} {_text(description)}" for name, description in described]
 
 
 def _text(value: Any) -> str:
-    return value if isinstance(value, str) else ""
+    """Return *value* if it is a text; else an empty one."""
+    if isinstance(value, str):
+        return value
+    return ""
 
 
 def search_tool(api: str, names: Sequence[str], tokens: int, count: Count) -> str:
-    """Return the declaration of the tool in front of tools called *names*, which it lists in about *tokens*."""
+    """Return the declaration of the search tool; it lists the *names* of deferred tools in about *tokens*."""
     listed = clip(", ".join(names), tokens, count)
     return declaration(api, NAME, DESCRIPTION.format(count=len(names), names=listed), PARAMETERS)
 
 
 def reserve(window: int, max_tokens: int) -> int:
-    """Return the tokens of a *window* that are left for tools that are found: *max_tokens*, an eighth at most."""
+    """Return the tokens of a *window* that are reserved for tools that a search adds, an eighth of it at most."""
     return min(max_tokens, window // RESERVED_PART)
 
 
 class ToolSearch(ServerTool):
-    """Finds deferred tools by their names and descriptions."""
+    """Searches deferred tools by their names and descriptions."""
 
     name = NAME
 
@@ -109,50 +115,53 @@ class ToolSearch(ServerTool):
         return min(self.max_tokens, window // (RESERVED_PART - 1))
 
     async def begin(self, view: CountedView, calls: Sequence[str]) -> Sequence[WriteResult]:
-        """Return what writes the tools that each of *calls* finds."""
+        """Return a function for each of *calls* that writes its result."""
         tools = [read_tool(text) for text in dict(view.request.server_tools)[NAME]]
-        return [partial(_found, _query(arguments), tools) for arguments in calls]
+        return [partial(search_tools, _query(arguments), tools) for arguments in calls]
 
 
 def _query(arguments: str) -> str:
-    """Return the query in a call's *arguments*: their text itself if a model wrote no such member."""
+    """Return the query in a call's *arguments*; the arguments as they are if they are no JSON object."""
     try:
         value = json.loads(arguments or "{}")
     except (ValueError, RecursionError):
         return arguments[:MOST_QUERY_CHARACTERS]
-    query = value.get("query") if isinstance(value, dict) else value
-    return str(query or "")[:MOST_QUERY_CHARACTERS]
+    if isinstance(value, dict):
+        value = value.get("query")
+    return str(value or "")[:MOST_QUERY_CHARACTERS]
 
 
-def _found(query: str, tools: Sequence[Tool], tokens: int, count: Count) -> ToolResult:
+def search_tools(query: str, tools: Sequence[Tool], tokens: int, count: Count) -> ToolResult:
     """Return the best tools for *query* whose declarations and lines take at most *tokens*."""
-    found = ranked(query, [tool.name for tool in tools], [tool.says for tool in tools], with_neighbours=False)
-    if not found:
+    names, descriptions = [tool.name for tool in tools], [tool.description for tool in tools]
+    matches = ranked(query, names, descriptions, with_neighbours=False)
+    if not matches:
         return ToolResult(clip(NOTHING, tokens, count))
-    lines, declared = [FOUND], []
-    room = tokens - count(FOUND)
-    for index, _ in found[:MOST_FOUND]:
+    lines, declarations = [HEADING], []
+    room = tokens - count(HEADING)
+    for index, _ in matches[:MOST_TOOLS]:
         line = _line(tools[index])
-        text = _within(tools[index].json, room - count(line), count)
-        if not text:
+        declaration_text = _within(tools[index].json, room - count(line), count)
+        if not declaration_text:
             break
-        room -= count(line) + count(text)
+        room -= count(line) + count(declaration_text)
         lines.append(line)
-        declared.append(text)
-    if not declared:
+        declarations.append(declaration_text)
+    if not declarations:
         return ToolResult(clip(NO_ROOM, tokens, count))
-    return ToolResult("\n".join(lines), tuple(declared))
+    return ToolResult("\n".join(lines), tuple(declarations))
 
 
 def _line(tool: Tool) -> str:
-    says = " ".join(tool.says.partition("\n")[0].split())
-    if len(says) > SUMMARY_CHARACTERS:
-        says = says[:SUMMARY_CHARACTERS] + "..."
-    return f"- {tool.name}: {says}"
+    """Return the name of *tool* and the beginning of its description, on one line."""
+    summary = " ".join(tool.description.partition("\n")[0].split())
+    if len(summary) > SUMMARY_CHARACTERS:
+        summary = summary[:SUMMARY_CHARACTERS] + "..."
+    return f"- {tool.name}: {summary}"
 
 
 def _within(text: str, tokens: int, count: Count) -> str:
-    """Return a declaration in at most *tokens*, with less prose if it needs more; empty if that is not enough."""
+    """Return a declaration in at most *tokens*, with less prose if needed; empty if that is not enough."""
     if count(text) <= tokens:
         return text
     smaller = shrink_tools(f"[{text}]".encode(), tokens, count).decode()[1:-1]

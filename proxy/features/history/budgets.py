@@ -7,6 +7,7 @@ is at most some seconds old, and no request waits for it.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Callable, Mapping, MutableMapping
 from typing import Any, Final
 
@@ -17,7 +18,7 @@ from proxy.core.decisions import View
 from proxy.core.errors import StoreUnavailable
 from proxy.core.report import Report, Usage
 from proxy.engine.features import Feature
-from proxy.features.history.states import Budget, State, decode, encode
+from proxy.features.history.states import NOTHING, Budget, decode, encode
 from proxy.store.conversation_table import ConversationTable
 from proxy.tasks import Spawn
 
@@ -36,7 +37,7 @@ Warn = Callable[[str, Mapping[str, object]], None]
 class Spending(msgspec.Struct):
     """A conversation's tokens in this process: ``stored`` in the store when it was last read, ``unwritten`` since.
 
-    ``total`` is its budget, 0 for none, and ``stored_total`` the one that the store knows.
+    ``total`` is its budget, 0 for none; ``stored_total`` is the one that the store has: this one's, or an imported one.
     """
 
     total: int = 0
@@ -79,6 +80,7 @@ class ConversationBudgets(Feature):
         self._warn = warn
         self._unwritten: set[Key] = set()
         self._writing: asyncio.Task[Any] | None = None
+        self._is_ending = asyncio.Event()
 
     def amend(self, report: Report, view: View) -> Report:
         """Return *report* with the conversation's budget, if most of it is used; nothing is refused for it."""
@@ -88,9 +90,8 @@ class ConversationBudgets(Feature):
         spending = self._spendings.get(key)
         if spending is None:
             spending = self._spendings[key] = Spending()
-        spending.total = (
-            view.request.options.conversation_budget or view.known.route.conversation_budget or self._default
-        )
+        configured = view.known.route.conversation_budget or self._default
+        spending.total = view.request.options.conversation_budget or configured or spending.stored_total
         if not spending.was_read:
             self._write_soon(key)  # other replicas, or this one before a restart, may have counted more
         if not spending.is_nearly_used:
@@ -112,11 +113,10 @@ class ConversationBudgets(Feature):
         self._write_soon((tenant, conversation))
 
     async def finish(self, seconds: float) -> None:
-        """Write what was counted, for *seconds* at most."""
+        """Write what was counted at once, and wait for that *seconds* at most."""
+        self._is_ending.set()
         if self._writing is not None:
-            self._writing.cancel()
-        async with asyncio.timeout(seconds):
-            await self._write()
+            await asyncio.wait({self._writing}, timeout=seconds)
 
     def _write_soon(self, key: Key) -> None:
         self._unwritten.add(key)
@@ -124,7 +124,9 @@ class ConversationBudgets(Feature):
             self._writing = self._spawn(self._write_later(), "conversation budgets")
 
     async def _write_later(self) -> None:
-        await asyncio.sleep(WRITE_SECONDS)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(WRITE_SECONDS):
+                await self._is_ending.wait()
         await self._write()
 
     async def _write(self) -> None:
@@ -134,19 +136,21 @@ class ConversationBudgets(Feature):
             spending = self._spendings.get(key)
             if spending is None:
                 continue
-            tokens, spending.unwritten = spending.unwritten, 0
+            tokens = spending.unwritten
             try:
                 spending.stored = await self._conversations.add_consumed(*key, tokens)
-                if spending.stored_total != spending.total:
-                    await self._save_total(key, spending)
+                spending.unwritten -= tokens
+                await self._share_total(key, spending)
             except StoreUnavailable:
-                spending.unwritten += tokens
                 return
             spending.was_read = True
 
-    async def _save_total(self, key: Key, spending: Spending) -> None:
-        state = decode(await self._conversations.state(*key)) or State(Budget(), {})
-        total, spending.stored_total = spending.total, spending.total
-        if state.budget.total != total:
-            state = structs.replace(state, budget=Budget(total or None))
+    async def _share_total(self, key: Key, spending: Spending) -> None:
+        """Store the budget of *spending*; if it has none, take the stored one. Raises ``StoreUnavailable``."""
+        if spending.was_read and spending.stored_total == spending.total:
+            return
+        state = decode(await self._conversations.state(*key)) or NOTHING
+        if spending.total and state.budget.total != spending.total:
+            state = structs.replace(state, budget=Budget(spending.total))
             await self._conversations.save_state(*key, encode(state))
+        spending.stored_total = state.budget.total or 0

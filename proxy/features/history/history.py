@@ -24,16 +24,13 @@ from proxy.features.history.pages import (
     list_page,
     parse_reference,
 )
-from proxy.features.history.states import Budget, State, decode, encode, export, history_tail, read_import
+from proxy.features.history.states import NOTHING, Budget, State, decode, encode, export, history_tail, read_import
 from proxy.store.archive_table import ArchiveTable
 from proxy.store.conversation_table import ConversationTable, Kind
 from proxy.summaries.codec import SummaryNote
 
 REQUEST_SECONDS: Final = 3600.0
 """Seconds for which a requested compaction waits for the conversation's next request."""
-
-NOTHING: Final = State(Budget(), {})
-"""The state of a conversation of which none is stored."""
 
 _Key = tuple[Kind, str | bytes, bytes]
 """A thing that the store may have of a conversation: its kind, its route or text policy, and its prefix hash."""
@@ -80,14 +77,13 @@ class History:
 
         Raises ``StoreUnavailable``.
         """
-        root_hashes = await self._conversations.root_hashes(tenant, name)
-        noted = await asyncio.gather(*(self._conversations.notes(tenant, root_hash) for root_hash in root_hashes))
-        threads = await asyncio.gather(*map(self._thread, root_hashes, noted))
+        notes = await self._notes(tenant, name)
+        threads = await asyncio.gather(*map(self._thread, notes, notes.values()))
         known = [thread for thread in threads if thread is not None]
         if not known:
             return None
-        compactions = [note for notes in noted for note in read_notes(notes, CompactionNote)]
-        shown: dict[str, object] = {"conversation": name, "threads": known, "history_tail": history_tail(compactions)}
+        tail = history_tail(_compactions(notes))
+        shown: dict[str, object] = {"conversation": name, "threads": known, "history_tail": tail}
         if self._budgets:
             shown["budget"] = (await self._state(tenant, name)).budget.shown()
         return shown
@@ -97,11 +93,10 @@ class History:
 
         Raises ``StoreUnavailable``.
         """
-        compactions = await self._compactions(tenant, name)
-        state = await self._state(tenant, name)
-        if compactions is None and state == NOTHING:
+        notes, state = await self._notes(tenant, name), await self._state(tenant, name)
+        if not notes and state == NOTHING:
             return None
-        return export(name, state.budget, compactions or (), state.others)
+        return export(name, state.budget, _compactions(notes), state.others)
 
     async def imported(self, tenant: bytes, name: str, body: bytes) -> Mapping[str, object]:
         """Save the state that *body* holds, and return the one that is valid from now on. Raises ``StoreUnavailable``.
@@ -109,7 +104,7 @@ class History:
         A damaged one changes nothing: the answer is what is stored, or a new one, and says so.
         """
         stored, imported = await self._state(tenant, name), read_import(body)
-        compactions = await self._compactions(tenant, name) or ()
+        compactions = _compactions(await self._notes(tenant, name))
         if imported is None:
             repaired = "What was sent could not be read. This is the stored state."
             if stored == NOTHING:
@@ -126,13 +121,11 @@ class History:
         consumed = await self._conversations.add_consumed(tenant, name, 0)
         return State(Budget(state.budget.total, max(0, consumed)), state.others)
 
-    async def _compactions(self, tenant: bytes, name: str) -> list[CompactionNote] | None:
-        """Return the notes on the conversation's compactions; None if nothing is noted of it."""
+    async def _notes(self, tenant: bytes, name: str) -> dict[bytes, Mapping[str, bytes]]:
+        """Return the notes on the conversation called *name*, by the root hashes of its threads that have any."""
         root_hashes = await self._conversations.root_hashes(tenant, name)
-        noted = await asyncio.gather(*(self._conversations.notes(tenant, root_hash) for root_hash in root_hashes))
-        if not any(noted):
-            return None
-        return [note for notes in noted for note in read_notes(notes, CompactionNote)]
+        notes = await asyncio.gather(*(self._conversations.notes(tenant, root_hash) for root_hash in root_hashes))
+        return {root_hash: noted for root_hash, noted in zip(root_hashes, notes, strict=True) if noted}
 
     async def request_compaction(
         self, tenant: bytes, conversation: str, share: float | None = None
@@ -144,9 +137,7 @@ class History:
         """
         if not self._compacts:
             raise Conflict("Nothing is compacted here: compression.mode is not on.")
-        root_hashes = await self._conversations.root_hashes(tenant, conversation)
-        notes = await asyncio.gather(*(self._conversations.notes(tenant, root_hash) for root_hash in root_hashes))
-        threads = [root_hash for root_hash, noted in zip(root_hashes, notes, strict=True) if noted]
+        threads = await self._notes(tenant, conversation)
         if not threads:
             return None
         extent, goal = "now", ""
@@ -212,6 +203,11 @@ class History:
             ],
             "summaries": [_shown_summary(note, compactions, now, stored) for note in summaries],
         }
+
+
+def _compactions(notes: Mapping[bytes, Mapping[str, bytes]]) -> list[CompactionNote]:
+    """Return the notes on compactions among the *notes* of all threads."""
+    return [note for noted in notes.values() for note in read_notes(noted, CompactionNote)]
 
 
 def _record_key(note: CompactionNote) -> _Key:

@@ -15,9 +15,8 @@ from proxy.features.history.history import History
 from proxy.features.history.pages import MAX_CHARACTERS, Page, read_page
 from proxy.server.access import Access
 from proxy.server.admin import Route
-from proxy.server.body import BodyBytes, BodyReader
 from proxy.server.config import Limits
-from proxy.server.incoming import IncomingRequest
+from proxy.server.incoming import BodyBytes, BodyReader, IncomingRequest
 from proxy.server.rate_limit import RateLimit
 from proxy.server.request import RequestHeaders, read_headers
 

@@ -20,9 +20,6 @@ VERSION: Final = 2
 TAIL: Final = 3
 """Compactions of which a state says what they took."""
 
-MOST_BYTES: Final = 16_384
-"""Bytes of an imported state; it holds figures and names."""
-
 _Tokens = Annotated[int, msgspec.Meta(ge=0)]
 
 
@@ -49,10 +46,14 @@ _OWN_MEMBERS: Final = frozenset({"version", "conversation", "budget", "history_t
 
 
 class State(msgspec.Struct, frozen=True):
-    """What is stored of a state: its budget, and the members of an import that mean nothing here."""
+    """The stored part of a state: its budget, and the members of an import that mean nothing here."""
 
     budget: Budget
     others: Mapping[str, Any]
+
+
+NOTHING: Final = State(Budget(), {})
+"""The state of a conversation of which none is stored."""
 
 
 def read_import(body: bytes) -> State | None:

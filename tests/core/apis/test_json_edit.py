@@ -20,6 +20,7 @@ from proxy.core.apis.json_edit import (
     leaves,
     locate,
     with_fewer_parts,
+    with_model,
     with_replaced_texts,
 )
 from tests.support import conversation_strategies
@@ -145,3 +146,23 @@ def test_clipping_many_parts_costs_as_much_as_they_are() -> None:
         assert len(json.loads(made)["content"]) == 1
         asked[size] = len(counts)
     assert asked[5_000] == asked[500] < 50
+
+
+@pytest.mark.parametrize(
+    ("body", "edited"),
+    [
+        (b'{"model":"fast","input":"fast"}', b'{"model":"own","input":"fast"}'),
+        (b' {"input" : {"model":"fast"} , "model" : "fast" }\n', b' {"input" : {"model":"fast"} , "model" : "own" }\n'),
+        ('{"input":"é","m\\u006fdel":"fast","ü":1.10}'.encode(), '{"input":"é","m\\u006fdel":"own","ü":1.10}'.encode()),
+        (b'{"model":"a","model":"fast"}', b'{"model":"a","model":"own"}'),
+    ],
+)
+def test_only_the_name_changes(body: bytes, edited: bytes) -> None:
+    """The top-level member is exchanged, wherever it stands and however it is spelled."""
+    assert with_model(body, "own") == edited
+
+
+@pytest.mark.parametrize("body", [b"", b"[]", b"{", b'{"input":1}', b"\xff", b"[" * 100_000])
+def test_what_has_no_name_stays(body: bytes) -> None:
+    """A body that is no object, or names no model, is passed as it is."""
+    assert with_model(body, "own") is body

@@ -65,7 +65,7 @@ async def test_a_ready_summary_is_in_the_compaction(share: float, spent: int) ->
 )
 def test_who_is_asked(upstream: UpstreamCompaction, endpoint: bool, trigger: bool) -> None:
     """A path costs nothing to try; an item only goes to servers that know it, unless it is configured."""
-    assert (upstream.is_asked("endpoint"), upstream.is_asked("trigger")) == (endpoint, trigger)
+    assert (upstream.is_first_choice("endpoint"), upstream.is_first_choice("trigger")) == (endpoint, trigger)
 
 
 @pytest.mark.parametrize(

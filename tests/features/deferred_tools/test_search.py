@@ -10,15 +10,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from proxy.features.deferred_tools.search import (
-    MOST_FOUND,
+    MOST_TOOLS,
     NAME,
     NO_ROOM,
     NOTHING,
     Tool,
-    _found,
     _query,
     read_tool,
     search_tool,
+    search_tools,
 )
 from tests.support.engine_fixtures import count_tokens
 
@@ -37,22 +37,22 @@ TOOLS = [
 @pytest.mark.parametrize("query", ["weather", "forecast", "which village", "Tell me the weather of the village"])
 def test_a_tool_is_found_by_its_name_its_words_and_its_parameters(query: str) -> None:
     """The best match is declared first, as the client declared it."""
-    result = _found(query, TOOLS, 1_000, count_tokens)
+    result = search_tools(query, TOOLS, 1_000, count_tokens)
     assert json.loads(result.tools[0])["name"] == "forecast"
     assert "- forecast: Tells the weather." in result.text
 
 
-def test_no_more_than_some_are_found() -> None:
+def test_a_result_has_a_bounded_number_of_tools() -> None:
     """A common word finds the best few."""
-    result = _found("things", TOOLS, 10_000, count_tokens)
-    assert len(result.tools) == MOST_FOUND
-    assert result.text.count("\n- ") == MOST_FOUND
+    result = search_tools("things", TOOLS, 10_000, count_tokens)
+    assert len(result.tools) == MOST_TOOLS
+    assert result.text.count("\n- ") == MOST_TOOLS
 
 
-def test_nothing_found_and_no_room_are_told_apart() -> None:
+def test_no_match_and_no_room_have_different_texts() -> None:
     """Neither declares a tool."""
-    assert _found("kingfisher", TOOLS, 500, count_tokens).text == NOTHING
-    full = _found("weather", TOOLS, 20, count_tokens)
+    assert search_tools("kingfisher", TOOLS, 500, count_tokens).text == NOTHING
+    full = search_tools("weather", TOOLS, 20, count_tokens)
     assert full.text[:40] == NO_ROOM[:40]
     assert full.tools == ()
 
@@ -61,7 +61,7 @@ def test_a_tool_that_is_too_large_loses_prose_first() -> None:
     """Its name and its parameters stay."""
     prose = "Weather. " + "It has been written with much care. " * 60
     long = read_tool(declared("forecast", prose, place={"type": "string"}))
-    (text,) = _found("forecast", [long], 200, count_tokens).tools
+    (text,) = search_tools("forecast", [long], 200, count_tokens).tools
     assert json.loads(text)["name"] == "forecast"
     assert "place" in json.loads(text)["input_schema"]["properties"]
     assert count_tokens(text) < 200 < count_tokens(long.json)
@@ -108,5 +108,5 @@ def test_the_declaration_lists_names_within_its_tokens() -> None:
 def test_no_result_takes_more_than_its_room(query: str, words: list[str], tokens: int) -> None:
     """Text and declarations together, whatever is looked for."""
     tools = [Tool(f"t{at}", says, declared(f"t{at}", says)) for at, says in enumerate(words)]
-    result = _found(query, tools, tokens, count_tokens)
+    result = search_tools(query, tools, tokens, count_tokens)
     assert count_tokens(result.text) + sum(map(count_tokens, result.tools)) <= tokens + len(result.tools) + 1

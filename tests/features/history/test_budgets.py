@@ -9,10 +9,11 @@ from typing import Any
 import pytest
 
 from proxy.core.decisions import Forward, UncountedView, View
+from proxy.core.errors import StoreUnavailable
 from proxy.core.report import Report, Usage
 from proxy.features.history import budgets
 from proxy.features.history.budgets import ConversationBudgets
-from proxy.features.history.states import decode
+from proxy.features.history.states import Budget, State, decode, encode
 from proxy.store.conversation_table import ConversationTable
 from proxy.tasks import Tasks
 from tests.support.engine_fixtures import TENANT, chat_body
@@ -120,3 +121,45 @@ async def test_without_a_conversation_or_usage_nothing_is_counted() -> None:
     counted.feature.amend(REPORT, view)
     counted.feature.used(TENANT, NAME, Usage())
     assert counted.feature._spendings[TENANT, NAME].unwritten == 0
+
+
+async def test_an_imported_budget_holds_where_none_is_stated() -> None:
+    """What another tool imported is warned of like any other; a header still wins."""
+    counted, view = Counted(a_register()), await a_view()
+    await counted.table.save_state(TENANT, NAME, encode(State(Budget(1_000), {"issue": 7})))
+    counted.answer(view, 900)
+    assert await eventually(lambda: counted.feature._spendings[TENANT, NAME].was_read)
+    assert counted.answer(view, 1) == {"total": 1_000, "consumed": 900, "remaining": 100}
+    assert counted.answer(await a_view(conversation_budget=5_000), 1) == {}
+
+
+async def test_a_total_that_cannot_be_stored_counts_nothing_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The tokens were written by then."""
+    counted, view = Counted(a_register(), 1_000), await a_view()
+    access = counted.table._access
+
+    async def fails_once(*_: object) -> None:
+        monkeypatch.undo()
+        raise StoreUnavailable
+
+    monkeypatch.setattr(counted.table, "save_state", fails_once)
+    counted.answer(view, 500)
+    assert await eventually(lambda: counted.feature._spendings[TENANT, NAME].stored == 500)
+    counted.answer(view, 5)
+    assert await eventually(lambda: counted.feature._spendings[TENANT, NAME].was_read)
+    assert await counted.table.add_consumed(TENANT, NAME, 0) == 505
+    assert access.ready
+
+
+async def test_the_end_of_a_process_does_not_wait_for_a_hung_store(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It writes at once what was counted, and gives up in time, without an error."""
+    monkeypatch.setattr(budgets, "WRITE_SECONDS", 60.0)
+    counted, view = Counted(a_register(), 1_000), await a_view()
+    counted.answer(view, 500)
+    await counted.feature.finish(1.0)
+    assert await counted.table.add_consumed(TENANT, NAME, 0) == 500
+    hung = Counted(a_register(), 1_000)
+    monkeypatch.setattr(hung.table, "add_consumed", lambda *_: asyncio.Event().wait())
+    hung.answer(view, 500)
+    await hung.feature.finish(0.05)
+    await hung.tasks.finish(0.0)

@@ -1,0 +1,84 @@
+"""Takes the content coding off a request's body, under limits of size and of ratio."""
+
+from __future__ import annotations
+
+import zlib
+from typing import Final
+
+from proxy.core.errors import BodyTooLarge, InflatesTooFar, InvalidRequest, UllageError
+from proxy.offload import offload
+from proxy.server.config import Limits
+
+_STEP: Final = 2**18
+_ANY_RATIO: Final = 2**16
+"""Bytes that any compressed body may inflate to, whatever the ratio: so few do no harm."""
+
+
+_WINDOWS: Final = {"gzip": (31,), "x-gzip": (31,), "deflate": (15, -15)}
+"""The ``wbits`` of each content coding, in the order in which they are tried.
+
+Some clients send ``deflate`` without zlib's header: https://www.rfc-editor.org/rfc/rfc9110#section-8.4.1.2. The numbers
+are those of https://docs.python.org/3/library/zlib.html#zlib.decompress.
+"""
+
+
+class UnsupportedEncoding(UllageError):
+    """The request body is compressed in a way the proxy does not read."""
+
+    status = 415
+    code = "unsupported_content_encoding"
+    kind = "invalid_request_error"
+
+
+async def inflated(body: bytes, encoding: str, limits: Limits) -> bytes:
+    """Return *body* without its content coding. A bomb costs no more memory than *limits* allow.
+
+    Raises ``BodyTooLarge`` above ``limits.body`` and ``InflatesTooFar`` above ``limits.inflation`` times its size.
+    """
+    coding = encoding.strip().lower()
+    if coding in ("", "identity"):
+        return body
+    if coding not in _WINDOWS:
+        raise UnsupportedEncoding(
+            f"Request bodies in content-encoding {coding[:40]!r} are not read; send gzip, deflate or none."
+        )
+    # It may inflate a hundredfold, and that takes the time.
+    return await offload(min(limits.body, len(body) * limits.inflation), _inflate, body, coding, limits)
+
+
+def _inflate(body: bytes, coding: str, limits: Limits) -> bytes:
+    error: zlib.error | None = None
+    for window in _WINDOWS[coding]:
+        try:
+            return _members(body, window, limits)
+        except zlib.error as invalid:
+            error = error or invalid
+    raise InvalidRequest(f"The request body is not valid {coding}.") from error
+
+
+def _members(body: bytes, window: int, limits: Limits) -> bytes:
+    """Return all members of the compressed *body*, inflated and joined."""
+    parts: list[bytes] = []
+    size = 0
+    most = max(limits.inflation * len(body), _ANY_RATIO)
+    while body:
+        inflate = zlib.decompressobj(window)
+        data = body
+        while not inflate.eof:
+            part = inflate.decompress(data, _STEP)
+            data = inflate.unconsumed_tail
+            size += len(part)
+            _refuse_too_large(size, most, limits)
+            parts.append(part)
+            if not part and not data and not inflate.eof:
+                raise zlib.error("the body ends early")
+        body = inflate.unused_data
+    return b"".join(parts)
+
+
+def _refuse_too_large(size: int, most: int, limits: Limits) -> None:
+    """Raise if a body that inflates to *size* bytes or more is too large, or much larger than what was sent."""
+    if size > limits.body:
+        raise BodyTooLarge(limits.body)
+    if size > most:
+        raise InflatesTooFar(limits.inflation)
