@@ -114,10 +114,7 @@ class Handler:
         """Answer *request* with *out*, or as HTTP does. The answer is written when it is returned."""
         connection: Any = request.protocol
         caller: Caller | None = connection.caller
-        if caller is None:
-            path = read_path(request.method, request.raw_path)
-        else:
-            path = caller.path
+        path = read_path(request.method, request.raw_path) if caller is None else caller.path
         drain = self._drain
         if len(drain.running) >= drain.limit and self._quick_refusal.concerns(request, path):
             return self._quick_refusal.refuse(request, path)
