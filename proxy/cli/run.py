@@ -30,6 +30,7 @@ USUAL: Final = ("openai", "anthropic", "litellm")
 
 OPENAI: Final = "https://api.openai.com/v1"
 ANTHROPIC: Final = "https://api.anthropic.com/v1"
+GOOGLE: Final = "https://generativelanguage.googleapis.com"
 """The upstreams of clients of each API: https://platform.openai.com/docs/api-reference, https://docs.anthropic.com/en/api."""
 
 FORWARDED: Final = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
@@ -138,6 +139,8 @@ def providers(client: Client | None, window: int | None, environ: Mapping[str, s
     anthropic = {"name": "anthropic", "base_url": environ.get("ANTHROPIC_BASE_URL") or ANTHROPIC}
     if client is not None and client.api == "messages":
         return {("upstreams",): [anthropic]}
+    if client is not None and client.api == "gemini":
+        return {("upstreams",): [{"name": "google", "base_url": environ.get("GOOGLE_GEMINI_BASE_URL") or GOOGLE}]}
     overrides: Overrides = {("upstreams",): [openai]}
     if client is None or "messages" in client.api:
         rules: list[dict[str, object]] = [

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from proxy.cli.clients import ClientFacts, clients
-from proxy.cli.run import ANTHROPIC, OPENAI, USUAL, environment_of, launch_of, providers
+from proxy.cli.run import ANTHROPIC, GOOGLE, OPENAI, USUAL, environment_of, launch_of, providers
 from tests.conftest import StartStub
 from tests.support.proxy_process import ROOT
 
@@ -75,6 +75,8 @@ def test_any_command_gets_the_usual_variables() -> None:
         ("claude-code", {}, [ANTHROPIC]),
         ("codex", {}, [OPENAI]),
         ("codex", {"OPENAI_BASE_URL": "http://mine/v1"}, ["http://mine/v1"]),
+        ("gemini-cli", {}, [GOOGLE]),
+        ("gemini-cli", {"GOOGLE_GEMINI_BASE_URL": "http://mine"}, ["http://mine"]),
         (None, {"ANTHROPIC_BASE_URL": "http://mine"}, [OPENAI, "http://mine"]),
     ],
 )

@@ -107,17 +107,16 @@ def read_usage(value: object) -> Usage:
 
     It is empty if *value* is no object or a member cannot be a number of tokens.
     """
-    return _converted(value, _Figures)
+    try:
+        return msgspec.convert(value, _Figures).usage()
+    except msgspec.ValidationError:
+        return NO_USAGE
 
 
 def read_usage_metadata(value: object) -> Usage:
     """Return the usage in Gemini's ``usageMetadata``, as ``read_usage``; thoughts are output, too."""
-    return _converted(value, _Metadata)
-
-
-def _converted(value: object, kind: type[_Figures | _Metadata]) -> Usage:
     try:
-        return msgspec.convert(value, kind).usage()
+        return msgspec.convert(value, _Metadata).usage()
     except msgspec.ValidationError:
         return NO_USAGE
 
