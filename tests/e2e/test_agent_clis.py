@@ -7,7 +7,8 @@ with nothing but loopback to talk to. Programs are looked for on the ``PATH``::
 
 From npm come Codex, Claude Code, opencode, Qwen Code, Gemini CLI, pi and Continue (``@openai/codex``,
 ``@anthropic-ai/claude-code``, ``opencode-ai``, ``@qwen-code/qwen-code``, ``@google/gemini-cli``,
-``@mariozechner/pi-coding-agent``, ``@continuedev/cli``), from PyPI mini-swe-agent (with ``litellm[mcp]``) and Aider (``aider-chat``).
+``@mariozechner/pi-coding-agent``, ``@continuedev/cli``), from PyPI mini-swe-agent (with ``litellm[mcp]``) and Aider
+(``aider-chat``).
 """
 
 from __future__ import annotations
@@ -98,7 +99,7 @@ AGENTS = {
         "gemini",
         ("-p", TASK, "--yolo", "-m", "gemini-2.5-pro"),
         ("run_shell_command",),
-        48_000,
+        32_000,
         arguments=lambda line: {"command": line, "description": "Read a part"},
         environment={"GEMINI_CLI_TRUST_WORKSPACE": "true"},
         model="gemini-2.5-pro",
