@@ -35,6 +35,13 @@ def bounded(api: str, **members: Any) -> bool:
         ("responses", {"input": [{"type": "custom_tool_call", "call_id": "c", "name": "f", "input": '"image"'}]}),
         ("chat", {"messages": [{"role": "tool", "tool_call_id": "c", "content": '{"type": "image"}'}]}),
         ("responses", {"input": "hi", "tools": [{"type": "function", "name": "f"}]}),
+        ("gemini", {"contents": [{"parts": [{"text": "hi"}]}], "systemInstruction": {"parts": [{"text": "x"}]}}),
+        (
+            "gemini",
+            {"contents": [{"role": "model", "parts": [{"functionCall": {"name": "f"}, "thoughtSignature": "x"}]}]},
+        ),
+        ("gemini", {"contents": [{"parts": [{"functionResponse": {"name": "f", "response": {"inlineData": 1}}}]}]}),
+        ("gemini", {"contents": [], "tools": [{"functionDeclarations": []}], "generationConfig": {"topK": 1}}),
     ],
 )
 def test_text_is_bounded_by_its_bytes(api: str, members: dict[str, Any]) -> None:
@@ -60,6 +67,13 @@ def test_text_is_bounded_by_its_bytes(api: str, members: dict[str, Any]) -> None
         ("responses", {"input": "hi", "conversation": "c"}),
         ("responses", {"input": "hi", "prompt": {"id": "p"}}),
         ("responses", {"input": "hi", "tools": [{"type": "mcp", "server_url": "u"}]}),
+        ("gemini", {"contents": [{"parts": [{"inlineData": {}}]}]}),
+        ("gemini", {"contents": [{"parts": [{"nobodyKnows": {}}]}]}),
+        ("gemini", {"contents": [{"parts": [{"functionResponse": {"response": {}, "parts": [{}]}}]}]}),
+        ("gemini", {"contents": [], "cachedContent": "cachedContents/x"}),
+        ("gemini", {"contents": [], "tools": [{"googleSearch": {}}]}),
+        ("gemini", {"contents": [], "generation_config": {"max_output_tokens": 9}}),
+        ("gemini", {"generateContentRequest": {"contents": []}}),
     ],
 )
 def test_what_bytes_do_not_bound(api: str, members: dict[str, Any]) -> None:

@@ -184,8 +184,14 @@ def read_envelope(text: str, figures: Sequence[str]) -> Envelope:
         provider_compacts_from=_compacts_from(
             _value(text, fields, "truncation"), _value(text, fields, "context_management")
         ),
-        texts={key: words for key in SYSTEM if key in fields and (words := _words(_value(text, fields, key)))},
+        texts=_system_texts(text, fields),
     )
+
+
+def _system_texts(text: str, fields: Mapping[str, Field]) -> dict[str, str]:
+    """Return the words of the members in ``SYSTEM`` that hold any."""
+    texts = {key: _words(_value(text, fields, key)) for key in SYSTEM if key in fields}
+    return {key: words for key, words in texts.items() if words}
 
 
 def _inner_fields(text: str, fields: Mapping[str, Field]) -> dict[str, Field]:
