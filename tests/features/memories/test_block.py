@@ -16,9 +16,8 @@ NOW = 1_795_392_000
 
 
 def memory(number: int, content: str = "It is so.", **fields: Any) -> Memory:
-    return Memory(
-        f"{number}", **{"type": "project", "title": f"T{number}", "content": content, "created_at": NOW, **fields}
-    )
+    values = {"type": "project", "title": f"T{number}", "content": content, "created_at": NOW, **fields}
+    return Memory(f"{number}", **values)
 
 
 ALL = Chosen(
@@ -91,14 +90,8 @@ def test_what_is_stored_is_read_and_what_is_damaged_is_not() -> None:
     """Another version, an unknown section and a torn value are no block."""
     stored = StoredBlock(1, NOW, entries_of(ALL, 10_000, count_tokens))
     assert decode(encode(stored)) == stored
-    for damaged in (
-        b"",
-        b"x",
-        encode(stored)[:-1],
-        encode(StoredBlock(2, NOW)),
-        encode(StoredBlock(1, NOW, (Entry("a", 9, ""),))),
-    ):
+    unknown = StoredBlock(1, NOW, (Entry("a", 9, ""),))
+    for damaged in (b"", b"x", encode(stored)[:-1], encode(StoredBlock(2, NOW)), encode(unknown)):
         assert decode(damaged) is None
-    assert decode(msgspec.msgpack.encode([1, NOW, [["a", 1, "- x"]], "later"])) == StoredBlock(
-        1, NOW, (Entry("a", 1, "- x"),)
-    )
+    later = msgspec.msgpack.encode([1, NOW, [["a", 1, "- x"]], "later"])
+    assert decode(later) == StoredBlock(1, NOW, (Entry("a", 1, "- x"),))

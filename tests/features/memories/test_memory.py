@@ -98,7 +98,7 @@ def test_forgetting_and_pinning() -> None:
     assert [each.pinned for each in pinned.memories] == [False, True]
     assert pinned.with_pin(memory(2).id, pinned=False) == project
     for number in range(MOST_FORGOTTEN):
-        forgotten = forgotten.without([f"{number:012d}"])
+        forgotten = forgotten.without([f"f{number:011d}"])
     assert len(forgotten.forgotten) == MOST_FORGOTTEN
     assert memory(1).id not in forgotten.forgotten
 

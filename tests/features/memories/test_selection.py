@@ -102,7 +102,7 @@ def test_words_of_the_query_decide(query: str, best: str) -> None:
         memory("store", "决定使用 Redis 作为缓存。"),
     ]
     assert ranked(many, query, NOW)[0].title == best
-    assert [each.title for each in matching(many, query, NOW)][0] == best
+    assert matching(many, query, NOW)[0].title == best
 
 
 def test_the_same_memories_are_chosen_everywhere() -> None:
