@@ -14,7 +14,7 @@ from the second request on, by the model's first answer, too: many conversations
 from __future__ import annotations
 
 import hmac
-from collections.abc import Callable, MutableMapping
+from collections.abc import Callable, MutableMapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Final
@@ -136,19 +136,23 @@ class GiveMemories(Feature):
     async def _stored(self, request: Request, begins: Beginning) -> StoredBlock | None:
         """Return the block that the conversation was given, as the store has it or this process remembers it."""
         names = [name for name in (begins.answered, begins.name) if name]
+        given, is_stored = await self._look_up(request, begins, names)
+        if given is None:
+            return None
+        if not is_stored:
+            given = await self._save(request, begins, names[0], given)
+        self._cached[names[0]] = given
+        return given
+
+    async def _look_up(
+        self, request: Request, begins: Beginning, names: Sequence[bytes]
+    ) -> tuple[StoredBlock | None, bool]:
+        """Return the block under the first of *names* that has one, and True if the store has it under the first."""
         found = await self._records.newest(request.tenant, begins.name, ROUTE, names)
         if found is not None:
             index, value = found
-            given = block.decode(value)
-            if given is not None and names[index] != names[0]:
-                given = await self._save(request, begins, names[0], given)
-        else:
-            given = next((self._cached[name] for name in names if name in self._cached), None)
-            if given is not None:
-                given = await self._save(request, begins, names[0], given)
-        if given is not None:
-            self._cached[names[0]] = given
-        return given
+            return block.decode(value), index == 0
+        return next((self._cached[name] for name in names if name in self._cached), None), False
 
     def _is_repeated(self, given: StoredBlock | None) -> bool:
         return given is not None and abs(self._now() - given.given_at) < REPEATED_SECONDS

@@ -100,19 +100,33 @@ def score(memory: Memory, query: str, terms: Sequence[tuple[str, bool]], now: fl
 def _match(memory: Memory, query: str, terms: Sequence[tuple[str, bool]]) -> int:
     """Return the weight of what *memory* has of *query*."""
     title, content = memory.title.casefold(), memory.content.casefold()
-    phrase, total = query.strip().casefold(), 0
-    if phrase and phrase == title:
-        total += PHRASE_IS_TITLE
-    elif phrase and phrase in title:
-        total += PHRASE_IN_TITLE
-    elif phrase and phrase in content:
-        total += PHRASE_IN_CONTENT
-    for term, is_name in terms:
-        if term in title:
-            total += NAME_IN_TITLE if is_name else TERM_IN_TITLE
-        elif term in content:
-            total += NAME_IN_CONTENT if is_name else TERM_IN_CONTENT
-    return total
+    in_terms = sum(_term_weight(term, title, content, is_name=is_name) for term, is_name in terms)
+    return in_terms + _phrase_weight(query.strip().casefold(), title, content)
+
+
+def _phrase_weight(phrase: str, title: str, content: str) -> int:
+    """Return the weight of the query as a whole."""
+    if not phrase:
+        return 0
+    if phrase == title:
+        return PHRASE_IS_TITLE
+    if phrase in title:
+        return PHRASE_IN_TITLE
+    if phrase in content:
+        return PHRASE_IN_CONTENT
+    return 0
+
+
+def _term_weight(term: str, title: str, content: str, *, is_name: bool) -> int:
+    """Return the weight of one word of the query."""
+    in_title, in_content = TERM_IN_TITLE, TERM_IN_CONTENT
+    if is_name:
+        in_title, in_content = NAME_IN_TITLE, NAME_IN_CONTENT
+    if term in title:
+        return in_title
+    if term in content:
+        return in_content
+    return 0
 
 
 def _age(memory: Memory, now: float) -> int:
