@@ -36,6 +36,7 @@ _NO_MORE: Final = 0.0
 
 _NO_DESCRIPTOR: Final = (errno.EMFILE, errno.ENFILE)
 
+_CHUNKED: Final = "chunked"
 _LONGEST_CACHED_NAME: Final = 64
 """Bytes of a header's name that is cached, at most."""
 
@@ -403,28 +404,26 @@ def _end_to_end(response: PooledResponse | AbortingResponse) -> tuple[list[tuple
 
     The ``x-ullage-*`` headers of another Ullage behind this one are left out: they would be taken for ours.
     """
+    parsed = response.headers
+    is_framed = "Content-Length" in parsed or _CHUNKED in ",".join(parsed.getall("Transfer-Encoding", ())).lower()
     named: frozenset[bytes] = frozenset()
-    if "Connection" in response.headers:
-        values = ",".join(response.headers.getall("Connection"))
+    if "Connection" in parsed:
+        values = ",".join(parsed.getall("Connection"))
         named = frozenset(token.strip().lower().encode() for token in values.split(","))
     headers = []
-    is_framed = False
     # The raw ones: the parser gives well-known names its own spelling.
     for raw_name, value in response.raw_headers:
         look_up = _named_cached if len(raw_name) <= _LONGEST_CACHED_NAME else _named
-        name, passes, may_frame = look_up(raw_name)
-        if may_frame and (raw_name.lower() == b"content-length" or b"chunked" in value.lower()):
-            is_framed = True
+        name, passes = look_up(raw_name)
         if passes and not (named and raw_name.lower() in named):
             headers.append((name, value.decode("utf-8", "surrogateescape")))
     return headers, is_framed
 
 
-def _named(raw: bytes) -> tuple[str, bool, bool]:
-    """Return a header's name as text, True if it may go to the client, and True if it may say where the body ends."""
+def _named(raw: bytes) -> tuple[str, bool]:
+    """Return a header's name as text, and True if it may go to the client."""
     lower = raw.lower()
-    passes = lower not in _HOP_BY_HOP and not lower.startswith(_OWN_PREFIX)
-    return raw.decode("ascii", "replace"), passes, lower in (b"content-length", b"transfer-encoding")
+    return raw.decode("ascii", "replace"), lower not in _HOP_BY_HOP and not lower.startswith(_OWN_PREFIX)
 
 
 # Upstreams send the same names all day; long ones are not worth the memory.
