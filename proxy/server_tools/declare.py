@@ -6,8 +6,9 @@ A tool that is only of use in compacted views is added to those (``Feature.addit
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Final
+
+from msgspec import structs
 
 from proxy.core.apis.envelope import splice
 from proxy.core.decisions import Addition, MeasuredRequest
@@ -62,7 +63,7 @@ def _declared(
     body = splice(parsed.envelope, at, parsed.body[parsed.scan.start : parsed.scan.end], {"tools": array})
     server_tools = (*request.server_tools, *((name, ()) for name in names))
     prepared = (*request.prepared, stage)
-    return replace(request, body=body, prepared=prepared, server_tools=server_tools)
+    return structs.replace(request, body=body, prepared=prepared, server_tools=server_tools)
 
 
 def is_declared(request: Request, name: str) -> bool:
