@@ -29,16 +29,13 @@ from proxy.core.errors import NotFound
 from proxy.core.request import Mode, Request, session_in_body
 from proxy.core.tokens.budget import answer_reserve, input_limit
 from proxy.engine.learned_routes import KnownRoutes, RememberedRoute
-from proxy.engine.prefix_hasher import PREFIX_FROM, Prefix, PrefixHasher, scope_of
+from proxy.engine.reading import PREFIX_FROM, Prefix, PrefixHasher, scope_of
 
 TOOLS_ALLOWANCE: Final = 512
 """Tokens that a provider's own rendering of tools may add to what their bytes bound."""
 
 MOST_BYTES: Final = 262_144
 """Bodies up to this size are checked; larger ones are soon known by their prefix anyway."""
-
-GLANCED: Final = 8_192
-"""Bytes of a body above which its model is first looked for at its beginning: a decode takes 1 us for each KB."""
 
 FIRST_MODEL: Final = re.compile(rb'[ \t\r\n]*+\{[ \t\r\n]*+"model"[ \t\r\n]*+:[ \t\r\n]*+"([ !#-\[\]-~]{1,256}+)"')
 """Matches the beginning of a body whose first member is its model, as many clients write it."""
@@ -310,6 +307,8 @@ class TextualBodies:
 
         Its list may lack items that were found to be textual.
         """
+        if len(body) > MOST_BYTES:
+            return None
         decoder = DECODERS[api]
         hasher = PrefixHasher(scope_of(tenant, api, "textual"), body)
         known = hasher.find(self._prefixes)
@@ -354,12 +353,11 @@ class QuickCheck:
         A request with server tools is always measured. Raises ``NotFound``.
         """
         body, options = request.body, request.options
-        if len(body) > GLANCED and await self._is_too_long(request):
-            return None
-        if PREFIX_FROM <= len(body) <= MOST_BYTES:
-            textual = self._bodies.decode(request.api, request.tenant, body)
-        else:
+        textual = None
+        if len(body) < PREFIX_FROM:
             textual = DECODERS[request.api].decode(body)
+        elif not await self._is_too_long(request):
+            textual = self._bodies.decode(request.api, request.tenant, body)
         if textual is None or request.server_tools:
             return None
         route = await self._routes.get(request, request.path_model or textual.model)
@@ -387,7 +385,10 @@ class QuickCheck:
         )
 
     async def _is_too_long(self, request: Request) -> bool:
-        """True if the body begins with its model, and has more bytes than any request that the quick check passes."""
+        """True if the body begins with its model, and has more bytes than any request that the quick check passes.
+
+        A long body is looked at so before it is decoded.
+        """
         model = FIRST_MODEL.match(request.body)
         if model is None or "off" in (self._mode, request.options.mode):
             return False

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
+from typing import Any, TypeVar
 
+import msgspec
 from msgspec.structs import replace
 from xxhash import xxh3_128
 
@@ -21,8 +23,9 @@ from proxy.core.tokens.tools import reads_declarations, tools_tokens
 from proxy.core.tool_calls import facts_of, join_written_results, with_written_call, with_written_result
 from proxy.core.tool_table import NO_TOOLS, ToolMap
 from proxy.engine.ports import Cache, Counter
-from proxy.engine.prefix_hasher import PREFIX_FROM, SEED, Prefix, PrefixHasher, name_in, scope_of
 from proxy.offload import LARGE, load_of, offload
+
+P = TypeVar("P", bound="Prefix")
 
 RECOUNTED = 1_024
 """Characters from which a text that stands in every view of a conversation is not counted again for each of them."""
@@ -31,16 +34,28 @@ SHORT, MOST_SHORT = 32, 40_000
 """Characters of a text, such as a tool's name, that one pass counts once, and how many of these it remembers."""
 
 MANY, LEAST_ITEM = 1_000, 16
-"""More items than the first that take fewer bytes than the second on average are refused.
-
-In none of the APIs is a message so short; each costs as much as one of hundreds of bytes.
-"""
+"""More items than the first that take fewer bytes than the second on average are refused: no API's message is so short.
+Each of them costs as much as one of hundreds of bytes."""
 
 REPEATED = 256
 """Bytes of an item that is looked for among the short ones of the same body before its digest is computed."""
 
-MOST_MEASURES = 1_024
-"""Ways of counting that are remembered. Clients name models, so they are bounded."""
+SEED = int.from_bytes(os.urandom(8), "big")
+"""Seeds the names under which texts are cached. These never leave the process, so a fast hash will do:
+https://github.com/Cyan4973/xxHash#performance-on-small-data. What is stored or sent has keyed cryptographic names."""
+
+MOST_MEASURES, MOST_SCOPES = 1_024, 4_096
+"""Ways of counting, and scopes of cached texts, that are remembered: clients name models and send credentials."""
+
+PREFIX_FROM = 8_192
+"""Bytes from which a body is worth remembering as a whole: below, reading it again costs as little."""
+
+
+class Prefix(msgspec.Struct):
+    """A body seen before, up to byte ``border``; ``digest`` is that of these bytes."""
+
+    border: int
+    digest: bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,11 +81,6 @@ class CountedBody:
     def system(self) -> int:
         """Tokens of all system text: the system items, and the members that hold such text."""
         return self.roles.system + self.members.system
-
-    @property
-    def media(self) -> int:
-        """Tokens of images and other media."""
-        return self.roles.media
 
     def layout(self) -> Layout:
         """The structure of the items, continued from that of a prefix of this body."""
@@ -330,7 +340,7 @@ class Reader:
 
     def tokens_of_tools(self, text: str, encoding: str, model: str) -> int:
         """Tokens of a tools array of ours, the same for every caller, as *model* reads it; counted once."""
-        name = xxh3_128(f"{_measure(encoding, model)}\0{text}".encode(), SEED).digest()
+        name = name_in(scope_of(b"", _measure(encoding, model)), text.encode())
         size = self._sizes.get(name)
         if size is None:
             size = self._sizes[name] = self.count_tools(encoding, model)(text)
@@ -369,7 +379,7 @@ class Reader:
                 key = name_in(scope, raw)
                 known = self._items.get(key)
                 if known is None or known.facts is UNREAD:
-                    known = self._items[key] = _with_facts(api_format, item, raw, count, self.tools)
+                    known = self._items[key] = with_facts(api_format, item, raw, count, self.tools)
                 items[index] = known
         if body.cached_prefix is not None:
             body.cached_prefix.items = tuple(items)
@@ -397,12 +407,48 @@ class Reader:
         return size
 
 
-def read_one(api_format: ApiFormat, raw: bytes, count: Callable[[str], int], tools: ToolMap) -> Item:
-    """The item of one slice with the facts of its calls and results. Raises ``InvalidRequest``."""
-    return _with_facts(api_format, api_format.read_item(raw, count), raw, count, tools)
+class PrefixHasher:
+    """Hashes a body once, to find its longest known prefix and to name a longer one.
+
+    A prefix is filed under the digest of its first 2^k bytes, 2^k being at least half of it: conversations that begin
+    alike differ there, and a longer body of the same conversation looks at no more than two such names.
+    """
+
+    def __init__(self, scope: Any, body: bytes) -> None:
+        self._body = memoryview(body)
+        self._marks = [(0, scope)]
+
+    def find(self, prefixes: Cache[bytes, P]) -> P | None:
+        """Return the longest known prefix whose bytes the body begins with."""
+        power = len(self._body).bit_length() - 1
+        found: P | None = None
+        for exponent in (power - 1, power):
+            candidate = prefixes.get(self.digest(1 << exponent))
+            fits = candidate is not None and candidate.border <= len(self._body)
+            if candidate and fits and self.digest(candidate.border) == candidate.digest:
+                found = candidate
+        return found
+
+    def file(self, prefixes: Cache[bytes, P], prefix: P) -> None:
+        """File *prefix*, up to which the body is known from now on."""
+        prefixes[self.digest(1 << (prefix.border.bit_length() - 1))] = prefix
+
+    def digest(self, end: int) -> bytes:
+        """Return the digest of the first *end* bytes, computed from the last point reached before them."""
+        at = len(self._marks) - 1
+        while self._marks[at][0] > end:
+            at -= 1
+        start, mark = self._marks[at]
+        if start < end:
+            mark = mark.copy()
+            mark.update(self._body[start:end])
+            self._marks.append((end, mark))
+        digest: bytes = mark.digest()
+        return digest
 
 
-def _with_facts(api_format: ApiFormat, item: Item, raw: bytes, count: Callable[[str], int], tools: ToolMap) -> Item:
+def with_facts(api_format: ApiFormat, item: Item, raw: bytes, count: Callable[[str], int], tools: ToolMap) -> Item:
+    """Return *item*, of the slice *raw*, with the facts of its calls and results."""
     if item.role == "system" or (item.role == "tool" and not item.answers):
         return item
     if item.role == "user":
@@ -416,7 +462,7 @@ def _read_numbers(api_format: ApiFormat, raw: bytes, count: Callable[[str], int]
     item = api_format.read_item(raw, count)
     if item.calls or (item.role == "tool" and item.answers):
         return replace(item, facts=UNREAD)
-    return _with_facts(api_format, item, raw, count, tools)
+    return with_facts(api_format, item, raw, count, tools)
 
 
 def _items_seen(prefix: CachedPrefix | None, where: Scan, measure: str) -> tuple[Item, ...]:
@@ -437,3 +483,17 @@ def _text(raw: bytes) -> str:
         return raw.decode()
     except UnicodeDecodeError:
         raise InvalidRequest("The request body is not valid UTF-8.") from None
+
+
+@lru_cache(MOST_SCOPES)
+def scope_of(tenant: bytes, *parts: str) -> Any:
+    """Return the hash that the names of this tenant's texts begin with; *parts* say what is cached under them."""
+    return xxh3_128(b"\0".join([tenant, *map(str.encode, parts), b""]), SEED)
+
+
+def name_in(scope: Any, raw: bytes) -> bytes:
+    """Return the name of *raw* in *scope*."""
+    named = scope.copy()
+    named.update(raw)
+    digest: bytes = named.digest()
+    return digest
