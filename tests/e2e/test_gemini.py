@@ -67,6 +67,7 @@ async def test_what_fits_passes_byte_for_byte(stub: StartStub, proxy: StartProxy
 
 
 @pytest.mark.parametrize("model", [MODEL, "gemini-3-pro-preview"])
+@pytest.mark.slow
 async def test_what_is_too_long_is_compacted(
     stub: StartStub, proxy: StartProxy, web: httpx.AsyncClient, model: str
 ) -> None:
@@ -85,6 +86,7 @@ async def test_what_is_too_long_is_compacted(
         assert isinstance(json.loads(answer.content), list)
 
 
+@pytest.mark.slow
 async def test_an_overflow_is_answered_with_something_smaller(
     stub: StartStub, proxy: StartProxy, web: httpx.AsyncClient
 ) -> None:
@@ -117,6 +119,7 @@ async def test_refusals_have_the_shape_of_the_api(stub: StartStub, proxy: StartP
     assert (await web.post(url_of(front), json=body_of(SHORT))).status_code == 500
 
 
+@pytest.mark.slow
 async def test_models_are_renamed_in_the_path(stub: StartStub, proxy: StartProxy, web: httpx.AsyncClient) -> None:
     """An alias, and a fallback, change the model in the path and nothing else; no model gets another's signature."""
     server = await stub(window=WINDOW, windows={"small": 2048})
@@ -165,6 +168,7 @@ async def test_a_key_in_the_query_is_a_credential(stub: StartStub, proxy: StartP
     assert KEY not in front.log.read_text()
 
 
+@pytest.mark.slow
 async def test_access_keys_and_an_upstream_key(stub: StartStub, proxy: StartProxy) -> None:
     """An access key in Google's header or in the query admits, and goes no further."""
     server = await stub(window=WINDOW)
@@ -181,6 +185,7 @@ async def test_access_keys_and_an_upstream_key(stub: StartStub, proxy: StartProx
         assert (refused.status_code, refused.json()["error"]["status"]) == (401, "UNAUTHENTICATED")
 
 
+@pytest.mark.slow
 async def test_tokens_are_counted_of_what_would_be_sent(
     stub: StartStub, proxy: StartProxy, web: httpx.AsyncClient
 ) -> None:
@@ -202,6 +207,7 @@ async def test_tokens_are_counted_of_what_would_be_sent(
     assert gemini.request_tokens(whole) > WINDOW
 
 
+@pytest.mark.slow
 async def test_googles_own_client(stub: StartStub, proxy: StartProxy) -> None:
     """Its chats, streams, counts and errors work as they do without the proxy."""
     server = await stub(window=WINDOW)
@@ -233,10 +239,8 @@ def _plain(history: list[types.Content]) -> list[dict[str, Any]]:
     return [content.model_dump(mode="json", by_alias=True, exclude_none=True) for content in history]
 
 
-async def test_a_fault_of_ours_costs_compression_only(
-    stub: StartStub, proxy: StartProxy, web: httpx.AsyncClient
-) -> None:
-    """With mode off the client's own bytes go to the model in the path, whatever they are."""
+async def test_mode_off_passes_the_clients_bytes(stub: StartStub, proxy: StartProxy, web: httpx.AsyncClient) -> None:
+    """They go to the model in the path, however long they are."""
     server: Stub = await stub(window=WINDOW)
     front = await proxy(server.root, window=WINDOW)
     server.rules = Rules(window=100 * WINDOW)
