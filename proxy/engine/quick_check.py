@@ -337,7 +337,7 @@ DECODERS: Final[Mapping[str, _Decoder]] = MappingProxyType(
         "responses": _Decoder(
             _Responses, _ResponsesItem, b"input", (_ROLE, b'"function_call_output"'), rb'"(?:model|input)"'
         ),
-        "gemini": _Decoder(_Gemini, _GeminiContent, b"contents", (b'"parts"',), rb'"(?:contents|generationConfig)"'),
+        "gemini": _Decoder(_Gemini, _GeminiContent, b"contents", (b'"parts"',), rb'"(?:model|contents)"'),
     }
 )
 
