@@ -337,7 +337,9 @@ DECODERS: Final[Mapping[str, _Decoder]] = MappingProxyType(
         "responses": _Decoder(
             _Responses, _ResponsesItem, b"input", (_ROLE, b'"function_call_output"'), rb'"(?:model|input)"'
         ),
-        "gemini": _Decoder(_Gemini, _GeminiContent, b"contents", (b'"parts"',), rb'"(?:model|contents)"'),
+        "gemini": _Decoder(  # "model" is also a role
+            _Gemini, _GeminiContent, b"contents", (_ROLE,), rb'"(?:model|contents)"[ \t\r\n]*+:'
+        ),
     }
 )
 
