@@ -36,6 +36,9 @@ WRITTEN = -1
 MOST_MENTIONS = 128
 """File names, and openings of quotations, that are stored of one text."""
 
+JSON_BEGINNINGS = ("{", "[", "\n", " ")
+"""The first character of a result that may be an object or a list in JSON."""
+
 LEAST_SPARE = 32
 """Characters of white space in a result below which it is left as it is."""
 
@@ -211,6 +214,9 @@ def _result(text: str, count: Callable[[str], int], *, failed: bool) -> Result:
     edges = text
     if len(text) > 2 * _EDGE:
         edges = text[:_EDGE] + "\n" + text[-_EDGE:]
+    spare = 0
+    if text.startswith(JSON_BEGINNINGS):
+        spare = _spare(text, count)
     folded = edges.lower()
     lines = text.count("\n") + (not text.endswith("\n") and bool(text))
     first, last = _numbers(edges, lines)
@@ -227,7 +233,7 @@ def _result(text: str, count: Callable[[str], int], *, failed: bool) -> Result:
         partial=any(word in folded for word in _PARTIAL),
         first=first,
         last=last,
-        spare=_spare(text, count),
+        spare=spare,
     )
 
 

@@ -137,9 +137,11 @@ class Stages:
         reduced = self._reduced_items(base)
         minified = dict(base.minified)
         for index in range(base.cut, boundary):
-            spare = _spare_tokens(self._items[index])
-            if spare and index not in reduced:
-                minified[index] = self._items[index].tokens - spare
+            item = self._items[index]
+            if index in reduced or item.facts is None or not item.answers:
+                continue
+            if spare := sum([result.spare for result in item.facts.results]):
+                minified[index] = item.tokens - spare
         if len(minified) == len(base.minified):
             return None
         compaction = structs.replace(
@@ -369,13 +371,6 @@ def shortest(item: Item) -> int:
     if item.tokens <= CLIP_FLOOR:
         return item.tokens
     return item.media + item.sealed
-
-
-def _spare_tokens(item: Item) -> int:
-    """Tokens of the white space in the JSON of an item's results."""
-    if not item.answers or item.facts is None:
-        return 0
-    return sum(result.spare for result in item.facts.results)
 
 
 def _lossless(boundary: int, compaction: Compaction) -> tuple[str, ...]:

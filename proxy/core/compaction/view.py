@@ -124,7 +124,9 @@ def write_texts(
     Texts that are the same as after *last*, the record before this one, keep that record's bytes. *summary* is a
     verified summary of the folded items by a model, empty if there is none.
     """
-    edits = _minified_items(original, compaction, last)
+    edits: dict[int, bytes] = {}
+    if compaction.minified:
+        edits |= _minified_items(original, compaction, last)
     edits |= _clipped_items(original, compaction, options.count)
     edits |= _placeholder_items(original, compaction, options, last)
     edits |= _truncated_items(original, compaction, options.count, last)
