@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from proxy.features.memories.memory import DAY_SECONDS, Memory
+from proxy.server_tools.ranking import UNSPACED
 
 MOST_MEMORIES: Final = 6
 MOST_WORKING: Final = 5
@@ -32,6 +33,14 @@ NAME_IN_TITLE, NAME_IN_CONTENT = 42, 24
 """Weights of each word of the query; names, such as ``src/app.py`` or ``MAX_ROWS``, count more."""
 
 SHORTEST_TERM: Final = 3
+"""Characters of a word that counts. Writing without spaces counts by pairs of characters."""
+
+DECISION_AGES: Final = ((7, 18), (30, 10))
+WORKING_AGES: Final = ((11, -35), (7, -20))
+"""Days, and the weight of a decision that is younger, or of a working memory that is older."""
+
+_UNSPACED: Final = re.compile(f"[{UNSPACED}]+")
+_TERM: Final = 3
 """Characters of a word that counts. Writing without spaces counts by pairs of characters."""
 
 DECISION_AGES: Final = ((7, 18), (30, 10))
