@@ -101,9 +101,12 @@ class SummaryAnswers(Feature):
         user_texts = [
             entry.user_text or entry.text for i, entry in entries.items() if items[i].role == "user" or entry.user_text
         ]
-        ends = [clip(text, int(word_tokens * WORD_SHARE), count) for text in (*user_texts[:1], *user_texts[1:][-1:])]
+        task, newest = (
+            clip(text, int(word_tokens * WORD_SHARE), count)
+            for text in ("".join(user_texts[:1]), "".join(user_texts[1:][-1:]))
+        )
         later = tuple(entry for i, entry in entries.items() if i >= summary.length)
-        folded = FoldedItems(later, tuple(user_texts[1:-1]), *ends)
+        folded = FoldedItems(later, tuple(user_texts[1:-1]), task, newest)
         return _encodable(
             render_block(folded, word_tokens + text_tokens + BLOCK_FRAME, text_tokens, count, summary.text)
         )
