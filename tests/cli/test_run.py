@@ -179,7 +179,8 @@ async def test_a_typed_signal_reaches_the_command_once(tmp_path: Path) -> None:
         while b"ready" not in seen:
             seen += await asyncio.to_thread(os.read, main, 1024)
     os.write(main, b"\x03")
-    assert await asyncio.wait_for(process.wait(), 30) == 41
+    await asyncio.wait_for(process.communicate(), 30)
+    assert process.returncode == 41
     os.close(main)
     os.close(terminal)
 

@@ -65,16 +65,17 @@ async def test_a_missing_worker_has_no_answer(folder: Path) -> None:
 async def test_a_stuck_worker_has_no_answer_after_a_while(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The page is shown without it."""
     monkeypatch.setattr("proxy.page.workers.ANSWER_SECONDS", 0.05)
-    has_question = asyncio.Event()
+    was_left = asyncio.Event()
 
     async def stuck(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        await reader.readline()
-        has_question.set()
-        await reader.read()
+        assert await reader.readline()
+        assert await reader.read() == b""
         writer.close()
+        await writer.wait_closed()
+        was_left.set()
 
     server = await asyncio.start_unix_server(stuck, folder / "page-1.sock")
     async with asyncio.timeout(5):
         assert await ask(folder / "page-1.sock", Question(), Changes) is None
-        await has_question.wait()
+        await was_left.wait()
     server.close()
