@@ -16,7 +16,7 @@ from proxy import settings as configuration
 from proxy.core.models import DEFAULT_ENCODING, ServerWindow
 from proxy.core.report import SummaryReport
 from proxy.engine.engine import Engine
-from proxy.features.opening import OpenHistory, open_history
+from proxy.features.opening import OpenHistory, open_all_routes, open_history
 from proxy.page.board import Reports
 from proxy.page.opening import LivePage
 from proxy.reload import STARTED, ConfigState, CurrentState
@@ -232,7 +232,7 @@ class Process:
             metrics = telemetry.exposition
         observers = (telemetry.observe, logs.request_done, *exports.observers)
         exchange = exports.traced_exchange(engine)
-        routes = history.open_routes
+        routes = open_all_routes(settings, store, history)
         server = Server(
             config,
             exchange,
