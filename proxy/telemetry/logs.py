@@ -12,7 +12,7 @@ import time
 import traceback
 from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from datetime import UTC, datetime
-from operator import attrgetter
+from operator import attrgetter, itemgetter
 from select import PIPE_BUF
 from types import TracebackType
 from typing import Any, Literal
@@ -48,6 +48,7 @@ _KEYS = tuple(field.log for field in _LOGGED)
 _VALUES = attrgetter(*("status" if field.name == DURATION else field.name for field in _LOGGED))
 _DURATION_AT = [field.name for field in _LOGGED].index(DURATION)
 _FOREIGN_AT = tuple(index for index, field in enumerate(_LOGGED) if field.foreign)
+_FOREIGN = itemgetter(*_FOREIGN_AT)
 _CONVERTED_AT = tuple((index, field.logged) for index, field in enumerate(_LOGGED) if field.logged is not None)
 
 _RequestLine = msgspec.defstruct(
@@ -126,8 +127,9 @@ class Logs:
             return
         values = list(_VALUES(report))
         values[_DURATION_AT] = duration
-        for index in _FOREIGN_AT:
-            if len(values[index]) > LONGEST_TEXT or not values[index].isprintable():
+        foreign = "".join(_FOREIGN(values))
+        if len(foreign) > LONGEST_TEXT or not foreign.isprintable():
+            for index in _FOREIGN_AT:
                 values[index] = _plain(values[index])
         for index, convert in _CONVERTED_AT:
             values[index] = convert(values[index])
