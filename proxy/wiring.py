@@ -133,7 +133,9 @@ def open_exports(settings: Settings, worker: int) -> Exports:
     """
     wanted = settings.telemetry
     budget_log = open_budget_log(wanted.budget_log.path, wanted.budget_log.max_bytes, wanted.budget_log.files, worker)
-    return Exports(budget_log, open_traces(configuration.version()) if wanted.traces else None)
+    if not wanted.traces:
+        return Exports(budget_log)
+    return Exports(budget_log, open_traces(configuration.version()))
 
 
 def windows_status(catalogue: Catalogue, learned: LearnedRoutes, now: float) -> dict[str, list[dict[str, object]]]:
@@ -186,7 +188,13 @@ def _policy(settings: Settings) -> Policy:
     rules = CompactionRules(
         Marks(wanted.high_mark, wanted.soft_mark, wanted.effective_low_mark, wanted.low_mark_chats),
         _shares(settings),
-        EnabledStages(stages.fold.enabled, stages.drop.enabled, stages.clip.enabled, stages.tools.enabled),
+        EnabledStages(
+            minify=wanted.minify,
+            fold=stages.fold.enabled,
+            drop=stages.drop.enabled,
+            clip=stages.clip.enabled,
+            tools=stages.tools.enabled,
+        ),
         allocation,
         _prune_pass(stages),
         _truncate_limits(stages),
