@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
+from msgspec.structs import replace as replace_struct
 
 from proxy.core.advice import (
     LONGEST_TARGET,
@@ -103,6 +105,9 @@ def test_what_was_folded_or_cut_is_no_part_of_the_view() -> None:
     parts = list(item_parts(view))
     assert parts
     assert min(part.index for part in parts) >= cut
+    assert view.edits.record is not None
+    record = replace_struct(view.edits.record, edits={parts[0].index: b"{}"})
+    assert list(item_parts(replace(view, edits=replace(view.edits, record=record)))) == parts[1:]
 
 
 @pytest.mark.parametrize("total", [0, 100])

@@ -94,6 +94,18 @@ def test_no_query_is_looked_for_in_more_parts_than_so_many(query: str) -> None:
     assert all(phrases) or not query
 
 
+def test_a_long_query_has_its_first_words_only() -> None:
+    """And itself as a whole."""
+    words = [f"word{at}x" for at in range(2 * MOST_QUERY_WORDS)]
+    assert _phrases(" ".join(words)) == [*words[:MOST_QUERY_WORDS], " ".join(words)]
+
+
+def test_of_equal_texts_the_later_is_better() -> None:
+    """It is nearer to what the model is doing."""
+    ranking = ranked("kingfisher", ["", "", ""], ["kingfisher", "x", "kingfisher"], with_neighbours=False)
+    assert [index for index, _ in ranking] == [2, 0]
+
+
 @given(st.lists(st.text(max_size=40), max_size=8), st.text(min_size=1, max_size=20))
 def test_every_place_is_inside_its_item(texts: list[str], query: str) -> None:
     """Any query over any texts gives each piece at most once, and a position in it."""

@@ -63,6 +63,13 @@ def test_a_sentence_before_the_user_speaks_is_worth_more() -> None:
     assert [bool(line) for line in answered[8:]] == [True, False]
 
 
+def test_a_conclusion_is_worth_more() -> None:
+    """Of two sentences with as many new words, the one that draws a conclusion is shown."""
+    plain, concluding = "Postgres drops advisory locks.", "Always keep advisory locks."
+    for text in (f"{plain} {concluding}", f"{concluding} {plain}"):
+        assert steps_of(spoken(text)).lines(200) == [concluding]
+
+
 def test_a_silent_round_shows_its_calls() -> None:
     """A round without words is its calls with their first arguments."""
     assert steps_of(spoken("", ("run", '{"command": "make"}'))).lines(50) == ["run(make)"]

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from proxy.features.deferred_tools.search import NAME
+from proxy.features.deferred_tools.search import NAME, reserve
 from tests.conftest import StartStub
 from tests.stub import Answer, Call
 from tests.stub.faults import NO_FAULT, error
@@ -70,6 +70,7 @@ async def test_a_request_that_would_be_refused_is_served(
     assert second.tools[: len(first.tools)] == first.tools
     assert WANTED in second.tools
     assert door.reports[0].recalls == 1
+    assert door.reports[0].window == WINDOW - reserve(WINDOW, 4_000), "the rest is for tools that a search adds"
     assert "deferred_tools" in door.reports[0].stages
     assert door.faults == []
 
