@@ -85,6 +85,13 @@ async def test_a_target_is_held() -> None:
     assert (shared["outcome"], shared["stages"]) == ("compacted", ["fold"])
 
 
+async def test_a_target_that_only_guesses_exceed_is_refused() -> None:
+    """A provider would judge them; whoever names a target wants no view that may be larger."""
+    image = {"type": "image_url", "image_url": {"url": "https://images.test/a.png"}}
+    with pytest.raises(UllageError, match="raise target"):
+        await ask(replica(), messages=[{"role": "user", "content": [image]}], target=300)
+
+
 async def test_without_a_window_nothing_is_made_smaller() -> None:
     """The answer is what was sent, counted, and says why."""
     messages = conversation(3)
