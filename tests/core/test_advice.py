@@ -46,7 +46,7 @@ def advice_of(messages: list[dict], **members: object) -> Advice | None:
 
 
 def test_one_large_result_is_named_with_its_call() -> None:
-    """By the tool and its path, and with its share of the input."""
+    """The advice has the tool, the path, and the share of the input."""
     advice = advice_of(calling("read_file", {"path": "dist/bundle.js"}, log(1, 3000)))
     assert advice is not None
     assert (advice.kind, advice.tool, advice.target) == ("tool result", "read_file", "dist/bundle.js")
@@ -71,7 +71,7 @@ def test_a_long_target_keeps_its_end() -> None:
 
 
 def test_a_result_without_its_call_has_no_name() -> None:
-    """As in a history that was cut by its client."""
+    """In a history that its client has cut, a result may stand without its call."""
     call, result = calling("read_file", {"path": "x"}, log(1, 3000))[1:]
     call["tool_calls"][0]["id"] = "another"
     advice = advice_of([{"role": "user", "content": "Go."}, call, result])
@@ -87,7 +87,7 @@ def test_large_system_text_is_more_than_the_largest_message() -> None:
 
 
 def test_many_small_results_are_named_together() -> None:
-    """Where no part alone is large, the largest region says it."""
+    """If no single part is large, the advice names the largest region."""
     advice = advice_of(LONG)
     assert advice is not None
     assert advice.kind == "tool"

@@ -81,7 +81,7 @@ def test_an_edit_of_a_folded_item_saves_nothing_more() -> None:
 
 
 def test_each_section_of_a_block_is_told_apart() -> None:
-    """By the headings that the block itself has; together they are the whole block."""
+    """Sections are recognised by the block's own headings, and together they are the whole block."""
     entries = (
         ItemText("assistant", "I read the ledger.", calls=(("read_file", '{"path": "src/ledger.py"}'),)),
         ItemText("tool", "", results=(("Error: rotate_ledger_412 failed at 10:42", False),)),

@@ -27,7 +27,7 @@ def steps_of(*entries: ItemText, known: str = "") -> Steps:
 
 
 def test_a_line_is_the_sentence_that_says_most() -> None:
-    """What stands in every round gives way to what stands in one."""
+    """A sentence of one round wins over a sentence that every round has."""
     facts = ["The mutex is released twice.", "Postgres drops the advisory lock.", "A retry hides the timeout."]
     lines = steps_of(*(spoken(f"{OPENER} {fact} {OPENER}") for fact in facts)).lines(200)
     assert lines == facts

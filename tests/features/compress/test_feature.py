@@ -110,7 +110,7 @@ async def test_without_a_window_nothing_is_made_smaller() -> None:
     ],
 )
 async def test_a_refusal_has_the_shape_of_the_api(members: dict[str, Any], api: str) -> None:
-    """What cannot fit, or cannot be read, is refused as the API of the body does."""
+    """A body that cannot fit, or cannot be read, is refused in the shape of its own API."""
     body = json.dumps({"model": "m", **members}).encode()
     outcome = await replica().engine.exchange(Request("chat", body, TENANT, "r", purpose="compress"))
     assert isinstance(outcome, Refusal)

@@ -109,7 +109,7 @@ async def test_a_tool_that_was_called_stays(stub: StartStub, tmp_path: Path, api
 @every
 @pytest.mark.parametrize("case", ["few tools", "own name", "a choice", "a form", "unknown window"])
 async def test_other_requests_are_left_alone(stub: StartStub, tmp_path: Path, api: str, case: str) -> None:
-    """What has room, and what no search may be added to, is as it is without the feature."""
+    """A request whose tools have room, or to which no search may be added, is sent as without the feature."""
     server = await stub(window=200_000, wording=WORDING[api])
     server.script = model_answering(Answer("Yes."))
     tools, members, settings = many_tools(), dict[str, Any](), dict[str, Any]()
