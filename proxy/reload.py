@@ -20,7 +20,7 @@ from proxy.settings import Overrides, Problem, Settings, SettingsError, load, se
 from proxy.telemetry.logs import Logs
 
 WATCH_SECONDS: Final = 2.0
-"""Interval at which the file is looked at: one system call."""
+"""Seconds between two looks at the file: one system call each."""
 
 RESTART: Final = ("server.host", "server.port", "server.workers", "server.limits", "store", "telemetry")
 """Settings whose value at the start of the process is used to its end."""
