@@ -604,6 +604,8 @@ GEMINI = [
                         {"text": "so"}),
         edit=results_replaced("X", "Y"),
         gives=parts(answer("f", {"output": "X"}, id="x"), answer("g", {"output": "Y"}), {"text": "so"})),
+    row("gemini", parts(answer("f", {"a": 1}), answer("g", {"b": 2})), edit=results_replaced('{"a":1}', "Y"),
+        gives=parts(answer("f", {"a": 1}), answer("g", {"output": "Y"}))),
     # Every place a client can put a long text is clipped to what was asked for.
     *[row("gemini", element, edit=clipped(300), gives=Tokens(150, 300)) for element in (
         parts({"text": LONG}, {"inlineData": {"mimeType": "image/png", "data": _PNG}}, {"text": "short"}),

@@ -334,13 +334,15 @@ def marker(raw: bytes) -> bytes:
 def with_results(raw: bytes, texts: Sequence[str], *, media: bool = False) -> bytes:
     """Return the content with *texts* in place of what its tool results say; every other byte stays as it is.
 
-    With *media* the parts of a result that hold images and files stay.
+    With *media* the parts of a result that hold images and files stay. A result that says its text already stays whole.
     """
     parts = decode(raw)["parts"]
     results = [(at, part) for at, part in enumerate(parts) if isinstance(part, dict) and _kind(part) == "result"]
     values: dict[Path, str] = {}
     for (at, part), text in zip(results, texts, strict=True):
-        value = {**_value(part), "response": {"output": text}}
+        value = dict(_value(part))
+        if text != _result_text(value.get("response")):
+            value["response"] = {"output": text}
         if not media:
             value.pop("parts", None)
         values["parts", at, _key(part)] = quoted(value)
