@@ -188,7 +188,13 @@ def _policy(settings: Settings) -> Policy:
     rules = CompactionRules(
         Marks(wanted.high_mark, wanted.soft_mark, wanted.effective_low_mark, wanted.low_mark_chats),
         _shares(settings),
-        EnabledStages(stages.fold.enabled, stages.drop.enabled, stages.clip.enabled, stages.tools.enabled),
+        EnabledStages(
+            minify=wanted.minify,
+            fold=stages.fold.enabled,
+            drop=stages.drop.enabled,
+            clip=stages.clip.enabled,
+            tools=stages.tools.enabled,
+        ),
         allocation,
         _prune_pass(stages),
         _truncate_limits(stages),
