@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from proxy.features.memories.memory import DAY_SECONDS, Memory
+from proxy.server_tools.ranking import UNSPACED
 
 MOST_MEMORIES: Final = 6
 MOST_WORKING: Final = 5
@@ -38,7 +39,7 @@ DECISION_AGES: Final = ((7, 18), (30, 10))
 WORKING_AGES: Final = ((11, -35), (7, -20))
 """Days, and the weight of a decision that is younger, or of a working memory that is older."""
 
-_UNSPACED: Final = re.compile("[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff]+")
+_UNSPACED: Final = re.compile(f"[{UNSPACED}]+")
 _TERM: Final = re.compile(r"[\w./:@#-]+")
 _NAME: Final = re.compile(r"\w[./_:@#-]\w|\d[a-z]|[a-z]\d|[a-z][A-Z]|[A-Z]{2,}")
 

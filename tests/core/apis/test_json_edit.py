@@ -19,6 +19,7 @@ from proxy.core.apis.json_edit import (
     extended_list,
     leaves,
     locate,
+    minified,
     with_fewer_parts,
     with_model,
     with_replaced_texts,
@@ -166,3 +167,32 @@ def test_only_the_name_changes(body: bytes, edited: bytes) -> None:
 def test_what_has_no_name_stays(body: bytes) -> None:
     """A body that is no object, or names no model, is passed as it is."""
     assert with_model(body, "own") is body
+
+
+@given(written())
+def test_minified_json_parses_to_the_same_value(case: tuple[Any, str]) -> None:
+    """However it is indented: the same value, never longer, and the same again."""
+    value, text = case
+    shorter = minified(text)
+    assert json.loads(shorter) == value
+    assert len(shorter) <= len(text)
+    assert minified(shorter) == shorter
+
+
+@pytest.mark.parametrize(
+    ("text", "shorter"),
+    [
+        ('{\n  "a": [1.0, 1e400, 12345678901234567890123]\n}\n', '{"a":[1.0,1e400,12345678901234567890123]}'),
+        ('[ "a  b", "\\u00e9\\n" , "" ]', '["a  b","\\u00e9\\n",""]'),
+        ('{"a": 1, "a": 2}', '{"a":1,"a":2}'),
+        ("{ not json }", "{ not json }"),
+        ('{"a": 1} trailing', '{"a": 1} trailing'),
+        ("plain  text", "plain  text"),
+        ('"a  b"', '"a  b"'),
+        ('{"a":  "\ud800"}', '{"a":  "\ud800"}'),
+        ("[ " * 5_000, "[ " * 5_000),
+    ],
+)
+def test_what_minified_json_keeps(text: str, shorter: str) -> None:
+    """Numbers and strings as they are spelled, keys that come twice, and every text that is no JSON."""
+    assert minified(text) == shorter
