@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from heapq import heapify, heappop, heappush, nsmallest
-from itertools import islice
+from itertools import chain
 from math import log2
 
 from proxy.core.compaction.arguments import command_of, plain_arguments
+from proxy.core.compaction.name_ranking import Shown, Sizes, best_by_length, ranked
 from proxy.core.compaction.spoken_names import dates, is_meaningless, proper_names, without_line_numbers
 from proxy.core.conversation import ItemText
 
@@ -37,23 +37,14 @@ CALLED = 1.5
 OLDEST = 0.6
 """The worth of a mention at the very beginning, as a share of the worth of one at the end."""
 
-ROUGH, SMOOTH = 3.0, 2.0
-"""Tokens added to the size of a name, so that the shortest do not always win: to a guessed size, to a counted one."""
-
 LABEL = 6
 """Tokens of the words around an error line or a command."""
 
 LONGEST = 160
 """Most characters of a token, an error line or a command. A longer one is data, not a name."""
 
-MOST_MISSES = 20
-"""Entries in all that may be too long for the room before no further one is tried."""
-
 MOST_PIECES = 50_000
 """Distinct pieces of text whose names are remembered while one digest is made: some 10 MB."""
-
-_STEP = 16_384
-"""Numbers that are sorted at once."""
 
 _WINDOW = 65_536
 """Characters of a text that are searched at a time; of a result, all that are searched for an error line."""
@@ -115,12 +106,6 @@ TIME = 0.3
 _MARKS = ".,:;!?…。，：；！？-"
 """Marks around a piece of text that are no part of it."""
 
-_FRAGMENT = re.compile(r"[\W_]?[^\W\d_]+(?:'[^\W\d_]+)?|\d{1,3}|[\W_]+")
-"""A part of ASCII text that takes a token at least: vocabularies join no letters with digits, and no four digits.
-
-See the patterns in https://github.com/openai/tiktoken/blob/main/tiktoken_ext/openai_public.py
-"""
-
 _QUOTED = re.compile(r"[「『《【“]([^」』》】”\n]{2,40})[」』》】”]")
 _FAILURE = re.compile(
     r"\b(?:error|failed|failure|exception|traceback|fatal|cannot|denied|not found)\b|错误|失败|エラー", re.I
@@ -163,23 +148,23 @@ def digest_of(entries: Sequence[ItemText], tokens: int, count: Count, known: str
     """The best digest of *entries* in at most about *tokens*. Names that the text *known* holds are left out."""
     names = _Names()
     names.read(entries)
-    sized = _Sized(count)
+    sized = Sizes(count)
     errors = sized.fill(_error_lines(entries), int(tokens * ERROR_SHARE))
     commands = sized.fill(_commands(entries), int(tokens * COMMAND_SHARE))
     room = tokens - sum(sized(line) + LABEL for line in (*errors, *commands))
-    shown = _Shown(known)
+    shown = Shown(known)
     files = sized.fill(filter(shown.is_new, _files(entries)), int(room * FILE_SHARE))
     room -= sum(map(sized, files))
-    other_worths = _best_by_length(names.worths(), max(0, tokens))
-    number_worths = {name: other_worths.pop(name) for name in filter(names.is_number, list(other_worths))}
+    other_worths = best_by_length(names.worths(), max(0, tokens))
+    number_worths = {name: other_worths.pop(name) for name in names.numbers().intersection(other_worths)}
     # Searching a long known text is not cheap: it is searched only for names that are about to be shown.
-    ranked_numbers = filter(shown.is_new, _ranked(number_worths, sized))
+    ranked_numbers = filter(shown.is_new, ranked(number_worths, sized))
     number_share = NUMBER_SHARE
     if names.is_chat:
         number_share = CHAT_NUMBER_SHARE
     numbers = sized.fill(ranked_numbers, int(room * number_share))
     room -= sum(map(sized, numbers))
-    others = sized.fill(filter(shown.is_new, _ranked(other_worths, sized)), room)
+    others = sized.fill(filter(shown.is_new, ranked(other_worths, sized)), room)
     room -= sum(map(sized, others))
     if room > LABEL:
         numbers += sized.fill(ranked_numbers, room)
@@ -214,9 +199,9 @@ class _Names:
                 self._add(name, CALLED, recency)
                 self._add(plain_arguments(arguments), CALLED, recency)
 
-    def is_number(self, name: str) -> bool:
-        """True if *name* was first mentioned as a number."""
-        return name in self._pieces.numbers and name not in self._titles
+    def numbers(self) -> set[str]:
+        """The names that were first mentioned as numbers."""
+        return self._pieces.numbers - self._titles
 
     def worths(self) -> dict[str, float]:
         """The worth of each name: the sum over its kinds of mention, in each of which a further one counts less."""
@@ -227,7 +212,7 @@ class _Names:
                 mentioned[name] = mentioned.get(name, 0.0) + worth_of[number]
         recency = self.recency
         worths = {name: worth * recency[name] for name, worth in mentioned.items()}
-        for name in filter(_TIME.fullmatch, filter(self.is_number, worths)):
+        for name in filter(_TIME.fullmatch, self.numbers()):
             worths[name] *= TIME
         return worths
 
@@ -270,106 +255,6 @@ class _Names:
         return names.union(titles)
 
 
-def _best_by_length(worths: dict[str, float], most: int) -> dict[str, float]:
-    """The *most* names of *worths* with the highest worth per token, their tokens guessed by their length."""
-    if len(worths) <= most:
-        return worths
-    per_token = [worth / (len(name) / 4 + ROUGH) for name, worth in worths.items()]
-    least = _nth_highest(per_token, most + 1)
-    ranked = list(zip(worths, per_token, strict=True))
-    best = [name for name, worth in ranked if worth > least]
-    best += nsmallest(most - len(best), [name for name, worth in ranked if worth == least])
-    return {name: worths[name] for name in best}
-
-
-def _nth_highest(values: Iterable[float], number: int) -> float:
-    """The value at this *number* from the highest; sorted in steps, because no other thread runs during a sort."""
-    highest: list[float] = []
-    remaining = iter(values)
-    while step := list(islice(remaining, _STEP)):
-        highest = sorted(highest + step, reverse=True)[:number]
-    return highest[-1]
-
-
-def _ranked(worths: Mapping[str, float], size: Callable[[str], int]) -> Iterator[str]:
-    """The names of *worths* by their worth per token, the highest first.
-
-    Tokens are counted only of names that can be next: of those whose fewest tokens make them worth more per token than
-    the best one that was counted.
-    """
-    uncounted = [(-worth / (fewest_tokens(name) + SMOOTH), name) for name, worth in worths.items()]
-    heapify(uncounted)  # rather than sorted: few of thousands of names are shown
-    counted: list[tuple[float, str]] = []
-    while uncounted:
-        least, name = heappop(uncounted)
-        while counted and counted[0][0] < least:
-            yield heappop(counted)[1]
-        heappush(counted, (-worths[name] / (size(name) + SMOOTH), name))
-    yield from [name for _, name in sorted(counted)]
-
-
-def fewest_tokens(name: str) -> int:
-    """The fewest tokens that *name* can take with the comma and the space behind it."""
-    if name.isdecimal():
-        return 3
-    if not name.isascii():
-        return 2
-    return len(_FRAGMENT.findall(f"{name},")) + 1
-
-
-class _Sized:
-    """Counts the tokens of lines as parts of a list, each line once."""
-
-    def __init__(self, count: Count) -> None:
-        self._count = count
-        self._sizes: dict[str, int] = {}
-
-    def __call__(self, line: str) -> int:
-        size = self._sizes.get(line)
-        if size is None:
-            size = self._sizes[line] = self._count(f"{line}, ")
-        return size
-
-    def fill(self, candidates: Iterable[str], tokens: int) -> list[str]:
-        """The first of *candidates* that together take at most *tokens*. One that is too long is skipped."""
-        chosen: list[str] = []
-        misses = 0
-        for candidate in candidates:
-            size = self(candidate)
-            if size <= tokens:
-                chosen.append(candidate)
-                tokens -= size
-            else:
-                misses += 1
-            if tokens < 2 or misses > MOST_MISSES:
-                break
-        return chosen
-
-
-class _Shown:
-    """Names that need no entry: those in a known text, and those shown before, also inside a longer one.
-
-    ``_parts`` are all three and all four characters in a row of what was shown: most new names begin with others, and
-    need not be searched for.
-    """
-
-    def __init__(self, known: str) -> None:
-        self._known = known
-        self._shown = ""
-        self._parts: set[str] = set()
-
-    def is_new(self, name: str) -> bool:
-        """True if *name* is not shown yet. It counts as shown from now on."""
-        may_be_shown = len(name) < 3 or name[:4] in self._parts
-        if (may_be_shown and name in self._shown) or name in self._known:
-            return False
-        self._shown += f"{name}\n"
-        for at in range(len(name) - 2):
-            self._parts.add(name[at : at + 3])
-            self._parts.add(name[at : at + 4])
-        return True
-
-
 def quoted(text: str) -> str:
     """*text* in quotation marks that nothing inside it can end."""
     inside = text.replace("“", "'").replace("”", "'")
@@ -386,54 +271,49 @@ class _Pieces:
         self.numbers: set[str] = set()
         self._names: dict[str, tuple[str, ...]] = {}
 
-    def names_in(self, pieces: Iterable[str]) -> set[str]:
+    def names_in(self, pieces: set[str]) -> set[str]:
         """The names in *pieces*."""
-        all_names: set[str] = set()
         known = self._names
-        for piece in pieces:
-            names = known.get(piece)
-            if names is None:
-                names = self._search(piece)
-                if len(known) < MOST_PIECES and len(piece) <= LONGEST:
-                    known[piece] = names
-            if names:
-                all_names.update(names)
-        return all_names
+        unknown = pieces.difference(known)
+        names = set(chain.from_iterable(map(known.__getitem__, pieces - unknown)))
+        searched = {piece: self._search(piece) for piece in unknown}
+        names.update(chain.from_iterable(searched.values()))
+        if len(known) + len(searched) <= MOST_PIECES:
+            known.update(searched)
+        return names
 
     def _search(self, piece: str) -> tuple[str, ...]:
         """*piece* itself, without the marks around it, if it is a name or a number, else those inside it."""
         token = piece.strip(_MARKS)
         if not 2 < len(token) <= LONGEST:
             return ()
+        if not token.isalnum():
+            return self._search_with_signs(token)
         if token.isdecimal():
             self.numbers.add(token)
             return (token,)
-        if token.isalnum():
-            word = _WORD.fullmatch(token)
-            if word is None or word.lastgroup == "plain":
-                return ()
-            return (token,)
+        word = _WORD.fullmatch(token)
+        if word is None or word.lastgroup is not None:
+            return ()
+        return (token,)
+
+    def _search_with_signs(self, token: str) -> tuple[str, ...]:
+        """*token*, which has signs in it, if it is a name or a number as a whole, else the names inside it."""
         whole = _WHOLE.fullmatch(token)
         if whole is None:
             return self._search_inside(token)
-        return self._search_whole(token, whole.lastgroup)
-
-    def _search_whole(self, token: str, kind: str | None) -> tuple[str, ...]:
-        """The names in *token*, which is as a whole of this *kind*: a group of ``_WHOLE``, None for other names."""
-        if is_meaningless(token):
+        kind = whole.lastgroup
+        if kind == "plain" or is_meaningless(token):
             return ()
-        match kind:
-            case "plain":
-                return ()
-            case "line":
-                path, _, number = token.rpartition(":")
-                if len(number) < 3:
-                    return (path,)
-                self.numbers.add(number)
-                return path, number
-            case "number":
-                self.numbers.add(token)
-        return (token,)
+        if kind == "number":
+            self.numbers.add(token)
+        if kind != "line":
+            return (token,)
+        path, number = token[: whole.start("line") - 1], whole["line"]
+        if len(number) < 3:
+            return (path,)
+        self.numbers.add(number)
+        return path, number
 
     def _search_inside(self, token: str) -> tuple[str, ...]:
         """The names and numbers inside *token*."""

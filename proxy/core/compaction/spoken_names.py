@@ -60,7 +60,9 @@ def proper_names(text: str) -> list[str]:
 
 def is_meaningless(name: str) -> bool:
     """True for escapes, abbreviations and HTML tags that look like names."""
-    return name.startswith("\\") or name in _ABBREVIATIONS or _END_TAG.fullmatch(name) is not None
+    if name[0] == "/":
+        return _END_TAG.fullmatch(name) is not None
+    return name[0] == "\\" or name in _ABBREVIATIONS
 
 
 def without_line_numbers(text: str) -> str:
