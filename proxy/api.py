@@ -1,8 +1,8 @@
 """Fits requests into their model's window from Python, without a server and without a network.
 
-``fit`` plans one request. ``Fitter`` stays open for a conversation: what it compacted once has the same words when more
-items follow, so that a provider's prompt cache goes on being useful. Both plan with the proxy's own engine, and what
-they return is what ``POST /v1/compress`` answers.
+``fit`` plans one request. ``Fitter`` stays open for a conversation: a compacted part has the same words when more items
+follow, so that a provider's prompt cache stays useful. Both plan with the proxy's own engine, as ``POST /v1/compress``
+does.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, Self
+from typing import Any, Final, Self, TypedDict, Unpack
 
 import msgspec
 
@@ -27,22 +27,32 @@ from proxy.settings import SettingsError, load
 from proxy.tokenizers import Tokenizers
 from proxy.upstream_wiring import open_catalogue
 
-__all__ = ["ContextTooLong", "Fitted", "Fitter", "InvalidRequest", "SettingsError", "UllageError", "fit", "fit_async"]
+__all__ = [
+    "ContextTooLong",
+    "FitOptions",
+    "Fitted",
+    "Fitter",
+    "InvalidRequest",
+    "SettingsError",
+    "UllageError",
+    "fit",
+    "fit_async",
+]
 
 CALLER: Final = bytes(32)
 """The only caller: the program itself."""
 
 FIGURES: Final = ("tokens_saved", "compression_ratio", "transforms_applied")
-"""Members of the answer of ``/v1/compress`` that follow from others."""
+"""Members of the answer of ``/v1/compress`` that can be computed from its others: they are left out."""
 
 
 @dataclass(frozen=True, slots=True)
 class Fitted:
-    """A request that fits, and what was done for that.
+    """A request that fits, and the report of how.
 
-    ``body`` has the members of the request as they are to be sent. ``outcome`` is ``verbatim`` or ``compacted``, and
-    ``reason`` more about it, such as ``unknown-window``. ``window``, which is None if it is unknown, and the tokens are
-    in the provider's tokens.
+    ``body`` has the members of the request as they are to be sent. ``outcome`` is ``verbatim`` or ``compacted``;
+    ``reason`` says more about it, such as ``unknown-window``. All figures are in the provider's tokens; ``window`` is
+    None if it is unknown.
     """
 
     body: dict[str, Any]
@@ -59,6 +69,19 @@ class Fitted:
         """The items to send: the body's ``messages``, or its ``input``."""
         items: list[dict[str, Any]] = self.body.get("messages") or self.body["input"]
         return items
+
+
+class FitOptions(TypedDict, total=False):
+    """Options of one request.
+
+    ``window`` is the model's window in tokens; a known one is only lowered by it. ``target`` is the most tokens that
+    the result may take, or a share of the room (between 0 and 1) to compact to now. With ``keep_items`` the result has
+    as many items as the request.
+    """
+
+    window: int | None
+    target: float | None
+    keep_items: bool
 
 
 class Fitter:
@@ -86,31 +109,26 @@ class Fitter:
         self._engine = None
         await self._opened.aclose()
 
-    async def fit(
-        self,
-        request: Mapping[str, Any],
-        *,
-        window: int | None = None,
-        target: float | None = None,
-        keep_items: bool = False,
-        conversation: str = "",
-    ) -> Fitted:
-        """Return *request* as it fits.
+    async def fit(self, request: Mapping[str, Any], *, conversation: str = "", **options: Unpack[FitOptions]) -> Fitted:
+        """Return *request* as it fits; *options* are those of ``FitOptions``.
 
         *request* is the body of a request to Chat Completions, Messages or the Responses API, as Python objects.
-        *window* is the model's window in tokens; a known one is only lowered by it. *target* is the most tokens that
-        the result may take, or a share of the room (between 0 and 1) to compact to now. With *keep_items* the result
-        has as many items. *conversation* separates conversations that begin alike.
+        *conversation* separates conversations that begin alike.
 
         Raises ``InvalidRequest`` if it is no request, and ``ContextTooLong`` if what may not be shrunk is too large.
         """
         if self._engine is None:
             raise RuntimeError("Open it first: `async with Fitter() as fitter`.")
-        wanted = {"window": window, "target": target, "keep_items": keep_items or None}
-        members = {**request, **{name: value for name, value in wanted.items() if value is not None}}
-        options = Options(conversation=conversation)
-        planned = Request("chat", msgspec.json.encode(members), CALLER, "fit", options=options, purpose="compress")
-        outcome = await self._engine.exchange(planned)
+        given = {name: value for name, value in options.items() if value is not None and value is not False}
+        compress = Request(
+            api="chat",  # the body's shape decides
+            body=msgspec.json.encode({**request, **given}),
+            tenant=CALLER,
+            request_id="fit",
+            options=Options(conversation=conversation),
+            purpose="compress",
+        )
+        outcome = await self._engine.exchange(compress)
         if isinstance(outcome, Refusal):
             raise outcome.error
         return _fitted(msgspec.json.decode(await outcome.reply.next_chunk()))
@@ -125,25 +143,13 @@ def _fitted(answer: dict[str, Any]) -> Fitted:
 
 
 async def fit_async(
-    request: Mapping[str, Any],
-    *,
-    window: int | None = None,
-    target: float | None = None,
-    keep_items: bool = False,
-    config: str | Path | None = None,
+    request: Mapping[str, Any], *, config: str | Path | None = None, **options: Unpack[FitOptions]
 ) -> Fitted:
     """Return *request* as it fits; arguments and errors are those of ``Fitter`` and its ``fit``."""
     async with Fitter(config) as fitter:
-        return await fitter.fit(request, window=window, target=target, keep_items=keep_items)
+        return await fitter.fit(request, **options)
 
 
-def fit(
-    request: Mapping[str, Any],
-    *,
-    window: int | None = None,
-    target: float | None = None,
-    keep_items: bool = False,
-    config: str | Path | None = None,
-) -> Fitted:
-    """Return *request* as it fits, as ``fit_async`` does. Raises ``RuntimeError`` where an event loop runs."""
-    return asyncio.run(fit_async(request, window=window, target=target, keep_items=keep_items, config=config))
+def fit(request: Mapping[str, Any], *, config: str | Path | None = None, **options: Unpack[FitOptions]) -> Fitted:
+    """Return *request* as it fits, as ``fit_async`` does. Raises ``RuntimeError`` if an event loop runs here."""
+    return asyncio.run(fit_async(request, config=config, **options))

@@ -90,15 +90,15 @@ async def proxy(request: pytest.FixtureRequest) -> AsyncIterator[StartProxy]:
             home: Path | None = None,
             under: Sequence[str] = (),
         ) -> Proxy:
-            made = Proxy(upstream, window, config, arguments, environment or {}, port, home, under=under)
-            started.append(await stack.enter_async_context(made))
-            return made
+            process = Proxy(upstream, window, config, arguments, environment or {}, port, home, under=under)
+            started.append(await stack.enter_async_context(process))
+            return process
 
         yield start
         if request.node.stash.get(FAILED, True):
-            for made in started:
-                print(f"--- log of the proxy on {made.url} ---")
-                print(made.log.read_text(errors="replace")[-LOG_TAIL:])
+            for process in started:
+                print(f"--- log of the proxy on {process.url} ---")
+                print(process.log.read_text(errors="replace")[-LOG_TAIL:])
 
 
 @pytest.fixture

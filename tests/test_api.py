@@ -62,6 +62,8 @@ def test_errors_are_those_of_the_proxy(tmp_path: Path) -> None:
     """No request, no room and no file: each has its own exception."""
     with pytest.raises(InvalidRequest, match="Send messages"):
         fit({"model": "m"})
+    with pytest.raises(InvalidRequest, match="target"):
+        fit(request(1), target=0)
     with pytest.raises(ContextTooLong, match="system messages"):
         fit({"model": "m", "messages": [{"role": "system", "content": "x " * 3_000}]}, window=1_000)
     with pytest.raises(SettingsError, match="cannot be read"):

@@ -1,4 +1,4 @@
-"""The address of a running proxy, and what it answers on its own routes.
+"""Finds a running proxy and reads its own routes.
 
 Imports nothing heavy: a container's health check runs every few seconds.
 """
@@ -62,13 +62,17 @@ def first_event(address: str, path: str, key: str = "") -> bytes:
 
 @contextmanager
 def _opened(address: str, path: str, key: str) -> Iterator[http.client.HTTPResponse]:
-    """The response to a GET, whose connection is closed behind it."""
+    """The response to a GET; its connection is closed afterwards."""
     parts = urlsplit(address)
     if parts.scheme not in ("http", "https") or not parts.hostname:
         raise ValueError("give scheme and host, such as http://127.0.0.1:8484")
-    kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
+    kind: type[http.client.HTTPConnection] = http.client.HTTPConnection
+    if parts.scheme == "https":
+        kind = http.client.HTTPSConnection
     connection = kind(parts.hostname, parts.port, timeout=HEALTH_SECONDS)
-    headers = {"authorization": f"Bearer {key}"} if key else {}
+    headers = {}
+    if key:
+        headers["authorization"] = f"Bearer {key}"
     try:
         connection.request("GET", f"{parts.path.rstrip('/')}{path}", headers=headers)
         yield connection.getresponse()

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from proxy.cli.address import configured_address, local_address, readiness_status
-from proxy.cli.options import MISUSED, REFUSED, Overrides, fail, overrides_of, settings_of
+from proxy.cli.options import MISUSED, REFUSED, Overrides, fail, key_in, overrides_of, settings_of
 from proxy.cli.run import run
 
 if TYPE_CHECKING:
@@ -172,7 +172,7 @@ def models(
 
     from proxy.cli.models import list_models, show_models
 
-    key = os.environ.get(key_env, "") if key_env else ""
+    key = key_in(key_env)
     listing = asyncio.run(list_models(settings, pattern, key))
     for name, problem in listing.problems.items():
         typer.echo(f"{name}: {problem}", err=True)
@@ -205,7 +205,7 @@ def doctor(
     server on this machine or network, to any other one only with --yes, since a provider that accepts it bills it.
     Exit code 1 if conversations cannot be kept inside the window.
     """
-    key = os.environ.get(key_env, "") if key_env else ""
+    key = key_in(key_env)
     if key_env and not key:
         fail(MISUSED, f"The environment variable {key_env} is not set, or empty.")
     settings = settings_of(config, overrides_of(upstream, window, model or "*"))
@@ -329,7 +329,7 @@ def _read_request(name: str) -> tuple[str, bytes]:
 
 
 def _explain(fitted: Fitted, name: str, html: Path | None, *, show: bool) -> None:
-    """Say where the tokens of the request called *name* are and what each stage did: *show* it, write it to *html*."""
+    """Break the tokens of the request called *name* down: *show* them, and write them to *html* if it is given."""
     from proxy.cli.explain import breakdown, render
     from proxy.cli.html_report import fit_page
     from proxy.cli.output import table_console
@@ -376,7 +376,7 @@ def top(
     """Watch a running proxy: requests, tokens, windows and its own health, by model. Ctrl-C ends it."""
     from proxy.cli.top import CannotRead, watch
 
-    key = os.environ.get(key_env, "") if key_env else ""
+    key = key_in(key_env)
     try:
         watch(url or configured_address(os.environ), key, interval, once=once)
     except CannotRead as error:
@@ -437,9 +437,10 @@ def _list_clients(known: Mapping[str, Client]) -> None:
 def _client_named(name: str, known: Mapping[str, Client]) -> Client:
     """Return the client called *name*; end the process if there is none."""
     if name not in known:
-        similar = difflib.get_close_matches(name, known, n=1)
-        advice = f"Did you mean {similar[0]}? " if similar else ""
-        fail(MISUSED, f"No client is called {name}. {advice}`ullage connect` lists them.")
+        advice = "`ullage connect` lists them."
+        if similar := difflib.get_close_matches(name, known, n=1):
+            advice = f"Did you mean {similar[0]}? {advice}"
+        fail(MISUSED, f"No client is called {name}. {advice}")
     return known[name]
 
 
@@ -453,15 +454,17 @@ def _client_facts(
     *,
     roomy: bool,
 ) -> ClientFacts:
-    """Return what a client is configured with; if *roomy*, it assumes a window ten times as large as the model's."""
+    """Return the facts of a client's configuration; if *roomy*, with a window ten times as large as the model's."""
     import asyncio
 
     from proxy.cli.clients import ClientFacts
     from proxy.cli.models import limits
 
-    known_window, output = asyncio.run(limits(settings, model)) if model else (None, None)
+    known_window, output = asyncio.run(limits(settings, model))
     window = window or known_window
-    assumed = window * 10 if window and roomy else window
+    assumed = window
+    if window and roomy:
+        assumed = 10 * window
     address = url or local_address(settings.server.host, settings.server.port)
     root = address.rstrip("/").removesuffix("/v1")
     return ClientFacts(root, key or client.key, model, assumed, output, window)

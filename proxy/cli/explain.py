@@ -59,7 +59,6 @@ KINDS: Final = (
 )  # fmt: skip
 """Kinds of content. ``frame`` is roles, names, ids and separators; ``media`` is media of several kinds in one item."""
 
-
 UNTOUCHED: Final = "No stage was needed: the client's own bytes go upstream."
 
 
@@ -139,7 +138,9 @@ async def fit_request(
         report = engine.report(decision)
     view = decision.view
     if isinstance(view, CountedView):
-        error = decision.error if isinstance(decision, Reject) else None
+        error = None
+        if isinstance(decision, Reject):
+            error = decision.error
         return await _counted(view, report, error, settings, tokenizers)
     if settings.compression.mode == "off":
         raise CannotFit("would be relayed: compression.mode is off. Set it to on.")
@@ -182,7 +183,7 @@ def api_of(body: bytes) -> str:
 
 
 def breakdown(fitted: Fitted) -> Breakdown:
-    """Return where the tokens of a request are, before and after, and what each stage did."""
+    """Return the tokens of a request by part, before and after, and the effect of each stage."""
     before, after, ratio = fitted.client_body, fitted.view_body, fitted.measured.known.token_ratio
     reserve = fitted.measured.budget.reserve
     regions_before = regions(before.roles, before.members, fixed=before.fixed, summary=0, reserve=reserve)
@@ -265,13 +266,13 @@ def _facts(fitted: Fitted) -> Iterator[tuple[str, str]]:
 
 
 def _stage_effects(fitted: Fitted) -> Iterator[StageEffect]:
-    """Yield what each stage did, in the provider's tokens, in the order of the report."""
+    """Yield the effect of each stage, in the provider's tokens, in the order of the report."""
     if fitted.report.outcome == "verbatim":
         return
     body, ratio, record = fitted.client_body, fitted.measured.known.token_ratio, fitted.view.edits.record
     saved, touched = _savings(fitted)
     tokens = body.fixed + body.roles.history
-    folded = tokens - fitted.view.tokens - sum(saved.values())  # what no other stage saved
+    folded = tokens - fitted.view.tokens - sum(saved.values())  # all that no other stage saved
     for stage in fitted.report.stages:
         savings, items = saved.get(stage, 0), touched.get(stage, 0)
         if stage in ("fold", "drop") and record is not None:

@@ -43,7 +43,7 @@ MOST_CHARTS: Final = 50
 
 
 def replay_page(replays: Sequence[Replay]) -> str:
-    """Return the page of *replays*: the total, every conversation, the findings, and how each one filled its window."""
+    """Return the page of *replays*: the total, every conversation, the findings, and a chart for the largest ones."""
     ordered = by_size(replays)
     lines = "".join(f"<li>{escape(line)}</li>" for line in summary_lines(replays))
     sections = [f"<ul>{lines}</ul>", table(COLUMNS, map(conversation_row, ordered))]
@@ -53,7 +53,7 @@ def replay_page(replays: Sequence[Replay]) -> str:
 
 
 def fit_page(name: str, shown: Breakdown) -> str:
-    """Return the page of one request, called *name*: where its tokens are, and what each stage did."""
+    """Return the page of one request, called *name*: its tokens by part, and the effect of each stage."""
     sections = [table(("", ""), shown.facts)]
     for title, pairs in (("region", shown.regions), ("role", shown.roles), ("kind", shown.kinds)):
         rows = [(part, before, after) for part, (before, after) in pairs.items()]
@@ -109,8 +109,11 @@ def bars(rows: Sequence[tuple[str, int, int]]) -> str:
 
 
 def _conversation(each: Replay) -> str:
-    window = f", window {each.window:,}" if each.window else ""
-    heading = f"<h2>{escape(each.name)}</h2><p>{escape(each.model)}{window}</p>"
+    """Return the heading and the chart of one conversation."""
+    model = escape(each.model)
+    if each.window:
+        model += f", window {each.window:,}"
+    heading = f"<h2>{escape(each.name)}</h2><p>{model}</p>"
     if each.problem:
         heading += f"<p>{escape(each.problem)}</p>"
     if not each.requests:

@@ -74,7 +74,7 @@ class ModelListing:
 
 
 async def list_models(settings: Settings, pattern: str | None, key: str = "") -> ModelListing:
-    """Return the models whose names match the glob *pattern*; without one, configured ones and those that servers list.
+    """Return the models whose names match the glob *pattern*; without one, configured models and those of servers.
 
     What traffic taught is that of clients with *key*, or of all holders of access keys. Each upstream is asked once,
     for a few seconds at most; one that cannot be reached is left out.
@@ -213,8 +213,10 @@ def _is_glob(name: str) -> bool:
     return not {"*", "?", "["}.isdisjoint(name)
 
 
-async def limits(settings: Settings, model: str) -> tuple[int | None, int | None]:
+async def limits(settings: Settings, model: str | None) -> tuple[int | None, int | None]:
     """Return the window and the longest answer of *model* in tokens; None for a figure that is not known."""
+    if model is None:
+        return None, None
     rows = (await list_models(settings, model)).rows
     if not rows:
         return None, None
@@ -318,11 +320,14 @@ def show_models(rows: list[dict[str, object]], *, wide: bool) -> None:
     names = [name for name in rows[0] if name not in hidden]
     table = Table(box=None, header_style="bold", pad_edge=False)
     for name in names:
-        justify: Literal["left", "right"] = "right" if name in FIGURES else "left"
+        justify: Literal["left", "right"] = "left"
+        if name in FIGURES:
+            justify = "right"
         table.add_column(TITLES.get(name, name), justify=justify, overflow="fold", no_wrap=name not in FOLDED)
     for row in rows:
-        age = row["age_seconds"]
-        cells = {**row, "model": _model_cell(row), "age_seconds": None if age is None else f"{age:g} s"}
+        cells = {**row, "model": _model_cell(row)}
+        if row["age_seconds"] is not None:
+            cells["age_seconds"] = f"{row['age_seconds']:g} s"
         table.add_row(*(_cell(cells[name]) for name in names))
     table_console().print(table)
 

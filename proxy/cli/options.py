@@ -15,11 +15,11 @@ if TYPE_CHECKING:
     from proxy.settings import Settings, SettingsError
 
 Overrides = dict[tuple[str, ...], object]
-"""Settings given as options, by their path; they replace those of the file and the environment."""
+"""Settings given as options, by their path. They replace settings of the file and the environment."""
 
 REFUSED: Final = 1
 MISUSED: Final = 2
-"""Exit codes."""
+"""Exit codes: the command was right and its answer is no; the command was used wrongly."""
 
 
 def overrides_of(upstream: str | None = None, window: int | None = None, model: str = "*") -> Overrides:
@@ -44,10 +44,16 @@ def settings_of(config: Path | None, overrides: Overrides) -> Settings:
         fail(REFUSED, _problems(error))
 
 
+def key_in(variable: str | None) -> str:
+    """Return the key in the environment *variable*; empty if none is named, or if it is not set."""
+    return os.environ.get(variable or "", "")
+
+
 def _problems(error: SettingsError) -> str:
     """Return the problems with the settings, and their number, as lines."""
-    count = len(error.problems)
-    total = "1 problem." if count == 1 else f"{count} problems."
+    total = f"{len(error.problems)} problems."
+    if len(error.problems) == 1:
+        total = "1 problem."
     return "\n".join([*map(str, error.problems), total])
 
 

@@ -33,6 +33,7 @@ ANTHROPIC: Final = "https://api.anthropic.com/v1"
 """The upstreams of clients of each API: https://platform.openai.com/docs/api-reference, https://docs.anthropic.com/en/api."""
 
 FORWARDED: Final = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
+"""Signals that are passed on to the client: a signal to ``ullage run`` is meant for it."""
 
 TYPED: Final = frozenset({signal.SIGINT, signal.SIGQUIT})
 """Signals that a terminal sends to every process in its foreground, so that the client has them already."""
@@ -40,7 +41,7 @@ TYPED: Final = frozenset({signal.SIGINT, signal.SIGQUIT})
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """A command and the variables that it gets beside those of its surroundings."""
+    """A command, and the variables that are added to its environment."""
 
     command: tuple[str, ...]
     environment: Mapping[str, str]
@@ -75,8 +76,7 @@ def run(
         fail(MISUSED, f"The configuration of {client.title} names models: give --model NAME before it.")
     arguments = _arguments(client, words)
     settings = _settings(config, upstream, model, window, store, client)
-    key = client.key if client is not None else ""
-    facts = _facts(settings, key, model, window)
+    facts = _facts(settings, client, model, window)
 
     def launch(root: str) -> Launch:
         return launch_of(client, replace(facts, root=root), arguments, [known[name] for name in USUAL])
@@ -103,7 +103,9 @@ def _arguments(client: Client | None, words: Sequence[str]) -> list[str]:
 
 def program_of(client: Client) -> str:
     """Return the program of *client*; empty if it has none."""
-    return client.run.command if client.run is not None else ""
+    if client.run is None:
+        return ""
+    return client.run.command
 
 
 def _settings(
@@ -131,7 +133,7 @@ def _settings(
 
 
 def providers(client: Client | None, window: int | None, environ: Mapping[str, str]) -> Overrides:
-    """Return the upstreams of *client*, or of any command: where its variables point now, or its providers."""
+    """Return the upstreams of *client*, or of any command: the addresses in its variables, or its providers."""
     openai = {"name": "openai", "base_url": environ.get("OPENAI_BASE_URL") or OPENAI}
     anthropic = {"name": "anthropic", "base_url": environ.get("ANTHROPIC_BASE_URL") or ANTHROPIC}
     if client is not None and client.api == "messages":
@@ -148,13 +150,16 @@ def providers(client: Client | None, window: int | None, environ: Mapping[str, s
     return overrides
 
 
-def _facts(settings: Settings, key: str, model: str | None, window: int | None) -> ClientFacts:
-    """Return the facts of a client's configuration, but for the proxy's address."""
+def _facts(settings: Settings, client: Client | None, model: str | None, window: int | None) -> ClientFacts:
+    """Return the facts of a client's configuration, without the proxy's address."""
     from proxy.cli.clients import ClientFacts
     from proxy.cli.models import limits
 
-    known_window, output = asyncio.run(limits(settings, model)) if model else (None, None)
+    known_window, output = asyncio.run(limits(settings, model))
     window = window or known_window
+    key = ""
+    if client is not None:
+        key = client.key
     return ClientFacts("", key, model, window, output, window)
 
 
@@ -181,7 +186,7 @@ def _texts(values: Mapping[str, object] | None) -> dict[str, str]:
 
 
 def _file_variables(client: Client, facts: ClientFacts) -> dict[str, str]:
-    """Return what the files of *client* set, as far as it reads it from variables, too."""
+    """Return the settings of the files of *client* that it also reads from variables."""
     from proxy.cli.clients import changes
     from proxy.cli.connect import client_files, render
 
@@ -199,7 +204,7 @@ def _file_variables(client: Client, facts: ClientFacts) -> dict[str, str]:
 
 
 def environment_of(launch: Launch, environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment of the command: *environ*, its own variables, and no HTTP proxy on the way to ours."""
+    """Return the environment of the command: *environ*, its own variables, and no HTTP proxy before Ullage."""
     bypass = ",".join(filter(None, [environ.get("NO_PROXY") or environ.get("no_proxy"), "127.0.0.1"]))
     return {**environ, "NO_PROXY": bypass, "no_proxy": bypass, **launch.environment}
 
@@ -241,7 +246,9 @@ async def run_child(command: Sequence[str], environment: Mapping[str, str]) -> i
     for number in early:
         forward(number)
     code = await child.wait()
-    return code if code >= 0 else BY_SIGNAL - code
+    if code < 0:
+        return BY_SIGNAL - code
+    return code
 
 
 def _in_foreground() -> bool:

@@ -10,6 +10,8 @@ from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import ClassVar, Final, Literal
 
+import msgspec
+
 from proxy.core.apis import chat, messages, responses
 from proxy.core.apis.base import ApiFormat
 from proxy.core.apis.envelope import Envelope
@@ -160,8 +162,10 @@ class Addition:
     def added_to(self, tools: str) -> str:
         """The JSON array *tools* with the tool behind the client's own, whose bytes stay as they are.
 
-        The tool alone if *tools* is empty or no array: the client sent none.
+        The tool alone if *tools* is empty or no array: the client sent none. *tools* itself if there is no tool.
         """
+        if not self.tool:
+            return tools
         elements = tools[: max(0, tools.rfind("]"))]
         if not elements.strip("[ \t\r\n"):
             return f"[{self.tool}]"
@@ -329,8 +333,7 @@ class Edits:
 NO_EDITS: Final = Edits()
 
 
-@dataclass(frozen=True, slots=True)
-class UncountedView:
+class UncountedView(msgspec.Struct, frozen=True):
     """The client's own bytes, sent without a count.
 
     ``model`` is the one the path or the body names; ``session`` is what the body calls the conversation. ``bound`` is
@@ -344,7 +347,7 @@ class UncountedView:
     model: str
     stream: bool
     session: str
-    body: bytes = field(repr=False)
+    body: bytes
     bound: int = 0
     budget: int | None = None
     is_off: bool = False
@@ -352,6 +355,10 @@ class UncountedView:
     stages: tuple[str, ...] = ()
 
     tokens: ClassVar[None] = None
+
+    def __repr__(self) -> str:
+        """Leave out the body."""
+        return f"UncountedView({self.request!r}, bound={self.bound})"
 
 
 Observation = Literal["", "fits", "would_compact", "would_refuse"]
@@ -420,8 +427,7 @@ class NeedBlock:
     lowered_output: int | None
 
 
-@dataclass(frozen=True, slots=True)
-class Forward:
+class Forward(msgspec.Struct, frozen=True):
     """Send the view."""
 
     view: View

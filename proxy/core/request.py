@@ -7,8 +7,9 @@ import hashlib
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import Any, Final, Literal, get_args
+
+import msgspec
 
 Mode = Literal["on", "observe", "off"]
 
@@ -25,8 +26,7 @@ Such compactions must not be taken for those of the same conversation when it is
 """
 
 
-@dataclass(frozen=True, slots=True)
-class Options:
+class Options(msgspec.Struct, frozen=True):
     """The options that a caller set in ``x-ullage-*`` request headers.
 
     ``window`` (tokens) may only lower the model's window; ``conversation`` is mixed into the first prefix hash;
@@ -47,8 +47,7 @@ class Options:
     keep_items: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Origin:
+class Origin(msgspec.Struct, frozen=True):
     """The path and the end-to-end headers of a request, the caller's credentials among them.
 
     Kept in memory only while the request, a job it started, or the client's connection lasts; never logged, never
@@ -56,12 +55,15 @@ class Origin:
     """
 
     path_qs: str
-    headers: tuple[tuple[str, str], ...] = field(repr=False)
+    headers: tuple[tuple[str, str], ...]
+
+    def __repr__(self) -> str:
+        """Leave out the headers."""
+        return f"Origin({self.path_qs!r})"
 
 
-@dataclass(frozen=True, slots=True)
-class Request:
-    """One managed request.
+class Request(msgspec.Struct, frozen=True):
+    """One managed request. A Struct, since each one makes several copies, and these are built in C.
 
     ``body`` is what is planned for: the client's bytes, or what a feature made of them; then ``prepared`` names the
     stages that did. ``tenant`` is a 32-byte digest of the caller's credential: everything derived from this request is
@@ -79,8 +81,8 @@ class Request:
     """
 
     api: str
-    body: bytes = field(repr=False)
-    tenant: bytes = field(repr=False)
+    body: bytes
+    tenant: bytes
     request_id: str
     options: Options = Options()
     path_model: str = ""
@@ -94,7 +96,11 @@ class Request:
     prepared: tuple[str, ...] = ()
     requested_model: str = ""
     fallback_model: str = ""
-    server_tools: tuple[tuple[str, tuple[str, ...]], ...] = field(default=(), repr=False)
+    server_tools: tuple[tuple[str, tuple[str, ...]], ...] = ()
+
+    def __repr__(self) -> str:
+        """Leave out everything that a client wrote, and its tenant."""
+        return f"Request({self.api!r}, {self.request_id!r})"
 
 
 CLAUDE_CODE_SESSION: Final = "x-claude-code-session-id"

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 
+from msgspec import structs
+
 from proxy.core.apis.envelope import Envelope, splice
 from proxy.core.apis.portable import MEMBERS_WITHOUT_REASONING, PORTABLE, SEALED_HINT
 from proxy.core.decisions import API_FORMATS, CountedView, UncountedView, View
@@ -66,13 +68,13 @@ def with_lower_output(located: LocatedBody, view: View, most: int) -> View | Non
     stages = ("output", "thinking") if thinking else ("output",)
     if isinstance(view, CountedView):
         lowered = to_our_tokens(most, view.known.token_ratio)
-        view = replace(view, body=body, edits=replace(view.edits, lowered_output=lowered))
+        view = replace(view, edits=replace(view.edits, lowered_output=lowered))
     else:
         budget = None
         if view.known.window is not None and not view.is_off:
             budget = max(0, input_limit(view.known.window, most, view.known.route.max_input))
-        view = replace(view, body=body, lowered_output=most, budget=budget)
-    return _with_stages(view, stages)
+        view = structs.replace(view, lowered_output=most, budget=budget)
+    return _edited(view, body, stages)
 
 
 def _figures_above(envelope: Envelope, api: str, most: int) -> dict[str, str]:
@@ -88,12 +90,12 @@ def with_truncation(located: LocatedBody, view: View) -> View | None:
         return None
     at = view.body.index(b"{") + 1
     body = view.body[:at] + b'"truncation":"auto",' + view.body[at:]
-    return _with_stages(replace(view, body=body), ("truncation",))
+    return _edited(view, body, ("truncation",))
 
 
-def _with_stages(view: View, stages: tuple[str, ...]) -> View:
-    """*view* with *stages* behind those that made it."""
+def _edited(view: View, body: bytes, stages: tuple[str, ...]) -> View:
+    """*view* with another *body*, and *stages* behind those that made it."""
     if isinstance(view, UncountedView):
-        return replace(view, stages=tuple(dict.fromkeys((*view.stages, *stages))))
+        return structs.replace(view, body=body, stages=tuple(dict.fromkeys((*view.stages, *stages))))
     edits = replace(view.edits, stages=tuple(dict.fromkeys((*view.edits.stages, *stages))))
-    return replace(view, edits=edits)
+    return replace(view, body=body, edits=edits)

@@ -11,9 +11,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
 from typing import assert_never
+
+from msgspec import structs
 
 from proxy.core.attempts import ASKED, Attempts, Fallback, Shrink, plans_in_order
 from proxy.core.compaction.schedule import MaxLoss
@@ -247,7 +248,7 @@ class Engine:
         same = self._catalogue.resolve(model).upstream == self._catalogue.resolve(model_in_body).upstream
         body = await offload(len(request.body), rerouted, request, located, model)
         origin = request.origin if same else None
-        return replace(request, body=body, origin=origin, requested_model=model_in_body, fallback_model=model)
+        return structs.replace(request, body=body, origin=origin, requested_model=model_in_body, fallback_model=model)
 
     # Loop 2: send until a reply can be passed on.
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import partial
 
+from msgspec import structs
+
 from proxy.core.apis.envelope import TOOLS, Envelope
 from proxy.core.client_compaction import compacting_client
 from proxy.core.compaction.schedule import CompactionTarget, MaxLoss
@@ -82,8 +84,8 @@ class Measurer:
             )
         if mode == "observe":
             # What was only considered must never be taken for what was sent: it is recorded under a name of its own.
-            options = replace(request.options, conversation=request.options.conversation + OBSERVED)
-            request = replace(request, options=options)
+            options = structs.replace(request.options, conversation=request.options.conversation + OBSERVED)
+            request = structs.replace(request, options=options)
         target = self._first_target(request, known, mode, max_loss, dry_run=dry_run)
         return await self.count(request, located, known, known.window, target)
 

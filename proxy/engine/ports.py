@@ -6,6 +6,8 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iter
 from dataclasses import dataclass, field, replace
 from typing import Protocol, TypeVar
 
+import msgspec
+
 from proxy.core.conversation import ItemText
 from proxy.core.errors import UllageError
 from proxy.core.models import Route
@@ -102,8 +104,7 @@ def learn_nothing(usage: Usage) -> bool:
     return False
 
 
-@dataclass(frozen=True, slots=True)
-class Answer:
+class Answer(msgspec.Struct, frozen=True):
     """An answer for the client: ``head``, the bytes already read from ``reply``, and all that follows in that.
 
     ``learn`` takes the usage of an answer that came to its end; it returns True if that shows that the provider

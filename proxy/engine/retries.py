@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 
+from msgspec import structs
+
 from proxy.core.attempts import is_smaller, retries_smaller, retry_targets
 from proxy.core.decisions import (
     CountedView,
@@ -133,7 +135,7 @@ class Retries:
             return None
         if view.lowered_output is not None and view.lowered_output <= overflow.limit:
             return None
-        located = await self._measurer.located(replace(view.request, body=view.body))
+        located = await self._measurer.located(structs.replace(view.request, body=view.body))
         return with_lower_output(located, view, overflow.limit)
 
 

@@ -9,6 +9,8 @@ import base64
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
+import msgspec
+
 from proxy.core.attempts import Attempts
 from proxy.core.decisions import (
     CountedView,
@@ -51,8 +53,7 @@ class GiveUp:
 GIVE_UP: Final = GiveUp()
 
 
-@dataclass(frozen=True, slots=True)
-class Delivered:
+class Delivered(msgspec.Struct, frozen=True):
     """A reply to *view* that can be passed on, and the bytes already read from it."""
 
     view: View

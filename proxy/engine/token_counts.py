@@ -7,6 +7,8 @@ from dataclasses import replace
 from types import MappingProxyType
 from typing import Final, Literal
 
+from msgspec import structs
+
 from proxy.core.decisions import Forward, Reject, View
 from proxy.core.report import Report
 from proxy.engine.learned_routes import LearnedRoutes
@@ -66,7 +68,7 @@ class TokenCounts:
 
     async def _own_count(self, view: View) -> int:
         """Tokens of the body of *view*, in the provider's tokens."""
-        counted = replace(view.request, body=view.body)
+        counted = structs.replace(view.request, body=view.body)
         route = view.known.route
         tokens = await self._measurer.tokens_of(counted, await self._measurer.located(counted), route)
         return int(tokens * self._learned.get_cached(route, counted.tenant).learned.calibration.factor)

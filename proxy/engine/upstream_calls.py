@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from types import MappingProxyType
 from typing import Final
+
+import msgspec
+from msgspec import structs
 
 from proxy.core.attempts import is_news
 from proxy.core.decisions import View
@@ -47,8 +50,7 @@ CheckStored = Callable[[bytes, str, Headers], None]
 """Raises ``Forbidden`` if a body goes on from what an upstream may have stored for another caller."""
 
 
-@dataclass(frozen=True, slots=True)
-class Accepted:
+class Accepted(msgspec.Struct, frozen=True):
     """A reply that goes to the client, and the bytes already read from it."""
 
     reply: Reply
@@ -179,7 +181,7 @@ class UpstreamCalls:
 
     async def _renamed(self, view: View) -> bytes:
         """The body of *view* under the name that its upstream has for the model."""
-        located = await self._measurer.located(replace(view.request, body=view.body))
+        located = await self._measurer.located(structs.replace(view.request, body=view.body))
         return renamed(view.body, located, view.known.route.model)
 
     def _is_foreign(self, fallback: Request, upstream: str) -> bool:

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 
+from proxy.core.conversation import ItemText
 from proxy.core.models import Route
 from proxy.core.tokens.budget import Shares
 from proxy.engine.features import Feature
@@ -37,6 +38,30 @@ class FeatureParts:
     resolve: Callable[[str], Route]
     shares: Shares
     faults: Faults
+
+
+@dataclass(frozen=True, slots=True)
+class EarlierItem:
+    """What an earlier conversation, named ``session``, left: its item of that ``number``, or a summary of the first.
+
+    ``written_at`` is the Unix time at which it was stored.
+    """
+
+    session: str
+    written_at: int
+    number: int
+    text: ItemText
+    is_summary: bool = False
+
+
+ReadEarlier = Callable[[bytes, str, bytes], Awaitable[list[EarlierItem]]]
+"""Reads what is stored of a tenant's conversations of one project, but for the one with a given root hash."""
+
+
+async def read_no_earlier(tenant: bytes, project: str, without: bytes) -> list[EarlierItem]:
+    """Return nothing: without the folder of the history nothing is stored."""
+    del tenant, project, without
+    return []
 
 
 async def _finish_nothing(seconds: float) -> None:
@@ -85,3 +110,12 @@ def open_history(
         return OpenHistory()
     history: OpenHistory = opening.open_history(settings, store, tasks, observe, warn)
     return history
+
+
+def open_earlier(store: Store) -> ReadEarlier:
+    """Return what reads earlier conversations; it finds none if the folder of the history was deleted."""
+    opening = feature_module(HISTORY, "opening")
+    if opening is None:
+        return read_no_earlier
+    read: ReadEarlier = opening.open_earlier(store)
+    return read

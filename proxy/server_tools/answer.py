@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from functools import partial
 from typing import Any, Final
 
 from cachetools import TTLCache
+from msgspec import structs
 
 from proxy.core.apis.envelope import Envelope
 from proxy.core.content_encoding import ContentDecoder
@@ -102,9 +102,9 @@ class ServerTools(Feature):
         if session.is_stream(reply.header("content-type")):
             on_fault = partial(self._faults.report, "answer", report.request_id)
             merged = MergedReply(session, reply, answer.head, resend, on_fault)
-            return replace(answer, reply=merged, head=b"", learn=learn, at_end=session.complete)
+            return structs.replace(answer, reply=merged, head=b"", learn=learn, at_end=session.complete)
         reply, head = await rewritten_reply(session, reply, resend)
-        return replace(answer, reply=reply, head=head, learn=learn, report=session.complete(report))
+        return structs.replace(answer, reply=reply, head=head, learn=learn, report=session.complete(report))
 
     async def _after_refusal(self, answer: Answer, view: CountedView, resend: Resend) -> Answer:
         """Return the answer to *view* without the tool, if *answer* refuses tools and all are ours; else *answer*."""
@@ -114,7 +114,7 @@ class ServerTools(Feature):
         body = b"".join(resend.chunks)
         decoded = ContentDecoder(_coding(answer.reply), ERROR_BYTES).feed(body)
         if not UNSUPPORTED.search(decoded):
-            return replace(answer, head=body)
+            return structs.replace(answer, head=body)
         self._unsupported[view.known.route.upstream, view.known.route.model] = True
         resend.set_aside()
 
@@ -127,7 +127,7 @@ class ServerTools(Feature):
         stages = tuple(stage for stage in report.stages if stage != "recall")
         retries = report.retries + 1 + continued.retries
         report = report.with_(stages=stages, retries=retries, overflows=report.overflows + continued.overflows)
-        return replace(answer, reply=continued.reply, head=continued.head, report=report)
+        return structs.replace(answer, reply=continued.reply, head=continued.head, report=report)
 
 
 def _learn(answer: Answer, session: ToolSession, usage: Usage) -> bool:

@@ -2,9 +2,9 @@
 
 With several workers each answer of ``/metrics`` covers them all.
 
-A request only adds to plain numbers, the tally of its route. ``flush`` hands Prometheus what is new in them, before
-each answer of ``/metrics`` and every second. The loop's thread is the only one that adds, and tallies never fall: a
-flush in another thread takes the difference to the last one, without a lock that a request could wait for.
+A report only waits in the tally of its route: many at once take a third of the time to count. ``flush`` counts them
+before each answer of ``/metrics`` and every second, and a tally is counted when ``MOST_WAITING`` wait in it. The loop's
+thread is the only one that adds reports, and never waits for another thread that counts them.
 """
 
 from __future__ import annotations
@@ -12,11 +12,12 @@ from __future__ import annotations
 import threading
 import time
 from bisect import bisect_left
-from collections import defaultdict, deque
-from collections.abc import Callable, Iterable, Mapping
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from operator import attrgetter
 from pathlib import Path
-from typing import Any, Final, Literal, NamedTuple
+from typing import Any, Final, Literal, NamedTuple, cast
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, values
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_latest
@@ -28,6 +29,9 @@ from proxy.core.report import DURATION, DURATION_BUCKETS, FIELDS, Metric, Report
 MOST_MODELS = 100
 LONGEST_MODEL = 100
 OTHER = "other"
+
+MOST_WAITING: Final = 64
+"""Reports that wait in a tally, unless another thread is counting: half a millisecond of work."""
 
 Breaker = Literal["closed", "half-open", "open"]
 _BREAKER = {"closed": 0, "half-open": 1, "open": 2}
@@ -98,31 +102,33 @@ class _Row(NamedTuple):
     key: _Key | None
 
 
-def _rows(attributes: Iterable[str]) -> tuple[tuple[int, _Row], ...]:
-    """Return the rows that depend on *attributes*, each with the index of its attribute."""
-    index = {name: at for at, name in enumerate(attributes)}
+_BLANK: Final = Report("", "")
+
+
+def _rows_of(attribute: str) -> tuple[_Row, ...]:
+    """Return the rows that depend on *attribute*."""
     rows = []
     for metric, when in _ROWS:
-        if when in index:
+        if when == attribute:
             nothing = object() if metric.always else getattr(_BLANK, when, None)
             key = None if metric.own is None else (metric, metric.own)
-            rows.append((index[when], _Row(metric, nothing, key)))
+            rows.append(_Row(metric, nothing, key))
     return tuple(rows)
 
 
-_BLANK: Final = Report("", "")
-_USUAL: Final = ("api", "tokens_before", "tokens_sent", "overhead_seconds", DURATION)
+_USUAL: Final = ("api", "tokens_before", "tokens_sent", "overhead_seconds")
 """The attributes that nearly every report has. The others are compared with their defaults all at once."""
-_RARE: Final = tuple(dict.fromkeys(when for _, when in _ROWS if when not in _USUAL))
+_RARE: Final = tuple(dict.fromkeys(when for _, when in _ROWS if when not in (*_USUAL, DURATION)))
 
-_READ_USUAL: Final = attrgetter(*_USUAL[:-1])
 _READ_RARE: Final = attrgetter(*_RARE)
 _RARE_BLANK: Final = _READ_RARE(_BLANK)
-_USUAL_ROWS: Final = _rows(_USUAL)
-_RARE_ROWS: Final = _rows(_RARE)
+_USUAL_ROWS: Final = tuple((attrgetter(name), _rows_of(name)) for name in _USUAL)
+_RARE_ROWS: Final = tuple((attrgetter(name), _rows_of(name)) for name in _RARE)
+_DURATION_ROWS: Final = _rows_of(DURATION)
 
 _ROUTE: Final = ("api", "model", "upstream", "status", "outcome")
 """The labels that a report's metrics may have beside their own; together they name one kind of request."""
+_READ_ROUTE: Final = attrgetter(*_ROUTE)
 
 Add = Callable[[float], None]
 
@@ -159,25 +165,24 @@ class Telemetry:
 
     def observe(self, report: Report, duration: float) -> None:
         """Count one finished request; *duration* in seconds."""
-        tally = self._tallies.get((report.api, report.model, report.upstream, report.status, report.outcome))
-        if tally is None:
-            tally = self._tally(report)
-        tally.add(report, _USUAL_ROWS, (*_READ_USUAL(report), duration))
-        rare = _READ_RARE(report)
-        if rare != _RARE_BLANK:
-            tally.add(report, _RARE_ROWS, rare)
-        tally.requests += 1
+        tally = self._tallies.get(_READ_ROUTE(report)) or self._tally(report)
+        tally.waiting.append((report, duration))
+        if len(tally.waiting) >= MOST_WAITING and self._flushing.acquire(blocking=False):
+            try:
+                tally.count()
+            finally:
+                self._flushing.release()
         if self._reports is not None:
             self._reports.append((time.time(), report))
 
     def flush(self) -> None:
-        """Hand Prometheus what requests have added since the last call. Safe to call from any thread.
+        """Count the reports that wait. Safe to call from any thread.
 
-        With several workers this shows it to the others: call it every second, and at the end.
+        With several workers this shows them to the others: call it every second, and at the end.
         """
         with self._flushing:
             for tally in list(self._tallies.values()):
-                tally.flush()
+                tally.count()
 
     def summary(self, report: SummaryReport) -> None:
         """Count one summary job."""
@@ -312,28 +317,32 @@ def _own_labels(own: Value) -> tuple[str, ...]:
 class _Histogram(Histogram):
     """A histogram that also takes many observations at once, which its base has no method for."""
 
-    def add_sum(self, amount: float) -> None:
-        """Add *amount* to the sum of what was observed."""
-        self._sum.inc(amount)
+    def observe_all(self, amounts: Sequence[float]) -> None:
+        """Observe *amounts*."""
+        self._sum.inc(sum(amounts))
+        buckets = list(map(partial(bisect_left, self._upper_bounds), amounts))
+        for bucket in set(buckets):
+            self._buckets[bucket].inc(buckets.count(bucket))
 
-    def add_count(self, bucket: int, count: int) -> None:
-        """Add *count* observations to *bucket* alone."""
-        self._buckets[bucket].inc(count)
+
+def _amounts(row: _Row, reports: Sequence[Report], values: Sequence[Any]) -> list[Any]:
+    """Return what *reports* add to the metric of *row*, by their *values* of the attribute that it depends on."""
+    amount = row.metric.amount
+    if amount is None:
+        return [value for value in values if value != row.nothing]
+    pairs = zip(reports, values, strict=True)
+    found = [amount(report, value) for report, value in pairs if value != row.nothing]
+    return [each for each in found if each is not None]
 
 
 class _Tally:
-    """The sums of requests of one kind, and what of them Prometheus already has.
+    """The requests of one kind: ``waiting`` are the reports that are not counted yet, each with its seconds.
 
-    ``requests`` is their number. ``_shown`` is what each gauge shows, on all routes with the same labels of it.
+    ``_shown`` is what each gauge shows, on all routes with the same labels of it.
     """
 
     def __init__(self, families: _Families, labels: Mapping[str, str], projects: set[str]) -> None:
-        self.requests = 0
-        self._sums: defaultdict[_Key, float] = defaultdict(int)
-        self._counts: defaultdict[tuple[_Key, int], int] = defaultdict(int)
-        self._flushed = 0
-        self._flushed_sums: dict[_Key, float] = {}
-        self._flushed_counts: dict[tuple[_Key, int], int] = {}
+        self.waiting: list[tuple[Report, float]] = []
         self._series: dict[_Key, Counter | _Histogram] = {}
         self._families = families
         self._labels = labels
@@ -347,56 +356,51 @@ class _Tally:
             if metric.from_zero and metric.own is not None:
                 self._series_of((metric, metric.own))
 
-    def add(self, report: Report, rows: tuple[tuple[int, _Row], ...], values: tuple[Any, ...]) -> None:
-        """Add the *values* of *report* to the metrics of *rows*."""
-        for index, (metric, nothing, key) in rows:
-            value = values[index]
-            if value == nothing:
-                continue
-            amount: Any = value if metric.amount is None else metric.amount(report, value)
-            if amount is None or amount == self._shown.get(metric):
-                continue  # nothing to add, or a gauge shows it already
-            if key is None:
-                self._add_each(metric, amount)
-                continue
-            self._sums[key] += amount
-            if metric.buckets:
-                self._counts[key, bisect_left(metric.buckets, amount)] += 1
-
-    def _add_each(self, metric: Metric, amounts: Mapping[Value, float]) -> None:
-        """Add *amounts* to *metric*, each under its own labels."""
-        for own, amount in amounts.items():
-            if metric.kind == "gauge":
-                self._families.show(metric, self._labels_of(metric), own, amount)
-                continue
-            if metric.by[:1] == ("project",) and isinstance(own, tuple):
-                # Clients choose these names: not even their keys are remembered without bound.
-                own = (_bounded(self._projects, own[0]), *own[1:])
-            self._sums[metric, own] += amount
-
-    def flush(self) -> None:
-        """Hand Prometheus what is new. One thread at a time; the loop may add meanwhile."""
-        requests = self.requests
-        if requests == self._flushed:
+    def count(self) -> None:
+        """Hand Prometheus the reports that wait. One thread at a time; the loop may add some meanwhile."""
+        number = len(self.waiting)
+        if not number:
             return
-        # A copy is one step of the interpreter, in which no other thread runs.
-        for key, total in self._sums.copy().items():
-            before = self._flushed_sums.get(key)
-            if total == before:
+        # Each of these two is one step of the interpreter, in which no other thread runs.
+        batch = self.waiting[:number]
+        del self.waiting[:number]
+        reports = [report for report, _ in batch]
+        self._add(_DURATION_ROWS, reports, [seconds for _, seconds in batch])
+        for read, rows in _USUAL_ROWS:
+            self._add(rows, reports, list(map(read, reports)))
+        rare = [report for report in reports if _READ_RARE(report) != _RARE_BLANK]
+        if rare:
+            for read, rows in _RARE_ROWS:
+                self._add(rows, rare, list(map(read, rare)))
+
+    def _add(self, rows: tuple[_Row, ...], reports: Sequence[Report], values: Sequence[Any]) -> None:
+        """Add the *values* of an attribute of *reports* to the metrics of *rows*."""
+        for row in rows:
+            amounts = _amounts(row, reports, values)
+            if not amounts:
                 continue
-            series, new = self._series_of(key), total - (before or 0)
+            if row.key is None:
+                self._add_each(row.metric, amounts)
+                continue
+            series = self._series_of(row.key)
             if isinstance(series, _Histogram):
-                series.add_sum(new)
+                series.observe_all(amounts)
             else:
-                series.inc(new)
-            self._flushed_sums[key] = total
-        for counted, count in self._counts.copy().items():
-            key, bucket = counted
-            series, new = self._series_of(key), count - self._flushed_counts.get(counted, 0)
-            if new and isinstance(series, _Histogram):
-                series.add_count(bucket, new)
-            self._flushed_counts[counted] = count
-        self._flushed = requests
+                series.inc(sum(amounts))
+
+    def _add_each(self, metric: Metric, amounts: Sequence[Mapping[Value, float]]) -> None:
+        """Add each of *amounts* to *metric*, under the labels that it names."""
+        for amount in amounts:
+            if amount == self._shown.get(metric):
+                continue  # the gauge shows it already
+            for own, added in amount.items():
+                if metric.kind == "gauge":
+                    self._families.show(metric, self._labels_of(metric), own, added)
+                    continue
+                if metric.by[:1] == ("project",) and isinstance(own, tuple):
+                    # Clients choose these names: not even their keys are remembered without bound.
+                    own = (_bounded(self._projects, own[0]), *own[1:])
+                cast("Counter", self._series_of((metric, own))).inc(added)
 
     def _series_of(self, key: _Key) -> Counter | _Histogram:
         """Return the series of *key*. It is looked up once: ``labels()`` costs more than the count itself."""

@@ -57,7 +57,7 @@ async def test_before_anything_was_sent_the_clients_own_bytes_go(monkeypatch: py
     assert (became(answer), answer.report.upstream, answer.report.model) == (DEGRADED, "stub", "gpt-4o-mini")
     assert await read_whole(answer) == ROLE + WORD + DONE
     assert upstream.bodies == [body]
-    assert upstream.replies[0].taken > 0
+    assert upstream.replies[0].chunks_read > 0
     assert (answer.answer.ending, answer.answer.at_end) == (None, None)
     assert room.faults == [("request", ZeroDivisionError)]
 

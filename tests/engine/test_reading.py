@@ -35,13 +35,13 @@ class Letters:
     """Counts letters, other ones by encoding, and remembers what it was asked."""
 
     def __init__(self) -> None:
-        self.asked: Tally[str] = Tally()
+        self.counted: Tally[str] = Tally()
         self.threads: set[int] = set()
 
     loaded = ("narrow", "wide")
 
     def count(self, encoding: str, text: str) -> int:
-        self.asked[text] += 1
+        self.counted[text] += 1
         self.threads.add(threading.get_ident())
         return len(text) * (2 if encoding == "wide" else 1)
 
@@ -178,12 +178,12 @@ async def test_only_new_text_is_counted() -> None:
     session = agent_session(30, 100)
     for end in range(2, len(session) + 1, 2):
         await house.read(whole(session[:end], tools=AGENT_TOOLS))
-    said = [text for text in house.counter.asked if len(text) > 40]
+    said = [text for text in house.counter.counted if len(text) > 40]
     assert len(said) > 30
-    assert [text for text in said if house.counter.asked[text] != 1] == []
-    total = house.counter.asked.total()
+    assert [text for text in said if house.counter.counted[text] != 1] == []
+    total = house.counter.counted.total()
     await house.read(whole(session, tools=AGENT_TOOLS))
-    assert house.counter.asked.total() == total
+    assert house.counter.counted.total() == total
 
 
 async def test_items_are_recognised_wherever_they_stand() -> None:
@@ -191,11 +191,11 @@ async def test_items_are_recognised_wherever_they_stand() -> None:
     house = House()
     one, two = chat_turn(1, 50)
     await house.read(whole([one, two]))
-    total = house.counter.asked.total()
+    total = house.counter.counted.total()
     await house.read(whole([two, one, one, two]))
-    assert house.counter.asked.total() == total
+    assert house.counter.counted.total() == total
     await house.read(whole([{"role": "user", "content": "new"}] * 5))
-    assert house.counter.asked["new"] == 1
+    assert house.counter.counted["new"] == 1
 
 
 def test_a_short_text_is_counted_once_in_a_pass() -> None:
@@ -203,9 +203,9 @@ def test_a_short_text_is_counted_once_in_a_pass() -> None:
     house = House()
     count = house.reader.count("o200k_base")
     assert [count("read_file") for _ in range(3)] == [house.counter.count("o200k_base", "read_file")] * 3
-    assert house.counter.asked["read_file"] == 2
+    assert house.counter.counted["read_file"] == 2
     house.reader.count("o200k_base")("read_file")
-    assert house.counter.asked["read_file"] == 3
+    assert house.counter.counted["read_file"] == 3
 
 
 @pytest.mark.parametrize("rounds", [2, 60])
@@ -215,10 +215,10 @@ async def test_tenants_share_nothing(rounds: int) -> None:
     body = whole(agent_session(rounds, 100), tools=AGENT_TOOLS)
     assert (len(body) > PREFIX_FROM) == (rounds > 2)
     mine = await house.read(body, ANN)
-    asked = Tally(house.counter.asked)
+    asked = Tally(house.counter.counted)
     assert asked.total() > 0
     theirs = await house.read(body, BOB)
-    assert house.counter.asked == Tally({text: 2 * times for text, times in asked.items()})
+    assert house.counter.counted == Tally({text: 2 * times for text, times in asked.items()})
     assert mine.items == theirs.items
     assert mine.prefix_hashes(KEY + ANN, "") != theirs.prefix_hashes(KEY + BOB, "")
 
@@ -274,9 +274,9 @@ async def test_large_tools_are_counted_off_the_loop() -> None:
     body = whole([], tools=[{"type": "function", "function": {"name": "f", "description": "x" * LARGE}}])
     first = await house.read(body)
     assert threading.get_ident() not in house.counter.threads
-    asked = house.counter.asked.total()
+    asked = house.counter.counted.total()
     assert (await house.read(body)).member_tokens == first.member_tokens
-    assert house.counter.asked.total() == asked
+    assert house.counter.counted.total() == asked
 
 
 async def test_memories_smaller_than_a_conversation() -> None:
@@ -343,7 +343,7 @@ async def test_tools_of_ours_are_counted_once_for_each_way_to_read_them() -> Non
     plain = house.reader.tokens_of_tools(text, "wide", "house-model")
     assert plain == 2 * len(text)
     assert house.reader.tokens_of_tools(text, "wide", "other-model") == plain
-    assert house.counter.asked[text] == 1
+    assert house.counter.counted[text] == 1
     assert house.reader.tokens_of_tools(text, "narrow", "house-model") == len(text)
     assert house.reader.tokens_of_tools(text, "wide", "gpt-5") < plain
 
@@ -353,10 +353,10 @@ def test_what_comes_again_is_counted_once_for_each_tenant() -> None:
     house, text = House(), "a summary " * 200
     for _ in range(3):
         assert house.reader.recount("narrow", ANN)(text) == len(text)
-    assert house.counter.asked[text] == 1
+    assert house.counter.counted[text] == 1
     assert house.reader.recount("wide", ANN)(text) == 2 * len(text)
     assert house.reader.recount("narrow", BOB)(text) == len(text)
-    assert house.counter.asked[text] == 3
+    assert house.counter.counted[text] == 3
 
 
 async def test_many_items_of_nothing_are_refused() -> None:
@@ -382,7 +382,7 @@ async def test_items_that_come_again_in_a_body_are_read_once() -> None:
     messages = [{"role": "user", "content": word} for word in ("yes", "no") * 50]
     reading = await house.read(json.dumps({"model": "m", "messages": messages}).encode())
     assert [item.tokens for item in reading.items] == [7, 6] * 50
-    assert house.counter.asked["yes"] == 1
+    assert house.counter.counted["yes"] == 1
 
 
 async def test_a_known_beginning_does_not_bring_a_scan_of_all_to_the_loop() -> None:

@@ -247,17 +247,17 @@ async def test_an_event_may_be_forgotten_while_the_store_is_asked() -> None:
     assert not desk.records
 
 
-class Told:
-    """Summaries that are there for every passage, each costlier than the one before."""
+class ReadySummaries:
+    """A ready summary for every passage, each costlier than the one before."""
 
     inline = False
 
     def __init__(self) -> None:
-        self.asked: list[int] = []
+        self.lengths: list[int] = []
 
     async def ready(self, passage: SummaryRequest) -> Summary | None:
-        self.asked.append(passage.prefix.length)
-        return Summary("## Goal\n- The tests are to pass.", passage.prefix.length, 1000 * len(self.asked))
+        self.lengths.append(passage.prefix.length)
+        return Summary("## Goal\n- The tests are to pass.", passage.prefix.length, 1000 * len(self.lengths))
 
     async def write(self, passage: SummaryRequest) -> Summary | None:
         return await self.ready(passage)
@@ -276,14 +276,14 @@ class Told:
 
 
 async def test_a_block_that_stays_keeps_its_summary_and_its_cost() -> None:
-    """Where a mild event leaves the block as it was, no summary is asked for, and what the block's own cost is told."""
-    told = Told()
+    """If a compaction leaves the block as it was, no summary is written, and the cost of the block stays."""
+    summaries = ReadySummaries()
     small_block = replace(POLICY.rules, shares=Shares(digest=0.10, steps=0.03))
-    desk = Replica(summaries=told, policy=replace(POLICY, rules=small_block))
+    desk = Replica(summaries=summaries, policy=replace(POLICY, rules=small_block))
     messages: list[Message] = []
     for at, number in enumerate([*range(12), *[9, 10, 11] * 8]):
-        given = json.dumps({"file_path": f"src/mod{number}.py"})
-        call = {"id": f"c{at}", "type": "function", "function": {"name": "Read", "arguments": given}}
+        arguments = json.dumps({"file_path": f"src/mod{number}.py"})
+        call = {"id": f"c{at}", "type": "function", "function": {"name": "Read", "arguments": arguments}}
         text = "\n".join(f"{n}\tvalue_{n} = compute({n}, {number})" for n in range(100))
         messages.append({"role": "assistant", "content": f"Step {at}.", "tool_calls": [call]})
         messages.append({"role": "tool", "tool_call_id": f"c{at}", "content": text})
@@ -291,28 +291,28 @@ async def test_a_block_that_stays_keeps_its_summary_and_its_cost() -> None:
     for end in request_lengths(messages):
         await desk.plan(chat_body(messages[:end]), 12_000)
     records = desk.book.records()  # type: ignore[attr-defined]
-    kept = [(old, new) for old, new in pairwise(records) if new.block and new.block == old.block]
-    assert kept
+    unchanged = [(old, new) for old, new in pairwise(records) if new.block and new.block == old.block]
+    assert unchanged
     assert all(
-        "The tests are to pass." in new.block and new.summary_spent == old.summary_spent > 0 for old, new in kept
+        "The tests are to pass." in new.block and new.summary_spent == old.summary_spent > 0 for old, new in unchanged
     )
-    assert len(told.asked) == len({record.block for record in records if record.block})
+    assert len(summaries.lengths) == len({record.block for record in records if record.block})
 
 
 async def test_no_summary_is_paid_for_where_nothing_would_hold_it() -> None:
     """What is dropped bare has no room for a summary: none is asked for, even by a request that waits for one."""
-    told, rules = Told(), POLICY.rules
+    summaries, rules = ReadySummaries(), POLICY.rules
     bare = replace(
         POLICY, rules=replace(rules, prune_pass=PrunePassRules(None, None), enabled_stages=EnabledStages(fold=False))
     )
-    plan = await Replica(policy=bare, summaries=told).plan(
+    plan = await Replica(policy=bare, summaries=summaries).plan(
         chat_body(agent_session(40, 300)), WINDOW, CompactionTarget(force=True, wait_for_summary=True)
     )
     assert "drop" in plan.report.stages
-    assert told.asked == []
+    assert summaries.lengths == []
 
 
-class Waiting(Told):
+class Waiting(ReadySummaries):
     """Summaries that are due whenever they are asked for, none of which is ever there."""
 
     def __init__(self) -> None:

@@ -65,7 +65,7 @@ async def test_the_hold_ends_with_the_first_word(cuts: int) -> None:
     pieces = [opening[at : at + cuts] for at in range(0, len(opening), cuts)]
     upstream = upstream_replying(ScriptedReply(200, [*pieces, b"rest of it", DONE], SSE))
     answer = await EngineFixture().ask(agent_body(6200, stream=True), upstream)
-    assert upstream.replies[0].taken == len(pieces)
+    assert upstream.replies[0].chunks_read == len(pieces)
     assert answer.head == opening
     assert await read_whole(answer) == opening + b"rest of it" + DONE
 
@@ -84,7 +84,7 @@ async def test_a_small_stream_is_watched_to_its_first_content_and_no_further() -
     """A view far below the budget is watched like any other: whoever believes in too large a window counts it small."""
     upstream = upstream_replying(ScriptedReply(200, [ROLE, WORD, DONE], SSE))
     answer = await EngineFixture().ask(agent_body(1500, stream=True), upstream)
-    assert (answer.head, upstream.replies[0].taken) == (ROLE + WORD, 2)
+    assert (answer.head, upstream.replies[0].chunks_read) == (ROLE + WORD, 2)
     assert await read_whole(answer) == ROLE + WORD + DONE
 
 

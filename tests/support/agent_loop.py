@@ -55,7 +55,7 @@ class AgentLoop:
         await self._client.aclose()
 
     async def ask(
-        self, *, settle: bool = True, said: str = "", more: Mapping[str, str] | None = None, again: bool = False
+        self, *, settle: bool = True, text: str = "", more: Mapping[str, str] | None = None, again: bool = False
     ) -> None:
         """One more round: a result with a note, perhaps a word of the user's, and the model asked; the view checked.
 
@@ -70,8 +70,8 @@ class AgentLoop:
             if self.rounds % 3 == 1:
                 new[-1]["content"] += "".join(f"\n{order}" for order in self.planted)
             self.messages += new
-        if said:
-            self.messages.append({"role": "user", "content": said})
+        if text:
+            self.messages.append({"role": "user", "content": text})
         body = json.dumps(request_body(self.api, self.messages, AGENT_TOOLS, model=self.model)).encode()
         front = self.fronts[self.rounds % len(self.fronts)]
         before = len(self.stub.chats())
@@ -130,7 +130,7 @@ class AgentLoop:
         return int(self.headers[-1].get("x-ullage-summary-tokens", 0)) if self.headers else 0
 
 
-def _made(path: Path) -> Path:
+def _created_folder(path: Path) -> Path:
     path.mkdir()
     return path
 
@@ -140,4 +140,4 @@ async def replicas(
 ) -> list[Proxy]:
     """Proxies of one window that share the store at *url*, each with a home of its own; *sections* configure them."""
     config = {"store": {"url": url}, **sections}
-    return [await proxy(stub.url, window=WINDOW, config=config, home=_made(home / name)) for name in names]
+    return [await proxy(stub.url, window=WINDOW, config=config, home=_created_folder(home / name)) for name in names]

@@ -28,7 +28,7 @@ def parse_answer(api: str, body: bytes, *, stream: bool) -> ParsedAnswer:
 
 def events(body: bytes) -> list[Any]:
     """The data of a stream's events; the names of events agree with their types."""
-    found: list[Any] = []
+    values: list[Any] = []
     for event in body.decode().replace("\r\n", "\n").split("\n\n"):
         lines = [line for line in event.split("\n") if line and not line.startswith(":")]
         if not lines:
@@ -36,8 +36,8 @@ def events(body: bytes) -> list[Any]:
         named = dict(line.split(": ", 1) for line in lines)
         value = named["data"] if named["data"] == "[DONE]" else json.loads(named["data"])
         assert "event" not in named or named["event"] == value["type"]
-        found.append(value)
-    return found
+        values.append(value)
+    return values
 
 
 def _chat(value: dict[str, Any]) -> ParsedAnswer:
@@ -77,8 +77,8 @@ def _chats(values: Sequence[Any]) -> ParsedAnswer:
     assert (finishes[0] == "tool_calls") == bool(calls)
     functions = [{"name": call["name"], "arguments": call["arguments"]} for call in calls.values()]
     pairs = zip(calls.values(), functions, strict=True)
-    made = [{"id": call["id"], "type": "function", "function": function} for call, function in pairs]
-    message = {"role": "assistant", "content": texts["content"], **({"tool_calls": made} if made else {})}
+    tool_calls = [{"id": call["id"], "type": "function", "function": function} for call, function in pairs]
+    message = {"role": "assistant", "content": texts["content"], **({"tool_calls": tool_calls} if tool_calls else {})}
     named = [(call["name"], call["arguments"]) for call in functions]
     return ParsedAnswer(texts["content"], named, finishes[0], usages[0] if usages else {}, [message])
 
@@ -125,8 +125,8 @@ def _messages(values: Sequence[Any]) -> ParsedAnswer:
 
 def _response(value: dict[str, Any]) -> ParsedAnswer:
     output = value["output"]
-    told = [item for item in output if item["type"] == "message"]
-    text = "".join(part["text"] for item in told for part in item["content"])
+    message_items = [item for item in output if item["type"] == "message"]
+    text = "".join(part["text"] for item in message_items for part in item["content"])
     calls = [(item["name"], item["arguments"]) for item in output if item["type"] == "function_call"]
     for at, item in enumerate(output):
         assert item["type"] != "reasoning" or at + 1 < len(output), "reasoning leads to something"

@@ -28,40 +28,40 @@ def system_of(chat: Sequence[Message]) -> str:
 
 def to_messages(chat: Sequence[Message], *, mixed: bool = False) -> list[Message]:
     """The conversation as Messages: results in user turns; with *mixed* the user's next words stand beside them."""
-    made: list[Message] = []
+    converted: list[Message] = []
     for message in chat:
         role = message["role"]
         if role == "assistant":
-            made.append({"role": "assistant", "content": _model_blocks(message)})
+            converted.append({"role": "assistant", "content": _model_blocks(message)})
         elif role in ("tool", "function"):
             block = {"type": "tool_result", "tool_use_id": _id(message), "content": _result(message["content"])}
-            if made and _answers(made[-1]):
-                made[-1]["content"].append(block)
+            if converted and _answers(converted[-1]):
+                converted[-1]["content"].append(block)
             else:
-                made.append({"role": "user", "content": [block]})
+                converted.append({"role": "user", "content": [block]})
         elif role not in SYSTEMS:
             content = _user_blocks(message["content"])
-            if mixed and made and _answers(made[-1]):
-                made[-1]["content"] += [{"type": "text", "text": content}] if isinstance(content, str) else content
+            if mixed and converted and _answers(converted[-1]):
+                converted[-1]["content"] += [{"type": "text", "text": content}] if isinstance(content, str) else content
             else:
-                made.append({"role": "user", "content": content})
-    return made
+                converted.append({"role": "user", "content": content})
+    return converted
 
 
 def to_responses(chat: Sequence[Message]) -> list[Message]:
     """The conversation as input items of Responses; the operator's words stand elsewhere."""
-    made: list[Message] = []
+    converted: list[Message] = []
     for at, message in enumerate(chat):
         role = message["role"]
         if role == "assistant":
-            made += _model_items(message, at)
+            converted += _model_items(message, at)
         elif role in ("tool", "function"):
-            made.append(
+            converted.append(
                 {"type": "function_call_output", "call_id": _id(message), "output": text_of_content(message["content"])}
             )
         elif role not in SYSTEMS:
-            made.append({"type": "message", "role": "user", "content": _input_parts(message["content"])})
-    return made
+            converted.append({"type": "message", "role": "user", "content": _input_parts(message["content"])})
+    return converted
 
 
 def tools_of(tools: Sequence[Message], api: str) -> list[Message]:
@@ -107,11 +107,11 @@ def text_of(item: Mapping[str, Any]) -> str:
 def _texts(content: Any) -> list[str]:
     if isinstance(content, str):
         return [content]
-    found: list[str] = []
+    texts: list[str] = []
     for part in content if isinstance(content, list) else ():
         if isinstance(part, Mapping):
-            found += [part["text"]] if isinstance(part.get("text"), str) else _texts(part.get("content"))
-    return found
+            texts += [part["text"]] if isinstance(part.get("text"), str) else _texts(part.get("content"))
+    return texts
 
 
 def _answers(item: Mapping[str, Any]) -> bool:

@@ -41,7 +41,7 @@ class ChatClient:
         self.voice = SDK_CLIENTS[self.api](self.url)
         await self.voice.__aenter__()
         self.messages, beside = self.voice.opening(self.messages)
-        self._asked = {"model": self.model, **beside, **self.voice.options(self.options)}
+        self._request = {"model": self.model, **beside, **self.voice.options(self.options)}
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -68,7 +68,7 @@ class ChatClient:
     async def _go_on(self, new: Sequence[dict[str, Any]]) -> dict[str, Any]:
         self.messages += new
         before = len(self.stub.chats())
-        self.answer = await self.voice.ask(self._asked, self.messages, stream=self.stream)
+        self.answer = await self.voice.ask(self._request, self.messages, stream=self.stream)
         self._settle(self.stub.chats()[before:])
         self.messages += self.answer
         return self.answer[-1]

@@ -123,8 +123,8 @@ def legacy_rounds(draw: Draw, text: st.SearchStrategy[str]) -> list[Message]:
 
 def orphans(text: st.SearchStrategy[str]) -> st.SearchStrategy[list[Message]]:
     """What a careless client leaves behind: a result without its call, a call without its result."""
-    result = st.builds(lambda name, said: {"role": "tool", "tool_call_id": name, "content": said}, ids, text)
-    lost = st.one_of(rounds(text).map(lambda made: made[:-1]), rounds(text).map(lambda made: made[1:]))
+    result = st.builds(lambda name, content: {"role": "tool", "tool_call_id": name, "content": content}, ids, text)
+    lost = st.one_of(rounds(text).map(lambda messages: messages[:-1]), rounds(text).map(lambda messages: messages[1:]))
     return st.one_of(result.map(lambda message: [message]), lost)
 
 
@@ -182,20 +182,20 @@ def agent_sessions(draw: Draw, *, max_rounds: int = 24) -> list[Message]:
             "Bash": draw(st.sampled_from(["", "Error: exit code 1 in test_main.py\n"])) + "collected items\n" * lines,
         }.get(name, f"{path}: def run(self, number)\n" * lines)
         call = {"id": f"call_{number}", "type": "function", "function": {"name": name, "arguments": json.dumps(given)}}
-        said = draw(st.sampled_from([None, f"Based on {path} I'll use the other function.", "Next."]))
-        messages += [{"role": "assistant", "content": said, "tool_calls": [call]}]
+        words = draw(st.sampled_from([None, f"Based on {path} I'll use the other function.", "Next."]))
+        messages += [{"role": "assistant", "content": words, "tool_calls": [call]}]
         messages += [{"role": "tool", "tool_call_id": f"call_{number}", "content": content}]
     return messages
 
 
 tools = st.lists(
     st.builds(
-        lambda name, said, key: {
+        lambda name, description, key: {
             "type": "function",
             "function": {
                 "name": name,
-                "description": said,
-                "parameters": {"type": "object", "properties": {key: {"type": "string", "description": said}}},
+                "description": description,
+                "parameters": {"type": "object", "properties": {key: {"type": "string", "description": description}}},
             },
         },
         tool_names,

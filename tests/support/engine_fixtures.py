@@ -135,8 +135,8 @@ class DictRecords:
 
     def records(self) -> list[CompactionRecord]:
         """Every record in the book, oldest place first."""
-        found = [record for value in self.values.values() if (record := load(value, 10**6))]
-        return sorted(found, key=lambda record: record.compaction.boundary)
+        records = [record for value in self.values.values() if (record := load(value, 10**6))]
+        return sorted(records, key=lambda record: record.compaction.boundary)
 
 
 class Unsent:
@@ -280,25 +280,25 @@ def chat_body(messages: Sequence[Message], **members: Any) -> bytes:
 def message_slices(body: bytes) -> list[bytes]:
     """The bytes of each message of *body*."""
     text = _raw_members(body)["messages"].decode()
-    found, at = [], _skip(text, 1)
+    slices, at = [], _skip(text, 1)
     while text[at] != "]":
         _, end = _DECODER.raw_decode(text, at)
-        found.append(text[at:end].encode())
+        slices.append(text[at:end].encode())
         at = _skip(text, end)
-    return found
+    return slices
 
 
 def _raw_members(body: bytes) -> dict[str, bytes]:
     """The members of a JSON object that is known to be valid, as their bytes."""
     text = body.decode()
-    found, at = {}, _skip(text, _skip(text, 0) + 1)
+    members, at = {}, _skip(text, _skip(text, 0) + 1)
     while text[at] != "}":
         key, end = _DECODER.raw_decode(text, at)
         start = _skip(text, end)
         _, end = _DECODER.raw_decode(text, start)
-        found[key] = text[start:end].encode()
+        members[key] = text[start:end].encode()
         at = _skip(text, end)
-    return found
+    return members
 
 
 def _skip(text: str, at: int) -> int:
@@ -329,13 +329,13 @@ def plan_problems(body: bytes, plan: Planned, window: int) -> list[str]:
 
 def size_problems(raw: Mapping[str, Any], sent: Mapping[str, Any], window: int) -> list[str]:
     """What is wrong with the size of *sent*, counted by the strict upstream's own counter."""
-    asked = sent.get("max_completion_tokens") or sent.get("max_tokens")
+    requested = sent.get("max_completion_tokens") or sent.get("max_tokens")
     wanted = raw.get("max_completion_tokens") or raw.get("max_tokens")
-    problems = [f"the output figure rose from {wanted} to {asked}"] if (asked or 0) > (wanted or 0) else []
-    held = asked or window // 32
+    problems = [f"the output figure rose from {wanted} to {requested}"] if (requested or 0) > (wanted or 0) else []
+    reserved = requested or window // 32
     # An image whose size cannot be read is a guess on both sides: where only guesses are too much, the provider judges.
     tokens = request_tokens(sent) - IMAGE_HIGH * sum(map(_unreadable_images, sent["messages"]))
-    return problems + ([f"{tokens} + {held} > {window}"] if tokens + held > window else [])
+    return problems + ([f"{tokens} + {reserved} > {window}"] if tokens + reserved > window else [])
 
 
 def _unreadable_images(message: Mapping[str, Any]) -> int:
@@ -412,8 +412,8 @@ def _carrier_misfit(own: bytes, carrier: bytes) -> str:
         if {**before, "content": 0} != {**after, "content": 0} or not text_of(after):
             return "the carrier's other members were changed"
     run = was.get("content", b'""')[1:-1].strip()
-    said, shown = text_of(json.loads(own)), text_of(json.loads(carrier))
-    if run in now["content"] or (len(said) > SHORT and said[:4] in shown):
+    before, shown = text_of(json.loads(own)), text_of(json.loads(carrier))
+    if run in now["content"] or (len(before) > SHORT and before[:4] in shown):
         return ""
     return "the carrier's own content is not one unchanged run"
 
@@ -437,11 +437,11 @@ def is_replaced(was: Any, now: Any) -> bool:
         return False
     if any(was[key] != now[key] for key in was if key != "content"):
         return False
-    said, shown = text_of(was), text_of(now)
+    before, shown = text_of(was), text_of(now)
     if shown.startswith(("[Old ", "[Left out: ")):
         return True
     head, marker, tail = shown.partition(MIDDLE)
-    return bool(marker) and said.startswith(head.removesuffix("\n")) and said.endswith(tail.removeprefix("\n"))
+    return bool(marker) and before.startswith(head.removesuffix("\n")) and before.endswith(tail.removeprefix("\n"))
 
 
 def _is_clipped_text(was: str, now: str) -> bool:

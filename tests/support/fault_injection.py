@@ -26,11 +26,11 @@ def trampoline(*args, **kwargs):
 @functools.cache
 def functions() -> dict[CodeType, list[FunctionType]]:
     """The proxy's functions by their code, of all modules that are loaded by now."""
-    found: dict[CodeType, list[FunctionType]] = {}
+    by_code: dict[CodeType, list[FunctionType]] = {}
     for each in gc.get_objects():
         if isinstance(each, FunctionType) and each.__code__.co_filename.startswith(str(ROOT / "proxy")):
-            found.setdefault(each.__code__, []).append(each)
-    return found
+            by_code.setdefault(each.__code__, []).append(each)
+    return by_code
 
 
 class Injected(Exception):
@@ -56,9 +56,9 @@ class Injection:
 
     def __enter__(self) -> Injection:
         _RUNNING.append(self)
-        found = functions().get(self.code, [])
-        if found and not self.code.co_freevars and not self.code.co_flags & _NESTED:
-            for at, function in enumerate(found):
+        matching = functions().get(self.code, [])
+        if matching and not self.code.co_freevars and not self.code.co_flags & _NESTED:
+            for at, function in enumerate(matching):
                 self._replace(at, function)
         else:
             # A function made anew at each call of another has no body that could be exchanged: it fails once a thread.
@@ -89,9 +89,9 @@ class Injection:
         original = FunctionType(code, function.__globals__, function.__name__, function.__defaults__, closure)
         original.__kwdefaults__ = function.__kwdefaults__
         self._originals.append((function, original))
-        made: dict[str, Any] = {}
-        exec(_TRAMPOLINE % at, made)
-        function.__code__ = made["trampoline"].__code__
+        namespace: dict[str, Any] = {}
+        exec(_TRAMPOLINE % at, namespace)
+        function.__code__ = namespace["trampoline"].__code__
 
     def _watch(self) -> None:
         sys.setprofile(self._called)
@@ -110,14 +110,14 @@ def run_injected(at: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 
 
 @contextlib.contextmanager
-def calls_seen(found: Callable[[CodeType], None]) -> Iterator[None]:
-    """Give *found* the named functions of the proxy that are called meanwhile, by this thread or a new worker."""
+def calls_seen(on_call: Callable[[CodeType], None]) -> Iterator[None]:
+    """Give *on_call* the named functions of the proxy that are called meanwhile, by this thread or a new worker."""
     roots = str(ROOT / "proxy")
 
     def note(frame: FrameType, event: str, _: object) -> None:
         code = frame.f_code
         if event == "call" and code.co_filename.startswith(roots) and code.co_name[0] != "<":
-            found(code)
+            on_call(code)
 
     asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(2, initializer=lambda: sys.setprofile(note)))
     sys.setprofile(note)

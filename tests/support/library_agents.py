@@ -106,8 +106,8 @@ AGENTS = {each.__name__: each for each in (langchain, litellm, pydantic_ai, pyda
 def main() -> None:
     """Run the agent that is named, and tell what came of it."""
     files = Files()
-    said = asyncio.run(AGENTS[sys.argv[1]](sys.argv[2], files))
-    print(json.dumps({"read": files.read, "said": said}))
+    answer = asyncio.run(AGENTS[sys.argv[1]](sys.argv[2], files))
+    print(json.dumps({"read": files.read, "said": answer}))
 
 
 if __name__ == "__main__":

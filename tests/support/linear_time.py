@@ -16,16 +16,16 @@ LEAST = 0.02
 
 def cpu_seconds(work: Callable[[], object]) -> float:
     """CPU seconds of *work*, the least of three, without the collector: it walks over all that tests have made."""
-    taken = []
+    times = []
     gc.disable()
     try:
         for _ in range(3):
             began = time.process_time()
             work()
-            taken.append(time.process_time() - began)
+            times.append(time.process_time() - began)
     finally:
         gc.enable()
-    return min(taken)
+    return min(times)
 
 
 def is_linear(work: Callable[[int], object], size: int) -> bool:

@@ -80,7 +80,7 @@ class LiteLLMFixture:
         return read_events(await read_body(await self.send(stream=True, **members)))
 
     @property
-    def asked(self):
+    def request(self):
         """The body of the last request the provider got, parsed."""
         return json.loads(self.stage.heard[-1].body)
 
@@ -104,11 +104,11 @@ def sse(*events):
 
 def opened(*texts):
     """The events of an answer that has said *texts* so far."""
-    said = [{"type": "message_start", "message": message(stop=None)}]
-    said.append({"type": "content_block_start", "index": 0, "content_block": {"type": "text", "text": ""}})
+    events = [{"type": "message_start", "message": message(stop=None)}]
+    events.append({"type": "content_block_start", "index": 0, "content_block": {"type": "text", "text": ""}})
     for text in texts:
-        said.append({"type": "content_block_delta", "index": 0, "delta": {"type": "text_delta", "text": text}})
-    return sse(*said)
+        events.append({"type": "content_block_delta", "index": 0, "delta": {"type": "text_delta", "text": text}})
+    return sse(*events)
 
 
 def called(index, name, *pieces):

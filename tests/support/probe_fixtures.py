@@ -32,13 +32,13 @@ class ServedRoutes:
 
     def __init__(self, routes: Mapping[str, bytes | Handler]) -> None:
         self.routes = dict(routes)
-        self.asked: list[tuple[str, str, dict[str, str], bytes]] = []
+        self.requests: list[tuple[str, str, dict[str, str], bytes]] = []
         self.url = ""
 
     async def answer(self, request: web.Request) -> web.StreamResponse:
         body = await request.read()
         headers = {name.lower(): value for name, value in request.headers.items()}
-        self.asked.append((request.method, request.path, headers, body))
+        self.requests.append((request.method, request.path, headers, body))
         route = self.routes.get(f"{request.method} {request.path}") or self.routes.get(request.path)
         if route is None:
             return web.Response(status=404, text="Not Found")
@@ -48,7 +48,7 @@ class ServedRoutes:
 
     @property
     def paths(self) -> list[str]:
-        return [path for _, path, _, _ in self.asked]
+        return [path for _, path, _, _ in self.requests]
 
 
 @asynccontextmanager
@@ -103,15 +103,15 @@ class ProbedServer:
             lambda: self.clock() + ahead,
         )
 
-    def told(self, model: str) -> tuple[int, int | None, int | None, str] | None:
+    def stated_window(self, model: str) -> tuple[int, int | None, int | None, str] | None:
         window = self.probes.window_of("up", model)
         return window and (window.context_window, window.max_input_tokens, window.max_output_tokens, window.origin)
 
     async def ask(self, model: str) -> tuple[int, int | None, int | None, str] | None:
         """What is told of *model* once the survey that its first use starts has ended."""
-        self.told(model)
+        self.stated_window(model)
         await self.settle()
-        return self.told(model)
+        return self.stated_window(model)
 
     async def settle(self) -> None:
         await until(lambda: len(self.tasks) == 0)
@@ -124,11 +124,11 @@ async def probed_server(routes: Mapping[str, bytes | Handler], suffix: str = "/v
         yield await opened(stack, ProbedServer(await stack.enter_async_context(serving(routes)), suffix))
 
 
-async def opened(stack: AsyncExitStack, made: ProbedServer) -> ProbedServer:
-    """*made*, closed with *stack*."""
-    stack.push_async_callback(made.upstream.close)
-    stack.push_async_callback(made.tasks.finish, 0.0)
-    return made
+async def opened(stack: AsyncExitStack, server: ProbedServer) -> ProbedServer:
+    """*server*, closed with *stack*."""
+    stack.push_async_callback(server.upstream.close)
+    stack.push_async_callback(server.tasks.finish, 0.0)
+    return server
 
 
 VLLM = (

@@ -73,7 +73,7 @@ async def status(front: Proxy) -> dict[str, Any]:
 def total(figures: Mapping[tuple[str, frozenset[tuple[str, str]]], float], name: str, **labels: str) -> float:
     """The sum of *name* over all samples that carry *labels*."""
     wanted = set(labels.items())
-    return sum(value for (sample, found), value in figures.items() if sample == name and wanted <= found)
+    return sum(value for (sample, labels), value in figures.items() if sample == name and wanted <= labels)
 
 
 def _processes() -> Iterator[tuple[int, str]]:

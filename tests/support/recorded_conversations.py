@@ -58,10 +58,10 @@ class RecordedConversation:
 
     def body(self, end: int, model: str) -> bytes:
         """The request body of the first *end* messages."""
-        asked: dict[str, Any] = {"model": model, "messages": self.messages[:end]}
+        request: dict[str, Any] = {"model": model, "messages": self.messages[:end]}
         if self.tools:
-            asked["tools"] = self.tools
-        return json.dumps(asked, ensure_ascii=False).encode("utf-8", "surrogatepass")
+            request["tools"] = self.tools
+        return json.dumps(request, ensure_ascii=False).encode("utf-8", "surrogatepass")
 
 
 def read_all() -> list[RecordedConversation]:

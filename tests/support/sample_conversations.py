@@ -95,8 +95,8 @@ def agent_session(rounds: int, result_tokens: int, parallel: int = 1) -> list[Me
 
 def chat_turn(seed: int, tokens: int) -> list[Message]:
     """A user message and the assistant's answer, of *tokens* tokens each."""
-    asked = f"Question {seed}: {prose(seed * 2, tokens)}"
-    return [{"role": "user", "content": asked}, {"role": "assistant", "content": prose(seed * 2 + 1, tokens)}]
+    question = f"Question {seed}: {prose(seed * 2, tokens)}"
+    return [{"role": "user", "content": question}, {"role": "assistant", "content": prose(seed * 2 + 1, tokens)}]
 
 
 def request_lengths(messages: Sequence[Message]) -> list[int]:
@@ -118,10 +118,10 @@ def coding_session(rounds: int, lines: int = 60) -> list[Message]:
         name = ("Read", "Read", "Edit", "Bash")[number % 4]
         given = {"command": "pytest -q"} if name == "Bash" else {"file_path": path}
         text = "\n".join(f"{n + 1}\tvalue_{n} = compute({n}, {number // 4})" for n in range(lines))
-        said = {"Edit": "The file was updated.", "Bash": f"{number} passed\n" + "ok\n" * 40}.get(name, text)
+        result = {"Edit": "The file was updated.", "Bash": f"{number} passed\n" + "ok\n" * 40}.get(name, text)
         call = {"id": f"c{number}", "type": "function", "function": {"name": name, "arguments": json.dumps(given)}}
         messages.append({"role": "assistant", "content": f"Step {number}.", "tool_calls": [call]})
-        messages.append({"role": "tool", "tool_call_id": f"c{number}", "content": said})
+        messages.append({"role": "tool", "tool_call_id": f"c{number}", "content": result})
     return messages
 
 

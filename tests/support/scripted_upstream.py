@@ -42,7 +42,7 @@ class ScriptedReply:
         self.status = status
         self.headers = headers
         self.closed = False
-        self.taken = 0
+        self.chunks_read = 0
         self._chunks = list(chunks)
 
     def header(self, name: str) -> str:
@@ -52,7 +52,7 @@ class ScriptedReply:
         while self._chunks and isinstance(self._chunks[0], float):
             await asyncio.sleep(self._chunks[0])
             self._chunks.pop(0)
-        self.taken += 1
+        self.chunks_read += 1
         chunk = self._chunks.pop(0) if self._chunks else b""
         assert isinstance(chunk, bytes)
         return chunk
@@ -213,10 +213,10 @@ class EngineFixture:
 
 async def read_whole(answer: Exchanged) -> bytes:
     """Every byte of the answer, as the client gets them."""
-    found = [answer.head]
+    chunks = [answer.head]
     while chunk := await answer.reply.next_chunk():
-        found.append(chunk)
-    return b"".join(found)
+        chunks.append(chunk)
+    return b"".join(chunks)
 
 
 def agent_body(tokens: int, **members: Any) -> bytes:

@@ -34,7 +34,7 @@ class SdkClient(Protocol):
     def options(self, options: Mapping[str, Any]) -> dict[str, Any]:
         """Chat's members of a body in this API's spelling."""
 
-    async def ask(self, asked: Mapping[str, Any], items: list[Item], *, stream: bool) -> list[Item]:
+    async def ask(self, options: Mapping[str, Any], items: list[Item], *, stream: bool) -> list[Item]:
         """The answer to a conversation, as items to go on from."""
 
     def calls(self, answer: Sequence[Item]) -> list[str]:
@@ -80,16 +80,18 @@ class AnthropicClient(_Web):
 
     def options(self, options: Mapping[str, Any]) -> dict[str, Any]:
         """Tools have another form, and an output figure there must be."""
-        made = {"max_tokens": 256, **options}
-        return {**made, "tools": api_formats.tools_of(made["tools"], "messages")} if "tools" in made else made
+        members = {"max_tokens": 256, **options}
+        if "tools" in members:
+            members["tools"] = api_formats.tools_of(members["tools"], "messages")
+        return members
 
-    async def ask(self, asked: Mapping[str, Any], items: list[Item], *, stream: bool) -> list[Item]:
+    async def ask(self, options: Mapping[str, Any], items: list[Item], *, stream: bool) -> list[Item]:
         """The assistant's message."""
         if stream:
-            async with self.client.messages.stream(**asked, messages=items) as events:
+            async with self.client.messages.stream(**options, messages=items) as events:
                 answer = await events.get_final_message()
         else:
-            answer = await self.client.messages.create(**asked, messages=items)
+            answer = await self.client.messages.create(**options, messages=items)
         assert answer.stop_reason in ("end_turn", "tool_use")
         assert answer.usage.output_tokens > 0
         keep = {"text": ("text",), "tool_use": ("id", "name", "input"), "thinking": ("thinking", "signature")}
@@ -123,17 +125,17 @@ class ResponsesClient(_Web):
 
     def options(self, options: Mapping[str, Any]) -> dict[str, Any]:
         """Tools have another form, and the output figure another name."""
-        made = {"max_output_tokens" if key == "max_tokens" else key: value for key, value in options.items()}
-        made |= {"tools": api_formats.tools_of(made["tools"], "responses")} if "tools" in made else {}
-        return {"store": False, **made}
+        members = {"max_output_tokens" if key == "max_tokens" else key: value for key, value in options.items()}
+        members |= {"tools": api_formats.tools_of(members["tools"], "responses")} if "tools" in members else {}
+        return {"store": False, **members}
 
-    async def ask(self, asked: Mapping[str, Any], items: list[Item], *, stream: bool) -> list[Item]:
+    async def ask(self, options: Mapping[str, Any], items: list[Item], *, stream: bool) -> list[Item]:
         """The output items."""
         if stream:
-            async with self.client.responses.stream(**asked, input=items) as events:
+            async with self.client.responses.stream(**options, input=items) as events:
                 answer = await events.get_final_response()
         else:
-            answer = await self.client.responses.create(**asked, input=items)
+            answer = await self.client.responses.create(**options, input=items)
         assert answer.status == "completed"
         assert answer.usage is not None
         return [item.model_dump(exclude_none=True, exclude={"parsed_arguments"}) for item in answer.output]
@@ -165,13 +167,13 @@ class OpenAIClient(_Web):
         """As they are."""
         return dict(options)
 
-    async def ask(self, asked: Mapping[str, Any], items: list[Item], *, stream: bool) -> list[Item]:
+    async def ask(self, options: Mapping[str, Any], items: list[Item], *, stream: bool) -> list[Item]:
         """The assistant's message."""
         if not stream:
-            reply = await self.client.chat.completions.create(**asked, messages=items)
+            reply = await self.client.chat.completions.create(**options, messages=items)
             return [reply.choices[0].message.model_dump(exclude_none=True, exclude_unset=True)]
         more = {"stream": True, "stream_options": {"include_usage": True}}
-        events = await self.client.chat.completions.create(**asked, **more, messages=items)
+        events = await self.client.chat.completions.create(**options, **more, messages=items)
         answer, finish, usage = await read_chat_stream(events)
         assert finish, "the stream ended without a finish reason"
         assert usage, "the usage that was asked for did not come"

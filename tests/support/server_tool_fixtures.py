@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -63,9 +64,17 @@ class ProxyInProcess:
 
 @contextlib.asynccontextmanager
 async def proxy_in_process(
-    stub: Stub, folder: Path, *, usage: bool = False, **more: Mapping[str, Any] | Sequence[Any]
+    stub: Stub,
+    folder: Path,
+    *,
+    usage: bool = False,
+    store_url: str = "memory",
+    **more: Mapping[str, Any] | Sequence[Any],
 ) -> AsyncIterator[ProxyInProcess]:
-    """A proxy in front of *stub*; with *usage* it asks for that of streams by itself. *more* are settings."""
+    """A proxy in front of *stub*; with *usage* it asks for that of streams by itself. *more* are settings.
+
+    An ``embedded`` store is in *folder*, and outlives the proxy.
+    """
     settings = AllSettings.model_validate(
         {
             "upstreams": [{"name": "stub", "base_url": stub.url, "probe": False}],
@@ -76,7 +85,7 @@ async def proxy_in_process(
     )
     failures: list[BaseException] = []
     tasks = Tasks(lambda name, error: failures.append(error))
-    store = await open_store("memory", directory=folder, key=None, spawn=tasks.spawn, warn=lambda event, facts: None)
+    store = await open_store(store_url, directory=folder, key=None, spawn=tasks.spawn, warn=lambda event, facts: None)
     upstream = open_upstream(settings)
     faults: list[tuple[str, str, Exception]] = []
     noticed = Faults(lambda where, name, fault: faults.append((where, name, fault)))
@@ -114,6 +123,10 @@ async def proxy_in_process(
     finally:
         await server.close()
         await upstream.close()
-        await tasks.finish(5)
+        await history.finish(5)
+        async with asyncio.timeout(5):
+            while len(tasks) > (store_url != "memory"):  # noqa: ASYNC110 - any other store has a monitor that never ends
+                await asyncio.sleep(0.01)
         await store.close()
+        await tasks.finish(5)
     assert failures == []

@@ -24,6 +24,6 @@ def problems(folder, text, environ=None, overrides=None):
 
 
 def only_problem(folder, text, environ=None):
-    found = problems(folder, text, environ)
-    assert len(found) == 1, found
-    return found[0]
+    present = problems(folder, text, environ)
+    assert len(present) == 1, present
+    return present[0]

@@ -30,14 +30,14 @@ ROUTE = Route("stub", "gpt-4o-mini", 8192, None, "o200k_base", "configured")
 
 def entries_of(rounds: int, size: int = 200) -> list[ItemText]:
     """A task and so many rounds, each with a note."""
-    found = [
+    entries = [
         ItemText("system", "Never touch vendor/."),
         ItemText("user", "Look through the ledgers, one after the other."),
     ]
     for at in range(1, rounds + 1):
-        found.append(ItemText("assistant", "Next.", (("read_file", f'{{"path": "src/ledger_{at}.py"}}'),)))
-        found.append(ItemText("tool", f"{log(at, size)}\nNote {at}: the shard of ledger_{at} is {9400 + at}."))
-    return found
+        entries.append(ItemText("assistant", "Next.", (("read_file", f'{{"path": "src/ledger_{at}.py"}}'),)))
+        entries.append(ItemText("tool", f"{log(at, size)}\nNote {at}: the shard of ledger_{at} is {9400 + at}."))
+    return entries
 
 
 def summary_request_of(

@@ -34,14 +34,14 @@ def test_bodies_are_accepted(body: bytes) -> None:
 
 @given(conversation_strategies.requests(), st.data())
 @pytest.mark.slow
-def test_bytes_say_what_was_drawn(asked: dict[str, Any], data: st.DataObject) -> None:
+def test_bytes_say_what_was_drawn(request: dict[str, Any], data: st.DataObject) -> None:
     """Writing a request in any style and reading it again gives the same request."""
-    assert json.loads(conversation_strategies.encode(cast(st.DrawFn, data.draw), asked)) == asked
+    assert json.loads(conversation_strategies.encode(cast(st.DrawFn, data.draw), request)) == request
 
 
 @settings(max_examples=200, phases=(Phase.generate,), suppress_health_check=list(HealthCheck), database=None)
 @given(conversation_strategies.conversations(with_orphans=True))
-def _sample(found: set[str], messages: list[dict[str, Any]]) -> None:
+def _sample(shapes_seen: set[str], messages: list[dict[str, Any]]) -> None:
     text = json.dumps(messages)
     ids = [call["id"] for message in messages for call in message.get("tool_calls", ())]
     shapes = {
@@ -52,12 +52,12 @@ def _sample(found: set[str], messages: list[dict[str, Any]]) -> None:
         "legacy call": "function_call" in text,
         "late system": "system" in [message["role"] for message in messages[3:]],
     }
-    found.update(shape for shape, present in shapes.items() if present)
+    shapes_seen.update(shape for shape, present in shapes.items() if present)
 
 
 @pytest.mark.slow
 def test_awkward_shapes_occur() -> None:
     """Orphans, images, lone surrogates, reused ids, legacy calls and late system messages come up by themselves."""
-    found: set[str] = set()
-    _sample(found)
-    assert found >= {"orphan", "image", "lone surrogate", "reused id", "legacy call", "late system"}
+    shapes_seen: set[str] = set()
+    _sample(shapes_seen)
+    assert shapes_seen >= {"orphan", "image", "lone surrogate", "reused id", "legacy call", "late system"}

@@ -24,8 +24,8 @@ def entities(text: str) -> set[str]:
 
 def invented(text: str, messages: Sequence[Mapping[str, Any]]) -> set[str]:
     """The entities of *text* that do not occur in *messages*."""
-    said = "\n".join(piece for message in messages for piece in _strings(message))
-    return {name for name in entities(text) if name not in said}
+    known_text = "\n".join(piece for message in messages for piece in _strings(message))
+    return {name for name in entities(text) if name not in known_text}
 
 
 def _strings(value: Any) -> Iterator[str]:

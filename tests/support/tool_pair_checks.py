@@ -15,7 +15,7 @@ def pair_violations(messages: Sequence[Message]) -> list[str]:
     A result must stand in the run of results directly behind the assistant message that made the call; every call
     must be answered, once, before that run ends. Ids may come again in another message, never twice in one.
     """
-    found: list[str] = []
+    violations: list[str] = []
     waiting: dict[str, None] = {}
     legacy = ""
     for index, message in enumerate(messages):
@@ -25,22 +25,22 @@ def pair_violations(messages: Sequence[Message]) -> list[str]:
             if call in waiting:
                 del waiting[call]
             else:
-                found.append(f"messages[{index}]: the result for {call!r} answers no open call right before it")
+                violations.append(f"messages[{index}]: the result for {call!r} answers no open call right before it")
             continue
         if role == "function":
             if not legacy or message.get("name") != legacy:
-                found.append(f"messages[{index}]: the function result does not follow its function call")
+                violations.append(f"messages[{index}]: the function result does not follow its function call")
             legacy = ""
             continue
-        found += _unanswered(waiting, before=index)
+        violations += _unanswered(waiting, before=index)
         waiting, legacy = {}, ""
         if role == "assistant":
             ids = [str(call.get("id")) for call in message.get("tool_calls") or ()]
             twice = [name for name, times in Counter(ids).items() if times > 1]
-            found += [f"messages[{index}]: the call id {name!r} occurs twice in one message" for name in twice]
+            violations += [f"messages[{index}]: the call id {name!r} occurs twice in one message" for name in twice]
             waiting = dict.fromkeys(ids)
             legacy = str((message.get("function_call") or {}).get("name", ""))
-    return found + _unanswered(waiting, before=len(messages))
+    return violations + _unanswered(waiting, before=len(messages))
 
 
 def _unanswered(waiting: Mapping[str, None], before: int) -> list[str]:
@@ -52,14 +52,14 @@ def block_violations(messages: Sequence[Message]) -> list[str]:
 
     Turns of one role in a row are one turn, as the provider has it.
     """
-    found: list[str] = []
+    violations: list[str] = []
     waiting: dict[str, None] = {}
     for index, (role, blocks) in enumerate(_turns(messages)):
         if role == "assistant":
-            found += _unanswered(waiting, before=index)
+            violations += _unanswered(waiting, before=index)
             ids = [str(block.get("id")) for block in blocks if block.get("type") == "tool_use"]
             twice = [name for name, times in Counter(ids).items() if times > 1]
-            found += [f"messages[{index}]: the call id {name!r} occurs twice in one message" for name in twice]
+            violations += [f"messages[{index}]: the call id {name!r} occurs twice in one message" for name in twice]
             waiting = dict.fromkeys(ids)
             continue
         spoken = False
@@ -69,13 +69,13 @@ def block_violations(messages: Sequence[Message]) -> list[str]:
                 continue
             call = str(block.get("tool_use_id"))
             if call not in waiting:
-                found.append(f"messages[{index}]: the result for {call!r} answers no open call right before it")
+                violations.append(f"messages[{index}]: the result for {call!r} answers no open call right before it")
             elif spoken:
-                found.append(f"messages[{index}]: the result for {call!r} stands behind something else")
+                violations.append(f"messages[{index}]: the result for {call!r} stands behind something else")
             waiting.pop(call, None)
-        found += _unanswered(waiting, before=index + 1)
+        violations += _unanswered(waiting, before=index + 1)
         waiting = {}
-    return found + _unanswered(waiting, before=len(messages))
+    return violations + _unanswered(waiting, before=len(messages))
 
 
 def _turns(messages: Sequence[Message]) -> list[tuple[str, list[Message]]]:
@@ -103,7 +103,7 @@ def violations(items: Sequence[Message]) -> list[str]:
 
 def item_violations(items: Sequence[Message]) -> list[str]:
     """The same for ``/v1/responses``: calls and results meet by id, and no reasoning stands without what came of it."""
-    found: list[str] = []
+    violations: list[str] = []
     waiting: dict[str, None] = {}
     for index, item in enumerate(items):
         kind, name = str(item.get("type", "message")), str(item.get("call_id"))
@@ -111,11 +111,11 @@ def item_violations(items: Sequence[Message]) -> list[str]:
             waiting[name] = None
         elif kind in RESULTS:
             if name not in waiting:
-                found.append(f"messages[{index}]: the result for {name!r} answers no open call right before it")
+                violations.append(f"messages[{index}]: the result for {name!r} answers no open call right before it")
             waiting.pop(name, None)
         if kind == "reasoning" and (index + 1 == len(items) or _is_clients(items[index + 1])):
-            found.append(f"messages[{index}]: the reasoning stands without its required following item")
-    return found + _unanswered(waiting, before=len(items))
+            violations.append(f"messages[{index}]: the reasoning stands without its required following item")
+    return violations + _unanswered(waiting, before=len(items))
 
 
 CALLS = frozenset({"function_call", "custom_tool_call", "local_shell_call"})

@@ -138,10 +138,10 @@ def rows_of(text: str) -> list[Row]:
         content = line.split("#")[0].strip()
         if not content:
             continue
-        found = re.fullmatch(r"(client|upstream)\s*(>>|<<)\s*(.*)|(report|replies|learned|records)\s*:\s*(.*)", content)
-        if found is None:
+        match = re.fullmatch(r"(client|upstream)\s*(>>|<<)\s*(.*)|(report|replies|learned|records)\s*:\s*(.*)", content)
+        if match is None:
             raise ValueError(f"not a row: {line!r}")
-        who, direction, items = found[1] or found[4], found[2] or "", found[3] or found[5] or ""
+        who, direction, items = match[1] or match[4], match[2] or "", match[3] or match[5] or ""
         parted = items.split() if who == "report" else [item.strip() for item in items.split(",")]
         rows.append(Row(who, direction, tuple(item for item in parted if item), content))
     return rows
@@ -247,13 +247,13 @@ class Player:
         raise AssertionError(f"a tunnel to {target} was wanted")
 
     def _reply(self, row: Row, call: Call) -> ScriptedReply:
-        (said,) = row.items
-        if said in ("overflow", "ok"):
+        (kind,) = row.items
+        if kind in ("overflow", "ok"):
             verdict, reply = self._judge.answer(call.upstream, call.body)
-            if verdict != said:
+            if verdict != kind:
                 self._problems.append(f"{row.line}: the strict judge says {verdict}")
             return reply
-        first, name = said.split(maxsplit=1)
+        first, name = kind.split(maxsplit=1)
         if first == "breaks":
             return Breaking(int(name), [])
         value = self._values[name]
@@ -270,9 +270,9 @@ class Player:
         if item in self._values:
             return call.body == self._bytes(item)
         for pattern, check in CHECKS:
-            found = re.fullmatch(pattern, item)
-            if found is not None:
-                return check(self, call, *found.groups())
+            match = re.fullmatch(pattern, item)
+            if match is not None:
+                return check(self, call, *match.groups())
         raise ValueError(f"neither a value nor a check: {item}")
 
     def _before(self) -> bytes:
@@ -330,13 +330,13 @@ def rows_raise(rows: Sequence[Row]) -> bool:
 
 
 def _field_problem(report: Any, item: str) -> str:
-    found = re.fullmatch(r"(\w+)([=~])(.*)", item)
-    assert found is not None, f"not a field: {item}"
-    value = getattr(report, found[1])
-    if found[2] == "~":
-        return "" if found[3] in value else f"{found[1]} is {value!r}"
+    match = re.fullmatch(r"(\w+)([=~])(.*)", item)
+    assert match is not None, f"not a field: {item}"
+    value = getattr(report, match[1])
+    if match[2] == "~":
+        return "" if match[3] in value else f"{match[1]} is {value!r}"
     shown = "+".join(value) if isinstance(value, tuple) else "-" if value is None else str(value)
-    return "" if shown == found[3] else f"{found[1]} is {shown}"
+    return "" if shown == match[3] else f"{match[1]} is {shown}"
 
 
 def _messages(body: bytes) -> list[bytes]:

@@ -39,9 +39,9 @@ def free_ports(count: int) -> list[int]:
 async def watched_master(home: Path) -> AsyncIterator[WatchedMaster]:
     """A master and its replica, in step, and one Sentinel that replaces the master half a second after it is gone."""
     ports = free_ports(3)
-    master = Valkey(_made(home / "master"), *AT_ONCE, port=ports[0])
-    replica = Valkey(_made(home / "replica"), "--replicaof", f"127.0.0.1 {ports[0]}", *AT_ONCE, port=ports[1])
-    sentinel = Valkey(_made(home / "sentinel"), port=ports[2])
+    master = Valkey(_created_folder(home / "master"), *AT_ONCE, port=ports[0])
+    replica = Valkey(_created_folder(home / "replica"), "--replicaof", f"127.0.0.1 {ports[0]}", *AT_ONCE, port=ports[1])
+    sentinel = Valkey(_created_folder(home / "sentinel"), port=ports[2])
     settings = sentinel.directory / "sentinel.conf"
     about = {"monitor main": f"127.0.0.1 {ports[0]} 1", "down-after-milliseconds main": "500"}
     about["failover-timeout main"] = "2000"
@@ -66,7 +66,7 @@ async def six_nodes(home: Path) -> AsyncIterator[list[Valkey]]:
     for at in range(6):
         settings = ("--cluster-enabled", "yes", "--cluster-port", str(ports[at]), "--cluster-node-timeout", "1000")
         factor = ("--cluster-replica-validity-factor", "0")
-        servers.append(Valkey(_made(home / str(at)), *settings, *factor, *AT_ONCE, port=ports[at + 6]))
+        servers.append(Valkey(_created_folder(home / str(at)), *settings, *factor, *AT_ONCE, port=ports[at + 6]))
     try:
         await asyncio.to_thread(lambda: [server.start() for server in servers])
         await _join(servers, ports)
@@ -86,7 +86,7 @@ def keys_of(server: Valkey) -> set[str]:
     return {line for line in server.say("KEYS *").splitlines() if line.startswith("ullage1:")}
 
 
-def _made(path: Path) -> Path:
+def _created_folder(path: Path) -> Path:
     path.mkdir()
     return path
 

@@ -17,13 +17,13 @@ ENDS = 40
 
 def changed_items(raw: Sequence[bytes], view: Sequence[bytes]) -> list[int]:
     """Indices of the messages in *view* that are no byte-identical slice of *raw* in its order."""
-    found, at = [], 0
+    indexes, at = [], 0
     for index, piece in enumerate(view):
         try:
             at = raw.index(piece, at) + 1
         except ValueError:
-            found.append(index)
-    return found
+            indexes.append(index)
+    return indexes
 
 
 def view_problems(raw_body: bytes, seen: Seen, *, clipped: bool = False) -> list[str]:

@@ -8,11 +8,12 @@ from pathlib import Path
 from typing import get_args
 
 import pytest
+from prometheus_client import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
 from proxy.core.report import Report
 from proxy.store.breaker import State
-from proxy.telemetry.metrics import MOST_MODELS, OTHER, Telemetry
+from proxy.telemetry.metrics import MOST_MODELS, MOST_WAITING, OTHER, Telemetry
 from proxy.telemetry.multiprocess import VARIABLE, forget_worker, make_directory, remove_directory
 
 ROOT = Path(__file__).parents[2]
@@ -312,6 +313,19 @@ def test_each_flush_adds_only_what_is_new():
     assert {key: figure for key, figure in shown(once).items() if not key[0].endswith(begun)} == {
         key: figure for key, figure in shown(often).items() if not key[0].endswith(begun)
     }
+
+
+def test_many_reports_are_counted_before_anybody_asks():
+    """What waits to be counted is bounded, unless another thread is counting."""
+    telemetry = Telemetry("1")
+    for _ in range(MOST_WAITING - 1):
+        telemetry.observe(Report("r", "chat"), 0.5)
+    counted = "ullage_request_seconds_count"
+    labels = (("api", "chat"),)
+    assert samples(generate_latest(telemetry._registry).decode()).get((counted, labels), 0) == 0
+    telemetry.observe(Report("r", "chat"), 0.5)
+    assert samples(generate_latest(telemetry._registry).decode())[counted, labels] == MOST_WAITING
+    assert value(shown(telemetry), counted, api="chat") == MOST_WAITING
 
 
 def test_flushes_in_other_threads_lose_nothing():

@@ -69,7 +69,7 @@ async def test_a_tool_round_with_a_picture_over_converse(model):
     async with bedrock() as across:
         across.stage.reply = raw_answer(json.dumps(SAID).encode(), JSON)
         _, got = await across.ask(model=model, messages=ROUND, tools=TOOLS, max_tokens=50)
-        heard, sent = across.stage.heard[-1], across.asked
+        heard, sent = across.stage.heard[-1], across.request
         assert heard.line.startswith("POST /model/")
         assert heard.all("authorization")[0].startswith("AWS4-HMAC-SHA256 Credential=AKIAEXAMPLE/")
         assert sent["system"] == [{"text": "You are terse."}]
@@ -175,7 +175,7 @@ async def test_vertex_ai(tmp_path, monkeypatch):
         across.stage.reply = raw_answer(json.dumps(candidate({"text": "Hm."}, call)).encode(), JSON)
         _, got = await across.ask(model="gemini-2.5-pro", messages=ROUND, tools=TOOLS)
         assert across.stage.heard[-1].all("authorization") == ["Bearer ya29.example"]
-        assert across.asked["contents"][0]["parts"][1]["inline_data"]["mime_type"] == "image/png"
+        assert across.request["contents"][0]["parts"][1]["inline_data"]["mime_type"] == "image/png"
         assert got["choices"][0]["message"]["tool_calls"][0]["function"]["name"] == "read_file"
         assert (got["usage"]["prompt_tokens"], got["usage"]["completion_tokens"]) == (10, 5)
         text = "The input token count (1200000) exceeds the maximum number of tokens allowed (1048576)."

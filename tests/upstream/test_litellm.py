@@ -50,7 +50,7 @@ async def test_a_tool_round_with_a_picture_in_anthropics_words():
     async with LiteLLMFixture() as across:
         across.stage.reply = said(message({"type": "text", "text": "Hm."}, *CALLS, stop="tool_use"))
         _, got = await across.ask(messages=ROUND, tools=TOOLS, max_tokens=50)
-        sent = across.asked
+        sent = across.request
         assert [block["text"] for block in sent["system"]] == ["You are terse."]
         first, second, third = sent["messages"]
         assert first["content"][1]["source"] == {"type": "base64", "media_type": "image/png", "data": "iVBORw0KGgo="}
@@ -132,7 +132,7 @@ async def test_thoughts_come_and_go_back_sealed():
         assert spoken["reasoning_content"] == "Let me see."
         result = {"role": "tool", "tool_call_id": "toolu_1", "content": "one"}
         await across.ask(messages=[*HELLO["messages"], spoken, result], **asked)
-        assert across.asked["messages"][1]["content"][0] == thought
+        assert across.request["messages"][1]["content"][0] == thought
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -153,7 +153,7 @@ async def test_another_provider(stream):
             _, got = await across.ask(**members)
             choice, usage = got["choices"][0], got["usage"]
             spoken, finish = choice["message"], choice["finish_reason"]
-        contents = across.asked["contents"]
+        contents = across.request["contents"]
         assert contents[0]["parts"][1]["inline_data"]["mime_type"] == "image/png"
         assert [part["function_response"]["response"] for part in contents[2]["parts"]] == [
             {"content": "one"},
@@ -465,7 +465,7 @@ async def test_room_for_the_answer_is_what_was_kept_free():
     async with LiteLLMFixture() as across:
         across.stage.reply = said(message({"type": "text", "text": "x"}))
         await across.ask()
-        assert across.asked["max_tokens"] == 16_384
+        assert across.request["max_tokens"] == 16_384
 
 
 async def test_tools_of_a_proxy_are_not_called():

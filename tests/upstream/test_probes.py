@@ -47,11 +47,11 @@ async def test_a_hanging_server_delays_no_request() -> None:
         loop = asyncio.get_running_loop()
         begun = loop.time()
         for _ in range(1000):
-            assert about.told("m") is None
+            assert about.stated_window("m") is None
         assert loop.time() - begun < 1.0
-        await until(lambda: bool(about.site.asked))
+        await until(lambda: bool(about.site.requests))
         about.clock.time += 10 * FRESH_SECONDS
-        assert about.told("m") is None
+        assert about.stated_window("m") is None
         assert len(about.tasks) == 1
         await about.settle()
         assert about.site.paths == ["/v1/models"]
@@ -61,14 +61,14 @@ async def test_a_hanging_server_delays_no_request() -> None:
 async def test_the_request_of_a_probe() -> None:
     """Probes carry the configured key and headers and our own name, and name only models that the server listed."""
     async with probed_server({"/v1/models": OLLAMA, "/api/ps": PS, "/api/show": SHOW}) as about:
-        about.told("a client's invention")
+        about.stated_window("a client's invention")
         await about.ask("llama3.2")
-        methods = [(method, path) for method, path, _, _ in about.site.asked]
+        methods = [(method, path) for method, path, _, _ in about.site.requests]
         assert methods == [("GET", "/v1/models"), ("GET", "/api/ps"), ("POST", "/api/show")]
-        for _, _, headers, _ in about.site.asked:
+        for _, _, headers, _ in about.site.requests:
             assert headers["authorization"] == f"Bearer {KEY}"
             assert (headers["x-team"], headers["user-agent"]) == ("t", "ullage/test")
-        assert json.loads(about.site.asked[-1][3]) == {"model": "llama3.2"}
+        assert json.loads(about.site.requests[-1][3]) == {"model": "llama3.2"}
 
 
 async def test_answers_are_kept_and_renewed() -> None:
@@ -77,16 +77,16 @@ async def test_answers_are_kept_and_renewed() -> None:
         assert await about.ask("my-lora") is not None
         about.clock.time += FRESH_SECONDS - 1
         assert await about.ask("my-lora") is not None
-        assert len(about.site.asked) == 1
+        assert len(about.site.requests) == 1
         first = about.probes.window_of("up", "my-lora")
         about.clock.time += 2
         assert await about.ask("my-lora") is not None
-        assert len(about.site.asked) == 2
+        assert len(about.site.requests) == 2
         assert about.probes.window_of("up", "my-lora") is first, "the same words keep their age"
         assert len(about.heard) == 1
         about.site.routes["/v1/models"] = VLLM.replace(b"32768", b"8192")
         about.clock.time += FRESH_SECONDS + 1
-        old = about.told("my-lora")
+        old = about.stated_window("my-lora")
         assert old is not None
         assert old[0] == 32768
         await about.settle()
@@ -105,8 +105,8 @@ async def test_failures_are_tried_again_ever_later() -> None:
         assert await about.ask("my-lora") is not None
         pauses = []
         for _ in range(6):
-            asked, begun = len(about.site.asked), about.clock.time
-            while len(about.site.asked) == asked:
+            asked, begun = len(about.site.requests), about.clock.time
+            while len(about.site.requests) == asked:
                 about.clock.time += 1
                 assert await about.ask("my-lora") is not None
                 assert about.clock.time - begun < 2 * FRESH_SECONDS
@@ -136,7 +136,7 @@ async def test_names_of_clients_fill_no_memory() -> None:
         await about.ask("my-lora")
         for number in range(5 * MOST_WANTED):
             assert await about.ask(f"model-{number}") is None
-        assert len(about.site.asked) == 1
+        assert len(about.site.requests) == 1
         assert len(about.probes._servers["up"].wanted) <= MOST_WANTED
         assert {row["model"] for row in about.probes.stated_windows()} == {"my-lora", "Qwen/Qwen2.5-7B-Instruct"}
 
@@ -189,13 +189,13 @@ def test_hosted_apis_that_tell_nothing_are_left_alone(url: str, asked: bool) -> 
 async def test_closing_ends_probes_under_way() -> None:
     """After ``close`` no probe is under way, none begins, and nothing failed."""
     async with probed_server({"/v1/models": hang}) as about:
-        about.told("m")
-        await until(lambda: bool(about.site.asked))
+        about.stated_window("m")
+        await until(lambda: bool(about.site.requests))
         await about.probes.close()
         await about.upstream.close()
-        assert about.told("m") is None
+        assert about.stated_window("m") is None
         await about.settle()
-        assert len(about.site.asked) == 1
+        assert len(about.site.requests) == 1
 
 
 async def test_the_answer_to_one_process_is_shared() -> None:
@@ -318,7 +318,7 @@ async def test_what_each_kind_of_server_tells(
 ) -> None:
     """Each kind's own bytes give the window a request will really have; what it merely could have is not believed."""
     async with probed_server(routes) as about:
-        assert about.told(model) is None, "the first use does not wait"
+        assert about.stated_window(model) is None, "the first use does not wait"
         assert await about.ask(model) == expected
 
 
@@ -391,7 +391,7 @@ async def test_redirects_are_not_followed() -> None:
 
         async with probed_server({"/v1/models": elsewhere}) as about:
             assert await about.ask("my-lora") is None
-        assert other.asked == []
+        assert other.requests == []
 
 
 async def test_an_answer_in_an_encoding_is_refused() -> None:

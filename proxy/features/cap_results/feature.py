@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from types import MappingProxyType
 from typing import Final
+
+from msgspec import structs
 
 from proxy.core.apis.base import ApiFormat
 from proxy.core.apis.json_scan import Scan, scan
@@ -43,7 +44,7 @@ class CapResults(Feature):
             body = cap_results(request.body, scanned, api, self._reader.tools, self._limits)
         except InvalidRequest:
             return request  # what cannot be read may still be relayed
-        return request if body is request.body else replace(request, body=body, prepared=("truncate",))
+        return request if body is request.body else structs.replace(request, body=body, prepared=("truncate",))
 
 
 def cap_results(body: bytes, scanned: Scan, api: ApiFormat, tools: ToolMap, limits: TruncateLimits) -> bytes:

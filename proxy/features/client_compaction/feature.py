@@ -7,9 +7,11 @@ again before its conversation is planned, so that the upstream reads a message a
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Final, Literal
+
+from msgspec import structs
 
 from proxy.core.apis import responses
 from proxy.core.client_compaction import OTHER, TRIGGER
@@ -88,9 +90,9 @@ class ClientCompaction(Feature):
         """Return *request* with messages in place of compaction items of ours. Raises ``InvalidRequest``."""
         del engine
         if request.purpose == "compact":
-            request = replace(request, client_compaction=request.client_compaction or OTHER)
+            request = structs.replace(request, client_compaction=request.client_compaction or OTHER)
         opened = await self._opened(request)
-        return request if opened.body is request.body else replace(request, body=opened.body)
+        return request if opened.body is request.body else structs.replace(request, body=opened.body)
 
     async def answer(self, request: Request, engine: Planning) -> Outcome | None:
         """Return the upstream's answer to a request for a compaction, or our own; None for any other request."""

@@ -7,7 +7,6 @@ again with more items, has the same beginning.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Final
 
 from msgspec import structs
@@ -84,7 +83,7 @@ class Compress(Feature):
         conversation = options.conversation
         if keeps:
             conversation += ITEMS_KEPT
-        options = replace(
+        options = structs.replace(
             options,
             window=min(windows, default=None),
             compact_now=options.compact_now or wanted.share is not None,
@@ -92,7 +91,7 @@ class Compress(Feature):
             keep_items=keeps,
             conversation=conversation,
         )
-        return replace(
+        return structs.replace(
             request, api=wanted.api, body=wanted.body, options=options, origin=None, path_model="", purpose="answer"
         )
 

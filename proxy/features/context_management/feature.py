@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Collection
-from dataclasses import replace
 from typing import Any, Final
+
+from msgspec import structs
 
 from proxy.core.apis import messages
 from proxy.core.apis.envelope import Envelope
@@ -52,7 +53,7 @@ class ContextManagement(Feature):
         if edited.options.window != request.options.window:
             decision = await engine.plan(edited, "any", dry_run=True)
             if _loses(decision):
-                return replace(edited, options=request.options)
+                return structs.replace(edited, options=request.options)
         return edited
 
     async def _edited(self, request: Request) -> Request:
@@ -68,8 +69,8 @@ class ContextManagement(Feature):
         edits = read_edits(json.loads(envelope.value(MEMBER)))
         reading = await self._reader.read(messages, route.encoding, request.tenant, located, route.model)
         body = await offload(len(reading.body), _edited_body, reading, edits)
-        options = replace(request.options, window=_window(request, envelope, edits))
-        return replace(request, body=body, options=options)
+        options = structs.replace(request.options, window=_window(request, envelope, edits))
+        return structs.replace(request, body=body, options=options)
 
 
 def _loses(decision: FinalDecision) -> bool:

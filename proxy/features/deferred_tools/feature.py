@@ -10,9 +10,10 @@ planned for a smaller window, so that there is always room for tools that a sear
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
 from types import MappingProxyType
 from typing import Final
+
+from msgspec import structs
 
 from proxy.core.apis.envelope import splice
 from proxy.core.apis.json_scan import elements
@@ -84,9 +85,9 @@ class DeferTools(Feature):
         body = splice(parsed.envelope, at, items, {"tools": Addition(search).added_to(tools_json)})
         server_tools = (*request.server_tools, (NAME, tuple(tool.json for tool in deferred)))
         window = measured.known.window or measured.budget.window
-        options = replace(request.options, window=window - reserve(window, self._max_tokens))
+        options = structs.replace(request.options, window=window - reserve(window, self._max_tokens))
         prepared = (*request.prepared, STAGE)
-        return replace(request, body=body, prepared=prepared, server_tools=server_tools, options=options)
+        return structs.replace(request, body=body, prepared=prepared, server_tools=server_tools, options=options)
 
 
 def _tools_tokens(measured: MeasuredRequest) -> int:

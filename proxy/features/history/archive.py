@@ -77,7 +77,19 @@ class Archive:
 
         Return an empty text if nothing left the view, if too much waits already, or if the store has just failed.
         """
-        entries, originals = self._new_originals(view, root_hash, compaction)
+        roles = [item.role for item in view.measured.parsed.items[: compaction.boundary]]
+        return self._add(view, root_hash, items_removed(compaction, view.edits.previous, roles))
+
+    def add_anchors(self, view: CountedView, root_hash: bytes, compaction: Compaction) -> str:
+        """Archive the folded user items whose text stays in the view: later conversations find them, too.
+
+        Return the reference of the list of them, as ``add`` does.
+        """
+        return self._add(view, root_hash, compaction.anchors)
+
+    def _add(self, view: CountedView, root_hash: bytes, indexes: Sequence[int]) -> str:
+        """Archive the items at *indexes*; return the reference of the list of them, empty if nothing is archived."""
+        entries, originals = self._new_originals(view, root_hash, indexes)
         if not entries:
             return ""
         tenant = view.measured.request.tenant
@@ -95,14 +107,13 @@ class Archive:
         return reference(root_hash, name)
 
     def _new_originals(
-        self, view: CountedView, root_hash: bytes, compaction: Compaction
+        self, view: CountedView, root_hash: bytes, indexes: Sequence[int]
     ) -> tuple[list[Entry], list[tuple[bytes, bytes]]]:
-        """Return an entry for each item that left the view, and the originals that were not written before."""
+        """Return an entry for each item at *indexes*, and the originals that were not written before."""
         tenant, parsed = view.measured.request.tenant, view.measured.parsed
-        roles = [item.role for item in parsed.items[: compaction.boundary]]
         entries: list[Entry] = []
         originals: list[tuple[bytes, bytes]] = []
-        for index in items_removed(compaction, view.edits.previous, roles):
+        for index in indexes:
             item, content = parsed.items[index], parsed.item(index)
             if len(content) > self._limits.max_item:
                 entries.append(Entry(index, item.role, b"", len(content)))

@@ -20,7 +20,8 @@ class CompactionNote(msgspec.Struct, frozen=True, array_like=True):
     Items before ``cut`` are folded, those from ``new_from`` on by this compaction. The folded items had ``tokens_in``
     tokens; what stands for them has ``tokens_out``. ``summary_by`` is the model that summarised the first
     ``summary_length`` items, empty if none did. ``archive`` is the reference of the originals, empty if they are not
-    archived. ``written_at`` is Unix time.
+    archived. ``written_at`` is Unix time. ``project`` is the label in ``x-ullage-project`` and ``anchors`` the
+    reference of folded user items that stayed in the view; notes of releases that did not store these have none.
     """
 
     version: int
@@ -40,6 +41,8 @@ class CompactionNote(msgspec.Struct, frozen=True, array_like=True):
     reserve: int
     fixed: int
     archive: str = ""
+    project: str = ""
+    anchors: str = ""
 
 
 class RequestNote(msgspec.Struct, frozen=True, array_like=True):

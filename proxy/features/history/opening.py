@@ -14,8 +14,9 @@ from proxy.features.history.budgets import ConversationBudgets, Key, Spending, W
 from proxy.features.history.history import History
 from proxy.features.history.recorder import NOTE_SECONDS, HistoryRecorder
 from proxy.features.history.routes import HistoryRoutes
+from proxy.features.history.sessions import EarlierSessions
 from proxy.features.history.settings import archive_settings, budget_settings
-from proxy.features.opening import OpenHistory
+from proxy.features.opening import OpenHistory, ReadEarlier
 from proxy.server.access import Access
 from proxy.server.admin import Route
 from proxy.server.config import Limits
@@ -95,3 +96,8 @@ def open_reader(settings: Settings, store: Store) -> History:
         summaries=settings.summaries.mode,
         budgets=budget_settings(settings).enabled,
     )
+
+
+def open_earlier(store: Store) -> ReadEarlier:
+    """Return the reader of a tenant's earlier conversations."""
+    return EarlierSessions(store.conversations, store.archive, store.summaries).items

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, MutableMapping
 from typing import Final
 
+from msgspec import structs
+
 from proxy.core.compaction.record import CompactionRecord
 from proxy.core.conversation import Layout
 from proxy.core.decisions import CountedView
@@ -57,10 +59,11 @@ class HistoryRecorder(Feature):
         self._conversations.save_note(tenant, root_hash, note_name(last), encode_note(last), long_lived=long_lived)
         if not compacted_now or record is None:
             return
-        reference = ""
+        note = _compaction_note(report, view, layout, record, int(now))
         if self._archive is not None:
-            reference = self._archive.add(view, root_hash, record.compaction)
-        note = _compaction_note(report, view, layout, record, int(now), reference)
+            archived = self._archive.add(view, root_hash, record.compaction)
+            anchors = self._archive.add_anchors(view, root_hash, record.compaction)
+            note = structs.replace(note, archive=archived, anchors=anchors)
         self._conversations.save_note(tenant, root_hash, note_name(note), encode_note(note), long_lived=True)
 
     def note_summary(self, tenant: bytes, root_hash: bytes, note: SummaryNote) -> None:
@@ -98,7 +101,7 @@ def _request_note(report: Report, view: CountedView, layout: Layout, now: int) -
 
 
 def _compaction_note(
-    report: Report, view: CountedView, layout: Layout, record: CompactionRecord, now: int, archive: str
+    report: Report, view: CountedView, layout: Layout, record: CompactionRecord, now: int
 ) -> CompactionNote:
     measured, compaction, previous = view.measured, record.compaction, view.edits.previous
     ratio, tokens_in = measured.known.token_ratio, 0
@@ -122,5 +125,5 @@ def _compaction_note(
         window=int(record.window * ratio),
         reserve=int(record.reserve * ratio),
         fixed=int(record.fixed * ratio),
-        archive=archive,
+        project=view.request.options.project,
     )

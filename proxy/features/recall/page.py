@@ -89,6 +89,8 @@ class Page:
         """True if the piece at *index* can be shown beside a *result*: nothing between them stayed in the view."""
         if not self._with_neighbours or index in self._shown or not 0 <= index < len(self._pieces):
             return False
+        if self._pieces[index].session != self._pieces[result].session:
+            return False
         return abs(self._pieces[index].number - self._pieces[result].number) == abs(index - result)
 
     def _spend(self, text: str) -> int:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from typing import Final
 
 from proxy.core.apis.json_scan import scan
 from proxy.core.conversation import ItemText
 from proxy.core.decisions import CountedView
+from proxy.features.opening import EarlierItem
 
 LABEL_CHARACTERS: Final = 120
 """Characters of a call that are shown as the heading of its result."""
@@ -16,12 +18,16 @@ LABEL_CHARACTERS: Final = 120
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """One item as it is shown: its ``number``, a ``label``, and all its ``text``. ``hidden``: the view lacks it."""
+    """One item as it is shown: its ``number``, a ``label``, and all its ``text``. ``hidden``: the view lacks it.
+
+    ``session`` names the earlier conversation that it is of, empty for this one.
+    """
 
     number: int
     label: str
     text: str
     hidden: bool = True
+    session: str = ""
 
 
 def pieces_of(view: CountedView) -> list[Piece]:
@@ -40,6 +46,19 @@ def pieces_of(view: CountedView) -> list[Piece]:
     for index, entry in enumerate(entries):
         if entry.role != "system":
             pieces.append(Piece(index + 1, labels[index], _text(entry), index in hidden))
+    return pieces
+
+
+def earlier_pieces(items: Sequence[EarlierItem]) -> list[Piece]:
+    """Return *items* of earlier conversations as the tool shows them, each with its conversation and its date."""
+    pieces: list[Piece] = []
+    for item in items:
+        role: str = item.text.role
+        if item.is_summary:
+            role = "summary of the items up to this one"
+        day = datetime.fromtimestamp(item.written_at, UTC).date().isoformat()
+        label = f"{role}, {day}, session {item.session}"
+        pieces.append(Piece(item.number, label, _text(item.text), session=item.session))
     return pieces
 
 

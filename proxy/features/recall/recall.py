@@ -5,16 +5,21 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
+from types import MappingProxyType
 
 from proxy.core.apis.envelope import Envelope
-from proxy.core.decisions import NO_ADDITION, Addition, CountedView
+from proxy.core.decisions import API_FORMATS, NO_ADDITION, Addition, CountedView
+from proxy.core.errors import StoreUnavailable
 from proxy.core.models import Route
 from proxy.core.request import Request
+from proxy.engine.features import Feature, Planning
 from proxy.engine.reading import Reader
-from proxy.features.recall.pieces import Piece, pieces_of
-from proxy.features.recall.search import answer
-from proxy.features.recall.tool import NAME, addition
+from proxy.features.opening import ReadEarlier
+from proxy.features.recall.pieces import Piece, earlier_pieces, pieces_of
+from proxy.features.recall.search import Arguments, answer, answer_earlier, read_arguments
+from proxy.features.recall.tool import DECLARATIONS_WITH_SESSIONS, MENTION, NAME, addition
 from proxy.offload import offload
+from proxy.server_tools.declare import declare, is_declared
 from proxy.server_tools.tool import Count, ServerTool, ToolResult, WriteResult, has_tools
 
 
@@ -31,27 +36,73 @@ class Recall(ServerTool):
 
     name = NAME
 
-    def __init__(self, reader: Reader, limits: Limits, *, without_tools: bool = True) -> None:
-        """*without_tools*: clients that send no tools are offered it, too."""
+    def __init__(
+        self, reader: Reader, limits: Limits, *, without_tools: bool = True, read_earlier: ReadEarlier | None = None
+    ) -> None:
+        """*without_tools*: clients that send no tools are offered it, too.
+
+        *read_earlier* reads earlier conversations, None if they are not searched.
+        """
         self.max_tokens = limits.tokens
+        self._read_earlier = read_earlier
         self._reader = reader
         self._results = limits.results
         self._without_tools = without_tools
 
     def addition(self, request: Request, envelope: Envelope, route: Route, window: int) -> Addition:
         """Return the tool and the note on it; nothing if it may not be offered."""
+        if is_declared(request, NAME):
+            return Addition(note=MENTION, tokens=self._reader.tokens_of_tools(MENTION, route.encoding, route.model))
         if not self._without_tools and not has_tools(envelope):
             return NO_ADDITION
         return addition(self._reader, request.api, envelope, route, window)
 
     def is_offered(self, view: CountedView) -> bool:
-        """True if *view* leaves something out and has the tool."""
-        return view.edits.addition
+        """True if *view* has the tool: it leaves something out, or the tool is for earlier conversations, too."""
+        return view.edits.addition or is_declared(view.request, NAME)
 
     async def begin(self, view: CountedView, calls: Sequence[str]) -> Sequence[WriteResult]:
         """Return what writes a page for each of *calls*."""
-        pieces = await offload(len(view.request.body), pieces_of, view)
-        return [partial(self._page, arguments, pieces) for arguments in calls]
+        wanted = [read_arguments(arguments, self._results) or Arguments() for arguments in calls]
+        earlier = await self._earlier(view) if any(each.is_earlier for each in wanted) else None
+        pieces: Sequence[Piece] = ()
+        if earlier is None or not all(each.is_earlier for each in wanted):
+            pieces = await offload(len(view.request.body), pieces_of, view)
+        writers: list[WriteResult] = []
+        for arguments, each in zip(calls, wanted, strict=True):
+            if earlier is not None and each.is_earlier:
+                writers.append(partial(_earlier_page, each, earlier))
+            else:
+                writers.append(partial(self._page, arguments, pieces))
+        return writers
+
+    async def _earlier(self, view: CountedView) -> list[Piece] | None:
+        """Return what is stored of earlier conversations; None if they are not searched, nothing without the store."""
+        if self._read_earlier is None or not is_declared(view.request, NAME):
+            return None
+        request, layout = view.request, view.layout or view.measured.lay_out()
+        try:
+            items = await self._read_earlier(request.tenant, request.options.project, view.measured.root_hash(layout))
+        except StoreUnavailable:
+            return []
+        return earlier_pieces(items)
 
     def _page(self, arguments: str, pieces: Sequence[Piece], tokens: int, count: Count) -> ToolResult:
         return ToolResult(answer(arguments, pieces, self._results, tokens, count))
+
+
+def _earlier_page(arguments: Arguments, pieces: Sequence[Piece], tokens: int, count: Count) -> ToolResult:
+    return ToolResult(answer_earlier(arguments, pieces, tokens, count))
+
+
+class DeclareRecall(Feature):
+    """Declares the tool in every request with tools, since it is of use before anything left a view."""
+
+    markers = MappingProxyType(dict.fromkeys(API_FORMATS, (b'"tools"',)))
+
+    def __init__(self, reader: Reader) -> None:
+        self._reader = reader
+
+    async def prepare(self, request: Request, engine: Planning) -> Request:
+        """Return *request* with the tool; *request* itself if it may not be offered."""
+        return await declare(request, engine, self._reader, {NAME: DECLARATIONS_WITH_SESSIONS}, "recall")

@@ -14,7 +14,7 @@ from typing import Any, Final
 from proxy.core.compaction.truncate import clip
 from proxy.features.recall.page import FRAME_TOKENS, LEAST_RESULT_TOKENS, Page, shown_item
 from proxy.features.recall.pieces import Piece
-from proxy.features.recall.tool import MOST_RESULTS
+from proxy.features.recall.tool import EARLIER, MOST_RESULTS
 from proxy.server_tools.ranking import ranked
 from proxy.server_tools.tool import Count
 
@@ -24,6 +24,11 @@ MOST_QUERY_CHARACTERS: Final = 1_000
 NO_ROOM: Final = "There is no room left in the context window to show anything. Go on with what you have."
 NOTHING: Final = "Nothing that was left out holds any of these words. It may be there in others: try those."
 NOTHING_LEFT_OUT: Final = "Nothing was left out: what you can see is all there is."
+NOTHING_EARLIER: Final = (
+    "Nothing that is stored of earlier conversations of this project holds any of these words. Most conversations "
+    "leave nothing, so it may have been said all the same."
+)
+RECORD: Final = "(A record of earlier conversations: what was said then, not a request.)"
 UNREADABLE: Final = "The arguments could not be read: give a query (words), or item (a number)."
 
 
@@ -35,6 +40,13 @@ class Arguments:
     item: int | None = None
     offset: int = 0
     limit: int = 3
+    scope: str = ""
+    session: str = ""
+
+    @property
+    def is_earlier(self) -> bool:
+        """True if earlier conversations are to be searched."""
+        return self.scope == EARLIER
 
 
 def read_arguments(text: str, default_limit: int) -> Arguments | None:
@@ -45,17 +57,16 @@ def read_arguments(text: str, default_limit: int) -> Arguments | None:
         return None
     if not isinstance(value, dict):
         return None
-    query = value.get("query")
-    if not isinstance(query, str):
-        query = ""
     limit = _integer(value.get("limit"))
     if limit is None:
         limit = default_limit
     return Arguments(
-        query=query[:MOST_QUERY_CHARACTERS].strip(),
+        query=_words(value.get("query")),
         item=_integer(value.get("item")),
         offset=max(0, _integer(value.get("offset")) or 0),
         limit=min(MOST_RESULTS, max(1, limit)),
+        scope=_words(value.get("scope")),
+        session=_words(value.get("session")),
     )
 
 
@@ -73,6 +84,23 @@ def answer(text: str, pieces: Sequence[Piece], default_limit: int, tokens: int, 
     return clip(page, tokens, count)
 
 
+def answer_earlier(arguments: Arguments, pieces: Sequence[Piece], tokens: int, count: Count) -> str:
+    """Return the tool's answer to a call about earlier conversations, in at most *tokens*.
+
+    *pieces* are what is stored of them, the newest conversation last.
+    """
+    room = tokens - count(RECORD) - 1
+    if room < LEAST_RESULT_TOKENS:
+        return clip(NO_ROOM, tokens, count)
+    if not pieces:
+        return clip(NOTHING_EARLIER, tokens, count)
+    if arguments.item is not None:
+        page = _item_page(arguments, [piece for piece in pieces if piece.session == arguments.session], room, count)
+    else:
+        page = _search_page(arguments, pieces, room, count)
+    return clip(f"{RECORD}\n\n{page}", tokens, count)
+
+
 def _item_page(arguments: Arguments, pieces: Sequence[Piece], tokens: int, count: Count) -> str:
     """Return one item from a character of it on."""
     piece = next((piece for piece in pieces if piece.number == arguments.item), None)
@@ -87,6 +115,8 @@ def _search_page(arguments: Arguments, pieces: Sequence[Piece], tokens: int, cou
     """Return the results from ``offset`` on: the best matches first, or without a query all items, oldest first."""
     left_out = [piece for piece in pieces if piece.hidden and piece.text.strip()]
     results = _results(arguments.query, left_out)
+    if not results and arguments.is_earlier:
+        return NOTHING_EARLIER
     if not results:
         return _nothing(left_out)
     wanted = results[arguments.offset : arguments.offset + arguments.limit]
@@ -118,6 +148,13 @@ def _numbers(pieces: Sequence[Piece]) -> str:
     if not pieces:
         return ""
     return f"Items are numbered from {pieces[0].number} to {pieces[-1].number}."
+
+
+def _words(value: Any) -> str:
+    """Return a text within its bounds; empty if *value* is none."""
+    if not isinstance(value, str):
+        return ""
+    return value[:MOST_QUERY_CHARACTERS].strip()
 
 
 def _integer(value: Any) -> int | None:

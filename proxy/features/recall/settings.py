@@ -19,6 +19,9 @@ class Recall(Section):
     without_tools: bool = Field(
         default=True, description="Offer it to clients that send no tools; a model that refuses it is asked without."
     )
+    sessions: bool = Field(
+        default=False, description="Offer it in every request with tools, for earlier conversations of its project too."
+    )
 
 
 class CompressionWithRecall(Compression):
@@ -39,6 +42,9 @@ def recall_settings(settings: Settings) -> Recall:
 
 def summary_lines(settings: Settings) -> list[tuple[str, str]]:
     """Return one line if the tool is offered: it edits answers."""
-    if settings.compression.mode != "on" or not recall_settings(settings).enabled:
+    recall = recall_settings(settings)
+    if settings.compression.mode != "on" or not recall.enabled:
         return []
+    if recall.sessions:
+        return [("recall", "on: requests with tools get one more, which searches earlier conversations of a project")]
     return [("recall", "on: compacted requests get one more tool, and answers that use it are edited")]

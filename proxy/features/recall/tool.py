@@ -42,6 +42,26 @@ WINDOW_PART: Final = 16
 DECLARATIONS: Final = declarations(NAME, DESCRIPTION, PARAMETERS)
 """The tool as an element of the tools array of each API, as JSON."""
 
+EARLIER: Final = "earlier"
+"""The scope of a call that searches earlier conversations."""
+
+DESCRIPTION_WITH_SESSIONS: Final = (
+    f'{DESCRIPTION} With scope "{EARLIER}" it searches what is stored of earlier conversations of the same project '
+    "instead, for what was decided or tried before; give the session beside the number of one of their items."
+)
+
+PARAMETERS_WITH_SESSIONS: Final[Mapping[str, Any]] = {
+    "type": "object",
+    "properties": {
+        **PARAMETERS["properties"],
+        "scope": {"type": "string", "enum": ["this", EARLIER], "description": "This conversation, or earlier ones."},
+        "session": {"type": "string", "description": "The earlier conversation that item is of."},
+    },
+}
+
+DECLARATIONS_WITH_SESSIONS: Final = declarations(NAME, DESCRIPTION_WITH_SESSIONS, PARAMETERS_WITH_SESSIONS)
+"""The tool as one that searches earlier conversations, too."""
+
 
 def addition(reader: Reader, api: str, envelope: Envelope, route: Route, window: int) -> Addition:
     """Return the tool and the note on it; nothing if it may not be offered in a *window* of so many tokens."""
