@@ -148,7 +148,7 @@ def _rule(rule: Model, facts: Mapping[str, str]) -> str:
         text += f"  -> {rule.upstream}"
     if rule.fallbacks:
         steps = [step if isinstance(step, str) else step.fallback for step in rule.overflow]
-        text += f"  on overflow: {', '.join(steps)}"
+        text += f"  on {', '.join(rule.fallback_on)}: {', '.join(steps)}"
     return text
 
 

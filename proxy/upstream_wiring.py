@@ -15,6 +15,7 @@ from proxy import settings as configuration
 from proxy.core.models import (
     COMPRESS,
     Catalogue,
+    Failure,
     LazyTable,
     ModelLimits,
     ModelRule,
@@ -75,6 +76,8 @@ def _published_limits(_: str, facts: configuration.ModelFacts) -> ModelLimits:
 
 
 def _model_rule(rule: configuration.Model) -> ModelRule:
+    steps = tuple(COMPRESS if step == "compress" else step for step in rule.steps)
+    failures: frozenset[Failure] = frozenset(reason for reason in rule.fallback_on if reason != "overflow")
     return ModelRule(
         rule.name,
         rule.upstream,
@@ -83,7 +86,9 @@ def _model_rule(rule: configuration.Model) -> ModelRule:
         encoding=rule.tokenizer,
         unknown_window=None if rule.unknown_window == "learn" else rule.unknown_window,
         max_input=rule.max_input_tokens,
-        steps=tuple(COMPRESS if step == "compress" else step.fallback for step in rule.overflow),
+        steps=steps if "overflow" in rule.fallback_on else (COMPRESS,),
+        failovers=rule.fallbacks if failures else (),
+        fail_over_on=failures,
         model=rule.model,
         task_size=rule.task_size or "",
         conversation_budget=rule.conversation_budget or 0,

@@ -272,7 +272,7 @@ def server_config(settings: Settings) -> ServerConfig:
         version=configuration.version(),
         access_keys=tuple(key.get_secret_value() for key in server.access_keys),
         admin_key=server.admin_key.get_secret_value() if server.admin_key else None,
-        websockets=settings.server.websockets == "relay",
+        websockets=settings.server.websockets,
         keyed_upstreams=frozenset(upstream.name for upstream in settings.upstreams if upstream.carries_key),
         usage_upstreams=frozenset(upstream.name for upstream in settings.upstreams if upstream.include_usage),
         relay=server.relay,

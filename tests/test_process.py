@@ -34,10 +34,14 @@ ONE = Worker(0, 1)
 
 def settings(base_url: str = "http://127.0.0.1:9/v1", **sections: Any) -> Settings:
     """A proxy in front of *base_url* that keeps nothing."""
-    made: dict[str, Any] = {"upstreams": [{"name": "up", "base_url": base_url}], "store": {"url": "memory"}, **sections}
-    made["server"] = {"port": 0, **made.get("server", {})}
-    made.setdefault("models", [{"name": "*", "context_window": 8192}])  # known, so that no server is probed
-    return Settings.model_validate(made)
+    sections: dict[str, Any] = {
+        "upstreams": [{"name": "up", "base_url": base_url}],
+        "store": {"url": "memory"},
+        **sections,
+    }
+    sections["server"] = {"port": 0, **sections.get("server", {})}
+    sections.setdefault("models", [{"name": "*", "context_window": 8192}])  # known, so that no server is probed
+    return Settings.model_validate(sections)
 
 
 class Part:
@@ -142,10 +146,10 @@ async def test_a_key_in_a_header_is_a_shared_key(stub: StartStub, tmp_path: Path
 
 async def test_a_taken_port_closes_what_was_opened(tmp_path: Path) -> None:
     """A process that cannot listen says where and why, and leaves no store and no task behind."""
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        taken.listen()
-        port = taken.getsockname()[1]
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen()
+        port = listener.getsockname()[1]
         part = Part(tmp_path)
         with pytest.raises(CannotListen, match=f"127.0.0.1:{port}: address already in use. Give another --port"):
             await Process.build(StartOptions(settings(server={"port": port})), ONE, part.logs, part.tasks)

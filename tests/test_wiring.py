@@ -41,7 +41,7 @@ def test_the_server_is_told_what_was_configured() -> None:
     }
     told = server_config(Settings.model_validate({"server": server, "upstreams": UPSTREAMS}))
     assert (told.default_upstream, told.access_keys, told.admin_key) == ("keyed", ("one-key-of-many",), "the-admin-key")
-    assert (told.websockets, told.origins) == (False, frozenset({"https://chat.example.org"}))
+    assert (told.websockets, told.origins) == ("refuse", frozenset({"https://chat.example.org"}))
     assert told.hosts == {"127.0.0.1", "llm.internal"}
     assert (told.limits.body, told.limits.in_flight, told.limits.header) == (2**20, 3, 9 * 1024)
     assert (told.limits.in_flight_bytes, told.limits.head, told.limits.fields) == (2**21, 10 * 1024, 5)

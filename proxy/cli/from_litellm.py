@@ -6,8 +6,9 @@ Its keys are those of https://docs.litellm.ai/docs/proxy/config_settings.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import product
 from pathlib import Path
 from typing import Any, Final
 
@@ -40,6 +41,12 @@ FIGURES: Final = {"max_input_tokens": "context_window", "max_output_tokens": "ma
 
 IGNORED_FACTS: Final = frozenset({"id", "mode", "max_tokens", "base_model", "description"})
 """Members of ``model_info`` that change nothing here."""
+
+FALLBACKS: Final[dict[str, list[str]]] = {
+    "context_window_fallbacks": ["overflow"],
+    "fallbacks": ["rate_limit", "unavailable"],
+}
+"""LiteLLM's lists of models that are asked instead, with our reasons. https://docs.litellm.ai/docs/proxy/reliability"""
 
 _VARIABLE: Final = re.compile(r"os\.environ/(\w+)")
 _NOT_IN_NAMES: Final = re.compile(r"[^A-Za-z0-9._-]+")
@@ -82,7 +89,8 @@ def convert(config: Mapping[str, Any]) -> Conversion:
     for index, entry in enumerate(config["model_list"]):
         if isinstance(entry, dict):
             _add_model(conversion, entry, f"model_list[{index}]")
-    _add_fallbacks(conversion, _section(config, "litellm_settings").get("context_window_fallbacks"))
+    for section, key in product(("litellm_settings", "router_settings"), FALLBACKS):
+        _add_fallbacks(conversion, _section(config, section).get(key), f"{section}.{key}")
     general = _section(config, "general_settings")
     if general.get("master_key"):
         conversion.server["access_keys"] = [_value(str(general["master_key"]))]
@@ -192,25 +200,41 @@ def _add_upstream(conversion: Conversion, provider: str, upstream: dict[str, Any
     return name
 
 
-def _add_fallbacks(conversion: Conversion, fallbacks: Any) -> None:
-    """Add ``context_window_fallbacks``: a list of objects from a model to the models that replace it on an overflow.
-
-    https://docs.litellm.ai/docs/proxy/reliability
-    """
-    if not isinstance(fallbacks, list):
-        return
+def _add_fallbacks(conversion: Conversion, fallbacks: Any, path: str) -> None:
+    """Add the list at *path*: objects from a model to the models that are asked instead."""
     rules = {rule["name"]: rule for rule in conversion.models}
-    pairs = [pair for fallback in fallbacks if isinstance(fallback, dict) for pair in fallback.items()]
-    for model, others in pairs:
+    for model, others in _pairs(fallbacks):
         if model in rules and isinstance(others, list) and others:
-            rules[model]["overflow"] = [*({"fallback": str(other)} for other in others), "compress"]
+            _add_fallback(rules[model], [{"fallback": str(other)} for other in others], path.partition(".")[2])
         else:
-            conversion.notes.append(f"litellm_settings.context_window_fallbacks: there is no model {model}")
+            conversion.notes.append(f"{path}: there is no model {model}")
+
+
+def _pairs(objects: Any) -> Iterable[tuple[Any, Any]]:
+    """Return the members of all *objects* of a list; none of what is no list or no object."""
+    if not isinstance(objects, list):
+        return ()
+    return [pair for each in objects if isinstance(each, dict) for pair in each.items()]
+
+
+def _add_fallback(rule: dict[str, Any], steps: list[Any], key: str) -> None:
+    """Add the *steps* of LiteLLM's list *key* to those that *rule* has: here they are one list for all reasons."""
+    known = rule.get("overflow", [])
+    added = [step for step in steps if step not in known]
+    rule["overflow"] = [*added, *known] if "compress" in known else [*added, "compress"]
+    reasons = [*rule.get("fallback_on", ["overflow"] if known else []), *FALLBACKS[key]]
+    if reasons != ["overflow"]:
+        rule["fallback_on"] = list(dict.fromkeys(reasons))
 
 
 def _without_counterpart(config: Mapping[str, Any]) -> Iterator[str]:
     """Yield a line for each key outside ``model_list`` that is not converted."""
-    converted = {"litellm_settings": {"context_window_fallbacks"}, "general_settings": {"master_key"}}
+    fallbacks = set(FALLBACKS)
+    converted = {
+        "litellm_settings": fallbacks,
+        "router_settings": fallbacks,
+        "general_settings": {"master_key"},
+    }
     for section, value in config.items():
         if section == "model_list":
             continue

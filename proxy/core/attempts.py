@@ -8,7 +8,7 @@ from typing import Final
 
 from proxy.core.compaction.schedule import CompactionTarget, LowerOutput, MaxLoss
 from proxy.core.decisions import View
-from proxy.core.models import COMPRESS
+from proxy.core.models import COMPRESS, Failure
 from proxy.core.overflow.kinds import Overflow
 
 ASKED: Final = ""
@@ -54,6 +54,21 @@ class Fallback:
     model: str
 
 
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """The upstream is at its rate limit or unavailable; *models* may be asked instead."""
+
+    models: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class NotNews:
+    """After a refusal: a fallback that failed, or one more "no" about a body that the client never saw."""
+
+
+NOT_NEWS: Final = NotNews()
+
+
 class Attempts:
     """The attempts that are left after an upstream refused. One for each answer.
 
@@ -66,22 +81,30 @@ class Attempts:
         self.shrinks_left = SHRINKS
         self.fallbacks = [step for step in steps if step not in (COMPRESS, tried)]
         self.postponed: Shrink | None = None
+        self._tried = {tried}
         self._begins_elsewhere = bool(steps) and steps[0] != COMPRESS
 
-    def after(self, view: View, overflow: Overflow | None) -> Iterator[Shrink | Fallback]:
-        """The moves to try after *view* was refused, in order; *overflow* is None if that told nothing new."""
-        if overflow is not None and self._prefers_fallbacks(view):
-            self.postponed = Shrink(view, overflow)
-        elif overflow is not None:
+    def after(self, view: View, refusal: Overflow | Failed | NotNews) -> Iterator[Shrink | Fallback]:
+        """The moves to try after *view* was refused, in order."""
+        if isinstance(refusal, Failed):
+            self.fallbacks = self._untried(refusal.models)
+        elif isinstance(refusal, Overflow) and self._prefers_fallbacks(view):
+            self.postponed = Shrink(view, refusal)
+        elif isinstance(refusal, Overflow):
             if self.shrinks_left:
-                yield Shrink(view, overflow)
-            if overflow.kind == "output_cap":
+                yield Shrink(view, refusal)
+            if refusal.kind == "output_cap":
                 return  # the conversation's length is no reason to leave this model
         while self.fallbacks:
-            yield Fallback(self.fallbacks.pop(0))
+            model = self.fallbacks.pop(0)
+            self._tried.add(model)
+            yield Fallback(model)
         if self.postponed and self.shrinks_left:
             shrink, self.postponed = self.postponed, None
             yield shrink
+
+    def _untried(self, models: Sequence[str]) -> list[str]:
+        return [model for model in models if model not in self._tried]
 
     def _prefers_fallbacks(self, view: View) -> bool:
         return self._begins_elsewhere and bool(self.fallbacks) and not view.request.fallback_model
@@ -111,6 +134,13 @@ def is_smaller(view: View, than: View, sent: int) -> bool:
     if tokens > sent or lowered is None:
         return False
     return than.lowered_output is None or lowered < than.lowered_output
+
+
+def failure_of(status: int) -> Failure | None:
+    """The failure that an answer of *status* is, if another model could answer instead; None for every other answer."""
+    if status == 429:
+        return "rate_limit"
+    return "unavailable" if status >= 500 else None
 
 
 def is_news(status: int, *, is_fallback: bool) -> bool:

@@ -17,6 +17,7 @@ from proxy.core.apis.json_scan import Span
 from proxy.core.compaction.block import FOOTER, HEADER, NEWEST, PINS, STEPS, SUMMARY, TASK
 from proxy.core.compaction.digest import BEGINNINGS
 from proxy.core.compaction.record import CompactionRecord, stages_of_edits
+from proxy.core.compaction.work_state import STATE
 from proxy.core.conversation import Item
 
 _SECTIONS: Final[Mapping[str, str]] = MappingProxyType(
@@ -26,6 +27,7 @@ _SECTIONS: Final[Mapping[str, str]] = MappingProxyType(
         NEWEST: "latest message",
         SUMMARY: "summary",
         STEPS: "steps",
+        STATE: "state",
         HEADER: "frame",
         FOOTER: "frame",
         **dict.fromkeys(BEGINNINGS, "digest"),

@@ -13,6 +13,9 @@ from proxy.core.errors import NotFound
 WindowSource = Literal["configured", "server", "learned", "table", "assumed", "unknown"]
 """The source of a window's size, the most trusted first."""
 
+Failure = Literal["rate_limit", "unavailable"]
+"""Reasons beside an overflow to ask another model: 429; or 5xx, no connection, no answer in time."""
+
 _SERIES = re.compile(r"(?:^|[./-])(gpt-\d+)(?![a-z\d])")
 """The series in an OpenAI model's name, with or without a reseller's prefix."""
 
@@ -148,8 +151,9 @@ class ModelRule:
     """One rule of the configuration: models that match the glob *pattern* go to *upstream* with these limits.
 
     An empty upstream is the default one. With a ``model`` the rule defines an alias of it; unset limits are those of
-    that model's own rule. ``task_size`` is the size of its tasks and ``conversation_budget`` the
-    tokens that a conversation may use in all (0: none), unless a request states others.
+    that model's own rule. ``failovers`` are asked instead after a failure in ``fail_over_on``. ``task_size`` is the
+    size of its tasks and ``conversation_budget`` the tokens that a conversation may use in all (0: none), unless a
+    request states others.
     """
 
     pattern: str
@@ -160,6 +164,8 @@ class ModelRule:
     unknown_window: int | None = None
     max_input: int | None = None
     steps: tuple[str, ...] = (COMPRESS,)
+    failovers: tuple[str, ...] = ()
+    fail_over_on: frozenset[Failure] = frozenset()
     model: str = ""
     task_size: str = ""
     conversation_budget: int = 0
@@ -176,9 +182,10 @@ class Route:
     ``window_origin`` names the server's route and member that the window was read from, ``window_since`` the monotonic
     second since when it has been reported. With a ``configured_encoding`` our count is assumed to be the provider's.
 
-    ``steps`` are tried in order if a conversation does not fit. ``variant`` names an option of the request that changes
-    the window; figures learned with it apply to it alone. ``task_size`` is the size of tasks that state none, and
-    ``conversation_budget`` the tokens that a conversation may use in all whose requests state none, 0 for any number.
+    ``steps`` are tried in order if a conversation does not fit, ``failovers`` after a failure in ``fail_over_on``.
+    ``variant`` names an option of the request that changes the window; figures learned with it apply to it alone.
+    ``task_size`` is the size of tasks that state none, and ``conversation_budget`` the tokens that a conversation may
+    use in all whose requests state none, 0 for any number.
     """
 
     upstream: str
@@ -193,6 +200,8 @@ class Route:
     price_tier: int | None = None
     window_since: float | None = None
     steps: tuple[str, ...] = (COMPRESS,)
+    failovers: tuple[str, ...] = ()
+    fail_over_on: frozenset[Failure] = frozenset()
     variant: str = ""
     requested_model: str = ""
     task_size: str = ""
@@ -325,6 +334,8 @@ class Catalogue:
             max_input=rule.max_input or _input_limit(published, window),
             price_tier=published.price_tier,
             steps=rule.steps,
+            failovers=rule.failovers,
+            fail_over_on=rule.fail_over_on,
             requested_model=requested,
             task_size=rule.task_size,
             conversation_budget=rule.conversation_budget,
@@ -355,8 +366,8 @@ _INHERITED = (
 def _completed(alias: ModelRule, own: ModelRule) -> ModelRule:
     """Return *alias*, with figures of the model's *own* rule in place of unset ones."""
     missing = {name: getattr(own, name) for name in _INHERITED if getattr(alias, name) in (None, "", 0)}
-    if alias.steps == (COMPRESS,):
-        missing["steps"] = own.steps
+    if alias.steps == (COMPRESS,) and not alias.failovers:
+        missing |= {"steps": own.steps, "failovers": own.failovers, "fail_over_on": own.fail_over_on}
     return replace(alias, **missing)
 
 

@@ -96,6 +96,43 @@ class Keys:
     pair: tuple[str, ...] = ()
 
 
+@dataclass(frozen=True, slots=True)
+class TodoRules:
+    """The names by which to-do lists are known; names of tools in lower case, without a server's prefix.
+
+    A call of one of ``lists`` states the whole list, one of ``adds`` a new item, one of ``changes`` a change of one.
+    ``arguments`` are those of any call that hold a checklist. ``items`` are the keys of a list, ``text``, ``status``
+    and ``id`` those of an item, ``merge`` those which say that a list only changes items. ``done`` and ``dropped`` are
+    values of a status, or marks in a checklist's brackets; every other one is open. ``pending`` are those open ones
+    that say nothing more.
+    """
+
+    lists: frozenset[str] = frozenset()
+    adds: frozenset[str] = frozenset()
+    changes: frozenset[str] = frozenset()
+    arguments: tuple[str, ...] = ()
+    items: tuple[str, ...] = ()
+    text: tuple[str, ...] = ()
+    status: tuple[str, ...] = ()
+    id: tuple[str, ...] = ()
+    merge: tuple[str, ...] = ()
+    done: frozenset[str] = frozenset()
+    dropped: frozenset[str] = frozenset()
+    pending: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class WorkRules:
+    """How calls tell the state of the work: to-do lists, and commands that check it or change something.
+
+    The patterns match the beginning of one command of a line.
+    """
+
+    todos: TodoRules = TodoRules()
+    checks: tuple[re.Pattern[str], ...] = ()
+    changes: tuple[re.Pattern[str], ...] = ()
+
+
 UNKNOWN = Tool()
 PROTECTED = Tool("protected")
 
@@ -103,7 +140,7 @@ PROTECTED = Tool("protected")
 class ToolMap:
     """The table of tools by names and globs, compiled; ``protected`` are names and globs of further tools.
 
-    ``text_format`` describes calls and results that are written as text.
+    ``text_format`` describes calls and results that are written as text, ``work`` those that tell how the work stands.
     """
 
     def __init__(
@@ -112,8 +149,10 @@ class ToolMap:
         protected: Sequence[str] = (),
         keys: Keys = Keys(),
         text_format: TextToolFormat = NO_TEXT_FORMAT,
+        work: WorkRules = WorkRules(),
     ) -> None:
         self.text_format = text_format
+        self.work = work
         named = {**tools, **dict.fromkeys(protected, PROTECTED)}
         self._exact = {name: tool for name, tool in named.items() if not _is_glob(name)}
         self._folded = {name.lower(): tool for name, tool in reversed(self._exact.items())}

@@ -16,7 +16,7 @@ from typing import assert_never
 
 from msgspec import structs
 
-from proxy.core.attempts import ASKED, Attempts, Fallback, Shrink, plans_in_order
+from proxy.core.attempts import ASKED, Attempts, Failed, Fallback, NotNews, Shrink, plans_in_order
 from proxy.core.compaction.schedule import MaxLoss
 from proxy.core.decisions import (
     START,
@@ -54,7 +54,7 @@ from proxy.engine.records import CompactionRecords
 from proxy.engine.retries import Retries
 from proxy.engine.run import GIVE_UP, Delivered, GiveUp, Run, Undelivered, Unreachable, never_too_lossy, report_of
 from proxy.engine.token_counts import TokenCounts
-from proxy.engine.upstream_calls import Accepted, NotNews, Overflowed, UpstreamCalls
+from proxy.engine.upstream_calls import Accepted, Overflowed, UpstreamCalls
 from proxy.offload import offload
 from proxy.tasks import Faults
 
@@ -279,21 +279,21 @@ class Engine:
                 case Overflowed():
                     most = appended.tokens
                     decision = await self._next(run, appended, received.overflow)
-                case NotNews():
-                    decision = await self._next(run, appended, None)
+                case Failed() | NotNews():
+                    decision = await self._next(run, appended, received)
                 case unexpected:
                     assert_never(unexpected)
 
-    async def _next(self, run: Run, view: View, overflow: Overflow | None) -> Forward | GiveUp:
-        """Decide what to send after *view* was refused; *overflow* is None if the refusal taught nothing new."""
+    async def _next(self, run: Run, view: View, refusal: Overflow | Failed | NotNews) -> Forward | GiveUp:
+        """Decide what to send after *view* was refused."""
         if self.measurer.mode_of(run.request) != "on":
             return GIVE_UP
         run.resume_planning()
         attempts = run.attempts = run.attempts or Attempts(view.known.route.steps, view)
-        if overflow is not None:
-            await self._learn_refusal(run, view, overflow)
+        if isinstance(refusal, Overflow):
+            await self._learn_refusal(run, view, refusal)
         decision: Forward | GiveUp = GIVE_UP
-        for move in attempts.after(view, overflow):
+        for move in attempts.after(view, refusal):
             match move:
                 case Shrink():
                     decision = await self._smaller(attempts, move)
@@ -355,10 +355,10 @@ class Engine:
             report = self._report(run, delivery.refused.view)
             report = report.with_(outcome="refused", reason="context_length_exceeded")
             return Refusal(report, delivery.refused.error)
-        first = run.first_overflow
-        if first is None:
-            raise Unreachable("sending is only given up after an overflow")
-        report = self._report(run, first.view).with_(outcome="degraded", reason="overflow")
+        first = run.stated_refusal()
+        report = self._report(run, first.view)
+        if first.is_overflow:
+            report = report.with_(outcome="degraded", reason="overflow")
         return Answer(report, first.reply, first.head)
 
     def report(self, decision: Forward | Reject) -> Report:
@@ -417,9 +417,7 @@ class Engine:
         if isinstance(delivery, Delivered):
             sent = delivery.view if isinstance(delivery.view, CountedView) else view
             return Continued(sent, delivery.reply, delivery.head, retries, run.overflows)
-        first = run.first_overflow
-        if first is None:
-            raise Unreachable("a planned generation is only given up after an overflow")
+        first = run.stated_refusal()
         return Continued(view, first.reply, first.head, retries, run.overflows)
 
 

@@ -23,6 +23,7 @@ from proxy.core.decisions import (
     UncountedView,
     View,
 )
+from proxy.core.errors import UllageError
 from proxy.core.overflow.kinds import Overflow
 from proxy.core.report import BUDGET_UNREACHABLE, SERVED, Outcome, Report
 from proxy.core.request import ITEMS_KEPT, Request, public_session_name
@@ -64,18 +65,19 @@ class Delivered(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class Undelivered:
-    """Why no reply was passed on: the request was refused, or the first overflow stands."""
+    """Why no reply was passed on: the request was refused, or the first refusal stands."""
 
     refused: Reject | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class FirstOverflow:
+class FirstRefusal:
     """The first refusal of a request: the view that was refused, and every byte of the provider's own error."""
 
     view: View
     reply: Reply
     head: bytes
+    is_overflow: bool
 
 
 class Run:
@@ -83,7 +85,8 @@ class Run:
 
     ``sent`` counts the bodies that were sent, ``overflows`` the refusals, ``overhead`` the seconds that planning took.
     ``reply`` is in hand, ``chunks`` are the bytes read from it so far. ``instead`` is what the client gets if none is
-    in hand: the reply to the first body that was too long, or the generation before the one under way.
+    in hand: the reply to the first body that was refused, or the generation before the one under way.
+    ``began`` is true once bytes of the answer may have gone to the client.
     ``unsure`` is a view and a refusal of it that teaches only once something smaller was answered.
     """
 
@@ -93,7 +96,9 @@ class Run:
         self.overflows = 0
         self.overhead = 0.0
         self.attempts: Attempts | None = None
-        self.first_overflow: FirstOverflow | None = None
+        self.first_refusal: FirstRefusal | None = None
+        self.first_error: UllageError | None = None
+        self.began = False
         self.unsure: tuple[View, Overflow] | None = None
         self.upstream = ""
         self.reply: Reply | None = None
@@ -114,7 +119,8 @@ class Run:
         """Count anew what is sent and refused; the reply in hand stays what the client gets if none follows."""
         self.sent = 0
         self.overflows = 0
-        self.first_overflow = None
+        self.first_refusal = None
+        self.began = True
         self.unsure = None
 
     def sending(self, upstream: str) -> None:
@@ -132,12 +138,35 @@ class Run:
     def overflowed(self, view: View) -> None:
         """Put the reply in hand aside: it says that *view* is too long, and all of it was read."""
         self.overflows += 1
+        self._refused(view, is_overflow=True)
+
+    def failed(self, view: View, error: UllageError | None) -> None:
+        """Note that the upstream of *view* failed: by the reply in hand, all of which was read, or with *error*."""
+        if error is None:
+            self._refused(view, is_overflow=False)
+        elif not self.was_refused:
+            self.first_error = error
+
+    @property
+    def was_refused(self) -> bool:
+        """True if an upstream refused, or failed and others may be asked."""
+        return self.first_refusal is not None or self.first_error is not None
+
+    def stated_refusal(self) -> FirstRefusal:
+        """The first refusal, for the client to see. Raises the error if the upstream gave no answer."""
+        if self.first_error is not None:
+            raise self.first_error
+        if self.first_refusal is None:
+            raise Unreachable("sending is only given up after a refusal")
+        return self.first_refusal
+
+    def _refused(self, view: View, *, is_overflow: bool) -> None:
         self.set_aside()
         if self.reply is None:
             return
         head = b"".join(self.chunks)
-        if self.first_overflow is None:
-            self.first_overflow = FirstOverflow(view, self.reply, head)
+        if self.first_refusal is None:
+            self.first_refusal = FirstRefusal(view, self.reply, head, is_overflow)
         if self.instead is None:
             self.instead = self.reply, head
         self.reply = None

@@ -12,11 +12,11 @@ from typing import Final
 import msgspec
 from msgspec import structs
 
-from proxy.core.attempts import is_news
+from proxy.core.attempts import ASKED, NOT_NEWS, Failed, NotNews, failure_of, is_news
 from proxy.core.decisions import View
-from proxy.core.errors import UpstreamTimeout, UpstreamUnreachable
+from proxy.core.errors import UllageError, UpstreamTimeout, UpstreamUnreachable
 from proxy.core.http_headers import PERSONAL
-from proxy.core.models import Catalogue
+from proxy.core.models import Catalogue, Failure
 from proxy.core.overflow.classify import Classifier
 from proxy.core.overflow.evidence import NOTHING_KNOWN, Prior
 from proxy.core.overflow.kinds import Overflow
@@ -65,13 +65,7 @@ class Overflowed:
     overflow: Overflow
 
 
-@dataclass(frozen=True, slots=True)
-class NotNews:
-    """After an overflow: a fallback that failed, or one more "no" about a body that the client never saw."""
-
-
-NOT_NEWS: Final = NotNews()
-Received = Accepted | Overflowed | NotNews
+Received = Accepted | Overflowed | Failed | NotNews
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,30 +105,51 @@ class UpstreamCalls:
     async def send(self, run: Run, view: View) -> Received:
         """Send *view*. Raises ``UpstreamUnreachable`` and ``UpstreamTimeout``.
 
-        Before the first overflow every other reply is accepted. After it a fallback's failure is not news, nor is
-        another refusal.
+        Before the first refusal every other reply is accepted, unless the model's rule names others for this failure.
+        After it a fallback's failure is not news, nor is another refusal.
         """
         is_fallback = bool(view.request.fallback_model)
         after_overflow = run.overflows > 0
+        after_refusal = run.was_refused
         run.sent += 1
         try:
             hides_usage = await self._call(run, view)
             reply = run.reply
             assert reply is not None
             overflow = await self._overflow_in(reply, view, run.chunks, is_believed=after_overflow)
-        except (UpstreamUnreachable, UpstreamTimeout):
+        except (UpstreamUnreachable, UpstreamTimeout) as error:
             run.drop()
-            if is_fallback and after_overflow:
+            if is_fallback and after_refusal:
                 return NOT_NEWS
-            raise
+            failed = self._failed(run, view, "unavailable", error)
+            if failed is None:
+                raise
+            return failed
         if overflow is not None:
             run.overflowed(view)
             return Overflowed(overflow)
-        if after_overflow and not is_news(reply.status, is_fallback=is_fallback):
+        if after_refusal and not is_news(reply.status, is_fallback=is_fallback):
             run.overflows += not is_fallback
             run.drop()
             return NOT_NEWS
-        return Accepted(reply, b"".join(run.chunks), hides_usage)
+        failure = failure_of(reply.status) if reply.status >= 400 else None
+        failed = self._failed(run, view, failure, None) if failure else None
+        return failed or Accepted(reply, b"".join(run.chunks), hides_usage)
+
+    def _failed(self, run: Run, view: View, failure: Failure, error: UllageError | None) -> Failed | None:
+        """The models to ask after *failure*, which is put aside; None if the client is to see it.
+
+        The client may have bytes of an answer already, or the error is too long to have been read.
+        """
+        route = view.known.route
+        if view.request.fallback_model:
+            route = self._catalogue.resolve(view.request.requested_model)
+        if failure not in route.fail_over_on or run.began or self._measurer.mode_of(run.request) != "on":
+            return None
+        if sum(map(len, run.chunks)) > ERROR_BYTES:
+            return None
+        run.failed(view, error)
+        return Failed((*route.failovers, ASKED))
 
     async def send_unwatched(self, run: Run, view: View) -> Reply:
         """Send *view* and return whatever is replied. Raises ``UpstreamUnreachable`` and ``UpstreamTimeout``."""

@@ -74,8 +74,8 @@ class ServerConfig:
     """The server's settings: who may call, the upstream of models without a rule, and the limits.
 
     ``keyed_upstreams`` are those with an API key of their own: behind ``access_keys`` only stateless routes reach
-    them, unless ``relay`` is ``all``. ``websockets``: the Responses
-    route's are relayed too. ``origins`` are web origins (``https://host``) allowed to call, ``*`` for any.
+    them, unless ``relay`` is ``all``. ``websockets`` is for those of the Responses
+    route. ``origins`` are web origins (``https://host``) allowed to call, ``*`` for any.
     ``open_metrics``: ``/metrics`` needs no admin key beside access keys.
     ``hosts`` are names (lower case) under which a loopback listener may be called beside addresses and localhost.
     ``usage_upstreams`` report usage in every stream; clients that did not request it do not see it.
@@ -91,7 +91,7 @@ class ServerConfig:
     origins: frozenset[str] = frozenset()
     hosts: frozenset[str] = frozenset()
     open_metrics: bool = False
-    websockets: bool = True
+    websockets: Literal["manage", "relay", "refuse"] = "manage"
     limits: Limits = Limits()
     usage_upstreams: frozenset[str] = frozenset()
     headers_of: HeadersOf = field(default=no_headers, repr=False)

@@ -69,7 +69,8 @@ from proxy.tasks import Faults
 
 _LOG: Final = logging.getLogger(__name__)
 
-Handler = Callable[[IncomingRequest], Awaitable[ResponseWriter]]
+Handler = Callable[..., Awaitable[ResponseWriter]]
+"""Answers a request, with a writer of its own or the one that it is given."""
 
 _PIPELINED: Final = 2
 """Requests that may wait on a connection for the one before them.
@@ -102,13 +103,13 @@ class Connection(web.RequestHandler):
         "_expected",
         "_faults",
         "_grace",
-        "_handle",
         "_head",
         "_missing",
         "_most",
         "_refusals",
         "_repeated",
         "caller",
+        "handle",
         "request",
     )
 
@@ -124,7 +125,7 @@ class Connection(web.RequestHandler):
         super().__init__(server, **options)
         self._most = min(_MOST_EXPECTED, limits.body)
         self._faults = faults
-        self._handle = handle
+        self.handle = handle
         self._refusals = refusals
         self.request: IncomingRequest | None = None
         self.caller: Caller | None = None
@@ -146,7 +147,7 @@ class Connection(web.RequestHandler):
         if self._grace is not None:  # a body that is on its way to a request with the repeated head
             self._grace.cancel()
             self._begin_incomplete(self._missing + sum(map(len, self._expected)))
-        self._handle = handle
+        self.handle = handle
         self.caller, self._repeated = None, None
 
     @property
@@ -316,7 +317,7 @@ class Connection(web.RequestHandler):
         self.request = request
         self._request_in_progress = True
         try:
-            out = await self._handle(request)
+            out = await self.handle(request)
         except Exception as error:  # noqa: BLE001 - the edge of a connection: a bug ends this one and no other
             _LOG.error("connection failed", exc_info=error)
             self.force_close()

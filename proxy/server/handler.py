@@ -43,6 +43,7 @@ from proxy.server.request import (
     unread_request,
 )
 from proxy.server.response import ClientLeft, ReplyObserver, ResponseWriter, relay_body, without
+from proxy.server.responses_socket import ResponsesSocket
 from proxy.tasks import Faults
 
 _LOG: Final = logging.getLogger(__name__)
@@ -109,18 +110,15 @@ class Handler:
         self._prefix = os.urandom(6).hex()
         self._count = itertools.count(1)
 
-    async def __call__(self, request: IncomingRequest) -> ResponseWriter:
-        """Answer *request*. The answer is written when it is returned."""
+    async def __call__(self, request: IncomingRequest, out: ResponseWriter | None = None) -> ResponseWriter:
+        """Answer *request* with *out*, or as HTTP does. The answer is written when it is returned."""
         connection: Any = request.protocol
         caller: Caller | None = connection.caller
-        if caller is None:
-            path = read_path(request.method, request.raw_path)
-        else:
-            path = caller.path
+        path = read_path(request.method, request.raw_path) if caller is None else caller.path
         drain = self._drain
         if len(drain.running) >= drain.limit and self._quick_refusal.concerns(request, path):
             return self._quick_refusal.refuse(request, path)
-        out = ResponseWriter(request, self._limits.write)
+        out = out or ResponseWriter(request, self._limits.write)
         if drain.draining:
             out.keep_alive = False
         if path.api == "relay" and is_local(path.path) and self._access.knows_host(request.headers.get("host", "")):
@@ -203,7 +201,7 @@ class Handler:
         if request.method == "CONNECT" or not path.startswith("/"):
             raise InvalidRequest("This is a reverse proxy: send the path of an API route.")
         if "upgrade" in headers.by_name and headers.by_name["upgrade"].lower() == "websocket":
-            return self._tunnel(request, call, headers)
+            return self._tunnel(request, call, headers, tenant)
         reader = call.body = BodyReader(request.content, self._limits, self._drain.body_bytes, tenant)
         if call.path.api == "relay":
             return self._relay(request, call, headers, reader)
@@ -353,12 +351,18 @@ class Handler:
         call.out.write(answer.body)
         call.out.finish()
 
-    async def _tunnel(self, request: IncomingRequest, call: Call, headers: RequestHeaders) -> None:
-        """Relay a WebSocket to its upstream. Raises ``UpgradeRefused`` if the route has none."""
+    async def _tunnel(self, request: IncomingRequest, call: Call, headers: RequestHeaders, tenant: bytes) -> None:
+        """Answer over a WebSocket, or relay it to its upstream. Raises ``UpgradeRefused`` if the route has none."""
         path, _, query = call.path.path_qs.partition("?")
         is_responses = api_path(path) == "responses"
-        if is_responses and not self._config.websockets:
+        if is_responses and self._config.websockets == "refuse":
             raise response.UpgradeRefused
+        if is_responses and self._config.websockets == "manage":
+            task: Any = asyncio.current_task()
+            self._drain.running.discard(task)  # between two messages no request is under way
+            conversation = BodyReader(request.content, self._limits, self._drain.body_bytes, tenant)
+            await ResponsesSocket(request, headers, conversation).serve(call.out)
+            return
         upstream = self._upstream_of(call, parse_qs(query).get("model", [""])[0])
         call.report = call.report.with_(stream=True)
         self._access.check_stateless("GET", path, upstream)

@@ -70,8 +70,9 @@ class Server(Section):
     relay: Literal["stateless", "all"] = Field(
         default="stateless", description="Routes relayed when access_keys guard a shared upstream key."
     )
-    websockets: Literal["relay", "refuse"] = Field(
-        default="relay", description="relay: byte for byte, unmanaged; refuse: clients of /v1/responses use HTTP."
+    websockets: Literal["manage", "relay", "refuse"] = Field(
+        default="manage",
+        description="Those of /v1/responses. relay: byte for byte, unmanaged; refuse: its clients use HTTP.",
     )
     limits: Limits = Limits()
     drain: Annotated[float, Field(ge=0, allow_inf_nan=False)] = Field(

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field, ValidationError
 
 from proxy.core.tool_calls import TextToolFormat
-from proxy.core.tool_table import Keys, Kind, Tool, ToolMap
+from proxy.core.tool_table import Keys, Kind, TodoRules, Tool, ToolMap, WorkRules
 from proxy.settings.field_types import FilePath, Section, SplitText
 from proxy.settings.packaged_data import packaged
 from proxy.settings.problems import Problem, SettingsError, key_name
@@ -62,11 +62,37 @@ class WrittenForms(Section):
     added: Names = Field(default=(), description="How parts begin that the client adds by itself.")
 
 
+class TodoNames(Section):
+    """Names by which to-do lists are known; of tools in any case, without the prefix of a server."""
+
+    lists: Names = Field(default=(), description="Tools whose call states the whole list.")
+    adds: Names = Field(default=(), description="Tools whose call adds an item.")
+    changes: Names = Field(default=(), description="Tools whose call changes an item.")
+    arguments: Names = Field(default=(), description="Arguments of any tool that hold a checklist.")
+    items: Names = Field(default=(), description="Arguments with the items.")
+    text: Names = Field(default=(), description="Members of an item with its text.")
+    status: Names = Field(default=(), description="Members of an item with its status.")
+    id: Names = Field(default=(), description="Members of an item with its id.")
+    merge: Names = Field(default=(), description="Arguments that say that items not named stay.")
+    done: Names = Field(default=(), description="Statuses of what is done.")
+    dropped: Names = Field(default=(), description="Statuses of what is no longer to do.")
+    pending: Names = Field(default=(), description="Statuses of what is open; any other one is shown.")
+
+
+class WorkNames(Section):
+    """How calls tell the state of the work, which a block shows."""
+
+    todos: TodoNames = TodoNames()
+    checks: Patterns = Field(default=(), description="Regular expressions of commands that test, build or check.")
+    changes: Patterns = Field(default=(), description="Regular expressions of commands that change something.")
+
+
 class ToolTable(Section):
     """The content of a file of tools."""
 
     keys: ToolKeys = ToolKeys()
     written: WrittenForms = WrittenForms()
+    work: WorkNames = WorkNames()
     protected: Names = Field(default=(), description="Tools whose results are never left out; names or globs.")
     map: dict[str, ToolRule] = Field(default={}, description="Rules by tool name or glob.")
 
@@ -90,7 +116,15 @@ def tool_map(tools: ToolTable) -> ToolMap:
         tuple(re.compile(pattern) for pattern in table.written.results),
         table.written.added,
     )
-    return ToolMap({name: _tool(rule) for name, rule in table.map.items()}, table.protected, keys, text_format)
+    tools_by_name = {name: _tool(rule) for name, rule in table.map.items()}
+    return ToolMap(tools_by_name, table.protected, keys, text_format, _work(table.work))
+
+
+def _work(work: WorkNames) -> WorkRules:
+    todos: dict[str, Any] = {name: getattr(work.todos, name) for name in TodoNames.model_fields}
+    for name in ("lists", "adds", "changes", "done", "dropped", "pending"):
+        todos[name] = frozenset(each.lower() for each in todos[name])
+    return WorkRules(TodoRules(**todos), tuple(map(re.compile, work.checks)), tuple(map(re.compile, work.changes)))
 
 
 def with_file(tools: Tools, folder: Path) -> Tools:
@@ -98,7 +132,8 @@ def with_file(tools: Tools, folder: Path) -> Tools:
     if tools.file is None:
         return tools
     table = merged(_read(folder / tools.file), tools)
-    return Tools(file=tools.file, keys=table.keys, written=table.written, protected=table.protected, map=table.map)
+    parts = {name: getattr(table, name) for name in ToolTable.model_fields}
+    return Tools(file=tools.file, **parts)
 
 
 def merged(below: ToolTable, above: ToolTable) -> ToolTable:
@@ -111,8 +146,18 @@ def merged(below: ToolTable, above: ToolTable) -> ToolTable:
     return ToolTable(
         keys=ToolKeys(**keys),
         written=WrittenForms(**forms),
+        work=_merged_work(below.work, above.work),
         protected=(*protected, *above.protected),
         map={**rules, **above.map},
+    )
+
+
+def _merged_work(below: WorkNames, above: WorkNames) -> WorkNames:
+    todos = {name: getattr(above.todos, name) or getattr(below.todos, name) for name in TodoNames.model_fields}
+    return WorkNames(
+        todos=TodoNames(**todos),
+        checks=above.checks or below.checks,
+        changes=above.changes or below.changes,
     )
 
 

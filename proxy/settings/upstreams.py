@@ -165,6 +165,11 @@ class Model(Section):
         default=("compress",), description="What to try, in order, when it does not fit: compress, {fallback: MODEL}."
     )
 
+    fallback_on: Annotated[tuple[Literal["overflow", "rate_limit", "unavailable"], ...], Field(min_length=1)] = Field(
+        default=("overflow",),
+        description="When they are asked: overflow, rate_limit (429), unavailable (5xx, no answer).",
+    )
+
     task_size: TaskSize | None = Field(
         default=None, description="Size of its tasks, of those in compression.sizes; a request's own header wins."
     )
@@ -185,10 +190,14 @@ class Model(Section):
 
     @model_validator(mode="after")
     def _check(self) -> Self:
+        problems: list[FieldProblem] = []
         remedy = "Name a second upstream that has it, and send these models there."
         keys = [name for name in self.headers if name.lower() in _KEY_HEADERS]
         carries = [(("headers", name), "carries a key, which belongs to an upstream", remedy) for name in keys]
-        raise_problems([*_bad_headers(self.headers), *carries, *self._too_large()])
+        if self.fallback_on != ("overflow",) and not self.fallbacks:
+            remedy = "Write, say, overflow: [compress, {fallback: gpt-5-mini}]."
+            problems.append((("fallback_on",), "needs a model to fall back to", remedy))
+        raise_problems([*problems, *_bad_headers(self.headers), *carries, *self._too_large()])
         return self
 
     def _too_large(self) -> Iterator[FieldProblem]:

@@ -43,7 +43,7 @@ AGENTS = "agents' entities"
 
 
 @dataclass(frozen=True)
-class Asked:
+class Answered:
     """One question and its page: its group, how it was drawn, if the evidence is there, tokens and seconds."""
 
     group: str
@@ -86,7 +86,7 @@ def conversations(folder: Path | None) -> Iterator[Conversation]:
             yield Conversation(f"talk-{seed}", *talk(seed))
 
 
-def asked(conversation: Conversation, share: float, limits: Limits) -> Iterator[Asked]:
+def answers(conversation: Conversation, share: float, limits: Limits) -> Iterator[Answered]:
     """Ask every question of a conversation whose evidence its view at *share* of its tokens no longer holds."""
     messages, future = list(conversation.messages), list[Message]()
     if metrics.size(messages) < LEAST_TOKENS:
@@ -104,7 +104,7 @@ def asked(conversation: Conversation, share: float, limits: Limits) -> Iterator[
     for question in questions:
         page, seconds = _page(question.query, pieces, limits)
         shown = _flat(question.evidence) in _flat(page)
-        yield Asked(conversation.group, question.kind, shown, count_tokens(page), seconds)
+        yield Answered(conversation.group, question.kind, shown, count_tokens(page), seconds)
 
 
 def _view(messages: Sequence[Message], budget: int) -> CountedView | None:
@@ -117,8 +117,8 @@ def _view(messages: Sequence[Message], budget: int) -> CountedView | None:
 
 
 def _out_of_view(questions: Iterable[Question], sent: Sequence[Message]) -> list[Question]:
-    held = _flat("\n".join(map(metrics.plain, sent)))
-    return [question for question in questions if _flat(question.evidence) not in held]
+    in_view = _flat("\n".join(map(metrics.plain, sent)))
+    return [question for question in questions if _flat(question.evidence) not in in_view]
 
 
 def _flat(text: str) -> str:
@@ -131,18 +131,18 @@ def _page(query: str, pieces: Sequence[Piece], limits: Limits) -> tuple[str, flo
     return page, time.perf_counter() - began
 
 
-def rows(results: Sequence[Asked]) -> Iterator[list[str]]:
+def rows(results: Sequence[Answered]) -> Iterator[list[str]]:
     """Yield the cells of each group, and of each way of drawing in it."""
-    by_row: dict[tuple[str, str], list[Asked]] = defaultdict(list)
+    by_row: dict[tuple[str, str], list[Answered]] = defaultdict(list)
     for each in results:
         by_row[each.group, "all"].append(each)
         by_row[each.group, each.kind].append(each)
         if each.group != AGENTS:
             by_row["all chats", "all"].append(each)
-    for (group, kind), found in sorted(by_row.items()):
-        figures = fmean(each.shown for each in found), fmean(each.tokens for each in found)
-        slowest = max(each.seconds for each in found) * 1e3
-        yield [group, kind, str(len(found)), f"{figures[0]:.3f}", f"{figures[1]:.0f}", f"{slowest:.0f}"]
+    for (group, kind), answers_of_row in sorted(by_row.items()):
+        figures = fmean(each.shown for each in answers_of_row), fmean(each.tokens for each in answers_of_row)
+        slowest = max(each.seconds for each in answers_of_row) * 1e3
+        yield [group, kind, str(len(answers_of_row)), f"{figures[0]:.3f}", f"{figures[1]:.0f}", f"{slowest:.0f}"]
 
 
 def main() -> None:
@@ -154,7 +154,7 @@ def main() -> None:
     parser.add_argument("--results", type=int, default=Limits().results, help="results of a page")
     given = parser.parse_args()
     limits = Limits(given.results, given.tokens)
-    results = [each for one in conversations(given.sessions) for each in asked(one, given.share, limits)]
+    results = [each for one in conversations(given.sessions) for each in answers(one, given.share, limits)]
     grid = Table(title=f"evidence shown by the default page, views at {given.share:.0%}")
     for heading in ("conversations", "questions", "n", "shown", "tokens", "slowest ms"):
         grid.add_column(heading, justify="left" if heading in ("conversations", "questions") else "right")

@@ -130,8 +130,8 @@ def talk(seed: int) -> tuple[list[Message], list[Question]]:
         asks = (_plain_fact, _asked_fact, _late_fact)
         for tell in pick.sample(asks, 2):
             turns += _small_talk(pick, one, other)
-            said, question = tell(pick, *pick.sample((one, other), 2), thing)
-            turns += said
+            exchange, question = tell(pick, *pick.sample((one, other), 2), thing)
+            turns += exchange
             questions.append(question)
     turns += [turn for _ in range(12) for turn in _small_talk(pick, one, other)]
     roles = {one: "user", other: "assistant"}
@@ -147,26 +147,26 @@ def _small_talk(pick: random.Random, one: str, other: str) -> list[str]:
 def _plain_fact(pick: random.Random, one: str, other: str, thing: str) -> tuple[list[str], Question]:
     """A fact in one turn, asked for in another form of its words."""
     (past, base), place, day = pick.choice(DEEDS), pick.choice(PLACES), f"{pick.choice(DAYS)} the {_date(pick)}"
-    said = f"{one}: On {day} I {past} something new in {place}, and it was all because of the {thing}."
-    return [said, f"{other}: Wow, how did that feel?"], Question(
-        f"When did {one} {base} something in {place} because of the {thing}s?", said, "the words themselves"
+    fact = f"{one}: On {day} I {past} something new in {place}, and it was all because of the {thing}."
+    return [fact, f"{other}: Wow, how did that feel?"], Question(
+        f"When did {one} {base} something in {place} because of the {thing}s?", fact, "the words themselves"
     )
 
 
 def _asked_fact(pick: random.Random, one: str, other: str, thing: str) -> tuple[list[str], Question]:
     """A fact whose subject only the turn before it names."""
     amount, day = pick.randrange(100, 9_999), f"{pick.choice(DAYS)} the {_date(pick)}"
-    asked = f"{other}: How much did you pay for the {thing} in the end? You were comparing prices for so long."
-    said = f"{one}: It was {amount} euros, and I could take it home on {day}."
-    return [asked, said], Question(f"What did {one} pay for the {thing}?", said, "answer to the words")
+    question = f"{other}: How much did you pay for the {thing} in the end? You were comparing prices for so long."
+    fact = f"{one}: It was {amount} euros, and I could take it home on {day}."
+    return [question, fact], Question(f"What did {one} pay for the {thing}?", fact, "answer to the words")
 
 
 def _late_fact(pick: random.Random, one: str, other: str, thing: str) -> tuple[list[str], Question]:
     """A fact that is told once its listener wants to hear it."""
     place, day = pick.choice(PLACES), f"{pick.choice(DAYS)} the {_date(pick)}"
-    said = f"{one}: We are all going to meet in {place} on {day}, everybody is invited!"
-    turns = [f"{one}: I have news about the {thing} that we were planning.", f"{other}: Oh, tell me!", said]
-    return turns, Question(f"Where is {one}'s news about planning the {thing}?", said, "two turns after the words")
+    fact = f"{one}: We are all going to meet in {place} on {day}, everybody is invited!"
+    turns = [f"{one}: I have news about the {thing} that we were planning.", f"{other}: Oh, tell me!", fact]
+    return turns, Question(f"Where is {one}'s news about planning the {thing}?", fact, "two turns after the words")
 
 
 def _date(pick: random.Random) -> str:
@@ -178,7 +178,7 @@ def entities_needed(history: Sequence[Message], future: Sequence[Message], view:
 
     A name that only stands inside longer words, such as the figures of ``HAT028``, is no name that anybody asks for.
     """
-    held, text = metrics.Held(view), "\n".join(map(metrics.plain, history))
-    missing = [name for name in metrics.needed_later(history, future) if not held.has(name)]
+    in_view, text = metrics.Held(view), "\n".join(map(metrics.plain, history))
+    missing = [name for name in metrics.needed_later(history, future) if not in_view.has(name)]
     whole = [name for name in missing if re.search(rf"(?<!\w){re.escape(name)}", text)]
     return [Question(name, name, "an agent's entity") for name in whole]

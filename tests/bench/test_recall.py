@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from proxy.features.recall.recall import Limits
 from tests.bench import metrics
-from tests.bench.recall import AGENTS, SHARE, Conversation, asked, conversations
+from tests.bench.recall import AGENTS, SHARE, Conversation, answers, conversations
 from tests.bench.recall_questions import drawn, entities_needed, talk
 from tests.bench.sessions import chat
 
@@ -18,9 +18,9 @@ def test_questions_are_the_same_every_time_and_have_their_evidence_in_the_chat()
     assert questions == drawn("one", messages) != drawn("another", messages)
     assert questions
     assert all(any(one.evidence in metrics.content(message) for message in messages) for one in questions)
-    said, about_it = talk(5)
+    turns, about_it = talk(5)
     assert about_it == talk(5)[1]
-    assert all(sum(one.evidence == metrics.content(message) for message in said) == 1 for one in about_it)
+    assert all(sum(one.evidence == metrics.content(message) for message in turns) == 1 for one in about_it)
 
 
 def test_an_entity_inside_a_longer_word_is_not_asked_for() -> None:
@@ -34,7 +34,7 @@ def test_three_quarters_of_the_questions_are_answered_and_every_entity_is() -> N
     """The goal, on the generated conversations (all of an agent's, a talk, and the chats)."""
     chosen = [one for one in conversations(None) if not one.name.startswith("talk-")][-6:]
     chosen.append(Conversation("talk", *talk(1)))
-    results = [each for one in chosen for each in asked(one, SHARE, Limits())]
+    results = [each for one in chosen for each in answers(one, SHARE, Limits())]
     agents = [each.shown for each in results if each.group == AGENTS]
     chats = [each.shown for each in results if each.group != AGENTS]
     assert len(chats) > 40

@@ -36,6 +36,7 @@ model_list:
     litellm_params: {model: "openai/*", api_key: os.environ/OPENAI_API_KEY}
 litellm_settings:
   context_window_fallbacks: [{gpt-4o-mini: [qwen]}, {none: [qwen]}]
+  fallbacks: [{qwen: [gpt-4o]}, {gpt-4o-mini: [qwen, gpt-4o]}]
   cache: true
 general_settings: {master_key: os.environ/LITELLM_MASTER_KEY, database_url: "postgres://"}
 router_settings: {routing_strategy: simple-shuffle}
@@ -60,13 +61,16 @@ def test_models_keys_and_fallbacks_are_converted() -> None:
     rules = {rule["name"]: rule for rule in sections["models"]}
     assert list(rules) == ["gpt-4o", "gpt-4o-mini", "qwen", "claude", "azure-gpt", "*"]
     assert rules["gpt-4o"] == {"name": "gpt-4o", "upstream": "openai"}
-    assert rules["gpt-4o-mini"]["overflow"] == [{"fallback": "qwen"}, "compress"]
+    assert rules["gpt-4o-mini"]["overflow"] == [{"fallback": "gpt-4o"}, {"fallback": "qwen"}, "compress"]
+    assert rules["gpt-4o-mini"]["fallback_on"] == ["overflow", "rate_limit", "unavailable"]
     assert rules["qwen"] == {
         "name": "qwen",
         "upstream": "hosted_vllm",
         "model": "Qwen/Qwen3-32B",
         "context_window": 32768,
         "max_output_tokens": 4096,
+        "overflow": [{"fallback": "gpt-4o"}, "compress"],
+        "fallback_on": ["rate_limit", "unavailable"],
     }
     assert sections["server"] == {"access_keys": ["${LITELLM_MASTER_KEY}"]}
 

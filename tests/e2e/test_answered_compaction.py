@@ -12,6 +12,7 @@ import pytest
 from tests.conftest import StartProxy, StartStub
 from tests.e2e.test_client_compaction import PROMPTS
 from tests.stub import Stub
+from tests.stub.faults import error
 from tests.support import api_formats
 from tests.support.process_inspection import log_lines
 from tests.support.proxy_process import Proxy, until
@@ -104,7 +105,20 @@ async def test_it_is_answered_from_a_summary_of_nearly_all(stub: StartStub, prox
             assert server.chats()[-1].body == voice.bodies[-1], "what nobody summed up is the model's to read"
             if api == "chat":
                 await _more_than_a_text(server, front, options)
-    await until(lambda: front.log.read_text().count('"served"') == 3 * len(SDK_CLIENTS) + 2)
+            if api == "responses":
+                await _on_its_own_path(server, front, options)
+    await until(lambda: front.log.read_text().count('"served"') == 3 * len(SDK_CLIENTS) + 3)
+
+
+async def _on_its_own_path(server: Stub, front: Proxy, options: dict[str, Any]) -> None:
+    """`/responses/compact`, which this server does not have, is answered with the same summary."""
+    items = asked("responses", session(ROUNDS), compacting=False)
+    server.fail(error(404))
+    async with httpx.AsyncClient(base_url=front.url, trust_env=False, timeout=30) as web:
+        headers = {"authorization": f"Bearer {KEY}"}
+        made = await web.post("/responses/compact", headers=headers, json={**options, "input": items})
+    assert made.json()["output"][-1]["type"] == "compaction"
+    assert int(made.headers["x-ullage-summary-tokens"]) > 0
 
 
 async def _more_than_a_text(server: Stub, front: Proxy, options: dict[str, Any]) -> None:

@@ -43,7 +43,7 @@ async def get(url: str, key: str = "mine") -> httpx.Response:
         return await client.get(url, headers={"authorization": f"Bearer {key}"})
 
 
-async def found(url: str) -> dict[str, Any]:
+async def read_json(url: str) -> dict[str, Any]:
     """What a GET answers, as soon as it is there: it is written behind answers."""
     async with asyncio.timeout(10):
         while (answer := await get(url)).status_code == 404:  # noqa: ASYNC110 - it is in another process
@@ -56,8 +56,8 @@ async def a_fold(front: Proxy, name: str) -> str:
     """The reference of what the newest fold of a conversation took out."""
     async with asyncio.timeout(10):
         while True:
-            told = await found(f"{front.root}/ullage/api/conversations/{name}")
-            folds = told["threads"][0]["folds"]
+            shown = await read_json(f"{front.root}/ullage/api/conversations/{name}")
+            folds = shown["threads"][0]["folds"]
             if folds and folds[-1]["archive"]:
                 return str(folds[-1]["archive"])
             await asyncio.sleep(0.05)
@@ -79,7 +79,7 @@ async def test_a_view_is_answered_and_what_left_it_can_be_retrieved(
     assert view["tokens_after"] <= WINDOW
     again = await post(f"{front.url}/compress", {"model": "m", "messages": messages})
     assert again.json() == view
-    listed = await found(f"{front.url}/retrieve/{await a_fold(front, view['conversation'])}")
+    listed = await read_json(f"{front.url}/retrieve/{await a_fold(front, view['conversation'])}")
     assert json.dumps(messages[2])[:200].replace(" ", "") in listed["original_content"].replace(" ", "")
     assert (await get(f"{front.url}/retrieve/{listed['hash']}", "other")).status_code == 404
     assert (await get(f"{front.url}/retrieve/0123456789abcdef")).status_code == 404

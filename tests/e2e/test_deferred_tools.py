@@ -16,7 +16,7 @@ from tests.support.process_inspection import request_lines
 from tests.support.proxy_process import until
 from tests.support.sample_conversations import agent_session
 from tests.support.sdk_clients import SDK_CLIENTS
-from tests.support.server_tool_fixtures import model_answering
+from tests.support.server_tool_fixtures import WORDING, model_answering
 
 ON: dict[str, Any] = {"deferred_tools": {"enabled": True}}
 
@@ -25,17 +25,17 @@ ON: dict[str, Any] = {"deferred_tools": {"enabled": True}}
 @pytest.mark.slow
 async def test_a_clients_session_with_too_many_tools_goes_on(stub: StartStub, proxy: StartProxy, api: str) -> None:
     """An SDK finds, calls and goes on with a tool that no window had room for, whole and streamed."""
-    server = await stub(window=WINDOW, wording="anthropic" if api == "messages" else "openai", alternation=False)
+    server = await stub(window=WINDOW, wording=WORDING[api], alternation=False)
     rules = [{"name": "*", "context_window": WINDOW}]
     front = await proxy(server.url, config={"models": rules, "compression": ON, "summaries": {"mode": "off"}})
     async with SDK_CLIENTS[api](front.url) as voice:
         items, more = voice.opening(agent_session(2, 60))
-        asked = {"model": "gpt-4o-mini", **voice.options({"tools": many_tools(), "max_tokens": 300}), **more}
+        options = {"model": "gpt-4o-mini", **voice.options({"tools": many_tools(), "max_tokens": 300}), **more}
         for at in range(4):
             server.script = model_answering(Answer("I look.", (LOOK,)), Answer("", (USE,)))
             if at == 3:
                 server.script = model_answering(Answer("It will rain."))
-            answer = await voice.ask(asked, items, stream=at % 2 == 1)
+            answer = await voice.ask(options, items, stream=at % 2 == 1)
             assert NAME not in json.dumps(answer)
             calls = voice.calls(answer)
             items += answer

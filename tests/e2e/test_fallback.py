@@ -6,6 +6,7 @@ import json
 from typing import Any
 
 import httpx
+import openai
 import pytest
 
 from tests.conftest import StartProxy, StartStub
@@ -49,6 +50,23 @@ async def test_the_bigger_window_takes_what_would_be_clipped(stub: StartStub, pr
     await until(lambda: front.log.read_text().count("proxy.request_done") == 2)
     lines = [json.loads(line) for line in front.log.read_text().splitlines() if line.startswith("{")]
     assert [line["fallback"] for line in lines if line["event"] == "proxy.request_done"] == ["", "big"]
+
+
+async def test_a_server_that_fails_is_stood_in_for(stub: StartStub, proxy: StartProxy) -> None:
+    """With `fallback_on` a server that is gone costs no request, streaming or not; without it the client is told."""
+    other = await stub(window=LARGE)
+    setting = config("http://127.0.0.1:9/v1", other.url, "compress", {"fallback": "big"})
+    setting["models"].insert(0, {**setting["models"][1], "name": "rescued", "fallback_on": ["unavailable"]})
+    front = await proxy("http://127.0.0.1:9/v1", config=setting)
+    short: Any = [{"role": "user", "content": "hi"}]
+    async with Client(front.url, api_key="sk-client") as client:
+        answer = await client.chat.completions.create(model="rescued", messages=short)
+        stream = await client.chat.completions.create(model="rescued", messages=short, stream=True)
+        text = "".join([chunk.choices[0].delta.content or "" async for chunk in stream if chunk.choices])
+        with pytest.raises(openai.InternalServerError, match="could not be reached"):
+            await client.chat.completions.create(model="small", messages=short)
+    assert (answer.model, text) == ("big", "Understood.")
+    assert [seen.header("authorization") for seen in other.chats()] == ["Bearer sk-other"] * 2
 
 
 @pytest.mark.slow

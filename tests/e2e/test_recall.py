@@ -16,7 +16,7 @@ from tests.support.proxy_process import until
 from tests.support.recall_fixtures import LOOK, READ, SAID, WINDOW, long_history
 from tests.support.sample_conversations import AGENT_TOOLS
 from tests.support.sdk_clients import SDK_CLIENTS
-from tests.support.server_tool_fixtures import model_answering
+from tests.support.server_tool_fixtures import WORDING, model_answering
 from tests.support.view_checks import view_problems
 
 MODEL = "gpt-4o-mini"
@@ -27,13 +27,13 @@ ON: dict[str, Any] = {"recall": {"enabled": True}}
 @pytest.mark.slow
 async def test_a_clients_session_goes_on_over_recalls(stub: StartStub, proxy: StartProxy, api: str) -> None:
     """An SDK gets whole and streamed answers without a trace of the tool, and its next turns are valid and found."""
-    server = await stub(window=WINDOW, wording="anthropic" if api == "messages" else "openai", alternation=False)
+    server = await stub(window=WINDOW, wording=WORDING[api], alternation=False)
     rules = [{"name": "*", "context_window": WINDOW}]
     front = await proxy(server.url, config={"models": rules, "compression": ON, "summaries": {"mode": "off"}})
     thought, words = "What was it again?", "It is kingfisher 4711."
     async with SDK_CLIENTS[api](front.url) as voice:
         items, more = voice.opening(long_history())
-        asked = {"model": MODEL, **voice.options({"tools": AGENT_TOOLS, "max_tokens": 300}), **more}
+        options = {"model": MODEL, **voice.options({"tools": AGENT_TOOLS, "max_tokens": 300}), **more}
         recalls = 0
         for at in range(6):
             stream = at % 2 == 1
@@ -41,7 +41,7 @@ async def test_a_clients_session_goes_on_over_recalls(stub: StartStub, proxy: St
             last = Answer(words, (READ,), reasoning=thought) if at % 3 else Answer(words)
             server.script = model_answering(*looks, last)
             before = len(server.seen)
-            answer = await voice.ask(asked, items, stream=stream)
+            answer = await voice.ask(options, items, stream=stream)
             assert NAME not in json.dumps(answer)
             assert words in "".join(map(text_of, answer))
             assert [seen.verdict for seen in server.seen[before:]] == ["ok"] * (1 + len(looks)), server.seen[-1].why

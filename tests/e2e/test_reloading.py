@@ -23,8 +23,8 @@ async def status(front: Proxy) -> dict[str, Any]:
     """What a worker's status says of its configuration."""
     async with httpx.AsyncClient(trust_env=False) as client:
         answer = await client.get(f"{front.root}/ullage/api/status", headers={"authorization": "Bearer admin"})
-    found: dict[str, Any] = answer.json()["configuration"]
-    return found
+    state: dict[str, Any] = answer.json()["configuration"]
+    return state
 
 
 async def reached(front: Proxy, generation: int, workers: int) -> None:

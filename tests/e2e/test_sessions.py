@@ -71,9 +71,9 @@ async def recalled(server: Stub, proxy: ProxyInProcess, api: str, call: Call, **
     answer = await proxy.ask(api, next_session(api), **headers)
     assert answer.status_code == 200, answer.text
     assert NAME not in answer.text
-    asked, told = server.seen[before:]
-    assert [asked.verdict, told.verdict] == ["ok", "ok"], told.why
-    return told.body.decode()
+    first, second = server.seen[before:]
+    assert [first.verdict, second.verdict] == ["ok", "ok"], second.why
+    return second.body.decode()
 
 
 @every

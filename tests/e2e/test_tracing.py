@@ -34,12 +34,12 @@ class Receiver:
 
     def spans(self) -> list[tuple[str, Any]]:
         """Each span with the name of its service."""
-        found = []
+        spans = []
         for body in self.bodies:
             for resource in ExportTraceServiceRequest.FromString(body).resource_spans:
                 names = {each.key: each.value.string_value for each in resource.resource.attributes}
-                found += [(names["service.name"], span) for scope in resource.scope_spans for span in scope.spans]
-        return found
+                spans += [(names["service.name"], span) for scope in resource.scope_spans for span in scope.spans]
+        return spans
 
 
 @pytest.fixture

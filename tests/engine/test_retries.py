@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from proxy.core.attempts import is_smaller
-from proxy.core.models import COMPRESS, ModelRule
+from proxy.core.models import COMPRESS, Failure, ModelRule
 from proxy.core.request import Request
 from tests.stub import Rules
 from tests.stub.rules import Wording
@@ -30,19 +30,24 @@ DENIED = b'{"error":"no key"}'
 class TwoUpstreams:
     """An engine whose overflow policy is *steps*, and what the two windows really are.
 
-    The engine believes that the own window has *believed* tokens, if that is given.
+    The engine believes that the own window has *believed* tokens and the other one *said_other*, if that is given.
     """
 
     steps: tuple[str, ...] = (COMPRESS,)
+    fail_over_on: frozenset[Failure] = frozenset()
     own: int = 5_000
+    said_other: int = 0
     other: int = 60_000
     believed: int | None = None
     lower: Any = "last"
     wording: Wording = "openai"
 
     def __post_init__(self) -> None:
-        rules = [ModelRule(BIG, "other", self.other)]
-        rules.append(ModelRule("*", "own", self.believed or self.own, steps=self.steps))
+        rules = [ModelRule(BIG, "other", self.said_other or self.other)]
+        asked = ModelRule("*", "own", self.believed or self.own, steps=self.steps)
+        if self.fail_over_on:
+            asked = replace(asked, failovers=(BIG,), fail_over_on=self.fail_over_on)
+        rules.append(asked)
         self.engine = EngineFixture(rules=rules, policy=replace(POLICY, lower_output=self.lower))
         windows = {"own": self.own, "other": self.other}
         self.judge = Judge({name: Rules(window=window, wording=self.wording) for name, window in windows.items()})
@@ -262,6 +267,135 @@ async def test_a_body_without_a_model_gets_one() -> None:
         nameless=json.dumps(body).encode(),
     )
     assert json.loads(played.bodies[0]) == {"model": BIG, **body}
+
+
+BUSY, DOWN = b'{"error":{"message":"Rate limit reached","code":"rate_limit_exceeded"}}', b'{"error":"down"}'
+EVERY_FAILURE: frozenset[Failure] = frozenset({"rate_limit", "unavailable"})
+
+
+@pytest.mark.parametrize("answer", ["429 busy", "503 down", "unreachable", "breaks 200", "breaks 500"])
+async def test_another_model_is_asked_after_a_failure(answer: str) -> None:
+    """If the rule asks for it, a rate limit or a server that is down is another model's turn."""
+    await TwoUpstreams(fail_over_on=EVERY_FAILURE).play(
+        f"""
+        client   >> session
+        upstream << own, session
+        upstream >> {answer}
+        upstream << other, same messages, keyless, model=big-model
+        upstream >> ok
+        client   << 200 ok
+        report   : fallback=big-model upstream=other retries=1 overflows=0 outcome=degraded reason=fallback
+        """,
+        session=agent_body(2_000),
+        busy=BUSY,
+        down=DOWN,
+    )
+
+
+@pytest.mark.parametrize(
+    ("failure", "answer"), [("rate_limit", "503 down"), ("unavailable", "429 busy"), ("unavailable", "404 down")]
+)
+async def test_only_the_named_failures_are_anothers_turn(failure: Failure, answer: str) -> None:
+    """Every other error is the client's to see."""
+    await TwoUpstreams(fail_over_on=frozenset({failure})).play(
+        f"""
+        client   >> session
+        upstream << own
+        upstream >> {answer}
+        client   << reply 1
+        """,
+        session=agent_body(2_000),
+        busy=BUSY,
+        down=DOWN,
+    )
+
+
+@pytest.mark.parametrize("second", ["429 busy", "unreachable", "401 denied"])
+@pytest.mark.parametrize(("first", "said"), [("503 down", "reply 1"), ("unreachable", "raises UpstreamUnreachable")])
+async def test_if_all_fail_the_first_failure_is_told(first: str, said: str, second: str) -> None:
+    """A fallback that fails too is not news: the client gets the answer of the model that it asked."""
+    report = "report : fallback= outcome=verbatim retries=1" if said == "reply 1" else ""
+    await TwoUpstreams(fail_over_on=EVERY_FAILURE).play(
+        f"""
+        client   >> session
+        upstream << own
+        upstream >> {first}
+        upstream << other
+        upstream >> {second}
+        client   << {said}
+        {report}
+        """,
+        session=agent_body(2_000),
+        busy=BUSY,
+        down=DOWN,
+        denied=DENIED,
+    )
+
+
+async def test_a_fallback_that_overflows_after_a_failure_is_retried_smaller() -> None:
+    """What the other model refuses for its length is made to fit that one."""
+    await TwoUpstreams(fail_over_on=EVERY_FAILURE, own=60_000, other=5_000, said_other=60_000).play(
+        """
+        client   >> session
+        upstream << own, session
+        upstream >> 503 down
+        upstream << other, same messages
+        upstream >> overflow
+        upstream << other, smaller
+        upstream >> ok
+        client   << 200 ok
+        report   : fallback=big-model overflows=1 retries=2
+        """,
+        session=agent_body(8_000),
+        down=DOWN,
+    )
+
+
+async def test_an_overflow_comes_before_a_failure() -> None:
+    """A failure while a smaller view is tried is another model's turn; without one, the overflow stands."""
+    begin = """
+        client   >> session
+        upstream << own, session
+        upstream >> overflow
+        upstream << own, smaller
+        upstream >> 503 down
+        upstream << other
+        """
+    values = {"session": agent_body(6_000), "down": DOWN}
+    for answer, said in (("ok", "200 ok"), ("503 down", "reply 1")):
+        two = TwoUpstreams(fail_over_on=EVERY_FAILURE, believed=16_000)
+        await two.play(f"{begin}\nupstream >> {answer}\nclient << {said}", **values)
+
+
+async def test_the_asked_model_stands_in_for_its_fallback() -> None:
+    """If the first to be asked was the fallback, by the overflow policy, the asked model is the one that is left."""
+    await TwoUpstreams((BIG, COMPRESS), fail_over_on=EVERY_FAILURE).play(
+        """
+        client   >> session
+        upstream << other, messages of session
+        upstream >> 503 down
+        upstream << own, view of session
+        upstream >> ok
+        report   : fallback= outcome=compacted
+        """,
+        session=agent_body(8_000),
+        down=DOWN,
+    )
+
+
+@pytest.mark.parametrize("bound", ["mode=off", "mode=observe", "path_model=gpt-4o-mini"])
+async def test_what_may_not_leave_does_not_after_a_failure(bound: str) -> None:
+    """Neither a mode that changes nothing nor a path that names the model sends it elsewhere."""
+    await TwoUpstreams(fail_over_on=EVERY_FAILURE).play(
+        f"""
+        client   >> session, {bound}
+        upstream << own
+        upstream >> 503 down
+        client   << reply 1
+        """,
+        session=agent_body(2_000),
+        down=DOWN,
+    )
 
 
 async def test_payloads_shrink_and_teach_no_window() -> None:

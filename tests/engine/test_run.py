@@ -46,8 +46,8 @@ async def test_the_first_overflow_is_what_the_client_gets_if_nothing_follows() -
         under_way.reply, under_way.chunks = reply, [b"no ", b"%d" % number]
         under_way.overflowed(view)
     assert under_way.reply is None
-    assert under_way.first_overflow is not None
-    assert (under_way.first_overflow.head, under_way.overflows) == (b"no 0", 2)
+    assert under_way.first_refusal is not None
+    assert (under_way.first_refusal.head, under_way.overflows) == (b"no 0", 2)
     assert under_way.instead is not None
     assert under_way.instead[1] == b"no 0"
     assert all(reply.closed for reply in replies)

@@ -58,12 +58,12 @@ async def test_a_count_is_ours_where_the_upstream_has_none(
 ) -> None:
     """An upstream that cannot count, or is not to be asked, leaves it to us; so does an unknown window."""
     engine = EngineFixture(window, counting=counting)
-    asked = f"upstream << stub\nupstream >> {status} none\nreplies : closed" if counting == "auto" else ""
+    rows = f"upstream << stub\nupstream >> {status} none\nreplies : closed" if counting == "auto" else ""
     for rounds in (1, 8, 40):
         (played,) = await play(
             f"""
             client >> session, count
-            {asked}
+            {rows}
             """,
             engine,
             session=agent_request("messages", rounds),

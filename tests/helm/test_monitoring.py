@@ -49,14 +49,14 @@ def labels_of(name: str) -> set[str]:
 
 def problems(expression: str) -> list[str]:
     """What *expression* selects or groups by, and the exposition does not have."""
-    found, every = [], set(ADDED)
+    messages, every = [], set(ADDED)
     for name, selected in series_of(expression):
         labels = labels_of(name) | ADDED
         every |= labels
-        found += [f"{name} has no label {label}" for label in selected - labels]
+        messages += [f"{name} has no label {label}" for label in selected - labels]
     for group in re.findall(r"\bby \(([^)]*)\)", expression):
-        found += [f"nothing has a label {label}" for label in set(re.split(r",\s*", group)) - every]
-    return found
+        messages += [f"nothing has a label {label}" for label in set(re.split(r",\s*", group)) - every]
+    return messages
 
 
 PANELS = [panel for panel in DASHBOARD["panels"] if panel["type"] != "row"]
@@ -92,10 +92,10 @@ def test_the_dashboard_is_whole() -> None:
     cells: set[tuple[int, int]] = set()
     for panel in DASHBOARD["panels"]:
         at = panel["gridPos"]
-        taken = {(x, y) for x in range(at["x"], at["x"] + at["w"]) for y in range(at["y"], at["y"] + at["h"])}
-        assert not cells & taken, panel["title"]
+        covered = {(x, y) for x in range(at["x"], at["x"] + at["w"]) for y in range(at["y"], at["y"] + at["h"])}
+        assert not cells & covered, panel["title"]
         assert at["x"] + at["w"] <= 24
-        cells |= taken
+        cells |= covered
     variables = {variable["name"] for variable in DASHBOARD["templating"]["list"]}
     used = set(re.findall(r"\$\{?([a-z]+)\b", json.dumps(DASHBOARD["panels"])))
     assert used == variables == {"datasource", "namespace", "job"}

@@ -13,6 +13,6 @@ import pytest
 @pytest.fixture
 def folder() -> Iterator[Path]:
     """A folder with a short name: a socket's path has 107 characters at most."""
-    made = Path(mkdtemp(prefix="ulg-"))
-    yield made
-    shutil.rmtree(made)
+    path = Path(mkdtemp(prefix="ulg-"))
+    yield path
+    shutil.rmtree(path)

@@ -349,7 +349,7 @@ async def test_the_keep_alive_time_does_not_run_while_a_request_is_answered():
 
 async def test_requests_behind_an_upgrade_that_was_refused_are_answered():
     """They came in one go with it, and wait until it has its answer."""
-    async with running_server(ServerConfig("up", websockets=False)) as at:
+    async with running_server(ServerConfig("up", websockets="refuse")) as at:
         reader, writer = await at.connect()
         upgrade = b"GET /v1/responses HTTP/1.1\r\nHost: x\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n\r\n"
         writer.write(upgrade + chat(b"a") + upgrade + chat(b"b"))
@@ -366,7 +366,7 @@ async def test_the_end_of_a_connection_ends_nothing_else(caplog):
         async def fails(request):
             raise KeyError("SECRET")
 
-        listener.connections[0]._handle = fails
+        listener.connections[0].handle = fails
         writer.write(chat(b"a"))
         assert await asyncio.wait_for(reader.read(), 5) == b""
         assert [record.message for record in caplog.records] == ["connection failed"]

@@ -1,6 +1,7 @@
 """WebSockets through the proxy: raw bytes at both ends, and a real client with a real server."""
 
 import asyncio
+from dataclasses import replace
 
 import aiohttp
 import pytest
@@ -9,6 +10,7 @@ from aiohttp import web
 from proxy.server import ServerConfig
 from tests.support.server_fixture import eventually, running_server
 
+RELAYED = ServerConfig(default_upstream="up", websockets="relay")
 UPGRADE = (
     "Connection: keep-alive, Upgrade",
     "Upgrade: websocket",
@@ -40,7 +42,7 @@ async def test_bytes_pass_both_ways_as_they_are(path):
             writer.write(data[::-1])
         writer.close()
 
-    async with running_server() as at:
+    async with running_server(RELAYED) as at:
         at.stage.script = script
         reader, writer = await open_socket(at, path, "Authorization: Bearer sk-mine")
         head = await reader.readuntil(b"\r\n\r\n")
@@ -106,7 +108,7 @@ async def test_a_slow_reader_holds_the_other_side_back():
 
 async def test_a_refused_upgrade_on_responses_is_426():
     """An upstream without WebSockets on the Responses route: clients get 426 and fall back to HTTP at once."""
-    async with running_server() as at:
+    async with running_server(RELAYED) as at:
         got = await at.ask("GET", "/v1/responses", b"", *UPGRADE)
         assert got.line == "HTTP/1.1 426 Upgrade Required"
         assert len(at.stage.heard) == 1
@@ -121,7 +123,7 @@ async def test_a_refused_upgrade_elsewhere_is_the_upstreams_own_answer():
 
 async def test_websockets_of_the_responses_route_can_be_refused():
     """With ``websockets`` off an upgrade on the Responses route is 426 without asking the upstream."""
-    async with running_server(ServerConfig(default_upstream="up", websockets=False)) as at:
+    async with running_server(ServerConfig(default_upstream="up", websockets="refuse")) as at:
         got = await at.ask("GET", "/v1/responses", b"", *UPGRADE)
         assert got.line == "HTTP/1.1 426 Upgrade Required"
         assert at.stage.heard == []
@@ -129,7 +131,7 @@ async def test_websockets_of_the_responses_route_can_be_refused():
 
 async def test_shared_keys_keep_stored_responses_apart():
     """Behind shared access keys a Responses WebSocket, which reads stored history, is refused; realtime is not."""
-    config = ServerConfig(default_upstream="up", access_keys=("team",))
+    config = replace(RELAYED, access_keys=("team",))
     async with running_server(config, api_key="sk-upstream") as at:
         key = "Authorization: Bearer team"
         assert (await at.ask("GET", "/v1/responses", b"", *UPGRADE, key)).line == "HTTP/1.1 403 Forbidden"

@@ -18,8 +18,8 @@ FAR = [prose(seed, 30) for seed in range(6)]
 def best(query: str, *texts: str) -> str:
     """The text that *query* finds first; empty if it finds none."""
     apart = [part for text in texts for part in (text, *FAR)]
-    found = ranked(query, [""] * len(apart), apart)
-    return apart[found[0][0]] if found else ""
+    ranking = ranked(query, [""] * len(apart), apart)
+    return apart[ranking[0][0]] if ranking else ""
 
 
 @given(st.text("ab1_-. ", max_size=40), st.text("ab1_-. ", min_size=1, max_size=5))
@@ -63,15 +63,15 @@ def test_the_turn_after_the_words_wins_over_one_that_only_mentions_them() -> Non
     """Words that stand in an item and its neighbours count more than the same words alone."""
     exchange = ["About the telescope: what did you pay?", "The telescope was 90 euros."]
     texts = ["I like the telescope.", *FAR, *exchange, *FAR]
-    found = ranked("pay for telescope", [""] * len(texts), texts)
-    assert [texts[index] for index, _ in found[:2]] == exchange
+    ranking = ranked("pay for telescope", [""] * len(texts), texts)
+    assert [texts[index] for index, _ in ranking[:2]] == exchange
 
 
 def test_rare_words_count_more_than_common_ones() -> None:
     """A word that every item has decides nothing."""
     common = [f"The plan is number {at}." for at in range(30)]
-    found = ranked("plan kingfisher", [""] * 31, [*common, "kingfisher"])
-    assert found[0][0] == 30
+    ranking = ranked("plan kingfisher", [""] * 31, [*common, "kingfisher"])
+    assert ranking[0][0] == 30
 
 
 def test_a_short_item_wins_over_a_long_one() -> None:
@@ -97,9 +97,9 @@ def test_no_query_is_looked_for_in_more_parts_than_so_many(query: str) -> None:
 @given(st.lists(st.text(max_size=40), max_size=8), st.text(min_size=1, max_size=20))
 def test_every_place_is_inside_its_item(texts: list[str], query: str) -> None:
     """Any query over any texts gives each piece at most once, and a position in it."""
-    found = ranked(query, [""] * len(texts), texts)
-    assert len({index for index, _ in found}) == len(found)
-    assert all(0 <= position <= len(texts[index]) for index, position in found)
+    ranking = ranked(query, [""] * len(texts), texts)
+    assert len({index for index, _ in ranking}) == len(ranking)
+    assert all(0 <= position <= len(texts[index]) for index, position in ranking)
 
 
 def test_a_heading_is_searched_too_and_neighbours_only_on_request() -> None:

@@ -104,6 +104,8 @@ def test_rules_and_upstreams_are_found(tmp_path):
         ),
         ("[{name: a, overflow: [compress, compress]}]", "a step stands there twice"),
         ("[{name: a, overflow: []}]", "overflow"),
+        ("[{name: a, fallback_on: [rate_limit]}]", "fallback_on: needs a model to fall back to"),
+        ("[{name: a, overflow: [{fallback: b}], fallback_on: []}]", "fallback_on"),
         ("[{name: a, overflow: [shrink]}]", "overflow"),
         ("[{name: a, overflow: [{model: b}]}]", "overflow"),
         ('[{name: a, overflow: [{fallback: "b\\n"}]}]', "overflow"),

@@ -28,6 +28,16 @@ def test_a_section_and_a_file_are_laid_over_it(tmp_path):
     assert table.targets("Grep", '{"where": "x", "path": "y"}') == ["x"]
 
 
+def test_names_of_to_do_lists_are_laid_over_it(tmp_path):
+    """What a section names replaces the usual names, one kind of name at a time."""
+    text = "tools: {work: {todos: {lists: [Jot]}, checks: [frob]}}\n"
+    work = tool_map(load(write_settings(tmp_path, text), {}, {}).tools).work
+    assert work.todos.lists == {"jot"}
+    assert "todos" in work.todos.items
+    assert [pattern.pattern for pattern in work.checks] == ["frob"]
+    assert work.changes
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [("map: {a: {kind: reading}}", "mine.yaml:1"), ("mapp: {}", "mapp"), ("- a", "not a mapping"), ("a: [", "YAML")],

@@ -55,11 +55,11 @@ class Traced:
         return self.spans()
 
     def spans(self) -> dict[str, ReadableSpan]:
-        found: dict[str, ReadableSpan] = {}
+        by_name: dict[str, ReadableSpan] = {}
         for span in sorted(self.exporter.get_finished_spans(), key=lambda span: span.start_time or 0):
             name = f"{span.kind.name} {span.name}"
-            found[f"{name} {sum(key.startswith(name) for key in found)}" if name in found else name] = span
-        return found
+            by_name[f"{name} {sum(key.startswith(name) for key in by_name)}" if name in by_name else name] = span
+        return by_name
 
 
 class Recording:

@@ -1,8 +1,8 @@
 """Writes the block, the text that stands for folded rounds: a pure function of the folded items, caps and counter.
 
-A block has up to six sections between its header and its footer: the user's first request, the pins (later words of the
-user), the user's latest message, a model's summary, the digest, and the steps (one line for each round). It is never
-made from an earlier block, because the client sends the originals again each time.
+A block has up to seven sections between its header and its footer: the user's first request, the pins (later words of
+the user), the user's latest message, a model's summary, the digest, the steps (one line for each round), and the state
+of the work. It is never made from an earlier block, because the client sends the originals again each time.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from proxy.core.compaction.digest import digest_of
 from proxy.core.compaction.sentence_ranking import SENTENCE_END, rounds_of, sentence_rank
 from proxy.core.compaction.steps import Steps
 from proxy.core.compaction.truncate import OMITTED
+from proxy.core.compaction.work_state import NO_STATE, STATE, WorkState
 from proxy.core.conversation import ItemText
 
 Count = Callable[[str], int]
@@ -37,6 +38,9 @@ STEPS = "Steps so far"
 
 STEP_SHARE = 0.23
 """Share of the text's tokens for the steps; the digest, which later steps refer to most, gets the rest."""
+
+STATE_FRAME = 10
+"""Tokens of the heading of the state of the work."""
 
 LEAST_ROOM = 6
 """Tokens of room below which no further text is tried."""
@@ -72,7 +76,7 @@ class FoldedItems:
 
     ``task`` and ``newest`` are the first and the latest user text, as clipped as they are in the view; empty if the
     carrier holds them. ``user_texts`` are the other folded user texts. ``carrier_text`` is the text of the carrier,
-    which need not be repeated.
+    which need not be repeated. ``state`` is the state of the work after them.
     """
 
     entries: tuple[ItemText, ...]
@@ -80,6 +84,7 @@ class FoldedItems:
     task: str = ""
     newest: str = ""
     carrier_text: str = ""
+    state: WorkState = NO_STATE
 
 
 def render_block(folded: FoldedItems, block_tokens: int, text_tokens: int, count: Count, summary: str = "") -> str:
@@ -98,9 +103,15 @@ def render_block(folded: FoldedItems, block_tokens: int, text_tokens: int, count
         free -= count(section) + 2
     free = max(0, free)
     shown = "\n".join([folded.task, *filter(None, pins), folded.newest, folded.carrier_text, section])
+    step_room = int(free * STEP_SHARE)
+    state = folded.state.lines(step_room - STATE_FRAME, count)
+    state_tokens = _list_tokens(state, count)
+    if state:
+        state_tokens += STATE_FRAME
+        shown = "\n".join([shown, *state])
     writer = Steps(rounds_of(folded.entries), count, shown)
-    steps = writer.lines(int(free * STEP_SHARE))
-    step_tokens = _list_tokens(steps, count)
+    steps = writer.lines(step_room - state_tokens)
+    step_tokens = _list_tokens(steps, count) + state_tokens
     known = "\n".join([shown, *filter(None, steps)])
     digest = digest_of(folded.entries, free - step_tokens, count, known).lines()
     digest_tokens = sum(count(line) + 1 for line in digest)
@@ -110,12 +121,12 @@ def render_block(folded: FoldedItems, block_tokens: int, text_tokens: int, count
         left -= _list_tokens(pins, count) - pin_tokens
     if left > LEAST_ROOM:
         steps = writer.extended(steps, left)
-    block = _joined_sections(folded, pins, section, digest, steps)
+    block = _joined_sections(folded, pins, section, digest, steps, state)
     most = block_tokens + count(folded.task) + count(folded.newest)
     # The parts were counted one by one; together they may take a little more.
     while (excess := count(block) - most) > 0 and (any(steps) or digest):
         digest, steps = _shortened(digest, steps, excess, count)
-        block = _joined_sections(folded, pins, section, digest, steps)
+        block = _joined_sections(folded, pins, section, digest, steps, state)
     return block
 
 
@@ -137,7 +148,12 @@ def _shortened(digest: list[str], steps: list[str], tokens: int, count: Count) -
 
 
 def _joined_sections(
-    folded: FoldedItems, pins: Sequence[str], summary: str, digest: Sequence[str], steps: Sequence[str]
+    folded: FoldedItems,
+    pins: Sequence[str],
+    summary: str,
+    digest: Sequence[str],
+    steps: Sequence[str],
+    state: Sequence[str],
 ) -> str:
     """The block: all sections that are not empty, between header and footer."""
     sections = [HEADER]
@@ -154,6 +170,8 @@ def _joined_sections(
         sections.append("\n".join(digest))
     if any(steps):
         sections.append("\n".join([STEPS + _gaps(steps), *(f"- {step}" for step in steps if step)]))
+    if state:
+        sections.append("\n".join([STATE + ":", *(f"- {line}" for line in state)]))
     sections.append(FOOTER)
     return "\n\n".join(sections)
 

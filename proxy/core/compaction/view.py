@@ -18,6 +18,7 @@ from proxy.core.compaction.block import FoldedItems, render_block
 from proxy.core.compaction.digest import digest_of
 from proxy.core.compaction.record import LINE, NAMES, Compaction, CompactionRecord, Placeholder, placeholder_text
 from proxy.core.compaction.truncate import TruncateLimits, clip, line_count, truncate_to
+from proxy.core.compaction.work_state import FoldedCall, work_state
 from proxy.core.conversation import UNREAD, Item, ItemText, Layout, WrittenResult
 from proxy.core.tokens.counting import NOTHING, RoleTotals, add_up
 from proxy.core.tokens.media import is_media
@@ -130,7 +131,7 @@ def write_texts(
         return "", edits
     if last is not None and same_block(compaction, last.compaction):
         return last.block, edits
-    folded = _folded_items(original, compaction, edits)
+    folded = _folded_items(original, compaction, edits, options.tools)
     block = render_block(folded, compaction.block_tokens, compaction.text_tokens, options.count, summary)
     return _encodable(block), edits
 
@@ -222,7 +223,9 @@ def _limits(text: str, size: int, cap: int) -> TruncateLimits:
     return TruncateLimits(lines, most)
 
 
-def _folded_items(original: OriginalItems, compaction: Compaction, edits: Mapping[int, bytes]) -> FoldedItems:
+def _folded_items(
+    original: OriginalItems, compaction: Compaction, edits: Mapping[int, bytes], tools: ToolMap
+) -> FoldedItems:
     """The material for the block of *compaction*. Items that a clip cut short are digested as they were."""
     folded = [index for index in range(compaction.cut) if original.items[index].role != "system"]
     texts = _texts(original, folded)
@@ -238,7 +241,24 @@ def _folded_items(original: OriginalItems, compaction: Compaction, edits: Mappin
     for index, text in texts.items():
         if index not in anchors and (text.user_text or original.items[index].role == "user"):
             user_texts.append(text.user_text or text.text)
-    return FoldedItems(tuple(texts.values()), tuple(user_texts), task, newest, carrier_text)
+    state = work_state(_folded_calls(original, texts, tools), tools)
+    return FoldedItems(tuple(texts.values()), tuple(user_texts), task, newest, carrier_text, state)
+
+
+def _folded_calls(original: OriginalItems, texts: Mapping[int, ItemText], tools: ToolMap) -> list[FoldedCall]:
+    """The calls in *texts*, the texts of folded items by index, each with its result."""
+    end = max(texts, default=-1) + 1
+    pairs = {(pair.call_index, pair.call_at): pair for pair in pairs_of(original.items, 0, end)}
+    folded: list[FoldedCall] = []
+    for index, text in texts.items():
+        for at, (name, arguments) in enumerate(text.calls):
+            pair = pairs.get((index, at))
+            if pair is None:
+                folded.append(FoldedCall(name, arguments, tools.find(name).kind))
+                continue
+            result = texts[pair.index].results[pair.at][0]
+            folded.append(FoldedCall(name, arguments, pair.call.kind, result, pair.result.ok))
+    return folded
 
 
 def _repeated_texts(original: OriginalItems, anchors: Mapping[int, ItemText], carrier: int) -> tuple[str, str]:

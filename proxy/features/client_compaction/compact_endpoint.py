@@ -34,6 +34,9 @@ Kind = Literal["endpoint", "trigger"]
 EARLIER_SHARE: Final = 0.5
 """The share of the block that the text of earlier compactions may take: the rest is for what came after them."""
 
+SUMMARY_ROOM: Final = 2
+"""The least room for text, in sizes of the summary: names and steps stand beside it."""
+
 _LONGEST_TRIGGER: Final = 256
 """Bytes of a trigger item at most: a longer item that holds the word is a message."""
 
@@ -60,13 +63,18 @@ class _Sizes:
     block: int
 
 
-def compact(measured: MeasuredRequest, kind: Kind, ours: frozenset[int], shares: Shares, count: Count) -> OwnCompaction:
-    """Return the compaction of a measured request; *ours* are the indexes of items that hold an earlier one."""
+def compact(
+    measured: MeasuredRequest, kind: Kind, ours: frozenset[int], shares: Shares, count: Count, summary: str = ""
+) -> OwnCompaction:
+    """Return the compaction of a measured request; *ours* are the indexes of items that hold an earlier one.
+
+    *summary* is a model's verified summary of the conversation's beginning, if one is ready.
+    """
     parsed = measured.parsed
     items, raw = parsed.items, [parsed.item(index) for index in range(len(parsed.items))]
     conversation = [i for i, item in enumerate(items) if item.role != "system" and not is_trigger(raw[i])]
     entries = {i: responses.read_item_text(raw[i]) for i in conversation}
-    sizes = _sizes(measured, shares)
+    sizes = _sizes(measured, shares, SUMMARY_ROOM * count(summary) if summary else 0)
     users = [i for i in conversation if items[i].role == "user" and i not in ours]
     verbatim: list[int] = []
     if kind == "endpoint":
@@ -76,7 +84,7 @@ def compact(measured: MeasuredRequest, kind: Kind, ours: frozenset[int], shares:
         user_texts=tuple(entries[i].text for i in users if i not in verbatim),
         carrier_text="\n".join(entries[i].text for i in verbatim),
     )
-    block = render_block(folded, sizes.block, sizes.text, count)
+    block = render_block(folded, sizes.block, sizes.text, count, summary)
     earlier = [clip(entries[i].text, int(sizes.block * EARLIER_SHARE) // len(ours), count) for i in sorted(ours)]
     text = _encodable("\n\n".join([*earlier, block]))
     tokens = sum(items[i].tokens for i in verbatim) + count(text)
@@ -85,13 +93,15 @@ def compact(measured: MeasuredRequest, kind: Kind, ours: frozenset[int], shares:
     return OwnCompaction(user_items, text, int(measured.counts.total * ratio), math.ceil(tokens * ratio))
 
 
-def _sizes(measured: MeasuredRequest, shares: Shares) -> _Sizes:
+def _sizes(measured: MeasuredRequest, shares: Shares, least_text: int) -> _Sizes:
+    """Return the sizes of a compaction with at least *least_text* tokens of text."""
     figures = measured.budget
     budget = max(figures.input, figures.window // 4)
     most = int(shares.block * max(0, budget - figures.fixed)) or budget // 4
     user_words = int(shares.pins * budget)
     text = min(int((shares.digest + shares.steps) * budget), max(BLOCK_FRAME, measured.counts.history // 2), most)
-    return _Sizes(user_words, text, min(user_words + text, most) + BLOCK_FRAME)
+    added = max(0, least_text - text)
+    return _Sizes(user_words, text + added, min(user_words + text, most) + added + BLOCK_FRAME)
 
 
 def _newest(indexes: Sequence[int], items: Sequence[Item], tokens: int) -> list[int]:

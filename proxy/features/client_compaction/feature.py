@@ -19,8 +19,9 @@ from proxy.core.models import Route
 from proxy.core.request import Request
 from proxy.core.tokens.budget import Shares
 from proxy.engine.features import Feature, Planning
-from proxy.engine.ports import Answer, Outcome, Records
+from proxy.engine.ports import Answer, Outcome, Records, Summary
 from proxy.engine.reading import Reader
+from proxy.engine.records import CompactionRecords
 from proxy.engine.replies import LocalReply
 from proxy.engine.run import report_of_local
 from proxy.features.client_compaction.compact_endpoint import Kind, compact, compaction_item, is_trigger, response
@@ -38,6 +39,8 @@ REFUSED: Final = frozenset({400, 422})
 
 ASSUMED_WINDOW: Final = 131_072
 """Provider tokens of the window that a block is sized by if the model's window is unknown."""
+
+NO_SUMMARY: Final = Summary("", 0, 0)
 
 TAIL: Final = 262_144
 """Bytes at a body's end that are searched for a trigger: tools may follow the items."""
@@ -74,6 +77,7 @@ class ClientCompaction(Feature):
         self,
         reader: Reader,
         records: Records,
+        compactions: CompactionRecords,
         resolve: Callable[[str], Route],
         shares: Shares,
         now: Callable[[], float],
@@ -81,6 +85,7 @@ class ClientCompaction(Feature):
     ) -> None:
         self._reader = reader
         self._records = records
+        self._compactions = compactions
         self._resolve = resolve
         self._shares = shares
         self._now = now
@@ -131,18 +136,22 @@ class ClientCompaction(Feature):
         return await offload(len(request.body), open_items, request.body, key, self._reader.most)
 
     async def _own_answer(self, request: Request, kind: Kind, engine: Planning) -> Answer:
-        """Return a compaction made here."""
+        """Return a compaction made here, with a model's summary if one is ready."""
         measured = await engine.measure(request, ASSUMED_WINDOW)
         opened = await self._opened(engine.received)
         parsed, envelope = measured.parsed, measured.parsed.envelope
         count = self._reader.count(measured.known.route.encoding, measured.known.route.model)
         size = load_of(len(parsed.body), len(parsed.items))
-        compaction = await offload(size, compact, measured, kind, frozenset(opened.ours), self._shares, count)
+        ready = await self._compactions.summed_up(measured) if measured.prefix_hashes else None
+        summary = ready[0] if ready else NO_SUMMARY
+        ours = frozenset(opened.ours)
+        compaction = await offload(size, compact, measured, kind, ours, self._shares, count, summary.text)
         item = compaction_item(compaction, self._records.item_key())
         model = request.path_model or envelope.model
         body, content_type = response(compaction, item, kind, model, int(self._now()), stream=envelope.stream)
         report = report_of_local(measured, tokens_before=compaction.input_tokens, overhead_seconds=engine.overhead)
-        return Answer(report.with_(window=measured.known.window or ASSUMED_WINDOW), LocalReply(body, content_type))
+        report = report.with_(window=measured.known.window or ASSUMED_WINDOW, summary_tokens=summary.tokens_spent)
+        return Answer(report, LocalReply(body, content_type))
 
 
 def is_unable(kind: Kind, outcome: Outcome) -> bool:

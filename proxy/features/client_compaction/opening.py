@@ -19,7 +19,9 @@ def open_features(parts: FeatureParts) -> list[Feature]:
         if isinstance(each, UpstreamWithCompaction)
     }
     features: list[Feature] = [
-        ClientCompaction(parts.reader, parts.store.records, parts.resolve, parts.shares, time.time, upstreams)
+        ClientCompaction(
+            parts.reader, parts.store.records, parts.records, parts.resolve, parts.shares, time.time, upstreams
+        )
     ]
     if answers_from_summaries(parts.settings):
         features.append(SummaryAnswers(parts.records, parts.reader, parts.shares, time.time))

@@ -27,6 +27,7 @@ from proxy.engine.ports import Answer, Summary
 from proxy.engine.reading import Reader
 from proxy.engine.records import CompactionRecords
 from proxy.engine.replies import LocalReply
+from proxy.features.client_compaction.compact_endpoint import is_trigger
 from proxy.features.client_compaction.local_response import JSON, STREAM, TextAnswer, stream_events, whole_response
 from proxy.offload import load_of, offload
 
@@ -55,6 +56,8 @@ class SummaryAnswers(Feature):
         envelope = measured.parsed.envelope
         if not measured.client_compaction or view.observation or not measured.prefix_hashes:
             return None
+        if request.purpose == "compact" or _ends_in_trigger(measured):
+            return None  # the client wants an item of this type, and can use no text
         if envelope.has_unseen_input or not _wants_text(envelope):
             return None
         ready = await self._records.summed_up(measured)
@@ -98,12 +101,19 @@ class SummaryAnswers(Feature):
         user_texts = [
             entry.user_text or entry.text for i, entry in entries.items() if items[i].role == "user" or entry.user_text
         ]
-        ends = [clip(text, int(word_tokens * WORD_SHARE), count) for text in (*user_texts[:1], *user_texts[1:][-1:])]
+        task, newest = (
+            clip(text, int(word_tokens * WORD_SHARE), count)
+            for text in ("".join(user_texts[:1]), "".join(user_texts[1:][-1:]))
+        )
         later = tuple(entry for i, entry in entries.items() if i >= summary.length)
-        folded = FoldedItems(later, tuple(user_texts[1:-1]), *ends)
+        folded = FoldedItems(later, tuple(user_texts[1:-1]), task, newest)
         return _encodable(
             render_block(folded, word_tokens + text_tokens + BLOCK_FRAME, text_tokens, count, summary.text)
         )
+
+
+def _ends_in_trigger(measured: MeasuredRequest) -> bool:
+    return is_trigger(measured.parsed.item(len(measured.parsed.items) - 1))
 
 
 def _entries(original: OriginalItems) -> dict[int, ItemText]:

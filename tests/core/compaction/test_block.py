@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -10,6 +13,7 @@ from proxy.core.apis.chat import read_item_text
 from proxy.core.compaction.block import FOOTER, HEADER, HEADINGS, SUMMARY, FoldedItems, render_block
 from proxy.core.compaction.stages import BLOCK_FRAME
 from proxy.core.compaction.truncate import OMITTED, shorten
+from proxy.core.compaction.work_state import STATE
 from proxy.core.conversation import ItemText
 from tests.support.conversation_strategies import conversations
 from tests.support.engine_fixtures import (
@@ -183,6 +187,26 @@ def test_steps_are_the_newest_in_order() -> None:
     assert numbers == [0, *range(51 - len(numbers), 50)]
     assert 3 < len(numbers) < 50
     assert "some left out" in made
+
+
+def test_the_state_of_the_work_takes_room_of_steps() -> None:
+    """The list stands at the end of the block, as it is now; the digest stays as large as it was."""
+    items = [{"content": f"item number {at}", "status": "completed" if at < 2 else "pending"} for at in range(5)]
+    messages = agent_session(16, 200)
+    call = {"id": "t", "type": "function", "function": {"name": "TodoWrite", "arguments": json.dumps({"todos": items})}}
+    messages += [
+        {"role": "assistant", "content": "", "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "t", "content": "ok"},
+        *agent_session(20, 300)[2:],
+    ]
+    [block] = [
+        message["content"]
+        for message in json.loads(asyncio.run(Replica().plan(chat_body(messages), 8_000)).body)["messages"]
+        if HEADER in str(message.get("content"))
+    ]
+    state = block[block.index(STATE) : block.index(FOOTER)]
+    assert state.splitlines()[1:6] == [f"- [{'x' if at < 2 else ' '}] item number {at}" for at in range(5)]
+    assert block.index("Steps so far") < block.index(STATE)
 
 
 def test_a_step_in_chinese_says_something() -> None:

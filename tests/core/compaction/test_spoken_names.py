@@ -40,9 +40,9 @@ def test_a_date_in_words_keeps_its_day(text: str, date: str) -> None:
 def test_people_and_places_of_a_chat_are_names(text: str, name: str) -> None:
     """A chat's digest has them; beside calls, capitals and endings tell too little."""
     assert name in proper_names(text)
-    said = ItemText("user", text)
-    assert name in digest_of([said], 100, count_tokens).names
-    assert name not in digest_of([said, ItemText("assistant", "", (("run", "{}"),))], 100, count_tokens).names
+    message = ItemText("user", text)
+    assert name in digest_of([message], 100, count_tokens).names
+    assert name not in digest_of([message, ItemText("assistant", "", (("run", "{}"),))], 100, count_tokens).names
 
 
 @pytest.mark.parametrize("name", ["\\u2014", "\\n\\t", "\\x1b", "e.g", "i.e", "/td", "/body"])

@@ -15,19 +15,43 @@ from proxy.engine.ports import Answer
 from proxy.engine.replies import LocalReply
 from proxy.engine.run import Run
 from proxy.features.client_compaction.compact_endpoint import Kind
-from proxy.features.client_compaction.compaction_item import pack
+from proxy.features.client_compaction.compaction_item import open_items, pack
 from proxy.features.client_compaction.feature import ClientCompaction, UpstreamCompaction, is_unable
+from tests.e2e.test_client_compaction import asked
+from tests.features.client_compaction.test_summary_answer import Ready
 from tests.support.engine_fixtures import TENANT, Replica
+from tests.support.sample_conversations import agent_session
 
 
 async def test_other_apis_are_not_opened() -> None:
     """An item is opened only in the API that has such items."""
     desk = Replica()
-    feature = ClientCompaction(desk.reader, desk.book, desk.catalogue.resolve, Shares(), time.time, {})
+    feature = ClientCompaction(
+        desk.reader, desk.book, desk.compactions, desk.catalogue.resolve, Shares(), time.time, {}
+    )
     item = {"type": "compaction", "encrypted_content": pack("The port is 50713.", desk.book.item_key())}
     for api in ("chat", "messages"):
         request = Request(api, json.dumps({"messages": [item], "input": [item]}).encode(), TENANT, "r")
         assert await feature.prepare(request, BoundEngine(desk.engine, Run(request, time.monotonic))) is request
+
+
+@pytest.mark.parametrize(("share", "spent"), [(0.9, 1234), (0.0, 0)])
+async def test_a_ready_summary_is_in_the_compaction(share: float, spent: int) -> None:
+    """A model's summary that is ready stands in the item, beside the names of all that was folded."""
+    desk = Replica(summaries=Ready(share, "## Goal\n- the shard is 50713."))
+    own = {"stub": UpstreamCompaction("own")}
+    feature = ClientCompaction(
+        desk.reader, desk.book, desk.compactions, desk.catalogue.resolve, Shares(), time.time, own
+    )
+    body = asked("responses", agent_session(40, 300))
+    request = Request("responses", json.dumps(body).encode(), TENANT, "r", purpose="compact")
+    outcome = await feature.answer(request, BoundEngine(desk.engine, Run(request, time.monotonic)))
+    assert isinstance(outcome, Answer)
+    assert outcome.report.summary_tokens == spent
+    item = json.loads(await outcome.reply.next_chunk())["output"][-1]
+    text = open_items(json.dumps({"input": [item]}).encode(), desk.book.item_key()).body.decode()
+    assert ("the shard is 50713" in text) is (share > 0)
+    assert "read_file" in text
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,411 @@
+"""Answers the Responses API over a WebSocket: each message is a request, and each event of its answer a message.
+
+Theory of operation
+===================
+
+The protocol is https://developers.openai.com/api/docs/guides/websocket-mode. A client sends only what is new, and names
+the response that it continues. So only the one who has the conversation knows how long it is. Here the connection has
+it: the items of the newest response, its input and its output. Each message is joined with them to a whole request,
+and the handler answers that as it answers a POST, with every guarantee. The upstream needs no WebSocket.
+
+    client                            connection                          handler
+    response.create, items a b    ->  input a b                       ->  answers it as a POST
+                                  <-  a message for each event        <-  events, output c of response r1
+                                      stores r1: a b c
+    response.create, r1, item d   ->  input a b c d                   ->  answers it as a POST
+    response.create, r0, item e   ->  as it is: r0 may be the         ->  passes the upstream's answer on
+                                      upstream's
+
+One request is under way at a time; messages that come meanwhile wait. A warm-up (``generate: false``) has no answer of
+a model: its input is stored, and the response that the client continues is named here. After an error the response
+before it is still known.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import binascii
+import hashlib
+import os
+import struct
+import time
+from collections.abc import Iterable, Mapping
+from typing import Any, Final
+
+import msgspec
+from aiohttp import EofStream, WSCloseCode, WSMsgType
+from aiohttp._websocket.reader import WebSocketDataQueue
+from aiohttp.http import WS_KEY, WebSocketError, WebSocketReader
+from aiohttp.streams import EMPTY_PAYLOAD
+from msgspec import structs
+
+from proxy.core.apis.sse import EventCutter
+from proxy.core.errors import InvalidRequest, Overloaded, error_body
+from proxy.server.access import Caller
+from proxy.server.incoming import BodyReader, IncomingRequest
+from proxy.server.request import MANAGED, RequestHeaders
+from proxy.server.response import ResponseWriter
+
+PATH: Final = MANAGED["/v1/responses"]
+IDLE_SECONDS: Final = 3600.0
+"""Seconds without a message after which a socket is closed: as long as OpenAI's live at most.
+
+https://developers.openai.com/api/docs/guides/websocket-mode#connection-behavior-and-limits
+"""
+
+_VERSION: Final = "13"
+_BUFFER: Final = 2**16
+_JSON: Final = ("content-type", "application/json")
+_TEXT, _CLOSE, _PONG = 0x81, 0x88, 0x8A
+"""First bytes of whole frames: https://www.rfc-editor.org/rfc/rfc6455#section-5.2"""
+
+_LAST_EVENTS: Final = (b'"response.completed"', b'"response.incomplete"')
+_ITEM_DONE: Final = b'"response.output_item.done"'
+
+
+def frame(first: int, payload: bytes) -> bytes:
+    """Return a frame of the server, which is never masked; *first* is its first byte."""
+    size = len(payload)
+    if size < 126:
+        return struct.pack("!BB", first, size) + payload
+    if size < 2**16:
+        return struct.pack("!BBH", first, 126, size) + payload
+    return struct.pack("!BBQ", first, 127, size) + payload
+
+
+def handshake(headers: Mapping[str, str]) -> list[tuple[str, str]]:
+    """Return the fields of the 101 that answers an upgrade with *headers*. Raises ``InvalidRequest``.
+
+    No extension is accepted: a compressed history would have to be inflated under limits of its own.
+    """
+    key = headers.get("sec-websocket-key", "")
+    try:
+        is_key = len(base64.b64decode(key, validate=True)) == 16
+    except binascii.Error:
+        is_key = False
+    if not is_key or headers.get("sec-websocket-version") != _VERSION:
+        raise InvalidRequest("This is not a WebSocket handshake of version 13 (RFC 6455).")
+    proof = base64.b64encode(hashlib.sha1(key.encode() + WS_KEY, usedforsecurity=False).digest()).decode()
+    return [("Connection", "Upgrade"), ("Upgrade", "websocket"), ("Sec-WebSocket-Accept", proof)]
+
+
+class Incoming(WebSocketDataQueue):
+    """The messages of a client, in order. Its pings are answered, and its close is, as soon as they arrive.
+
+    ``is_answering``: a request is under way, which a close ends, and with it the call of the upstream.
+    """
+
+    def __init__(self, request: IncomingRequest) -> None:
+        super().__init__(request.protocol, _BUFFER, loop=asyncio.get_running_loop())
+        self._request = request
+        self.is_answering = False
+
+    def feed_data(self, data: Any, size: int) -> None:
+        """Add a message, or answer a control frame."""
+        transport = self._request.transport
+        if data.type is WSMsgType.PONG or transport is None:
+            return
+        if data.type is WSMsgType.PING:
+            transport.write(frame(_PONG, data.data))
+        elif data.type is WSMsgType.CLOSE:
+            transport.write(frame(_CLOSE, struct.pack("!H", WSCloseCode.OK)))
+            self.feed_eof()
+            if self.is_answering:
+                transport.close()
+        else:
+            super().feed_data(data, size)
+
+
+class Conversation(msgspec.Struct):
+    """The items of the newest response, each as JSON: its input, then its output. ``name`` is empty without one."""
+
+    name: str = ""
+    items: list[msgspec.Raw] = []
+
+    @property
+    def size(self) -> int:
+        """The bytes of the items."""
+        return sum(map(len, self.items))
+
+
+class Message(msgspec.Struct):
+    """What is read of a client's message. The other members pass as they came."""
+
+    type: str
+    previous_response_id: str | None = None
+    input: str | list[msgspec.Raw] = []
+    generate: bool = True
+    store: bool | None = True
+    model: str = ""
+
+
+class _Error(msgspec.Struct):
+    error: dict[str, Any]
+
+
+class _Item(msgspec.Struct):
+    type: str = ""
+    encrypted_content: str | None = None
+
+
+class _Response(msgspec.Struct):
+    id: str = ""
+    output: list[msgspec.Raw] = []
+
+
+class _Event(msgspec.Struct):
+    type: str = ""
+    item: msgspec.Raw = msgspec.Raw(b"")
+    response: _Response | None = None
+
+
+_members: Final = msgspec.json.Decoder(dict[str, msgspec.Raw])
+_message: Final = msgspec.json.Decoder(Message)
+_event: Final = msgspec.json.Decoder(_Event)
+_error: Final = msgspec.json.Decoder(_Error)
+_item: Final = msgspec.json.Decoder(_Item)
+
+
+class MessageWriter(ResponseWriter):
+    """Writes one answer as messages: one for each event of a stream, or one for an answer that is no stream.
+
+    ``name`` and ``output`` are those of the response, once the model has finished it.
+    """
+
+    __slots__ = ("_body", "_cutter", "_is_stream", "name", "output")
+
+    def __init__(self, request: IncomingRequest, patience: float) -> None:
+        super().__init__(request, patience)
+        self._cutter = EventCutter()
+        self._is_stream = False
+        self._body = bytearray()
+        self.name = ""
+        self.output: list[msgspec.Raw] = []
+
+    def start(
+        self, status: int, headers: Iterable[tuple[str, str]], *, sized: bool, close_delimited: bool = False
+    ) -> None:
+        """Note *status* and the kind of the body: messages have no head."""
+        del sized, close_delimited
+        self.status = status
+        kinds = [value for name, value in headers if name.lower() == "content-type"]
+        self._is_stream = any(kind.startswith("text/event-stream") for kind in kinds)
+
+    def write(self, chunk: bytes) -> bool:
+        """Write the events that *chunk* completes. Return True if the client reads more slowly than they come."""
+        if self._is_stream:
+            for event in self._cutter.feed(chunk):
+                self._write_event(event)
+        else:
+            self._body += chunk
+        return self._protocol.writing_paused
+
+    def finish(self) -> None:
+        """Write what is left of the answer."""
+        self._ended = True
+        if self._is_stream:
+            self._write_event(self._cutter.flush())
+        else:
+            self.send(self._whole())
+
+    def send(self, message: bytes) -> None:
+        """Send *message*. Raises ``ClientLeft``."""
+        self._send(frame(_TEXT, message))
+
+    def break_off(self, last: bytes = b"") -> None:
+        """Write *last*, or an error of our own: the socket stays open, and the client sees that the answer is cut."""
+        self._ended = True
+        if not last:
+            last = b"data: " + _error_message(502, b"") + b"\n\n"
+        self._cutter.flush()
+        for event in self._cutter.feed(last):
+            self._write_event(event)
+
+    def _write_event(self, event: bytes) -> None:
+        lines = [line[5:].strip() for line in event.splitlines() if line.startswith(b"data:")]
+        data = b"\n".join(lines)
+        if not data or data == b"[DONE]":
+            return
+        self._note(data)
+        self.send(data)
+
+    def _whole(self) -> bytes:
+        """Return the message for an answer that is no stream: an error, or a response that came at once."""
+        if self.status >= 400:
+            return _error_message(self.status, bytes(self._body))
+        data = b'{"type":"response.completed","response":' + bytes(self._body) + b"}"
+        self._note(data)
+        return data
+
+    def _note(self, data: bytes) -> None:
+        """Store what the event *data* adds to the conversation. Some servers repeat no output in their last event."""
+        is_last = any(mark in data for mark in _LAST_EVENTS)
+        if not is_last and _ITEM_DONE not in data:
+            return
+        try:
+            event = _event.decode(data)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+            return  # the client gets it all the same; a conversation without it is not stored
+        if event.type == "response.output_item.done":
+            self.output += _copied([event.item])
+        elif event.response is not None and event.type in ("response.completed", "response.incomplete"):
+            self.name = event.response.id
+            self.output = _copied(event.response.output) or self.output
+
+
+class ResponsesSocket:
+    """One WebSocket of a client, after its upgrade was admitted; *headers* are those of its handshake."""
+
+    def __init__(self, request: IncomingRequest, headers: RequestHeaders, reader: BodyReader) -> None:
+        """*reader* counts the bytes of the conversation as those of the caller."""
+        self._connection: Any = request.protocol
+        self._request = structs.replace(request, method="POST", raw_path=PATH.path, content=EMPTY_PAYLOAD)
+        self._incoming = Incoming(request)
+        self._reader = reader
+        end_to_end = [pair for pair in headers.end_to_end if not pair[0].lower().startswith("sec-websocket-")]
+        by_name = {name: value for name, value in headers.by_name.items() if name not in ("upgrade", "connection")}
+        self._headers = RequestHeaders((*end_to_end, _JSON), by_name, headers.own)
+        self._conversation = Conversation()
+
+    async def serve(self, out: ResponseWriter) -> None:
+        """Accept the upgrade with *out*, and answer messages until the client closes. Raises ``InvalidRequest``."""
+        out.switch(handshake(self._request.headers))
+        self._connection.set_parser(WebSocketReader(self._incoming, self._reader.limits.body, False, False))
+        code: int = WSCloseCode.GOING_AWAY
+        try:
+            code = await self._answer_messages()
+        except EofStream:
+            code = 0
+        except TimeoutError:
+            code = WSCloseCode.OK
+        except WebSocketError as error:
+            code = error.code
+        finally:
+            self._reader.release()
+            self._end(out, code)
+
+    async def _answer_messages(self) -> int:
+        """Answer one message after the other. Return the code to close with.
+
+        Raises ``EofStream`` when the client has closed, ``TimeoutError`` and ``WebSocketError``.
+        """
+        while True:
+            async with asyncio.timeout(IDLE_SECONDS):
+                message = await self._incoming.read()
+            if message.type is not WSMsgType.TEXT:
+                return WSCloseCode.UNSUPPORTED_DATA
+            if not await self._answered(bytes(message.data)):
+                return WSCloseCode.SERVICE_RESTART
+
+    def _end(self, out: ResponseWriter, code: int) -> None:
+        """Close the socket with *code*; 0 if the client has closed it."""
+        transport = self._request.transport
+        if code and transport is not None and not transport.is_closing():
+            transport.write(frame(_CLOSE, struct.pack("!H", code)))
+        out.break_off()
+
+    async def _answered(self, data: bytes) -> bool:
+        """Answer one message. Return False if it was the last one: the process is being shut down."""
+        out = MessageWriter(self._request, self._reader.limits.write)
+        try:
+            message = _read(data)
+            items = self._items_of(message)
+            if not message.generate:
+                self._warm_up(out, message, items)
+                return True
+            body = self._body_of(data, message, items)
+        except InvalidRequest as error:
+            out.send(_error_message(error.status, error_body(error, "responses")))
+            return True
+        request = structs.replace(self._request, body=body, content_length=len(body))
+        self._connection.caller = Caller(self._headers, PATH)
+        self._incoming.is_answering = True
+        await self._connection.handle(request, out)  # the present one, also after a reload
+        self._incoming.is_answering = False
+        if out.name:
+            self._store(out.name, [*items, *_lasting(out.output, message)])
+        return out.keep_alive
+
+    def _items_of(self, message: Message) -> list[msgspec.Raw]:
+        """Return the items of the whole input that *message* stands for."""
+        added = message.input
+        if isinstance(added, str):
+            added = [msgspec.Raw(msgspec.json.encode({"role": "user", "content": added}))]
+        if self._continues(message):
+            return [*self._conversation.items, *_copied(added)]
+        return _copied(added)
+
+    def _continues(self, message: Message) -> bool:
+        """True if *message* continues the response that is stored here."""
+        return bool(message.previous_response_id) and message.previous_response_id == self._conversation.name
+
+    def _body_of(self, data: bytes, message: Message, items: list[msgspec.Raw]) -> bytes:
+        """Return the body of the POST that *data* stands for. What is not the protocol's own passes byte for byte."""
+        members = _members.decode(data)
+        for name in ("type", "generate", "background"):
+            members.pop(name, None)
+        if self._continues(message):
+            del members["previous_response_id"]
+        members["stream"] = msgspec.Raw(b"true")
+        members["input"] = msgspec.Raw(b"[" + b",".join(map(bytes, items)) + b"]")
+        return msgspec.json.encode(members)
+
+    def _warm_up(self, out: MessageWriter, message: Message, items: list[msgspec.Raw]) -> None:
+        """Store the input of a request that wants no answer yet, and name it."""
+        response: dict[str, Any] = {
+            "id": f"resp_{os.urandom(16).hex()}",
+            "object": "response",
+            "created_at": int(time.time()),
+            "model": message.model,
+            "output": [],
+        }
+        steps = (("response.created", "in_progress"), ("response.completed", "completed"))
+        for number, (kind, status) in enumerate(steps):
+            event = {"type": kind, "sequence_number": number, "response": {**response, "status": status}}
+            out.send(msgspec.json.encode(event))
+        self._store(response["id"], items)
+
+    def _store(self, name: str, items: list[msgspec.Raw]) -> None:
+        """Store the conversation up to the response called *name*; none if there is no memory left for it."""
+        self._conversation = conversation = Conversation(name, items)
+        try:
+            self._reader.count(conversation.size)
+        except Overloaded:
+            self._conversation = Conversation()
+
+
+def _copied(items: list[msgspec.Raw]) -> list[msgspec.Raw]:
+    """Return *items* without the message that they are slices of."""
+    return [msgspec.Raw(bytes(item)) for item in items]
+
+
+def _read(data: bytes) -> Message:
+    """Return the message *data*. Raises ``InvalidRequest``."""
+    try:
+        message = _message.decode(data)
+    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
+        raise InvalidRequest(f"The message is no response.create: {error}.") from None
+    if message.type != "response.create":
+        raise InvalidRequest("Only messages of the type response.create are understood.")
+    return message
+
+
+def _lasting(output: list[msgspec.Raw], message: Message) -> list[msgspec.Raw]:
+    """Return the items of *output* that can be sent again: without ``store``, reasoning only if it is in the item.
+
+    https://platform.openai.com/docs/guides/reasoning#encrypted-reasoning-items
+    """
+    if message.store is not False:
+        return output
+    items = [(item, _item.decode(item)) for item in output]
+    return [item for item, read in items if read.type != "reasoning" or read.encrypted_content]
+
+
+def _error_message(status: int, body: bytes) -> bytes:
+    """Return the message for an answer with *status*, an error, and this *body*."""
+    try:
+        error = _error.decode(body).error
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        error = {"type": "server_error", "code": "upstream_error", "message": f"The upstream answered {status}."}
+    return msgspec.json.encode({"type": "error", "status": status, "error": error})

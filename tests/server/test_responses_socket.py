@@ -1,0 +1,255 @@
+"""The Responses API over a WebSocket: real frames in, requests to the engine, events of their answers out."""
+
+import asyncio
+import contextlib
+import json
+
+import aiohttp
+import pytest
+from aiohttp import WSMsgType
+
+from proxy.server import Limits, ServerConfig
+from tests.support.server_fixture import eventually, raw_answer, running_server
+
+KEY = {"Authorization": "Bearer sk-mine", "x-ullage-project": "p"}
+
+
+def events(name, *output, last="response.completed"):
+    """A stream of one response with these items of output."""
+    said = [{"type": "response.created", "response": {"id": name, "output": []}}]
+    said += [{"type": "response.output_item.done", "output_index": at, "item": item} for at, item in enumerate(output)]
+    said.append({"type": last, "response": {"id": name, "output": output, "usage": {"input_tokens": 5}}})
+    body = b"".join(b"event: %b\ndata: %b\n\n" % (one["type"].encode(), json.dumps(one).encode()) for one in said)
+    return raw_answer(body, "Content-Type: text/event-stream")
+
+
+def text(name):
+    return {
+        "type": "message",
+        "role": "assistant",
+        "content": [{"type": "output_text", "text": name}],
+        "id": f"m{name}",
+    }
+
+
+def answers(*streams):
+    """A script that answers one request after the other."""
+    left = iter(streams)
+
+    async def script(heard, reader, writer):
+        writer.write(next(left))
+
+    return script
+
+
+@contextlib.asynccontextmanager
+async def connected(at, headers=KEY):
+    """A client's socket."""
+    url = f"http://127.0.0.1:{at.port}/v1/responses"
+    async with aiohttp.ClientSession() as session, session.ws_connect(url, headers=headers) as socket:
+        yield socket
+
+
+async def turn(socket, **members):
+    """Send one message and return the messages of its answer."""
+    await socket.send_str(json.dumps({"type": "response.create", **members}))
+    got = []
+    while not got or got[-1]["type"] not in ("response.completed", "response.incomplete", "error"):
+        got.append(await asyncio.wait_for(socket.receive_json(), 5))
+    return got
+
+
+def inputs(at):
+    """The input of each request that reached the upstream."""
+    return [json.loads(heard.body)["input"] for heard in at.stage.heard]
+
+
+async def test_each_message_is_a_whole_request():
+    """What continues the newest response is sent with its items before it; the events are the upstream's own."""
+    first, second = {"role": "user", "content": "a"}, {"role": "user", "content": "b"}
+    async with running_server() as at, connected(at) as socket:
+        at.stage.script = answers(events("r1", text("1")), events("r2", text("2")))
+        got = await turn(socket, model="m", input=[first], store=False, tools=[])
+        assert [one["type"] for one in got] == [
+            "response.created",
+            "response.output_item.done",
+            "response.completed",
+        ]
+        await turn(socket, model="m", input=[second], previous_response_id="r1", store=False)
+        assert inputs(at) == [[first], [first, text("1"), second]]
+        sent = json.loads(at.stage.heard[1].body)
+        assert sent == {"model": "m", "input": inputs(at)[1], "store": False, "stream": True}
+        assert at.stage.heard[0].line == "POST /v1/responses HTTP/1.1"
+        assert at.stage.heard[0].all("authorization") == ["Bearer sk-mine"]
+        assert at.stage.heard[0].all("content-type") == ["application/json"]
+        assert not [name for name, _ in at.stage.heard[0].headers if name.lower().startswith(("sec-", "upgrade"))]
+        assert [request.options.project for request in at.engine.seen] == ["p", "p"]
+        assert await eventually(lambda: [report.api for report in at.reports] == ["responses", "responses"])
+    assert [report.usage.input_tokens for report in at.reports[:2]] == [5, 5]
+    assert await eventually(lambda: [(report.status, report.reason) for report in at.reports[2:]] == [(101, "")])
+
+
+async def test_a_warm_up_is_stored_and_not_sent():
+    """A message that wants no answer has a response all the same, which the next one continues."""
+    async with running_server() as at, connected(at) as socket:
+        got = await turn(socket, model="m", input=[{"role": "user", "content": "a"}], generate=False)
+        assert [one["type"] for one in got] == ["response.created", "response.completed"]
+        assert (got[1]["response"]["output"], got[1]["response"]["status"]) == ([], "completed")
+        assert at.stage.heard == []
+        at.stage.script = answers(events("r1"))
+        await turn(socket, model="m", input="b", previous_response_id=got[1]["response"]["id"])
+        assert inputs(at) == [[{"role": "user", "content": "a"}, {"role": "user", "content": "b"}]]
+
+
+async def test_a_response_that_is_not_known_here_is_left_to_the_upstream():
+    """An older response may be stored by the upstream: the message goes on as it is."""
+    async with running_server() as at, connected(at) as socket:
+        at.stage.script = answers(events("r1"), events("r2"))
+        await turn(socket, model="m", input="a")
+        await turn(socket, model="m", input="b", previous_response_id="r0")
+        sent = json.loads(at.stage.heard[1].body)
+        assert sent["previous_response_id"] == "r0"
+        assert sent["input"] == [{"role": "user", "content": "b"}]
+
+
+async def test_an_error_is_a_message_and_the_conversation_goes_on():
+    """A refusal of the upstream has its status and error; the response before it can still be continued."""
+    error = {"message": "slow down", "type": "rate_limit_error", "code": "rate_limit_exceeded", "param": None}
+    refused = raw_answer(
+        json.dumps({"error": error}).encode(), "Content-Type: application/json", status="429 Too Many Requests"
+    )
+    async with running_server() as at, connected(at) as socket:
+        at.stage.script = answers(events("r1", text("1")), refused, raw_answer(b"<html>", status="502 x"), events("r2"))
+        await turn(socket, model="m", input="a")
+        assert (await turn(socket, model="m", input="b", previous_response_id="r1")) == [
+            {"type": "error", "status": 429, "error": error}
+        ]
+        assert (await turn(socket, model="m", input="b", previous_response_id="r1"))[0]["status"] == 502
+        await turn(socket, model="m", input="b", previous_response_id="r1")
+        assert len(inputs(at)[-1]) == 3
+
+
+async def test_a_stream_that_breaks_is_an_error_and_the_socket_stays_open():
+    """The client learns that the answer is incomplete, and sends its next message on the same socket."""
+    cut = raw_answer(b"", "Content-Type: text/event-stream").replace(b"Content-Length: 0", b"Content-Length: 999")
+
+    async def script(heard, reader, writer):
+        if len(at.stage.heard) > 1:
+            writer.write(events("r1"))
+            return
+        writer.write(cut + b'data: {"type":"response.created","response":{"id":"r0"}}\n\n')
+        await writer.drain()
+        writer.close()
+
+    async with running_server() as at, connected(at) as socket:
+        at.stage.script = script
+        got = await turn(socket, model="m", input="a")
+        assert [one["type"] for one in got] == ["response.created", "error"]
+        assert (await turn(socket, model="m", input="a"))[-1]["type"] == "response.completed"
+
+
+@pytest.mark.parametrize(
+    "message", ["", "[]", "{", '{"type":"session.update"}', '{"type":"response.create","input":1}']
+)
+async def test_what_is_no_request_is_refused_by_a_message(message):
+    """A message that cannot be read costs nothing but itself."""
+    async with running_server() as at, connected(at) as socket:
+        await socket.send_str(message)
+        got = await asyncio.wait_for(socket.receive_json(), 5)
+        assert (got["type"], got["status"], got["error"]["type"]) == ("error", 400, "invalid_request_error")
+        at.stage.script = answers(events("r1"))
+        assert (await turn(socket, model="m", input="a"))[-1]["type"] == "response.completed"
+
+
+async def test_reasoning_that_was_not_stored_is_not_sent_again():
+    """Without ``store`` the upstream knows reasoning only by what stands in the item itself."""
+    bare, sealed = {"type": "reasoning", "id": "1", "summary": []}, {"type": "reasoning", "encrypted_content": "x"}
+    async with running_server() as at, connected(at) as socket:
+        at.stage.script = answers(*(events(f"r{number}", bare, sealed, text("1")) for number in range(3)))
+        await turn(socket, model="m", input=[], store=False)
+        await turn(socket, model="m", input=[], store=False, previous_response_id="r0")
+        assert inputs(at)[1] == [sealed, text("1")]
+        await turn(socket, model="m", input=[])
+        at.stage.script = answers(events("r9"))
+        await turn(socket, model="m", input=[], previous_response_id="r2")
+        assert inputs(at)[3] == [bare, sealed, text("1")]
+
+
+async def test_pings_are_answered_while_an_answer_is_under_way():
+    """A client that checks the connection during a long answer sees that it lives."""
+    go = asyncio.Event()
+
+    async def script(heard, reader, writer):
+        await go.wait()
+        writer.write(events("r1"))
+
+    async with running_server() as at, connected(at) as socket:
+        at.stage.script = script
+        await socket.send_str('{"type":"response.create","model":"m","input":"a"}')
+        assert await eventually(lambda: at.stage.heard)
+        writer = socket._writer
+        await writer.send_frame(b"are you there", WSMsgType.PING)
+        await socket.send_str('{"type":"response.create","model":"m","input":"b"}')
+        go.set()
+        for _ in range(4):
+            assert (await asyncio.wait_for(socket.receive_json(), 5))["type"].startswith("response.c")
+        assert [one[0]["content"] for one in inputs(at)] == ["a", "b"]
+
+
+async def test_a_client_that_closes_ends_the_request_under_way():
+    """Nothing is paid for an answer that has no reader."""
+    async with running_server() as at:
+
+        async def script(heard, reader, writer):
+            await reader.read()
+
+        at.stage.script = script
+        async with connected(at) as socket:
+            await socket.send_str('{"type":"response.create","model":"m","input":"a"}')
+            assert await eventually(lambda: at.server.in_flight == 1)
+            await socket.close()
+        assert await eventually(lambda: at.server.in_flight == 0)
+        assert await eventually(at.stage.ended.is_set)
+        assert await eventually(lambda: {"client_left"} <= {report.reason for report in at.reports})
+
+
+async def test_an_idle_socket_is_no_request_and_a_drain_refuses_its_next_message():
+    """A process that ends does not wait for a quiet socket; what comes over it then is refused, and it is closed."""
+    async with running_server() as at, connected(at) as socket:
+        at.stage.script = answers(events("r1"))
+        await turn(socket, model="m", input="a")
+        assert at.server.in_flight == 0
+        await asyncio.wait_for(at.server.drain(5), 2)
+        got = await turn(socket, model="m", input="b")
+        assert (got[0]["type"], got[0]["status"]) == ("error", 503)
+        closed = await asyncio.wait_for(socket.receive(), 5)
+        assert (closed.type, closed.data) == (WSMsgType.CLOSE, 1012)
+
+
+async def test_frames_that_break_the_protocol_and_binary_ones_close_the_socket():
+    """Each with the code that says why."""
+    async with running_server(ServerConfig("up", limits=Limits(body=1000))) as at:
+        async with connected(at) as socket:
+            await socket.send_bytes(b"x")
+            assert (await asyncio.wait_for(socket.receive(), 5)).data == 1003
+        async with connected(at) as socket:
+            await socket.send_str("x" * 2000)
+            assert (await asyncio.wait_for(socket.receive(), 5)).data == 1009
+
+
+async def test_a_handshake_that_is_none_is_refused():
+    """Neither another version nor a key that proves nothing gets a socket."""
+    upgrade = ("Connection: Upgrade", "Upgrade: websocket")
+    async with running_server() as at:
+        for fields in ((), ("Sec-WebSocket-Version: 13",), ("Sec-WebSocket-Version: 13", "Sec-WebSocket-Key: eA==")):
+            assert (await at.ask("GET", "/v1/responses", b"", *upgrade, *fields)).line == "HTTP/1.1 400 Bad Request"
+
+
+async def test_a_conversation_without_memory_is_forgotten():
+    """What is stored counts against the caller's share of memory; above it the next message stands alone."""
+    limits = Limits(body=3000, in_flight_bytes=4000)
+    async with running_server(ServerConfig("up", limits=limits)) as at, connected(at) as socket:
+        at.stage.script = answers(events("r1", text("x" * 4000)), events("r2"))
+        await turn(socket, model="m", input="a")
+        await turn(socket, model="m", input="b", previous_response_id="r1")
+        assert inputs(at)[1] == [{"role": "user", "content": "b"}]
