@@ -94,7 +94,10 @@ class Fitter:
     """
 
     def __init__(self, config: str | Path | None = None) -> None:
-        self._settings = load(config, {}, os.environ if config else {}, AllSettings)
+        environ: Mapping[str, str] = {}
+        if config:
+            environ = os.environ
+        self._settings = load(config, {}, environ, AllSettings)
         self._tokenizers = Tokenizers()
         self._opened = AsyncExitStack()
         self._engine: Engine | None = None

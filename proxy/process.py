@@ -16,7 +16,7 @@ from proxy import settings as configuration
 from proxy.core.models import DEFAULT_ENCODING, ServerWindow
 from proxy.core.report import SummaryReport
 from proxy.engine.engine import Engine
-from proxy.features.opening import OpenHistory, open_history
+from proxy.features.opening import OpenHistory, open_all_routes, open_history
 from proxy.page.board import Reports
 from proxy.page.opening import LivePage
 from proxy.reload import STARTED, ConfigState, CurrentState
@@ -209,6 +209,9 @@ class Process:
             return catalogue.resolve(model).upstream
 
         def status() -> Mapping[str, object]:
+            summaries: Mapping[str, object] = {"mode": "off"}
+            if jobs is not None:
+                summaries = jobs.status()
             return {
                 "version": configuration.version(),
                 "configuration": current.state.status(),
@@ -218,16 +221,18 @@ class Process:
                 "probes": probes.last_probes(),
                 **windows_status(catalogue, engine.learned, time.perf_counter()),
                 "store": store_status(store.state()),
-                "summaries": jobs.status() if jobs is not None else {"mode": "off"},
+                "summaries": summaries,
                 "estimated_encodings": sorted(tokenizers.estimated),
                 "counted_by": tokenizers.counted_by(),
             }
 
         models = open_models(settings, catalogue, upstream)
-        metrics = telemetry.exposition if settings.telemetry.metrics else None
+        metrics = None
+        if settings.telemetry.metrics:
+            metrics = telemetry.exposition
         observers = (telemetry.observe, logs.request_done, *exports.observers)
         exchange = exports.traced_exchange(engine)
-        routes = history.open_routes
+        routes = open_all_routes(settings, store, history)
         server = Server(
             config,
             exchange,

@@ -26,7 +26,7 @@ def print_summary(settings: Settings, catalogue: Catalogue, port: int, store: st
     facts = {"address": f"http://{bracketed(settings.server.host)}:{port}", "store": store}
     for rule in settings.models:
         route = catalogue.resolve(rule.name)
-        if rule.context_window is None and route.source == "table":
+        if rule.window is None and route.source == "table":
             facts[f"window {rule.name}"] = f"{route.window:,} tokens, by the model table"
     text = settings_summary(settings, facts)
     export = f"export OPENAI_BASE_URL={_local_base_url(settings.server.host, port)}"
@@ -153,8 +153,8 @@ def _rule(rule: Model, facts: Mapping[str, str]) -> str:
 
 
 def _window(rule: Model) -> str:
-    if rule.context_window is not None:
-        return f"{rule.context_window:,} tokens"
+    if rule.window is not None:
+        return f"{rule.window:,} tokens"
     last = "learned from the first overflow"
     if rule.unknown_window != "learn":
         last = f"{rule.unknown_window:,} tokens"

@@ -189,7 +189,9 @@ class FastCounter:
             self.rejected = True
             _LOG.error("gigatoken cannot be used (%s): tiktoken counts", type(error).__name__)
             return None
-        return None if self.rejected else encode
+        if self.rejected:
+            return None
+        return encode
 
     def _rebuild_soon(self) -> None:
         """Have the encoder built anew once nothing was counted for a while, by one thread at a time."""
@@ -237,7 +239,9 @@ class Tokenizers:
         if encoding in self.estimated:
             return "estimate"
         fast = self._fast.get(encoding)
-        return "tiktoken" if fast is None or fast.rejected else "gigatoken"
+        if fast is None or fast.rejected:
+            return "tiktoken"
+        return "gigatoken"
 
     def count(self, encoding: str, text: str) -> int:
         """Return the tokens of *text* in *encoding*; text that spells a special token counts as text."""
@@ -281,7 +285,9 @@ def library(encoding: str) -> str:
     """Return what is installed to count *encoding*: ``tiktoken``, ``gigatoken`` or ``estimate``. Loads nothing."""
     if encoding not in VOCABULARIES:
         return "estimate"
-    return "gigatoken" if _has_gigatoken() else "tiktoken"
+    if _has_gigatoken():
+        return "gigatoken"
+    return "tiktoken"
 
 
 def _has_gigatoken() -> bool:

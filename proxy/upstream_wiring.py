@@ -41,7 +41,18 @@ from proxy.summaries import (
 )
 from proxy.tasks import Tasks
 from proxy.tokenizers import Tokenizers
-from proxy.upstream import Bridge, Bridged, OnWindows, Probes, SharedProbeCache, Target, Timeouts, Upstreams
+from proxy.upstream import (
+    Bridge,
+    Bridged,
+    OnWindows,
+    OptionsOf,
+    Probes,
+    SharedProbeCache,
+    Target,
+    Timeouts,
+    Upstreams,
+    no_options,
+)
 
 NO_UPSTREAM: Final = "-"
 """The upstream of every model if none is configured: nothing can be served then, but models can be listed."""
@@ -81,7 +92,7 @@ def _model_rule(rule: configuration.Model) -> ModelRule:
     return ModelRule(
         rule.name,
         rule.upstream,
-        window=rule.context_window,
+        window=rule.window,
         max_output=rule.max_output_tokens,
         encoding=rule.tokenizer,
         unknown_window=None if rule.unknown_window == "learn" else rule.unknown_window,
@@ -124,11 +135,25 @@ def open_bridge(settings: Settings, tasks: Tasks) -> Bridge:
             headers=_headers(upstream),
             options=upstream.options,
             timeouts=_timeouts(upstream),
+            options_of=_options_of(settings, upstream),
         )
         for upstream in settings.upstreams
         if upstream.bridged
     ]
     return Bridge(targets, tasks.spawn)
+
+
+def _options_of(settings: Settings, upstream: configuration.Upstream) -> OptionsOf:
+    """Return the function that gives LiteLLM's further options of a model, by *upstream*'s name of it."""
+    rules = [rule for rule in settings.models if rule.num_ctx and settings.upstream(rule.upstream) is upstream]
+
+    def options_of(model: str) -> Mapping[str, object]:
+        for rule in rules:
+            if rule.model == model or (not rule.model and rule.matches(model)):
+                return {"num_ctx": rule.num_ctx}
+        return {}
+
+    return options_of if rules else no_options
 
 
 def _bridged_address(upstream: configuration.Upstream) -> str | None:

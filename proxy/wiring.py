@@ -133,7 +133,9 @@ def open_exports(settings: Settings, worker: int) -> Exports:
     """
     wanted = settings.telemetry
     budget_log = open_budget_log(wanted.budget_log.path, wanted.budget_log.max_bytes, wanted.budget_log.files, worker)
-    return Exports(budget_log, open_traces(configuration.version()) if wanted.traces else None)
+    if not wanted.traces:
+        return Exports(budget_log)
+    return Exports(budget_log, open_traces(configuration.version()))
 
 
 def windows_status(catalogue: Catalogue, learned: LearnedRoutes, now: float) -> dict[str, list[dict[str, object]]]:

@@ -40,6 +40,7 @@ EXEMPT = {
     "proxy/features/compress/opening.py": "a few lines, seen at work in tests/features/test_opening.py",
     "proxy/features/client_compaction/opening.py": "a few lines, seen at work in tests/features/test_opening.py",
     "proxy/features/context_management/opening.py": "a few lines, seen at work in tests/features/test_opening.py",
+    "proxy/features/memories/opening.py": "a few lines, seen at work in tests/e2e/test_sessions.py",
     "proxy/features/deferred_tools/opening.py": "a few lines, seen at work in tests/features/test_opening.py",
     "proxy/features/recall/opening.py": "a few lines, seen at work in tests/features/test_opening.py",
 }

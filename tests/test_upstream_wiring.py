@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,8 @@ from proxy.upstream_wiring import (
     open_upstream,
 )
 from tests.support.proxy_process import until
+from tests.support.server_fixture import ScriptedServer, listening, raw_answer
+from tests.support.upstream_fixture import read_body
 
 
 def settings(**given: Any) -> Settings:
@@ -49,6 +52,35 @@ def test_figures_of_models(model: str, figures: tuple[int | None, int | None, in
     ]
     route = open_catalogue(settings(models=rules)).resolve(model)
     assert (route.window, route.max_input, route.max_output, route.source) == figures
+
+
+@pytest.mark.filterwarnings("ignore:Item .* on TypedDict class:UserWarning")
+@pytest.mark.filterwarnings("ignore:Accessing the 'model_:DeprecationWarning")
+@pytest.mark.parametrize(("model", "num_ctx"), [("qwen3:8b", 32_768), ("llama3.2", None)])
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_rule_sets_ollamas_window(model: str, num_ctx: int | None, stream: bool) -> None:
+    """Requests for the rule's model carry the figure in `options`, others do not; Ollama gets no other request."""
+    stage = ScriptedServer()
+    last = {"model": model, "message": {"role": "assistant", "content": "Hm."}, "done": True, "done_reason": "stop"}
+    last |= {"prompt_eval_count": 7, "eval_count": 2, "created_at": "2026-11-23T00:00:00Z"}
+    stage.reply = raw_answer(json.dumps(last).encode() + b"\n", "Content-Type: application/json")
+    async with listening(stage) as port:
+        ollama = {"name": "ollama", "provider": "ollama_chat", "base_url": f"http://127.0.0.1:{port}", "api_key": "any"}
+        found = Settings.model_validate(
+            {"upstreams": [ollama], "models": [{"name": "mine", "model": "qwen3:8b", "num_ctx": 32_768}]}
+        )
+        assert open_catalogue(found).resolve("mine").window == 32_768
+        tasks = Tasks(lambda name, error: None)
+        bridge = open_bridge(found, tasks)
+        body = {"model": model, "messages": [{"role": "user", "content": "hi"}], "stream": stream}
+        reply = await bridge.send("ollama", [], json.dumps(body).encode())
+        answer = await read_body(reply)
+        await bridge.close()
+        await tasks.finish(1.0)
+    assert b"Hm." in answer, answer
+    (heard,) = stage.heard
+    assert heard.line.startswith("POST /api/chat ")
+    assert json.loads(heard.body).get("options", {}).get("num_ctx") == num_ctx
 
 
 def test_a_told_window_reaches_the_catalogue() -> None:

@@ -341,7 +341,7 @@ class Engine:
             report = feature.amend(report, view)
         if self._records.counts_answers or isinstance(view, CountedView):
             asyncio.get_running_loop().call_soon(self._after_answer, view, report, reply.status)
-        ending = LateOverflowDetector(self._classifier, reply.headers) if is_good else None
+        ending = LateOverflowDetector(self._classifier, reply.header("content-encoding")) if is_good else None
         learn = self._learner(view, ending, report.conversation) if is_good else learn_nothing
         answer = Answer(report, reply, delivery.head, learn, ending, delivery.hides_usage)
         if not isinstance(view, CountedView) or not (view.edits.addition or view.request.server_tools):

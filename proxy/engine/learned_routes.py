@@ -101,8 +101,7 @@ class CachedRoute:
     read_at: float = 0.0
 
 
-@dataclass(frozen=True, slots=True)
-class SentPrompt:
+class SentPrompt(msgspec.Struct, frozen=True):
     """A prompt that was sent, as far as its answer can teach something about it.
 
     ``tokens`` are by our own count, or (not ``is_counted``) what its bytes come to at least. ``prefix_hash`` names the

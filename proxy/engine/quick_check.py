@@ -4,6 +4,12 @@ A token of text is at least one byte, and JSON is never shorter than the text it
 than its window has tokens fits, if all of its input is text. One typed decode proves that: the types below admit the
 members and parts that hold text, and whatever else may bring input (an image, a stored conversation) has no place in
 them. What they do not admit is measured like any other request.
+
+Of a long body only what is new is decoded. Let it be ``HEAD DONE REST``: the head ends behind the bracket that opens
+the list of items, ``DONE`` is a sequence of items with a comma behind each. If ``[DONE ITEM]`` is a list of textual
+items and ``HEAD REST`` a textual body, the whole is one: it is ``HEAD REST`` with more items in its list. It has the
+same members, too. The first proof is remembered with the digest of ``HEAD DONE`` (``TextualPrefix``); the second is
+short, and made for every request.
 """
 
 from __future__ import annotations
@@ -14,6 +20,7 @@ from types import MappingProxyType
 from typing import Any, Final, Literal
 
 import msgspec
+from cachebox import LRUCache
 from msgspec import UNSET, UnsetType
 
 from proxy.core.apis.json_steps import UNREADABLE
@@ -22,15 +29,13 @@ from proxy.core.errors import NotFound
 from proxy.core.request import Mode, Request, session_in_body
 from proxy.core.tokens.budget import answer_reserve, input_limit
 from proxy.engine.learned_routes import KnownRoutes, RememberedRoute
+from proxy.engine.reading import PREFIX_FROM, Prefix, PrefixHasher, scope_of
 
 TOOLS_ALLOWANCE: Final = 512
 """Tokens that a provider's own rendering of tools may add to what their bytes bound."""
 
 MOST_BYTES: Final = 262_144
 """Bodies up to this size are checked; larger ones are soon known by their prefix anyway."""
-
-GLANCED: Final = 8_192
-"""Bytes of a body above which its model is first looked for at its beginning: a decode takes 1 us for each KB."""
 
 FIRST_MODEL: Final = re.compile(rb'[ \t\r\n]*+\{[ \t\r\n]*+"model"[ \t\r\n]*+:[ \t\r\n]*+"([ !#-\[\]-~]{1,256}+)"')
 """Matches the beginning of a body whose first member is its model, as many clients write it."""
@@ -46,6 +51,22 @@ https://platform.openai.com/docs/guides/tools-connectors-mcp
 
 MOST_FIGURES: Final = 64
 """Output figures of a route whose limits are remembered. They come from clients, so they are bounded."""
+
+MOST_PREFIXES: Final = 8_192
+"""Conversations whose textual prefixes are remembered, each in some 300 bytes."""
+
+GROWTH: Final = 4_096
+"""Bytes by which a body has grown when a longer prefix of it is remembered: they are decoded in a few microseconds."""
+
+TOOLS: Final = b'"tools"'
+ITEM: Final = b'{"content":""}'
+"""A textual item of each API."""
+
+LEAD: Final = 24
+"""Bytes before the member by which an item is found: ``{"type": "message", "role"`` is the usual beginning."""
+
+TRIES: Final = 4
+"""Items from the end that are looked at for one that begins so: some clients write the role last."""
 
 
 class _Named(msgspec.Struct):
@@ -66,15 +87,15 @@ def model_of(body: bytes) -> str:
 # Chat completions: https://platform.openai.com/docs/api-reference/chat/create
 
 
-class _Text(msgspec.Struct, tag_field="type", tag="text"):
+class _Text(msgspec.Struct, tag_field="type", tag="text", gc=False):
     pass
 
 
-class _Refusal(msgspec.Struct, tag_field="type", tag="refusal"):
+class _Refusal(msgspec.Struct, tag_field="type", tag="refusal", gc=False):
     pass
 
 
-class _ChatMessage(msgspec.Struct):
+class _ChatMessage(msgspec.Struct, gc=False):
     content: str | list[_Text | _Refusal] | None = None
     audio: None = None
 
@@ -104,23 +125,23 @@ class _Chat(msgspec.Struct):
 # Messages: https://docs.anthropic.com/en/api/messages
 
 
-class _Thinking(msgspec.Struct, tag_field="type", tag="thinking"):
+class _Thinking(msgspec.Struct, tag_field="type", tag="thinking", gc=False):
     pass
 
 
-class _RedactedThinking(msgspec.Struct, tag_field="type", tag="redacted_thinking"):
+class _RedactedThinking(msgspec.Struct, tag_field="type", tag="redacted_thinking", gc=False):
     pass
 
 
-class _ToolUse(msgspec.Struct, tag_field="type", tag="tool_use"):
+class _ToolUse(msgspec.Struct, tag_field="type", tag="tool_use", gc=False):
     pass
 
 
-class _ToolResult(msgspec.Struct, tag_field="type", tag="tool_result"):
+class _ToolResult(msgspec.Struct, tag_field="type", tag="tool_result", gc=False):
     content: str | list[_Text] | None = None
 
 
-class _Turn(msgspec.Struct):
+class _Turn(msgspec.Struct, gc=False):
     content: str | list[_Text | _ToolUse | _ToolResult | _Thinking | _RedactedThinking]
 
 
@@ -148,11 +169,11 @@ class _Messages(msgspec.Struct):
 # Responses: https://platform.openai.com/docs/api-reference/responses/create
 
 
-class _Part(msgspec.Struct):
+class _Part(msgspec.Struct, gc=False):
     type: Literal["input_text", "output_text", "refusal", "summary_text", "reasoning_text"]
 
 
-class _ResponsesItem(msgspec.Struct):
+class _ResponsesItem(msgspec.Struct, gc=False):
     type: Literal[
         "message",
         "function_call",
@@ -200,10 +221,19 @@ the bytes bound, None if it may add any number.
 
 
 class _Decoder:
-    """Decodes the textual bodies of one API. *deciding* matches the members that must not occur twice."""
+    """Decodes the textual bodies of one API, and runs of their items.
 
-    def __init__(self, kind: type[Textual], deciding: bytes) -> None:
+    *kind* is the type of a body, *item* that of an item. *key* names the list of items, *anchors* are members of items.
+    *deciding* matches the members that must not occur twice.
+    """
+
+    def __init__(
+        self, kind: type[Textual], item: type[msgspec.Struct], key: bytes, anchors: tuple[bytes, ...], deciding: bytes
+    ) -> None:
         self._decoder = msgspec.json.Decoder(kind)
+        self._items = msgspec.json.Decoder(list[item])  # type: ignore[valid-type]
+        self._list = re.compile(rb'"%b"[ \t\r\n]*+:[ \t\r\n]*+\[' % key)
+        self._anchors = anchors
         self._deciding = re.compile(deciding)
 
     def decode(self, body: bytes) -> Textual | None:
@@ -215,15 +245,97 @@ class _Decoder:
         except UNREADABLE:
             return None
 
+    def are_items(self, raw: bytes) -> bool:
+        """Return True if *raw* are textual items with a comma behind each."""
+        try:
+            self._items.decode(b"[%b%b]" % (raw, ITEM))
+        except UNREADABLE:
+            return False
+        return True
+
+    def head(self, body: bytes) -> int:
+        """Return the offset behind the bracket that opens the first list called *key*; -1 if there is none."""
+        opening = self._list.search(body)
+        return -1 if opening is None else opening.end()
+
+    def last_item(self, body: bytes, start: int) -> int:
+        """Return where one of the last items behind *start* seems to begin; -1 if none is found."""
+        at = body.rfind(TOOLS, start)  # their parameters may be called as members of items are
+        if at < 0:
+            at = len(body)
+        for _ in range(TRIES):
+            at = max(body.rfind(anchor, start, at) for anchor in self._anchors)
+            if at < 0:
+                break
+            begin = body.rfind(b"{", max(start, at - LEAD), at)
+            if begin >= 0:
+                return begin
+        return -1
+
 
 _DECIDING: Final = rb'"m(?:odel|essages)"'
+_ROLE: Final = b'"role"'
 DECODERS: Final[Mapping[str, _Decoder]] = MappingProxyType(
     {
-        "chat": _Decoder(_Chat, _DECIDING),
-        "messages": _Decoder(_Messages, _DECIDING),
-        "responses": _Decoder(_Responses, rb'"(?:model|input)"'),
+        "chat": _Decoder(_Chat, _ChatMessage, b"messages", (_ROLE,), _DECIDING),
+        "messages": _Decoder(_Messages, _Turn, b"messages", (_ROLE,), _DECIDING),
+        "responses": _Decoder(
+            _Responses, _ResponsesItem, b"input", (_ROLE, b'"function_call_output"'), rb'"(?:model|input)"'
+        ),
     }
 )
+
+
+class TextualPrefix(Prefix):
+    """A body seen before up to the beginning of an item. All between ``head`` and that are textual items.
+
+    ``size`` are the bytes of the whole body.
+    """
+
+    head: int
+    size: int
+
+
+class TextualBodies:
+    """Decodes long textual bodies, of each only what is new."""
+
+    def __init__(self) -> None:
+        self._prefixes: LRUCache[bytes, TextualPrefix] = LRUCache(MOST_PREFIXES)
+
+    def decode(self, api: str, tenant: bytes, body: bytes) -> Textual | None:
+        """Return the textual body *body*; None if it may hold other input, or a deciding member twice.
+
+        Its list may lack items that were found to be textual.
+        """
+        if len(body) > MOST_BYTES:
+            return None
+        decoder = DECODERS[api]
+        hasher = PrefixHasher(scope_of(tenant, api, "textual"), body)
+        known = hasher.find(self._prefixes)
+        textual = None
+        if known is not None and len(body) - known.size < GROWTH:
+            textual = decoder.decode(body[: known.head] + body[known.border :])
+        if textual is not None:
+            return textual
+        known = self._longer(decoder, hasher, body, known)
+        if known is None:
+            return decoder.decode(body)
+        return decoder.decode(body[: known.head] + body[known.border :])
+
+    def _longer(
+        self, decoder: _Decoder, hasher: PrefixHasher, body: bytes, known: TextualPrefix | None
+    ) -> TextualPrefix | None:
+        """Return the prefix up to the last item and remember it; *known* if there is no longer one."""
+        if known is None:
+            head = border = decoder.head(body)
+        else:
+            head, border = known.head, known.border
+        end = decoder.last_item(body, border)
+        if not 0 <= border < end or not decoder.are_items(body[border:end]):
+            return known
+        longer = TextualPrefix(end, hasher.digest(end), head, len(body))
+        hasher.file(self._prefixes, longer)
+        return longer
 
 
 class QuickCheck:
@@ -233,6 +345,7 @@ class QuickCheck:
         self._routes = routes
         self._policy = policy
         self._mode = mode
+        self._bodies = TextualBodies()
 
     async def view(self, request: Request) -> UncountedView | None:
         """Return the client's own bytes if they show that they fit, or are not to be measured; None to measure them.
@@ -240,9 +353,11 @@ class QuickCheck:
         A request with server tools is always measured. Raises ``NotFound``.
         """
         body, options = request.body, request.options
-        if len(body) > GLANCED and await self._is_too_long(request):
-            return None
-        textual = DECODERS[request.api].decode(body)
+        textual = None
+        if len(body) < PREFIX_FROM:
+            textual = DECODERS[request.api].decode(body)
+        elif not await self._is_too_long(request):
+            textual = self._bodies.decode(request.api, request.tenant, body)
         if textual is None or request.server_tools:
             return None
         route = await self._routes.get(request, request.path_model or textual.model)
@@ -270,7 +385,10 @@ class QuickCheck:
         )
 
     async def _is_too_long(self, request: Request) -> bool:
-        """True if the body begins with its model, and has more bytes than any request that the quick check passes."""
+        """True if the body begins with its model, and has more bytes than any request that the quick check passes.
+
+        A long body is looked at so before it is decoded.
+        """
         model = FIRST_MODEL.match(request.body)
         if model is None or "off" in (self._mode, request.options.mode):
             return False

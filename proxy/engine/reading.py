@@ -6,8 +6,9 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
+from typing import Any, TypeVar
 
+import msgspec
 from msgspec.structs import replace
 from xxhash import xxh3_128
 
@@ -24,6 +25,8 @@ from proxy.core.tool_table import NO_TOOLS, ToolMap
 from proxy.engine.ports import Cache, Counter
 from proxy.offload import LARGE, load_of, offload
 
+P = TypeVar("P", bound="Prefix")
+
 RECOUNTED = 1_024
 """Characters from which a text that stands in every view of a conversation is not counted again for each of them."""
 
@@ -31,24 +34,28 @@ SHORT, MOST_SHORT = 32, 40_000
 """Characters of a text, such as a tool's name, that one pass counts once, and how many of these it remembers."""
 
 MANY, LEAST_ITEM = 1_000, 16
-"""More items than the first that take fewer bytes than the second on average are refused.
-
-In none of the APIs is a message so short; each costs as much as one of hundreds of bytes.
-"""
+"""More items than the first that take fewer bytes than the second on average are refused: no API's message is so short.
+Each of them costs as much as one of hundreds of bytes."""
 
 REPEATED = 256
 """Bytes of an item that is looked for among the short ones of the same body before its digest is computed."""
-
-MOST_MEASURES, MOST_SCOPES = 1_024, 4_096
-"""Ways of counting, and scopes of cached texts, that are remembered. Clients name models and send credentials, so both
-are bounded."""
 
 SEED = int.from_bytes(os.urandom(8), "big")
 """Seeds the names under which texts are cached. These never leave the process, so a fast hash will do:
 https://github.com/Cyan4973/xxHash#performance-on-small-data. What is stored or sent has keyed cryptographic names."""
 
+MOST_MEASURES, MOST_SCOPES = 1_024, 4_096
+"""Ways of counting, and scopes of cached texts, that are remembered: clients name models and send credentials."""
+
 PREFIX_FROM = 8_192
-"""Bytes from which a body is worth remembering as a whole: below, scanning it again costs as little."""
+"""Bytes from which a body is worth remembering as a whole: below, reading it again costs as little."""
+
+
+class Prefix(msgspec.Struct):
+    """A body seen before, up to byte ``border``; ``digest`` is that of these bytes."""
+
+    border: int
+    digest: bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,11 +81,6 @@ class CountedBody:
     def system(self) -> int:
         """Tokens of all system text: the system items, and the members that hold such text."""
         return self.roles.system + self.members.system
-
-    @property
-    def media(self) -> int:
-        """Tokens of images and other media."""
-        return self.roles.media
 
     def layout(self) -> Layout:
         """The structure of the items, continued from that of a prefix of this body."""
@@ -106,8 +108,7 @@ class CountedMembers:
     members: Members
 
 
-@dataclass(slots=True)
-class CachedPrefix:
+class CachedPrefix(Prefix):
     """A body seen before, up to byte ``border``; equal bytes so far (``digest``) mean an equal scan and equal items.
 
     ``layout`` and ``prefix_hashes`` (behind the key and label that they are for) are filled in when they are first
@@ -116,8 +117,6 @@ class CachedPrefix:
     member is replaced as a whole.
     """
 
-    border: int
-    digest: bytes
     scan: Scan
     counted_by: str = ""
     items: tuple[Item, ...] = ()
@@ -190,7 +189,7 @@ class Reader:
         """The longest prefix of *body* that was seen before, and the hash that found it; takes 0.1 ms for each MB."""
         if len(body) < PREFIX_FROM:
             return None, None
-        hasher = PrefixHasher(_scope(tenant, api_format.API), body)
+        hasher = PrefixHasher(scope_of(tenant, api_format.API), body)
         return hasher, hasher.find(self._prefixes)
 
     def _locate(
@@ -215,7 +214,7 @@ class Reader:
         if len(where.spans) > MANY and where.end - where.start < LEAST_ITEM * len(where.spans):
             raise InvalidRequest(f"{len(where.spans)} messages or items that hold hardly anything are no conversation.")
         raw = where.without_items(body)
-        name = _key(_scope(tenant, api_format.API), raw)
+        name = name_in(scope_of(tenant, api_format.API), raw)
         envelope = self._envelopes.get(name)
         if envelope is None:
             envelope = self._envelopes[name] = read_envelope(_text(raw), api_format.OUTPUT_FIGURES)
@@ -247,7 +246,7 @@ class Reader:
         prefix, spans, measure = located.cached_prefix, located.scan.spans, _measure(encoding, model)
         seen = _items_seen(prefix, located.scan, measure)
         count = self.count(encoding, model)
-        scope = _scope(tenant, api_format.API, measure)
+        scope = scope_of(tenant, api_format.API, measure)
         items = seen + self._read_items(api_format, count, scope, located.body, spans[len(seen) :])
         if any(item.role == "user" for item in items[len(seen) :]):
             items = seen + join_written_results(items, len(seen))
@@ -313,12 +312,12 @@ class Reader:
 
     def recount(self, encoding: str, tenant: bytes, model: str = "") -> Meter:
         """As ``count``, for texts of this tenant that come again: what is long is counted once."""
-        scope = _scope(tenant, encoding, "again")
+        scope = scope_of(tenant, encoding, "again")
 
         def counted(text: str) -> int:
             if len(text) < RECOUNTED:
                 return self._counter.count(encoding, text)
-            name = _key(scope, text.encode("utf-8", "surrogatepass"))
+            name = name_in(scope, text.encode("utf-8", "surrogatepass"))
             size = self._sizes.get(name)
             if size is None:
                 size = self._sizes[name] = self._counter.count(encoding, text)
@@ -328,7 +327,7 @@ class Reader:
 
     def view_item(self, api_format: ApiFormat, encoding: str, tenant: bytes, model: str, raw: bytes) -> Item:
         """The item *raw*, which stands in a view only, without facts: the same one comes again with every request."""
-        name = _key(_scope(tenant, api_format.API, _measure(encoding, model), "view"), raw)
+        name = name_in(scope_of(tenant, api_format.API, _measure(encoding, model), "view"), raw)
         item = self._items.get(name)
         if item is None:
             item = self._items[name] = api_format.read_item(raw, self.recount(encoding, tenant, model))
@@ -341,7 +340,7 @@ class Reader:
 
     def tokens_of_tools(self, text: str, encoding: str, model: str) -> int:
         """Tokens of a tools array of ours, the same for every caller, as *model* reads it; counted once."""
-        name = xxh3_128(f"{_measure(encoding, model)}\0{text}".encode(), SEED).digest()
+        name = name_in(scope_of(b"", _measure(encoding, model)), text.encode())
         size = self._sizes.get(name)
         if size is None:
             size = self._sizes[name] = self.count_tools(encoding, model)(text)
@@ -357,7 +356,7 @@ class Reader:
             short = len(raw) <= REPEATED
             item = repeated.get(raw) if short else None
             if item is None:
-                key = _key(scope, raw)
+                key = name_in(scope, raw)
                 item = self._items.get(key)
                 if item is None:
                     item = self._items[key] = _read_numbers(api_format, raw, count, self.tools)
@@ -371,16 +370,16 @@ class Reader:
     ) -> tuple[Item, ...]:
         """The items of *body* with the facts of all calls and results, which only a compaction needs."""
         measure, count = _measure(encoding, model), self.count(encoding, model)
-        scope = _scope(tenant, api_format.API, measure)
+        scope = scope_of(tenant, api_format.API, measure)
         items = list(body.items)
         for index, item in enumerate(items):
             if item.facts is UNREAD:
                 start, end = body.scan.spans[index]
                 raw = body.body[start:end]
-                key = _key(scope, raw)
+                key = name_in(scope, raw)
                 known = self._items.get(key)
                 if known is None or known.facts is UNREAD:
-                    known = self._items[key] = _with_facts(api_format, item, raw, count, self.tools)
+                    known = self._items[key] = with_facts(api_format, item, raw, count, self.tools)
                 items[index] = known
         if body.cached_prefix is not None:
             body.cached_prefix.items = tuple(items)
@@ -390,7 +389,7 @@ class Reader:
         """Tokens of the members around the items."""
         sizes: dict[str, int] = {}
         for key, text in texts.items():
-            name = _key(scope, f"{key}\0{text}".encode())
+            name = name_in(scope, f"{key}\0{text}".encode())
             size = self._sizes.get(name)
             if size is None:
                 count = self.count_tools(encoding, model) if key in TOOLS else self.count(encoding, model)
@@ -400,7 +399,7 @@ class Reader:
 
     def _memory_tokens(self, scope: Any, text: str, count: Meter) -> int:
         """Tokens of the injected memories in a system *text*; looked for once in each text."""
-        name = _key(scope, f"memory\0{text}".encode())
+        name = name_in(scope, f"memory\0{text}".encode())
         size = self._sizes.get(name)
         if size is None:
             memories = injected_memories(text)
@@ -409,7 +408,7 @@ class Reader:
 
 
 class PrefixHasher:
-    """One pass of a hash over a body, which finds the longest known prefix and names the new one.
+    """Hashes a body once, to find its longest known prefix and to name a longer one.
 
     A prefix is filed under the digest of its first 2^k bytes, 2^k being at least half of it: conversations that begin
     alike differ there, and a longer body of the same conversation looks at no more than two such names.
@@ -419,24 +418,27 @@ class PrefixHasher:
         self._body = memoryview(body)
         self._marks = [(0, scope)]
 
-    def find(self, prefixes: Cache[bytes, CachedPrefix]) -> CachedPrefix | None:
-        """The longest known prefix whose bytes the body begins with."""
+    def find(self, prefixes: Cache[bytes, P]) -> P | None:
+        """Return the longest known prefix whose bytes the body begins with."""
         power = len(self._body).bit_length() - 1
-        longest: CachedPrefix | None = None
+        found: P | None = None
         for exponent in (power - 1, power):
             candidate = prefixes.get(self.digest(1 << exponent))
             fits = candidate is not None and candidate.border <= len(self._body)
             if candidate and fits and self.digest(candidate.border) == candidate.digest:
-                longest = candidate
-        return longest
+                found = candidate
+        return found
 
-    def file(self, prefixes: Cache[bytes, CachedPrefix], prefix: CachedPrefix) -> None:
+    def file(self, prefixes: Cache[bytes, P], prefix: P) -> None:
         """File *prefix*, up to which the body is known from now on."""
         prefixes[self.digest(1 << (prefix.border.bit_length() - 1))] = prefix
 
     def digest(self, end: int) -> bytes:
-        """The digest of the first *end* bytes, computed from the last point reached before them."""
-        start, mark = next(mark for mark in reversed(self._marks) if mark[0] <= end)
+        """Return the digest of the first *end* bytes, computed from the last point reached before them."""
+        at = len(self._marks) - 1
+        while self._marks[at][0] > end:
+            at -= 1
+        start, mark = self._marks[at]
         if start < end:
             mark = mark.copy()
             mark.update(self._body[start:end])
@@ -445,12 +447,8 @@ class PrefixHasher:
         return digest
 
 
-def read_one(api_format: ApiFormat, raw: bytes, count: Callable[[str], int], tools: ToolMap) -> Item:
-    """The item of one slice with the facts of its calls and results. Raises ``InvalidRequest``."""
-    return _with_facts(api_format, api_format.read_item(raw, count), raw, count, tools)
-
-
-def _with_facts(api_format: ApiFormat, item: Item, raw: bytes, count: Callable[[str], int], tools: ToolMap) -> Item:
+def with_facts(api_format: ApiFormat, item: Item, raw: bytes, count: Callable[[str], int], tools: ToolMap) -> Item:
+    """Return *item*, of the slice *raw*, with the facts of its calls and results."""
     if item.role == "system" or (item.role == "tool" and not item.answers):
         return item
     if item.role == "user":
@@ -464,7 +462,7 @@ def _read_numbers(api_format: ApiFormat, raw: bytes, count: Callable[[str], int]
     item = api_format.read_item(raw, count)
     if item.calls or (item.role == "tool" and item.answers):
         return replace(item, facts=UNREAD)
-    return _with_facts(api_format, item, raw, count, tools)
+    return with_facts(api_format, item, raw, count, tools)
 
 
 def _items_seen(prefix: CachedPrefix | None, where: Scan, measure: str) -> tuple[Item, ...]:
@@ -472,12 +470,6 @@ def _items_seen(prefix: CachedPrefix | None, where: Scan, measure: str) -> tuple
     if prefix is None or prefix.counted_by != measure or where.spans[: len(prefix.items)] != prefix.scan.spans:
         return ()
     return prefix.items
-
-
-@lru_cache(MOST_SCOPES)
-def _scope(tenant: bytes, *parts: str) -> Any:
-    """Return the hash that the names of this tenant's texts begin with; *parts* say what is cached under them."""
-    return xxh3_128(b"\0".join([tenant, *map(str.encode, parts), b""]), SEED)
 
 
 @lru_cache(MOST_MEASURES)
@@ -493,7 +485,14 @@ def _text(raw: bytes) -> str:
         raise InvalidRequest("The request body is not valid UTF-8.") from None
 
 
-def _key(scope: Any, raw: bytes) -> bytes:
+@lru_cache(MOST_SCOPES)
+def scope_of(tenant: bytes, *parts: str) -> Any:
+    """Return the hash that the names of this tenant's texts begin with; *parts* say what is cached under them."""
+    return xxh3_128(b"\0".join([tenant, *map(str.encode, parts), b""]), SEED)
+
+
+def name_in(scope: Any, raw: bytes) -> bytes:
+    """Return the name of *raw* in *scope*."""
     named = scope.copy()
     named.update(raw)
     digest: bytes = named.digest()

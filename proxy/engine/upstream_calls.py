@@ -229,7 +229,8 @@ class UpstreamCalls:
             judge = partial(self._classifier.answer, reply.status, reply.headers, b"".join(chunks))
             return judge(NOTHING_KNOWN), judge
         if reply.status == 200:
-            opening = EarlyOverflowDetector(self._classifier, reply.headers)
+            content_type, encoding = reply.header("content-type"), reply.header("content-encoding")
+            opening = EarlyOverflowDetector(self._classifier, content_type, encoding)
             return await _watch(reply, chunks, opening), opening.overflow_for
         return None, None
 

@@ -1,9 +1,9 @@
 """Builds the features whose folders are there. A folder can be deleted, and nothing else has to change.
 
 A folder has a module ``opening`` with a function ``open_features``, ``open_tools`` or both, which take
-``FeatureParts``: one ``ServerTools`` answers the calls of all tools. That of ``history``
-has ``open_history`` instead: summaries and the server use it, too. The folders are found by name when the process
-starts; no other module imports them.
+``FeatureParts``: one ``ServerTools`` answers the calls of all tools. It may have ``open_routes``, for routes below
+``/ullage/api/``. That of ``history`` has ``open_history`` instead: summaries and the server use it, too. The folders
+are found by name when the process starts; no other module imports them.
 """
 
 from __future__ import annotations
@@ -18,7 +18,10 @@ from proxy.engine.features import Feature
 from proxy.engine.reading import Reader
 from proxy.engine.records import CompactionRecords
 from proxy.features.settings import FOLDERS, HISTORY, feature_module
+from proxy.server.access import Access
 from proxy.server.admin import OpenRoutes, no_routes
+from proxy.server.admin import Route as OwnRoute
+from proxy.server.config import Limits
 from proxy.server_tools.answer import ServerTools
 from proxy.server_tools.tool import ServerTool
 from proxy.settings import Settings
@@ -110,6 +113,23 @@ def open_history(
         return OpenHistory()
     history: OpenHistory = opening.open_history(settings, store, tasks, observe, warn)
     return history
+
+
+def open_all_routes(settings: Settings, store: Store, history: OpenHistory) -> OpenRoutes:
+    """Return what opens the routes of all features below ``/ullage/api/``, those of the *history* among them."""
+    opened: list[OpenRoutes] = [history.open_routes]
+    for name in FOLDERS:
+        opening = feature_module(name, "opening")
+        if opening is not None and hasattr(opening, "open_routes"):
+            opened.append(opening.open_routes(settings, store))
+
+    def open_routes(access: Access, limits: Limits) -> Mapping[str, OwnRoute]:
+        routes: dict[str, OwnRoute] = {}
+        for each in opened:
+            routes |= each(access, limits)
+        return routes
+
+    return open_routes
 
 
 def open_earlier(store: Store) -> ReadEarlier:

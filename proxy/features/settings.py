@@ -16,7 +16,15 @@ from pydantic import create_model
 from proxy.settings import Settings, compression, upstreams
 from proxy.settings.field_types import Section
 
-FOLDERS: Final = ("compress", "client_compaction", "context_management", "cap_results", "deferred_tools", "recall")
+FOLDERS: Final = (
+    "compress",
+    "client_compaction",
+    "context_management",
+    "cap_results",
+    "memories",
+    "deferred_tools",
+    "recall",
+)
 """The folders in the order in which their features prepare a request.
 
 A request for a view is none of the others' business. Items of ours are opened before anything is read of a

@@ -200,10 +200,10 @@ class Connection(web.RequestHandler):
         if self._repeated is None or waiter is None or waiter.done():
             return False
         head, caller = self._repeated
-        found = head.match(data)
-        if found is None or found[1] > self._most:
+        body_span = head.match(data)
+        if body_span is None or body_span[1] > self._most:
             return False
-        start, length = found
+        start, length = body_span
         end = start + length
         self.caller = caller
         self._missing = end - len(data)

@@ -26,7 +26,9 @@ class Problem:
         if self.key:
             message = f"{self.key}: {message}"
         text = f"{location}: {message}"
-        return f"{text}\n    {self.remedy}" if self.remedy else text
+        if self.remedy:
+            text += f"\n    {self.remedy}"
+        return text
 
 
 class SettingsError(Exception):

@@ -22,7 +22,7 @@ from proxy.settings.field_types import (
 from proxy.settings.problems import Path
 from proxy.settings.server import Server, Store
 from proxy.settings.tools import Tools
-from proxy.settings.upstreams import Model, OverflowRule, Upstream
+from proxy.settings.upstreams import OLLAMA, Model, OverflowRule, Upstream
 
 
 class Log(Section):
@@ -91,6 +91,7 @@ class Settings(Section):
                 *self._unreachable_rules(),
                 *self._bad_aliases(),
                 *self._bad_fallbacks(),
+                *self._bad_num_ctx(),
             ]
         )
         return self
@@ -129,6 +130,17 @@ class Settings(Section):
                 message = f"{rule.model!r} is itself another name, for {target!r}"
                 remedy = f"Write `model: {target}`, or give {rule.model!r} a rule of its own."
                 yield ("models", index, "model"), message, remedy
+
+    def _bad_num_ctx(self) -> Iterator[FieldProblem]:
+        upstreams = {upstream.name: upstream for upstream in self.upstreams}
+        default = self.server.default_upstream or next(iter(upstreams), "")
+        for index, rule in enumerate(self.models):
+            upstream = upstreams.get(rule.upstream or default)
+            if rule.num_ctx is None or upstream is None or upstream.provider == OLLAMA:
+                continue
+            message = f"cannot be set through {upstream.name!r}: Ollama's own API takes it, its /v1 does not"
+            remedy = f"Give {upstream.name!r} `provider: {OLLAMA}` and a base_url without /v1."
+            yield ("models", index, "num_ctx"), message, remedy
 
     def _bad_fallbacks(self) -> Iterator[FieldProblem]:
         for index, rule in enumerate(self.models):

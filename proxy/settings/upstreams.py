@@ -5,7 +5,7 @@ from __future__ import annotations
 import fnmatch
 import re
 from collections.abc import Iterable, Iterator
-from typing import Annotated, Literal, Self
+from typing import Annotated, Final, Literal, Self
 from urllib.parse import urlsplit
 
 from pydantic import Field, model_validator
@@ -33,6 +33,12 @@ _KEY_HEADERS = CREDENTIALS | {"cookie"}
 
 # LiteLLM's names of providers that authenticate by the machine's role or service account, never by a client's key:
 # https://docs.litellm.ai/docs/providers/bedrock and https://docs.litellm.ai/docs/providers/vertex
+OLLAMA: Final = "ollama_chat"
+"""LiteLLM's name of Ollama's own API, by which a request can set the window: ``/v1`` ignores it.
+
+https://docs.ollama.com/api/openai-compatibility#setting-the-context-size, https://github.com/ollama/ollama/issues/16814
+"""
+
 _AMBIENT = frozenset({"bedrock", "bedrock_converse", "sagemaker", "sagemaker_chat", "vertex_ai", "vertex_ai_beta"})
 _KEY_HEADERS_BY_HOST = (("anthropic.com", "x-api-key"), ("azure.com", "api-key"))
 
@@ -156,6 +162,9 @@ class Model(Section):
         default=None, description="Most tokens of the input, if it is limited beside the window; none: find out."
     )
     max_output_tokens: Tokens | None = Field(default=None, description="Most tokens of an answer; none: find out.")
+    num_ctx: Tokens | None = Field(
+        default=None, description="Ollama's window, set with each request; needs an upstream of provider ollama_chat."
+    )
     tokenizer: Encoding | None = Field(default=None, description="Encoding; none: by family.")
     unknown_window: UnknownWindow = Field(
         default="learn",
@@ -202,11 +211,19 @@ class Model(Section):
 
     def _too_large(self) -> Iterator[FieldProblem]:
         window = self.context_window
+        if window is not None and self.num_ctx is not None and window > self.num_ctx:
+            remedy = "Ollama cuts what is longer than num_ctx: raise that, or lower context_window."
+            yield ("num_ctx",), f"{self.num_ctx:,} is less than the window (context_window: {window:,})", remedy
         for name in ("max_input_tokens", "max_output_tokens"):
             figure = getattr(self, name)
             if window is not None and figure is not None and figure > window:
                 remedy = "context_window holds input and output together: raise it, or lower this figure."
                 yield (name,), f"{figure:,} is more than the window (context_window: {window:,})", remedy
+
+    @property
+    def window(self) -> int | None:
+        """The configured window in tokens: what Ollama is told, if nothing else is stated."""
+        return self.context_window or self.num_ctx
 
     def matches(self, model: str) -> bool:
         """True if this rule is for *model*; case matters."""

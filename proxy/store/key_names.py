@@ -75,6 +75,11 @@ def state(name: bytes) -> str:
     return f"ullage1:{{{_text(name)}}}:v"
 
 
+def memories(name: bytes) -> str:
+    """The memories of one project; *name* is a keyed digest of its tenant's name of it."""
+    return f"ullage1:{{{_text(name)}}}:p"
+
+
 def conversations(tenant: bytes) -> str:
     """The list of a tenant's newest conversations; *tenant* is a keyed digest."""
     return f"ullage1:{{{_text(tenant)}}}:l"

@@ -23,6 +23,7 @@ from proxy.store.encryption import (
     share_master_key,
     share_naming_secret,
 )
+from proxy.store.memories_table import MemoriesTable
 from proxy.store.memory import MemoryBackend
 from proxy.store.refusals import REFUSALS, try_again, try_writing
 from proxy.store.sqlite import SqliteBackend
@@ -96,7 +97,8 @@ class Store:
     """An open store; ``open_store`` builds it.
 
     ``records`` is for the engine, ``summaries`` for summaries, ``conversations`` for what owners are shown, ``archive``
-    for originals. *instead*: it replaces the configured store, which cannot be used.
+    for originals, ``memories`` for those of projects. *instead*: it replaces the configured store, which cannot be
+    used.
     """
 
     def __init__(
@@ -106,6 +108,7 @@ class Store:
         self.summaries = SummaryTable(access)
         self.conversations = ConversationTable(access)
         self.archive = ArchiveTable(access)
+        self.memories = MemoriesTable(access)
         self._kind = kind
         self._url = url
         self._access = access

@@ -18,18 +18,14 @@ from proxy.core.conversation import ItemText
 
 Count = Callable[[str], int]
 
-SECTIONS = (
-    "Goal",
-    "Instructions from the user",
-    "Key decisions",
-    "Accomplished",
-    "In progress",
-    "Relevant files",
-    "Identifiers and errors",
-)
-"""The headings that a summary may have; it must have at least one."""
+SECTIONS = ("Decisions and why", "State", "Pending", "Next", "Instructions from the user")
+"""The headings that a summary may have; it must have at least one.
 
-INSTRUCTIONS = SECTIONS[1]
+The first four are what no rule can write. The last one is not asked for, since the block has the user's own words, but
+models write it all the same.
+"""
+
+INSTRUCTIONS = SECTIONS[-1]
 
 SPEAKERS = ("user", "tool", "assistant")
 """Authors that a line may have, in order of preference; ``user`` is also the system."""

@@ -24,13 +24,13 @@ NEARLY_FULL: Final = 0.8
 """Share of the budget above which a warning is written."""
 
 APIS: Final = frozenset({"chat", "messages", "responses"})
-"""Requests that are not for one of these have no context: they are relayed, or only ask for a count."""
+"""APIs whose requests have a context. All others are relayed, or only ask for a count."""
 
 MOST_WAITING: Final = 10_000
 """Lines that wait for the disk; further ones are dropped."""
 
 BATCH_SECONDS: Final = 0.2
-"""Pause of the writing thread: a record of its own for each line costs as much as a small request."""
+"""Seconds between two writes: one record for each line would cost as much as a small request."""
 
 BATCH_BYTES: Final = 65_536
 
@@ -92,12 +92,12 @@ class BudgetLog:
 
 
 class _File(RotatingFileHandler):
-    """Notes that a record could not be written; its base would print a traceback for each of them."""
+    """A rotated file that notes a failed write; its base would print a traceback for each."""
 
     failed = False
 
     def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802 - the base's name
-        """Note it."""
+        """Note that *record* was not written."""
         del record
         self.failed = True
 
@@ -117,7 +117,9 @@ def line_of(report: Report, kind: str, now: datetime) -> dict[str, object]:
     ``issue`` is the client's label of its project, else the conversation. ``checkpoint_entries`` is 1 if a block stands
     for folded rounds. ``pruned`` are the tokens that did not go upstream.
     """
-    ratio = None if report.pressure is None else round(report.pressure, 2)
+    ratio = None
+    if report.pressure is not None:
+        ratio = round(report.pressure, 2)
     return {
         "ts": now.isoformat(timespec="milliseconds").replace("+00:00", "Z"),
         "event": kind,

@@ -86,7 +86,9 @@ def request_line(request: Any, width: int, *, colors: bool) -> str:
 
 
 def _colored(part: Part) -> str:
-    return f"{part.color}{part.text}{RESET}" if part.color else part.text
+    if not part.color:
+        return part.text
+    return f"{part.color}{part.text}{RESET}"
 
 
 def request_parts(request: Any) -> Iterator[Part]:

@@ -331,8 +331,8 @@ def _amounts(row: _Row, reports: Sequence[Report], values: Sequence[Any]) -> lis
     if amount is None:
         return [value for value in values if value != row.nothing]
     pairs = zip(reports, values, strict=True)
-    found = [amount(report, value) for report, value in pairs if value != row.nothing]
-    return [each for each in found if each is not None]
+    amounts = [amount(report, value) for report, value in pairs if value != row.nothing]
+    return [each for each in amounts if each is not None]
 
 
 class _Tally:

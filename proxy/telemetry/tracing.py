@@ -49,7 +49,7 @@ CHAT: Final = "chat"
 PROVIDERS: Final[Mapping[str, str]] = MappingProxyType(
     {"chat": "openai", "responses": "openai", "messages": "anthropic"}
 )
-"""The convention's provider by API: whose format it is, whoever answers."""
+"""The convention's provider by API: the one that the format is from, not the one that answers."""
 
 TRACEPARENT: Final = "traceparent"
 NOTHING: Final[Mapping[str, str]] = MappingProxyType({})
@@ -96,8 +96,10 @@ class Tracing:
 
     def begin(self, request: Request) -> None:
         """Begin the span of *request*, as a child of what its client's headers name."""
-        headers = request.origin.headers if request.origin is not None else ()
-        parent = _PROPAGATOR.extract({name.lower(): value for name, value in headers})
+        carrier: dict[str, str] = {}
+        if request.origin is not None:
+            carrier = {name.lower(): value for name, value in request.origin.headers}
+        parent = _PROPAGATOR.extract(carrier)
         began = time.time_ns()
         span = self._tracer.start_span(CHAT, parent, SpanKind.SERVER, start_time=began)
         opened = RequestTrace(span, trace.set_span_in_context(span, parent), began)
@@ -172,7 +174,7 @@ class Tracing:
         call.span.set_attributes(common)
         if call.status:
             call.span.set_attribute("http.response.status_code", call.status)
-        error = call.error or (str(call.status) if call.status >= 400 else "")
+        error = call.error or _error_type(call.status)
         if error:
             call.span.set_attribute("error.type", error)
             call.span.set_status(Status(StatusCode.ERROR))
@@ -186,8 +188,9 @@ class Tracing:
 
 def _ends(calls: Sequence[Call], now: int) -> list[int]:
     """Return when each of *calls* ended: the last one with its answer's last byte, the others with their heads."""
-    ends = [call.answered or now for call in calls]
-    return [*ends[:-1], now] if ends else []
+    if not calls:
+        return []
+    return [*(call.answered or now for call in calls[:-1]), now]
 
 
 def _common(report: Report) -> Attributes:
@@ -201,6 +204,13 @@ def _common(report: Report) -> Attributes:
     return {name: value for name, value in attributes.items() if value}
 
 
+def _error_type(status: int) -> str | None:
+    """Return the convention's ``error.type`` of an HTTP status; None if it is no error."""
+    if status < 400:
+        return None
+    return str(status)
+
+
 def _name(common: Attributes) -> str:
     return f"{CHAT} {common.get('gen_ai.request.model', '')}".strip()
 
@@ -210,7 +220,7 @@ def _facts(report: Report) -> Attributes:
     usage = report.usage
     attributes: dict[str, AttributeValue | None] = {
         "http.response.status_code": report.status,
-        "error.type": str(report.status) if report.status >= 400 else None,
+        "error.type": _error_type(report.status),
         "gen_ai.usage.input_tokens": usage.input_tokens,
         "gen_ai.usage.output_tokens": usage.output_tokens,
         "gen_ai.usage.cache_read.input_tokens": usage.cached_tokens,

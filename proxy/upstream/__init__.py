@@ -1,7 +1,7 @@
 """Calls upstreams over HTTP, directly or through LiteLLM, and probes their windows."""
 
 from proxy.upstream.direct import DirectReply, Upstreams
-from proxy.upstream.litellm import Bridge, Bridged
+from proxy.upstream.litellm import Bridge, Bridged, OptionsOf, no_options
 from proxy.upstream.probe_formats import find
 from proxy.upstream.probes import OnWindows, Probes, SharedProbeCache, may_answer
 from proxy.upstream.targets import Target, Timeouts
@@ -11,6 +11,7 @@ __all__ = [
     "Bridged",
     "DirectReply",
     "OnWindows",
+    "OptionsOf",
     "Probes",
     "SharedProbeCache",
     "Target",
@@ -18,4 +19,5 @@ __all__ = [
     "Upstreams",
     "find",
     "may_answer",
+    "no_options",
 ]

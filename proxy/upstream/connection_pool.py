@@ -40,8 +40,8 @@ transport. A body that nobody reads fills its ``StreamReader``, which pauses the
 
 One parser serves all of a connection's exchanges, unless a pause left its marks in it.
 
-Private names of aiohttp are used: ``_serialize_headers``, ``_tail`` of its protocol, and ``BaseProtocol``, which pauses
-and resumes. They are those of one minor version, and ``tests/upstream/test_connection_pool.py`` holds them; with
+Private names of aiohttp are used: ``_tail`` of its protocol, and ``BaseProtocol``, which pauses and resumes. They are
+those of one minor version, and ``tests/upstream/test_connection_pool.py`` holds them; with
 any other, ``SUPPORTED`` is False and all requests go through aiohttp's client.
 """
 
@@ -49,16 +49,15 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Sequence
 from typing import ClassVar, Final
 
 import aiohttp
+import msgspec
 from aiohttp.base_protocol import BaseProtocol
 from aiohttp.client_proto import ResponseHandler
 from aiohttp.connector import Connection
 from aiohttp.http import HttpResponseParser, RawResponseMessage
-from aiohttp.http_writer import _serialize_headers
 from multidict import CIMultiDict, CIMultiDictProxy
 from yarl import URL
 
@@ -101,8 +100,10 @@ class InvalidHttp(aiohttp.ClientError):
     """The other side's bytes are no HTTP answer."""
 
 
-@dataclass(slots=True, eq=False)
-class PooledResponse:
+_NO_HEADERS: Final[CIMultiDictProxy[str]] = CIMultiDictProxy(CIMultiDict())
+
+
+class PooledResponse(msgspec.Struct, eq=False):
     """An answer, with what ``DirectReply`` reads of aiohttp's responses.
 
     ``connection`` is None once the exchange is over, ``status`` is 0 until the head is complete. ``error``, if set,
@@ -113,8 +114,8 @@ class PooledResponse:
     connection: PooledConnection | None
     answered: asyncio.Future[None]
     status: int = 0
-    headers: CIMultiDictProxy[str] = field(init=False)
-    raw_headers: tuple[tuple[bytes, bytes], ...] = field(init=False)
+    headers: CIMultiDictProxy[str] = _NO_HEADERS
+    raw_headers: tuple[tuple[bytes, bytes], ...] = ()
     content: aiohttp.StreamReader = aiohttp.EMPTY_PAYLOAD
     error: Exception | None = None
     sink: Sink | None = None
@@ -361,22 +362,24 @@ class ConnectionPool:
         self._connect_timeout = aiohttp.ClientTimeout(total=None, sock_connect=timeouts.connect)
         # Never sent: aiohttp's connector reads from it where to connect to.
         self._dialling = aiohttp.ClientRequest("POST", origin, loop=self._loop, session=session)
-        self._host = origin.host_port_subcomponent or ""
         self._connections: set[PooledConnection] = set()
         self.idle: dict[PooledConnection, None] = {}
         self.keeps_connections = timeouts.keep_alive > 0
+        self._first = [f"Host: {origin.host_port_subcomponent or ''}"]
+        if not self.keeps_connections:
+            self._first.append("Connection: close")
         self._timer: asyncio.TimerHandle | None = None
         shortest = min(timeouts.first_byte, timeouts.idle, timeouts.keep_alive or timeouts.idle)
         self._look_every = min(shortest / _LOOKS, _SLOWEST_LOOK)
 
-    async def post(self, url: URL, headers: CIMultiDict[str], body: bytes) -> PooledResponse:
+    async def post(self, url: URL, headers: Iterable[tuple[str, str]], body: bytes) -> PooledResponse:
         """Return the answer as soon as its head is here. Raises what aiohttp's client does, and ``InvalidHttp``."""
-        sent = CIMultiDict((("Host", self._host),))
-        sent.extend(headers)
-        sent["Content-Length"] = str(len(body))
-        if not self.keeps_connections:
-            sent["Connection"] = "close"
-        head = _serialize_headers(f"POST {url.raw_path_qs} HTTP/1.1", sent)
+        lines = [f"POST {url.raw_path_qs} HTTP/1.1", *self._first, *map(": ".join, headers)]
+        text = "\r\n".join(lines)
+        breaks = len(lines) - 1
+        if text.count("\n") != breaks or text.count("\r") != breaks or "\0" in text:
+            raise ValueError("a header to send holds a line break or a NUL")
+        head = b"%b\r\nContent-Length: %d\r\n\r\n" % (text.encode("utf-8", "surrogateescape"), len(body))
         oldest = self._loop.time() - self._timeouts.keep_alive
         while self.idle:
             connection, _ = self.idle.popitem()

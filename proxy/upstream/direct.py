@@ -36,6 +36,10 @@ _NO_MORE: Final = 0.0
 
 _NO_DESCRIPTOR: Final = (errno.EMFILE, errno.ENFILE)
 
+_CHUNKED: Final = "chunked"
+_LONGEST_CACHED_NAME: Final = 64
+"""Bytes of a header's name that is cached, at most."""
+
 _MOST_URLS: Final = 64
 """URLs cached for each upstream, at most."""
 
@@ -96,8 +100,7 @@ class Upstreams:
         if to is None:
             raise _not_bridged(target, method, path_qs)
         url = to.urls.get(path_qs) or to.url(path_qs)
-        sent = to.headers(headers)
-        sent.update(added)
+        sent = to.headers(headers, added, is_sized=isinstance(body, bytes))
         if to.session.closed:
             raise _shutting_down(target)
         for pause in (*_CONNECT_PAUSES, _NO_MORE):
@@ -187,7 +190,7 @@ class _ReadyTarget:
         self._client_timeout = aiohttp.ClientTimeout(
             total=None, sock_connect=target.timeouts.connect, sock_read=target.timeouts.first_byte
         )
-        self._fixed = dict(target.headers)
+        self._fixed = CIMultiDict(target.headers)
         self._replaced = {name.lower() for name in target.headers}
         if target.api_key is not None:
             header = target.api_key_header.lower()
@@ -196,7 +199,7 @@ class _ReadyTarget:
                 self._fixed[target.api_key_header] = f"Bearer {target.api_key}"
             self._replaced |= CREDENTIALS | {header}
 
-    async def request(self, method: str, url: URL, headers: CIMultiDict[str], body: Body) -> AbortingResponse:
+    async def request(self, method: str, url: URL, headers: Sequence[tuple[str, str]], body: Body) -> AbortingResponse:
         """Return the answer by aiohttp's client as soon as its head is here."""
         data: Body | BytesBody | None = body or None
         if isinstance(data, bytes):
@@ -204,7 +207,7 @@ class _ReadyTarget:
         response = await self.session.request(
             method,
             url,
-            headers=headers,
+            headers=CIMultiDict(headers),
             data=data,
             allow_redirects=False,
             proxy=self._proxy,
@@ -226,20 +229,30 @@ class _ReadyTarget:
             self.urls[path_qs] = url
         return url
 
-    def headers(self, headers: Sequence[tuple[str, str]]) -> CIMultiDict[str]:
-        """Return the headers to send: the client's, with the target's own key and headers in the place of theirs."""
+    def headers(
+        self, headers: Sequence[tuple[str, str]], added: Mapping[str, str], *, is_sized: bool
+    ) -> Sequence[tuple[str, str]]:
+        """Return the headers to send: *added*, else the target's own key and headers, else the client's.
+
+        A body that *is_sized* is sent with its own length, whatever *headers* say.
+        """
         names = [name.lower() for name, _ in headers]
-        replaced = self._replaced
+        replaced, fixed = self._replaced, self._fixed
+        if is_sized and "content-length" in names:
+            replaced = replaced | {"content-length"}
+        if added:
+            fixed = CIMultiDict(fixed)
+            fixed.update(added)
+            replaced = replaced | {name.lower() for name in added}
         if len(set(names)) < len(names):
             # aiohttp lets a repetition in another spelling overwrite the first: repeat the first spelling instead.
             spelled: dict[str, str] = {}
             headers = [(spelled.setdefault(name.lower(), name), value) for name, value in headers]
         if replaced:
             headers = [pair for pair, name in zip(headers, names, strict=True) if name not in replaced]
-        sent = CIMultiDict(headers)
-        if self._fixed:
-            sent.update(self._fixed)
-        return sent
+        if fixed:
+            headers = [*headers, *fixed.items()]
+        return headers
 
 
 def _translate(target: str, timeouts: Timeouts, error: Exception) -> UllageError:
@@ -328,8 +341,12 @@ class DirectReply:
         if self._loop.time() > self._end:
             raise UpstreamTimeout(self._upstream, self._timeouts.total, endless=True)
         content = self._response.content
-        if content.exception() is not None and (rest := remaining(content)):
-            return rest
+        if content.exception() is not None:
+            if rest := remaining(content):
+                return rest
+        elif self._response.connection is None:
+            # All of it is here: readers would look for what is still to come.
+            return b"" if content.at_eof() else remaining(content)
         try:
             return await content.readany()
         except aiohttp.SocketTimeoutError as error:
@@ -387,21 +404,30 @@ def _end_to_end(response: PooledResponse | AbortingResponse) -> tuple[list[tuple
 
     The ``x-ullage-*`` headers of another Ullage behind this one are left out: they would be taken for ours.
     """
+    parsed = response.headers
+    is_framed = "Content-Length" in parsed or _CHUNKED in ",".join(parsed.getall("Transfer-Encoding", ())).lower()
     named: frozenset[bytes] = frozenset()
-    if "Connection" in response.headers:
-        values = ",".join(response.headers.getall("Connection"))
+    if "Connection" in parsed:
+        values = ",".join(parsed.getall("Connection"))
         named = frozenset(token.strip().lower().encode() for token in values.split(","))
     headers = []
-    is_framed = False
     # The raw ones: the parser gives well-known names its own spelling.
-    for name, value in response.raw_headers:
-        lower = name.lower()
-        if lower == b"content-length" or (lower == b"transfer-encoding" and b"chunked" in value.lower()):
-            is_framed = True
-        if lower in _HOP_BY_HOP or lower in named or lower.startswith(_OWN_PREFIX):
-            continue
-        headers.append((name.decode("ascii", "replace"), value.decode("utf-8", "surrogateescape")))
+    for raw_name, value in response.raw_headers:
+        look_up = _named_cached if len(raw_name) <= _LONGEST_CACHED_NAME else _named
+        name, passes = look_up(raw_name)
+        if passes and not (named and raw_name.lower() in named):
+            headers.append((name, value.decode("utf-8", "surrogateescape")))
     return headers, is_framed
+
+
+def _named(raw: bytes) -> tuple[str, bool]:
+    """Return a header's name as text, and True if it may go to the client."""
+    lower = raw.lower()
+    return raw.decode("ascii", "replace"), lower not in _HOP_BY_HOP and not lower.startswith(_OWN_PREFIX)
+
+
+# Upstreams send the same names all day; long ones are not worth the memory.
+_named_cached: Final = functools.lru_cache(maxsize=1024)(_named)
 
 
 def remaining(content: aiohttp.StreamReader) -> bytes:

@@ -12,7 +12,7 @@ import json
 import logging
 import os
 import re
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, Final
@@ -45,11 +45,23 @@ _JSON: Final = ("content-type", "application/json")
 _SSE: Final = ("content-type", "text/event-stream")
 
 
+OptionsOf = Callable[[str], Mapping[str, object]]
+"""Returns LiteLLM's own options for a model, by the upstream's name of it."""
+
+
+def no_options(model: str) -> Mapping[str, object]:
+    """No options, whatever the *model*."""
+    del model
+    return NOTHING
+
+
 @dataclass(frozen=True, slots=True)
 class Bridged:
-    """One upstream behind LiteLLM. ``options`` are LiteLLM's own (regions, projects); ``base_url``: none, its default.
+    """One upstream behind LiteLLM.
 
-    ``ambient``: it is paid by the proxy's own surroundings (a role, a service account), never by a client's key.
+    ``options`` are LiteLLM's own (regions, projects), ``options_of`` gives those of a model. Without ``base_url`` the
+    provider's own is called. ``ambient``: it is paid by the proxy's own surroundings (a role, a service account), never
+    by a client's key.
     """
 
     name: str
@@ -60,6 +72,7 @@ class Bridged:
     headers: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}), repr=False)
     options: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}), repr=False)
     timeouts: Timeouts = field(default_factory=Timeouts)
+    options_of: OptionsOf = no_options
 
 
 class BridgedReply:
@@ -219,8 +232,21 @@ def _load() -> _Loaded:
 
     litellm.in_memory_llm_clients_cache = Clients()
     litellm.module_level_aclient = handler
+    ollama: Any = importlib.import_module("litellm.llms.ollama.common_utils")
+    ollama.OllamaModelInfo.get_runtime_model_info = _ollama_facts
     litellm.aclient_session = handler.client  # for the providers that are called with OpenAI's own client
     return _Loaded(litellm, wire, handler)
+
+
+def _ollama_facts(_: Any, model: str, **__: Any) -> dict[str, Any]:
+    """Return what LiteLLM believes of Ollama's *model* if it cannot ask.
+
+    After each answer it would ask ``/api/show`` with a blocking client, for the prices in its log, and the event loop
+    would wait for that server.
+    """
+    unknown = dict.fromkeys(("max_tokens", "max_input_tokens", "max_output_tokens"))
+    prices = {"input_cost_per_token": 0.0, "output_cost_per_token": 0.0}
+    return {"key": model, "litellm_provider": "ollama", "mode": "chat", **prices, **unknown}
 
 
 def _read(body: bytes) -> dict[str, Any]:
@@ -242,6 +268,7 @@ def _options(
         **_output(litellm, upstream, request),
         **{name: value for name, value in request.items() if name not in ("model", "stream")},
         **upstream.options,
+        **upstream.options_of(request["model"]),
         "model": f"{upstream.provider}/{request['model']}",
         "stream": request.get("stream") is True,
         "api_key": key,

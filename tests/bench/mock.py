@@ -26,7 +26,7 @@ UNKNOWN_USAGE = 9
 
 _USAGE = {"prompt_tokens": -1, "completion_tokens": COMPLETION_TOKENS, "total_tokens": -2}
 _TEXT = (
-    "## Goal\n- The cause is to be found and removed.\n\n## Accomplished\n- Several files were read one after the "
+    "## Pending\n- The cause is to be found and removed.\n\n## State\n- Several files were read one after the "
     "other, and their contents noted.\n- No change was made so far, since nothing explained what was seen.\n\n"
     "## In progress\n- The next file is being read; the search goes on from there until the cause is known."
 )

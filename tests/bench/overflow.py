@@ -80,7 +80,9 @@ def judged(classifier: Classifier, row: overflow_recordings.Row) -> Overflow | N
     headers, body = overflow_recordings.headers(row), overflow_recordings.wire(row)
     if row["status"] != 200:
         return classifier.answer(row["status"], headers, body)
-    opening, ending = EarlyOverflowDetector(classifier, headers), LateOverflowDetector(classifier, headers)
+    content_type, encoding = overflow_recordings.described(headers)
+    opening = EarlyOverflowDetector(classifier, content_type, encoding)
+    ending = LateOverflowDetector(classifier, encoding)
     opening.feed(body)
     opening.finish()
     ending.feed(body)

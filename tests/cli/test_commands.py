@@ -47,6 +47,15 @@ def test_help_imports_nothing_heavy():
         assert command in ran.stdout
 
 
+def test_serving_imports_nothing_that_only_others_need():
+    """What `ullage serve` imports holds no library for terminals, for other upstreams or for other stores."""
+    unneeded = ("litellm", "tiktoken", "gigatoken", "numpy", "rich", "structlog", "opentelemetry")
+    code = f"import sys\nimport proxy.fleet\nprint('IMPORTED', [m for m in {unneeded!r} if m in sys.modules])"
+    ran = ullage(code=code)
+    assert ran.returncode == 0, ran.stderr
+    assert "IMPORTED []" in ran.stdout
+
+
 @pytest.mark.slow
 def test_version_is_shown():
     """`ullage --version` names the program and a version."""

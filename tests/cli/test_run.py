@@ -5,15 +5,26 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import pty
 import signal
 import sys
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from proxy.cli.clients import ClientFacts, clients
-from proxy.cli.run import ANTHROPIC, OPENAI, USUAL, environment_of, launch_of, providers
+from proxy.cli.run import (
+    ANTHROPIC,
+    BY_SIGNAL,
+    OPENAI,
+    USUAL,
+    environment_of,
+    launch_of,
+    providers,
+    run_child,
+)
 from tests.conftest import StartStub
 from tests.support.proxy_process import ROOT
 
@@ -86,8 +97,11 @@ def test_without_an_upstream_it_is_the_clients_own(
     assert [each["base_url"] for each in overrides["upstreams",]] == urls  # type: ignore[attr-defined]
 
 
-async def started(home: Path, *words: str) -> asyncio.subprocess.Process:
-    """``ullage run`` with *words*, in a home of its own."""
+async def started(home: Path, *words: str, terminal: int = 0) -> asyncio.subprocess.Process:
+    """``ullage run`` with *words*, in a home of its own; *terminal* is its terminal, if that is not 0."""
+    log_in = None
+    if terminal:
+        log_in = partial(os.login_tty, terminal)
     environment = {**os.environ, "HOME": str(home), "XDG_DATA_HOME": f"{home}/share", "PYTHONPATH": str(ROOT)}
     return await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "proxy.cli", "run", *words),
@@ -96,6 +110,7 @@ async def started(home: Path, *words: str) -> asyncio.subprocess.Process:
         stdin=asyncio.subprocess.DEVNULL,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
+        preexec_fn=log_in,
     )
 
 
@@ -126,6 +141,48 @@ async def test_a_signal_is_passed_on_and_both_end(stub: StartStub, tmp_path: Pat
     os.kill(parent, number)
     out, _ = await asyncio.wait_for(process.communicate(), 20)
     assert (process.returncode, out) == (3, b"heard\n")
+
+
+COUNT_SIGNALS = """
+import signal, sys, time
+signals = []
+signal.signal(signal.SIGINT, lambda *_: signals.append(1))
+print("ready", flush=True)
+deadline = time.monotonic() + 1.0
+while time.monotonic() < deadline:
+    time.sleep(0.1)
+sys.exit(40 + len(signals))
+"""
+
+
+async def test_a_signal_before_the_command_runs_is_passed_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It waits until there is a process to send it to."""
+    start = asyncio.create_subprocess_exec
+
+    async def start_late(*command: str, env: Mapping[str, str]) -> asyncio.subprocess.Process:
+        os.kill(os.getpid(), signal.SIGUSR1)
+        await asyncio.sleep(0.05)
+        return await start(*command, env=env)
+
+    monkeypatch.setattr(asyncio, "create_subprocess_exec", start_late)
+    assert await run_child(["sleep", "5"], os.environ) == BY_SIGNAL + signal.SIGUSR1
+
+
+@pytest.mark.slow
+async def test_a_typed_signal_reaches_the_command_once(tmp_path: Path) -> None:
+    """A terminal sends Ctrl-C to every process in its foreground: the command has it already."""
+    main, terminal = pty.openpty()
+    words = ("--upstream", "http://127.0.0.1:9/v1", "--", sys.executable, "-c", COUNT_SIGNALS)
+    process = await started(tmp_path, *words, terminal=terminal)
+    seen = b""
+    async with asyncio.timeout(30):
+        while b"ready" not in seen:
+            seen += await asyncio.to_thread(os.read, main, 1024)
+    os.write(main, b"\x03")
+    await asyncio.wait_for(process.communicate(), 30)
+    assert process.returncode == 41
+    os.close(main)
+    os.close(terminal)
 
 
 @pytest.mark.slow

@@ -19,7 +19,18 @@ from aiohttp.test_utils import TestServer
 from prometheus_client.parser import text_string_to_metric_families
 from rich.console import Console
 
-from proxy.cli.top import CannotRead, Rate, Reading, Sample, frame, quantile, read
+from proxy.cli.top import (
+    MOST_CONVERSATIONS,
+    MOST_MODELS,
+    REQUESTS,
+    CannotRead,
+    Rate,
+    Reading,
+    Sample,
+    frame,
+    quantile,
+    read,
+)
 from tests.conftest import StartProxy, StartStub
 from tests.support.proxy_process import Client, free_port
 from tests.support.sample_conversations import agent_session
@@ -76,6 +87,17 @@ def test_conversations_have_bars() -> None:
     console.print(frame("http://h", reading(), None))
     assert "\x1b[31m" + "█" * 18 in console.file.getvalue()  # type: ignore[attr-defined]
     assert "conversation" not in shown(replace(reading(), conversations=()))
+
+
+def test_long_lists_are_cut() -> None:
+    """Only the newest conversations and the models with most requests have a row."""
+    rows = [{"name": f"conversation-{at}", "last": float(at)} for at in range(MOST_CONVERSATIONS + 5)]
+    samples = [Sample(REQUESTS, {"model": f"model-{at}"}, at + 1.0) for at in range(MOST_MODELS + 5)]
+    text = shown(Reading(0.0, samples, {}, rows))
+    newest, most = f"conversation-{MOST_CONVERSATIONS + 4} ", f"model-{MOST_MODELS + 4} "
+    assert (text.count("conversation-"), text.count("model-")) == (MOST_CONVERSATIONS, MOST_MODELS)
+    assert newest in text
+    assert most in text
 
 
 def test_rates_need_two_readings() -> None:

@@ -25,8 +25,7 @@ from proxy.core.tool_calls import (
     replace_written_result,
     unpack_mentions,
 )
-from proxy.engine.reading import read_one
-from tests.support.engine_fixtures import count_tokens, tool_map_of_package
+from tests.support.engine_fixtures import count_tokens, read_one, tool_map_of_package
 
 
 def result_of(text: str, *, failed: bool = False) -> Result:

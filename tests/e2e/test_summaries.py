@@ -186,7 +186,7 @@ async def test_constraints_survive_and_nobody_is_commanded(
         while len(loop.events) < 6 or loop.rounds <= 41:
             said = CONSTRAINTS[told] if loop.rounds % 2 and told < len(CONSTRAINTS) else ""
             told += bool(said)
-            await loop.ask(said=said, settle=behaviour != "hanging")
+            await loop.ask(text=said, settle=behaviour != "hanging")
             shown = loop.shown()
             assert [rule for rule in CONSTRAINTS[:told] if rule not in shown] == []
             assert [order for order in INJECTED if order in shown] == []

@@ -11,7 +11,7 @@ import pytest
 from proxy.core.models import Catalogue, ModelRule
 from proxy.core.request import Options, Request
 from proxy.engine.learned_routes import KnownRoutes, LearnedRoutes
-from proxy.engine.quick_check import DECODERS, FIRST_MODEL, MOST_BYTES, TOOLS_ALLOWANCE, QuickCheck
+from proxy.engine.quick_check import DECODERS, FIRST_MODEL, MOST_BYTES, TOOLS_ALLOWANCE, QuickCheck, TextualBodies
 from tests.support.engine_fixtures import POLICY, TENANT, DictRecords
 
 WORDS = [{"role": "user", "content": "hi"}]
@@ -137,3 +137,121 @@ async def test_the_order_of_members_changes_nothing(output: int | None, task_siz
     assert (views[0] is None) == (views[1] is None)
     assert views[0] is not None or words > 9_000
     assert views[0] is None or words < 60_000
+
+
+def grown(api: str, rounds: int, **members: Any) -> dict[str, Any]:
+    """The members of a body with a session of so many rounds, some 1,000 bytes each; *members* come last."""
+    key, role = ("input", "input_text") if api == "responses" else ("messages", "text")
+    items: list[dict[str, Any]] = []
+    for number in range(rounds):
+        text = f'{number}: {{"role": "user"}} [{{"model":1}}], ' + 'x"\\y ' * 100
+        items.append({"role": "user", "content": [{"type": role, "text": text}]})
+        items.append({"content": text, "role": "assistant"})
+        if api == "responses":
+            items.append({"type": "function_call_output", "call_id": f"c{number}", "output": text})
+    return {"model": "m", key: items, **members}
+
+
+def items_of(members: dict[str, Any]) -> list[dict[str, Any]]:
+    """The list of items in *members*."""
+    found: list[dict[str, Any]] = members["input" if "input" in members else "messages"]
+    return found
+
+
+def encoded(members: dict[str, Any], spaced: bool) -> bytes:
+    """JSON of *members*, as Python's clients write it, or as others do."""
+    return json.dumps(members, separators=None if spaced else (",", ":")).encode()
+
+
+def facts(textual: Any) -> tuple[Any, ...] | None:
+    """All that is read of a textual body."""
+    if textual is None:
+        return None
+    figures = (textual.requested_output, textual.allowance)
+    return (textual.model, textual.stream, textual.prompt_cache_key, textual.metadata, *figures)
+
+
+def with_image(members: dict[str, Any], at: int) -> dict[str, Any]:
+    """*members* with an image in the item at *at*."""
+    items_of(members)[at]["content"] = [{"type": "input_image" if "input" in members else "image_url"}]
+    return members
+
+
+APIS = pytest.mark.parametrize("api", list(DECODERS))
+SPACED = pytest.mark.parametrize("spaced", [False, True])
+
+
+@APIS
+@SPACED
+@pytest.mark.parametrize(
+    "behind", [{}, {"tools": [{"type": "function", "role": "x"}], "max_tokens": 7, "stream": True}]
+)
+def test_a_session_is_judged_as_each_of_its_bodies(api: str, spaced: bool, behind: dict[str, Any]) -> None:
+    """What is read of a body whose beginning is known is what is read of all of it, and only little is decoded."""
+    bodies = TextualBodies()
+    for rounds in (4, 5, 9, 10, 11, 30, 31, 8):
+        body = encoded(grown(api, rounds, **behind, metadata={"session_id": f"s-{rounds}"}), spaced)
+        whole = DECODERS[api].decode(body)
+        found = bodies.decode(api, TENANT, body)
+        assert facts(found) == facts(whole)
+        assert found is not None
+        assert len(getattr(found, "input" if api == "responses" else "messages")) < 15 or len(body) < 9_000
+
+
+@APIS
+@SPACED
+@pytest.mark.parametrize(
+    "end",
+    [
+        lambda members: with_image(members, -1),
+        lambda members: with_image(members, -3),
+        lambda members: {**members, "audio": {}, "mcp_servers": [{}], "conversation": "c"},
+        lambda members: {"audio": {}, "container": "c", "prompt": {"id": "p"}, **members},
+    ],
+)
+def test_what_is_new_in_a_known_session_is_looked_at(api: str, spaced: bool, end: Any) -> None:
+    """An image behind a known prefix, or a member around it that brings input, is never passed by its bytes."""
+    bodies = TextualBodies()
+    assert bodies.decode(api, TENANT, encoded(grown(api, 20), spaced)) is not None
+    assert bodies.decode(api, TENANT, encoded(end(grown(api, 21)), spaced)) is None
+    assert bodies.decode(api, TENANT, encoded(end(grown(api, 40)), spaced)) is None
+    assert bodies.decode(api, TENANT, encoded(grown(api, 41), spaced)) is not None
+
+
+@APIS
+def test_a_member_twice_or_broken_json_behind_a_known_prefix(api: str) -> None:
+    """A second model or list, or what is no JSON, is left to the exact scanner in a known session, too."""
+    bodies = TextualBodies()
+    body = encoded(grown(api, 20), spaced=False)
+    key = b"input" if api == "responses" else b"messages"
+    assert bodies.decode(api, TENANT, body) is not None
+    for end in (b',"model":"n"}', b',"%b":[]}' % key, b"", b"}}", b"]}", b',{"role":"user"}]}'):
+        assert bodies.decode(api, TENANT, body[:-1] + end) is None
+    assert bodies.decode(api, TENANT, body[:-2] + b',{"role":"user","content":""}]}') is not None
+
+
+def test_a_list_of_the_same_name_in_another_member() -> None:
+    """Items that were found to be textual in another place do not make other items textual."""
+    bodies = TextualBodies()
+    turns = [{"role": "user", "content": "x" * 900}] * 20
+    image = {"role": "user", "content": [{"type": "image_url"}]}
+    inside = {"metadata": {"messages": turns}, "messages": [*WORDS]}
+    assert bodies.decode("chat", TENANT, encoded(inside, spaced=False)) is not None
+    for members in (
+        {"metadata": {"messages": [*turns, *turns]}, "messages": [image]},
+        {"metadata": {"messages": turns}, "messages": [*turns, image]},
+    ):
+        body = encoded(members, spaced=False)
+        assert DECODERS["chat"].decode(body) is None
+        assert bodies.decode("chat", TENANT, body) is None
+
+
+def test_only_the_own_tenant_knows_a_prefix() -> None:
+    """Nothing that one tenant sent shortens the way of another's request."""
+    bodies, body = TextualBodies(), encoded(grown("chat", 20), spaced=True)
+    bodies.decode("chat", TENANT, body)
+    fewer = bodies.decode("chat", TENANT, body[:-2] + b' ,{"content":"", "role":"user"}]}')
+    other = bodies.decode("chat", b"o" * 32, body[:-2] + b' ,{"content":"", "role":"user"}]}')
+    assert fewer is not None
+    assert other is not None
+    assert len(bodies._prefixes) == 2

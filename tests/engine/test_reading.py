@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import random
 import threading
 from collections import Counter as Tally
 from collections.abc import MutableMapping
@@ -21,7 +22,7 @@ from proxy.core.conversation import lay_out, prefix_hashes
 from proxy.core.errors import InvalidRequest
 from proxy.core.tokens.media import prices
 from proxy.core.tokens.tools import tools_tokens
-from proxy.engine.reading import PREFIX_FROM, CountedBody, Reader
+from proxy.engine.reading import PREFIX_FROM, CountedBody, Prefix, PrefixHasher, Reader, name_in, scope_of
 from proxy.offload import LARGE
 from tests.support import conversation_strategies
 from tests.support.sample_conversations import AGENT_TOOLS, agent_session, chat_turn
@@ -399,3 +400,46 @@ async def test_a_known_beginning_does_not_bring_a_scan_of_all_to_the_loop() -> N
         await house.reader.located(watched, ANN, body[:-1] + b', "messages": []}')
     assert threads
     assert threading.get_ident() not in threads
+
+
+BYTES = random.Random(3).randbytes(40_000)
+
+
+def filed(body: bytes, border: int, tenant: bytes = ANN) -> dict[bytes, Prefix]:
+    """A cache that knows *body* up to *border*."""
+    prefixes: dict[bytes, Prefix] = {}
+    hasher = PrefixHasher(scope_of(tenant, "chat"), body)
+    hasher.file(prefixes, Prefix(border, hasher.digest(border)))
+    return prefixes
+
+
+@pytest.mark.parametrize("border", [8_192, 10_000, 16_383, 16_384, 20_000])
+@pytest.mark.parametrize("grown", [0, 1, 5_000, 12_000])
+def test_a_longer_body_finds_its_prefix(border: int, grown: int) -> None:
+    """What a body was known up to is found in a longer one of up to twice its size."""
+    prefixes = filed(BYTES[: border + 100], border)
+    found = PrefixHasher(scope_of(ANN, "chat"), BYTES[: border + min(grown, border)]).find(prefixes)
+    assert found is not None
+    assert found.border == border
+
+
+def test_what_differs_is_not_found() -> None:
+    """One other byte before the border, a shorter body, another tenant or another scope: nothing is known."""
+    border = 20_000
+    prefixes = filed(BYTES, border)
+    changed = bytearray(BYTES)
+    changed[border - 1] ^= 1
+    for tenant, api, body in (
+        (ANN, "chat", bytes(changed)),
+        (ANN, "chat", BYTES[: border - 1]),
+        (BOB, "chat", BYTES),
+        (ANN, "messages", BYTES),
+    ):
+        assert PrefixHasher(scope_of(tenant, api), body).find(prefixes) is None
+
+
+def test_a_digest_is_that_of_the_bytes_before_it() -> None:
+    """In whatever order digests are asked for, each is the one of a hash over these bytes alone."""
+    hasher, scope = PrefixHasher(scope_of(ANN), BYTES), scope_of(ANN)
+    for end in (1_000, 32_768, 9, 0, 20_000, 40_000, 32_768):
+        assert hasher.digest(end) == name_in(scope, BYTES[:end])

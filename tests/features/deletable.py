@@ -17,22 +17,33 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 
-FOLDERS = ("compress", "recall", "history", "client_compaction", "context_management", "cap_results", "deferred_tools")
+FOLDERS = (
+    "compress",
+    "recall",
+    "history",
+    "client_compaction",
+    "context_management",
+    "cap_results",
+    "deferred_tools",
+    "memories",
+)
 
 OWN_TESTS = {
     "compress": ("tests/e2e/test_compress.py", "tests/test_api.py"),
     "recall": (
         "tests/e2e/test_recall.py",
+        "tests/e2e/test_sessions.py",
         "tests/support/recall_fixtures.py",
         "tests/server_tools/",
         "tests/bench/recall.py",
         "tests/bench/test_recall.py",
     ),
-    "history": ("tests/e2e/test_conversations.py", "tests/e2e/test_archive.py"),
+    "history": ("tests/e2e/test_conversations.py", "tests/e2e/test_archive.py", "tests/e2e/test_sessions.py"),
     "client_compaction": (),
     "context_management": (),
     "cap_results": (),
     "deferred_tools": ("tests/e2e/test_deferred_tools.py",),
+    "memories": ("tests/e2e/test_sessions.py",),
 }
 """Files outside ``tests/features`` that are about one feature."""
 
@@ -40,6 +51,7 @@ KEYS: dict[str, tuple[str, ...]] = {
     "compress": (),
     "recall": ("compression.recall",),
     "history": ("archive", "budgets"),
+    "memories": ("memories",),
     "client_compaction": ("compression.client_compaction", "upstreams[0].compaction"),
     "context_management": ("upstreams[0].context_management",),
     "deferred_tools": ("compression.deferred_tools",),

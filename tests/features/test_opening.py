@@ -35,6 +35,8 @@ COMPRESSION = {
 ALL_ON: dict[str, Any] = {
     "compression": {key: value for name in PRESENT for key, value in COMPRESSION.get(name, {}).items()},
 }
+if "memories" in PRESENT:
+    ALL_ON["memories"] = {"enabled": True}
 if "context_management" in PRESENT:
     ALL_ON["upstreams"] = [{**UPSTREAM, "context_management": "own"}]
 

@@ -42,6 +42,10 @@ compression:
 compression:
   recall: {enabled: true}
 """,
+    "memories": """\
+memories:
+  enabled: true
+""",
     "history": """\
 archive:
   enabled: true

@@ -12,8 +12,11 @@ from pathlib import Path
 from typing import Any
 
 import jsonschema
+import kubernetes_validate
 import pytest
 import yaml
+
+from proxy.telemetry.metrics import PROCESS
 
 CHART = Path(__file__).parents[2] / "helm" / "ullage"
 
@@ -43,7 +46,14 @@ EVERYTHING: dict[str, Any] = {
     "replicaCount": 3,
     "existingSecret": "ullage-keys",
     "env": [{"name": "LOCAL_KEY", "valueFrom": {"secretKeyRef": {"name": "local", "key": "key"}}}],
-    "autoscaling": {"enabled": True},
+    "image": {"digest": "sha256:" + "0" * 64},
+    "extraVolumes": [{"name": "ca", "configMap": {"name": "company-ca"}}],
+    "extraVolumeMounts": [{"name": "ca", "mountPath": "/etc/company", "readOnly": True}],
+    "extraContainers": [{"name": "log", "image": "busybox"}],
+    "initContainers": [{"name": "wait", "image": "busybox"}],
+    "priorityClassName": "high",
+    "autoscaling": {"enabled": True, "targetInFlight": 200},
+    "httpRoute": {"enabled": True, "parentRefs": [{"name": "public"}], "hostnames": ["ullage.example.com"]},
     "podDisruptionBudget": {"enabled": True},
     "ingress": {"enabled": True, "className": "nginx", "tls": [{"hosts": ["ullage.example.com"], "secretName": "tls"}]},
     "serviceMonitor": {
@@ -53,13 +63,19 @@ EVERYTHING: dict[str, Any] = {
     },
     "prometheusRule": {"enabled": True, "labels": {"release": "prometheus"}},
     "dashboard": {"enabled": True},
-    "networkPolicy": {"enabled": True, "from": [{"namespaceSelector": {}}]},
+    "networkPolicy": {
+        "enabled": True,
+        "from": [{"namespaceSelector": {}}],
+        "egress": [{"to": [{"podSelector": {"matchLabels": {"app": "vllm"}}}], "ports": [{"port": 8000}]}],
+    },
     "podLabels": {"team": "models"},
     "podAnnotations": {"note": "yes"},
     "nodeSelector": {"kubernetes.io/os": "linux"},
     "tolerations": [{"operator": "Exists"}],
     "affinity": {"nodeAffinity": {}},
-    "topologySpreadConstraints": [{"maxSkew": 1}],
+    "topologySpreadConstraints": [
+        {"maxSkew": 1, "topologyKey": "kubernetes.io/hostname", "whenUnsatisfiable": "ScheduleAnyway"}
+    ],
     "imagePullSecrets": [{"name": "pull"}],
     "config": {
         "server": {"access_keys": "${ULLAGE_ACCESS_KEYS}"},
@@ -113,7 +129,7 @@ def test_everything_renders_every_kind() -> None:
     """With every switch on, each optional object is there and the replica count is left to the autoscaler."""
     manifests = documents(EVERYTHING)
     optional = {"HorizontalPodAutoscaler", "PodDisruptionBudget", "Ingress", "ServiceMonitor", "NetworkPolicy"}
-    optional |= {"Dashboard", "PrometheusRule"}
+    optional |= {"Dashboard", "PrometheusRule", "HTTPRoute"}
     assert optional <= set(manifests)
     assert "replicas" not in manifests["Deployment"]["spec"]
     (scraped,) = manifests["ServiceMonitor"]["spec"]["endpoints"]
@@ -135,7 +151,7 @@ def test_values_of_the_operating_guide_render() -> None:
 def test_pod_is_locked_down() -> None:
     """The pod runs as nobody, without capabilities, token or a writable root; it can write to /data and /tmp only."""
     pod = documents(EVERYTHING)["Deployment"]["spec"]["template"]["spec"]
-    (container,) = pod["containers"]
+    container = pod["containers"][0]
     assert pod["automountServiceAccountToken"] is False
     assert pod["securityContext"]["runAsNonRoot"] is True
     assert pod["securityContext"]["runAsUser"] == 65532
@@ -147,6 +163,80 @@ def test_pod_is_locked_down() -> None:
     }
     writable = {mount["mountPath"] for mount in container["volumeMounts"] if not mount.get("readOnly")}
     assert writable == {"/data", "/tmp"}
+
+
+CUSTOM = {"HTTPRoute", "PrometheusRule", "ServiceMonitor"}
+"""Kinds that operators bring: Kubernetes has no schema of them."""
+
+PERSISTENT: dict[str, Any] = {"persistence": {"enabled": True, "storageClassName": "fast"}}
+
+
+@needs_helm
+@pytest.mark.parametrize("values", [{}, EVERYTHING, PERSISTENT], ids=["defaults", "everything", "persistent"])
+def test_manifests_follow_the_schemas_of_kubernetes(values: dict[str, Any]) -> None:
+    """Kubernetes 1.29 knows every member of every manifest, at its place and with its type."""
+    manifests = documents(values)
+    for kind in manifests.keys() - CUSTOM:
+        kubernetes_validate.validate(manifests[kind], "1.29", strict=True)
+
+
+@needs_helm
+def test_a_company_can_add_its_own_parts() -> None:
+    """Volumes, mounts, containers, a priority, a digest and rules of egress stand where a pod has them."""
+    manifests = documents(EVERYTHING)
+    pod = manifests["Deployment"]["spec"]["template"]["spec"]
+    assert [container["name"] for container in pod["containers"]] == ["ullage", "log"]
+    assert pod["initContainers"] == EVERYTHING["initContainers"]
+    assert EVERYTHING["extraVolumes"][0] in pod["volumes"]
+    assert EVERYTHING["extraVolumeMounts"][0] in pod["containers"][0]["volumeMounts"]
+    assert pod["priorityClassName"] == "high"
+    assert pod["containers"][0]["image"] == "ullage@sha256:" + "0" * 64
+    assert manifests["Pod"]["spec"]["containers"][0]["image"] == pod["containers"][0]["image"]
+    assert manifests["NetworkPolicy"]["spec"]["egress"][-1] == EVERYTHING["networkPolicy"]["egress"][0]
+
+
+@needs_helm
+def test_the_autoscaler_counts_requests_under_way() -> None:
+    """By the metric that the proxy exposes, beside the processor or alone."""
+    both = documents(EVERYTHING)["HorizontalPodAutoscaler"]["spec"]["metrics"]
+    assert [metric["type"] for metric in both] == ["Pods", "Resource"]
+    assert both[0]["pods"]["metric"]["name"] in {metric.name for metric in PROCESS}
+    assert both[0]["pods"]["target"]["averageValue"] == "200"
+    alone = {"enabled": True, "targetInFlight": 50, "targetCPUUtilizationPercentage": None}
+    (only,) = documents({"autoscaling": alone})["HorizontalPodAutoscaler"]["spec"]["metrics"]
+    assert only["type"] == "Pods"
+
+
+@needs_helm
+def test_a_route_of_the_gateway_leads_to_the_service() -> None:
+    """It names the Service and its port, and gives streams the time they take."""
+    manifests = documents(EVERYTHING)
+    (rule,) = manifests["HTTPRoute"]["spec"]["rules"]
+    service = manifests["Service"]
+    assert rule["backendRefs"] == [{"name": service["metadata"]["name"], "port": service["spec"]["ports"][0]["port"]}]
+    assert rule["timeouts"] == {"request": "0s"}
+
+
+@needs_helm
+def test_the_store_can_outlive_its_pod() -> None:
+    """With persistence a claim is mounted at /data, and the old pod is gone before the new one opens the file."""
+    manifests = documents({"persistence": {"enabled": True, "size": "5Gi"}})
+    claim, spec = manifests["PersistentVolumeClaim"], manifests["Deployment"]["spec"]
+    assert claim["spec"] == {"accessModes": ["ReadWriteOnce"], "resources": {"requests": {"storage": "5Gi"}}}
+    (data,) = [volume for volume in spec["template"]["spec"]["volumes"] if volume["name"] == "data"]
+    assert data["persistentVolumeClaim"]["claimName"] == claim["metadata"]["name"]
+    assert spec["strategy"] == {"type": "Recreate"}
+    theirs = documents({"persistence": {"enabled": True, "existingClaim": "mine"}})
+    assert "PersistentVolumeClaim" not in theirs
+
+
+@needs_helm
+def test_openshift_may_choose_the_user() -> None:
+    """Keys that are null are left out of the pod's context and of the connection test's; the rest stays."""
+    free = {"runAsUser": None, "runAsGroup": None, "fsGroup": None}
+    manifests = documents({"podSecurityContext": free})
+    for pod in (manifests["Deployment"]["spec"]["template"]["spec"], manifests["Pod"]["spec"]):
+        assert pod["securityContext"] == {"runAsNonRoot": True, "seccompProfile": {"type": "RuntimeDefault"}}
 
 
 @needs_helm
@@ -192,7 +282,7 @@ def test_a_new_configuration_rolls_the_pods() -> None:
 def test_secrets_come_by_reference() -> None:
     """The Secret reaches the proxy as environment, and the ConfigMap holds the reference as it was written."""
     manifests = documents(EVERYTHING)
-    (container,) = manifests["Deployment"]["spec"]["template"]["spec"]["containers"]
+    container = manifests["Deployment"]["spec"]["template"]["spec"]["containers"][0]
     assert container["envFrom"] == [{"secretRef": {"name": "ullage-keys"}}]
     assert container["env"] == EVERYTHING["env"]
     assert config_of(manifests)["upstreams"][0]["api_key"] == "${LOCAL_KEY}"
@@ -214,6 +304,12 @@ def test_secrets_come_by_reference() -> None:
         ({"config": {"server": {"host": "127.0.0.1"}}}, "host"),
         ({"env": [{"name": "A"}]}, "env"),
         ({"terminationGracePeriodSeconds": 300}, "terminationGracePeriodSeconds"),
+        ({"image": {"digest": "sha256:1"}}, "digest"),
+        ({"persistence": {"enabled": True}, "replicaCount": 2}, "replicaCount"),
+        ({"persistence": {"enabled": True}, "autoscaling": {"enabled": True}}, "autoscaling"),
+        ({"persistence": {"accessModes": ["ReadWriteMany"]}}, "accessModes"),
+        ({"autoscaling": {"enabled": True, "targetCPUUtilizationPercentage": None}}, "autoscaling"),
+        ({"httpRoute": {"enabled": True}}, "parentRefs"),
     ],
 )
 @pytest.mark.slow

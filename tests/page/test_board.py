@@ -148,6 +148,15 @@ def test_requests_without_a_conversation_are_only_counted(nameless: Report) -> N
     assert board.changes().models["m"].requests == 1
 
 
+def test_a_question_for_a_count_removes_nothing() -> None:
+    """It sends no view, so that its compaction saves no tokens."""
+    question = report().with_(api="count_tokens", outcome="compacted", event=True)
+    totals = board_of(question).changes().models["m"]
+    assert (totals.requests, totals.removed, totals.compactions) == (1, 0, 0)
+    answered = board_of(report().with_(outcome="compacted", event=True)).changes().models["m"]
+    assert (answered.removed, answered.compactions) == (300, 1)
+
+
 def test_an_answer_without_figures_keeps_those_before() -> None:
     """Such as one to a request that could not be sent."""
     failed = Report("r", "chat", model="m", conversation="c", outcome="degraded", reason="upstream_timeout", status=504)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from proxy.page.board import Board, Row
+from proxy.page.board import LIVE_SECONDS, Board, Row
 from proxy.page.hub import Hub, joined_row
 from proxy.page.workers import WorkerSocket
 from proxy.settings import Prices
@@ -20,7 +20,8 @@ class Workers:
     """Two workers that share a folder; the first one's hub is looked at."""
 
     def __init__(self, folder: Path) -> None:
-        self.boards = [Board(10, now=lambda: 0.0) for _ in range(2)]
+        self.time = 0.0
+        self.boards = [Board(10, now=lambda: self.time) for _ in range(2)]
         self.sockets = [WorkerSocket(board, folder, index, 2) for index, board in enumerate(self.boards)]
         status = {"version": "test", "models": []}
         self.hub = Hub(self.boards[0], self.sockets[0].others, lambda: status, lambda models: PRICES)
@@ -69,6 +70,19 @@ async def test_rows_that_did_not_change_stay_the_same_object(folder: Path) -> No
         await workers.hub.refresh()
         assert workers.hub.rows["both"] is before["both"]
         assert workers.hub.rows["other"] is not before["other"]
+
+
+async def test_a_conversation_that_is_not_live_any_more_has_no_row(folder: Path) -> None:
+    """Each worker says which of its conversations are live; a row of all others goes."""
+    async with Workers(folder) as workers:
+        workers.served(0, 0.0, "idle")
+        workers.served(1, 0.0, "idle too")
+        workers.served(1, LIVE_SECONDS, "live")
+        await workers.hub.refresh()
+        assert sorted(workers.hub.rows) == ["idle", "idle too", "live"]
+        workers.time = LIVE_SECONDS + 1
+        await workers.hub.refresh()
+        assert list(workers.hub.rows) == ["live"]
 
 
 async def test_a_worker_that_does_not_answer_is_said_to_be_missing(folder: Path) -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
+import pytest
+
 from proxy.page.board import Board, Changes, Detail
 from proxy.page.workers import Question, WorkerSocket, ask
 from tests.page.test_board import report
@@ -55,6 +57,25 @@ async def test_a_question_that_cannot_be_read_gets_no_answer(folder: Path) -> No
     socket.close()
 
 
-async def test_nobody_is_waited_for_in_vain(folder: Path) -> None:
-    """There is no answer from where nobody listens."""
+async def test_a_missing_worker_has_no_answer(folder: Path) -> None:
+    """None if nothing listens on its socket."""
     assert await ask(folder / "page-7.sock", Question(), Changes) is None
+
+
+async def test_a_stuck_worker_has_no_answer_after_a_while(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The page is shown without it."""
+    monkeypatch.setattr("proxy.page.workers.ANSWER_SECONDS", 0.05)
+    was_left = asyncio.Event()
+
+    async def stuck(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        assert await reader.readline()
+        assert await reader.read() == b""
+        writer.close()
+        await writer.wait_closed()
+        was_left.set()
+
+    server = await asyncio.start_unix_server(stuck, folder / "page-1.sock")
+    async with asyncio.timeout(5):
+        assert await ask(folder / "page-1.sock", Question(), Changes) is None
+        await was_left.wait()
+    server.close()

@@ -117,6 +117,23 @@ def test_fallbacks_that_lead_nowhere_are_refused(tmp_path, models, message):
     assert any(message in str(problem) for problem in problems(tmp_path, text))
 
 
+@pytest.mark.parametrize(
+    ("models", "provider", "message"),
+    [
+        ("[{name: a, num_ctx: 8192}]", "openai", "num_ctx: cannot be set through 'u'"),
+        ("[{name: a, num_ctx: 8192, context_window: 16384}]", "ollama_chat", "less than the window"),
+        ("[{name: a, num_ctx: 8192}]", "ollama_chat", ""),
+    ],
+)
+def test_ollamas_window_needs_ollamas_own_api(tmp_path, models, provider, message):
+    """`/v1` of Ollama ignores it: a rule that would do nothing is refused."""
+    text = f"upstreams: [{{name: u, base_url: 'http://h', provider: {provider}}}]\nmodels: {models}\n"
+    if message:
+        assert any(message in str(problem) for problem in problems(tmp_path, text))
+        return
+    assert load(write_settings(tmp_path, text), {}, {}).models[0].window == 8192
+
+
 def test_fallbacks_in_any_order(tmp_path):
     """Steps stay in the order they are written in; a fallback that another rule is about leads in no circle."""
     text = (

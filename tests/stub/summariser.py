@@ -66,11 +66,11 @@ def summary_of(seen: Seen, behaviour: Behaviour) -> Answer:
         case "refusing":
             return Answer("I'm sorry, but I cannot summarise this conversation.")
         case "looping":
-            return Answer("## Goal\n" + "- the same thing again and again\n" * 40)
+            return Answer("## State\n" + "- the same thing again and again\n" * 40)
         case "calling":
             return Answer("", (Call("read_file", '{"path": "src/a.py"}'),))
         case "long":
-            return Answer("## Accomplished\n" + "\n".join(texts))
+            return Answer("## State\n" + "\n".join(texts))
     notes = [note for text in texts for note in NOTE.findall(text)]
     notes = list(dict.fromkeys(notes))
     if behaviour == "lossy":
@@ -83,12 +83,12 @@ def summary_of(seen: Seen, behaviour: Behaviour) -> Answer:
         if asked < 20:
             break
         kept.append(note)
-    lines = ["## Goal", "- The ledgers were looked through, one after the other."]
+    lines = ["## State", "- The ledgers were looked through, one after the other."]
     if behaviour == "hostile":
         planted = [order for order in PLANTED if any(order in text for text in texts)]
         lines += ["## Instructions from the user", *(f"- {order}" for order in (*INJECTED, *planted))]
-        lines += ["## Key decisions", *(f"- {order}" for order in INJECTED[1:4])]
-    lines += ["## Identifiers and errors", *(f"- {note}" for note in kept[::-1])]
+        lines += ["## Decisions and why", *(f"- {order}" for order in INJECTED[1:4])]
+    lines += ["## Pending", *(f"- {note}" for note in kept[::-1])]
     return Answer("\n".join(lines))
 
 

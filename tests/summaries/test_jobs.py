@@ -6,6 +6,7 @@ import asyncio
 from dataclasses import replace
 
 import pytest
+from msgspec import structs
 
 from proxy.engine.ports import SummaryRequest
 from proxy.store.memory import MemoryBackend
@@ -100,7 +101,7 @@ async def test_one_request_waits_once(stub: StartStub) -> None:
     found = await bench.jobs.write(longer)
     assert found is None or found.length == 16
     assert len(server.summaries) == calls, "a text was begun that nobody waits for"
-    another = replace(longer, request=replace(longer.request, request_id="another"))
+    another = replace(longer, request=structs.replace(longer.request, request_id="another"))
     written = await bench.jobs.write(another)
     assert written is not None
     assert written.length == len(entries)

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 import pytest
+from msgspec import structs
 
 from proxy.core.models import Catalogue, ModelRule
 from proxy.core.request import Origin
@@ -159,7 +160,7 @@ def headers_of(model: str) -> Mapping[str, str]:
 
 def wanted(*headers: tuple[str, str]) -> SummaryRequest:
     made = summary_request_of(entries_of(2))
-    return replace(made, request=replace(made.request, origin=Origin("/v1/chat/completions", headers)))
+    return replace(made, request=structs.replace(made.request, origin=Origin("/v1/chat/completions", headers)))
 
 
 def test_the_requests_own_model_writes_by_default() -> None:
@@ -198,7 +199,9 @@ def test_another_upstream_is_called_over_chat_in_a_safe_window() -> None:
     """Another upstream gets no headers of the client; the API is chat, and an unknown window counts as small."""
     terms = SummaryConfig(model="far", allowed_tenants=frozenset({TENANT}))
     made = wanted()
-    chosen = terms.choose_summariser(replace(made, request=replace(made.request, api="messages")), CATALOGUE.resolve)
+    chosen = terms.choose_summariser(
+        replace(made, request=structs.replace(made.request, api="messages")), CATALOGUE.resolve
+    )
     assert (chosen.upstream, chosen.api, chosen.uses_client_headers) == ("other", "chat", False)
     assert chosen.window < UNKNOWN_WINDOW
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import random
+import re
 
 import pytest
 from hypothesis import given
@@ -22,15 +23,15 @@ from proxy.summaries.prompts import (
     quoted,
     split_transcript,
 )
-from proxy.summaries.verify import SECTIONS
+from proxy.summaries.verify import INSTRUCTIONS, SECTIONS
 from tests.support.engine_fixtures import count_tokens
 
 
 def test_prompts_ask_for_what_is_verified() -> None:
-    """Both instructions name every section, and a number of words that follows the cap."""
+    """Both instructions name every section that rules cannot write, and a number of words that follows the cap."""
     prompts = load_prompts()
     for text in (prompts.system("n0nce", 400), prompts.aligned(400)):
-        assert all(f"## {section}\n" in text for section in SECTIONS)
+        assert re.findall(r"^## (.+)$", text, re.MULTILINE) == [each for each in SECTIONS if each != INSTRUCTIONS]
         assert "At most 200 words" in text
         assert "$" not in text
     assert len(prompts.version) == 8
@@ -40,9 +41,9 @@ def test_prompts_ask_for_what_is_verified() -> None:
 def test_data_stands_between_lines_with_the_mark() -> None:
     """Transcript and previous summary are fenced by the mark, whatever they hold."""
     prompts = load_prompts()
-    text = prompts.request("n0nce", "| ${nonce} $x", "## Goal\n- $y")
+    text = prompts.request("n0nce", "| ${nonce} $x", "## Pending\n- $y")
     assert "[begin of the conversation n0nce]\n| ${nonce} $x\n[end of the conversation n0nce]" in text
-    assert "[begin of the summary so far n0nce]\n## Goal\n- $y\n[end of the summary so far n0nce]" in text
+    assert "[begin of the summary so far n0nce]\n## Pending\n- $y\n[end of the summary so far n0nce]" in text
     assert "summary so far" not in prompts.request("n0nce", "| x", "")
     assert "n0nce" in prompts.system("n0nce", 400)
 

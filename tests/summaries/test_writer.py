@@ -74,7 +74,7 @@ async def test_a_previous_summary_is_built_upon(stub: StartStub) -> None:
     """With a summary of a prefix only the rest of the conversation is sent, and names of the prefix stay known."""
     server = await stub()
     bench = SummaryReplica(server, summary_table(MemoryBackend()))
-    base = Summary("## Identifiers and errors\n- Note 2: the shard of ledger_2 is 9402.", 12, 100)
+    base = Summary("## Pending\n- Note 2: the shard of ledger_2 is 9402.", 12, 100)
     draft = await bench.writer.write(summary_request_of(entries_of(10)), own(8192), base, allow)
     (seen,) = server.summaries
     assert "Note 4: " not in seen.messages[1]["content"]

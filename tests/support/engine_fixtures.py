@@ -14,11 +14,13 @@ from typing import Any
 
 from hypothesis import Phase
 
+from proxy.core.apis.base import ApiFormat
 from proxy.core.compaction.prune import DedupRules, PrunePassRules, PruneRules
 from proxy.core.compaction.record import CompactionRecord, load
 from proxy.core.compaction.schedule import CompactionTarget
 from proxy.core.compaction.stages import CompactionRules, EnabledStages
 from proxy.core.compaction.truncate import MARKER, MIDDLE, OMITTED, SHORT_MARKER
+from proxy.core.conversation import Item
 from proxy.core.decisions import CountedView, FinalDecision, KnownRoute, Policy, Reject, TooLossy
 from proxy.core.errors import UllageError
 from proxy.core.models import Catalogue, ModelRule, Route
@@ -33,7 +35,7 @@ from proxy.engine.learned_routes import KnownRoutes, LearnedRoutes
 from proxy.engine.measuring import Measurer
 from proxy.engine.ports import Clock, Records, Reply, Summaries, Upgradable, Upstream
 from proxy.engine.quick_check import QuickCheck
-from proxy.engine.reading import Reader
+from proxy.engine.reading import Reader, with_facts
 from proxy.engine.records import CompactionRecords
 from proxy.engine.retries import Retries
 from proxy.engine.run import report_of
@@ -275,6 +277,11 @@ class Replica:
 def chat_body(messages: Sequence[Message], **members: Any) -> bytes:
     """A request's bytes as a client's JSON library writes them."""
     return json.dumps({"model": "gpt-4o-mini", "messages": messages, **members}, separators=(",", ":")).encode()
+
+
+def read_one(api_format: ApiFormat, raw: bytes, count: Callable[[str], int], tools: ToolMap) -> Item:
+    """The item of one slice with the facts of its calls and results. Raises ``InvalidRequest``."""
+    return with_facts(api_format, api_format.read_item(raw, count), raw, count, tools)
 
 
 def message_slices(body: bytes) -> list[bytes]:

@@ -38,6 +38,12 @@ def headers(row: Row) -> tuple[tuple[str, str], ...]:
     return tuple(row.get("headers", {}).items())
 
 
+def described(headers: tuple[tuple[str, str], ...]) -> tuple[str, str]:
+    """Content type and encoding of an answer by its *headers*; empty if they do not name it."""
+    named = {name.lower(): value for name, value in headers}
+    return named.get("content-type", ""), named.get("content-encoding", "")
+
+
 def wire(row: Row) -> bytes:
     """A row's body as it goes over the wire."""
     body: bytes = row["body"].encode()

@@ -13,7 +13,7 @@ import httpx
 import pytest
 
 from proxy.core.report import Report
-from proxy.features.opening import open_history
+from proxy.features.opening import open_all_routes, open_history
 from proxy.features.settings import AllSettings
 from proxy.server import ListedUpstream, Models, Server, ServerConfig
 from proxy.store import open_store
@@ -112,7 +112,7 @@ async def proxy_in_process(
         metrics=None,
         status=dict,
         models=Models(upstream, [ListedUpstream("stub")], "stub", [], lambda model: {}),
-        open_routes=history.open_routes,
+        open_routes=open_all_routes(settings, store, history),
         faults=noticed,
     )
     port = await server.start("127.0.0.1", 0)

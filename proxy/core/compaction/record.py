@@ -99,6 +99,12 @@ class Compaction(msgspec.Struct, frozen=True, rename=_STORED_NAMES):
     placeholders: tuple[Placeholder, ...] = ()
     truncations: tuple[tuple[int, int], ...] = ()
 
+    @property
+    def shortened(self) -> set[int]:
+        """The indexes of items of which only a part stands in the view."""
+        replaced = {placeholder.index for placeholder in self.placeholders}
+        return replaced | {index for index, _ in (*self.truncations, *self.clips)}
+
 
 VERSION = 1
 

@@ -1,7 +1,7 @@
 """Recognises context overflows in answers: of which kind they are, and what they state.
 
 ``Classifier(rules)`` reads answers: ``answer(status, headers, body, prior)`` a whole one of any status,
-``event(value)`` one decoded event or error object. ``EarlyOverflowDetector(classifier, headers)`` watches the beginning
-of an answer with status 200, streamed or not, until its first content. ``LateOverflowDetector(classifier, headers)``
-watches the rest. All of them return ``Overflow | None``.
+``event(value)`` one decoded event or error object. ``EarlyOverflowDetector`` watches the beginning of an answer with
+status 200, streamed or not, until its first content. ``LateOverflowDetector`` watches the rest. All of them return
+``Overflow | None``.
 """

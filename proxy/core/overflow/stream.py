@@ -23,7 +23,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any, Final, Literal
 
@@ -35,7 +35,6 @@ from proxy.core.overflow.evidence import NOTHING_KNOWN, Prior
 from proxy.core.overflow.kinds import Overflow
 
 Verdict = Literal["undecided", "content", "overflow"]
-Headers = Iterable[tuple[str, str]]
 
 PREAMBLE_TYPES = frozenset(
     {"response.created", "response.queued", "response.in_progress", "message_start", "ping", "keepalive"}
@@ -78,19 +77,14 @@ class EarlyOverflowDetector:
     It is fed with the bytes as they arrive, in any chunking.
     """
 
-    def __init__(self, classifier: Classifier, headers: Headers = (), prior: Prior = NOTHING_KNOWN) -> None:
-        """*prior* is what is known of the request."""
+    def __init__(
+        self, classifier: Classifier, content_type: str = "", encoding: str = "", prior: Prior = NOTHING_KNOWN
+    ) -> None:
+        """*content_type* and *encoding* are the answer's headers; *prior* is what is known of the request."""
         self.verdict: Verdict = "undecided"
         self.overflow: Overflow | None = None
         self._classifier = classifier
         self._prior = prior
-        content_type, encoding = "", ""
-        for name, value in headers:
-            lower = name.lower()
-            if lower == "content-type":
-                content_type = content_type or value
-            elif lower == "content-encoding":
-                encoding = encoding or value
         self._is_declared = content_type.startswith("text/event-stream")
         self._decoder = ContentDecoder(encoding, 2 * LONGEST) if encoding else None
         self._buffer = bytearray()
@@ -207,14 +201,11 @@ class LateOverflowDetector:
     ``overflow`` is the first one in it. No smaller view is sent for it: the client has a part of the answer.
     """
 
-    def __init__(self, classifier: Classifier, headers: Headers = ()) -> None:
+    def __init__(self, classifier: Classifier, encoding: str = "") -> None:
+        """*encoding* is the answer's content-encoding."""
         self.overflow: Overflow | None = None
         self._classifier = classifier
-        self._decoder: ContentDecoder | None = None
-        for name, value in headers:
-            if value and name.lower() == "content-encoding":
-                self._decoder = ContentDecoder(value, _MOST_SEARCHED)
-                break
+        self._decoder = ContentDecoder(encoding, _MOST_SEARCHED) if encoding else None
         self._event = bytearray()
         self._may_hold_error = False
         self._tail = b""

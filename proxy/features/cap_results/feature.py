@@ -44,7 +44,9 @@ class CapResults(Feature):
             body = cap_results(request.body, scanned, api, self._reader.tools, self._limits)
         except InvalidRequest:
             return request  # what cannot be read may still be relayed
-        return request if body is request.body else structs.replace(request, body=body, prepared=("truncate",))
+        if body is request.body:
+            return request
+        return structs.replace(request, body=body, prepared=("truncate",))
 
 
 def cap_results(body: bytes, scanned: Scan, api: ApiFormat, tools: ToolMap, limits: TruncateLimits) -> bytes:

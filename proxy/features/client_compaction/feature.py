@@ -97,7 +97,9 @@ class ClientCompaction(Feature):
         if request.purpose == "compact":
             request = structs.replace(request, client_compaction=request.client_compaction or OTHER)
         opened = await self._opened(request)
-        return request if opened.body is request.body else structs.replace(request, body=opened.body)
+        if opened.body is request.body:
+            return request
+        return structs.replace(request, body=opened.body)
 
     async def answer(self, request: Request, engine: Planning) -> Outcome | None:
         """Return the upstream's answer to a request for a compaction, or our own; None for any other request."""

@@ -1,9 +1,8 @@
 """The body of a request for a view, and of the answer to it.
 
-The members beside our own are those of the API that the items belong to, and stay as their bytes are. The answer has
-the same members as the view has them, and what was done to them: under the names that ``/v1/compress`` of Headroom has,
-which gateways call (https://docs.litellm.ai/docs/proxy/headroom,
-https://portkey.ai/docs/integrations/guardrails/headroom).
+The members beside our own are those of the API that the items belong to; their bytes stay as they are. The answer has
+the members of the view, and figures under the names of Headroom's ``/v1/compress``, which gateways call
+(https://docs.litellm.ai/docs/proxy/headroom, https://portkey.ai/docs/integrations/guardrails/headroom).
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ FIGURES: Final = (
     "outcome", "reason", "stages", "window", "tokens_before", "tokens_after", "tokens_saved", "compression_ratio",
     "transforms_applied", "conversation",
 )  # fmt: skip
-"""Our own members of an answer. What a request calls so is left out of its view."""
+"""Our own members of an answer. Members of a request with these names are left out of its view."""
 
 APIS: Final = ("chat", "messages", "responses")
 
@@ -74,22 +73,32 @@ def read_body(body: bytes) -> Wanted:
         raise UnusableBody(f"A request of the API {api} has {_ITEMS[api]}: a list of items.", api)
     for name in FIGURES:
         members.pop(name, None)
-    target = options.get("target")
-    share = target if isinstance(target, float) and not target.is_integer() else None
-    if share is not None and not 0 < share < 1:
-        raise UnusableBody("target is a whole number of tokens, or a share of the room between 0 and 1.", api)
+    share = _share(options, api)
+    target = None
+    if share is None:
+        target = _tokens(options, "target", api)
     return Wanted(
         api,
         msgspec.json.encode(members),
         _tokens(options, "window", api),
-        None if share is not None else _tokens(options, "target", api),
+        target,
         share,
         _flag(options, "keep_items", api),
     )
 
 
+def _share(options: Mapping[str, Any], api: str) -> float | None:
+    """Return ``target`` if it is a share of the room; None if it is a number of tokens or missing."""
+    target = options.get("target")
+    if not isinstance(target, float) or target.is_integer():
+        return None
+    if not 0 < target < 1:
+        raise UnusableBody("target is a whole number of tokens, or a share of the room between 0 and 1.", api)
+    return target
+
+
 def _shown(members: Mapping[str, msgspec.Raw]) -> dict[str, Any]:
-    """Return the *members* by which an API is recognised, decoded."""
+    """Return the decoded *members* that show the API."""
     names = ("messages", "input", "system", "anthropic_version", "tools")
     return {name: msgspec.json.decode(members[name]) for name in names if name in members}
 
@@ -111,7 +120,7 @@ def _flag(options: Mapping[str, Any], name: str, api: str) -> bool | None:
 
 
 def answer_body(view: bytes, report: Report) -> bytes:
-    """Return the answer: the members of *view* as its bytes are, and what *report* says was done to them."""
+    """Return the answer: the members of *view* with their bytes, and the figures of *report*."""
     before, after = report.tokens_before or 0, report.tokens_after or 0
     ratio = 1.0
     if before:

@@ -27,7 +27,7 @@ API: Final = "compress"
 """The name of these requests in reports."""
 
 ROW_KEEPERS: Final = ("litellm/",)
-"""How gateways begin their ``User-Agent`` that put each item of a view in the place of one that they sent.
+"""Beginnings of the ``User-Agent`` of gateways that put each item of a view in the place of one that they sent.
 
 LiteLLM refuses an answer with another number of messages: ``_call_compress`` in its
 ``proxy/guardrails/guardrail_hooks/headroom/headroom.py``.
@@ -47,7 +47,7 @@ class Compress(Feature):
         self._resolve = resolve
 
     async def answer(self, request: Request, engine: Planning) -> Outcome | None:
-        """Return the view of the request in the body, and what was done to it; None for any other request."""
+        """Return the view of the request in the body, with its figures; None for any other request."""
         if request.purpose != "compress":
             return None
         try:
@@ -104,6 +104,7 @@ class Compress(Feature):
 
 def _keeps_rows(origin: Origin | None) -> bool:
     """True if the caller is a gateway that needs as many items as it sent."""
-    headers = () if origin is None else origin.headers
-    agents = [value.lower() for name, value in headers if name.lower() == "user-agent"]
+    if origin is None:
+        return False
+    agents = [value.lower() for name, value in origin.headers if name.lower() == "user-agent"]
     return any(agent.startswith(ROW_KEEPERS) for agent in agents)

@@ -168,14 +168,8 @@ def items_removed(compaction: Compaction, previous: Compaction | None, roles: Se
     *roles* are those of all items before the boundary.
     """
     folded = {index for index in range(compaction.cut) if roles[index] != "system" and index not in compaction.anchors}
-    shortened = shortened_items(compaction)
+    shortened = compaction.shortened
     if previous is not None:
         folded = {index for index in folded if index >= previous.cut or index in previous.anchors}
-        shortened -= shortened_items(previous)
+        shortened -= previous.shortened
     return sorted(folded | shortened)
-
-
-def shortened_items(compaction: Compaction) -> set[int]:
-    """Return the indexes of items of which only a part stands in the view of *compaction*."""
-    replaced = {placeholder.index for placeholder in compaction.placeholders}
-    return replaced | {index for index, _ in (*compaction.truncations, *compaction.clips)}

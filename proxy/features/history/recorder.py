@@ -12,7 +12,7 @@ from proxy.core.conversation import Layout
 from proxy.core.decisions import CountedView
 from proxy.core.report import Report
 from proxy.engine.features import Feature
-from proxy.features.history.archive import Archive, shortened_items
+from proxy.features.history.archive import Archive
 from proxy.features.history.notes import CompactionNote, RequestNote, encode_note, note_name
 from proxy.store.conversation_table import ConversationTable
 from proxy.summaries.codec import NOTE_VERSION, SummaryNote
@@ -121,7 +121,7 @@ def _compaction_note(
         summary_by=record.summary_by,
         summary_length=record.summary_length,
         stages=compaction.stages,
-        shortened=len(shortened_items(compaction)),
+        shortened=len(compaction.shortened),
         window=int(record.window * ratio),
         reserve=int(record.reserve * ratio),
         fixed=int(record.fixed * ratio),

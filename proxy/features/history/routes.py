@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Annotated, Final, cast
-from urllib.parse import parse_qs
 
 import msgspec
 
@@ -16,18 +14,8 @@ from proxy.features.history.pages import MAX_CHARACTERS, Page, read_page
 from proxy.server.access import Access
 from proxy.server.admin import Route
 from proxy.server.config import Limits
-from proxy.server.incoming import BodyBytes, BodyReader, IncomingRequest
-from proxy.server.rate_limit import RateLimit
-from proxy.server.request import RequestHeaders, read_headers
-
-MAX_BODY: Final = 16 * 2**10
-"""Bytes of a request's body at most."""
-
-RATE: Final = 5.0
-"""Requests that one caller may make in a second, in the long run."""
-
-BURST: Final = 30.0
-"""Requests that one caller may make at once."""
+from proxy.server.incoming import IncomingRequest
+from proxy.server.own_api import OwnApi, query
 
 WHOLE: Final = Page(0, MAX_CHARACTERS)
 """As much as one answer may hold."""
@@ -60,11 +48,8 @@ class HistoryRoutes:
     """
 
     def __init__(self, access: Access, history: History, limits: Limits) -> None:
-        self._access = access
+        self._api = OwnApi(access, limits, "requests about conversations")
         self._history = history
-        self._limits = replace(limits, body=MAX_BODY)
-        self._body_bytes = BodyBytes(MAX_BODY * 64)
-        self._rate_limit = RateLimit(RATE, BURST, "requests about conversations")
 
     def by_name(self) -> Mapping[str, Route]:
         """Return the routes by the name that follows ``/ullage/api/`` in the path."""
@@ -78,7 +63,7 @@ class HistoryRoutes:
 
     async def conversations(self, request: IncomingRequest, name: str) -> tuple[int, Mapping[str, object]]:
         """Return the conversation called *name*, or a list of all if that is empty."""
-        tenant, _ = self._caller(request)
+        tenant, _ = self._api.caller(request)
         _check_reads(request)
         if not name:
             return 200, await self._history.conversations(tenant)
@@ -86,7 +71,7 @@ class HistoryRoutes:
 
     async def archive(self, request: IncomingRequest, reference: str) -> tuple[int, Mapping[str, object]]:
         """Return one page of what was archived under *reference*."""
-        tenant, _ = self._caller(request)
+        tenant, _ = self._api.caller(request)
         _check_reads(request)
         parameters = query(request.raw_path)
         page = read_page(parameters.get("offset"), parameters.get("limit"))
@@ -98,7 +83,7 @@ class HistoryRoutes:
         The text is the item's JSON, or the beginnings of a list's items, a line each; ``next_offset`` says where
         ``archive`` goes on.
         """
-        tenant, _ = self._caller(request)
+        tenant, _ = self._api.caller(request)
         _check_reads(request)
         page = _existing(await self._history.archived(tenant, reference, WHOLE), _NOT_ARCHIVED)
         items = cast("list[dict[str, str | None]]", page.get("items", ()))
@@ -107,10 +92,10 @@ class HistoryRoutes:
 
     async def compact(self, request: IncomingRequest, name: str) -> tuple[int, Mapping[str, object]]:
         """Have the next request of a conversation compact it."""
-        tenant, headers = self._caller(request)
+        tenant, headers = self._api.caller(request)
         if request.method != "POST" or name:
             raise NotFound("Wishes are sent with POST to /ullage/api/compact.")
-        body = await self._body(request, tenant, headers)
+        body = await self._api.body(request, tenant, headers)
         try:
             wanted = _COMPACT_REQUEST.decode(body)
         except (msgspec.DecodeError, UnicodeError, RecursionError):
@@ -120,38 +105,13 @@ class HistoryRoutes:
 
     async def state(self, request: IncomingRequest, name: str) -> tuple[int, Mapping[str, object]]:
         """Return the state of the conversation called *name*, or with PUT have that of the body in its place."""
-        tenant, headers = self._caller(request)
+        tenant, headers = self._api.caller(request)
         conversation = _checked_name(name)
         if request.method != "PUT":
             _check_reads(request)
             return 200, _existing(await self._history.exported(tenant, conversation))
-        body = await self._body(request, tenant, headers)
+        body = await self._api.body(request, tenant, headers)
         return 200, await self._history.imported(tenant, conversation, body)
-
-    async def _body(self, request: IncomingRequest, tenant: bytes, headers: RequestHeaders) -> bytes:
-        """Return the JSON body of *request*."""
-        # A page of another site cannot send JSON without a preflight request, which is refused:
-        # https://developer.mozilla.org/en-US/docs/Web/HTTP/CORS
-        if not headers.by_name.get("content-type", "").lower().startswith("application/json"):
-            raise InvalidRequest("Send the body as application/json.")
-        reader = BodyReader(request.content, self._limits, self._body_bytes, tenant)
-        try:
-            return await reader.whole(request.content_length)
-        finally:
-            reader.release()
-
-    def _caller(self, request: IncomingRequest) -> tuple[bytes, RequestHeaders]:
-        """Return the tenant that sent *request*, and its headers."""
-        headers = read_headers(request.raw_headers)
-        self._access.check_origin(headers)
-        tenant = self._access.owner(headers, request.headers.keys())
-        self._rate_limit.admit(tenant)
-        return tenant, headers
-
-
-def query(path_qs: str) -> dict[str, str]:
-    """Return the parameters of a request's target, each one's last value."""
-    return {name: values[-1] for name, values in parse_qs(path_qs.partition("?")[2]).items()}
 
 
 def _check_reads(request: IncomingRequest) -> None:

@@ -63,7 +63,7 @@ def test_what_is_left_over_is_given_once(pins: int, summed: bool, block: int) ->
     entries = tuple(read_item_text(raw) for raw in message_slices(chat_body(agent_session(16, 200))))
     said = tuple(prose(at, 130) for at in range(pins))
     for text in ((block - BLOCK_FRAME) // 4, (block - BLOCK_FRAME) // 2, block - BLOCK_FRAME):
-        summary = f"## Accomplished\n- {prose(99, text // 3)}" if summed else ""
+        summary = f"## State\n- {prose(99, text // 3)}" if summed else ""
         made = render_block(FoldedItems(entries, said, "The task."), block, text, count_tokens, summary)
         assert count_tokens(made) - count_tokens("The task.") <= block
 

@@ -26,9 +26,8 @@ from proxy.core.compaction.prune import (
 from proxy.core.compaction.record import placeholder_tokens
 from proxy.core.conversation import Item, ItemText, lay_out, unread_from
 from proxy.core.tool_calls import Pair, facts_of, pairs_of
-from proxy.engine.reading import read_one
 from tests.support.conversation_strategies import Message, agent_sessions
-from tests.support.engine_fixtures import chat_body, count_tokens, message_slices, tool_map_of_package
+from tests.support.engine_fixtures import chat_body, count_tokens, message_slices, read_one, tool_map_of_package
 from tests.support.sample_conversations import coding_session
 
 Step = tuple[str, dict[str, Any], str]

@@ -15,7 +15,6 @@ from proxy.core.compaction.block import HEADER
 from proxy.core.compaction.record import Compaction, Placeholder
 from proxy.core.compaction.view import OriginalItems, RenderOptions, assemble, write_texts
 from proxy.core.conversation import lay_out
-from proxy.engine.reading import read_one
 from tests.support.conversation_strategies import conversations, encode
 from tests.support.engine_fixtures import (
     UNSHRUNK,
@@ -24,6 +23,7 @@ from tests.support.engine_fixtures import (
     count_tokens,
     message_problems,
     message_slices,
+    read_one,
     text_of,
     tool_map_of_package,
 )

@@ -17,7 +17,7 @@ from proxy.core.overflow.kinds import Overflow
 from proxy.core.overflow.stream import EarlyOverflowDetector, LateOverflowDetector, Verdict
 from tests.support.engine_fixtures import classifier
 from tests.support.linear_time import is_linear
-from tests.support.overflow_recordings import BROKEN_OFF, headers, rows
+from tests.support.overflow_recordings import BROKEN_OFF, described, headers, rows
 from tests.support.overflow_recordings import wire as sent
 
 OVERFLOW = {"error": {"message": "maximum context length is 4096 tokens", "code": "context_length_exceeded"}}
@@ -52,7 +52,7 @@ STREAM = (("content-type", "text/event-stream"),)
 
 
 def judged(*chunks: bytes, named: tuple[tuple[str, str], ...] = STREAM) -> tuple[Verdict, object]:
-    opening = EarlyOverflowDetector(classifier(), named)
+    opening = EarlyOverflowDetector(classifier(), *described(named))
     for chunk in chunks:
         opening.feed(chunk)
     verdict = opening.finish()
@@ -66,7 +66,7 @@ def cut(raw: bytes, points: list[int]) -> list[bytes]:
 
 
 def watched(*chunks: bytes, named: tuple[tuple[str, str], ...] = ()) -> Overflow | None:
-    ending = LateOverflowDetector(classifier(), named)
+    ending = LateOverflowDetector(classifier(), described(named)[1])
     for chunk in chunks:
         ending.feed(chunk)
     return ending.overflow
@@ -265,7 +265,7 @@ def test_our_count_corroborates_streams_too() -> None:
     """A claim in a stream about a request that we count far below its limit is not believed."""
     event = wire({"error": {"message": "prompt is too long: 210000 tokens > 200000 maximum"}})
     for counted, expected in ((1_000, "content"), (190_000, "overflow")):
-        assert EarlyOverflowDetector(classifier(), (), Prior(counted, window=200_000)).feed(event) == expected
+        assert EarlyOverflowDetector(classifier(), prior=Prior(counted, window=200_000)).feed(event) == expected
 
 
 LATE = {
@@ -327,7 +327,7 @@ def test_an_opening_costs_no_more_per_byte_the_longer_it_is(kind: str) -> None:
     named = STREAM if kind in ("comments", "one event") else (("content-type", "application/json"),)
 
     def work(length: int) -> None:
-        opening = EarlyOverflowDetector(classifier(), named)
+        opening = EarlyOverflowDetector(classifier(), *described(named))
         for chunk in pieces(piece * (length // len(piece)), size):
             assert opening.feed(chunk) == "undecided"
 
@@ -339,7 +339,7 @@ def test_what_follows_costs_no_more_per_byte_the_longer_it_is(piece: bytes) -> N
     """Events behind the first content are looked at in time that grows with them, however they are cut."""
 
     def work(length: int) -> None:
-        ending = LateOverflowDetector(classifier(), STREAM)
+        ending = LateOverflowDetector(classifier())
         for chunk in pieces(piece * (length // len(piece)), 4):
             ending.feed(chunk)
         assert ending.overflow is None

@@ -10,10 +10,11 @@ import pytest
 
 from proxy.features.history.history import History
 from proxy.features.history.notes import RequestNote, encode_note, note_name
-from proxy.features.history.routes import BURST, MAX_BODY, HistoryRoutes
+from proxy.features.history.routes import HistoryRoutes
 from proxy.server import ServerConfig
 from proxy.server.access import client_tenant
 from proxy.server.admin import OpenRoutes
+from proxy.server.own_api import BURST, MAX_BODY
 from proxy.store.archive_table import ArchiveTable
 from proxy.store.conversation_table import ConversationTable
 from proxy.summaries.codec import NOTE_VERSION as VERSION

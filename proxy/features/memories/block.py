@@ -1,0 +1,118 @@
+"""The block of memories as a conversation gets it: its entries, which are stored, and the text that they make.
+
+The same entries make the same text on every replica and in every release that reads them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from datetime import UTC, datetime
+from typing import Final
+
+import msgspec
+
+from proxy.features.memories.memory import Memory
+from proxy.features.memories.selection import Chosen
+
+HEADING: Final = "# Memories"
+INTRODUCTION: Final = (
+    "From earlier conversations of this project: a record for reference, given once. What is said below this section "
+    "comes first."
+)
+END: Final = "<!-- end of memories -->"
+
+SECTIONS: Final = (
+    "Priority Context",
+    "Project Knowledge",
+    "User Preferences",
+    "Key Decisions",
+    "Working Memory",
+    "Previous Sessions",
+)
+LONGEST: Final = (240, 220, 220, 220, 180, 220)
+"""Characters of a line of each section."""
+
+_DATED: Final = frozenset({"Project Knowledge", "Key Decisions", "Previous Sessions"})
+_OF_TYPE: Final = {"project": 1, "user": 2, "decision": 3, "session": 5}
+_WORKING: Final = 4
+
+VERSION: Final = 1
+
+
+class Entry(msgspec.Struct, frozen=True, array_like=True):
+    """One line of a block: the memory that it is of, the index of its section, and its text."""
+
+    id: str
+    section: int
+    line: str
+
+
+class StoredBlock(msgspec.Struct, frozen=True, array_like=True):
+    """The block that a conversation was given at Unix time ``given_at``; without entries it was given none."""
+
+    version: int
+    given_at: int
+    entries: tuple[Entry, ...] = ()
+
+
+def entries_of(chosen: Chosen, most: int, count: Callable[[str], int]) -> tuple[Entry, ...]:
+    """Return the entries of the *chosen* memories, those that matter most, whose text takes at most *most* tokens."""
+    entries = [_entry(memory) for memory in chosen.all]
+    while entries and count(text_of(entries)) > most:
+        entries.pop()
+    return tuple(entries)
+
+
+def text_of(entries: Sequence[Entry]) -> str:
+    """Return the text of a block; empty if it has no entry."""
+    lines: list[str] = []
+    for index, name in enumerate(SECTIONS):
+        of_section = [entry.line for entry in entries if entry.section == index]
+        if of_section:
+            lines += ["", f"## {name}", *of_section]
+    if not lines:
+        return ""
+    return "\n".join([HEADING, "", INTRODUCTION, *lines, "", END])
+
+
+def encode(block: StoredBlock) -> bytes:
+    """Return *block* as it is stored."""
+    return msgspec.msgpack.encode(block)
+
+
+def decode(value: bytes) -> StoredBlock | None:
+    """Return the stored block; None if it is damaged, or of another version."""
+    try:
+        block = msgspec.msgpack.decode(value, type=StoredBlock)
+    except (msgspec.DecodeError, UnicodeError):
+        return None
+    if block.version != VERSION or any(not 0 <= entry.section < len(SECTIONS) for entry in block.entries):
+        return None
+    return block
+
+
+def shown(memory: Memory, longest: int) -> str:
+    """Return *memory* on one line of at most *longest* characters."""
+    text = " ".join(f"{memory.title}: {memory.content}".split())
+    if memory.title == memory.content:
+        text = " ".join(memory.title.split())
+    if len(text) <= longest:
+        return text
+    return f"{text[: longest - 1].rstrip()}…"
+
+
+def date_of(memory: Memory) -> str:
+    """Return the day on which *memory* was made."""
+    return datetime.fromtimestamp(memory.created_at, UTC).date().isoformat()
+
+
+def _entry(memory: Memory) -> Entry:
+    section = _OF_TYPE[memory.type]
+    if memory.class_ == "priority":
+        section = 0
+    elif memory.class_ == "working" and memory.type != "session":
+        section = _WORKING
+    text = shown(memory, LONGEST[section])
+    if SECTIONS[section] in _DATED:
+        text = f"[{date_of(memory)}] {text}"
+    return Entry(memory.id, section, f"- {text}")

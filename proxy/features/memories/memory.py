@@ -1,0 +1,149 @@
+"""Memories as values: what they are, how long they hold, and what a project may have of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Final, Literal, get_args
+
+import msgspec
+from msgspec import structs
+
+from proxy.core.errors import Conflict
+
+Type = Literal["project", "user", "decision", "session"]
+"""A fact of the project, a preference of its user, something decided, or a conversation that was compacted."""
+
+Class = Literal["priority", "durable", "working"]
+"""Given first; the usual one; valid for some days."""
+
+Origin = Literal["caller", "model", "user"]
+"""Who it is from: a request to the API, a call of the model, or a line of the user's in a conversation."""
+
+GIVEN_TYPES: Final = get_args(Type)[:3]
+CLASSES: Final = get_args(Class)
+
+MOST: Final = 200
+"""Memories of a project at most."""
+
+MOST_SESSIONS: Final = 10
+"""Memories of compacted conversations at most; the newest stay."""
+
+MOST_FORGOTTEN: Final = 500
+"""Forgotten memories whose ids are known, so that blocks given before lose them."""
+
+LONGEST_TITLE: Final = 120
+LONGEST_CONTENT: Final = 1_000
+"""Characters of a memory."""
+
+WORKING_DAYS: Final = 14
+MOST_WORKING_DAYS: Final = 30
+"""Days for which a working memory is valid, and as many as may be asked for."""
+
+DAY_SECONDS: Final = 86_400
+VERSION: Final = 1
+
+
+class Memory(msgspec.Struct, frozen=True, rename={"class_": "class"}):
+    """One memory. Times are Unix times; ``expires_at`` is 0 if it does not expire."""
+
+    id: str
+    type: Type
+    title: str
+    content: str
+    class_: Class = "durable"
+    pinned: bool = False
+    origin: Origin = "caller"
+    created_at: int = 0
+    expires_at: int = 0
+
+    def is_valid(self, now: float) -> bool:
+        """True if it has not expired; what is pinned never does."""
+        return self.pinned or not self.expires_at or now < self.expires_at
+
+
+class ProjectMemories(msgspec.Struct, frozen=True):
+    """All memories of one project, and the ids of those that were forgotten lately, the newest last."""
+
+    memories: tuple[Memory, ...] = ()
+    forgotten: tuple[str, ...] = ()
+    version: int = VERSION
+
+    def valid(self, now: float) -> list[Memory]:
+        """Return the memories that have not expired."""
+        return [memory for memory in self.memories if memory.is_valid(now)]
+
+    def with_memory(self, memory: Memory, now: float) -> ProjectMemories:
+        """Return these with *memory*, in the place of one that says the same, without what has expired.
+
+        A memory of the same type, title and origin is replaced unless it is pinned. Raises ``Conflict`` if a project
+        has as many as it may.
+        """
+        others = [each for each in self.memories if not _is_replaced(each, memory)]
+        remaining = _consolidated([*others, memory], now)
+        if len(remaining) > MOST:
+            oldest = _oldest_working(remaining, memory)
+            if oldest is None:
+                raise Conflict(f"This project has {MOST} memories, which is as many as it may: forget some first.")
+            remaining.remove(oldest)
+        return structs.replace(self, memories=tuple(remaining))
+
+    def with_pin(self, name: str, *, pinned: bool) -> ProjectMemories:
+        """Return these with the memory called *name* pinned, or not pinned."""
+        memories = [structs.replace(each, pinned=pinned) if each.id == name else each for each in self.memories]
+        return structs.replace(self, memories=tuple(memories))
+
+    def without(self, names: Iterable[str]) -> ProjectMemories:
+        """Return these without the memories called *names*, which are known as forgotten from then on."""
+        gone = set(names)
+        forgotten = tuple(dict.fromkeys((*self.forgotten, *sorted(gone))))[-MOST_FORGOTTEN:]
+        memories = tuple(each for each in self.memories if each.id not in gone)
+        return structs.replace(self, memories=memories, forgotten=forgotten)
+
+
+def expiry(class_: Class, days: int | None, now: float) -> int:
+    """Return the time at which a memory of *class_* expires; 0 if it does not. *days* are those that were asked for."""
+    if class_ != "working":
+        return 0
+    if days is None:
+        days = WORKING_DAYS
+    return int(now) + min(max(days, 1), MOST_WORKING_DAYS) * DAY_SECONDS
+
+
+def encode(memories: ProjectMemories) -> bytes:
+    """Return *memories* as they are stored."""
+    return msgspec.msgpack.encode(memories)
+
+
+def decode(value: bytes | None) -> ProjectMemories:
+    """Return stored memories; none if there are none, or they are damaged or of another version."""
+    if value is None:
+        return ProjectMemories()
+    try:
+        memories = msgspec.msgpack.decode(value, type=ProjectMemories)
+    except (msgspec.DecodeError, UnicodeError):
+        return ProjectMemories()
+    if memories.version != VERSION:
+        return ProjectMemories()
+    return memories
+
+
+def _is_replaced(former: Memory, memory: Memory) -> bool:
+    """True if *memory* says again, or anew, what *former* says."""
+    if former.pinned or (former.type, former.origin) != (memory.type, memory.origin):
+        return False
+    return former.title.casefold() == memory.title.casefold()
+
+
+def _consolidated(memories: Sequence[Memory], now: float) -> list[Memory]:
+    """Return *memories* without expired ones, and with the newest of those of conversations; pinned ones all stay."""
+    valid = [memory for memory in memories if memory.is_valid(now)]
+    sessions = [memory for memory in valid if memory.type == "session" and not memory.pinned]
+    sessions.sort(key=lambda memory: memory.created_at)
+    surplus = {memory.id for memory in sessions[:-MOST_SESSIONS]}
+    return [memory for memory in valid if memory.id not in surplus]
+
+
+def _oldest_working(memories: Sequence[Memory], new: Memory) -> Memory | None:
+    """Return the oldest working memory that may give way to *new*; None if there is none."""
+    working = [each for each in memories if each.class_ == "working" and not each.pinned and each.id != new.id]
+    return min(working, key=lambda memory: memory.created_at, default=None)

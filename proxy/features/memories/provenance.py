@@ -1,0 +1,101 @@
+"""Who said what a memory says: the user, a tool, or nobody but the model.
+
+A model that read a planted order may call a tool of ours with it. So what a tool's result says is never stored, and
+what the user did not say is stored for some days only. Text that clients put into a user's message by themselves (in
+tags, code blocks and quotes) counts as a tool's.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Final, Literal
+
+from proxy.core.conversation import ItemText
+from proxy.server_tools.ranking import UNSPACED
+
+Speaker = Literal["user", "tool", "model"]
+
+SAID: Final = 0.6
+"""Share of a text's word pairs that a user's message must hold to have said it."""
+
+READ: Final = 0.4
+"""Share that a result must hold for the text to be its own."""
+
+LONGEST_MESSAGE: Final = 4_000
+"""Characters of a message that a person writes; a longer one is pasted, or a summary that a client made."""
+
+_TAGGED: Final = re.compile(r"<([a-zA-Z][\w-]*)(?:\s[^<>]{0,200})?>.*?(?:</\1>|\Z)", re.DOTALL)
+_FENCED: Final = re.compile(r"^ {0,3}(```|~~~).*?(?:^ {0,3}\1|\Z)", re.DOTALL | re.MULTILINE)
+_QUOTED: Final = re.compile(r"^ {0,3}>.*$", re.MULTILINE)
+_WORD: Final = re.compile(rf"[{UNSPACED}]|[^\W_{UNSPACED}]+")
+"""A word, or a character of a script without spaces."""
+
+_ADDRESS: Final = re.compile(
+    r"https?://[^\s\"'<>)\]]+|[\w.+-]+@[\w-]+\.[\w.-]+|\b\d{1,3}(?:\.\d{1,3}){3}\b|\bwww\.[^\s\"'<>)]+"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Spoken:
+    """What a conversation's user said in own words, and what its tools and clients put into it."""
+
+    user: tuple[str, ...]
+    tools: tuple[str, ...]
+
+
+def spoken_in(entries: Iterable[tuple[str, ItemText]]) -> Spoken:
+    """Return what was said in a conversation, whose *entries* are roles with the texts of items."""
+    user: list[str] = []
+    tools: list[str] = []
+    for role, entry in entries:
+        if role == "tool":
+            tools += [text for text, _ in entry.results]
+            said = entry.user_text
+        elif role == "user":
+            said = entry.text
+        else:
+            continue
+        words = own_words(said)
+        if words:
+            user.append(words)
+        if words != said:
+            tools.append(said)
+    return Spoken(tuple(user), tuple(tools))
+
+
+def own_words(text: str) -> str:
+    """Return what a person wrote of a user's message *text*; empty if it is longer than people write."""
+    words = _QUOTED.sub("", _FENCED.sub("", _TAGGED.sub("", text))).strip()
+    if len(words) > LONGEST_MESSAGE:
+        return ""
+    return words
+
+
+def speaker_of(text: str, spoken: Spoken) -> Speaker:
+    """Return who said *text*. An address that the user did not name is a tool's."""
+    if _share(text, spoken.user) >= SAID:
+        return "user"
+    if any(not any(address in said for said in spoken.user) for address in _ADDRESS.findall(text)):
+        return "tool"
+    if _share(text, spoken.tools) >= READ:
+        return "tool"
+    return "model"
+
+
+def _share(text: str, sources: Sequence[str]) -> float:
+    """Return the largest share of the word pairs of *text* that one of *sources* holds."""
+    wanted = _pairs(text)
+    if not wanted:
+        return 0.0
+    return max((len(wanted & _pairs(source)) / len(wanted) for source in sources), default=0.0)
+
+
+def _pairs(text: str) -> set[tuple[str, str]]:
+    """Return the pairs of neighbouring words in *text*; the word itself if there is only one."""
+    words = _WORD.findall(text.casefold())
+    if len(words) == 1:
+        return {(words[0], "")}
+    return set(pairwise(words))

@@ -1,0 +1,53 @@
+"""The section ``memories``."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from fnmatch import fnmatchcase
+from typing import Annotated, Final
+
+from pydantic import Field
+
+from proxy.settings import Settings
+from proxy.settings.field_types import Section, SplitText
+
+
+class Memories(Section):
+    """What a project's conversations should know of each other."""
+
+    enabled: bool = Field(default=False, description="Store them, and give them to new conversations, once.")
+    tools: Annotated[tuple[str, ...], SplitText] = Field(
+        default=(), description="Projects, names or globs, whose models may save and search them with tools."
+    )
+
+
+class MemoriesSettings(Settings):
+    """The settings with the section of memories."""
+
+    memories: Memories = Memories()
+
+
+SECTIONS: Final = (MemoriesSettings,)
+
+
+def memories_settings(settings: Settings) -> Memories:
+    """Return the section of memories; the defaults if *settings* have none."""
+    if isinstance(settings, MemoriesSettings):
+        return settings.memories
+    return Memories()
+
+
+def is_named(project: str, patterns: Sequence[str]) -> bool:
+    """True if one of *patterns* names *project*."""
+    return any(fnmatchcase(project, pattern) for pattern in patterns)
+
+
+def summary_lines(settings: Settings) -> list[tuple[str, str]]:
+    """Return one line if memories are given: they change what is sent."""
+    memories = memories_settings(settings)
+    if not memories.enabled:
+        return []
+    tools = ""
+    if memories.tools:
+        tools = f"; models save and search them in {', '.join(memories.tools)}"
+    return [("memories", f"on: new conversations are given those of their x-ullage-project{tools}")]

@@ -1,0 +1,58 @@
+"""What all routes below ``/ullage/api/`` share by which callers read and change what is theirs."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Final
+from urllib.parse import parse_qs
+
+from proxy.core.errors import InvalidRequest
+from proxy.server.access import Access
+from proxy.server.config import Limits
+from proxy.server.incoming import BodyBytes, BodyReader, IncomingRequest
+from proxy.server.rate_limit import RateLimit
+from proxy.server.request import RequestHeaders, read_headers
+
+MAX_BODY: Final = 16 * 2**10
+"""Bytes of a request's body at most."""
+
+RATE: Final = 5.0
+"""Requests that one caller may make in a second, in the long run."""
+
+BURST: Final = 30.0
+"""Requests that one caller may make at once."""
+
+
+class OwnApi:
+    """Reads requests of callers about their own things. *about* names these: ``requests about conversations``."""
+
+    def __init__(self, access: Access, limits: Limits, about: str) -> None:
+        self._access = access
+        self._limits = replace(limits, body=MAX_BODY)
+        self._body_bytes = BodyBytes(MAX_BODY * 64)
+        self._rate_limit = RateLimit(RATE, BURST, about)
+
+    def caller(self, request: IncomingRequest) -> tuple[bytes, RequestHeaders]:
+        """Return the tenant that sent *request*, and its headers. Raises ``UllageError``."""
+        headers = read_headers(request.raw_headers)
+        self._access.check_origin(headers)
+        tenant = self._access.owner(headers, request.headers.keys())
+        self._rate_limit.admit(tenant)
+        return tenant, headers
+
+    async def body(self, request: IncomingRequest, tenant: bytes, headers: RequestHeaders) -> bytes:
+        """Return the JSON body of *request*. Raises ``InvalidRequest``."""
+        # A page of another site cannot send JSON without a preflight request, which is refused:
+        # https://developer.mozilla.org/en-US/docs/Web/HTTP/CORS
+        if not headers.by_name.get("content-type", "").lower().startswith("application/json"):
+            raise InvalidRequest("Send the body as application/json.")
+        reader = BodyReader(request.content, self._limits, self._body_bytes, tenant)
+        try:
+            return await reader.whole(request.content_length)
+        finally:
+            reader.release()
+
+
+def query(path_qs: str) -> dict[str, str]:
+    """Return the parameters of a request's target, each one's last value."""
+    return {name: values[-1] for name, values in parse_qs(path_qs.partition("?")[2]).items()}

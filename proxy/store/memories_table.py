@@ -1,0 +1,75 @@
+"""The memories of a tenant's projects: one sealed value for each project, replaced as a whole.
+
+Two replicas that change it at once cannot lose a change: a value is replaced only if it is still the one that was read.
+"""
+
+from __future__ import annotations
+
+import hmac
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass, field
+from typing import Any, Final, TypeVar
+
+from cachetools import TTLCache
+
+from proxy.core.errors import StoreUnavailable
+from proxy.store import key_names
+from proxy.store.backend import Unavailable
+from proxy.store.tables import TableAccess
+
+LIFETIME: Final = 365 * 24 * 3600.0
+"""Seconds for which memories are stored after they were last read or changed."""
+
+_RENEW_AFTER, _RENEWED = 24 * 3600.0, 8_192
+"""Seconds after which memories in use are renewed again, and the projects that a process remembers to have renewed."""
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class StoredMemories:
+    """The memories of one project as bytes: ``value`` is None if there are none. ``sealed`` is the value as stored."""
+
+    value: bytes | None = field(default=None, repr=False)
+    sealed: bytes | None = field(default=None, repr=False)
+
+
+class MemoriesTable:
+    """Memories of every project."""
+
+    def __init__(self, access: TableAccess) -> None:
+        self._access = access
+        self._backend = access.backend
+        self._renewed: TTLCache[str, bool] = TTLCache(_RENEWED, _RENEW_AFTER, timer=access.clock)
+
+    async def read(self, tenant: bytes, project: str) -> StoredMemories:
+        """Return what is stored for *project*. Raises ``StoreUnavailable``."""
+        name = self._name(tenant, project)
+        (sealed,) = await self._run(lambda: self._backend.read([name]))
+        value = self._access.sealer.open(tenant, name, sealed)
+        if value is not None and name not in self._renewed:
+            self._renewed[name] = True
+            self._access.run_in_background(self._backend.refresh(name, LIFETIME), "memories")
+        return StoredMemories(value, sealed)
+
+    async def replace(self, tenant: bytes, project: str, before: StoredMemories, value: bytes) -> bool:
+        """Store *value* in the place of *before*. Return False if that has changed meanwhile.
+
+        Raises ``StoreUnavailable``.
+        """
+        name = self._name(tenant, project)
+        sealed, former = self._access.sealer.seal(tenant, name, value), before.sealed
+        if former is None:
+            return await self._run(lambda: self._backend.claim(name, sealed, LIFETIME)) is None
+        return await self._run(lambda: self._backend.swap(name, former, sealed, LIFETIME))
+
+    async def _run(self, operation: Callable[[], Coroutine[Any, Any, T]]) -> T:
+        try:
+            return await self._access.run(operation())
+        except Unavailable as error:
+            self._access.count_failure(error)
+            raise StoreUnavailable from error
+
+    def _name(self, tenant: bytes, project: str) -> str:
+        message = b"memories\0" + project.encode("utf-8", "surrogatepass")
+        return key_names.memories(hmac.digest(self._access.sealer.prefix_key(tenant), message, "sha256")[:16])
