@@ -99,7 +99,7 @@ def open_engine(
     )
     learned = LearnedRoutes(store.records, LRUCache(CACHED_ROUTES), LRUCache(CACHED_LOOKUPS), time.monotonic, notice)
     records = CompactionRecords(reader, store.records, policy, caches.records(), LRUCache(CACHED_LOOKUPS), jobs, spawn)
-    parts = FeatureParts(settings, store, reader, records, catalogue.resolve, _shares(settings), faults)
+    parts = FeatureParts(settings, store, reader, records, catalogue.resolve, _shares(settings), faults, spawn)
     features = Features([*open_features(parts), *noting])
     shrunk_tools: ShrunkTools = LRUCache(CACHED_TOOL_ARRAYS)
     mode = settings.compression.mode
@@ -188,7 +188,13 @@ def _policy(settings: Settings) -> Policy:
     rules = CompactionRules(
         Marks(wanted.high_mark, wanted.soft_mark, wanted.effective_low_mark, wanted.low_mark_chats),
         _shares(settings),
-        EnabledStages(stages.fold.enabled, stages.drop.enabled, stages.clip.enabled, stages.tools.enabled),
+        EnabledStages(
+            minify=wanted.minify,
+            fold=stages.fold.enabled,
+            drop=stages.drop.enabled,
+            clip=stages.clip.enabled,
+            tools=stages.tools.enabled,
+        ),
         allocation,
         _prune_pass(stages),
         _truncate_limits(stages),

@@ -46,7 +46,7 @@ class Result(msgspec.Struct, frozen=True, gc=False):
     """One tool result: digests of all of it and of its opening, its lines, its size in bytes.
 
     ``ok`` is False if it reports a failure, ``partial`` is True if it states that a part is missing. ``first`` and
-    ``last`` are the line numbers in it, zero if there are none.
+    ``last`` are the line numbers in it, zero if there are none. ``spare`` are the tokens of white space in its JSON.
     """
 
     digest: int
@@ -57,6 +57,7 @@ class Result(msgspec.Struct, frozen=True, gc=False):
     partial: bool = False
     first: int = 0
     last: int = 0
+    spare: int = 0
 
 
 class WrittenResult(msgspec.Struct, frozen=True, gc=False):

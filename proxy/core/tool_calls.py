@@ -22,7 +22,7 @@ from typing import Any, Final
 import msgspec
 from msgspec.structs import replace
 
-from proxy.core.apis.json_edit import quoted
+from proxy.core.apis.json_edit import minified, quoted
 from proxy.core.apis.json_scan import elements, members
 from proxy.core.apis.json_steps import decode
 from proxy.core.conversation import NO_FACTS, Call, Item, ItemFacts, ItemText, Result, WrittenResult
@@ -35,6 +35,12 @@ WRITTEN = -1
 
 MOST_MENTIONS = 128
 """File names, and openings of quotations, that are stored of one text."""
+
+JSON_BEGINNINGS = ("{", "[", "\n", " ")
+"""The first character of a result that may be an object or a list in JSON."""
+
+LEAST_SPARE = 32
+"""Characters of white space in a result below which it is left as it is."""
 
 _SEARCHED = 65_536
 """Characters of a text that are searched for mentions and errors."""
@@ -105,10 +111,10 @@ def name_digest(name: str) -> int:
     return _crc(name.lower()) if name else 0
 
 
-def facts_of(entry: ItemText, call: Callable[[str, str], Call]) -> ItemFacts | None:
+def facts_of(entry: ItemText, call: Callable[[str, str], Call], count: Callable[[str], int]) -> ItemFacts | None:
     """Return the facts of one item's words; None if it neither calls, answers nor mentions anything."""
     calls = tuple(call(name, arguments) for name, arguments in entry.calls)
-    results = tuple(_result(text, failed=failed) for text, failed in entry.results)
+    results = tuple(_result(text, count, failed=failed) for text, failed in entry.results)
     mentions, decides = b"", False
     if entry.role == "assistant" and entry.text:
         text = entry.text[:_SEARCHED]
@@ -204,10 +210,13 @@ def _crc(text: str) -> int:
     return zlib.crc32(text.encode("utf-8", "replace"))
 
 
-def _result(text: str, *, failed: bool) -> Result:
+def _result(text: str, count: Callable[[str], int], *, failed: bool) -> Result:
     edges = text
     if len(text) > 2 * _EDGE:
         edges = text[:_EDGE] + "\n" + text[-_EDGE:]
+    spare = 0
+    if text.startswith(JSON_BEGINNINGS):
+        spare = _spare(text, count)
     folded = edges.lower()
     lines = text.count("\n") + (not text.endswith("\n") and bool(text))
     first, last = _numbers(edges, lines)
@@ -224,7 +233,16 @@ def _result(text: str, *, failed: bool) -> Result:
         partial=any(word in folded for word in _PARTIAL),
         first=first,
         last=last,
+        spare=spare,
     )
+
+
+def _spare(text: str, count: Callable[[str], int]) -> int:
+    """Return the tokens that a result saves without the white space in its JSON; zero if it is none."""
+    shorter = minified(text)
+    if len(shorter) > len(text) - LEAST_SPARE:
+        return 0
+    return max(0, count(text) - count(shorter))
 
 
 def _numbers(edges: str, lines: int) -> tuple[int, int]:
@@ -377,7 +395,7 @@ def with_written_result(
     if written is None:
         return item
     result = as_result(raw, read_item_text(raw), written)
-    facts = facts_of(result, call) or NO_FACTS
+    facts = facts_of(result, call, count) or NO_FACTS
     user_tokens = 0
     if result.user_text:
         user_tokens = count(result.user_text)

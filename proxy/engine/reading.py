@@ -454,7 +454,9 @@ def with_facts(api_format: ApiFormat, item: Item, raw: bytes, count: Callable[[s
     if item.role == "user":
         return with_written_result(item, raw, api_format.read_item_text, tools.text_format, tools.call, count)
     entry = api_format.read_item_text(raw)
-    return with_written_call(replace(item, facts=facts_of(entry, tools.call)), entry, tools.text_format, tools.call)
+    return with_written_call(
+        replace(item, facts=facts_of(entry, tools.call, count)), entry, tools.text_format, tools.call
+    )
 
 
 def _read_numbers(api_format: ApiFormat, raw: bytes, count: Callable[[str], int], tools: ToolMap) -> Item:

@@ -148,6 +148,7 @@ class Compression(Section):
     low_mark_chats: Annotated[Share, Field(gt=0)] | None = Field(
         default=None, description="The low mark where no tool was used. None: a fifth of the way to the high mark."
     )
+    minify: bool = Field(default=True, description="White space goes out of JSON in tool results before all else.")
     lower_output: Literal["last", "first", "never"] = Field(
         default="last", description="When the request's own output figure may be lowered to make room."
     )

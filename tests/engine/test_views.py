@@ -414,6 +414,32 @@ async def test_when_an_output_figure_is_lowered(mode: Any, stages: tuple[str, ..
     assert (message_slices(plan.body) == message_slices(body)) == (mode == "first")
 
 
+async def test_json_in_results_loses_its_white_space_before_anything_else() -> None:
+    """That alone is enough here: every value is there, and the next request repeats the very same bytes."""
+    messages = agent_session(0, 0)
+    for at in range(8):
+        rows = [{"id": at * 100 + row, "name": f"row {row}", "tags": ["a", "b"]} for row in range(12)]
+        spoken, result = agent_round(at, 1)
+        messages += [spoken, {**result, "content": json.dumps(rows, indent=8)}]
+    window = int(request_tokens({"messages": messages}) * 1.05)
+    replica = Replica()
+    plan = await replica.plan(chat_body(messages), window)
+    assert plan.report.stages == ("minify",)
+    view = json.loads(plan.body)["messages"]
+    assert len(view) == len(messages)
+    for before, after in zip(messages, view, strict=True):
+        if before["role"] == "tool":
+            assert json.loads(after["content"]) == json.loads(before["content"])
+            assert "\n" not in after["content"]
+        else:
+            assert after == before
+    more = [*messages, {"role": "assistant", "content": "well"}, {"role": "user", "content": "go on"}]
+    later = await replica.plan(chat_body(more), window)
+    assert message_slices(later.body)[: len(messages)] == message_slices(plan.body)
+    off = replace(POLICY, rules=replace(POLICY.rules, enabled_stages=EnabledStages(minify=False)))
+    assert "minify" not in (await Replica(policy=off).plan(chat_body(messages), window)).report.stages
+
+
 @pytest.mark.parametrize("drop", [True, False])
 async def test_without_folds_old_rounds_are_dropped(drop: bool) -> None:
     """Many small messages: with folds turned off a note stands for the oldest; with both off nothing can help."""

@@ -104,10 +104,12 @@ def render_block(folded: FoldedItems, block_tokens: int, text_tokens: int, count
     free = max(0, free)
     shown = "\n".join([folded.task, *filter(None, pins), folded.newest, folded.carrier_text, section])
     step_room = int(free * STEP_SHARE)
-    state = folded.state.lines(step_room - STATE_FRAME, count)
-    state_tokens = _list_tokens(state, count)
+    state: list[str] = []
+    state_tokens = 0
+    if folded.state != NO_STATE:
+        state = folded.state.lines(step_room - STATE_FRAME, count)
     if state:
-        state_tokens += STATE_FRAME
+        state_tokens = _list_tokens(state, count) + STATE_FRAME
         shown = "\n".join([shown, *state])
     writer = Steps(rounds_of(folded.entries), count, shown)
     steps = writer.lines(step_room - state_tokens)

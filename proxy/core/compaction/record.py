@@ -84,8 +84,9 @@ class Compaction(msgspec.Struct, frozen=True, rename=_STORED_NAMES):
     ``block_tokens`` are charged for the block; ``text_tokens`` of them are for digest and steps. ``anchors`` are the
     folded user items whose text stays in full: the task, and the newest one at that time. ``placeholders`` are the
     other items whose results give way to a line each. ``truncations`` and ``clips`` are the tokens that truncated and
-    clipped items may keep, by index. ``view_tokens`` are the tokens of the view's items at the boundary, without the
-    fixed part. ``stages`` names the stages that were used, in order.
+    clipped items may keep, by index, ``minified`` those of items whose JSON lost its white space. ``view_tokens`` are
+    the tokens of the view's items at the boundary, without the fixed part. ``stages`` names the stages that were used,
+    in order.
     """
 
     boundary: int
@@ -98,6 +99,7 @@ class Compaction(msgspec.Struct, frozen=True, rename=_STORED_NAMES):
     stages: tuple[str, ...] = ()
     placeholders: tuple[Placeholder, ...] = ()
     truncations: tuple[tuple[int, int], ...] = ()
+    minified: tuple[tuple[int, int], ...] = ()
 
     @property
     def shortened(self) -> set[int]:
@@ -111,7 +113,8 @@ VERSION = 1
 
 def stages_of_edits(compaction: Compaction) -> dict[int, str]:
     """The stage that made each edited item smaller, by the item's index; without those that were clipped."""
-    stages = {each.index: "prune" if each.reason == "old" else "dedup" for each in compaction.placeholders}
+    stages = {index: "minify" for index, _ in compaction.minified}
+    stages.update((each.index, "prune" if each.reason == "old" else "dedup") for each in compaction.placeholders)
     stages.update((index, "truncate") for index, _ in compaction.truncations)
     return stages
 
@@ -172,6 +175,6 @@ def _fits(record: CompactionRecord, count: int) -> bool:
     if not 0 <= compaction.cut <= compaction.boundary <= count:
         return False
     indexes = [*record.edits, *compaction.anchors]
-    indexes += [index for index, _ in (*compaction.clips, *compaction.truncations)]
+    indexes += [index for index, _ in (*compaction.clips, *compaction.truncations, *compaction.minified)]
     indexes += [placeholder.index for placeholder in compaction.placeholders]
     return all(0 <= index < count for index in indexes)

@@ -49,6 +49,7 @@ items short, or replace more results; it never brings anything back.
 
 Stages. A compaction tries the stages in this order and stops at the first one that is enough:
 
+      0. minify: take the white space out of JSON in results; enough if the view comes down to the clip mark
       1. truncate the results that the last compaction left whole because no model had read them
       2. prune: replace results that a later one repeats, then old results, by a line each
       3. fold the oldest rounds into a block, no more of them than needed for the low mark
@@ -261,9 +262,13 @@ class Schedule:
         if nothing else helps.
         """
         stages, levels = self._stages, self._levels(boundary, limit)
-        present = self.view_tokens(boundary, last)
-        if last is not None and (relieved := self._relieved(boundary, last, levels)):
+        minified = stages.minify(boundary, last)
+        if minified is not None and minified.view_tokens <= levels.clip_to:
+            return minified
+        if last is not None and (relieved := self._relieved(boundary, last, minified or last, levels)):
             return relieved
+        last = minified or last
+        present = self.view_tokens(boundary, last)
         # Unread results are truncated as soon as they are read: until then nothing is folded for their sake.
         with_unread = levels.goal + stages.unread_excess(boundary, last, levels)
         goal = max(levels.goal, min(with_unread, levels.budget))
@@ -280,14 +285,14 @@ class Schedule:
             return stages.clip(boundary, last, levels.clip_to, levels.clip_to)
         return smaller
 
-    def _relieved(self, boundary: int, last: Compaction, levels: Levels) -> Compaction | None:
-        """*last* with those results truncated that it left whole because no model had read them.
+    def _relieved(self, boundary: int, last: Compaction, base: Compaction, levels: Levels) -> Compaction | None:
+        """*base* with those results truncated that *last* left whole because no model had read them.
 
         None if that is not enough. The prompt stays the same up to the first of them; a fold would change it earlier.
         """
         start = self._stages.unread(last.boundary, last).start
         read = range(start, min(last.boundary, self._stages.unread(boundary, None).start))
-        truncated = self._stages.truncate(boundary, last, levels, levels.clip_to, read)
+        truncated = self._stages.truncate(boundary, base, levels, levels.clip_to, read)
         if truncated is None or truncated.view_tokens > levels.clip_to:
             return None
         return truncated

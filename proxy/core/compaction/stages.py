@@ -27,6 +27,9 @@ CLIP_FLOOR = 48
 USERS_WHOLE = 0.1
 """Share of a clip's target that every other item must keep, or else users' words are cut too."""
 
+MINIFY = "minify"
+"""The stage that loses nothing."""
+
 TRAILING_USERS = 8
 """Most user items in a row behind the newest round that count as part of it."""
 
@@ -35,6 +38,7 @@ TRAILING_USERS = 8
 class EnabledStages:
     """The stages that may be used."""
 
+    minify: bool = True
     fold: bool = True
     drop: bool = True
     clip: bool = True
@@ -122,6 +126,32 @@ class Stages:
 
     # The stages.
 
+    def minify(self, boundary: int, last: Compaction | None) -> Compaction | None:
+        """*last* with the white space gone from JSON in all results that are whole; None if there is none.
+
+        Nothing is lost: what is left parses to the same values.
+        """
+        if not self._enabled.minify:
+            return None
+        base = last or Compaction(boundary, 0, 0)
+        reduced = self._reduced_items(base)
+        minified = dict(base.minified)
+        for index in range(base.cut, boundary):
+            item = self._items[index]
+            if index in reduced or item.facts is None or not item.answers:
+                continue
+            if spare := sum([result.spare for result in item.facts.results]):
+                minified[index] = item.tokens - spare
+        if len(minified) == len(base.minified):
+            return None
+        compaction = structs.replace(
+            base,
+            boundary=boundary,
+            minified=tuple(sorted(minified.items())),
+            stages=(*_stages_at(boundary, base), MINIFY),
+        )
+        return self._with_size(boundary, compaction)
+
     def prune(self, boundary: int, last: Compaction | None, need: int) -> Compaction | None:
         """*last* with tool results replaced by placeholders; None if that does not save *need* tokens."""
         if need <= 0:
@@ -139,7 +169,8 @@ class Stages:
             placeholders=tuple(sorted((*base.placeholders, *placeholders))),
             truncations=tuple(each for each in base.truncations if each[0] not in replaced),
             clips=tuple(each for each in base.clips if each[0] not in replaced),
-            stages=stages,
+            minified=tuple(each for each in base.minified if each[0] not in replaced),
+            stages=(*_lossless(boundary, base), *stages),
         )
         return self._with_size(boundary, compaction)
 
@@ -207,6 +238,7 @@ class Stages:
             base,
             boundary=boundary,
             truncations=tuple(sorted({**dict(base.truncations), **truncated}.items())),
+            minified=tuple(each for each in base.minified if each[0] not in truncated),
             stages=tuple(dict.fromkeys((*_stages_at(boundary, base), "truncate"))),
         )
         return self._with_size(boundary, compaction)
@@ -236,6 +268,7 @@ class Stages:
             boundary=boundary,
             clips=tuple(sorted(clips.items())),
             truncations=tuple(each for each in base.truncations if each[0] not in clips),
+            minified=tuple(each for each in base.minified if each[0] not in clips),
             stages=(*_stages_at(boundary, base), "clip"),
         )
         clipped = self._with_size(boundary, compaction)
@@ -251,7 +284,7 @@ class Stages:
             compaction,
             block_tokens=block,
             text_tokens=compaction.text_tokens * room // room_before,
-            stages=("drop", *compaction.stages[1:]),
+            stages=tuple("drop" if stage == "fold" else stage for stage in compaction.stages),
         )
         return self._with_size(boundary, smaller)
 
@@ -264,7 +297,8 @@ class Stages:
         """The tokens of every item that *compaction* made smaller, by index."""
         if self._reduced[0] is not compaction:
             replaced = {each.index: placeholder_tokens(self._items[each.index]) for each in compaction.placeholders}
-            self._reduced = compaction, {**replaced, **dict(compaction.truncations), **dict(compaction.clips)}
+            cut = dict((*compaction.minified, *compaction.truncations, *compaction.clips))
+            self._reduced = compaction, {**cut, **replaced}
         return self._reduced[1]
 
     def _newest_round(self, first: int, end: int) -> int:
@@ -288,6 +322,8 @@ class Stages:
                 clips=tuple(each for each in last.clips if each[0] >= cut or each[0] in anchors),
                 truncations=tuple(each for each in last.truncations if each[0] >= cut),
                 placeholders=tuple(each for each in last.placeholders if each.index >= cut),
+                minified=tuple(each for each in last.minified if each[0] >= cut),
+                stages=(*_lossless(boundary, last), *stages),
             )
         return self._with_size(boundary, compaction)
 
@@ -309,7 +345,7 @@ class Stages:
 
     def _truncatable(self, compaction: Compaction, among: range, least: int) -> dict[int, int]:
         """The text tokens of those results of *among* that may be truncated and are larger than *least*, by index."""
-        truncated = dict(compaction.truncations)
+        truncated = dict((*compaction.minified, *compaction.truncations))
         reduced = {index for index, _ in compaction.clips} | {each.index for each in compaction.placeholders}
         sizes: dict[int, int] = {}
         for index in among:
@@ -335,6 +371,11 @@ def shortest(item: Item) -> int:
     if item.tokens <= CLIP_FLOOR:
         return item.tokens
     return item.media + item.sealed
+
+
+def _lossless(boundary: int, compaction: Compaction) -> tuple[str, ...]:
+    """The lossless stages of *compaction* if it was made at *boundary*."""
+    return tuple(stage for stage in _stages_at(boundary, compaction) if stage == MINIFY)
 
 
 def _stages_at(boundary: int, compaction: Compaction) -> tuple[str, ...]:

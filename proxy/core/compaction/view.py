@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from proxy.core.apis.base import ApiFormat
-from proxy.core.apis.json_edit import common_cap
+from proxy.core.apis.json_edit import common_cap, minified
 from proxy.core.apis.json_scan import Span
 from proxy.core.compaction.arguments import command_of
 from proxy.core.compaction.block import FoldedItems, render_block
@@ -124,7 +124,10 @@ def write_texts(
     Texts that are the same as after *last*, the record before this one, keep that record's bytes. *summary* is a
     verified summary of the folded items by a model, empty if there is none.
     """
-    edits = _clipped_items(original, compaction, options.count)
+    edits: dict[int, bytes] = {}
+    if compaction.minified:
+        edits |= _minified_items(original, compaction, last)
+    edits |= _clipped_items(original, compaction, options.count)
     edits |= _placeholder_items(original, compaction, options, last)
     edits |= _truncated_items(original, compaction, options.count, last)
     if compaction.cut == 0 or not compaction.block_tokens:
@@ -146,6 +149,22 @@ def _block_source(compaction: Compaction) -> tuple[object, ...]:
     cut, anchors = compaction.cut, compaction.anchors
     clips = tuple(each for each in compaction.clips if each[0] in anchors or each[0] < cut)
     return cut, compaction.block_tokens, compaction.text_tokens, anchors, clips
+
+
+def _minified_items(original: OriginalItems, compaction: Compaction, last: CompactionRecord | None) -> dict[int, bytes]:
+    """The items whose results lost the white space in their JSON, by index."""
+    unchanged = frozenset[tuple[int, int]]()
+    if last is not None:
+        unchanged = frozenset(last.compaction.minified)
+    edits: dict[int, bytes] = {}
+    for each in compaction.minified:
+        index = each[0]
+        if last is not None and each in unchanged and index in last.edits:
+            edits[index] = last.edits[index]
+        else:
+            texts = [minified(text) for text, _ in original.text(index).results]
+            edits[index] = original.with_results(index, texts, media=True)
+    return edits
 
 
 def _clipped_items(original: OriginalItems, compaction: Compaction, count: Count) -> dict[int, bytes]:

@@ -124,8 +124,6 @@ class WorkState:
 
     def lines(self, tokens: int, count: Count) -> list[str]:
         """The lines that fit in *tokens*, what is left to do before all else; of the files as many as fit."""
-        if self == NO_STATE:
-            return []
         chosen: list[tuple[int, str]] = []
         for place, line in self._ranked():
             size = count(line) + BULLET
@@ -180,7 +178,17 @@ def work_state(calls: Sequence[FoldedCall], tools: ToolMap) -> WorkState:
 
 def _todos(calls: Sequence[FoldedCall], rules: TodoRules) -> tuple[TodoItem, ...]:
     """The to-do list as *calls* left it, read from the last call on that states all of it."""
-    writers = _writers(calls, rules)
+    tools, names = rules.lists | rules.adds | rules.changes, {call.name for call in calls}
+    keys = [f'"{key}"' for key in rules.arguments]
+    concerned = {name for name in names if any(tool in name.lower() for tool in tools)}
+    writers = [call for call in calls if call.name in concerned or any(key in call.arguments for key in keys)]
+    if not writers:
+        return ()
+    return _written_items([call for call in writers if _writes(call, rules, keys)], rules)
+
+
+def _written_items(writers: Sequence[FoldedCall], rules: TodoRules) -> tuple[TodoItem, ...]:
+    """The items of the list that *writers* left."""
     start = next((at for at in range(len(writers) - 1, -1, -1) if _states_all(writers[at], rules)), 0)
     todo_list = TodoList(rules)
     for call in writers[start:]:
@@ -188,13 +196,14 @@ def _todos(calls: Sequence[FoldedCall], rules: TodoRules) -> tuple[TodoItem, ...
     return tuple(todo_list.items.values())
 
 
-def _writers(calls: Sequence[FoldedCall], rules: TodoRules) -> list[FoldedCall]:
-    """Those of *calls* that write a to-do list: by their tools, or by an argument of any tool."""
-    tools = rules.lists | rules.adds | rules.changes
-    names = {name for name in {call.name for call in calls} if _bare(name) in tools}
-    keys = [f'"{key}"' for key in rules.arguments]
-    writers = [call for call in calls if call.name in names or any(key in call.arguments for key in keys)]
-    return [call for call in writers if len(call.arguments) <= LONGEST_ARGUMENTS]
+def _writes(call: FoldedCall, rules: TodoRules, keys: Sequence[str]) -> bool:
+    """True if *call* writes a to-do list: by its tool, or by one of the arguments *keys* of any tool."""
+    if len(call.arguments) > LONGEST_ARGUMENTS:
+        return False
+    tool = _bare(call.name)
+    if tool in rules.lists or tool in rules.adds or tool in rules.changes:
+        return True
+    return any(key in call.arguments for key in keys)
 
 
 def _states_all(call: FoldedCall, rules: TodoRules) -> bool:

@@ -22,6 +22,7 @@ from proxy.core.apis.json_edit import (
     leaves,
     locate,
     locate_slots,
+    minified,
     quoted,
     with_fewer_parts,
     with_model,
@@ -210,3 +211,32 @@ def test_a_text_is_located_once_for_all_attempts(monkeypatch: pytest.MonkeyPatch
     assert len(weighed) > 2
     assert calls == [2, 1]
     assert len(json.loads(made)["a"]) < 200
+
+
+@given(written())
+def test_minified_json_parses_to_the_same_value(case: tuple[Any, str]) -> None:
+    """However it is indented: the same value, never longer, and the same again."""
+    value, text = case
+    shorter = minified(text)
+    assert json.loads(shorter) == value
+    assert len(shorter) <= len(text)
+    assert minified(shorter) == shorter
+
+
+@pytest.mark.parametrize(
+    ("text", "shorter"),
+    [
+        ('{\n  "a": [1.0, 1e400, 12345678901234567890123]\n}\n', '{"a":[1.0,1e400,12345678901234567890123]}'),
+        ('[ "a  b", "\\u00e9\\n" , "" ]', '["a  b","\\u00e9\\n",""]'),
+        ('{"a": 1, "a": 2}', '{"a":1,"a":2}'),
+        ("{ not json }", "{ not json }"),
+        ('{"a": 1} trailing', '{"a": 1} trailing'),
+        ("plain  text", "plain  text"),
+        ('"a  b"', '"a  b"'),
+        ('{"a":  "\ud800"}', '{"a":  "\ud800"}'),
+        ("[ " * 5_000, "[ " * 5_000),
+    ],
+)
+def test_what_minified_json_keeps(text: str, shorter: str) -> None:
+    """Numbers and strings as they are spelled, keys that come twice, and every text that is no JSON."""
+    assert minified(text) == shorter

@@ -36,7 +36,9 @@ Step = tuple[str, dict[str, Any], str]
 def pairs(*steps: Step) -> list[Pair]:
     items: list[Item] = []
     for number, (name, arguments, result) in enumerate(steps):
-        call = facts_of(ItemText("assistant", "", ((name, json.dumps(arguments)),)), tool_map_of_package().call)
+        call = facts_of(
+            ItemText("assistant", "", ((name, json.dumps(arguments)),)), tool_map_of_package().call, count_tokens
+        )
         items.append(Item("assistant", 10, 0, b"", (str(number),), facts=call))
         items.append(
             Item(
@@ -46,7 +48,9 @@ def pairs(*steps: Step) -> list[Pair]:
                 b"",
                 (),
                 (str(number),),
-                facts=facts_of(ItemText("tool", "", results=((result, False),)), tool_map_of_package().call),
+                facts=facts_of(
+                    ItemText("tool", "", results=((result, False),)), tool_map_of_package().call, count_tokens
+                ),
             )
         )
     return pairs_of(items, 0, len(items))
@@ -165,9 +169,15 @@ def agent(*names: str, says: dict[int, str] | None = None, tokens: int = 500) ->
         entry = ItemText(
             "assistant", (says or {}).get(number, ""), ((name, json.dumps({"path": f"src/f{number}.py"})),)
         )
-        items.append(Item("assistant", 10, 0, b"", (str(number),), facts=facts_of(entry, tool_map_of_package().call)))
+        items.append(
+            Item(
+                "assistant", 10, 0, b"", (str(number),), facts=facts_of(entry, tool_map_of_package().call, count_tokens)
+            )
+        )
         result = facts_of(
-            ItemText("tool", "", results=((f"the result of step {number} is long", False),)), tool_map_of_package().call
+            ItemText("tool", "", results=((f"the result of step {number} is long", False),)),
+            tool_map_of_package().call,
+            count_tokens,
         )
         items.append(Item("tool", tokens, 0, b"", (), (str(number),), facts=result))
     return items

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
+from msgspec import structs
 
 from proxy.core.compaction.record import Compaction, Placeholder
 from proxy.core.compaction.stages import (
@@ -163,3 +164,58 @@ def test_placeholders_are_not_cut_again() -> None:
     assert clipped is not None
     assert 3 not in dict(truncated.truncations)
     assert 3 not in dict(clipped.clips)
+
+
+def with_spare(items: Sequence[Item], index: int, spare: int) -> list[Item]:
+    """*items* with white space worth *spare* tokens in the result at *index*."""
+    one = items[index]
+    assert one.facts is not None
+    results = tuple(structs.replace(each, spare=spare) for each in one.facts.results)
+    changed = structs.replace(one, facts=structs.replace(one.facts, results=results))
+    return [*items[:index], changed, *items[index + 1 :]]
+
+
+def test_white_space_goes_out_of_every_whole_result() -> None:
+    """Results that were made smaller before, and folded ones, stay as they are."""
+    items = agent(5)
+    for index in (3, 5, 7, 9):
+        items = with_spare(items, index, 100)
+    last = Compaction(len(items), 4, 200, 100, (1,), truncations=((7, 150),))
+    minified = stages(items).minify(len(items), last)
+    assert minified is not None
+    assert minified.minified == ((5, 300), (9, 300))
+    assert minified.stages == ("minify",)
+    assert minified.view_tokens == stages(items).view_tokens(len(items), last) - 200
+    assert stages(items).minify(len(items), minified) is None
+    assert stages(agent(5)).minify(12, None) is None
+
+
+def test_later_stages_go_on_from_minified_results() -> None:
+    """A fold names both stages and keeps what is behind its cut; a truncated result is no longer a minified one."""
+    items = agent(12)
+    for index in range(3, len(items), 2):
+        items = with_spare(items, index, 300)
+    count = len(items)
+    minified = stages(items).minify(count, None)
+    assert minified is not None
+    folded = stages(items).fold(count, minified, BUDGET.input, LEVELS)
+    assert folded is not None
+    assert folded.stages == ("minify", "fold")
+    assert folded.minified == tuple((index, 100) for index in range(3, count, 2) if index >= folded.cut)
+    unminified = stages(items).fold(count, None, BUDGET.input, LEVELS)
+    assert unminified is not None
+    assert folded.cut < unminified.cut
+    smaller = stages(items).with_smaller_block(count, folded, 100)
+    assert smaller.stages == ("minify", "drop")
+    large = with_spare(agent(3, result=2_000), 3, 100)
+    truncated = stages(large).truncate(len(large), stages(large).minify(len(large), None), LEVELS, 3_000)
+    assert truncated is not None
+    assert truncated.minified == ()
+    assert truncated.stages == ("minify", "truncate")
+
+
+def test_minifying_can_be_switched_off() -> None:
+    """Without the stage every result stays as it came."""
+    items = with_spare(agent(5), 3, 100)
+    rules = replace(RULES, enabled_stages=EnabledStages(minify=False))
+    assert stages(items, rules).minify(len(items), None) is None

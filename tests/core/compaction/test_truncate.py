@@ -261,12 +261,22 @@ def test_whatever_a_call_needs_stays(tokens: int) -> None:
 def test_it_stops_at_the_first_level_that_fits() -> None:
     """More room keeps more prose, and enough room keeps whole words of every description."""
     raw = json.dumps([TOOL]).encode()
-    sizes = [count_tokens(shrink_tools(raw, tokens, count_tokens).decode()) for tokens in (0, 150, 250, 10_000)]
+    least_cut = count_tokens(shrink_tools(raw, 10_000, count_tokens).decode()) - 1
+    sizes = [count_tokens(shrink_tools(raw, tokens, count_tokens).decode()) for tokens in (0, 150, 250, least_cut)]
     assert sizes == sorted(sizes)
     assert sizes[0] < sizes[-1] < count_tokens(raw.decode())
-    longest = json.loads(shrink_tools(raw, 10_000, count_tokens))[0]["function"]["description"]
+    longest = json.loads(shrink_tools(raw, least_cut, count_tokens))[0]["function"]["description"]
     assert 0 < len(longest) <= LEVELS[0][0] + 10
     assert set(longest.removesuffix(" [...]").split()) <= set(TOOL["function"]["description"].split())
+
+
+def test_tools_lose_white_space_before_prose() -> None:
+    """If that is enough, all that a tool says stays."""
+    raw = json.dumps([TOOL], indent=2)
+    compact = json.dumps([TOOL], ensure_ascii=False, separators=(",", ":"))
+    cut = shrink_tools(raw.encode(), count_tokens(compact), count_tokens)
+    assert cut.decode() == json.dumps([TOOL], separators=(",", ":"))
+    assert json.loads(cut) == [TOOL]
 
 
 @settings(max_examples=60)
