@@ -18,7 +18,7 @@ from proxy.core.compaction.block import FoldedItems, render_block
 from proxy.core.compaction.digest import digest_of
 from proxy.core.compaction.record import LINE, NAMES, Compaction, CompactionRecord, Placeholder, placeholder_text
 from proxy.core.compaction.truncate import TruncateLimits, clip, line_count, truncate_to
-from proxy.core.compaction.work_state import FoldedCall, work_state
+from proxy.core.compaction.work_state import FoldedCall, call_outcomes, work_state
 from proxy.core.conversation import UNREAD, Item, ItemText, Layout, WrittenResult
 from proxy.core.tokens.counting import NOTHING, RoleTotals, add_up
 from proxy.core.tokens.media import is_media
@@ -260,8 +260,16 @@ def _folded_items(
     for index, text in texts.items():
         if index not in anchors and (text.user_text or original.items[index].role == "user"):
             user_texts.append(text.user_text or text.text)
-    state = work_state(_folded_calls(original, texts, tools), tools)
-    return FoldedItems(tuple(texts.values()), tuple(user_texts), task, newest, carrier_text, state)
+    calls = _folded_calls(original, texts, tools)
+    return FoldedItems(
+        tuple(texts.values()),
+        tuple(user_texts),
+        task,
+        newest,
+        carrier_text,
+        work_state(calls, tools),
+        call_outcomes(calls),
+    )
 
 
 def _folded_calls(original: OriginalItems, texts: Mapping[int, ItemText], tools: ToolMap) -> list[FoldedCall]:

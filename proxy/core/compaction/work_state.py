@@ -54,6 +54,9 @@ _CHECKBOX = re.compile(r"^[ \t]*(?:[-*+]|\d{1,3}[.)])?[ \t]*\[([^\]\n]{0,2})\][ 
 
 _NUMBER = re.compile(r"\d{1,9}")
 
+LAST = 400
+"""Characters at the end of an output that are searched for totals, for the step of its round."""
+
 END = 4_096
 """Characters at the end of an output that are searched for its outcome."""
 
@@ -236,6 +239,21 @@ def _note(noted: dict[str, tuple[str, str]], found: tuple[str, str], call: Folde
     elif call.ok is False:
         outcome = " failed"
     noted[key] = shorten(_REDIRECTION.sub("", command), LONGEST_COMMAND), outcome
+
+
+def call_outcomes(calls: Sequence[FoldedCall]) -> tuple[str, ...]:
+    """A word or two on the outcome of each of *calls*: totals of a command, "failed"; "" if there is nothing to say.
+
+    Only the newest ``MOST_CALLS`` are looked at: older ones have no room in any block.
+    """
+    outcomes = [""] * len(calls)
+    for at in range(max(0, len(calls) - MOST_CALLS), len(calls)):
+        call = calls[at]
+        if call.ok is False:
+            outcomes[at] = "failed"
+        if call.kind == "shell" and (totals := _TOTALS.findall(call.result[-LAST:])):
+            outcomes[at] = totals[-1]
+    return tuple(outcomes)
 
 
 def outcome_line(text: str) -> str:
