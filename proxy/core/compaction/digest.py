@@ -125,6 +125,12 @@ _QUOTED = re.compile(r"[「『《【“]([^」』》】”\n]{2,40})[」』》�
 _FAILURE = re.compile(
     r"\b(?:error|failed|failure|exception|traceback|fatal|cannot|denied|not found)\b|错误|失败|エラー", re.I
 )
+_NO_FAILURE = re.compile(r"\b(?:0|no) (?:\w+ )?(?:errors?|failed|failures?|exceptions?)\b", re.I)
+"""A total of none."""
+
+_LISTED = re.compile(r"\d+(?:→|\t)")
+"""The beginning of a numbered line of a file: what it says is code."""
+
 _FAILURE_PARTS = ("error", "fail", "exception", "traceback", "fatal", "cannot", "denied", "not found")
 """One of these is in every ASCII text with a failure. To look for them takes a third of the time of the pattern."""
 
@@ -164,7 +170,7 @@ def digest_of(entries: Sequence[ItemText], tokens: int, count: Count, known: str
     names = _Names()
     names.read(entries)
     sized = _Sized(count)
-    errors = sized.fill(_error_lines(entries), int(tokens * ERROR_SHARE))
+    errors = sized.fill((line for line in _error_lines(entries) if line not in known), int(tokens * ERROR_SHARE))
     commands = sized.fill(_commands(entries), int(tokens * COMMAND_SHARE))
     room = tokens - sum(sized(line) + LABEL for line in (*errors, *commands))
     shown = _Shown(known)
@@ -468,10 +474,17 @@ def _error_lines(entries: Sequence[ItemText]) -> Iterator[str]:
         if not _may_fail(text):
             continue
         for line in map(str.strip, text.splitlines()):
-            if len(line) <= LONGEST and line not in seen and _FAILURE.search(line):
+            if len(line) <= LONGEST and line not in seen and _reports_failure(line):
                 seen.add(line)
                 yield line
                 break
+
+
+def _reports_failure(line: str) -> bool:
+    """True if *line* reports a failure: more than a total of none, and no line of a file that is listed."""
+    if not _FAILURE.search(line) or _LISTED.match(line):
+        return False
+    return not _NO_FAILURE.search(line) or _FAILURE.search(_NO_FAILURE.sub("", line)) is not None
 
 
 def _may_fail(text: str) -> bool:
