@@ -78,6 +78,9 @@ _TOTALS = re.compile(
     r"|\bno (?:errors|issues|problems)\b",
     re.IGNORECASE,
 )
+_FAILURES = re.compile(r"(?!0 )\d+ (?:\w+ )?(?:fail|error)", re.IGNORECASE)
+"""A total that says more than the others."""
+
 _VERDICT = re.compile(
     r"\b(?:ok|pass(?:ed)?|fail(?:ed|ure)?|success(?:ful(?:ly)?)?|errors?|panicked|finished|done|exit(?:ed)?)\b"
     r"|✓|✔|✗|✘|错误|失败|成功|エラー",
@@ -252,7 +255,8 @@ def call_outcomes(calls: Sequence[FoldedCall]) -> tuple[str, ...]:
         if call.ok is False:
             outcomes[at] = "failed"
         if call.kind == "shell" and (totals := _TOTALS.findall(call.result[-LAST:])):
-            outcomes[at] = totals[-1]
+            failures = [total for total in totals if _FAILURES.match(total)]
+            outcomes[at] = (failures or totals)[-1]
     return tuple(outcomes)
 
 

@@ -10,9 +10,11 @@ from hypothesis import strategies as st
 
 from proxy.core.compaction.work_state import (
     LONGEST_ARGUMENTS,
+    MOST_CALLS,
     FoldedCall,
     TodoItem,
     WorkState,
+    call_outcomes,
     outcome_line,
     work_state,
 )
@@ -181,3 +183,11 @@ def test_other_calls_do_not_concern_a_list() -> None:
     """A read, and arguments too long to be a list, are no list."""
     assert listed(("read_file", {"path": "todos", "todos": ["a"]}, "")) == []
     assert listed(("TodoWrite", '{"todos": ["a"]}' + " " * LONGEST_ARGUMENTS, "")) == []
+
+
+def test_each_call_has_an_outcome_of_a_word_or_two() -> None:
+    """Totals of a command, else that it failed; only the newest calls are looked at."""
+    calls = [shell("pytest", "x\n3 failed, 9 passed in 2 s", ok=False), edit("a.py", ok=False), edit("b.py")]
+    assert call_outcomes(calls) == ("3 failed", "failed", "")
+    assert call_outcomes([shell("pytest", "0 failed, 9 passed")]) == ("9 passed",)
+    assert call_outcomes([*calls, *[edit("c.py")] * MOST_CALLS])[:2] == ("", "")
