@@ -20,21 +20,18 @@ from proxy.settings import Overrides, Problem, Settings, SettingsError, load, se
 from proxy.telemetry.logs import Logs
 
 WATCH_SECONDS: Final = 2.0
-"""Interval at which the file is looked at: one system call."""
+"""Seconds between two looks at the file: one system call each."""
 
 RESTART: Final = ("server.host", "server.port", "server.workers", "server.limits", "store", "telemetry")
-"""Keys that hold from the start of the process to its end."""
-
-LISTED: Final = ("upstreams", "models")
-"""Lists, which are named whole."""
+"""Settings whose value at the start of the process is used to its end."""
 
 
 @dataclass(frozen=True, slots=True)
 class ConfigState:
     """The configuration in force, for the status: its ``generation`` counts from 1, ``loaded_at`` is Unix time.
 
-    ``changed`` are the keys that the last change was about, ``needs_restart`` those that the file changed since the
-    start and that do not hold yet. ``problems`` say why a newer file was refused; the configuration before it holds.
+    ``changed`` are the keys of the last change, ``needs_restart`` those that the file has changed since the start
+    without effect. ``problems`` say why a newer file was refused; the configuration before it stays in force.
     """
 
     file: str = ""
@@ -81,12 +78,12 @@ class ConfigSource:
         self._signature = self._sign()
 
     def has_changed(self) -> bool:
-        """True if the file is another one than when this was last asked."""
+        """True if the file is another one than at the last call."""
         before, self._signature = self._signature, self._sign()
         return self._signature != before
 
     def read(self) -> Loaded:
-        """Read the settings again; if they are refused, the state says why, and nothing changes."""
+        """Read the settings again. If they are refused, nothing changes but the state's ``problems``."""
         problems = tuple(self._refusals())
         if problems:
             self.state = replace(self.state, problems=tuple(str(problem) for problem in problems))
@@ -106,7 +103,7 @@ class ConfigSource:
         return Loaded(self.state, with_fixed(wanted, self._started))
 
     def _refusals(self) -> Iterator[Problem]:
-        """Yield the problems for which ``ullage check`` refuses what is written now."""
+        """Read the settings; yield the problems for which ``ullage check`` refuses them."""
         try:
             self._read = load(self._path, self._overrides, os.environ, AllSettings)
         except SettingsError as error:
@@ -117,7 +114,7 @@ class ConfigSource:
             yield Problem(str(self._path or "the command line"), None, "", f"would not be served: {reason}", "")
 
     def _sign(self) -> tuple[int, int, int] | None:
-        """Return what tells one version of the file from another; None if there is none.
+        """Return inode, time and size of the file, which differ between its versions; None if there is no file.
 
         A mounted ConfigMap is a link that is replaced, so that its file has another inode:
         https://kubernetes.io/docs/concepts/configuration/configmap/#mounted-configmaps-are-updated-automatically
@@ -132,7 +129,7 @@ class ConfigSource:
 
 
 def needs_restart(key: str) -> bool:
-    """True if the setting *key* holds from the start of the process to its end."""
+    """True if a change of the setting *key* has no effect in a running process."""
     return any(key == fixed or key.startswith(f"{fixed}.") for fixed in RESTART)
 
 
@@ -144,14 +141,14 @@ def changed_keys(before: Settings, after: Settings) -> list[str]:
 def _differences(path: str, before: Mapping[str, Any], after: Mapping[str, Any]) -> Iterator[str]:
     for name in before.keys() | after.keys():
         old, new, key = before.get(name), after.get(name), f"{path}{name}"
-        if isinstance(old, dict) and isinstance(new, dict) and key not in LISTED:
+        if isinstance(old, dict) and isinstance(new, dict):
             yield from _differences(f"{key}.", old, new)
         elif old != new:
             yield key
 
 
 def with_fixed(wanted: Settings, started: Settings) -> Settings:
-    """Return the *wanted* settings with the values that a running process keeps from its start."""
+    """Return the *wanted* settings, with the *started* process's values of those that need a restart."""
     server = {name.partition(".")[2] for name in RESTART if name.startswith("server.")}
     fixed = {name: getattr(started.server, name) for name in server}
     return wanted.model_copy(
@@ -164,7 +161,7 @@ def with_fixed(wanted: Settings, started: Settings) -> Settings:
 
 
 def log_configuration(logs: Logs, loaded: Loaded) -> None:
-    """Log what became of a configuration that was read again."""
+    """Log the result of reading the configuration again: refused, changed, or waiting for a restart."""
     state = loaded.state
     for problem in loaded.problems:
         facts = {"file": problem.file, "line": problem.line, "key": problem.key, "problem": problem.message}
@@ -184,7 +181,7 @@ class CurrentState:
 
 @dataclass
 class ConfigWatch:
-    """Waits for a reason to read the configuration again."""
+    """Reads the configuration again if its file changes, or on a signal."""
 
     source: ConfigSource
     requested: asyncio.Event = field(default_factory=asyncio.Event)
@@ -194,7 +191,7 @@ class ConfigWatch:
         asyncio.get_running_loop().add_signal_handler(signal.SIGUSR1, self.requested.set)
 
     async def run(self, apply: Callable[[Loaded], Any]) -> None:
-        """Read the configuration whenever there is a reason to, and have *apply* take it over. Never returns."""
+        """Read the configuration after each change and each signal, and call *apply* with it. Never returns."""
         while True:
             try:
                 await asyncio.wait_for(self.requested.wait(), WATCH_SECONDS)

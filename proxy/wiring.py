@@ -99,7 +99,7 @@ def open_engine(
     )
     learned = LearnedRoutes(store.records, LRUCache(CACHED_ROUTES), LRUCache(CACHED_LOOKUPS), time.monotonic, notice)
     records = CompactionRecords(reader, store.records, policy, caches.records(), LRUCache(CACHED_LOOKUPS), jobs, spawn)
-    parts = FeatureParts(settings, store, reader, records, catalogue.resolve, _shares(settings), faults)
+    parts = FeatureParts(settings, store, reader, records, catalogue.resolve, _shares(settings), faults, spawn)
     features = Features([*open_features(parts), *noting])
     shrunk_tools: ShrunkTools = LRUCache(CACHED_TOOL_ARRAYS)
     mode = settings.compression.mode

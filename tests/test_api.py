@@ -42,7 +42,7 @@ def test_what_fits_is_returned_as_it_is() -> None:
 
 
 async def test_a_fitter_keeps_the_beginning_of_a_conversation() -> None:
-    """What was compacted once has the same words later; a share compacts at once."""
+    """A compacted beginning has the same words later, and a share as target compacts at once."""
     async with Fitter() as fitter:
         first = await fitter.fit(request(40), window=WINDOW)
         second = await fitter.fit(request(42), window=WINDOW)

@@ -65,7 +65,7 @@ async def test_a_store_that_cannot_be_is_refused_before_any_worker_starts(tmp_pa
 
 
 def test_workers_keep_their_port_and_their_store(tmp_path: Path) -> None:
-    """What is sent to them later has neither the port of the file nor a store that they cannot use."""
+    """A changed configuration is sent to them with the port and the store that they have."""
     before = StartOptions(settings(server={"port": 5000}, store={"url": "memory"}), is_fallback=True)
     wanted = settings(server={"port": 0}, store={"url": "embedded", "path": str(tmp_path)}, tools={})
     sent = fleet._with_loaded(before, Loaded(ConfigState(generation=2), wanted))

@@ -160,7 +160,7 @@ async def test_a_taken_port_closes_what_was_opened(tmp_path: Path) -> None:
 async def test_a_start_that_breaks_in_the_middle_leaves_no_store_open(
     short_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whatever goes wrong after the embedded store was opened, its threads do not outlive the start."""
+    """After any fault behind the opening of the embedded store its threads end with the start."""
 
     def broken(*_: object) -> None:
         raise LookupError

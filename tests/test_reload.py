@@ -49,6 +49,16 @@ def test_what_changed_is_named_and_no_secret_is(tmp_path: Path) -> None:
     assert (again.settings, again.state.generation) == (None, 2)
 
 
+def test_a_replaced_file_is_another_one_whatever_its_time_and_size(tmp_path: Path) -> None:
+    """A mounted ConfigMap is a link to another folder, whose files may have the same time."""
+    file = write(tmp_path / "ullage.yaml", compression={"high_mark": 0.8})
+    read, before = source(file), file.stat()
+    write(file, compression={"high_mark": 0.7})
+    os.utime(file, ns=(before.st_atime_ns, before.st_mtime_ns))
+    assert file.stat().st_size == before.st_size
+    assert read.has_changed()
+
+
 def test_what_needs_a_restart_keeps_its_value_and_is_named(tmp_path: Path) -> None:
     """It is named as long as the file says something else than the process does."""
     file = write(tmp_path / "ullage.yaml")

@@ -12,7 +12,7 @@ from typing import Final
 from urllib.parse import urlsplit
 
 HEALTH_SECONDS: Final = 3.0
-"""Time in which a proxy has to answer one of these requests."""
+"""Seconds for one request: the image's health check, which asks so, is ended after five."""
 
 DATA: Final = b"data: "
 """The beginning of a line of a server-sent event: https://html.spec.whatwg.org/multipage/server-sent-events.html"""

@@ -40,6 +40,7 @@ BAR: Final = 18
 """Height of a bar, and of the text beside it."""
 
 MOST_CHARTS: Final = 50
+"""Conversations with a chart, the largest ones: a folder may have thousands."""
 
 
 def replay_page(replays: Sequence[Replay]) -> str:

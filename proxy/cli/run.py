@@ -23,7 +23,8 @@ NOT_FOUND: Final = 127
 """The exit code of a command that does not exist: https://pubs.opengroup.org/onlinepubs/9799919799/utilities/V3_chap02.html"""
 
 BY_SIGNAL: Final = 128
-"""Added to the number of the signal that ended a command, as shells do."""
+"""Added to the number of the signal that ended a command, as shells do:
+https://pubs.opengroup.org/onlinepubs/9799919799/utilities/V3_chap02.html"""
 
 USUAL: Final = ("openai", "anthropic", "litellm")
 """The clients whose variables any command gets."""

@@ -27,12 +27,12 @@ from proxy.server_tools.tool import ServerTool
 from proxy.settings import Settings
 from proxy.store import Store
 from proxy.summaries import OnNote, ignore_note
-from proxy.tasks import Faults, Tasks
+from proxy.tasks import Faults, Spawn, Tasks
 
 
 @dataclass(frozen=True, slots=True)
 class FeatureParts:
-    """The parts that features are built from. ``resolve`` returns the route of a model."""
+    """The parts that features are built from. ``resolve`` returns the route of a model, ``spawn`` starts a task."""
 
     settings: Settings
     store: Store
@@ -41,6 +41,7 @@ class FeatureParts:
     resolve: Callable[[str], Route]
     shares: Shares
     faults: Faults
+    spawn: Spawn
 
 
 @dataclass(frozen=True, slots=True)

@@ -38,10 +38,10 @@ LIVE_SECONDS: Final = 3600.0
 """A conversation without a request for so long is not live any more."""
 
 LONGEST_BLOCK: Final = 65_536
-"""Characters of a block's text that are shown."""
+"""Characters of a block's text that are shown; up to ``MOST_COMPACTIONS`` such texts are in memory."""
 
 MOST_MODELS: Final = 100
-"""Models with totals of their own; the others are counted together."""
+"""Models with totals of their own. Clients may name any model: all others are counted together."""
 
 OTHER: Final = "other"
 
@@ -49,6 +49,9 @@ COUNTS: Final = "count_tokens"
 """The API of requests that only ask for a count: they send nothing."""
 
 _POINT: Final = 4
+"""Numbers of one request in ``Conversation.points``: time in ms, tokens before, tokens after, flags."""
+
+# The flags.
 _COMPACTED: Final = 1
 _BOUNDED: Final = 2
 

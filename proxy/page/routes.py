@@ -51,10 +51,13 @@ HEADERS: Final = (
 )
 
 MOST_WATCHERS: Final = 16
-"""Open pages that one worker updates."""
+"""Open pages that one worker updates. A browser has at most six to one host over HTTP/1.1.
+
+https://developer.mozilla.org/en-US/docs/Web/API/EventSource
+"""
 
 MAX_LOGIN: Final = 4096
-"""Bytes of a login's body."""
+"""Bytes of a login's body: far more than any key, and little for one that is sent to fill the memory."""
 
 
 class Update(msgspec.Struct):

@@ -18,10 +18,8 @@ from logging.handlers import RotatingFileHandler
 from pathlib import Path
 from typing import Final
 
+from proxy.core.advice import NEARLY_FULL
 from proxy.core.report import INTERNAL_ERROR, Report
-
-NEARLY_FULL: Final = 0.8
-"""Share of the budget above which a warning is written."""
 
 APIS: Final = frozenset({"chat", "messages", "responses"})
 """APIs whose requests have a context. All others are relayed, or only ask for a count."""
@@ -33,6 +31,7 @@ BATCH_SECONDS: Final = 0.2
 """Seconds between two writes: one record for each line would cost as much as a small request."""
 
 BATCH_BYTES: Final = 65_536
+"""Bytes of one write at most, and half of a file: the handler rotates between two writes only."""
 
 
 class BudgetLog:

@@ -92,7 +92,7 @@ def test_what_has_no_counterpart_is_named() -> None:
 
 
 def test_the_result_is_a_valid_configuration(tmp_path: Path) -> None:
-    """What is printed loads, given the variables that it names."""
+    """The printed configuration loads if the variables that it names are set."""
     text = to_yaml(convert(yaml.safe_load(CONFIG)))
     file = tmp_path / "ullage.yaml"
     file.write_text(text)

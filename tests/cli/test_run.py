@@ -48,7 +48,7 @@ with urllib.request.urlopen(request) as answer:
 @pytest.mark.parametrize("facts", [FACTS, BARE])
 @pytest.mark.parametrize("name", STARTED)
 def test_every_client_that_can_gets_the_address(name: str, facts: ClientFacts) -> None:
-    """By a variable or an argument, with no placeholder left; what the user gave stands behind it."""
+    """A variable or an argument has the address, no placeholder is left, and the user's own arguments come last."""
     launch = launch_of(CLIENTS[name], facts, ["program", "own"], USUAL_CLIENTS)
     assert (launch.command[0], launch.command[-1]) == ("program", "own")
     text = json.dumps([launch.command, dict(launch.environment)])
@@ -92,7 +92,7 @@ def test_any_command_gets_the_usual_variables() -> None:
 def test_without_an_upstream_it_is_the_clients_own(
     client: str | None, environ: Mapping[str, str], urls: list[str]
 ) -> None:
-    """Where the variables point now, else its provider; any command may speak to both."""
+    """The upstream is the address in its variables, else its provider; any command gets both providers."""
     overrides = providers(CLIENTS[client] if client else None, 9, environ)
     assert [each["base_url"] for each in overrides["upstreams",]] == urls  # type: ignore[attr-defined]
 

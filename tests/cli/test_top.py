@@ -120,7 +120,7 @@ def test_a_quantile_is_interpolated() -> None:
 
 
 def test_times_are_those_since_the_last_reading() -> None:
-    """What was slow before does not count any more; without anything new the old figures stand."""
+    """Observations before the last reading do not count; without new ones the figures since the start are shown."""
 
     def of(at: float, fast: float, slow: float) -> Reading:
         edges = {"0.001": fast, "1.0": fast + slow, "+Inf": fast + slow}

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
+from msgspec.structs import replace as replace_struct
 
 from proxy.core.advice import (
     LONGEST_TARGET,
@@ -44,7 +46,7 @@ def advice_of(messages: list[dict], **members: object) -> Advice | None:
 
 
 def test_one_large_result_is_named_with_its_call() -> None:
-    """By the tool and its path, and with its share of the input."""
+    """The advice has the tool, the path, and the share of the input."""
     advice = advice_of(calling("read_file", {"path": "dist/bundle.js"}, log(1, 3000)))
     assert advice is not None
     assert (advice.kind, advice.tool, advice.target) == ("tool result", "read_file", "dist/bundle.js")
@@ -69,7 +71,7 @@ def test_a_long_target_keeps_its_end() -> None:
 
 
 def test_a_result_without_its_call_has_no_name() -> None:
-    """As in a history that was cut by its client."""
+    """In a history that its client has cut, a result may stand without its call."""
     call, result = calling("read_file", {"path": "x"}, log(1, 3000))[1:]
     call["tool_calls"][0]["id"] = "another"
     advice = advice_of([{"role": "user", "content": "Go."}, call, result])
@@ -85,7 +87,7 @@ def test_large_system_text_is_more_than_the_largest_message() -> None:
 
 
 def test_many_small_results_are_named_together() -> None:
-    """Where no part alone is large, the largest region says it."""
+    """If no single part is large, the advice names the largest region."""
     advice = advice_of(LONG)
     assert advice is not None
     assert advice.kind == "tool"
@@ -103,6 +105,9 @@ def test_what_was_folded_or_cut_is_no_part_of_the_view() -> None:
     parts = list(item_parts(view))
     assert parts
     assert min(part.index for part in parts) >= cut
+    assert view.edits.record is not None
+    record = replace_struct(view.edits.record, edits={parts[0].index: b"{}"})
+    assert list(item_parts(replace(view, edits=replace(view.edits, record=record)))) == parts[1:]
 
 
 @pytest.mark.parametrize("total", [0, 100])

@@ -9,7 +9,8 @@ from msgspec.structs import replace as replace_struct
 
 from proxy.core.breakdown import StageSaving, ViewFacts, block_parts, newest_tokens, stage_savings
 from proxy.core.compaction.block import FoldedItems, render_block
-from proxy.core.conversation import ItemText
+from proxy.core.compaction.record import VERSION, Compaction, CompactionRecord
+from proxy.core.conversation import Item, ItemText
 from tests.support.engine_fixtures import POLICY, SPARING_RULES, Planned, Replica, chat_body, count_tokens
 from tests.support.sample_conversations import agent_session, coding_session
 
@@ -64,8 +65,23 @@ async def test_the_newest_items_are_those_behind_the_models_last_words(ratio: fl
     assert newest == int(ratio * (items[-1].tokens + items[-2].tokens))
 
 
+def test_system_text_is_never_new() -> None:
+    """It goes with every request, wherever it stands."""
+    items = [Item(role, 10, 0, b"") for role in ("system", "user", "assistant", "system", "user")]
+    assert newest_tokens(ViewFacts(items, (), None)) == 10
+
+
+def test_an_edit_of_a_folded_item_saves_nothing_more() -> None:
+    """The fold took the whole item."""
+    items = [Item("tool", 100, 0, b"")] * 3
+    spans = [(0, 100), (100, 200), (200, 300)]
+    record = CompactionRecord(VERSION, Compaction(3, 2, 0), "", {0: b"x" * 50, 2: b"x" * 50}, 1000, 100, 0)
+    savings = stage_savings(ViewFacts(items, spans, record), ("fold", "clip"), 150)
+    assert savings == (StageSaving("fold", 100, 2), StageSaving("clip", 50, 1))
+
+
 def test_each_section_of_a_block_is_told_apart() -> None:
-    """By the headings that the block itself has; together they are the whole block."""
+    """Sections are recognised by the block's own headings, and together they are the whole block."""
     entries = (
         ItemText("assistant", "I read the ledger.", calls=(("read_file", '{"path": "src/ledger.py"}'),)),
         ItemText("tool", "", results=(("Error: rotate_ledger_412 failed at 10:42", False),)),

@@ -33,7 +33,7 @@ async def test_a_count_is_the_upstreams_where_it_has_one() -> None:
 
 
 async def test_a_count_for_a_fallback_takes_no_key_along_and_records_nothing() -> None:
-    """Where another model would answer, its upstream is asked without the client's key, and nothing is recorded."""
+    """If another model would answer, its upstream counts without the client's key, and nothing is recorded."""
     small = ModelRule("small", "stub", 2048, steps=("", "big"))
     body = {**json.loads(agent_request("messages", 40, model="small")), "system": prose(1, 3_000)}
     await play(

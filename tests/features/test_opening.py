@@ -58,6 +58,7 @@ async def opened(folder: Path, **settings: Any) -> list[str]:
         catalogue.resolve,
         Shares(),
         Faults(),
+        Tasks(lambda name, error: None).spawn,
     )
     return [type(part).__module__.split(".")[2] for feature in open_features(parts) for part in parts_of(feature)]
 

@@ -49,7 +49,7 @@ def board_of(*reports: Report, most: int = 100, at: float = 100.0) -> Board:
 
 
 def test_a_row_has_the_newest_figures_and_the_sums() -> None:
-    """What a conversation holds now, and what it came to."""
+    """Figures of the view are those of the newest request, sums those of all requests."""
     usage = Usage(500, 20, 400)
     board = board_of(report(usage=usage, agent="codex"), report(after=300, event=True, usage=usage, agent="codex"))
     (row,) = board.changes().rows
@@ -142,7 +142,7 @@ def test_what_was_refused_or_only_observed_saved_nothing() -> None:
 
 @pytest.mark.parametrize("nameless", [report(""), report().with_(api="count_tokens")])
 def test_requests_without_a_conversation_are_only_counted(nameless: Report) -> None:
-    """Far below the window there is no name; a question for a count sends nothing."""
+    """A request far below its window has no conversation's name, and a question for a count sends nothing."""
     board = board_of(nameless)
     assert board.changes().rows == []
     assert board.changes().models["m"].requests == 1
@@ -158,7 +158,7 @@ def test_a_question_for_a_count_removes_nothing() -> None:
 
 
 def test_an_answer_without_figures_keeps_those_before() -> None:
-    """Such as one to a request that could not be sent."""
+    """A request that could not be sent leaves the conversation's figures as they were."""
     failed = Report("r", "chat", model="m", conversation="c", outcome="degraded", reason="upstream_timeout", status=504)
     (row,) = board_of(report(), failed).changes().rows
     assert (row.tokens, row.window, row.status, row.requests) == (600, 1000, 504, 2)

@@ -40,7 +40,7 @@ class Workers:
 
 
 async def test_a_page_shows_the_conversations_of_all_workers(folder: Path) -> None:
-    """Whichever worker serves it; a conversation of both is one row."""
+    """Conversations of every worker have a row, and one that two workers served has one row."""
     async with Workers(folder) as workers:
         workers.served(0, 1.0, "a")
         workers.served(0, 2.0, "both", after=500)
@@ -59,7 +59,7 @@ async def test_a_page_shows_the_conversations_of_all_workers(folder: Path) -> No
 
 
 async def test_rows_that_did_not_change_stay_the_same_object(folder: Path) -> None:
-    """That is how open pages know what to send."""
+    """Open pages are sent the rows whose objects are new."""
     async with Workers(folder) as workers:
         for worker in (0, 1):
             workers.served(worker, 1.0, "both")
@@ -86,7 +86,7 @@ async def test_a_conversation_that_is_not_live_any_more_has_no_row(folder: Path)
 
 
 async def test_a_worker_that_does_not_answer_is_said_to_be_missing(folder: Path) -> None:
-    """What it alone served is not shown as if it were still so."""
+    """Conversations that it alone served are not shown any more."""
     async with Workers(folder) as workers:
         workers.served(1, 1.0, "gone")
         await workers.hub.refresh()
@@ -115,7 +115,7 @@ async def test_a_worker_that_began_anew_is_asked_for_all_it_knows(folder: Path) 
 
 @pytest.mark.parametrize("answer", [b"", b"{", b'{"rows": 1}'])
 async def test_a_broken_answer_is_no_answer(folder: Path, answer: bytes) -> None:
-    """Such as one of a process that dies while it writes."""
+    """A process that dies while it writes counts as one that does not answer."""
     async with Workers(folder) as workers:
         workers.sockets[1].close()
 

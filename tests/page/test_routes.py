@@ -82,7 +82,7 @@ def test_the_files_name_no_other_host_and_hold_nothing_inline() -> None:
 
 
 async def test_on_loopback_without_an_admin_key_the_page_is_open() -> None:
-    """As the status is, and as closed as that to what was forwarded from elsewhere."""
+    """The page is as open as the status, and as closed to requests that were forwarded from elsewhere."""
     async with shown() as (at, _):
         assert await access(at) == "open"
         detail = await at.ask("GET", "/ullage/conversations/a")
@@ -100,7 +100,7 @@ async def test_elsewhere_without_an_admin_key_it_is_closed() -> None:
 
 
 async def test_the_admin_key_opens_a_session() -> None:
-    """By a cookie that no script reads, no other site sends, and that is not the key; it holds for the page alone."""
+    """The cookie is not the key, no script reads it, no other site sends it, and it is valid for the page alone."""
     async with shown(KEYED) as (at, _):
         assert await access(at) == "login"
         assert status(await at.ask("GET", "/ullage/conversations/a")) == 401
@@ -126,7 +126,7 @@ async def test_behind_tls_the_cookie_is_secure() -> None:
 
 @pytest.mark.parametrize("key", ["", "boss", "boss-key ", "client-key", "bøss"])
 async def test_another_key_opens_nothing(key: str) -> None:
-    """Not even a client's access key."""
+    """A wrong key, and even a client's access key, is refused."""
     async with shown(KEYED) as (at, _):
         answer = await log_in(at, key)
         assert (status(answer), answer.all("set-cookie")) == (401, [])
@@ -168,7 +168,7 @@ async def test_logging_out_ends_the_session_in_its_browser() -> None:
 
 @pytest.mark.parametrize("body", [b"", b"{", b"[]", b'{"key": 7}', b'{"key": "a", "more": 1}', b"x" * 10_000])
 async def test_a_login_that_cannot_be_read_is_refused(body: bytes) -> None:
-    """Also one that is too long."""
+    """A malformed body and one that is too long are refused."""
     async with shown(KEYED) as (at, _):
         assert status(await at.ask("POST", "/ullage/login", body, JSON, f"Content-Length: {len(body)}")) in (400, 413)
 

@@ -46,7 +46,7 @@ async def test_a_socket_that_a_killed_worker_left_is_replaced(folder: Path) -> N
 
 
 async def test_a_question_that_cannot_be_read_gets_no_answer(folder: Path) -> None:
-    """And does no harm."""
+    """The connection is closed, and the next question is answered."""
     socket = WorkerSocket(Board(1), folder, 0, 2)
     await socket.start()
     reader, writer = await asyncio.open_unix_connection(folder / "page-0.sock")

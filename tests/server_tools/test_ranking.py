@@ -24,7 +24,7 @@ def best(query: str, *texts: str) -> str:
 
 @given(st.text("ab1_-. ", max_size=40), st.text("ab1_-. ", min_size=1, max_size=5))
 def test_a_word_is_found_where_it_begins(text: str, word: str) -> None:
-    """Wherever it stands, but not behind a letter or a figure."""
+    """A word matches everywhere but behind a letter or a figure."""
     wanted = re.compile(f"(?<![a-z0-9]){re.escape(word)}")
     assert [hit.span() for hit in _pattern(word).finditer(text)] == [hit.span() for hit in wanted.finditer(text)]
 
@@ -92,6 +92,18 @@ def test_no_query_is_looked_for_in_more_parts_than_so_many(query: str) -> None:
     phrases = _phrases(query.lower())
     assert len(phrases) <= MOST_QUERY_WORDS + 1
     assert all(phrases) or not query
+
+
+def test_a_long_query_has_its_first_words_only() -> None:
+    """The parts of a long query are its first words, and the whole query."""
+    words = [f"word{at}x" for at in range(2 * MOST_QUERY_WORDS)]
+    assert _phrases(" ".join(words)) == [*words[:MOST_QUERY_WORDS], " ".join(words)]
+
+
+def test_of_equal_texts_the_later_is_better() -> None:
+    """It is nearer to what the model is doing."""
+    ranking = ranked("kingfisher", ["", "", ""], ["kingfisher", "x", "kingfisher"], with_neighbours=False)
+    assert [index for index, _ in ranking] == [2, 0]
 
 
 @given(st.lists(st.text(max_size=40), max_size=8), st.text(min_size=1, max_size=20))

@@ -101,6 +101,7 @@ async def proxy_in_process(
         noting=history.features,
         calls=call_settings(config),
         faults=noticed,
+        spawn=tasks.spawn,
     )
     reports: list[Report] = []
     server = Server(

@@ -96,7 +96,7 @@ def test_files_are_rotated(log: BudgetLog, tmp_path: Path) -> None:
 
 
 def test_a_slow_disk_costs_lines_not_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What finds too many lines waiting is dropped and counted."""
+    """Lines that come while too many wait are dropped and counted."""
     monkeypatch.setattr(budget_log, "MOST_WAITING", 5)
     monkeypatch.setattr(budget_log, "BATCH_SECONDS", 60.0)
     log = BudgetLog(tmp_path / "budget.jsonl", 10**6, 1)

@@ -63,6 +63,13 @@ def test_a_request_is_one_sentence_in_colour(terminal: Terminal) -> None:
     assert line.count("\x1b[0m") >= 5
 
 
+def test_a_bound_is_rounded_up(terminal: Terminal) -> None:
+    """At most so many tokens: the share of the window is never less than what they may take."""
+    bounded = COMPACTED.with_(bounded=True, tokens_before=1272, tokens_after=1272)
+    (line,) = terminal.lines(bounded)
+    assert "<1,272 of 4,096 (<32 %)" in plain(line)
+
+
 def test_no_color_is_respected(terminal: Terminal, monkeypatch: pytest.MonkeyPatch) -> None:
     """With NO_COLOR, and on a terminal without colours, the line is plain."""
     monkeypatch.setenv("NO_COLOR", "1")

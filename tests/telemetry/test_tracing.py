@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+import time
 from typing import Any
 
 import pytest
@@ -234,6 +236,22 @@ def test_the_standard_variables_hold(no_otel: pytest.MonkeyPatch, name: str | No
     assert span.kind is SpanKind.SERVER
     assert (span.resource.attributes["service.name"], span.resource.attributes["service.version"]) == (service, "1.2")
     assert EXPORT_SECONDS < 5
+
+
+def test_a_collector_that_hangs_does_not_hold_the_process(no_otel: pytest.MonkeyPatch) -> None:
+    """The last spans have a while to leave; then the process ends without them."""
+    no_otel.setattr("proxy.telemetry.tracing.EXPORT_SECONDS", 0.05)
+    can_go_on = threading.Event()
+
+    class Hanging(InMemorySpanExporter):
+        def shutdown(self) -> None:
+            can_go_on.wait(10)
+
+    tracing = open_tracing("1.2", Hanging())
+    began = time.monotonic()
+    tracing.close()
+    assert time.monotonic() - began < 5
+    can_go_on.set()
 
 
 async def test_a_disabled_sdk_makes_no_spans(no_otel: pytest.MonkeyPatch) -> None:

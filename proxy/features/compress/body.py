@@ -29,6 +29,7 @@ FIGURES: Final = (
 APIS: Final = ("chat", "messages", "responses")
 
 MOST_TOKENS: Final = 999_999_999
+"""The largest number of tokens that may be given: far more than any window has."""
 
 _ITEMS: Final = {"chat": "messages", "messages": "messages", "responses": "input"}
 

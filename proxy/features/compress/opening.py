@@ -8,5 +8,5 @@ from proxy.features.opening import FeatureParts
 
 
 def open_features(parts: FeatureParts) -> list[Feature]:
-    """Return it: the route is always there."""
+    """Return the feature: it has no setting, and costs nothing but on its own route."""
     return [Compress(parts.reader, parts.resolve)]

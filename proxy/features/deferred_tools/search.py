@@ -17,7 +17,10 @@ NAME: Final = "ullage_tools"
 """The tool's name. A client that declares a tool of this name gets none of its tools deferred."""
 
 MOST_TOOLS: Final = 8
-"""Tools of one result at most: a model that is shown more chooses worse, and they are declared whole."""
+"""Tools of one result at most. Each is declared whole, and providers' own searches give 3 to 5.
+
+https://platform.claude.com/docs/en/agents-and-tools/tool-use/tool-search-tool
+"""
 
 SUMMARY_CHARACTERS: Final = 160
 """Characters of a description that stand beside a tool's name in a result."""
@@ -26,7 +29,7 @@ RESERVED_PART: Final = 8
 """One token in so many of the window is reserved for tools that a search adds, at most."""
 
 MOST_QUERY_CHARACTERS: Final = 1_000
-"""Characters of a query that are used."""
+"""Characters of a query that are used: a longer one is a document, and each of its words is searched for."""
 
 DESCRIPTION: Final = (
     "Find further tools, which are not declared here because there is no room for all of them. Say in a few words what "

@@ -94,8 +94,8 @@ def decode(value: bytes) -> StoredBlock | None:
 def shown(memory: Memory, longest: int) -> str:
     """Return *memory* on one line of at most *longest* characters."""
     text = " ".join(f"{memory.title}: {memory.content}".split())
-    if memory.title == memory.content:
-        text = " ".join(memory.title.split())
+    if memory.content.startswith(memory.title.rstrip("…")):
+        text = " ".join(memory.content.split())
     if len(text) <= longest:
         return text
     return f"{text[: longest - 1].rstrip()}…"

@@ -11,6 +11,7 @@ from cachetools import LRUCache
 from proxy.engine.features import Feature
 from proxy.features.memories.block import StoredBlock
 from proxy.features.memories.book import MemoryBook
+from proxy.features.memories.extraction import ExtractMemories
 from proxy.features.memories.feature import GiveMemories
 from proxy.features.memories.routes import MemoryRoutes
 from proxy.features.memories.settings import memories_settings
@@ -37,6 +38,8 @@ def open_features(parts: FeatureParts) -> list[Feature]:
     features: list[Feature] = [GiveMemories(parts.reader, parts.store.records, book, cached, time.time)]
     if settings.tools:
         features.append(DeclareMemoryTools(parts.reader, settings.tools))
+    if settings.extract:
+        features.append(ExtractMemories(book, settings.extract, parts.spawn))
     return features
 
 

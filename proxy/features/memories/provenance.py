@@ -13,7 +13,11 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Final, Literal
 
+from msgspec import structs
+
 from proxy.core.conversation import ItemText
+from proxy.core.decisions import CountedView
+from proxy.features.memories.block import END
 from proxy.server_tools.ranking import UNSPACED
 
 Speaker = Literal["user", "tool", "model"]
@@ -66,6 +70,19 @@ def spoken_in(entries: Iterable[tuple[str, ItemText]]) -> Spoken:
     return Spoken(tuple(user), tuple(tools))
 
 
+def spoken_of(view: CountedView) -> Spoken:
+    """Return what was said in the whole conversation of *view*, also in what left it, but for our own block."""
+    measured = view.measured
+    original = measured.original(view.layout or measured.lay_out())
+    entries = []
+    for index, item in enumerate(measured.parsed.items):
+        entry = original.text(index)
+        if item.role == "user" and END in entry.text:
+            entry = structs.replace(entry, text=entry.text.rpartition(END)[2])
+        entries.append((item.role, entry))
+    return spoken_in(entries)
+
+
 def own_words(text: str) -> str:
     """Return what a person wrote of a user's message *text*; empty if it is longer than people write."""
     words = _QUOTED.sub("", _FENCED.sub("", _TAGGED.sub("", text))).strip()
@@ -74,9 +91,12 @@ def own_words(text: str) -> str:
     return words
 
 
-def speaker_of(text: str, spoken: Spoken) -> Speaker:
-    """Return who said *text*. An address that the user did not name is a tool's."""
-    if _share(text, spoken.user) >= SAID:
+def speaker_of(text: str, spoken: Spoken, *, is_strict: bool = False) -> Speaker:
+    """Return who said *text*. An address that the user did not name is a tool's.
+
+    If *is_strict* what a tool says is a tool's, though the user said it, too.
+    """
+    if _share(text, spoken.user) >= SAID and not (is_strict and _share(text, spoken.tools) >= READ):
         return "user"
     if any(not any(address in said for said in spoken.user) for address in _ADDRESS.findall(text)):
         return "tool"
@@ -90,7 +110,18 @@ def _share(text: str, sources: Sequence[str]) -> float:
     wanted = _pairs(text)
     if not wanted:
         return 0.0
-    return max((len(wanted & _pairs(source)) / len(wanted) for source in sources), default=0.0)
+    words = {word for pair in wanted for word in pair}
+    return max((_held(wanted, words, source.casefold()) for source in sources), default=0.0)
+
+
+def _held(wanted: set[tuple[str, str]], words: set[str], source: str) -> float:
+    """Return the share of the *wanted* pairs, which consist of *words*, that *source* (case-folded) holds.
+
+    A source without most of the words is not read closely: looking for words takes a hundredth of the time.
+    """
+    if sum(word in source for word in words) < READ * len(words):
+        return 0.0
+    return len(wanted & _pairs(source)) / len(wanted)
 
 
 def _pairs(text: str) -> set[tuple[str, str]]:

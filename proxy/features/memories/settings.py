@@ -19,6 +19,9 @@ class Memories(Section):
     tools: Annotated[tuple[str, ...], SplitText] = Field(
         default=(), description="Projects, names or globs, whose models may save and search them with tools."
     )
+    extract: Annotated[tuple[str, ...], SplitText] = Field(
+        default=(), description="Projects, names or globs, in which compactions make some of what the user said."
+    )
 
 
 class MemoriesSettings(Settings):

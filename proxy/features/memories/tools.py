@@ -16,10 +16,10 @@ from proxy.core.errors import Conflict, InvalidRequest, StoreUnavailable
 from proxy.core.request import Request
 from proxy.engine.features import Feature, Planning
 from proxy.engine.reading import Reader
-from proxy.features.memories.block import END, date_of, shown
+from proxy.features.memories.block import date_of, shown
 from proxy.features.memories.book import MemoryBook, NewMemory
 from proxy.features.memories.memory import Class, Memory
-from proxy.features.memories.provenance import Spoken, speaker_of, spoken_in
+from proxy.features.memories.provenance import Spoken, speaker_of, spoken_of
 from proxy.features.memories.selection import MOST_MEMORIES, MOST_SESSIONS, MOST_WORKING
 from proxy.features.memories.settings import is_named
 from proxy.offload import offload
@@ -107,7 +107,7 @@ class MemorySave(ServerTool):
 
     async def begin(self, view: CountedView, calls: Sequence[str]) -> Sequence[WriteResult]:
         """Save what *calls* ask for, and return what says so."""
-        spoken = await offload(len(view.request.body), _spoken, view)
+        spoken = await offload(len(view.request.body), spoken_of, view)
         return [partial(_result, await self._saved(view.request, arguments, spoken)) for arguments in calls]
 
     async def _saved(self, request: Request, arguments: str, spoken: Spoken) -> str:
@@ -182,16 +182,3 @@ def _query(arguments: str) -> str:
         return ""
     query = value.get("query") if isinstance(value, dict) else value
     return query if isinstance(query, str) else ""
-
-
-def _spoken(view: CountedView) -> Spoken:
-    """Return what was said in the whole conversation, also in what left the view, but for our own block."""
-    measured = view.measured
-    original = measured.original(view.layout or measured.lay_out())
-    entries = []
-    for index, item in enumerate(measured.parsed.items):
-        entry = original.text(index)
-        if item.role == "user" and END in entry.text:
-            entry = msgspec.structs.replace(entry, text=entry.text.rpartition(END)[2])
-        entries.append((item.role, entry))
-    return spoken_in(entries)

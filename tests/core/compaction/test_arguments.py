@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
-from proxy.core.compaction.arguments import command_of, plain_arguments
+from proxy.core.compaction.arguments import LONGEST_ARGUMENTS, command_of, plain_arguments
 
 
 def test_a_figure_is_spelled_as_it_was() -> None:
@@ -15,6 +17,13 @@ def test_a_figure_is_spelled_as_it_was() -> None:
         "x",
         "12345678901234567890",
     ]
+
+
+def test_very_long_arguments_are_not_decoded() -> None:
+    """They are text as they stand, and no command is looked for in them."""
+    arguments = json.dumps({"command": "x" * LONGEST_ARGUMENTS})
+    assert plain_arguments(arguments) == arguments
+    assert command_of(arguments) == ""
 
 
 @pytest.mark.parametrize(

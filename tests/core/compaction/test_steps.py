@@ -27,7 +27,7 @@ def steps_of(*entries: ItemText, known: str = "") -> Steps:
 
 
 def test_a_line_is_the_sentence_that_says_most() -> None:
-    """What stands in every round gives way to what stands in one."""
+    """A sentence of one round wins over a sentence that every round has."""
     facts = ["The mutex is released twice.", "Postgres drops the advisory lock.", "A retry hides the timeout."]
     lines = steps_of(*(spoken(f"{OPENER} {fact} {OPENER}") for fact in facts)).lines(200)
     assert lines == facts
@@ -61,6 +61,13 @@ def test_a_sentence_before_the_user_speaks_is_worth_more() -> None:
     answered = steps_of(*silent, rounds[0], ItemText("user", "?"), rounds[1]).extended([""] * 10, 14)
     assert [bool(line) for line in plain[8:]] == [False, True]
     assert [bool(line) for line in answered[8:]] == [True, False]
+
+
+def test_a_conclusion_is_worth_more() -> None:
+    """Of two sentences with as many new words, the one that constrains is shown, though it is longer."""
+    plain, concluding = "Locks drop rows fast.", "You must never ever touch it."
+    for text in (f"{plain} {concluding}", f"{concluding} {plain}"):
+        assert steps_of(spoken(text)).lines(200) == [concluding]
 
 
 def test_a_silent_round_shows_its_calls() -> None:

@@ -63,7 +63,7 @@ def test_what_cannot_be_read_is_refused_in_the_shape_of_its_api(body: bytes, api
 
 
 def test_the_answer_has_the_view_and_the_figures() -> None:
-    """What gateways read has their names; a division by no tokens does not happen."""
+    """Figures have the names that gateways read, and the ratio of a request without tokens is 1."""
     report = Report("r", "compress", outcome="compacted", stages=("fold",), tokens_before=100, tokens_after=25)
     answer = json.loads(answer_body(b'{"messages": [], "x": 1}', report))
     assert answer.keys() == {"messages", "x", *FIGURES}

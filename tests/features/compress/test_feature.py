@@ -85,6 +85,13 @@ async def test_a_target_is_held() -> None:
     assert (shared["outcome"], shared["stages"]) == ("compacted", ["fold"])
 
 
+async def test_a_target_that_only_guesses_exceed_is_refused() -> None:
+    """A provider would judge them; whoever names a target wants no view that may be larger."""
+    image = {"type": "image_url", "image_url": {"url": "https://images.test/a.png"}}
+    with pytest.raises(UllageError, match="raise target"):
+        await ask(replica(), messages=[{"role": "user", "content": [image]}], target=300)
+
+
 async def test_without_a_window_nothing_is_made_smaller() -> None:
     """The answer is what was sent, counted, and says why."""
     messages = conversation(3)
@@ -103,7 +110,7 @@ async def test_without_a_window_nothing_is_made_smaller() -> None:
     ],
 )
 async def test_a_refusal_has_the_shape_of_the_api(members: dict[str, Any], api: str) -> None:
-    """What cannot fit, or cannot be read, is refused as the API of the body does."""
+    """A body that cannot fit, or cannot be read, is refused in the shape of its own API."""
     body = json.dumps({"model": "m", **members}).encode()
     outcome = await replica().engine.exchange(Request("chat", body, TENANT, "r", purpose="compress"))
     assert isinstance(outcome, Refusal)

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from proxy.features.deferred_tools.search import NAME
+from proxy.features.deferred_tools.search import NAME, reserve
 from tests.conftest import StartStub
 from tests.stub import Answer, Call
 from tests.stub.faults import NO_FAULT, error
@@ -70,6 +70,7 @@ async def test_a_request_that_would_be_refused_is_served(
     assert second.tools[: len(first.tools)] == first.tools
     assert WANTED in second.tools
     assert door.reports[0].recalls == 1
+    assert door.reports[0].window == WINDOW - reserve(WINDOW, 4_000), "the rest is for tools that a search adds"
     assert "deferred_tools" in door.reports[0].stages
     assert door.faults == []
 
@@ -108,7 +109,7 @@ async def test_a_tool_that_was_called_stays(stub: StartStub, tmp_path: Path, api
 @every
 @pytest.mark.parametrize("case", ["few tools", "own name", "a choice", "a form", "unknown window"])
 async def test_other_requests_are_left_alone(stub: StartStub, tmp_path: Path, api: str, case: str) -> None:
-    """What has room, and what no search may be added to, is as it is without the feature."""
+    """A request whose tools have room, or to which no search may be added, is sent as without the feature."""
     server = await stub(window=200_000, wording=WORDING[api])
     server.script = model_answering(Answer("Yes."))
     tools, members, settings = many_tools(), dict[str, Any](), dict[str, Any]()

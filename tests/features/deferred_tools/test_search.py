@@ -80,7 +80,7 @@ def test_a_tool_that_is_too_large_loses_prose_first() -> None:
     ],
 )
 def test_tools_of_every_shape_are_read(text: str, name: str) -> None:
-    """What the provider runs itself, and what is no tool, has no name to be found by."""
+    """Tools that the provider runs, and values that are no tools, have no name."""
     assert read_tool(text).name == name
     assert read_tool(text).json == text
 
@@ -95,7 +95,7 @@ def test_any_arguments_are_a_query(arguments: str, query: str) -> None:
 
 
 def test_the_declaration_lists_names_within_its_tokens() -> None:
-    """As many as there is room for, and how many there are."""
+    """The description has the number of tools, and as many names as fit."""
     names = [f"tool_number_{at}" for at in range(500)]
     for api in ("chat", "messages", "responses"):
         text = search_tool(api, names, 100, count_tokens)

@@ -51,7 +51,7 @@ def test_a_damaged_stored_state_is_none() -> None:
 
 
 def test_the_tail_is_the_last_three() -> None:
-    """By time, the newest last, whatever thread they are of."""
+    """The newest three compactions of all threads are listed, the newest last."""
     tail = history_tail([compaction(at, ("prune", "fold")) for at in (50, 10, 40, 20, 30)])
     assert [entry["timestamp"] for entry in tail] == [f"1970-01-01T00:00:{at}+00:00" for at in (30, 40, 50)]
     assert tail[0]["action"] == "prune+fold"

@@ -1,0 +1,164 @@
+"""Makes memories of what the user said in the rounds that a compaction folds: sentences as they stand there.
+
+No model is asked. A sentence has to say that it is to last ("we decided", "always", "remember"), to stand in a message
+of the user's own words and in no result, and to pass the scanner like every memory. It is a working memory: what
+matters longer is pinned, or saved by somebody who knows.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from proxy.core.compaction.sentence_ranking import SENTENCE_END
+from proxy.core.decisions import CountedView
+from proxy.core.errors import Conflict, InvalidRequest, StoreUnavailable
+from proxy.core.report import Report
+from proxy.engine.features import Feature
+from proxy.features.memories.book import MemoryBook, NewMemory
+from proxy.features.memories.memory import LONGEST_TITLE, Type
+from proxy.features.memories.provenance import own_words, speaker_of, spoken_of
+from proxy.features.memories.settings import is_named
+from proxy.offload import offload
+from proxy.tasks import Spawn
+
+MOST: Final = 3
+"""Sentences of one compaction that become memories at most."""
+
+MOST_CANDIDATES: Final = 12
+"""The newest sentences of one compaction that are held against all that was said."""
+
+SHORTEST, LONGEST = 15, 240
+"""Characters of such a sentence."""
+
+TASK_CHARACTERS: Final = 80
+"""Characters of a conversation's task by which later ones know it."""
+
+_CUES: Final[Sequence[tuple[Type, re.Pattern[str]]]] = (
+    (
+        "decision",
+        re.compile(
+            r"\b(?:we|i|let'?s|let us)\b.{0,24}\b(?:decided|agreed|chose|settled on|go with|stick with)\b|^decision\b|"
+            r"\b(?:beschlossen|entschieden|vereinbart|einigen uns auf|bleiben bei)\b|\b(?:hemos|he) decidido\b|"
+            r"\b(?:on a|nous avons|j'ai) décidé\b",
+            re.IGNORECASE,
+        ),
+    ),
+    (
+        "user",
+        re.compile(
+            r"\bi (?:prefer|always want|never want|like it when|hate)\b|\bi(?:'d| would) rather\b|\bfrom now on\b|"
+            r"\b(?:please )?(?:always|never) (?:answer|reply|write|use|ask|add|explain|touch|commit|push)\b|"
+            r"\bich (?:bevorzuge|möchte (?:immer|nie)|will (?:immer|nie|keine))\b|\bab (?:jetzt|sofort)\b|"
+            r"\bbitte (?:immer|nie)\b|\bprefiero\b|\bje préfère\b|\bdésormais\b",
+            re.IGNORECASE,
+        ),
+    ),
+    (
+        "project",
+        re.compile(
+            r"\bremember\b|\bnote that\b|\bfor the record\b|\bkeep in mind\b|\bdon'?t forget\b|\bmerk(?:e)? dir\b|"
+            r"\bzur info\b|\bdenk daran\b|\brecuerda que\b|\bn'oublie pas\b|记住|請記住|覚えて",
+            re.IGNORECASE,
+        ),
+    ),
+)
+"""Words of sentences that are to last, by the type of the memory, in six languages."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sentence:
+    """A sentence of the user's that is to last."""
+
+    type: Type
+    text: str
+
+
+class ExtractMemories(Feature):
+    """Stores what the user said in rounds that a compaction folded, in *projects*, patterns of names."""
+
+    def __init__(self, book: MemoryBook, projects: Sequence[str], spawn: Spawn) -> None:
+        self._book = book
+        self._projects = tuple(projects)
+        self._spawn = spawn
+
+    def answered(self, view: CountedView, report: Report, status: int) -> None:
+        """Store what *view*, which was compacted now and sent, took out of the conversation, in the background."""
+        record = view.edits.record
+        if status != 200 or not report.event or record is None or not record.compaction.cut:
+            return
+        if report.observed or report.client_compaction:
+            return
+        if is_named(view.request.options.project, self._projects):
+            self._spawn(self._store(view), "memories")
+
+    async def _store(self, view: CountedView) -> None:
+        memories = await offload(len(view.request.body), extracted, view)
+        request = view.request
+        for memory in memories:
+            try:
+                await self._book.add(request.tenant, request.options.project, memory)
+            except InvalidRequest:
+                continue  # the scanner refused it
+            except (Conflict, StoreUnavailable):
+                return
+
+
+def extracted(view: CountedView) -> list[NewMemory]:
+    """Return the memories that the newest compaction of *view* leaves: sentences, and the conversation's task."""
+    record = view.edits.record
+    if record is None:
+        return []
+    measured, previous = view.measured, view.edits.previous
+    original = measured.original(view.layout or measured.lay_out())
+    spoken = spoken_of(view)
+    start = previous.cut if previous is not None else 0
+    sentences: list[Sentence] = []
+    for index in range(start, record.compaction.cut):
+        item = measured.parsed.items[index]
+        if item.role == "user":
+            sentences += lasting_sentences(own_words(original.text(index).text))
+    newest = sentences[-MOST_CANDIDATES:]
+    saying = [each for each in newest if speaker_of(each.text, spoken, is_strict=True) == "user"]
+    memories = [_memory(each.type, each.text) for each in _best(saying)]
+    task = _task(spoken.user)
+    if task:
+        memories.append(_memory("session", task))
+    return memories
+
+
+def lasting_sentences(text: str) -> list[Sentence]:
+    """Return the sentences of *text* that are to last, without questions."""
+    sentences: list[Sentence] = []
+    for part in SENTENCE_END.split(text):
+        sentence = " ".join(part.split()).lstrip("-*# ")
+        if not SHORTEST <= len(sentence) <= LONGEST or sentence.endswith(("?", "？")):
+            continue
+        found = next((type_ for type_, cue in _CUES if cue.search(sentence)), None)
+        if found is not None:
+            sentences.append(Sentence(found, sentence))
+    return sentences
+
+
+def _best(sentences: Sequence[Sentence]) -> list[Sentence]:
+    """Return the sentences that are stored: decisions first, and of each type the newest."""
+    order = [type_ for type_, _ in _CUES]
+    newest_first = list(dict.fromkeys(reversed(sentences)))
+    return sorted(newest_first, key=lambda each: order.index(each.type))[:MOST]
+
+
+def _task(said: Sequence[str]) -> str:
+    """Return the beginning of what the user *said* first."""
+    text = " ".join(said[0].split()) if said else ""
+    if len(text) <= TASK_CHARACTERS:
+        return text
+    return f"{text[: TASK_CHARACTERS - 1].rstrip()}…"
+
+
+def _memory(type_: Type, text: str) -> NewMemory:
+    title = text
+    if len(text) > LONGEST_TITLE:
+        title = f"{text[: LONGEST_TITLE - 1].rstrip()}…"
+    return NewMemory(type_, title, text, "working", origin="user")
