@@ -15,7 +15,7 @@ from itertools import islice
 from math import log2
 
 from proxy.core.compaction.arguments import command_of, plain_arguments
-from proxy.core.compaction.spoken_names import dates, is_meaningless, is_standard, proper_names, without_line_numbers
+from proxy.core.compaction.spoken_names import STANDARD, dates, is_meaningless, proper_names, without_line_numbers
 from proxy.core.conversation import ItemText
 
 Count = Callable[[str], int]
@@ -112,7 +112,7 @@ _TIME = re.compile(r"\d{1,2}(?::\d{2}){1,2}")
 TIME = 0.3
 """The worth of a time of day, as a share of that of other figures: opening hours are many, and rarely asked for."""
 
-STANDARD = 0.3
+STANDARD_WORTH = 0.3
 """The worth of a name in a standard library, as a share of that of other names."""
 
 _MARKS = ".,:;!?…。，：；！？-"
@@ -180,8 +180,8 @@ def digest_of(entries: Sequence[ItemText], tokens: int, count: Count, known: str
     files = sized.fill(filter(shown.is_new, _files(entries)), int(room * FILE_SHARE))
     room -= sum(map(sized, files))
     other_worths = _best_by_length(names.worths(), max(0, tokens))
-    for name in filter(is_standard, other_worths):
-        other_worths[name] *= STANDARD
+    for name in filter(STANDARD.fullmatch, other_worths):
+        other_worths[name] *= STANDARD_WORTH
     number_worths = {name: other_worths.pop(name) for name in filter(names.is_number, list(other_worths))}
     # Searching a long known text is not cheap: it is searched only for names that are about to be shown.
     ranked_numbers = filter(shown.is_new, _ranked(number_worths, sized))
@@ -479,15 +479,15 @@ def _error_lines(entries: Sequence[ItemText]) -> Iterator[str]:
         if not _may_fail(text):
             continue
         for line in map(str.strip, text.splitlines()):
-            if len(line) <= LONGEST and line not in seen and _reports_failure(line):
+            if len(line) <= LONGEST and line not in seen and _FAILURE.search(line) and _reports_failure(line):
                 seen.add(line)
                 yield line
                 break
 
 
 def _reports_failure(line: str) -> bool:
-    """True if *line* reports a failure: more than a total of none, and no line of a file that is listed."""
-    if not _FAILURE.search(line) or _LISTED.match(line):
+    """True if *line*, which speaks of one, reports a failure: not only a total of none, nor what a listed file says."""
+    if _LISTED.match(line):
         return False
     return not _NO_FAILURE.search(line) or _FAILURE.search(_NO_FAILURE.sub("", line)) is not None
 

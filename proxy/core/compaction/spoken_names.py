@@ -41,7 +41,7 @@ _END_TAG = re.compile(
 )
 """The rest of HTML end tags between their brackets."""
 
-_STANDARD = re.compile(
+STANDARD = re.compile(
     r"(?:os|sys|re|io|json|math|time|datetime|random|logging|subprocess|pathlib|shutil|collections|itertools|functools"
     r"|typing|asyncio|threading|unittest|argparse|tempfile|hashlib|uuid|copy|string|struct|socket|urllib|abc|enum|csv"
     r"|dataclasses|contextlib|traceback|inspect|pickle|base64|glob|textwrap|warnings|signal|queue|statistics"
@@ -72,11 +72,6 @@ def proper_names(text: str) -> list[str]:
 def is_meaningless(name: str) -> bool:
     """True for escapes, abbreviations and HTML tags that look like names."""
     return name.startswith("\\") or name in _ABBREVIATIONS or _END_TAG.fullmatch(name) is not None
-
-
-def is_standard(name: str) -> bool:
-    """True for a name in the standard library of a common language."""
-    return "." in name and _STANDARD.fullmatch(name) is not None
 
 
 def without_line_numbers(text: str) -> str:

@@ -18,7 +18,7 @@ from proxy.core.compaction.block import FoldedItems, render_block
 from proxy.core.compaction.digest import digest_of
 from proxy.core.compaction.record import LINE, NAMES, Compaction, CompactionRecord, Placeholder, placeholder_text
 from proxy.core.compaction.truncate import TruncateLimits, clip, line_count, truncate_to
-from proxy.core.compaction.work_state import FoldedCall, call_outcomes, work_state
+from proxy.core.compaction.work_state import MOST_CALLS, FoldedCall, outcome_words, work_state
 from proxy.core.conversation import UNREAD, Item, ItemText, Layout, WrittenResult
 from proxy.core.tokens.counting import NOTHING, RoleTotals, add_up
 from proxy.core.tokens.media import is_media
@@ -261,6 +261,10 @@ def _folded_items(
         if index not in anchors and (text.user_text or original.items[index].role == "user"):
             user_texts.append(text.user_text or text.text)
     calls = _folded_calls(original, texts, tools)
+    outcomes = [""] * len(calls)
+    for at, call in enumerate(calls[-MOST_CALLS:], max(0, len(calls) - MOST_CALLS)):  # older ones are not shown
+        if call.ok is False or call.kind == "shell":
+            outcomes[at] = outcome_words(call)
     return FoldedItems(
         tuple(texts.values()),
         tuple(user_texts),
@@ -268,7 +272,7 @@ def _folded_items(
         newest,
         carrier_text,
         work_state(calls, tools),
-        call_outcomes(calls),
+        tuple(outcomes),
     )
 
 

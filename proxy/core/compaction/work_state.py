@@ -244,20 +244,18 @@ def _note(noted: dict[str, tuple[str, str]], found: tuple[str, str], call: Folde
     noted[key] = shorten(_REDIRECTION.sub("", command), LONGEST_COMMAND), outcome
 
 
-def call_outcomes(calls: Sequence[FoldedCall]) -> tuple[str, ...]:
-    """A word or two on the outcome of each of *calls*: totals of a command, "failed"; "" if there is nothing to say.
-
-    Only the newest ``MOST_CALLS`` are looked at: older ones have no room in any block.
-    """
-    outcomes = [""] * len(calls)
-    for at in range(max(0, len(calls) - MOST_CALLS), len(calls)):
-        call = calls[at]
-        if call.ok is False:
-            outcomes[at] = "failed"
-        if call.kind == "shell" and (totals := _TOTALS.findall(call.result[-LAST:])):
-            failures = [total for total in totals if _FAILURES.match(total)]
-            outcomes[at] = (failures or totals)[-1]
-    return tuple(outcomes)
+def outcome_words(call: FoldedCall) -> str:
+    """A word or two on the outcome of *call*: totals of a command, else "failed"; "" if there is nothing to say."""
+    totals: list[str] = []
+    if call.kind == "shell":
+        totals = _TOTALS.findall(call.result[-LAST:])
+    if failures := [total for total in totals if _FAILURES.match(total)]:
+        return failures[-1]
+    if totals:
+        return totals[-1]
+    if call.ok is False:
+        return "failed"
+    return ""
 
 
 def outcome_line(text: str) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from proxy.core.compaction.digest import digest_of
-from proxy.core.compaction.spoken_names import dates, is_meaningless, is_standard, proper_names, without_line_numbers
+from proxy.core.compaction.spoken_names import STANDARD, dates, is_meaningless, proper_names, without_line_numbers
 from proxy.core.conversation import ItemText
 from tests.support.engine_fixtures import count_tokens
 
@@ -75,5 +75,5 @@ def test_names_of_standard_libraries_give_way() -> None:
     text = "os.path.join json.dumps console.log store.open_lease lease.renew_all"
     names = digest_of([ItemText("assistant", text)], 60, count_tokens).names
     assert names[:2] == ("lease.renew_all", "store.open_lease")
-    assert all(is_standard(name) for name in ("os.path.join", "JSON.stringify", "console.log"))
-    assert not any(is_standard(name) for name in ("os", "json.py", "queue.ts", "self.os"))
+    assert all(STANDARD.fullmatch(name) for name in ("os.path.join", "JSON.stringify", "console.log"))
+    assert not any(STANDARD.fullmatch(name) for name in ("os", "json.py", "queue.ts", "self.os"))
