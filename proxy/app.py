@@ -69,7 +69,7 @@ async def serve(
     reloads = Reloads(process, options, worker, logs, tasks)
     if companion is None:
         reloads.watch(source)
-    lag = LagWatch(process.telemetry.loop_lag, logs.loop_lagged)
+    lag = LagWatch(process.server.under_way, process.telemetry.loop_lag, logs.loop_lagged)
     process.page.show_lag(lag.pop_worst)
     caches.collect_rarely()
     lag.start()

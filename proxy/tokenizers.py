@@ -278,6 +278,8 @@ class Tokenizers:
         if not self.is_fast:
             return lambda text: _encoded_length(exact, text)
         fast = self._fast[encoding] = FastCounter(partial(_fast_encoder, self._folder, encoding), exact, self._release)
+        if fast.rejected:
+            return lambda text: _encoded_length(exact, text)
         return lambda text: _encoded_length(fast.count, text)
 
 

@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Final
 
+import msgspec
+
 from proxy.core.compaction.view import call_target
 from proxy.core.decisions import CountedView
 from proxy.core.report import Report
@@ -70,9 +72,11 @@ _ITEM_KINDS: Final[Mapping[str, str]] = MappingProxyType(
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Part:
-    """One part of a view: its kind (a key of ``WORDS``) and its tokens; ``index`` if it is one item, else -1."""
+class Part(msgspec.Struct, frozen=True, gc=False):
+    """One part of a view: its kind (a key of ``WORDS``) and its tokens; ``index`` if it is one item, else -1.
+
+    A Struct, since a view has hundreds of them and they are built in C.
+    """
 
     kind: str
     tokens: int

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, TypeVar
 
@@ -58,8 +57,7 @@ class Prefix(msgspec.Struct):
     digest: bytes
 
 
-@dataclass(frozen=True, slots=True)
-class CountedBody:
+class CountedBody(msgspec.Struct, frozen=True):
     """A body whose items were counted.
 
     ``body`` is the client's, or the same with its items as a list. ``member_tokens`` are the tokens of each counted
@@ -99,8 +97,7 @@ class CountedBody:
         return hashes
 
 
-@dataclass(frozen=True, slots=True)
-class CountedMembers:
+class CountedMembers(msgspec.Struct, frozen=True):
     """The members around the items of one body, as counted. ``envelope_name`` names the envelope they stand in."""
 
     envelope_name: bytes
@@ -127,8 +124,7 @@ class CachedPrefix(Prefix):
     around: CountedMembers | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class LocatedBody:
+class LocatedBody(msgspec.Struct, frozen=True):
     """A body whose items were found but not yet counted."""
 
     body: bytes

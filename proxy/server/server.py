@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import ipaddress
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from proxy.engine.ports import Exchange, Upstream
@@ -67,6 +67,11 @@ class Server:
         """Serve the page for people that *open_page* opens, if it is not None."""
         if open_page is not None:
             self._local.page = open_page(self._access, self._limits)
+
+    @property
+    def under_way(self) -> Collection[object]:
+        """The requests under way: one collection for as long as the process lives."""
+        return self._drain.running
 
     @property
     def in_flight(self) -> int:

@@ -1,7 +1,8 @@
 """Measures the lag of the event loop, and names what ran meanwhile.
 
-A timer on the loop, the beat, measures how late it runs. A thread watches it: when the beat is overdue, it notes the
-frames of the loop's thread and of those that read large bodies. Afterwards they are gone.
+A thread asks the loop for a beat while requests are under way, and once a second otherwise: a proxy that has nothing to
+do is left alone. How late the beat runs is the lag. If it is overdue, the thread notes the frames of the loop's thread
+and of those that read large bodies. Afterwards they are gone.
 """
 
 from __future__ import annotations
@@ -9,14 +10,18 @@ from __future__ import annotations
 import asyncio
 import sys
 import threading
+import time
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Final
 
 from proxy.telemetry.logs import DEEPEST_STACK, location_of
 
 BEAT: Final = 0.05
-"""Seconds between two beats."""
+"""Seconds between two beats while requests are under way."""
+
+IDLE_BEAT: Final = 1.0
+"""Seconds between two beats while none is."""
 
 TOO_LATE: Final = 0.2
 """Seconds of lag from which a line is logged."""
@@ -31,33 +36,30 @@ Warn = Callable[[float, Sequence[str]], None]
 class LagWatch:
     """Watches the running loop from ``start`` to ``stop``.
 
-    *observe* gets the seconds of lag of each beat; *warn* those of a beat that is too late, and the innermost frames
-    of what ran, as ``file:line function``.
+    *under_way* are the requests under way. *observe* gets the seconds of lag of each beat; *warn* those of a beat that
+    is too late, and the innermost frames of what ran, as ``file:line function``.
     """
 
-    def __init__(self, observe: Observe, warn: Warn, too_late: float = TOO_LATE) -> None:
+    def __init__(self, under_way: Collection[object], observe: Observe, warn: Warn, too_late: float = TOO_LATE) -> None:
+        self._under_way = under_way
         self._observe = observe
         self._warn = warn
         self._too_late = too_late
         self._stopped = threading.Event()
+        self._is_asked = False
         self._due = 0.0
         self._worst = 0.0
         self._ran: tuple[str, ...] = ()
-        self._beat: asyncio.TimerHandle | None = None
 
     def start(self) -> None:
         """Begin to watch the loop of the calling thread."""
         self._loop = asyncio.get_running_loop()
         self._thread = threading.get_ident()
-        self._due = self._loop.time() + BEAT
-        self._beat = self._loop.call_at(self._due, self._on_beat)
-        threading.Thread(target=self._watch_beat, name="loop lag", daemon=True).start()
+        threading.Thread(target=self._ask_for_beats, name="loop lag", daemon=True).start()
 
     def stop(self) -> None:
         """Stop watching; harmless when called again."""
         self._stopped.set()
-        if self._beat is not None:
-            self._beat.cancel()
 
     def pop_worst(self) -> float:
         """Return the longest lag since the last call, in seconds."""
@@ -65,23 +67,32 @@ class LagWatch:
         return worst
 
     def _on_beat(self) -> None:
-        """Measure how late this beat is, and plan the next one. One call: it runs twenty times a second."""
-        lag = max(0.0, self._loop.time() - self._due)
+        """Measure how late this beat is."""
+        if self._stopped.is_set():
+            return
+        lag = max(0.0, time.monotonic() - self._due)
         self._observe(lag)
-        if lag > self._worst:
-            self._worst = lag
+        self._worst = max(self._worst, lag)
         if lag >= self._too_late:
             self._warn(lag, self._ran)
-        self._ran = ()
-        self._due = self._loop.time() + BEAT
-        self._beat = self._loop.call_at(self._due, self._on_beat)
+        self._is_asked = False
 
-    def _watch_beat(self) -> None:
-        """Note the frames once for each beat that is overdue. Runs in the thread."""
-        # The first look at an overdue beat counts: its frames have run for most of the lag.
+    def _ask_for_beats(self) -> None:
+        """Ask for one beat after the other, and note the frames once for each that is overdue. Runs in the thread."""
+        due = time.monotonic() + BEAT
         while not self._stopped.wait(BEAT):
-            if not self._ran and self._loop.time() - self._due >= self._too_late / 2:
-                self._ran = self._frames()
+            if self._is_asked:
+                # The first look at an overdue beat counts: its frames have run for most of the lag.
+                if not self._ran and time.monotonic() - self._due >= self._too_late / 2:
+                    self._ran = self._frames()
+            elif self._under_way or due - self._due >= IDLE_BEAT:
+                # Due when this thread meant to ask: what held it up holds up the loop as well, the interpreter's lock.
+                self._due, self._ran, self._is_asked = due, (), True
+                try:
+                    self._loop.call_soon_threadsafe(self._on_beat)
+                except RuntimeError:
+                    return  # the loop was closed
+            due = time.monotonic() + BEAT
 
     def _frames(self) -> tuple[str, ...]:
         """Return the innermost frames of the loop's thread, then of each thread that reads a large body."""

@@ -38,9 +38,10 @@ _BREAKER = {"closed": 0, "half-open": 1, "open": 2}
 LAG_BUCKETS: Final = (0.002, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0)
 
 # fmt: off
-LOOP_LAG: Final = Metric("ullage_loop_lag_seconds", "How late the event loop is for what is due, every 50 ms.",
+LOOP_LAG: Final = Metric("ullage_loop_lag_seconds", "How late the event loop is for what is due.",
                          kind="histogram", buckets=LAG_BUCKETS,
-                         doc="What every other client waits beside its own request. From 0.2 s on the line "
+                         doc="Every 50 ms while requests are under way, else every second: what every other client "
+                             "waits beside its own request. From 0.2 s on the line "
                              "`proxy.loop_lagged` says what ran.")
 REFUSED_CONNECTIONS: Final = Metric(
     "ullage_refused_connections_total", "Client connections closed for what came on them, or to keep their number.",

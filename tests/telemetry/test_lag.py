@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
+from collections.abc import Sequence
 
 import pytest
 
@@ -17,11 +18,15 @@ class Seen:
     """The results of a watch."""
 
     def __init__(self) -> None:
+        self.under_way = {"a request"}
         self.lags: list[float] = []
         self.lines: list[tuple[float, tuple[str, ...]]] = []
 
     def watch(self, too_late: float) -> LagWatch:
-        return LagWatch(self.lags.append, lambda lag, ran: self.lines.append((lag, tuple(ran))), too_late)
+        def warn(lag: float, ran: Sequence[str]) -> None:
+            self.lines.append((lag, tuple(ran)))
+
+        return LagWatch(self.under_way, self.lags.append, warn, too_late)
 
 
 def hold_the_loop(seconds: float) -> None:
@@ -54,6 +59,22 @@ async def test_an_idle_loop_is_measured_and_not_named() -> None:
     await until(lambda: len(seen.lags) >= 3)
     watch.stop()
     assert seen.lines == []
+
+
+@pytest.mark.slow
+async def test_a_proxy_with_nothing_to_do_is_left_alone() -> None:
+    """Without a request there is a beat in a second, and many as soon as there is one."""
+    seen = Seen()
+    seen.under_way.clear()
+    watch = seen.watch(30.0)
+    watch.start()
+    await asyncio.sleep(0.5)
+    assert len(seen.lags) <= 1
+    await until(lambda: len(seen.lags) == 2)
+    seen.under_way.add("a request")
+    await asyncio.sleep(0.5)
+    watch.stop()
+    assert len(seen.lags) > 4
 
 
 async def test_a_stopped_watch_leaves_nothing_behind() -> None:
