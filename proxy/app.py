@@ -132,8 +132,8 @@ class Reloads:
         if not same:
             try:
                 process = await self.process.changed(options, self._worker, self._logs, self._tasks)
-            except Exception as fault:  # noqa: BLE001 - whatever is wrong with the new one, the present one serves on
-                self._logs.config_failed(fault)
+            except Exception as fault:
+                self._logs.log.exception("config.failed", exc_info=fault)
                 return
             before, self.process = self.process, process
             self._endless.pop(0).cancel()

@@ -18,10 +18,12 @@ from types import TracebackType
 from typing import Any, Literal
 
 import msgspec
+import structlog
 
 from proxy.core import report as core_report
 from proxy.core.errors import Overloaded
 from proxy.core.report import DURATION, Report, SummaryReport
+from proxy.telemetry.console import Console, uses_colors
 
 Level = Literal["debug", "info", "warning", "error"]
 Format = Literal["auto", "json", "console"]
@@ -57,7 +59,7 @@ _RequestLine = msgspec.defstruct(
 
 ALLOWED = frozenset(_KEYS) | frozenset(
     {
-        # set by this module
+        # set by structlog and by this module
         "event", "level", "timestamp", "error", "frames", "dropped_fields", "logger", "where", "template",
         # one summary job
         "tenant", "calls",
@@ -83,12 +85,19 @@ class Logs:
         self.writer = LineWriter(fd)
         self._render: Callable[[Line], bytes] = msgspec.json.encode
         if style == "console" or (style == "auto" and os.isatty(fd)):
-            # Only for people: it imports rich and pygments, a tenth of a start.
-            from proxy.telemetry.console import Console, uses_colors
-
             self._render = Console(fd, colors=uses_colors(fd) if colors is None else colors)
         self._level = logging.getLevelNamesMapping()[level.upper()]
-        self.log = EventLog(self._level, self._write)
+        self.log: structlog.typing.FilteringBoundLogger = structlog.wrap_logger(
+            _Sink(self.writer),
+            processors=[
+                structlog.processors.add_log_level,
+                structlog.processors.TimeStamper(fmt="iso", utc=True),
+                only_facts,
+                self._rendered,
+            ],
+            wrapper_class=structlog.make_filtering_bound_logger(self._level),
+            cache_logger_on_first_use=True,
+        )
         self._handler: _Library | None = None
         self._refusals = 0
 
@@ -124,17 +133,20 @@ class Logs:
                 values[index] = _plain(values[index])
         for index, convert in _CONVERTED_AT:
             values[index] = convert(values[index])
-        # Past the allow-list: nothing in this line is left for it to judge.
+        # Past structlog's logger: nothing in this line is left for the allow-list to judge.
         line = _RequestLine(*values, "proxy.request_done", "info", datetime.now(UTC))
-        self._write(line)
-
-    def _write(self, line: Line) -> None:
-        """Render *line* and queue it for writing."""
         try:
             rendered = self._render(line)
         except _NOT_ENCODED:
             rendered = _plain_json(line)
         self.writer.write(rendered + b"\n")
+
+    def _rendered(self, _logger: object, _method: str, fields: Fields) -> bytes:
+        """Return the line of *fields*; structlog's last processor."""
+        try:
+            return self._render(fields)
+        except _NOT_ENCODED:
+            return _plain_json(fields)
 
     def log_refusals(self) -> None:
         """Write the number of refused requests without a line since the last call, if any. Call it every second."""
@@ -170,10 +182,6 @@ class Logs:
     def task_failed(self, name: str, error: BaseException) -> None:
         """Write that the background task *name* failed."""
         self.log.error("proxy.task_failed", task=name, exc_info=error)
-
-    def config_failed(self, fault: Exception) -> None:
-        """Write that a changed configuration could not be put in force."""
-        self.log.error("config.failed", exc_info=fault)
 
     def loop_lagged(self, seconds: float, frames: Sequence[str]) -> None:
         """Write the *seconds* by which the event loop was late, and the *frames* that ran meanwhile."""
@@ -214,33 +222,7 @@ class Logs:
         self.writer.close()
 
 
-class EventLog:
-    """Writes events with their facts, if their level is *level* or above. *write* gets what ``only_facts`` leaves."""
-
-    def __init__(self, level: int, write: Callable[[Fields], None]) -> None:
-        self._level = level
-        self._write = write
-
-    def info(self, event: str, **facts: object) -> None:
-        """Write what happened."""
-        self._log(logging.INFO, event, facts)
-
-    def warning(self, event: str, **facts: object) -> None:
-        """Write what somebody should look at."""
-        self._log(logging.WARNING, event, facts)
-
-    def error(self, event: str, **facts: object) -> None:
-        """Write what went wrong; ``exc_info`` is the exception, or true for the one that is handled."""
-        self._log(logging.ERROR, event, facts)
-
-    def _log(self, level: int, event: str, facts: Fields) -> None:
-        if level >= self._level:
-            at = datetime.now(UTC).isoformat().replace("+00:00", "Z")
-            name = logging.getLevelName(level).lower()
-            self._write(only_facts({**facts, "event": event, "level": name, "timestamp": at}))
-
-
-def only_facts(fields: Fields) -> Fields:
+def only_facts(_logger: object, _method: str, fields: Fields) -> Fields:
     """Drop every field that is not on the list, shorten texts, and reduce an exception to its type and place."""
     error = fields.pop("exc_info", None)
     unknown = fields.keys() - ALLOWED
@@ -297,6 +279,18 @@ def _plain_json(line: Line) -> bytes:
     return json.dumps(msgspec.to_builtins(line)).encode()
 
 
+class _Sink:
+    """The logger under structlog's: every level writes the rendered line."""
+
+    def __init__(self, writer: LineWriter) -> None:
+        self._write = writer.write
+
+    def msg(self, line: bytes) -> None:
+        self._write(line + b"\n")
+
+    debug = info = warning = warn = error = critical = exception = fatal = log = msg
+
+
 class _Library(logging.Handler):
     """Turns a library's record into facts: its logger, its place in the code, the type of its error.
 
@@ -304,7 +298,7 @@ class _Library(logging.Handler):
     only given as its template, and only when it has arguments: without any, the data is already in the text.
     """
 
-    def __init__(self, log: EventLog) -> None:
+    def __init__(self, log: structlog.typing.FilteringBoundLogger) -> None:
         super().__init__(logging.WARNING)
         self._log = log
 
