@@ -150,8 +150,10 @@ def _best(sentences: Sequence[Sentence]) -> list[Sentence]:
 
 
 def _task(user_texts: Sequence[str]) -> str:
-    """Return the beginning of what the user *user_texts* first."""
-    text = " ".join(user_texts[0].split()) if user_texts else ""
+    """Return the beginning of the first of *user_texts*; empty if there is none."""
+    if not user_texts:
+        return ""
+    text = " ".join(user_texts[0].split())
     if len(text) <= TASK_CHARACTERS:
         return text
     return f"{text[: TASK_CHARACTERS - 1].rstrip()}…"
