@@ -87,6 +87,12 @@ are what takes its time, so a second bounds the cache: by 60 MB for source code 
 words. After twice the time tiktoken counts until the encoder is new.
 """
 
+UNLOCKED: Final = 1_024
+"""Characters from which gigatoken encodes a text as a batch of one, during which other threads run.
+
+Its cache of words grows once in some MB of text, which takes 45 ms. A batch costs 3 us more.
+"""
+
 QUIET: Final = 1.0
 """Seconds without a count before an encoder is built anew: it holds the interpreter's lock for 0.3 s."""
 
@@ -299,8 +305,19 @@ def _has_gigatoken() -> bool:
 def _fast_encoder(folder: Path, encoding: str) -> Encode:
     """Return gigatoken's encoding function, which knows no special tokens: text that spells one counts as text."""
     from gigatoken import Tokenizer  # optional, and imports numpy: 20 MB that the rest of the proxy does without
+    from gigatoken.gigatoken_rs import PadTruncate
 
-    encode: Encode = Tokenizer.from_tiktoken(folder / VOCABULARIES[encoding][0], _SCHEMES[encoding], {}).backend.encode
+    tokenizer = Tokenizer.from_tiktoken(folder / VOCABULARIES[encoding][0], _SCHEMES[encoding], {}).backend
+    as_it_is = PadTruncate(0)
+
+    def encode(text: str) -> Sized:
+        if len(text) < UNLOCKED:
+            short: Sized = tokenizer.encode(text)
+            return short
+        [tokens], _ = tokenizer.encode_batch_padded([text], as_it_is, parallel=False)
+        long: Sized = tokens
+        return long
+
     return encode
 
 

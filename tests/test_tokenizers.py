@@ -10,6 +10,7 @@ import random
 import shutil
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -476,3 +477,32 @@ def test_counts_stay_the_same_while_the_encoder_is_built_anew(monkeypatch: pytes
         assert counter.count("o200k_base", text) == EXACT.count("o200k_base", text)
     assert len(released) >= 5  # once after loading, and twice each time that one is built anew
     assert counter.counted_by() == {"o200k_base": "gigatoken"}
+
+
+@needs_fast
+def test_long_texts_are_counted_beside_other_threads() -> None:
+    """While gigatoken encodes a long text, another thread goes on; what it counts is the same either way."""
+    folder = packaged_vocabularies()
+    assert folder is not None
+    encode = module._fast_encoder(folder, "o200k_base")
+    text = "The cache of rows_412 is evicted at 16:30:00, see src/cache/evict_rows.py. " * 100
+    assert [len(encode(text[:size])) for size in (0, module.UNLOCKED - 1, module.UNLOCKED, len(text))] == [
+        SHARED.count("o200k_base", text[:size]) for size in (0, module.UNLOCKED - 1, module.UNLOCKED, len(text))
+    ]
+    long, beats, done = text * 500, [time.perf_counter()], threading.Event()
+
+    def beat() -> None:
+        while not done.is_set():
+            beats.append(time.perf_counter())
+            time.sleep(0.0005)
+
+    thread = threading.Thread(target=beat)
+    thread.start()
+    while len(beats) < 3:
+        time.sleep(0.001)
+    began = time.perf_counter()
+    encode(long)
+    ended = time.perf_counter()
+    done.set()
+    thread.join()
+    assert len([at for at in beats if began < at < ended]) >= 3

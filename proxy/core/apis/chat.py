@@ -101,6 +101,19 @@ def read_item(raw: bytes, count: Count) -> Item:
 
 def _read(message: dict[str, Any], count: Count, large: bool) -> Item:
     role = ROLES.get(str(message.get("role")), "user")
+    called = _calls(message)
+    text, media, guess = _weigh(message, called, count)
+    calls = tuple(name for call in called if (name := _call_id(call)))
+    answered = _answered(message)
+    answers = (answered,) if answered else ()
+    memory = 0
+    if role in ("system", "user") and (memories := injected_memories(_content_text(message))):
+        memory = count(memories)
+    return Item(role, text + media, media, digest(message, large=large), calls, answers, guess, memory)
+
+
+def _weigh(message: dict[str, Any], called: Sequence[dict[str, Any]], count: Count) -> tuple[int, int, int]:
+    """Return the tokens of a message with the calls *called*: of its text, of its media, and those that are a guess."""
     prices = prices_of(count)
     media = guess = 0
     for part in _parts(message):
@@ -110,16 +123,15 @@ def _read(message: dict[str, Any], count: Count, large: bool) -> Item:
         media += tokens
         if is_guess(part):
             guess += tokens
-    called = _calls(message)
     text = PER_MESSAGE + PER_CALL * len(called) + PER_NAME * bool(message.get("name"))
-    text += sum(count(piece) for piece in _counted(message, called))
-    calls = tuple(name for call in called if (name := _call_id(call)))
-    answered = _answered(message)
-    answers = (answered,) if answered else ()
-    memory = 0
-    if role in ("system", "user") and (memories := injected_memories(_content_text(message))):
-        memory = count(memories)
-    return Item(role, text + media, media, digest(message, large=large), calls, answers, guess, memory)
+    return text + sum(count(piece) for piece in _counted(message, called)), media, guess
+
+
+def _tokens(raw: bytes, count: Count) -> int:
+    """Return the tokens of one message's bytes, without the digest of its item."""
+    message = decode(raw)
+    text, media, _ = _weigh(message, _calls(message), count)
+    return text + media
 
 
 def read_item_text(raw: bytes) -> ItemText:
@@ -194,7 +206,7 @@ def clipped(raw: bytes, clip: Clip, count: Count, tokens: int) -> bytes:
 
     *clip* shortens one text to so many tokens. String arguments of tool calls stay valid JSON.
     """
-    return json_edit.clipped(raw, _slots, clip, count, lambda cut: read_item(cut, count).tokens, tokens)
+    return json_edit.clipped(raw, _slots, clip, count, lambda cut: _tokens(cut, count), tokens)
 
 
 def _slots(message: dict[str, Any]) -> Iterator[Slot]:

@@ -133,6 +133,18 @@ def _read(message: dict[str, Any], count: Count, large: bool) -> Item:
     )
 
 
+def _tokens(raw: bytes, count: Count) -> int:
+    """Return the tokens of one message's bytes, without the digest of its item."""
+    message = decode(raw)
+    weight = _Weight(PER_MESSAGE)
+    for block in _blocks(message):
+        _weigh(block, weight, count)
+    _weigh_members(message, weight, count)
+    if len(raw) > ONE_CALL:
+        dismantle(message)
+    return weight.total
+
+
 def _role(message: Mapping[str, Any], blocks: Sequence[Mapping[str, Any]]) -> Role:
     role = _ROLES.get(str(message.get("role")))
     if role is not None:
@@ -282,7 +294,7 @@ def clipped(raw: bytes, clip: Clip, count: Count, tokens: int) -> bytes:
 
     Signed and encrypted blocks, media and what server tools returned are never touched.
     """
-    return json_edit.clipped(raw, _slots, clip, count, lambda cut: read_item(cut, count).tokens, tokens)
+    return json_edit.clipped(raw, _slots, clip, count, lambda cut: _tokens(cut, count), tokens)
 
 
 def _slots(holder: Mapping[str, Any], path: Path = ()) -> Iterator[Slot]:

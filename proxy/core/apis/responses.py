@@ -137,6 +137,13 @@ def _read(value: dict[str, Any], count: Count, large: bool) -> Item:
     )
 
 
+def _tokens(raw: bytes, count: Count) -> int:
+    """Return the tokens of one element's bytes, without the digest of its item."""
+    value = decode(raw)
+    media, _ = _media_tokens(value, _kind(value), prices_of(count))
+    return PER_ITEM + sum(count(piece) for piece in _counted(value)) + media + _opaque_tokens(value)
+
+
 def _opaque_tokens(value: dict[str, Any]) -> int:
     """Return the tokens of everything encrypted in an element."""
     tokens = 0
@@ -282,7 +289,7 @@ def clipped(raw: bytes, clip: Clip, count: Count, tokens: int) -> bytes:
 
     Reasoning, calls of hosted tools and encrypted content are never touched.
     """
-    return json_edit.clipped(raw, _slots, clip, count, lambda cut: read_item(cut, count).tokens, tokens)
+    return json_edit.clipped(raw, _slots, clip, count, lambda cut: _tokens(cut, count), tokens)
 
 
 def _slots(value: dict[str, Any]) -> Iterator[Slot]:

@@ -7,15 +7,15 @@ older one. Every entry of a digest occurs literally in the rounds it stands for,
 from __future__ import annotations
 
 import re
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from heapq import heapify, heappop, heappush, nsmallest
-from itertools import islice
+from heapq import heappop, heappush, nsmallest
 from math import log2
+from operator import truediv
 
 from proxy.core.compaction.arguments import command_of, plain_arguments
-from proxy.core.compaction.spoken_names import dates, is_meaningless, proper_names, without_line_numbers
+from proxy.core.compaction.names import BLANKS, LONGEST, PATH, SPLIT, Pieces, dates, proper_names, without_line_numbers
 from proxy.core.conversation import ItemText
 
 Count = Callable[[str], int]
@@ -40,86 +40,32 @@ OLDEST = 0.6
 ROUGH, SMOOTH = 3.0, 2.0
 """Tokens added to the size of a name, so that the shortest do not always win: to a guessed size, to a counted one."""
 
-LABEL = 6
-"""Tokens of the words around an error line or a command."""
-
-LONGEST = 160
-"""Most characters of a token, an error line or a command. A longer one is data, not a name."""
-
 MOST_MISSES = 20
 """Entries in all that may be too long for the room before no further one is tried."""
 
-MOST_PIECES = 50_000
-"""Distinct pieces of text whose names are remembered while one digest is made: some 10 MB."""
+_ASCII = [chr(code) for code in range(128) if chr(code) != "\n"]
+_LETTERS = str.maketrans({char: "a" if char.isalpha() or char == "'" else " " for char in _ASCII})
+_DIGITS = str.maketrans({char: "0" if char.isdecimal() else " " for char in _ASCII})
+"""Turn every letter, or every digit, into one character, and all else into blanks.
 
-_STEP = 16_384
-"""Numbers that are sorted at once."""
+An apostrophe counts as a letter: vocabularies join ``n't`` and the like with the word before.
+"""
+
+_PART = 8
+"""Characters of the parts of a text by which it is known that a name is not in it."""
+
+_INDEXED = 16_384
+"""Characters of a known text whose parts are looked up; a longer text is searched."""
+
+LABEL = 6
+"""Tokens of the words around an error line or a command."""
 
 _WINDOW = 65_536
 """Characters of a text that are searched at a time; of a result, all that are searched for an error line."""
-_BLANKS = str.maketrans(dict.fromkeys("\"'`<>(){}[],;|=*", " "))
-_SPLIT = re.compile(r"[^\s\"'`<>(){}\[\],;|=*]+")
-_PATH = re.compile(
-    r"(?:~|\.{1,2}|[A-Za-z]:)?(?:[/\\][\w.@+-]+)+/?|[\w@.-]+(?:/[\w.@+-]+)+/?|[\w-]+(?:\.[\w-]+)*\.[a-z][a-z0-9]{0,5}"
-)
-_ERROR = re.compile(r"[A-Za-z_.]*(?:Error|Exception|Warning)|E[A-Z]{3,}|[EF]\d{3,4}")
-_NAME = re.compile(
-    r"[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)+|[A-Za-z][A-Za-z0-9]*(?:_[A-Za-z0-9]+)+|[a-z]+[a-z0-9]*(?:[A-Z][a-z0-9]+)+"
-    r"|[A-Z][a-z0-9]+(?:[A-Z][a-z0-9]+)+|(?=[0-9a-f]*\d)(?=[0-9a-f]*[a-f])[0-9a-f]{7,40}"
-    r"|(?=[A-Z0-9]*\d)(?=[A-Z0-9]*[A-Z])[A-Z0-9]{4,12}"
-)
-_NUMBER = re.compile(
-    r"\+?\d{2,4}(?:-\d{3,8}){1,3}"  # a telephone number
-    r"|[$€£¥]?\d{3,}(?:[.,:]\d+)*%?|[$€£¥]?\d+\.\d+%?|\d{1,2}(?:[:.]\d{2}){1,2}|\d{4}-\d{2}-\d{2}"
-)
-_WORD = re.compile(
-    r"(?P<plain>[a-z]++|(?!(?:Error|Exception|Warning)\Z)[A-Z][a-z]*+)"
-    r"|(?:[0-9]++[a-f]|[a-f]++[0-9])[0-9a-f]*+(?<=.{7})(?<!.{41})"
-    r"|[a-z]++[a-z0-9]*+(?:[A-Z][a-z0-9]++)++|[A-Z][a-z0-9]++(?:[A-Z][a-z0-9]++)++"
-    r"|(?:[0-9]++[A-Z]|[A-Z]++[0-9])[A-Z0-9]*+(?<=.{4})(?<!.{13})"
-    r"|[A-Za-z]++(?:(?<=Error)|(?<=Exception)|(?<=Warning))|E[A-Z]{3,}|[EF]\d{3,4}"
-)
-"""A piece of letters and digits alone that is a plain word, a name or an error.
-
-The patterns are those of ``_WHOLE`` that such a piece can match, which takes half the time.
-"""
-
-_WHOLE = re.compile(
-    r"(?P<plain>[a-z-]++|(?!(?:Error|Exception|Warning)\Z)[A-Z][a-z]*+)|https?://\S{3,}"
-    r"|(?P<path>[\w@.-]++(?:/[\w.@+-]++)++)(?:/|(?<!\.):(?P<line>\d+))?|(?:[\w-]++\.)++[a-z][a-z0-9]{0,5}"
-    r"|(?:~|\.{1,2}|[A-Za-z]:)?(?:[/\\][\w.@+-]++)++/?"
-    r"|[A-Za-z_]\w*+(?:\.[A-Za-z_]\w*+)++|[A-Za-z][A-Za-z0-9]*+(?:_[A-Za-z0-9]++)++"
-    r"|[A-Za-z_.]++(?:(?<=Error)|(?<=Exception)|(?<=Warning))"
-    rf"|(?P<number>{_NUMBER.pattern})"
-)
-"""A piece with signs in it that is a plain word, an address, a path (perhaps with a line number), a name, an error, or
-a number.
-
-Names have capitals, digits or signs inside. The patterns are those above, written for a match of a whole piece: most
-repeats give nothing back, which takes half the time.
-"""
-
-_INSIDE = re.compile(
-    rf"(?<![\w.])({_PATH.pattern}|{_ERROR.pattern}|{_NAME.pattern})(?![\w/])"
-    rf"|(?<![A-Za-z0-9_.])({_NUMBER.pattern})(?![A-Za-z0-9_/])"
-)
-"""A name inside a piece of text that is no name itself: behind a sigil, a quote mark or an escape.
-
-Numbers also stand right beside characters of scripts that are written without spaces.
-"""
 
 _TIME = re.compile(r"\d{1,2}(?::\d{2}){1,2}")
 TIME = 0.3
 """The worth of a time of day, as a share of that of other figures: opening hours are many, and rarely asked for."""
-
-_MARKS = ".,:;!?…。，：；！？-"
-"""Marks around a piece of text that are no part of it."""
-
-_FRAGMENT = re.compile(r"[\W_]?[^\W\d_]+(?:'[^\W\d_]+)?|\d{1,3}|[\W_]+")
-"""A part of ASCII text that takes a token at least: vocabularies join no letters with digits, and no four digits.
-
-See the patterns in https://github.com/openai/tiktoken/blob/main/tiktoken_ext/openai_public.py
-"""
 
 _QUOTED = re.compile(r"[「『《【“]([^」』》】”\n]{2,40})[」』》】”]")
 _FAILURE = re.compile(
@@ -163,23 +109,23 @@ def digest_of(entries: Sequence[ItemText], tokens: int, count: Count, known: str
     """The best digest of *entries* in at most about *tokens*. Names that the text *known* holds are left out."""
     names = _Names()
     names.read(entries)
-    sized = _Sized(count)
+    sized = Sizes(count)
     errors = sized.fill(_error_lines(entries), int(tokens * ERROR_SHARE))
     commands = sized.fill(_commands(entries), int(tokens * COMMAND_SHARE))
     room = tokens - sum(sized(line) + LABEL for line in (*errors, *commands))
-    shown = _Shown(known)
+    shown = Shown(known)
     files = sized.fill(filter(shown.is_new, _files(entries)), int(room * FILE_SHARE))
     room -= sum(map(sized, files))
-    other_worths = _best_by_length(names.worths(), max(0, tokens))
-    number_worths = {name: other_worths.pop(name) for name in filter(names.is_number, list(other_worths))}
+    other_worths = best_by_length(names.worths(), max(0, tokens))
+    number_worths = {name: other_worths.pop(name) for name in names.numbers().intersection(other_worths)}
     # Searching a long known text is not cheap: it is searched only for names that are about to be shown.
-    ranked_numbers = filter(shown.is_new, _ranked(number_worths, sized))
+    ranked_numbers = filter(shown.is_new, ranked(number_worths, sized))
     number_share = NUMBER_SHARE
     if names.is_chat:
         number_share = CHAT_NUMBER_SHARE
     numbers = sized.fill(ranked_numbers, int(room * number_share))
     room -= sum(map(sized, numbers))
-    others = sized.fill(filter(shown.is_new, _ranked(other_worths, sized)), room)
+    others = sized.fill(filter(shown.is_new, ranked(other_worths, sized)), room)
     room -= sum(map(sized, others))
     if room > LABEL:
         numbers += sized.fill(ranked_numbers, room)
@@ -196,7 +142,7 @@ class _Names:
     def __init__(self) -> None:
         self.mentions: dict[float, dict[str, int]] = defaultdict(dict)
         self.recency: dict[str, float] = {}
-        self._pieces = _Pieces()
+        self._pieces = Pieces()
         self._titles: set[str] = set()
         self.is_chat = False
 
@@ -214,9 +160,9 @@ class _Names:
                 self._add(name, CALLED, recency)
                 self._add(plain_arguments(arguments), CALLED, recency)
 
-    def is_number(self, name: str) -> bool:
-        """True if *name* was first mentioned as a number."""
-        return name in self._pieces.numbers and name not in self._titles
+    def numbers(self) -> set[str]:
+        """The names that were first mentioned as numbers."""
+        return self._pieces.numbers - self._titles
 
     def worths(self) -> dict[str, float]:
         """The worth of each name: the sum over its kinds of mention, in each of which a further one counts less."""
@@ -227,7 +173,7 @@ class _Names:
                 mentioned[name] = mentioned.get(name, 0.0) + worth_of[number]
         recency = self.recency
         worths = {name: worth * recency[name] for name, worth in mentioned.items()}
-        for name in filter(_TIME.fullmatch, filter(self.is_number, worths)):
+        for name in filter(_TIME.fullmatch, self.numbers()):
             worths[name] *= TIME
         return worths
 
@@ -261,8 +207,8 @@ class _Names:
 
     def _names_of_pieces(self, text: str, phrases: bool) -> set[str]:
         if text.isascii():  # a quarter of the time that the pattern takes, and none of the marks of titles is in ASCII
-            return self._pieces.names_in(set(text.translate(_BLANKS).split()))
-        names = self._pieces.names_in(set(_SPLIT.findall(text)))
+            return self._pieces.names_in(set(text.translate(BLANKS).split()))
+        names = self._pieces.names_in(set(SPLIT.findall(text)))
         titles: list[str] = _QUOTED.findall(text)
         if not phrases:
             titles = [title for title in titles if not any(map(str.isspace, title))]
@@ -270,54 +216,73 @@ class _Names:
         return names.union(titles)
 
 
-def _best_by_length(worths: dict[str, float], most: int) -> dict[str, float]:
+def quoted(text: str) -> str:
+    """*text* in quotation marks that nothing inside it can end."""
+    inside = text.replace("“", "'").replace("”", "'")
+    return f"“{inside}”"
+
+
+def best_by_length(worths: dict[str, float], most: int) -> dict[str, float]:
     """The *most* names of *worths* with the highest worth per token, their tokens guessed by their length."""
     if len(worths) <= most:
         return worths
     per_token = [worth / (len(name) / 4 + ROUGH) for name, worth in worths.items()]
     least = _nth_highest(per_token, most + 1)
-    ranked = list(zip(worths, per_token, strict=True))
-    best = [name for name, worth in ranked if worth > least]
-    best += nsmallest(most - len(best), [name for name, worth in ranked if worth == least])
-    return {name: worths[name] for name in best}
+    best = {name: worths[name] for name, worth in zip(worths, per_token, strict=True) if worth > least}
+    ties = [name for name, worth in zip(worths, per_token, strict=True) if worth == least]
+    best.update((name, worths[name]) for name in nsmallest(most - len(best), ties))
+    return best
 
 
-def _nth_highest(values: Iterable[float], number: int) -> float:
-    """The value at this *number* from the highest; sorted in steps, because no other thread runs during a sort."""
-    highest: list[float] = []
-    remaining = iter(values)
-    while step := list(islice(remaining, _STEP)):
-        highest = sorted(highest + step, reverse=True)[:number]
-    return highest[-1]
+def _nth_highest(values: Sequence[float], number: int) -> float:
+    """The value at this *number* from the highest. Few of thousands of values are different."""
+    times = Counter(values)
+    for value in sorted(times, reverse=True):
+        number -= times[value]
+        if number <= 0:
+            return value
+    raise ValueError("there are not so many values")
 
 
-def _ranked(worths: Mapping[str, float], size: Callable[[str], int]) -> Iterator[str]:
+def ranked(worths: Mapping[str, float], sizes: Sizes) -> Iterator[str]:
     """The names of *worths* by their worth per token, the highest first.
 
     Tokens are counted only of names that can be next: of those whose fewest tokens make them worth more per token than
     the best one that was counted.
     """
-    uncounted = [(-worth / (fewest_tokens(name) + SMOOTH), name) for name, worth in worths.items()]
-    heapify(uncounted)  # rather than sorted: few of thousands of names are shown
+    divisors = [size + SMOOTH for size in fewest_tokens(list(worths))]
+    uncounted: dict[float, list[str]] = defaultdict(list)
+    for name, value in zip(worths, map(truediv, worths.values(), divisors), strict=True):
+        uncounted[value].append(name)
     counted: list[tuple[float, str]] = []
-    while uncounted:
-        least, name = heappop(uncounted)
-        while counted and counted[0][0] < least:
+    for most in sorted(uncounted, reverse=True):  # names of few texts with few tokens each: few values are different
+        while counted and -counted[0][0] > most:
             yield heappop(counted)[1]
-        heappush(counted, (-worths[name] / (size(name) + SMOOTH), name))
+        names = uncounted[most]
+        for name, size in zip(names, map(sizes, names), strict=True):
+            heappush(counted, (-worths[name] / (size + SMOOTH), name))
     yield from [name for _, name in sorted(counted)]
 
 
-def fewest_tokens(name: str) -> int:
-    """The fewest tokens that *name* can take with the comma and the space behind it."""
-    if name.isdecimal():
-        return 3
-    if not name.isascii():
-        return 2
-    return len(_FRAGMENT.findall(f"{name},")) + 1
+def fewest_tokens(names: Sequence[str]) -> list[int]:
+    """The fewest tokens that each of *names* can take with the comma and the space behind it.
+
+    A run of letters takes at least one, and each three digits take one: vocabularies join no letters with digits, and
+    no four digits. See the patterns in
+    https://github.com/openai/tiktoken/blob/main/tiktoken_ext/openai_public.py
+    """
+    if not names:
+        return []
+    # All names as one text, a line each: to turn letters into others then costs nearly nothing.
+    lines = " " + "\n ".join(names)
+    if not lines.isascii() or lines.count("\n") >= len(names):
+        lines = " " + "\n ".join([name * (name.isascii() and "\n" not in name) for name in names])
+    letters = lines.translate(_LETTERS).split("\n")
+    digits = lines.translate(_DIGITS).replace("000", "0 ").split("\n")
+    return [2 + words.count(" a") + figures.count(" 0") for words, figures in zip(letters, digits, strict=True)]
 
 
-class _Sized:
+class Sizes:
     """Counts the tokens of lines as parts of a list, each line once."""
 
     def __init__(self, count: Count) -> None:
@@ -325,6 +290,7 @@ class _Sized:
         self._sizes: dict[str, int] = {}
 
     def __call__(self, line: str) -> int:
+        """The tokens of *line* with the comma and the space behind it."""
         size = self._sizes.get(line)
         if size is None:
             size = self._sizes[line] = self._count(f"{line}, ")
@@ -346,105 +312,34 @@ class _Sized:
         return chosen
 
 
-class _Shown:
+class Shown:
     """Names that need no entry: those in a known text, and those shown before, also inside a longer one.
 
-    ``_parts`` are all three and all four characters in a row of what was shown: most new names begin with others, and
-    need not be searched for.
+    A text is searched for a name only if it has the name's last characters: most names are in neither.
     """
 
     def __init__(self, known: str) -> None:
         self._known = known
+        self._known_parts: set[str] | None = None
+        if len(known) <= _INDEXED:
+            self._known_parts = {known[at : at + _PART] for at in range(len(known) - _PART + 1)}
         self._shown = ""
+        self._new: list[str] = []
         self._parts: set[str] = set()
 
     def is_new(self, name: str) -> bool:
         """True if *name* is not shown yet. It counts as shown from now on."""
-        may_be_shown = len(name) < 3 or name[:4] in self._parts
-        if (may_be_shown and name in self._shown) or name in self._known:
+        end, is_short = name[-_PART:], len(name) < _PART
+        if (is_short or self._known_parts is None or end in self._known_parts) and name in self._known:
             return False
-        self._shown += f"{name}\n"
-        for at in range(len(name) - 2):
-            self._parts.add(name[at : at + 3])
-            self._parts.add(name[at : at + 4])
+        if is_short or end in self._parts:
+            self._shown = "\n".join([self._shown, *self._new])
+            self._new = []
+            if name in self._shown:
+                return False
+        self._new.append(name)
+        self._parts.update([name[at : at + _PART] for at in range(len(name) - _PART + 1)])
         return True
-
-
-def quoted(text: str) -> str:
-    """*text* in quotation marks that nothing inside it can end."""
-    inside = text.replace("“", "'").replace("”", "'")
-    return f"“{inside}”"
-
-
-class _Pieces:
-    """Finds the names in pieces of text between blanks. A piece is searched once.
-
-    ``numbers`` are those of the names that are numbers.
-    """
-
-    def __init__(self) -> None:
-        self.numbers: set[str] = set()
-        self._names: dict[str, tuple[str, ...]] = {}
-
-    def names_in(self, pieces: Iterable[str]) -> set[str]:
-        """The names in *pieces*."""
-        all_names: set[str] = set()
-        known = self._names
-        for piece in pieces:
-            names = known.get(piece)
-            if names is None:
-                names = self._search(piece)
-                if len(known) < MOST_PIECES and len(piece) <= LONGEST:
-                    known[piece] = names
-            if names:
-                all_names.update(names)
-        return all_names
-
-    def _search(self, piece: str) -> tuple[str, ...]:
-        """*piece* itself, without the marks around it, if it is a name or a number, else those inside it."""
-        token = piece.strip(_MARKS)
-        if not 2 < len(token) <= LONGEST:
-            return ()
-        if token.isdecimal():
-            self.numbers.add(token)
-            return (token,)
-        if token.isalnum():
-            word = _WORD.fullmatch(token)
-            if word is None or word.lastgroup == "plain":
-                return ()
-            return (token,)
-        whole = _WHOLE.fullmatch(token)
-        if whole is None:
-            return self._search_inside(token)
-        return self._search_whole(token, whole.lastgroup)
-
-    def _search_whole(self, token: str, kind: str | None) -> tuple[str, ...]:
-        """The names in *token*, which is as a whole of this *kind*: a group of ``_WHOLE``, None for other names."""
-        if is_meaningless(token):
-            return ()
-        match kind:
-            case "plain":
-                return ()
-            case "line":
-                path, _, number = token.rpartition(":")
-                if len(number) < 3:
-                    return (path,)
-                self.numbers.add(number)
-                return path, number
-            case "number":
-                self.numbers.add(token)
-        return (token,)
-
-    def _search_inside(self, token: str) -> tuple[str, ...]:
-        """The names and numbers inside *token*."""
-        names: list[str] = []
-        for name, number in _INSIDE.findall(token):
-            stripped = name.rstrip(".") or number
-            if len(stripped) > 2 and not is_meaningless(stripped):
-                names.append(stripped)
-                if number:
-                    self.numbers.add(number)
-        return tuple(names)
 
 
 def _files(entries: Sequence[ItemText]) -> Iterator[str]:
@@ -453,7 +348,7 @@ def _files(entries: Sequence[ItemText]) -> Iterator[str]:
     for entry in reversed(entries):
         for _, arguments in reversed(entry.calls):
             for value in plain_arguments(arguments).split("\n"):
-                if 2 < len(value) <= LONGEST and value not in seen and _PATH.fullmatch(value):
+                if 2 < len(value) <= LONGEST and value not in seen and PATH.fullmatch(value):
                     seen.add(value)
                     yield value
 

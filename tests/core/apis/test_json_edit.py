@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from proxy.core.apis import chat
+from proxy.core.apis import chat, json_edit
 from proxy.core.apis.json_edit import (
     MOST_PARTS,
+    Path,
     Slot,
     argument_slots,
     clipped,
@@ -19,11 +21,14 @@ from proxy.core.apis.json_edit import (
     extended_list,
     leaves,
     locate,
+    locate_slots,
     minified,
+    quoted,
     with_fewer_parts,
     with_model,
     with_replaced_texts,
 )
+from proxy.core.apis.json_scan import Span
 from tests.support import conversation_strategies
 
 values = st.recursive(
@@ -64,7 +69,8 @@ def test_replacing_touches_nothing_else(case: tuple[Any, str], text: str) -> Non
     """A replaced text is the new one; what stands before and behind it is the same bytes."""
     value, source = case
     for path, old in leaves(value):
-        made = with_replaced_texts(source, [(Slot(path, old), text)])
+        slot = Slot(path, old)
+        made = with_replaced_texts(source, locate_slots(source, [slot]), {slot: text})
         assert at(json.loads(made), path) == text
         start, end = dict(locate(source, [path]))[path]
         assert made.startswith(source[:start])
@@ -76,7 +82,8 @@ def test_arguments_are_json_before_and_after() -> None:
     source = json.dumps({"arguments": '{"path": "a", "deep": {"note": "b\\n"}, "n": 1.10}', "x": 1})
     slots = list(argument_slots(("arguments",), json.loads(source)["arguments"]))
     assert [(slot.inner, slot.text) for slot in slots] == [(("path",), "a"), (("deep", "note"), "b\n")]
-    made = json.loads(with_replaced_texts(source, [(slot, f'"{slot.text}"') for slot in slots]))["arguments"]
+    texts = {slot: f'"{slot.text}"' for slot in slots}
+    made = json.loads(with_replaced_texts(source, locate_slots(source, slots), texts))["arguments"]
     assert json.loads(made) == {"path": '"a"', "deep": {"note": '"b\n"'}, "n": 1.1}
     assert "1.10" in made
     assert list(argument_slots(("a",), "{no json")) == [Slot(("a",), "{no json")]
@@ -167,6 +174,43 @@ def test_only_the_name_changes(body: bytes, edited: bytes) -> None:
 def test_what_has_no_name_stays(body: bytes) -> None:
     """A body that is no object, or names no model, is passed as it is."""
     assert with_model(body, "own") is body
+
+
+@given(values, st.sampled_from([0.5, 1e16, 1.10, float("nan"), float("inf"), None, 10**20, "\ud83d", "1.5", ":2.5"]))
+def test_values_are_written_as_the_standard_library_writes_them(value: Any, odd: Any) -> None:
+    """Fractions, what is no number and lone surrogates, too, wherever they stand."""
+    for each in (value, odd, [value, odd], {"a": odd, "b": value}):
+        ascii_only = any(text == "\ud83d" for _, text in leaves(each))
+        assert quoted(each) == json.dumps(each, ensure_ascii=ascii_only, separators=(",", ":"))
+
+
+def test_a_text_is_located_once_for_all_attempts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Clipping tries again if the JSON takes more than its texts; the places of these are known by then."""
+    calls: list[int] = []
+
+    def counted(source: str, paths: Sequence[Path]) -> Iterator[tuple[Path, Span]]:
+        calls.append(len(paths))
+        return locate(source, paths)
+
+    monkeypatch.setattr(json_edit, "locate", counted)
+    raw = json.dumps({"a": "x" * 1_000, "b": json.dumps({"c": "y" * 1_000})}).encode()
+    weighed: list[int] = []
+
+    def weigh(cut: bytes) -> int:
+        weighed.append(len(cut))
+        return len(cut)
+
+    def slots(value: dict[str, Any]) -> Iterator[Slot]:
+        yield Slot(("a",), value["a"])
+        yield from argument_slots(("b",), value["b"])
+
+    def clip(text: str, tokens: int) -> str:
+        return text[: tokens // 2] + "\n" * (tokens // 2)  # written as JSON, a line end takes more than it is long
+
+    made = clipped(raw, slots, clip, len, weigh, 400)
+    assert len(weighed) > 2
+    assert calls == [2, 1]
+    assert len(json.loads(made)["a"]) < 200
 
 
 @given(written())

@@ -47,9 +47,9 @@ def chain(levels: int, end: Any) -> Any:
     [
         {"all": [chain(100, "end") for _ in range(500)]},
         [1] * 100_000,
-        [[]] * 100_000,
+        [[] for _ in range(100_000)],
         {f"k{at}": {} for at in range(50_000)},
-        chain(200, [{"a": "b"}] * 30_000),
+        chain(200, [{"a": "b"} for _ in range(30_000)]),
         chain(200, [chain(20, 1) for _ in range(2_000)]),
     ],
     ids=["deep", "figures", "lists", "members", "chain", "chains"],

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from proxy.core.compaction.digest import digest_of
-from proxy.core.compaction.spoken_names import dates, is_meaningless, proper_names, without_line_numbers
+from proxy.core.compaction.names import dates, is_meaningless, proper_names, without_line_numbers
 from proxy.core.conversation import ItemText
 from tests.support.engine_fixtures import count_tokens
 
