@@ -11,6 +11,7 @@ import errno
 import functools
 import ssl
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from operator import itemgetter
 from typing import Any, Final, cast
 
 import aiohttp
@@ -40,6 +41,7 @@ _CHUNKED: Final = "chunked"
 _LONGEST_CACHED_NAME: Final = 64
 """Bytes of a header's name that is cached, at most."""
 
+_FIRST: Final = itemgetter(0)
 _MOST_URLS: Final = 64
 """URLs cached for each upstream, at most."""
 
@@ -236,7 +238,7 @@ class _ReadyTarget:
 
         A body that *is_sized* is sent with its own length, whatever *headers* say.
         """
-        names = [name.lower() for name, _ in headers]
+        names = list(map(str.lower, map(_FIRST, headers)))
         replaced, fixed = self._replaced, self._fixed
         if is_sized and "content-length" in names:
             replaced = replaced | {"content-length"}

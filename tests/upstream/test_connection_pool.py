@@ -50,6 +50,25 @@ def test_the_names_of_aiohttp_that_are_used():
     assert list(inspect.signature(aiohttp.TCPConnector.connect).parameters) == ["self", "req", "traces", "timeout"]
 
 
+@pytest.mark.parametrize("pieces", [[], [b"one"], [b"one", b"two", b"three"]])
+async def test_a_buffer_is_emptied_as_its_reader_does(pieces):
+    """What is taken at once, and what is left of a reader's state but for the ends of chunks, is as it does it."""
+    loop = asyncio.get_running_loop()
+    taken, read = (aiohttp.StreamReader(BaseProtocol(loop), 2**16, loop=loop) for _ in range(2))
+    for piece in pieces:
+        for reader in (taken, read):
+            reader.begin_http_chunk_receiving()
+            reader.feed_data(piece)
+            reader.end_http_chunk_receiving()
+    assert connection_pool.take_all(taken) == read.read_nowait() == b"".join(pieces)
+    others = set(aiohttp.StreamReader.__slots__) - {"_http_chunk_splits", "_protocol", "_timer"}
+    assert {name: getattr(taken, name) for name in others} == {name: getattr(read, name) for name in others}
+    taken.begin_http_chunk_receiving()
+    taken.feed_data(b"more")
+    taken.end_http_chunk_receiving()
+    assert connection_pool.take_all(taken) == b"more"
+
+
 async def test_a_handler_keeps_what_came_before_the_request():
     """aiohttp's protocol holds bytes for which there is no parser yet."""
     handler = ResponseHandler(asyncio.get_running_loop())

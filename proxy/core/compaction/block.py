@@ -76,7 +76,8 @@ class FoldedItems:
 
     ``task`` and ``newest`` are the first and the latest user text, as clipped as they are in the view; empty if the
     carrier holds them. ``user_texts`` are the other folded user texts. ``carrier_text`` is the text of the carrier,
-    which need not be repeated. ``state`` is the state of the work after them.
+    which need not be repeated. ``state`` is the state of the work after them, ``outcomes`` are
+    a word or two for each of their calls.
     """
 
     entries: tuple[ItemText, ...]
@@ -85,6 +86,7 @@ class FoldedItems:
     newest: str = ""
     carrier_text: str = ""
     state: WorkState = NO_STATE
+    outcomes: tuple[str, ...] = ()
 
 
 def render_block(folded: FoldedItems, block_tokens: int, text_tokens: int, count: Count, summary: str = "") -> str:
@@ -111,7 +113,7 @@ def render_block(folded: FoldedItems, block_tokens: int, text_tokens: int, count
     if state:
         state_tokens = _list_tokens(state, count) + STATE_FRAME
         shown = "\n".join([shown, *state])
-    writer = Steps(rounds_of(folded.entries), count, shown)
+    writer = Steps(rounds_of(folded.entries, folded.outcomes), count, shown)
     steps = writer.lines(step_room - state_tokens)
     step_tokens = _list_tokens(steps, count) + state_tokens
     known = "\n".join([shown, *filter(None, steps)])

@@ -15,7 +15,17 @@ from math import log2
 from operator import truediv
 
 from proxy.core.compaction.arguments import command_of, plain_arguments
-from proxy.core.compaction.names import BLANKS, LONGEST, PATH, SPLIT, Pieces, dates, proper_names, without_line_numbers
+from proxy.core.compaction.names import (
+    BLANKS,
+    LONGEST,
+    PATH,
+    SPLIT,
+    STANDARD,
+    Pieces,
+    dates,
+    proper_names,
+    without_line_numbers,
+)
 from proxy.core.conversation import ItemText
 
 Count = Callable[[str], int]
@@ -67,10 +77,19 @@ _TIME = re.compile(r"\d{1,2}(?::\d{2}){1,2}")
 TIME = 0.3
 """The worth of a time of day, as a share of that of other figures: opening hours are many, and rarely asked for."""
 
+STANDARD_WORTH = 0.3
+"""The worth of a name in a standard library, as a share of that of other names."""
+
 _QUOTED = re.compile(r"[「『《【“]([^」』》】”\n]{2,40})[」』》】”]")
 _FAILURE = re.compile(
     r"\b(?:error|failed|failure|exception|traceback|fatal|cannot|denied|not found)\b|错误|失败|エラー", re.I
 )
+_NO_FAILURE = re.compile(r"\b(?:0|no) (?:\w+ )?(?:errors?|failed|failures?|exceptions?)\b", re.I)
+"""A total of none."""
+
+_LISTED = re.compile(r"\d+(?:→|\t)")
+"""The beginning of a numbered line of a file: what it says is code."""
+
 _FAILURE_PARTS = ("error", "fail", "exception", "traceback", "fatal", "cannot", "denied", "not found")
 """One of these is in every ASCII text with a failure. To look for them takes a third of the time of the pattern."""
 
@@ -110,13 +129,15 @@ def digest_of(entries: Sequence[ItemText], tokens: int, count: Count, known: str
     names = _Names()
     names.read(entries)
     sized = Sizes(count)
-    errors = sized.fill(_error_lines(entries), int(tokens * ERROR_SHARE))
+    errors = sized.fill((line for line in _error_lines(entries) if line not in known), int(tokens * ERROR_SHARE))
     commands = sized.fill(_commands(entries), int(tokens * COMMAND_SHARE))
     room = tokens - sum(sized(line) + LABEL for line in (*errors, *commands))
     shown = Shown(known)
     files = sized.fill(filter(shown.is_new, _files(entries)), int(room * FILE_SHARE))
     room -= sum(map(sized, files))
     other_worths = best_by_length(names.worths(), max(0, tokens))
+    for name in filter(STANDARD.fullmatch, other_worths):
+        other_worths[name] *= STANDARD_WORTH
     number_worths = {name: other_worths.pop(name) for name in names.numbers().intersection(other_worths)}
     # Searching a long known text is not cheap: it is searched only for names that are about to be shown.
     ranked_numbers = filter(shown.is_new, ranked(number_worths, sized))
@@ -363,10 +384,17 @@ def _error_lines(entries: Sequence[ItemText]) -> Iterator[str]:
         if not _may_fail(text):
             continue
         for line in map(str.strip, text.splitlines()):
-            if len(line) <= LONGEST and line not in seen and _FAILURE.search(line):
+            if len(line) <= LONGEST and line not in seen and _FAILURE.search(line) and _reports_failure(line):
                 seen.add(line)
                 yield line
                 break
+
+
+def _reports_failure(line: str) -> bool:
+    """True if *line*, which speaks of one, reports a failure: not only a total of none, nor what a listed file says."""
+    if _LISTED.match(line):
+        return False
+    return not _NO_FAILURE.search(line) or _FAILURE.search(_NO_FAILURE.sub("", line)) is not None
 
 
 def _may_fail(text: str) -> bool:

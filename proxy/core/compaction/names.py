@@ -105,6 +105,17 @@ _END_TAG = re.compile(
 )
 """The rest of HTML end tags between their brackets."""
 
+STANDARD = re.compile(
+    r"(?:os|sys|re|io|json|math|time|datetime|random|logging|subprocess|pathlib|shutil|collections|itertools|functools"
+    r"|typing|asyncio|threading|unittest|argparse|tempfile|hashlib|uuid|copy|string|struct|socket|urllib|abc|enum|csv"
+    r"|dataclasses|contextlib|traceback|inspect|pickle|base64|glob|textwrap|warnings|signal|queue|statistics"
+    r"|console|process|window|document|Math|JSON|Object|Array|Promise|Number|String|Date|Buffer|Symbol|Reflect"
+    r"|fmt|strings|errors|strconv|bytes|bufio|filepath|http|sync|sort|System|Enum|Map|List|Keyword|Logger|IO|File|Path)"
+    r"(?:\.(?!(?:py|pyi|js|ts|tsx|jsx|mjs|go|rs|ex|exs|md|txt|ya?ml|toml|json|lock|sh|html|css|csv|xml|cfg|ini)\Z)"
+    r"[A-Za-z_]\w*)+"
+)
+"""A name in the standard library of a common language: any model knows it. A file may be called alike."""
+
 _NUMBERED_LINE = re.compile(r"^[ ]{0,8}(\d{1,7})(?:→|\t)", re.MULTILINE)
 """The number that a listing puts before each line of a file. It names nothing that is needed later."""
 

@@ -102,17 +102,24 @@ def has_conclusion(sentence: str) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """A text of the model with its calls. ``answered``: it has no calls, and a user item follows."""
+    """A text of the model with its calls. ``answered``: it has no calls, and a user item follows.
+
+    ``outcomes`` are a word or two for each call; "" if nothing is known.
+    """
 
     spoken: ItemText
     answered: bool
+    outcomes: tuple[str, ...] = ()
 
 
-def rounds_of(entries: Sequence[ItemText]) -> list[Round]:
-    """The rounds of *entries*, in order."""
+def rounds_of(entries: Sequence[ItemText], outcomes: Sequence[str] = ()) -> list[Round]:
+    """The rounds of *entries*, in order; *outcomes* are those of all their calls, in order."""
     following = [*(entry.role for entry in entries[1:]), None]
-    return [
-        Round(entry, role == "user" and not entry.calls)
-        for entry, role in zip(entries, following, strict=False)
-        if entry.role == "assistant"
-    ]
+    rounds: list[Round] = []
+    done = 0
+    for entry, role in zip(entries, following, strict=False):
+        if entry.role == "assistant":
+            end = done + len(entry.calls)
+            rounds.append(Round(entry, role == "user" and not entry.calls, tuple(outcomes[done:end])))
+            done = end
+    return rounds

@@ -17,7 +17,6 @@ from math import log2
 from proxy.core.compaction.arguments import plain_arguments
 from proxy.core.compaction.sentence_ranking import SENTENCE_END, Round, has_conclusion, sentence_rank
 from proxy.core.compaction.truncate import OMITTED, shorten
-from proxy.core.conversation import ItemText
 
 Count = Callable[[str], int]
 
@@ -174,7 +173,6 @@ class Steps:
 
     def _line(self, index: int, chosen: set[int], characters: int = 0) -> str:
         """The line of a round: its *chosen* sentences, each cut to *characters* if these are not 0, and its calls."""
-        spoken = self.rounds[index].spoken
         parts: list[str] = []
         last = -1
         for sentence in self._sentences.get(index, ()):
@@ -187,7 +185,7 @@ class Steps:
                 text = shorten(text, characters)
             parts.append(text)
             last = sentence.index
-        return with_calls(" ".join(parts), spoken)
+        return with_calls(" ".join(parts), self.rounds[index])
 
 
 def _sentences_of(each: Round, at: int, position: float) -> list[_Sentence]:
@@ -211,10 +209,13 @@ def _words(text: str) -> list[str]:
     return _WORD.findall(text.lower())
 
 
-def with_calls(words: str, entry: ItemText) -> str:
-    """*words* and the calls of *entry*, each with its first argument."""
-    calls = ", ".join([f"{name}({_first_argument(arguments)})" for name, arguments in entry.calls][:MOST_CALLS])
-    return " -> ".join(part for part in (words, calls) if part)
+def with_calls(words: str, each: Round) -> str:
+    """*words* and the calls of a round, each with its first argument and what is known of its outcome."""
+    calls = [f"{name}({_first_argument(arguments)})" for name, arguments in each.spoken.calls[:MOST_CALLS]]
+    for at, outcome in enumerate(each.outcomes[:MOST_CALLS]):
+        if outcome:
+            calls[at] += f": {outcome}"
+    return " -> ".join(part for part in (words, ", ".join(calls)) if part)
 
 
 def _first_argument(arguments: str) -> str:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 
 from proxy.core.apis.base import ApiFormat
 from proxy.core.apis.json_edit import common_cap, minified
@@ -18,7 +19,7 @@ from proxy.core.compaction.block import FoldedItems, render_block
 from proxy.core.compaction.digest import digest_of
 from proxy.core.compaction.record import LINE, NAMES, Compaction, CompactionRecord, Placeholder, placeholder_text
 from proxy.core.compaction.truncate import TruncateLimits, clip, line_count, truncate_to
-from proxy.core.compaction.work_state import FoldedCall, work_state
+from proxy.core.compaction.work_state import FoldedCall, outcome_words, work_state
 from proxy.core.conversation import UNREAD, Item, ItemText, Layout, WrittenResult
 from proxy.core.tokens.counting import NOTHING, RoleTotals, add_up
 from proxy.core.tokens.media import is_media
@@ -260,8 +261,16 @@ def _folded_items(
     for index, text in texts.items():
         if index not in anchors and (text.user_text or original.items[index].role == "user"):
             user_texts.append(text.user_text or text.text)
-    state = work_state(_folded_calls(original, texts, tools), tools)
-    return FoldedItems(tuple(texts.values()), tuple(user_texts), task, newest, carrier_text, state)
+    calls = _folded_calls(original, texts, tools)
+    return FoldedItems(
+        tuple(texts.values()),
+        tuple(user_texts),
+        task,
+        newest,
+        carrier_text,
+        work_state(calls, tools),
+        tuple(map(attrgetter("outcome"), calls)),
+    )
 
 
 def _folded_calls(original: OriginalItems, texts: Mapping[int, ItemText], tools: ToolMap) -> list[FoldedCall]:
@@ -275,8 +284,10 @@ def _folded_calls(original: OriginalItems, texts: Mapping[int, ItemText], tools:
             if pair is None:
                 folded.append(FoldedCall(name, arguments, tools.find(name).kind))
                 continue
-            result = texts[pair.index].results[pair.at][0]
-            folded.append(FoldedCall(name, arguments, pair.call.kind, result, pair.result.ok))
+            result, outcome, ok = texts[pair.index].results[pair.at][0], "", pair.result.ok
+            if pair.call.kind == "shell" or not ok:
+                outcome = outcome_words(pair.call.kind, result, ok=ok)
+            folded.append(FoldedCall(name, arguments, pair.call.kind, result, ok, outcome))
     return folded
 
 

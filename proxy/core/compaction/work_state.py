@@ -54,6 +54,9 @@ _CHECKBOX = re.compile(r"^[ \t]*(?:[-*+]|\d{1,3}[.)])?[ \t]*\[([^\]\n]{0,2})\][ 
 
 _NUMBER = re.compile(r"\d{1,9}")
 
+LAST = 200
+"""Characters at the end of an output that are searched for totals, for the step of its round."""
+
 END = 4_096
 """Characters at the end of an output that are searched for its outcome."""
 
@@ -75,6 +78,9 @@ _TOTALS = re.compile(
     r"|\bno (?:errors|issues|problems)\b",
     re.IGNORECASE,
 )
+_FAILURES = re.compile(r"(?!0 )\d+ (?:\w+ )?(?:fail|error)", re.IGNORECASE)
+"""A total that says more than the others."""
+
 _VERDICT = re.compile(
     r"\b(?:ok|pass(?:ed)?|fail(?:ed|ure)?|success(?:ful(?:ly)?)?|errors?|panicked|finished|done|exit(?:ed)?)\b"
     r"|✓|✔|✗|✘|错误|失败|成功|エラー",
@@ -84,13 +90,17 @@ _VERDICT = re.compile(
 
 
 class FoldedCall(NamedTuple):
-    """One call of a folded round: its tool, the kind of it, and its result; ``ok`` is None if it has none."""
+    """One call of a folded round: its tool, the kind of it, its result, and the outcome in a word or two.
+
+    ``ok`` is None if it has no result.
+    """
 
     name: str
     arguments: str
     kind: str
     result: str = ""
     ok: bool | None = None
+    outcome: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -236,6 +246,20 @@ def _note(noted: dict[str, tuple[str, str]], found: tuple[str, str], call: Folde
     elif call.ok is False:
         outcome = " failed"
     noted[key] = shorten(_REDIRECTION.sub("", command), LONGEST_COMMAND), outcome
+
+
+def outcome_words(kind: str, result: str, *, ok: bool) -> str:
+    """A word or two on the outcome of a call: totals of a command, else "failed"; "" if there is nothing to say."""
+    totals: list[str] = []
+    if kind == "shell":
+        totals = _TOTALS.findall(result[-LAST:])
+    if failures := [total for total in totals if _FAILURES.match(total)]:
+        return failures[-1]
+    if totals:
+        return totals[-1]
+    if ok:
+        return ""
+    return "failed"
 
 
 def outcome_line(text: str) -> str:

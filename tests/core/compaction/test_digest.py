@@ -226,6 +226,22 @@ def test_the_names_in_a_piece_of_text(piece: str, names: set[str]) -> None:
     assert {*digest.names, *digest.numbers} == names
 
 
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        ("0 failed, 12 passed\nno errors", None),
+        ("0 failures, 1 error", "0 failures, 1 error"),
+        ("  12→    raise Error('failed')\n  13\tfailed()", None),
+        ("ok\nthe build failed", "the build failed"),
+    ],
+)
+def test_an_error_line_reports_a_failure(text: str, line: str | None) -> None:
+    """A total of none is no failure, and what a listed file says is code."""
+    digest = digest_of([ItemText("tool", text)], 200, count_tokens)
+    assert digest.errors == tuple([line] if line else [])
+    assert digest_of([ItemText("tool", text)], 200, count_tokens, known=f"“{line}”").errors == ()
+
+
 NAMES = st.text(st.sampled_from("aZß中é09_-./:,%$'\\ @~") | st.characters(), min_size=1, max_size=30)
 WORTHS = st.dictionaries(st.text("aZ09_/.", min_size=1, max_size=12), st.sampled_from([0.5, 1.5, 2.0, 3.3]))
 PATH = "src/cache/evict_rows.py"

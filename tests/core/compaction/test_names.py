@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from proxy.core.compaction.digest import digest_of
-from proxy.core.compaction.names import dates, is_meaningless, proper_names, without_line_numbers
+from proxy.core.compaction.names import STANDARD, dates, is_meaningless, proper_names, without_line_numbers
 from proxy.core.conversation import ItemText
 from tests.support.engine_fixtures import count_tokens
 
@@ -68,3 +68,12 @@ def test_a_telephone_number_is_one_figure_and_times_come_last() -> None:
     digest = digest_of([ItemText("assistant", f"营业时间 {hours}。电话是010-85221888。")], 30, count_tokens)
     assert digest.numbers[0] == "010-85221888"
     assert 0 < len(digest.numbers) < 14
+
+
+def test_names_of_standard_libraries_give_way() -> None:
+    """Any model knows them; a file that is called alike is no such name, nor is a name of the project's own."""
+    text = "os.path.join json.dumps console.log store.open_lease lease.renew_all"
+    names = digest_of([ItemText("assistant", text)], 60, count_tokens).names
+    assert names[:2] == ("lease.renew_all", "store.open_lease")
+    assert all(STANDARD.fullmatch(name) for name in ("os.path.join", "JSON.stringify", "console.log"))
+    assert not any(STANDARD.fullmatch(name) for name in ("os", "json.py", "queue.ts", "self.os"))

@@ -63,3 +63,14 @@ def test_each_text_of_the_model_is_a_round(entries: list[ItemText]) -> None:
     assert [each.spoken for each in rounds] == [entry for entry in entries if entry.role == "assistant"]
     following = [after.role for entry, after in pairwise(entries) if entry.role == "assistant"]
     assert [each.answered for each in rounds][: len(following)] == [role == "user" for role in following]
+
+
+def test_outcomes_go_to_the_round_of_their_call() -> None:
+    """They stand in the order of all calls, of whatever round."""
+    entries = [
+        ItemText("assistant", "", (("a", ""), ("b", ""))),
+        ItemText("tool", ""),
+        ItemText("assistant", "no call"),
+        ItemText("assistant", "", (("c", ""),)),
+    ]
+    assert [each.outcomes for each in rounds_of(entries, ["1", "2", "3"])] == [("1", "2"), (), ("3",)]

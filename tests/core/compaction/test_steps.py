@@ -95,3 +95,10 @@ def test_old_rounds_beyond_the_most_cost_nothing() -> None:
     shown = [at for at, line in enumerate(longer) if line]
     assert shown[0] == 0
     assert 100 < len(shown) <= MOST_ROUNDS + 1
+
+
+def test_a_call_says_how_it_ended() -> None:
+    """Its outcome stands behind its argument; where nothing is known, nothing does."""
+    entry = spoken("", ("Bash", '{"command": "mix test"}'), ("Read", '{"path": "a.py"}'), ("Edit", '{"path": "b.py"}'))
+    rounds = rounds_of([spoken(OPENER), entry], ["2 failures", "", "failed"])
+    assert Steps(rounds, count_tokens).lines(200)[1] == "Bash(mix test): 2 failures, Read(a.py), Edit(b.py): failed"

@@ -14,6 +14,7 @@ from proxy.core.compaction.work_state import (
     TodoItem,
     WorkState,
     outcome_line,
+    outcome_words,
     work_state,
 )
 from tests.support.engine_fixtures import count_tokens, tool_map_of_package
@@ -181,3 +182,11 @@ def test_other_calls_do_not_concern_a_list() -> None:
     """A read, and arguments too long to be a list, are no list."""
     assert listed(("read_file", {"path": "todos", "todos": ["a"]}, "")) == []
     assert listed(("TodoWrite", '{"todos": ["a"]}' + " " * LONGEST_ARGUMENTS, "")) == []
+
+
+def test_each_call_has_an_outcome_of_a_word_or_two() -> None:
+    """Totals of a command, those of failures first, else that it failed."""
+    assert outcome_words("shell", "x\n3 failed, 9 passed in 2 s", ok=False) == "3 failed"
+    assert outcome_words("shell", "0 failed, 9 passed", ok=True) == "9 passed"
+    assert outcome_words("file_edit", "3 errors", ok=False) == "failed"
+    assert outcome_words("shell", "done", ok=True) == ""
