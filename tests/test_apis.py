@@ -1,4 +1,4 @@
-"""Plans over Messages and Responses: valid for a strict provider, inside the window, and made of the client's bytes."""
+"""Plans over Messages, Responses and Gemini's API: valid for a strict provider, in the window, of the client's own."""
 
 from __future__ import annotations
 
@@ -13,15 +13,16 @@ from hypothesis import strategies as st
 
 from proxy.core.compaction.schedule import CompactionTarget
 from proxy.engine.retries import sent_prompt
-from tests.stub import Rules, messages, responses, slices
+from tests.stub import Rules, gemini, messages, responses, slices
 from tests.support import conversation_strategies
 from tests.support.api_formats import kind_of, request_body, text_of, to_messages
 from tests.support.engine_fixtures import POLICY, UNSHRUNK, Planned, Replica, is_clip, outline_problems
 from tests.support.sample_conversations import AGENT_TOOLS, agent_session, chat_turn, log, prose, tool
 from tests.support.view_checks import changed_items
 
-WIRES: dict[str, Any] = {"messages": messages, "responses": responses}
+WIRES: dict[str, Any] = {"messages": messages, "responses": responses, "gemini": gemini}
 WINDOW = 4096
+FIGURES = {"messages": "max_tokens", "chat": "max_tokens", "responses": "max_output_tokens", "gemini": ""}
 windows = st.sampled_from([512, 1024, 2048, 4096, 8192, 32768])
 
 
@@ -30,8 +31,11 @@ def asked(draw: st.DrawFn, api: str, **options: Any) -> bytes:
     """A request's bytes that a strict provider with an endless window accepts."""
     chat = draw(conversation_strategies.conversations(surrogates=False, max_size=20, **options))
     tools = draw(st.one_of(st.just([]), conversation_strategies.tools))
-    figure = "max_tokens" if api == "messages" else "max_output_tokens"
-    body = request_body(api, chat, tools, **{figure: draw(st.sampled_from([16, 64, 300, 4000]))})
+    figure = draw(st.sampled_from([16, 64, 300, 4000]))
+    members: dict[str, Any] = {FIGURES[api]: figure}
+    if api == "gemini":
+        members = {"generationConfig": {"maxOutputTokens": figure}}
+    body = request_body(api, chat, tools, **members)
     assume(WIRES[api].judge(body, Rules(window=10**9)).kind == "ok")
     return conversation_strategies.encode(draw, body)
 
@@ -75,7 +79,8 @@ def _frame(value: Any) -> Any:
     if not isinstance(value, dict):
         return value
     result = value.get("type") in ("tool_result", "function_call_output", "custom_tool_call_output")
-    return {key: "" if result and key in ("content", "output") else _frame(each) for key, each in value.items()}
+    texts = ("content", "output") if result else ("response",)
+    return {key: "" if key in texts else _frame(each) for key, each in value.items()}
 
 
 @pytest.mark.parametrize("api", WIRES)
@@ -126,10 +131,10 @@ async def test_strict_alternation_survives(api: str) -> None:
     for turn in range(30):
         chat += chat_turn(turn, 150)
         sent = await view(api, request_body(api, chat[:-1]), replica)
-        roles = [item["role"] for item in sent.get("messages", sent.get("input"))]
+        roles = [item["role"] for item in sent.get("messages") or sent.get("input") or sent["contents"]]
         assert roles[0] == "user"
         assert all(a != b for a, b in pairwise(roles))
-        assert {"system", "instructions"} & sent.keys()
+        assert {"system", "instructions", "systemInstruction"} & sent.keys()
         compacted += len(roles) < 2 * turn + 1
     assert compacted > 10
 
@@ -205,7 +210,6 @@ THINKING: list[tuple[str, dict[str, Any], tuple[str, ...]]] = [
     ),
 ]
 LARGE_TOOLS = [tool(f"tool_{at}", prose(at, 300), path="Where.") for at in range(20)]
-FIGURES = {"messages": "max_tokens", "chat": "max_tokens", "responses": "max_output_tokens"}
 
 
 @pytest.mark.parametrize("window", [16_384, 32_768, 40_960, 57_000])
@@ -231,6 +235,32 @@ async def test_a_budget_for_thinking_is_lowered_with_the_output_figure(
     assert others[0].keys() == others[1].keys()
     if len(path) == 2:
         assert {**json.loads(plan.body)[path[0]], path[1]: 0} == {**body[path[0]], path[1]: 0}
+
+
+@pytest.mark.parametrize("window", [16_384, 40_960])
+async def test_geminis_budget_for_thinking_is_lowered_with_the_output_figure(window: int) -> None:
+    """Both stand in a member of a member, of which nothing else changes."""
+    config = {"temperature": 1.0, "maxOutputTokens": 32_000, "thinkingConfig": {"thinkingBudget": 24_576, "x": 1}}
+    body = request_body("gemini", agent_session(12, 600), tools=LARGE_TOOLS, generationConfig=config)
+    plan = await Replica().plan(json.dumps(body).encode(), window, api="gemini")
+    assert plan.error is None
+    sent = json.loads(plan.body)["generationConfig"]
+    assert {"output", "thinking"} <= set(plan.report.stages)
+    assert 1_024 <= sent["thinkingConfig"]["thinkingBudget"] < sent["maxOutputTokens"] < 32_000
+    assert (plan.tokens or 0) + sent["maxOutputTokens"] <= window
+    sent["maxOutputTokens"], sent["thinkingConfig"]["thinkingBudget"] = 32_000, 24_576
+    assert sent == config
+
+
+async def test_signed_calls_stay_or_go_with_their_round() -> None:
+    """A signed call is in the view exactly as it was or not at all, with or without ids, even where all is clipped."""
+    chat = [{**each, "reasoning": "hm"} if each["role"] == "assistant" else each for each in agent_session(20, 300)]
+    for window in (WINDOW, 2048, 1024):
+        plan = await Replica().plan(json.dumps(request_body("gemini", chat)).encode(), window, api="gemini")
+        assert plan.error is None
+        sent = json.loads(plan.body)
+        assert gemini.judge({"model": "gemini-3-pro", **sent}, Rules(window=window)).kind == "ok"
+        assert len(sent["contents"]) < 40
 
 
 async def test_a_refusal_names_the_output_figure_if_that_is_too_big() -> None:

@@ -11,12 +11,12 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from proxy.core.compaction.schedule import CompactionTarget
-from tests.stub import Rules, chat, messages, responses
+from tests.stub import Rules, chat, gemini, messages, responses
 from tests.support import conversation_strategies
 from tests.support.api_formats import kind_of, request_body
 from tests.support.engine_fixtures import UNSHRUNK, Replica
 
-WIRES: dict[str, Any] = {"chat": chat, "messages": messages, "responses": responses}
+WIRES: dict[str, Any] = {"chat": chat, "messages": messages, "responses": responses, "gemini": gemini}
 ENDLESS = 10**9
 Message = dict[str, Any]
 
@@ -43,7 +43,7 @@ def problems(api: str, body: bytes, window: int) -> list[str]:
     verdict = WIRES[api].judge(parsed, Rules(window=window, alternation=True, one_leading_system=True))
     excused = verdict.kind == "overflow" and b"image" in body  # their size is a guess on both sides
     found = [] if verdict.kind == "ok" or excused else [f"{verdict.kind}: {verdict.message}"]
-    kinds = [kind_of(item) for item in parsed.get("messages") or parsed["input"]]
+    kinds = [kind_of(item) for item in parsed.get("messages") or parsed.get("input") or parsed["contents"]]
     spoken = [kind for kind in kinds if kind in ("user", "assistant")]
     found += ["it does not begin with the user"] if spoken[:1] != ["user"] else []
     found += ["two users in a row"] if any(one == two == "user" for one, two in pairwise(spoken)) else []

@@ -130,6 +130,7 @@ AGENTS: Final[Mapping[str, str]] = {
     "claude-cli": "claude-code",
     "claude-code": "claude-code",
     "qwencode": "qwen-code",
+    "geminicli": "gemini-cli",
     "openai": "openai",
     "asyncopenai": "openai",
     "anthropic": "anthropic",

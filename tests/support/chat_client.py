@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Self
 
 from tests.stub import Seen, Stub
-from tests.support.sdk_clients import SDK_CLIENTS, read_chat_stream
+from tests.support.sdk_clients import ALL_CLIENTS, read_chat_stream
 from tests.support.view_checks import CacheTally, view_problems
 
 __all__ = ["MODEL", "RETRIES", "ChatClient", "read_chat_stream"]
@@ -38,7 +38,7 @@ class ChatClient:
     answer: list[dict[str, Any]] = field(default_factory=list)
 
     async def __aenter__(self) -> Self:
-        self.sdk = SDK_CLIENTS[self.api](self.url)
+        self.sdk = ALL_CLIENTS[self.api](self.url)
         await self.sdk.__aenter__()
         self.messages, beside = self.sdk.opening(self.messages)
         self._request = {"model": self.model, **beside, **self.sdk.options(self.options)}
