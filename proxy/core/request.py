@@ -131,6 +131,7 @@ AGENTS: Final[Mapping[str, str]] = {
     "claude-code": "claude-code",
     "qwencode": "qwen-code",
     "geminicli": "gemini-cli",
+    "geminicli-tui": "gemini-cli",
     "openai": "openai",
     "asyncopenai": "openai",
     "anthropic": "anthropic",
