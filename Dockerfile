@@ -1,16 +1,25 @@
 # syntax=docker/dockerfile:1
 ARG PYTHON=3.13
 
-FROM python:${PYTHON}-slim AS build
+FROM python:${PYTHON}-slim AS requirements
+COPY pyproject.toml /
+RUN python -c "import tomllib; print(*tomllib.load(open('/pyproject.toml', 'rb'))['project']['dependencies'], sep='\n')" \
+    > /requirements.txt
+
+# A layer of their own, which only another list of them makes anew: hundreds of megabytes that updates need not fetch.
+FROM python:${PYTHON}-slim AS libraries
 ENV PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_NO_CACHE_DIR=1
+COPY --from=requirements /requirements.txt /
+# Compiled here, since the running container may not write beside its code.
+RUN python -m venv --without-pip /opt/ullage && pip --python /opt/ullage/bin/python install --compile -r /requirements.txt
+
+FROM libraries AS build
 WORKDIR /src
-RUN python -m venv /opt/ullage
 COPY pyproject.toml README.md LICENSE ./
 COPY config config
 COPY proxy proxy
-# Compiled here, since the running container may not write beside its code.
-RUN /opt/ullage/bin/pip install --compile . && /opt/ullage/bin/pip uninstall --yes pip
-RUN install -d -m 0700 -o 65532 -g 65532 /data
+RUN pip --python /opt/ullage/bin/python install --compile --no-deps --prefix /opt/package . \
+    && install -d -m 0700 -o 65532 -g 65532 /data
 
 FROM python:${PYTHON}-slim
 ARG VERSION=0.1.0
@@ -18,7 +27,8 @@ LABEL org.opencontainers.image.title="ullage" \
       org.opencontainers.image.description="An OpenAI-compatible reverse proxy that keeps every conversation inside the model's window." \
       org.opencontainers.image.version="${VERSION}" \
       org.opencontainers.image.licenses="Apache-2.0"
-COPY --from=build /opt/ullage /opt/ullage
+COPY --from=libraries /opt/ullage /opt/ullage
+COPY --from=build /opt/package /opt/ullage
 COPY --from=build --chown=65532:65532 /data /data
 ENV PATH=/opt/ullage/bin:$PATH \
     PYTHONDONTWRITEBYTECODE=1 \
@@ -40,6 +50,11 @@ WORKDIR /data
 VOLUME /data
 EXPOSE 8484
 STOPSIGNAL SIGTERM
-HEALTHCHECK --interval=10s --timeout=5s --start-period=20s --retries=3 CMD ["ullage", "health"]
+# What `ullage health` does, at a tenth of its processor time.
+HEALTHCHECK --interval=10s --timeout=5s --start-period=20s --retries=3 CMD ["python", "-I", "-S", "-c", "\
+import os, socket, sys; \
+server = socket.create_connection(('127.0.0.1', int(os.environ['ULLAGE_SERVER__PORT'])), 4); \
+server.sendall(b'GET /health/ready HTTP/1.1\\r\\nHost: localhost\\r\\nConnection: close\\r\\n\\r\\n'); \
+sys.exit(b' 200 ' not in server.recv(64))"]
 ENTRYPOINT ["ullage"]
 CMD ["serve"]

@@ -1,4 +1,4 @@
-"""Plans over Messages and Responses: valid for a strict provider, inside the window, and made of the client's bytes."""
+"""Plans over Messages, Responses and Gemini's API: valid for a strict provider, in the window, of the client's own."""
 
 from __future__ import annotations
 
@@ -13,15 +13,16 @@ from hypothesis import strategies as st
 
 from proxy.core.compaction.schedule import CompactionTarget
 from proxy.engine.retries import sent_prompt
-from tests.stub import Rules, messages, responses, slices
+from tests.stub import Rules, gemini, messages, responses, slices
 from tests.support import conversation_strategies
 from tests.support.api_formats import kind_of, request_body, text_of, to_messages
 from tests.support.engine_fixtures import POLICY, UNSHRUNK, Planned, Replica, is_clip, outline_problems
 from tests.support.sample_conversations import AGENT_TOOLS, agent_session, chat_turn, log, prose, tool
 from tests.support.view_checks import changed_items
 
-WIRES: dict[str, Any] = {"messages": messages, "responses": responses}
+WIRES: dict[str, Any] = {"messages": messages, "responses": responses, "gemini": gemini}
 WINDOW = 4096
+FIGURES = {"messages": "max_tokens", "chat": "max_tokens", "responses": "max_output_tokens", "gemini": ""}
 windows = st.sampled_from([512, 1024, 2048, 4096, 8192, 32768])
 
 
@@ -30,8 +31,11 @@ def asked(draw: st.DrawFn, api: str, **options: Any) -> bytes:
     """A request's bytes that a strict provider with an endless window accepts."""
     chat = draw(conversation_strategies.conversations(surrogates=False, max_size=20, **options))
     tools = draw(st.one_of(st.just([]), conversation_strategies.tools))
-    figure = "max_tokens" if api == "messages" else "max_output_tokens"
-    body = request_body(api, chat, tools, **{figure: draw(st.sampled_from([16, 64, 300, 4000]))})
+    figure = draw(st.sampled_from([16, 64, 300, 4000]))
+    members: dict[str, Any] = {FIGURES[api]: figure}
+    if api == "gemini":
+        members = {"generationConfig": {"maxOutputTokens": figure}}
+    body = request_body(api, chat, tools, **members)
     assume(WIRES[api].judge(body, Rules(window=10**9)).kind == "ok")
     return conversation_strategies.encode(draw, body)
 
@@ -75,7 +79,8 @@ def _frame(value: Any) -> Any:
     if not isinstance(value, dict):
         return value
     result = value.get("type") in ("tool_result", "function_call_output", "custom_tool_call_output")
-    return {key: "" if result and key in ("content", "output") else _frame(each) for key, each in value.items()}
+    texts = ("content", "output") if result else ("response",)
+    return {key: "" if key in texts else _frame(each) for key, each in value.items()}
 
 
 @pytest.mark.parametrize("api", WIRES)
@@ -94,9 +99,9 @@ def session(api: str, rounds: int = 20, **members: Any) -> bytes:
     return json.dumps(request_body(api, agent_session(rounds, 300), AGENT_TOOLS, **members)).encode()
 
 
-async def view(api: str, body: dict[str, Any], desk: Replica | None = None, **options: Any) -> dict[str, Any]:
+async def view(api: str, body: dict[str, Any], replica: Replica | None = None, **options: Any) -> dict[str, Any]:
     """The parsed body that goes upstream."""
-    plan = await (desk or Replica()).plan(json.dumps(body).encode(), WINDOW, api=api, **options)
+    plan = await (replica or Replica()).plan(json.dumps(body).encode(), WINDOW, api=api, **options)
     assert plan.error is None, plan.error
     found: dict[str, Any] = json.loads(plan.body)
     return found
@@ -105,10 +110,10 @@ async def view(api: str, body: dict[str, Any], desk: Replica | None = None, **op
 @pytest.mark.parametrize("api", WIRES)
 async def test_a_view_only_grows_between_events(api: str) -> None:
     """Each view begins with the one before unless the plan says event, and a cold start sends the same."""
-    chat, desk, before, events = agent_session(40, 300), Replica(), [], 0
+    chat, replica, before, events = agent_session(40, 300), Replica(), [], 0
     for end in range(2, len(chat) + 1, 2):
         body = json.dumps(request_body(api, chat[:end], AGENT_TOOLS)).encode()
-        plan = await desk.plan(body, WINDOW, api=api)
+        plan = await replica.plan(body, WINDOW, api=api)
         assert problems(api, body, plan, WINDOW) == []
         sent = slices(plan.body)
         assert sent[: len(before)] == before or plan.report.event
@@ -122,14 +127,14 @@ async def test_a_view_only_grows_between_events(api: str) -> None:
 @pytest.mark.parametrize("api", WIRES)
 async def test_strict_alternation_survives(api: str) -> None:
     """Where user and assistant strictly alternate, so do they in every view, and no system message is added."""
-    chat, desk, compacted = [{"role": "system", "content": "Be brief."}], Replica(), 0
+    chat, replica, compacted = [{"role": "system", "content": "Be brief."}], Replica(), 0
     for turn in range(30):
         chat += chat_turn(turn, 150)
-        sent = await view(api, request_body(api, chat[:-1]), desk)
-        roles = [item["role"] for item in sent.get("messages", sent.get("input"))]
+        sent = await view(api, request_body(api, chat[:-1]), replica)
+        roles = [item["role"] for item in sent.get("messages") or sent.get("input") or sent["contents"]]
         assert roles[0] == "user"
         assert all(a != b for a, b in pairwise(roles))
-        assert {"system", "instructions"} & sent.keys()
+        assert {"system", "instructions", "systemInstruction"} & sent.keys()
         compacted += len(roles) < 2 * turn + 1
     assert compacted > 10
 
@@ -205,7 +210,6 @@ THINKING: list[tuple[str, dict[str, Any], tuple[str, ...]]] = [
     ),
 ]
 LARGE_TOOLS = [tool(f"tool_{at}", prose(at, 300), path="Where.") for at in range(20)]
-FIGURES = {"messages": "max_tokens", "chat": "max_tokens", "responses": "max_output_tokens"}
 
 
 @pytest.mark.parametrize("window", [16_384, 32_768, 40_960, 57_000])
@@ -233,6 +237,32 @@ async def test_a_budget_for_thinking_is_lowered_with_the_output_figure(
         assert {**json.loads(plan.body)[path[0]], path[1]: 0} == {**body[path[0]], path[1]: 0}
 
 
+@pytest.mark.parametrize("window", [16_384, 40_960])
+async def test_geminis_budget_for_thinking_is_lowered_with_the_output_figure(window: int) -> None:
+    """Both stand in a member of a member, of which nothing else changes."""
+    config = {"temperature": 1.0, "maxOutputTokens": 32_000, "thinkingConfig": {"thinkingBudget": 24_576, "x": 1}}
+    body = request_body("gemini", agent_session(12, 600), tools=LARGE_TOOLS, generationConfig=config)
+    plan = await Replica().plan(json.dumps(body).encode(), window, api="gemini")
+    assert plan.error is None
+    sent = json.loads(plan.body)["generationConfig"]
+    assert {"output", "thinking"} <= set(plan.report.stages)
+    assert 1_024 <= sent["thinkingConfig"]["thinkingBudget"] < sent["maxOutputTokens"] < 32_000
+    assert (plan.tokens or 0) + sent["maxOutputTokens"] <= window
+    sent["maxOutputTokens"], sent["thinkingConfig"]["thinkingBudget"] = 32_000, 24_576
+    assert sent == config
+
+
+async def test_signed_calls_stay_or_go_with_their_round() -> None:
+    """A signed call is in the view exactly as it was or not at all, with or without ids, even where all is clipped."""
+    chat = [{**each, "reasoning": "hm"} if each["role"] == "assistant" else each for each in agent_session(20, 300)]
+    for window in (WINDOW, 2048, 1024):
+        plan = await Replica().plan(json.dumps(request_body("gemini", chat)).encode(), window, api="gemini")
+        assert plan.error is None
+        sent = json.loads(plan.body)
+        assert gemini.judge({"model": "gemini-3-pro", **sent}, Rules(window=window)).kind == "ok"
+        assert len(sent["contents"]) < 40
+
+
 async def test_a_refusal_names_the_output_figure_if_that_is_too_big() -> None:
     """With a figure that may not be lowered the answer's room is named, not the tools beside it."""
     body = request_body("messages", agent_session(3, 100), tools=LARGE_TOOLS, max_tokens=32_000)
@@ -248,12 +278,12 @@ async def test_a_refusal_names_the_output_figure_if_that_is_too_big() -> None:
 @pytest.mark.parametrize("figure", [3_000, 3_900, 2_000, 1_200])
 async def test_the_same_request_gets_the_same_output_figure(mode: Any, figure: int) -> None:
     """A request sent again, here or through another replica, is the same bytes; its pressure is of what was sent."""
-    desk = Replica(policy=replace(POLICY, lower_output=mode))
+    replica = Replica(policy=replace(POLICY, lower_output=mode))
     for rounds in (4, 8, 14):
         body = request_body("chat", agent_session(rounds, 300), max_tokens=figure)
-        first = await desk.plan(json.dumps(body).encode(), WINDOW)
-        again = await desk.plan(json.dumps(body).encode(), WINDOW)
-        other = await Replica(desk.book, replace(POLICY, lower_output=mode)).plan(json.dumps(body).encode(), WINDOW)
+        first = await replica.plan(json.dumps(body).encode(), WINDOW)
+        again = await replica.plan(json.dumps(body).encode(), WINDOW)
+        other = await Replica(replica.book, replace(POLICY, lower_output=mode)).plan(json.dumps(body).encode(), WINDOW)
         assert first.error is None
         assert first.body == again.body == other.body
         assert again.report.budget == first.report.budget == WINDOW - json.loads(first.body)["max_tokens"]
@@ -264,12 +294,12 @@ async def test_the_same_request_gets_the_same_output_figure(mode: Any, figure: i
 @pytest.mark.parametrize("api", WIRES)
 async def test_asking_what_would_be_sent_records_nothing(api: str) -> None:
     """A peek tells the view of the next request and makes it no fact."""
-    desk, body = Replica(), session(api)
-    peeked = await desk.plan(body, WINDOW, CompactionTarget(dry_run=True), api=api)
-    assert desk.book.records() == []  # type: ignore[attr-defined]
-    assert not desk.records
-    assert (await desk.plan(body, WINDOW, api=api)).body == peeked.body
-    assert len(desk.book.records()) == 1  # type: ignore[attr-defined]
+    replica, body = Replica(), session(api)
+    peeked = await replica.plan(body, WINDOW, CompactionTarget(dry_run=True), api=api)
+    assert replica.book.records() == []  # type: ignore[attr-defined]
+    assert not replica.records
+    assert (await replica.plan(body, WINDOW, api=api)).body == peeked.body
+    assert len(replica.book.records()) == 1  # type: ignore[attr-defined]
 
 
 MANAGING: list[tuple[str, dict[str, Any], bool]] = [
@@ -287,12 +317,12 @@ async def test_a_conversation_the_provider_shortens_is_left_to_it(
     api: str, members: dict[str, Any], left: bool
 ) -> None:
     """Where the client asked the provider to act below the window, nothing is done ahead; after an overflow it is."""
-    body, desk = session(api, **members), Replica()
-    plan = await desk.plan(body, WINDOW, api=api)
+    body, replica = session(api, **members), Replica()
+    plan = await replica.plan(body, WINDOW, api=api)
     assert (plan.body == body) == left
-    forced = await desk.plan(body, WINDOW, CompactionTarget(force=True), api=api)
+    forced = await replica.plan(body, WINDOW, CompactionTarget(force=True), api=api)
     assert len(forced.body) < len(body)
-    assert (await desk.plan(body, WINDOW, api=api)).body == forced.body
+    assert (await replica.plan(body, WINDOW, api=api)).body == forced.body
 
 
 async def test_a_stored_history_is_never_folded() -> None:

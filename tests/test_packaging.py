@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import asyncio
+import hashlib
 import json
 import os
 import re
@@ -23,6 +24,9 @@ from pathlib import Path
 
 import aiohttp
 import pytest
+
+from tests.conftest import StartProxy, StartStub
+from tests.support.proxy_process import free_port
 
 ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
@@ -161,7 +165,7 @@ def test_samples_in_the_papers_are_valid_configurations(installed: Installed) ->
     shown = [re.findall(r"^```yaml\n(.*?)^```", page.read_text(), re.MULTILINE | re.DOTALL) for page in papers]
     assert shown[0], "the README shows one"
     # Values of the chart are tests/helm's; the sidecar is a part of a pod; the gateway's file is its own.
-    others = ("# values.yaml", "initContainers:", "# LiteLLM's config.yaml")
+    others = ("# values.yaml", "initContainers:", "# LiteLLM's config.yaml", "# Prometheus' adapter")
     samples = [text for texts in shown for text in texts if not text.startswith(others)]
     assert len(samples) >= 8
     for sample in samples:
@@ -169,6 +173,27 @@ def test_samples_in_the_papers_are_valid_configurations(installed: Installed) ->
         file = installed.empty.parent / "sample.yaml"
         file.write_text(re.sub(r"\$\{[A-Z_]+\}", "${HOME}", whole))
         installed.run("ullage", "check", str(file))
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    """Two folders with a source archive and a wheel each, built from two copies of the same files."""
+    folders = []
+    for name in ("one", "two"):
+        source = tmp_path_factory.mktemp(name) / "source"
+        shutil.copytree(ROOT, source, ignore=shutil.ignore_patterns(".git", "__pycache__", ".*_cache", "dist"))
+        call([sys.executable, "-m", "hatchling", "build"], source)
+        folders.append(source / "dist")
+    return folders
+
+
+@pytest.mark.slow
+def test_archives_are_the_same_bytes_each_time_and_fit_for_an_index(built: list[Path]) -> None:
+    """Whoever builds a version from its sources gets what was published, in which twine finds nothing wrong."""
+    one, two = ({path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in dist.iterdir()} for dist in built)
+    assert one == two
+    assert sorted(Path(name).suffix for name in one) == [".gz", ".whl"]
+    call([sys.executable, "-m", "twine", "--no-color", "check", "--strict", *sorted(built[0].iterdir())], ROOT)
 
 
 def test_command_line_loads_no_heavy_library(installed: Installed) -> None:
@@ -243,6 +268,20 @@ def test_image_runs_unprivileged() -> None:
     assert [line for line in lines if line.startswith("USER")] == ["USER 65532:65532"]
     assert 'ENTRYPOINT ["ullage"]' in lines
     assert not [line for line in lines if "SERVER__OPEN" in line]
+
+
+async def test_image_checks_its_health(stub: StartStub, proxy: StartProxy) -> None:
+    """The command that the image runs ends with 0 beside a proxy that is ready, and not without one."""
+    recipe = (ROOT / "Dockerfile").read_text().replace("\\\n", "")
+    (_, *arguments) = json.loads(re.findall(r"^HEALTHCHECK .*CMD (\[.*\])$", recipe, re.MULTILINE)[0])
+    front = await proxy((await stub(window=8_192)).url)
+
+    def exit_code(port: int) -> int:
+        environment = {"ULLAGE_SERVER__PORT": str(port)}
+        return subprocess.run([sys.executable, *arguments], env=environment, stderr=subprocess.DEVNULL).returncode
+
+    assert await asyncio.to_thread(exit_code, front.port) == 0
+    assert await asyncio.to_thread(exit_code, free_port()) != 0
 
 
 def test_image_recipe_has_no_lint_findings() -> None:

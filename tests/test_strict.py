@@ -11,12 +11,12 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from proxy.core.compaction.schedule import CompactionTarget
-from tests.stub import Rules, chat, messages, responses
+from tests.stub import Rules, chat, gemini, messages, responses
 from tests.support import conversation_strategies
 from tests.support.api_formats import kind_of, request_body
 from tests.support.engine_fixtures import UNSHRUNK, Replica
 
-WIRES: dict[str, Any] = {"chat": chat, "messages": messages, "responses": responses}
+WIRES: dict[str, Any] = {"chat": chat, "messages": messages, "responses": responses, "gemini": gemini}
 ENDLESS = 10**9
 Message = dict[str, Any]
 
@@ -43,7 +43,7 @@ def problems(api: str, body: bytes, window: int) -> list[str]:
     verdict = WIRES[api].judge(parsed, Rules(window=window, alternation=True, one_leading_system=True))
     excused = verdict.kind == "overflow" and b"image" in body  # their size is a guess on both sides
     found = [] if verdict.kind == "ok" or excused else [f"{verdict.kind}: {verdict.message}"]
-    kinds = [kind_of(item) for item in parsed.get("messages") or parsed["input"]]
+    kinds = [kind_of(item) for item in parsed.get("messages") or parsed.get("input") or parsed["contents"]]
     spoken = [kind for kind in kinds if kind in ("user", "assistant")]
     found += ["it does not begin with the user"] if spoken[:1] != ["user"] else []
     found += ["two users in a row"] if any(one == two == "user" for one, two in pairwise(spoken)) else []
@@ -62,10 +62,10 @@ async def test_every_view_alternates(
     whole = json.dumps(request_body(api, found)).encode()
     assume(problems(api, whole, ENDLESS) == [])
     window = max(600, int(share * WIRES[api].judge(json.loads(whole), Rules(window=ENDLESS)).tokens))
-    desk = Replica()
+    replica = Replica()
     for end in ends[-12:]:
         body = json.dumps(request_body(api, found[:end])).encode()
-        plan = await desk.plan(body, window, CompactionTarget(force=force and end % 5 == 0), api=api)
+        plan = await replica.plan(body, window, CompactionTarget(force=force and end % 5 == 0), api=api)
         if plan.error is None:
             assert problems(api, plan.body, window) == [], plan.report.stages
 
@@ -75,11 +75,11 @@ async def test_the_strategy_crosses_windows(api: str) -> None:
     """The property above is about something: long conversations of this kind are compacted at most requests."""
     text = "It is said that the ledger of zone nine is closed. " * 12
     found: list[Message] = [{"role": "system", "content": "Be brief."}]
-    desk, compacted = Replica(), 0
+    replica, compacted = Replica(), 0
     for turn in range(24):
         found.append({"role": "user", "content": f"Turn {turn}: {text}"})
         body = json.dumps(request_body(api, found)).encode()
-        plan = await desk.plan(body, 2048, api=api)
+        plan = await replica.plan(body, 2048, api=api)
         assert problems(api, plan.body, 2048) == []
         compacted += plan.body != body
         found.append({"role": "assistant", "content": f"Answer {turn}: {text}"})

@@ -1,5 +1,25 @@
 """The command line: ``commands`` defines every command, the other modules hold what one of them does."""
 
-from proxy.cli.commands import app, main
+import sys
+
+import proxy
+
+
+def _clash() -> str:
+    """Return which other distribution replaced files of this package, and the remedy."""
+    # Only here: it reads the list of files of every distribution that is installed.
+    from importlib.metadata import packages_distributions
+
+    others = sorted(set(packages_distributions().get("proxy", ())) - {"ullage"})
+    return (
+        f"ullage: {proxy.__file__} is not Ullage's: {', '.join(others) or 'something else'} installs a package "
+        "'proxy' too. Install Ullage in a virtual environment of its own, or with pipx or uv tool."
+    )
+
+
+if not hasattr(proxy, "version"):
+    sys.exit(_clash())
+
+from proxy.cli.commands import app, main  # noqa: E402 - it imports much of what may have been replaced
 
 __all__ = ["app", "main"]

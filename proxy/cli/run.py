@@ -31,6 +31,7 @@ USUAL: Final = ("openai", "anthropic", "litellm")
 
 OPENAI: Final = "https://api.openai.com/v1"
 ANTHROPIC: Final = "https://api.anthropic.com/v1"
+GOOGLE: Final = "https://generativelanguage.googleapis.com"
 """The upstreams of clients of each API: https://platform.openai.com/docs/api-reference, https://docs.anthropic.com/en/api."""
 
 FORWARDED: Final = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
@@ -137,8 +138,10 @@ def providers(client: Client | None, window: int | None, environ: Mapping[str, s
     """Return the upstreams of *client*, or of any command: the addresses in its variables, or its providers."""
     openai = {"name": "openai", "base_url": environ.get("OPENAI_BASE_URL") or OPENAI}
     anthropic = {"name": "anthropic", "base_url": environ.get("ANTHROPIC_BASE_URL") or ANTHROPIC}
-    if client is not None and client.api == "messages":
-        return {("upstreams",): [anthropic]}
+    google = {"name": "google", "base_url": environ.get("GOOGLE_GEMINI_BASE_URL") or GOOGLE}
+    only = {"messages": anthropic, "gemini": google}
+    if client is not None and client.api in only:
+        return {("upstreams",): [only[client.api]]}
     overrides: Overrides = {("upstreams",): [openai]}
     if client is None or "messages" in client.api:
         rules: list[dict[str, object]] = [

@@ -246,7 +246,7 @@ def _user_texts(item: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _texts(item: Mapping[str, Any]) -> Iterator[str]:
-    content = item.get("content")
+    content = item.get("content", item.get("parts"))
     parts = content if isinstance(content, list) else [{"text": content}]
     for part in parts:
         if not isinstance(part, dict):

@@ -12,7 +12,7 @@ from typing import ClassVar, Final, Literal
 
 import msgspec
 
-from proxy.core.apis import chat, messages, responses
+from proxy.core.apis import chat, gemini, messages, responses
 from proxy.core.apis.base import ApiFormat
 from proxy.core.apis.envelope import Envelope
 from proxy.core.apis.json_scan import Scan
@@ -36,7 +36,9 @@ from proxy.core.tokens.budget import (
 from proxy.core.tokens.counting import Members, RoleTotals
 from proxy.core.tool_table import NO_TOOLS, ToolMap
 
-API_FORMATS: Mapping[str, ApiFormat] = MappingProxyType({"chat": chat, "messages": messages, "responses": responses})
+API_FORMATS: Mapping[str, ApiFormat] = MappingProxyType(
+    {"chat": chat, "messages": messages, "responses": responses, "gemini": gemini}
+)
 
 
 @dataclass(frozen=True, slots=True)

@@ -190,6 +190,10 @@ class ContextTooLong(UllageError):
         if tokens <= limit:
             head = f"input length and `max_tokens` exceed context limit: {tokens} + {reserve} > {limit}"
         self.anthropic = f"{head} (after compression; {alone}). {remedy}"
+        self.google = (
+            f"The input token count ({tokens}) exceeds the maximum number of tokens allowed ({limit}), of which "
+            f"{reserve} are for the answer, also after compression; {alone}. {remedy}"
+        )
         self.tokens = tokens
         self.limit = limit
         self.reserve = reserve
@@ -215,15 +219,41 @@ ANTHROPIC_KINDS = {
 https://platform.claude.com/docs/en/api/errors"""
 
 
+GOOGLE_STATUSES = {
+    400: "INVALID_ARGUMENT",
+    401: "UNAUTHENTICATED",
+    403: "PERMISSION_DENIED",
+    404: "NOT_FOUND",
+    409: "ABORTED",
+    429: "RESOURCE_EXHAUSTED",
+    500: "INTERNAL",
+    502: "UNAVAILABLE",
+    503: "UNAVAILABLE",
+    504: "DEADLINE_EXCEEDED",
+}
+"""Google's names of errors by status; those of the request's that have none are ``INVALID_ARGUMENT``.
+https://cloud.google.com/apis/design/errors#handling_errors"""
+
+
 def error_body(error: UllageError, api: str) -> bytes:
-    """Return the JSON body of *error* in the shape of *api* (``messages``: Anthropic's, else OpenAI's)."""
+    """Return the JSON body of *error* in the shape of *api*: Anthropic's, Google's, or OpenAI's for all others."""
     if api == "messages":
         return json.dumps(_anthropic_error(error)).encode()
+    if api == "gemini":
+        return json.dumps(_google_error(error)).encode()
     items = None
     if isinstance(error, ContextTooLong):
         items = "input" if api == "responses" else "messages"
     fields = {"message": error.message, "type": error.kind, "param": items, "code": error.code}
     return json.dumps({"error": fields}).encode()
+
+
+def _google_error(error: UllageError) -> dict[str, object]:
+    message = error.message
+    if isinstance(error, ContextTooLong):
+        message = error.google
+    status = GOOGLE_STATUSES.get(error.status, "INVALID_ARGUMENT")
+    return {"error": {"code": error.status, "message": message, "status": status}}
 
 
 def _anthropic_error(error: UllageError) -> dict[str, object]:

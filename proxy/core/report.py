@@ -257,7 +257,7 @@ def _label_metrics(row: str) -> tuple[Metric, ...]:
 # fmt: off
 FIELDS: Final[tuple[Field, ...]] = (
     Field("request_id", "request_id", "The name of this request in the log."),
-    Field("api", "api", "`chat`, `messages` or `responses`."),
+    Field("api", "api", "`chat`, `messages`, `responses` or `gemini`."),
     Field("model", "model", "The model that the client asked for.", foreign=True),
     Field("upstream", "upstream", "The configured upstream that it went to."),
     Field("conversation", "conversation", "A short name of the conversation, which tells nothing of its content.",

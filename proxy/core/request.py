@@ -130,6 +130,8 @@ AGENTS: Final[Mapping[str, str]] = {
     "claude-cli": "claude-code",
     "claude-code": "claude-code",
     "qwencode": "qwen-code",
+    "geminicli": "gemini-cli",
+    "geminicli-tui": "gemini-cli",
     "openai": "openai",
     "asyncopenai": "openai",
     "anthropic": "anthropic",

@@ -16,7 +16,10 @@ from proxy.engine.reading import LocatedBody
 
 
 def rerouted(request: Request, located: LocatedBody, model: str) -> bytes:
-    """The body of *request* for another *model*: its name, and no reasoning that only its author can read."""
+    """The body of *request* for another *model*: its name, and no reasoning that only its author can read.
+
+    A model that the path names stays out of the body.
+    """
     body, envelope, where = located.body, located.envelope, located.scan
     edits = {"model": json.dumps(model)}
     items = _portable_items(request.api, located)
@@ -24,7 +27,7 @@ def rerouted(request: Request, located: LocatedBody, model: str) -> bytes:
         edits |= MEMBERS_WITHOUT_REASONING.get(request.api, {})
     at = len(body[: where.start].decode())
     edited = splice(envelope, at, items, {key: value for key, value in edits.items() if key in envelope.fields})
-    if "model" in envelope.fields:
+    if "model" in envelope.fields or request.path_model:
         return edited
     return edited.replace(b"{", b'{"model":' + edits["model"].encode() + b",", 1)
 

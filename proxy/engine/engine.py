@@ -16,6 +16,7 @@ from typing import assert_never
 
 from msgspec import structs
 
+from proxy.core.apis import gemini
 from proxy.core.attempts import ASKED, Attempts, Failed, Fallback, NotNews, Shrink, plans_in_order
 from proxy.core.compaction.schedule import MaxLoss
 from proxy.core.decisions import (
@@ -237,18 +238,28 @@ class Engine:
         return await self.plan(request, max_loss, dry_run=dry_run)
 
     async def _may_leave(self, request: Request) -> bool:
-        """True if another model can answer: the path does not name this one, nor has its server the history."""
-        return not request.path_model and not (await self.measurer.located(request)).envelope.stored
+        """True if another model can answer: the path does not fix this one, nor has its server the history."""
+        if request.path_model and request.api != gemini.API:
+            return False
+        return not (await self.measurer.located(request)).envelope.stored
 
     async def _for_fallback(self, request: Request, model: str) -> Request:
         """*request* as the fallback called *model* can read it."""
         located = await self.measurer.located(request)
-        model_in_body = located.envelope.model
+        requested_model = request.path_model or located.envelope.model
         # The caller's key goes with no errand of ours to an upstream that the caller did not choose.
-        same = self._catalogue.resolve(model).upstream == self._catalogue.resolve(model_in_body).upstream
+        same = self._catalogue.resolve(model).upstream == self._catalogue.resolve(requested_model).upstream
         body = await offload(len(request.body), rerouted, request, located, model)
         origin = request.origin if same else None
-        return structs.replace(request, body=body, origin=origin, requested_model=model_in_body, fallback_model=model)
+        path_model = model if request.path_model else ""
+        return structs.replace(
+            request,
+            body=body,
+            origin=origin,
+            requested_model=requested_model,
+            fallback_model=model,
+            path_model=path_model,
+        )
 
     # Loop 2: send until a reply can be passed on.
 

@@ -13,6 +13,8 @@ failed. Neither is a cancellation: the client has gone.
 
 from __future__ import annotations
 
+from proxy.core.apis import gemini
+from proxy.core.apis.gemini_path import path_for
 from proxy.core.errors import UllageError
 from proxy.core.models import Catalogue, Route
 from proxy.core.report import INTERNAL_ERROR, Report
@@ -22,7 +24,7 @@ from proxy.engine.measuring import Measurer
 from proxy.engine.ports import Answer, Reply
 from proxy.engine.quick_check import model_of
 from proxy.engine.run import Run
-from proxy.engine.upstream_calls import UpstreamCalls
+from proxy.engine.upstream_calls import NO_ORIGIN, UpstreamCalls
 from proxy.tasks import Faults
 
 COUNT_TOKENS = "count_tokens"
@@ -49,8 +51,8 @@ class FailOpen:
             return self._untouched_answer(run, run.reply, b"".join(run.chunks))
         if run.instead is not None:
             return self._untouched_answer(run, *run.instead)
-        upstream, model, body = self._destination(run.request)
-        reply = await self._calls.send_bytes(run, upstream, body, model)
+        upstream, model, body, path_qs = self._destination(run.request)
+        reply = await self._calls.send_bytes(run, upstream, body, model, path_qs)
         return self._untouched_answer(run, reply, b"")
 
     def _untouched_answer(self, run: Run, reply: Reply, head: bytes) -> Answer:
@@ -61,20 +63,22 @@ class FailOpen:
             Report(request.request_id, api, model, run.upstream, outcome="degraded", reason=INTERNAL_ERROR), reply, head
         )
 
-    def _destination(self, request: Request) -> tuple[str, str, bytes]:
-        """The upstream, the model's name and the body to send; each as plain as what still works allows."""
-        attempt, name = self._faults.attempt, request.request_id
+    def _destination(self, request: Request) -> tuple[str, str, bytes, str]:
+        """The upstream, the model's name, the body and the path to send; each as plain as what still works allows."""
+        attempt, name, path_qs = self._faults.attempt, request.request_id, (request.origin or NO_ORIGIN).path_qs
         model = request.path_model or attempt("request", name, lambda: model_of(request.body), "")
         route = self._plain_route(model, name)
         if route is None:
-            return self._catalogue.default_upstream, model, request.body
+            return self._catalogue.default_upstream, model, request.body, path_qs
+        if request.api == gemini.API:
+            return route.upstream, route.requested_model, request.body, path_for(path_qs, route.model)
         if request.path_model or route.model == route.requested_model:
-            return route.upstream, route.requested_model, request.body
+            return route.upstream, route.requested_model, request.body, path_qs
 
         def rename() -> bytes:
             return renamed(request.body, self._measurer.locate(request), route.model)
 
-        return route.upstream, route.requested_model, attempt("request", name, rename, request.body)
+        return route.upstream, route.requested_model, attempt("request", name, rename, request.body), path_qs
 
     def _plain_route(self, model: str, request_id: str) -> Route | None:
         """The route of *model*; None if resolving it is what fails. Raises ``NotFound``."""

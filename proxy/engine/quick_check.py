@@ -59,7 +59,7 @@ GROWTH: Final = 4_096
 """Bytes by which a body has grown when a longer prefix of it is remembered: they are decoded in a few microseconds."""
 
 TOOLS: Final = b'"tools"'
-ITEM: Final = b'{"content":""}'
+ITEM: Final = b'{"content":"","parts":[]}'
 """A textual item of each API."""
 
 LEAD: Final = 24
@@ -212,7 +212,62 @@ class _Responses(msgspec.Struct):
         return None if HOSTED in bytes(self.tools) else TOOLS_ALLOWANCE
 
 
-Textual = _Chat | _Messages | _Responses
+# Gemini: https://ai.google.dev/api/generate-content
+
+
+class _GeminiPart(msgspec.Struct, forbid_unknown_fields=True):
+    text: str | None = None
+    thought: bool | None = None
+    thought_signature: str | None = msgspec.field(name="thoughtSignature", default=None)
+    function_call: msgspec.Raw | UnsetType = msgspec.field(name="functionCall", default=UNSET)
+    function_response: _GeminiResult | UnsetType = msgspec.field(name="functionResponse", default=UNSET)
+
+
+class _GeminiResult(msgspec.Struct):
+    response: msgspec.Raw
+    parts: None = None
+
+
+class _GeminiContent(msgspec.Struct):
+    parts: list[_GeminiPart]
+    role: str | None = None
+
+
+class _GeminiTool(msgspec.Struct, forbid_unknown_fields=True):
+    function_declarations: msgspec.Raw = msgspec.field(name="functionDeclarations")
+
+
+class _GenerationConfig(msgspec.Struct, frozen=True):
+    max_output_tokens: int | None = msgspec.field(name="maxOutputTokens", default=None)
+
+
+_NO_CONFIG: Final = _GenerationConfig()
+
+
+class _Gemini(msgspec.Struct):
+    contents: list[_GeminiContent]
+    system_instruction: _GeminiContent | None = msgspec.field(name="systemInstruction", default=None)
+    system: _GeminiContent | None = msgspec.field(name="system_instruction", default=None)
+    generation_config: _GenerationConfig = msgspec.field(name="generationConfig", default=_NO_CONFIG)
+    config: None = msgspec.field(name="generation_config", default=None)
+    cached_content: None = msgspec.field(name="cachedContent", default=None)
+    cached: None = msgspec.field(name="cached_content", default=None)
+    tools: list[_GeminiTool] | UnsetType = UNSET
+    metadata: None = None
+    prompt_cache_key: None = None
+    model: str = ""
+    stream: None = None
+
+    @property
+    def requested_output(self) -> int | None:
+        return self.generation_config.max_output_tokens
+
+    @property
+    def allowance(self) -> int | None:
+        return 0 if self.tools is UNSET else TOOLS_ALLOWANCE
+
+
+Textual = _Chat | _Messages | _Responses | _Gemini
 """A body all of whose input is text.
 
 ``requested_output`` is the output figure that it states. ``allowance`` are the tokens that the provider may add to what
@@ -281,6 +336,9 @@ DECODERS: Final[Mapping[str, _Decoder]] = MappingProxyType(
         "messages": _Decoder(_Messages, _Turn, b"messages", (_ROLE,), _DECIDING),
         "responses": _Decoder(
             _Responses, _ResponsesItem, b"input", (_ROLE, b'"function_call_output"'), rb'"(?:model|input)"'
+        ),
+        "gemini": _Decoder(  # "model" is also a role
+            _Gemini, _GeminiContent, b"contents", (_ROLE,), rb'"(?:model|contents)"[ \t\r\n]*+:'
         ),
     }
 )

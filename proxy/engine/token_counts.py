@@ -9,7 +9,9 @@ from typing import Final, Literal
 
 from msgspec import structs
 
-from proxy.core.decisions import Forward, Reject, View
+from proxy.core.apis import gemini
+from proxy.core.apis.gemini_path import count_body
+from proxy.core.decisions import CountedView, Forward, Reject, View
 from proxy.core.report import Report
 from proxy.engine.learned_routes import LearnedRoutes
 from proxy.engine.measuring import Measurer
@@ -55,6 +57,9 @@ class TokenCounts:
         refused = isinstance(decision, Reject)
         if refused:
             view = replace(view, body=view.request.body)
+        is_gemini = view.request.api == gemini.API
+        if is_gemini and isinstance(view, CountedView) and view.body != view.request.body:
+            view = replace(view, body=count_body(view.body, view.known.route.model))
         counted_by = self._counted_by.get(view.known.route.upstream, "auto")
         if counted_by != "own":
             reply = await self._calls.send_unwatched(run, view)
@@ -64,7 +69,8 @@ class TokenCounts:
         if tokens is None or report.bounded or refused:
             tokens = await self._own_count(view)
         run.drop()
-        return Answer(report, LocalReply(b'{"input_tokens":%d}' % tokens))
+        member = b"totalTokens" if is_gemini else b"input_tokens"
+        return Answer(report, LocalReply(b'{"%b":%d}' % (member, tokens)))
 
     async def _own_count(self, view: View) -> int:
         """Tokens of the body of *view*, in the provider's tokens."""

@@ -12,6 +12,8 @@ from typing import Final
 import msgspec
 from msgspec import structs
 
+from proxy.core.apis import gemini
+from proxy.core.apis.gemini_path import path_for
 from proxy.core.attempts import ASKED, NOT_NEWS, Failed, NotNews, failure_of, is_news
 from proxy.core.decisions import View
 from proxy.core.errors import UllageError, UpstreamTimeout, UpstreamUnreachable
@@ -157,15 +159,15 @@ class UpstreamCalls:
         assert run.reply is not None
         return run.reply
 
-    async def send_bytes(self, run: Run, upstream: str, body: bytes, requested_model: str) -> Reply:
-        """Send *body* to *upstream* with the caller's own headers, unread and unwatched."""
+    async def send_bytes(self, run: Run, upstream: str, body: bytes, requested_model: str, path_qs: str) -> Reply:
+        """Send *body* to *path_qs* of *upstream* with the caller's own headers, unread and unwatched."""
         origin = run.request.origin or NO_ORIGIN
         run.sending(upstream)
         settings = self._settings
         added = settings.headers_of(requested_model) if settings.headers_of is not None else NO_HEADERS
         if settings.check_stored is not None:
             settings.check_stored(body, upstream, origin.headers)
-        run.reply = await self._upstream.send(upstream, "POST", origin.path_qs, origin.headers, body, added)
+        run.reply = await self._upstream.send(upstream, "POST", path_qs, origin.headers, body, added)
         return run.reply
 
     async def _call(self, run: Run, view: View) -> bool:
@@ -175,8 +177,10 @@ class UpstreamCalls:
         headers: Headers = origin.headers
         if request.fallback_model and self._is_foreign(request, route.upstream):
             headers = _without_credentials(headers)
-        body = view.body
-        if route.model != route.requested_model and not request.path_model:
+        body, path_qs = view.body, origin.path_qs
+        if request.api == gemini.API:
+            path_qs = path_for(path_qs, route.model)
+        elif route.model != route.requested_model and not request.path_model:
             body = await self._renamed(view)
         run.sending(route.upstream)
         if settings.check_stored is not None:
@@ -187,7 +191,7 @@ class UpstreamCalls:
         if asking is not None:
             body, headers = asking, _uncompressed(headers)
         added = settings.headers_of(route.requested_model) if settings.headers_of is not None else NO_HEADERS
-        run.reply = await self._upstream.send(route.upstream, "POST", origin.path_qs, headers, body, added)
+        run.reply = await self._upstream.send(route.upstream, "POST", path_qs, headers, body, added)
         return asking is not None
 
     def _asking_usage(self, request: Request, body: bytes) -> bytes | None:

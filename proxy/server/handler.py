@@ -15,6 +15,7 @@ from urllib.parse import parse_qs
 import msgspec
 from msgspec import structs
 
+from proxy.core.apis import gemini
 from proxy.core.apis.json_edit import with_model
 from proxy.core.errors import Forbidden, InvalidRequest, UllageError, UpstreamTimeout, UpstreamUnreachable
 from proxy.core.overflow.stream import LateOverflowDetector
@@ -41,6 +42,7 @@ from proxy.server.request import (
     read_request,
     send_continue,
     unread_request,
+    with_key_as_header,
 )
 from proxy.server.response import ClientLeft, ReplyObserver, ResponseWriter, relay_body, without
 from proxy.server.responses_socket import ResponsesSocket
@@ -212,6 +214,8 @@ class Handler:
         if not self._access.knows_host(request.headers.get("host", "")):
             raise Forbidden(FOREIGN_HOST)
         headers = read_headers(request.raw_headers)
+        if call.path.error_api == gemini.API and "?" in call.path.path_qs:
+            call.path = with_key_as_header(call.path, headers)
         from_browser = "origin" in headers.by_name or "sec-fetch-site" in headers.by_name
         if from_browser and self._is_preflight_answered(request, call, headers):
             return None

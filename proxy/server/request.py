@@ -9,6 +9,7 @@ from functools import lru_cache
 from typing import Final, NamedTuple, cast
 from urllib.parse import unquote
 
+from proxy.core.apis import gemini, gemini_path
 from proxy.core.client_compaction import METADATA_HEADER, announced_client
 from proxy.core.errors import InvalidRequest, UllageError
 from proxy.core.http_headers import CREDENTIALS, HOP_BY_HOP, OWN_PREFIX, WRITTEN_ANEW
@@ -100,7 +101,7 @@ class RequestPath(NamedTuple):
     """The target of a request: ``path_qs`` byte for byte, ``path`` without its query.
 
     ``api`` is ``relay`` if the request is not managed, and ``error_api`` the API whose error shape its caller
-    understands. ``model`` is the one that the path of an Azure deployment names.
+    understands. ``model`` is the one that the path of an Azure deployment, or of Gemini's API, names.
     """
 
     path_qs: str
@@ -130,6 +131,10 @@ def read_path(method: str, target: str) -> RequestPath:
     if method == "POST" and deployed is not None and deployed[2] in _MANAGED:
         api, _ = _MANAGED[deployed[2]]
         return RequestPath(path_qs, path, api, api, model=deployed[1])
+    parts = gemini_path.read_path(path)
+    if method == "POST" and parts is not None:
+        purpose: Purpose = "count" if parts.method == gemini_path.COUNT_METHOD else "answer"
+        return RequestPath(path_qs, path, gemini.API, gemini.API, purpose, parts.model)
     return RequestPath(path_qs, path, "relay", _error_api(path))
 
 
@@ -151,6 +156,8 @@ def _error_api(path: str) -> str:
     name = api_path(path).partition("/")[0]
     if name in ("messages", "responses"):
         return name
+    if gemini_path.is_below_root(path):
+        return gemini.API
     return "chat"
 
 
@@ -288,6 +295,21 @@ def read_headers(raw_headers: Iterable[tuple[bytes, bytes]]) -> RequestHeaders:
         named = {token.strip().lower() for token in connection.split(",")} - CREDENTIALS
         headers.drop(named)
     return headers
+
+
+def with_key_as_header(path: RequestPath, headers: RequestHeaders) -> RequestPath:
+    """Return *path* without the key in its query, which becomes a header of *headers*: a key is never part of a URL.
+
+    Raises ``InvalidRequest`` if there is more than one.
+    """
+    path_qs, keys = gemini_path.split_keys(path.path_qs)
+    for key in keys:
+        name = gemini_path.KEY_HEADER
+        if name in headers.by_name:
+            raise InvalidRequest("The key was sent more than once: send it in the query, or as x-goog-api-key.")
+        headers.by_name[name] = key
+        headers.end_to_end = (*headers.end_to_end, (name, key))
+    return path._replace(path_qs=path_qs)
 
 
 def _repeated(name: str, first: str, second: str) -> str:

@@ -308,7 +308,7 @@ def last_event(error: UllageError, api: str) -> bytes:
     """
     # The blank line first ends an event that was cut in its middle.
     name = b"event: error\n"
-    if api == "chat":
+    if api in ("chat", "gemini"):
         name = b""
     if api == "responses":
         body = json.dumps({"type": "error", "code": error.code, "message": error.message, "param": None}).encode()

@@ -90,15 +90,15 @@ def has_tools(envelope: Envelope) -> bool:
 def may_offer(api: str, envelope: Envelope, name: str) -> bool:
     """True if a server tool called *name* may be added to a request: the model is free to call a tool or none.
 
-    Not if its answer has a form that a second generation would spoil, not if the provider stores the history, and not
-    if the client has a tool of the same name.
+    Not if its answer has a form that a second generation would spoil, not if the provider stores the history, not if
+    the client has a tool of the same name, and not in Gemini's API, for which there are no server tools.
     """
     if envelope.stored or _NO_TOOLS.fullmatch(envelope.value_or_nothing("functions")) is None:
         return False
     tools = envelope.value_or_nothing("tools")
     if has_tools(envelope) and (not tools.startswith("[") or _declares(tools, name)):
         return False
-    return _IS_FREE[api](envelope)
+    return api in _IS_FREE and _IS_FREE[api](envelope)
 
 
 def added_tokens(reader: Reader, api: str, envelope: Envelope, route: Route, tool: str) -> int:

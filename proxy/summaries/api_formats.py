@@ -1,4 +1,4 @@
-"""The three APIs as summarisers use them: the request for one text, and its answer."""
+"""The APIs as summarisers use them: the request for one text, and its answer."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from fnmatch import fnmatchcase
 from types import MappingProxyType
 from typing import Any, Final
 
-from proxy.core.apis.usage import read_usage
+from proxy.core.apis.usage import read_usage, read_usage_metadata
 
 REASONING_MODELS: Final = ("o1*", "o3*", "o4*", "gpt-5*")
 """Models that accept only ``max_completion_tokens``, and whose reasoning counts in it:
@@ -41,6 +41,13 @@ _RESPONSES_MEMBERS: Final[tuple[str, ...]] = (
     "include",
     "user",
     "service_tier",
+)
+_GEMINI_MEMBERS: Final[tuple[str, ...]] = (
+    "systemInstruction",
+    "system_instruction",
+    "tools",
+    "cachedContent",
+    "cached_content",
 )
 
 
@@ -200,6 +207,50 @@ def _parse_responses(answer: Mapping[str, Any]) -> ModelAnswer:
     )
 
 
+def _gemini_body(model: str, system: str, text: str, output: int) -> dict[str, Any]:
+    del model  # the path names it
+    return {
+        "systemInstruction": {"parts": [{"text": system}]},
+        "contents": [_gemini_message(text)],
+        "generationConfig": _gemini_limit(output),
+    }
+
+
+def _continue_gemini(
+    envelope: dict[str, Any], instruction: str, output: int
+) -> tuple[str, dict[str, Any], dict[str, Any]]:
+    members = {name: envelope[name] for name in _GEMINI_MEMBERS if name in envelope}
+    if members.get("tools"):
+        members["toolConfig"] = {"functionCallingConfig": {"mode": "NONE"}}
+    members["generationConfig"] = _gemini_limit(output)
+    return "contents", members, _gemini_message(instruction)
+
+
+def _gemini_message(text: str) -> dict[str, Any]:
+    return {"role": "user", "parts": [{"text": text}]}
+
+
+def _gemini_limit(output: int) -> dict[str, int]:
+    """Room for a text of *output* tokens: thoughts count, too, and newer models cannot do without them.
+
+    https://ai.google.dev/gemini-api/docs/thinking
+    """
+    return {"maxOutputTokens": output + REASONING_TOKENS}
+
+
+def _parse_gemini(answer: Mapping[str, Any]) -> ModelAnswer:
+    candidate = answer["candidates"][0]
+    parts = [part for part in candidate["content"]["parts"] if not part.get("thought")]
+    usage = read_usage_metadata(answer.get("usageMetadata"))
+    return ModelAnswer(
+        text=_text(parts),
+        called_tools=any("functionCall" in part for part in parts),
+        cut_short=candidate.get("finishReason") == "MAX_TOKENS",
+        input_tokens=usage.input_tokens,
+        output_tokens=usage.output_tokens,
+    )
+
+
 def _text(content: object) -> str:
     if isinstance(content, str):
         return content
@@ -214,5 +265,6 @@ API_FORMATS: Final[Mapping[str, ApiFormat]] = MappingProxyType(
         "chat": ApiFormat("/v1/chat/completions", _chat_body, _continue_chat, _parse_chat),
         "messages": ApiFormat("/v1/messages", _messages_body, _continue_messages, _parse_messages),
         "responses": ApiFormat("/v1/responses", _responses_body, _continue_responses, _parse_responses),
+        "gemini": ApiFormat("/v1beta/models/", _gemini_body, _continue_gemini, _parse_gemini),
     }
 )

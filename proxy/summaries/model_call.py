@@ -9,6 +9,8 @@ from dataclasses import dataclass, field
 from typing import Final
 from urllib.parse import quote
 
+from proxy.core.apis import gemini
+from proxy.core.apis.gemini_path import generation_path
 from proxy.core.errors import UllageError
 from proxy.core.http_headers import CREDENTIALS
 from proxy.core.request import Origin
@@ -127,7 +129,9 @@ def _is_sent(name: str) -> bool:
 
 
 def call_path(summariser: Summariser, origin: Origin) -> str:
-    """Path and query of a call: the client's own if its headers are used, with the summariser's deployment in it."""
+    """Path and query of a call: the client's own if its headers are used, with the summariser's model in it."""
+    if summariser.api == gemini.API:
+        return generation_path(origin.path_qs, summariser.model)
     if not summariser.uses_client_headers:
         return API_FORMATS[summariser.api].path
     if summariser.is_request_model:

@@ -21,7 +21,7 @@ from typing import Final
 from proxy.core.advice import NEARLY_FULL
 from proxy.core.report import INTERNAL_ERROR, Report
 
-APIS: Final = frozenset({"chat", "messages", "responses"})
+APIS: Final = frozenset({"chat", "messages", "responses", "gemini"})
 """APIs whose requests have a context. All others are relayed, or only ask for a count."""
 
 MOST_WAITING: Final = 10_000

@@ -44,10 +44,10 @@ EXPORT_SECONDS: Final = 2.0
 """Time for the last spans to leave when the process ends."""
 
 CHAT: Final = "chat"
-"""The convention's name for what all three APIs do."""
+"""The convention's name for what all the APIs do."""
 
 PROVIDERS: Final[Mapping[str, str]] = MappingProxyType(
-    {"chat": "openai", "responses": "openai", "messages": "anthropic"}
+    {"chat": "openai", "responses": "openai", "messages": "anthropic", "gemini": "gcp.gemini"}
 )
 """The convention's provider by API: the one that the format is from, not the one that answers."""
 

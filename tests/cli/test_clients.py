@@ -41,6 +41,7 @@ def test_unknown_facts_are_left_out(name: str) -> None:
     """Without model and window no value says ``None`` or a placeholder, and the address is still there."""
     bare = ClientFacts(FACTS.root, "KEY", "m" if CLIENTS[name].needs_model else None)
     text = str([change for file in CLIENTS[name].files for change in changes(file, bare)])
+    text += str(fill_in(CLIENTS[name].environment, bare))
     assert "None" not in text
     assert "{window}" not in text
     assert FACTS.root in text

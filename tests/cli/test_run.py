@@ -18,6 +18,7 @@ from proxy.cli.clients import ClientFacts, clients
 from proxy.cli.run import (
     ANTHROPIC,
     BY_SIGNAL,
+    GOOGLE,
     OPENAI,
     USUAL,
     environment_of,
@@ -86,6 +87,8 @@ def test_any_command_gets_the_usual_variables() -> None:
         ("claude-code", {}, [ANTHROPIC]),
         ("codex", {}, [OPENAI]),
         ("codex", {"OPENAI_BASE_URL": "http://mine/v1"}, ["http://mine/v1"]),
+        ("gemini-cli", {}, [GOOGLE]),
+        ("gemini-cli", {"GOOGLE_GEMINI_BASE_URL": "http://mine"}, ["http://mine"]),
         (None, {"ANTHROPIC_BASE_URL": "http://mine"}, [OPENAI, "http://mine"]),
     ],
 )

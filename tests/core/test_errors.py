@@ -50,8 +50,8 @@ def test_every_error_is_tried() -> None:
 
 
 @pytest.mark.parametrize("error", EVERY, ids=lambda error: type(error).__name__)
-def test_an_error_has_a_status_and_the_two_shapes(error: UllageError) -> None:
-    """Each error states a 4xx or 5xx, and says the same in OpenAI's and in Anthropic's shape."""
+def test_an_error_has_a_status_and_three_shapes(error: UllageError) -> None:
+    """Each error states a 4xx or 5xx, and says the same in OpenAI's, in Anthropic's and in Google's shape."""
     assert 400 <= error.status < 600
     chat = json.loads(error_body(error, "chat"))["error"]
     assert chat.keys() == {"message", "type", "param", "code"}
@@ -60,6 +60,9 @@ def test_an_error_has_a_status_and_the_two_shapes(error: UllageError) -> None:
     assert messages["type"] == "error"
     assert messages["error"]["type"] in ANTHROPIC
     assert messages["error"]["message"] == getattr(error, "anthropic", error.message)
+    google = json.loads(error_body(error, "gemini"))["error"]
+    assert (google["code"], google["message"]) == (error.status, getattr(error, "google", error.message))
+    assert google["status"].isupper()
 
 
 def test_statuses_are_those_clients_act_on() -> None:
@@ -104,7 +107,7 @@ def test_a_refusal_is_never_too_big_by_nothing(tokens: int, limit: int, reserve:
     assert excess == max(1, tokens + reserve - limit)
 
 
-@given(st.text() | st.sampled_from(["\ud800", "a\udfffb"]), st.sampled_from(["chat", "messages"]))
+@given(st.text() | st.sampled_from(["\ud800", "a\udfffb"]), st.sampled_from(["chat", "messages", "gemini"]))
 def test_any_words_can_be_sent(words: str, api: str) -> None:
     """For any message, lone surrogates included, the body is valid UTF-8 JSON that contains it."""
     shape = json.loads(error_body(errors.InvalidRequest(words), api).decode())

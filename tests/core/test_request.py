@@ -74,6 +74,7 @@ def test_names_tell_nothing_and_keep_strangers_apart() -> None:
     ("user_agent", "agent"),
     [
         ("claude-cli/2.1.330 (external, sdk-cli)", "claude-code"),
+        ("GeminiCLI-tui/0.61.0/gemini-2.5-pro (linux; x64; terminal)", "gemini-cli"),
         ("codex_cli_rs/0.38.0 (Ubuntu 24.04.2 LTS; x86_64) WindowsTerminal", "codex"),
         ("codex-tui/0.142.0 (Mac OS 13.7.8; arm64) xterm-256color", "codex"),
         ("opencode/1.18.33 ai-sdk/provider-utils/4.0.23 runtime/bun/1.3.14", "opencode"),

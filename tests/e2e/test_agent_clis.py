@@ -5,9 +5,10 @@ with nothing but loopback to talk to. Programs are looked for on the ``PATH``::
 
     ULLAGE_AGENTS=1 PATH=/where/they/are/bin:$PATH python -m pytest tests/e2e/test_agent_clis.py -s
 
-From npm come Codex, Claude Code, opencode, Qwen Code, pi and Continue (``@openai/codex``,
-``@anthropic-ai/claude-code``, ``opencode-ai``, ``@qwen-code/qwen-code``, ``@mariozechner/pi-coding-agent``,
-``@continuedev/cli``), from PyPI mini-swe-agent (with ``litellm[mcp]``) and Aider (``aider-chat``).
+From npm come Codex, Claude Code, opencode, Qwen Code, Gemini CLI, pi and Continue (``@openai/codex``,
+``@anthropic-ai/claude-code``, ``opencode-ai``, ``@qwen-code/qwen-code``, ``@google/gemini-cli``,
+``@mariozechner/pi-coding-agent``, ``@continuedev/cli``), from PyPI mini-swe-agent (with ``litellm[mcp]``) and Aider
+(``aider-chat``).
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from typing import Any
 
 import pytest
 
-from proxy.cli.clients import ClientFacts, clients
+from proxy.cli.clients import ClientFacts, clients, fill_in
 from proxy.cli.connect import connect
 from tests.conftest import StartProxy, StartStub
 from tests.e2e.test_clients import crossings
@@ -94,6 +95,15 @@ AGENTS = {
         48_000,
         arguments=lambda line: {"command": line, "description": "Read a part", "is_background": False},
     ),
+    "gemini-cli": Agent(
+        "gemini",
+        ("-p", TASK, "--yolo", "-m", "gemini-2.5-pro"),
+        ("run_shell_command",),
+        32_000,
+        arguments=lambda line: {"command": line, "description": "Read a part"},
+        environment={"GEMINI_CLI_TRUST_WORKSPACE": "true"},
+        model="gemini-2.5-pro",
+    ),
     "pi": Agent(
         "pi",
         ("-p", TASK, "--provider", "ullage", "--model", "gpt-4o-mini"),
@@ -135,8 +145,7 @@ def working(agent: Agent) -> Callable[[Seen], Answer]:
     def script(seen: Seen) -> Answer:
         if agent.said:
             return Answer(f"I have taken a note. {NOTES}") if b"Which part was it" not in seen.body else Answer(DONE)
-        offered = {name: tool for tool in seen.parsed.get("tools") or () if (name := _name(tool))}
-        name = next((name for name in agent.tools if name in offered), "")
+        name = next((name for name in agent.tools if name in seen.tools), "")
         at = next(made, None) if name else -1
         if at is None:
             return _ending(agent, name)
@@ -150,10 +159,6 @@ def working(agent: Agent) -> Callable[[Seen], Answer]:
         return Answer(f"I read part {at}.", (Call(name, json.dumps(given)),), reasoning=thought)
 
     return script
-
-
-def _name(tool: Mapping[str, Any]) -> str:
-    return str(tool.get("name") or (tool.get("function") or {}).get("name") or "")
 
 
 def _ending(agent: Agent, name: str) -> Answer:
@@ -204,7 +209,7 @@ def run(name: str, agent: Agent, root: str, folder: Path) -> subprocess.Complete
         connect(name, known, facts, surroundings, home / "journal.json")
     finally:
         os.environ["HOME"] = own or ""
-    environment = {**surroundings, known.key: KEY, **agent.environment}
+    environment = {**surroundings, known.key: KEY, **(fill_in(known.environment, facts) or {}), **agent.environment}
     command = [agent.program, *agent.command]
     typed: Mapping[str, Any] = {"input": agent.said} if agent.said else {"stdin": subprocess.DEVNULL}
     return subprocess.run(command, cwd=work, env=environment, capture_output=True, text=True, timeout=PATIENCE, **typed)

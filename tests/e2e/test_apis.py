@@ -21,11 +21,11 @@ from tests.support.sample_conversations import AGENT_TOOLS, agent_session, chat_
 APIS: Mapping[str, dict[str, Any]] = {"messages": {"wording": "anthropic"}, "responses": {}}
 
 
-@pytest.mark.parametrize("api", APIS)
+@pytest.mark.parametrize("api", [*APIS, "gemini"])
 @pytest.mark.slow
 async def test_every_situation_is_answered(stub: StartStub, proxy: StartProxy, api: str) -> None:
     """A to F: long chats, agent loops, cold starts, pasted logs, huge results and parallel calls are all answered."""
-    server = await stub(window=WINDOW, **APIS[api])
+    server = await stub(window=WINDOW, **APIS.get(api, {}))
     front = await proxy(server.url, window=WINDOW)
     for at, situation in enumerate((_chat, _agent, _cold, _pasted, _result, _parallel)):
         server.forget()

@@ -271,6 +271,7 @@ async def test_three_sessions_in_three_days(stub: StartStub, tmp_path: Path, day
         assert DECISION in await ask(proxy, [{"role": "user", "content": "A second task."}])
     days.now += DAY
     search = Call("memory_search", json.dumps({"query": "who approves releases harbour office"}))
+    search_queue = Call("memory_search", json.dumps({"query": "queue"}))
     recall = Call(NAME, json.dumps({"query": "releases approved harbour office queue", "scope": "earlier"}))
     third = [{"role": "user", "content": "What is the queue called?"}]
     async with (
@@ -281,7 +282,11 @@ async def test_three_sessions_in_three_days(stub: StartStub, tmp_path: Path, day
             given = await ask(each, third, search, recall)
             assert given.count(DECISION) == 2, "in the block, and in what recall found"
             assert "harbour office in person" not in given
+            found = await ask(each, third, search_queue)
+            assert found.count(DECISION) == 3, "in the block, as a memory, and as it was said"
+            assert "user, 2026-11-23] We decided" in found
         for headers in ANOTHER.values():
-            heard = await ask(proxy, third, recall, **(headers or {"x-ullage-mode": "on"}))
+            calls = (recall,) if headers.get("x-ullage-project") != "heron" else (recall, search_queue)
+            heard = await ask(proxy, third, *calls, **(headers or {"x-ullage-mode": "on"}))
             assert DECISION not in heard
             assert "harbour office in person" not in heard

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec import structs
 
 from proxy.core.decisions import KnownRoute, UncountedView
 from proxy.core.models import Route
@@ -38,6 +39,17 @@ def test_a_new_name_changes_no_other_byte(order: list[str], name: str) -> None:
     body = f"{{{', '.join(members)}}}"
     request, where = located(body.encode())
     assert renamed(request.body, where, "ü").decode() == body.replace(json.dumps(name), json.dumps("ü"), 1)
+
+
+def test_a_model_in_the_path_stays_out_of_the_body() -> None:
+    """Signatures give way, and nothing is added."""
+    call = {"functionCall": {"name": "f"}, "thoughtSignature": "x"}
+    body = json.dumps({"contents": [{"parts": [{"text": "a"}]}, {"role": "model", "parts": [call]}]}).encode()
+    request, where = located(body, "gemini")
+    made = rerouted(structs.replace(request, path_model="m"), where, "other")
+    assert made.startswith(b'{"contents": [{"parts": [{"text": "a"}]},')
+    assert json.loads(made)["contents"][1]["parts"][0]["thoughtSignature"] == "skip_thought_signature_validator"
+    assert json.loads(made).keys() == {"contents"}
 
 
 def test_a_body_without_a_name_stays() -> None:

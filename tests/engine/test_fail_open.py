@@ -10,7 +10,7 @@ import pytest
 
 from proxy.core.errors import InvalidRequest, UpstreamTimeout
 from proxy.core.models import Catalogue, ModelRule
-from proxy.core.request import Request
+from proxy.core.request import Origin, Request
 from proxy.engine.engine import Engine
 from proxy.engine.measuring import Measurer
 from proxy.engine.retries import Retries
@@ -122,6 +122,19 @@ async def test_the_upstreams_name_of_the_model_is_used_while_that_works(monkeypa
         answer = await room.ask(body, upstream)
         assert (became(answer), upstream.names) == (DEGRADED, ["other"])
         assert upstream.bodies == [body.replace(b"fast", sent)]
+
+
+async def test_the_upstreams_name_of_the_model_is_put_into_the_path(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In Gemini's API the path names it, and the body goes as it came."""
+    monkeypatch.setattr(Engine, "first_plan", broken)
+    room = EngineFixture(rules=[ModelRule("fast", "other", WINDOW, model="gemini-2.5-flash")])
+    upstream = upstream_replying(ScriptedReply(200, [b"{}"]))
+    origin = Origin("/v1beta/models/fast:generateContent?x=1", (("x-goog-api-key", "k"),))
+    room.switch.upstream = upstream
+    request = Request("gemini", b'{"contents": 1}', TENANT, "r1", path_model="fast", origin=origin)
+    answer = Exchanged(await room.engine.exchange(request))
+    assert (became(answer), upstream.names, upstream.bodies) == (DEGRADED, ["other"], [b'{"contents": 1}'])
+    assert upstream.paths == ["/v1beta/models/gemini-2.5-flash:generateContent?x=1"]
 
 
 async def test_without_a_route_the_default_upstream_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:

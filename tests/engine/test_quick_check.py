@@ -35,6 +35,13 @@ def bounded(api: str, **members: Any) -> bool:
         ("responses", {"input": [{"type": "custom_tool_call", "call_id": "c", "name": "f", "input": '"image"'}]}),
         ("chat", {"messages": [{"role": "tool", "tool_call_id": "c", "content": '{"type": "image"}'}]}),
         ("responses", {"input": "hi", "tools": [{"type": "function", "name": "f"}]}),
+        ("gemini", {"contents": [{"parts": [{"text": "hi"}]}], "systemInstruction": {"parts": [{"text": "x"}]}}),
+        (
+            "gemini",
+            {"contents": [{"role": "model", "parts": [{"functionCall": {"name": "f"}, "thoughtSignature": "x"}]}]},
+        ),
+        ("gemini", {"contents": [{"parts": [{"functionResponse": {"name": "f", "response": {"inlineData": 1}}}]}]}),
+        ("gemini", {"contents": [], "tools": [{"functionDeclarations": []}], "generationConfig": {"topK": 1}}),
     ],
 )
 def test_text_is_bounded_by_its_bytes(api: str, members: dict[str, Any]) -> None:
@@ -60,6 +67,13 @@ def test_text_is_bounded_by_its_bytes(api: str, members: dict[str, Any]) -> None
         ("responses", {"input": "hi", "conversation": "c"}),
         ("responses", {"input": "hi", "prompt": {"id": "p"}}),
         ("responses", {"input": "hi", "tools": [{"type": "mcp", "server_url": "u"}]}),
+        ("gemini", {"contents": [{"parts": [{"inlineData": {}}]}]}),
+        ("gemini", {"contents": [{"parts": [{"nobodyKnows": {}}]}]}),
+        ("gemini", {"contents": [{"parts": [{"functionResponse": {"response": {}, "parts": [{}]}}]}]}),
+        ("gemini", {"contents": [], "cachedContent": "cachedContents/x"}),
+        ("gemini", {"contents": [], "tools": [{"googleSearch": {}}]}),
+        ("gemini", {"contents": [], "generation_config": {"max_output_tokens": 9}}),
+        ("gemini", {"generateContentRequest": {"contents": []}}),
     ],
 )
 def test_what_bytes_do_not_bound(api: str, members: dict[str, Any]) -> None:
@@ -139,12 +153,19 @@ async def test_the_order_of_members_changes_nothing(output: int | None, task_siz
     assert views[0] is None or words < 60_000
 
 
+LISTS = {"chat": "messages", "messages": "messages", "responses": "input", "gemini": "contents"}
+
+
 def grown(api: str, rounds: int, **members: Any) -> dict[str, Any]:
     """The members of a body with a session of so many rounds, some 1,000 bytes each; *members* come last."""
-    key, role = ("input", "input_text") if api == "responses" else ("messages", "text")
+    key, role = LISTS[api], "input_text" if api == "responses" else "text"
     items: list[dict[str, Any]] = []
     for number in range(rounds):
         text = f'{number}: {{"role": "user"}} [{{"model":1}}], ' + 'x"\\y ' * 100
+        if api == "gemini":
+            items.append({"role": "user", "parts": [{"text": text}]})
+            items.append({"role": "model", "parts": [{"text": text}]})
+            continue
         items.append({"role": "user", "content": [{"type": role, "text": text}]})
         items.append({"content": text, "role": "assistant"})
         if api == "responses":
@@ -154,7 +175,7 @@ def grown(api: str, rounds: int, **members: Any) -> dict[str, Any]:
 
 def items_of(members: dict[str, Any]) -> list[dict[str, Any]]:
     """The list of items in *members*."""
-    found: list[dict[str, Any]] = members["input" if "input" in members else "messages"]
+    found: list[dict[str, Any]] = next(members[key] for key in LISTS.values() if key in members)
     return found
 
 
@@ -173,7 +194,11 @@ def facts(textual: Any) -> tuple[Any, ...] | None:
 
 def with_image(members: dict[str, Any], at: int) -> dict[str, Any]:
     """*members* with an image in the item at *at*."""
-    items_of(members)[at]["content"] = [{"type": "input_image" if "input" in members else "image_url"}]
+    item = items_of(members)[at]
+    if "parts" in item:
+        item["parts"] = [{"inlineData": {}}]
+    else:
+        item["content"] = [{"type": "input_image" if "input" in members else "image_url"}]
     return members
 
 
@@ -190,12 +215,15 @@ def test_a_session_is_judged_as_each_of_its_bodies(api: str, spaced: bool, behin
     """What is read of a body whose beginning is known is what is read of all of it, and only little is decoded."""
     bodies = TextualBodies()
     for rounds in (4, 5, 9, 10, 11, 30, 31, 8):
-        body = encoded(grown(api, rounds, **behind, metadata={"session_id": f"s-{rounds}"}), spaced)
+        members = {**behind, "metadata": {"session_id": f"s-{rounds}"}}
+        if api == "gemini":
+            members = {"tools": [{"functionDeclarations": [{"role": "x"}]}], "toolConfig": {}} if behind else {}
+        body = encoded(grown(api, rounds, **members), spaced)
         whole = DECODERS[api].decode(body)
         found = bodies.decode(api, TENANT, body)
         assert facts(found) == facts(whole)
         assert found is not None
-        assert len(getattr(found, "input" if api == "responses" else "messages")) < 15 or len(body) < 9_000
+        assert len(getattr(found, LISTS[api])) < 15 or len(body) < 9_000
 
 
 @APIS
@@ -205,8 +233,8 @@ def test_a_session_is_judged_as_each_of_its_bodies(api: str, spaced: bool, behin
     [
         lambda members: with_image(members, -1),
         lambda members: with_image(members, -3),
-        lambda members: {**members, "audio": {}, "mcp_servers": [{}], "conversation": "c"},
-        lambda members: {"audio": {}, "container": "c", "prompt": {"id": "p"}, **members},
+        lambda members: {**members, "audio": {}, "mcp_servers": [{}], "conversation": "c", "cachedContent": "c"},
+        lambda members: {"audio": {}, "container": "c", "prompt": {"id": "p"}, "cachedContent": "c", **members},
     ],
 )
 def test_what_is_new_in_a_known_session_is_looked_at(api: str, spaced: bool, end: Any) -> None:
@@ -223,11 +251,11 @@ def test_a_member_twice_or_broken_json_behind_a_known_prefix(api: str) -> None:
     """A second model or list, or what is no JSON, is left to the exact scanner in a known session, too."""
     bodies = TextualBodies()
     body = encoded(grown(api, 20), spaced=False)
-    key = b"input" if api == "responses" else b"messages"
+    key = LISTS[api].encode()
     assert bodies.decode(api, TENANT, body) is not None
     for end in (b',"model":"n"}', b',"%b":[]}' % key, b"", b"}}", b"]}", b',{"role":"user"}]}'):
         assert bodies.decode(api, TENANT, body[:-1] + end) is None
-    assert bodies.decode(api, TENANT, body[:-2] + b',{"role":"user","content":""}]}') is not None
+    assert bodies.decode(api, TENANT, body[:-2] + b',{"role":"user","content":"","parts":[]}]}') is not None
 
 
 def test_a_list_of_the_same_name_in_another_member() -> None:

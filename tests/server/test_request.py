@@ -23,6 +23,7 @@ from proxy.server.request import (
     read_request,
     request_target,
     window_variant,
+    with_key_as_header,
 )
 from tests.support.server_fixture import running_server
 
@@ -239,6 +240,7 @@ async def test_every_route_is_relayed_on_request_or_without_a_shared_key():
         ("/anthropic/v1/messages", "messages", "messages"),
         ("/openai/deployments/d-1/responses", "responses", "responses"),
         ("/v1x/models", "v1x/models", "chat"),
+        ("/v1beta/cachedContents/x", "v1beta/cachedContents/x", "gemini"),
         ("/", "", "chat"),
     ],
 )
@@ -281,6 +283,10 @@ def test_a_path_that_climbs_is_not_stateless(path):
         ("/v1/responses/compact", ("responses", "")),
         ("/v1/messages/batches", None),
         ("/v2/messages", None),
+        ("/v1beta/models/gemini-x:generateContent", ("gemini", "gemini-x")),
+        ("/v1/models/gemini-x:streamGenerateContent", ("gemini", "gemini-x")),
+        ("/v1beta/models/gemini-x:countTokens", ("gemini", "gemini-x")),
+        ("/v1beta/models/gemini-x:embedContent", None),
     ],
 )
 def test_managed_paths(path, found):
@@ -288,7 +294,7 @@ def test_managed_paths(path, found):
     read = read_path("POST", f"{path}?a=b")
     assert (read.path_qs, read.path) == (f"{path}?a=b", path)
     assert (read.api, read.model) == (found or ("relay", ""))
-    assert (read.purpose == "count") == path.endswith("/count_tokens")
+    assert (read.purpose == "count") == path.endswith(("/count_tokens", ":countTokens"))
     assert (read.purpose == "compact") == path.endswith("/compact")
     assert read_path("GET", path).api == "relay"
 
@@ -334,6 +340,18 @@ def test_headers_and_path_say_how_it_is_meant() -> None:
     assert request.origin is not None
     assert request.origin.path_qs.endswith("api-version=1")
     assert ("user-agent", "x") in request.origin.headers
+
+
+def test_a_key_in_the_query_becomes_a_header() -> None:
+    """It is read and goes on as Google's header, and is in no path; a second one is refused."""
+    path = read_path("POST", "/v1beta/models/m:generateContent?key=a%2Bb&alt=sse")
+    headers = intake(("accept", "*/*"))
+    moved = with_key_as_header(path, headers)
+    assert (moved.path_qs, moved.api, moved.model) == ("/v1beta/models/m:generateContent?alt=sse", "gemini", "m")
+    assert headers.by_name["x-goog-api-key"] == "a+b"
+    assert headers.end_to_end == (("accept", "*/*"), ("x-goog-api-key", "a+b"))
+    with pytest.raises(InvalidRequest, match="more than once"):
+        with_key_as_header(path, headers)
 
 
 def test_headers_name_the_session_and_the_beta_of_a_larger_window() -> None:

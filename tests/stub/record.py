@@ -17,12 +17,13 @@ from tests.stub import chat
 class _Listed(msgspec.Struct):
     messages: list[msgspec.Raw] = []
     input: list[msgspec.Raw] = []
+    contents: list[msgspec.Raw] = []
 
 
 def slices(body: bytes) -> list[bytes]:
     """The raw bytes of each message or input item in *body*, as they stand there."""
     listed = msgspec.json.decode(body, type=_Listed)
-    return [bytes(raw) for raw in listed.messages or listed.input]
+    return [bytes(raw) for raw in listed.messages or listed.input or listed.contents]
 
 
 @dataclass
@@ -64,12 +65,13 @@ class Seen:
     def tools(self) -> list[str]:
         """The names of the tools that the request declares."""
         declared = self.parsed.get("tools") or []
+        declared = [each for tool in declared for each in tool.get("functionDeclarations", [tool])]
         return [str((tool.get("function") or tool).get("name")) for tool in declared]
 
     @property
     def messages(self) -> list[dict[str, Any]]:
         """The parsed messages or input items."""
-        return list(self.parsed.get("messages") or self.parsed.get("input") or [])
+        return list(self.parsed.get("messages") or self.parsed.get("input") or self.parsed.get("contents") or [])
 
     @property
     def slices(self) -> list[bytes]:

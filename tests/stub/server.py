@@ -17,7 +17,7 @@ from typing import Any, Self
 
 from aiohttp import web
 
-from tests.stub import chat, messages, responses
+from tests.stub import chat, gemini, messages, responses
 from tests.stub.answers import Answer, Frame
 from tests.stub.faults import JSON, NO_FAULT, SSE, Fault, Headers
 from tests.stub.record import PromptCache, Seen
@@ -107,7 +107,7 @@ class Stub:
 
     def chats(self, verdict: str = "") -> list[Seen]:
         """The requests for an answer seen, of any API, only those with *verdict* when one is given."""
-        chats = [seen for seen in self.seen if seen.method == "POST" and _below_root(seen.path) in WIRES]
+        chats = [seen for seen in self.seen if seen.method == "POST" and _wire_of(seen.path) is not None]
         return [seen for seen in chats if seen.verdict == verdict] if verdict else chats
 
     async def _handle(self, request: web.Request) -> web.StreamResponse:
@@ -141,9 +141,11 @@ class Stub:
         if fault.replaces:
             seen.verdict = "fault"
             return await _send(request, fault.status or 200, fault.headers, [fault.body or b""], fault)
-        path = _below_root(seen.path)
-        if path in WIRES and seen.method == "POST":
-            status, headers, chunks = self._chat(seen, WIRES[path])
+        path, wire = _below_root(seen.path), _wire_of(seen.path)
+        if wire is not None and seen.method == "POST":
+            status, headers, chunks = self._chat(seen, wire)
+        elif gemini.ROUTE.fullmatch(seen.path):
+            status, headers, chunks = self._tally_contents(seen)
         elif path == "/messages/count_tokens" and self.rules.counts:
             status, headers, chunks = self._tally(seen)
         else:
@@ -161,6 +163,18 @@ class Stub:
         seen.verdict, seen.tokens = "ok", verdict.tokens
         return 200, JSON, [json.dumps({"input_tokens": seen.tokens}).encode()]
 
+    def _tally_contents(self, seen: Seen) -> tuple[int, Headers, Iterable[bytes]]:
+        body = json.loads(seen.body)
+        request = gemini.counted(body)
+        if request is None:
+            return 400, JSON, [gemini.invalid_body("Invalid JSON payload received. Unknown name")]
+        seen.parsed = dict(request)
+        verdict = gemini.judge(request, self.rules)
+        if verdict.kind == "invalid":
+            return 400, JSON, [gemini.invalid_body(verdict.message)]
+        seen.verdict, seen.tokens = "ok", verdict.tokens
+        return 200, JSON, [json.dumps({"totalTokens": seen.tokens}).encode()]
+
     def _chat(self, seen: Seen, wire: Any) -> tuple[int, Headers, Iterable[bytes]]:
         try:
             body = json.loads(seen.body)
@@ -168,13 +182,16 @@ class Stub:
             body = None
         if wire is responses and isinstance(body, dict):
             body = responses.expanded(body, self.stored)
+        route = gemini.ROUTE.fullmatch(seen.path)
+        if route is not None and isinstance(body, dict):
+            body = {**body, "model": route[1]}
         verdict = wire.judge(body, self.rules)
         if wire is messages and not seen.header("anthropic-version"):
             verdict = Verdict("invalid", "anthropic-version: header is required")
         seen.verdict, seen.why = verdict.kind, verdict.message
         seen.parsed = body if isinstance(body, dict) else {}
         seen.tokens, seen.max_tokens, seen.window = verdict.tokens, verdict.max_tokens, verdict.window
-        seen.stream = bool(seen.parsed.get("stream"))
+        seen.stream = bool(seen.parsed.get("stream")) or "streamGenerateContent" in seen.path
         if verdict.kind == "invalid":
             return 400, JSON, [wire.invalid_body(verdict.message)]
         if verdict.kind == "overflow":
@@ -189,6 +206,8 @@ class Stub:
             self.stored[f"resp_{seen.number}"] = [*responses.items(body), *responses.answered(answer, frame)]
         if not seen.stream:
             return 200, JSON, [wire.whole(answer, frame)]
+        if wire is gemini and "alt=sse" not in seen.query:
+            return 200, JSON, gemini.listed(answer, frame)
         with_usage = bool((seen.parsed.get("stream_options") or {}).get("include_usage"))
         return 200, SSE, wire.streamed(answer, frame, with_usage)
 
@@ -227,6 +246,14 @@ class Stub:
                 answer = {"method": seen.method, "path": seen.path, "query": seen.query, "headers": seen.headers}
                 answer |= {"size": len(seen.body), "sha256": digest}
         return json.dumps(answer).encode()
+
+
+def _wire_of(path: str) -> Any:
+    """The wire that *path* is a request for an answer of; None for any other path."""
+    route = gemini.ROUTE.fullmatch(path)
+    if route is not None:
+        return None if route[2] == "countTokens" else gemini
+    return WIRES.get(_below_root(path))
 
 
 def _below_root(path: str) -> str:

@@ -32,6 +32,10 @@ ANSWERS: dict[str, dict[str, Any]] = {
         "output": [{"type": "reasoning"}, {"type": "message", "content": [{"type": "output_text", "text": "text"}]}],
         "usage": {"input_tokens": 7, "output_tokens": 2},
     },
+    "gemini": {
+        "candidates": [{"content": {"parts": [{"text": "hm", "thought": True}, {"text": "text"}]}}],
+        "usageMetadata": {"promptTokenCount": 7, "candidatesTokenCount": 1, "thoughtsTokenCount": 1},
+    },
 }
 
 
@@ -47,6 +51,7 @@ CUT = {
     "chat": ("choices", 0, "finish_reason", "length"),
     "messages": ("stop_reason", "max_tokens"),
     "responses": ("status", "incomplete"),
+    "gemini": ("candidates", 0, "finishReason", "MAX_TOKENS"),
 }
 
 
@@ -68,6 +73,7 @@ CALLS: dict[str, dict[str, Any]] = {
     "chat": {"choices": [{"message": {"content": None, "tool_calls": [{"id": "a"}]}, "finish_reason": "tool_calls"}]},
     "messages": {"content": [{"type": "tool_use", "name": "x"}], "stop_reason": "tool_use"},
     "responses": {"output": [{"type": "function_call", "name": "x"}]},
+    "gemini": {"candidates": [{"content": {"parts": [{"functionCall": {"name": "x"}}]}}]},
 }
 
 
@@ -99,6 +105,25 @@ def test_a_question_names_model_rules_text_and_limit(api: str, figure: str) -> N
     assert said.index("the rules") >= 0
     assert "the rules" not in json.dumps(body.get("messages", body.get("input"))[-1])
     assert "the data" in json.dumps(body.get("messages", body.get("input"))[-1])
+
+
+def test_geminis_path_names_the_model() -> None:
+    """The body has the rules, the data, and room for thoughts; a warm prompt keeps tools that are not to be called."""
+    api = API_FORMATS["gemini"]
+    body = api.build_body("some-model", "the rules", "the data", 500)
+    assert body == {
+        "systemInstruction": {"parts": [{"text": "the rules"}]},
+        "contents": [{"role": "user", "parts": [{"text": "the data"}]}],
+        "generationConfig": {"maxOutputTokens": 500 + REASONING_TOKENS},
+    }
+    outline = {"contents": [], "system_instruction": {"parts": []}, "tools": [{}], "safetySettings": []}
+    sent = b'{"parts":[ {"text":"caf\\u00e9"}]}'
+    warm = append_to_prompt(api, "m", json.dumps(outline), sent, "Sum up.", 300)
+    assert b'"contents":[' + sent + b"," in warm
+    parsed = json.loads(warm)
+    assert parsed.keys() == {"contents", "system_instruction", "tools", "toolConfig", "generationConfig"}
+    assert parsed["toolConfig"] == {"functionCallingConfig": {"mode": "NONE"}}
+    assert parsed["contents"][-1] == {"role": "user", "parts": [{"text": "Sum up."}]}
 
 
 def test_models_that_think_get_room_for_it() -> None:

@@ -1,4 +1,4 @@
-"""The table of the three APIs: an element's bytes, what is read of it, an edit, and the bytes that come of it.
+"""The table of the APIs: an element's bytes, what is read of it, an edit, and the bytes that come of it.
 
 Each row is one case of one API. To add a case, or the cases of another API, add rows. ``test_formats.py`` in
 ``tests/core/apis`` reads every row both ways: the bytes give the items, and the edit gives the bytes, of which the same
@@ -23,9 +23,10 @@ from dataclasses import dataclass, field
 from types import ModuleType
 from typing import Any, Final
 
-from proxy.core.apis import chat, messages, portable, responses
+from proxy.core.apis import chat, gemini, messages, portable, responses
 from proxy.core.compaction.truncate import clip
 from proxy.core.tokens.media import UNKNOWN_IMAGE
+from tests.stub import gemini as gemini_stub
 from tests.stub import messages as messages_stub
 from tests.stub import responses as responses_stub
 from tests.stub import tokens as chat_stub
@@ -64,6 +65,7 @@ APIS = {
     "chat": Api(chat, chat_stub.message_tokens, lambda m: 12 + chat.PER_CALL * _calls_in(m), chat.PER_MESSAGE),
     "messages": Api(messages, messages_stub.weigh, lambda m: 8 + 16 * _blocks_in(m), 4),
     "responses": Api(responses, responses_stub.weigh, lambda m: 40, 4),
+    "gemini": Api(gemini, gemini_stub.weigh, lambda c: 8 + 40 * len(c["parts"]), 4),
 }
 
 
@@ -183,6 +185,23 @@ def text(words: str, kind: str = "text") -> Element:
 def blocks(*content: Element, role: str = "user") -> Element:
     """A message of blocks."""
     return {"role": role, "content": list(content)}
+
+
+def parts(*content: Element, role: str = "user") -> Element:
+    """A content of Gemini's."""
+    return {"role": role, "parts": list(content)}
+
+
+def function(name: str, *, id: str = "", **members: Element) -> Element:  # noqa: A002 - as the API calls it
+    """A function call of Gemini's; with *members* it is signed, a result, or whatever they make of it."""
+    made = {"name": name, "args": {"path": "a.py"}}
+    return {"functionCall": {"id": id, **made} if id else made, **members}
+
+
+def answer(name: str, response: Element, *, id: str = "", **members: Element) -> Element:  # noqa: A002
+    """A function's result of Gemini's."""
+    made = {"name": name, "response": response, **members}
+    return {"functionResponse": {"id": id, **made} if id else made}
 
 
 def content(spelled: str) -> str:
@@ -521,4 +540,95 @@ RESPONSES = [
     row("responses", b'"thinking"', edit=made_portable, gives=SAME),
 ]  # fmt: skip
 
-ROWS = [*CHAT, *MESSAGES, *RESPONSES]
+GEMINI = [
+    # A content with results is a tool item, whoever is said to speak; pairs are named by function and number.
+    row("gemini", parts({"text": "hi"}), role="user", text="hi"),
+    row("gemini", {"parts": [{"text": "hi"}]}, role="user"),
+    row("gemini", parts({"text": "hi"}, function("f"), role="model"), role="assistant", calls=("f#0",), text="hi",
+        spoken_calls=(("f", '{"path":"a.py"}'),)),
+    row("gemini", parts(function("f"), function("g"), function("f"), role="model"),
+        role="assistant", calls=("f#0", "g#0", "f#1")),
+    row("gemini", parts(answer("f", {"output": TEXT})), role="tool", answers=("f#0",), results=((TEXT, False),)),
+    row("gemini", parts(answer("f", {"a": 1}), role="function"), role="tool", answers=("f#0",),
+        results=(('{"a":1}', False),)),
+    row("gemini", parts(answer("f", {"error": "no"}), answer("f", {"result": "yes"})), role="tool",
+        answers=("f#0", "f#1"), results=(("no", True), ("yes", False))),
+    # An id counts if others are of the same function: clients make ids up for calls that had none.
+    row("gemini", parts(function("f", id="x"), role="model"), role="assistant", calls=("f#0",)),
+    row("gemini", parts(answer("f", {}, id="made-up")), role="tool", answers=("f#0",)),
+    row("gemini", parts(function("f", id="x"), function("f", id="y"), role="model"),
+        role="assistant", calls=("f#x", "f#y")),
+    row("gemini", parts(answer("f", {}, id="y"), answer("f", {}, id="x")), role="tool", answers=("f#y", "f#x")),
+    # Both spellings of a member are read.
+    row("gemini", parts({"function_call": {"name": "f", "args": {}}}, role="model"), role="assistant", calls=("f#0",)),
+    row("gemini", parts({"function_response": {"name": "f", "response": {"output": TEXT}}}), role="tool",
+        answers=("f#0",), counts=TEXT),
+    row("gemini", parts({"inline_data": {"mime_type": "image/png", "data": _PNG}}), media=765, guess=0),
+    # Whatever holds a text, the text is counted.
+    row("gemini", parts({"text": TEXT}), exactly=TEXT),
+    row("gemini", parts({"functionCall": {"name": "f", "args": {"a": [TEXT]}}}, role="model"), counts=TEXT),
+    row("gemini", parts({"codeExecutionResult": {"output": TEXT}}, role="model"), counts=TEXT, sealed=(5, 99)),
+    row("gemini", parts({"nobodyKnows": {"words": TEXT}}), counts=TEXT),
+    # Media weigh by what they are; what is only named, and video, is a guess.
+    row("gemini", parts({"inlineData": {"mimeType": "image/png", "data": _PNG}}), media=765, guess=0, kinds=("image",),
+        parts=[json.dumps({"inlineData": {"mimeType": "image/png", "data": _PNG}}).encode()]),
+    row("gemini", parts({"fileData": {"mimeType": "application/pdf", "fileUri": "files/x"}}), all_media_guessed=True,
+        media=(100, 9_999)),
+    row("gemini", parts({"inlineData": {"mimeType": "video/mp4", "data": "A" * 4_000_000}}), all_media_guessed=True,
+        media=(3_000, 4_500)),
+    row("gemini", parts({"inlineData": {"mimeType": "audio/mp3", "data": "A" * 40_000}}), media=(10, 400)),
+    row("gemini", parts(answer("f", {}, parts=[{"inlineData": {"mimeType": "image/png", "data": _PNG}}])),
+        role="tool", answers=("f#0",), media=765, parts=[]),
+    # The user's own words in a content of results are told apart from the results.
+    row("gemini", parts(answer("f", {"output": TEXT}), {"text": "Stop that."}), role="tool", answers=("f#0",),
+        user_tokens=count_tokens("Stop that."), user_text="Stop that.", text=f"{TEXT}\nStop that."),
+    # Thoughts are nobody's words, and a signature is sealed with its part.
+    row("gemini", parts({"text": "hm", "thought": True}, {"text": "I look."}, role="model"), role="assistant",
+        text="I look.", sealed=(1, 9)),
+    row("gemini", parts({"text": "", "thoughtSignature": "x" * 1600}, role="model"), guess=300, sealed=(300, 310)),
+    # What is no content is the client's mistake, and only a request for a count holds another.
+    *[row("gemini", raw, refused=True) for raw in _BROKEN],
+    *[row("gemini", raw, edit=as_list, gives=None) for raw in (*_BROKEN, b'{"contents":{}}', b'{"x":[]}')],
+    row("gemini", b'{"generateContentRequest": {"contents": [1], "model":"m"} }', edit=as_list,
+        gives=b'{"contents": [1], "model":"m"}'),
+    # A text of ours stands beside the content's own parts, or alone.
+    row("gemini", '"words"', edit=user_message, gives=parts({"text": "words"})),
+    row("gemini", '{"role":"user"}', edit=added(before=True), gives=parts({"text": "new"})),
+    row("gemini", b'{"parts" : [ {"text" : "a"} ],"role":"user"}', edit=added(before=True),
+        gives=b'{"parts" : [{"text":"new"},{"text" : "a"}],"role":"user"}'),
+    row("gemini", b'{"parts" : [ {"text" : "a"} ],"role":"user"}', edit=added(media=[{"inlineData": {}}]),
+        gives=b'{"parts" : [{"text" : "a"},{"text":"new"},{"inlineData": {}}],"role":"user"}'),
+    row("gemini", parts({"text": "a"}), marker=None),
+    # Each result's response is replaced in order; names, ids and the user's words stay.
+    row("gemini", parts(answer("f", {"a": 1}, id="x"), answer("g", {"b": [2]}, parts=[{"inlineData": {}}]),
+                        {"text": "so"}),
+        edit=results_replaced("X", "Y"),
+        gives=parts(answer("f", {"output": "X"}, id="x"), answer("g", {"output": "Y"}), {"text": "so"})),
+    row("gemini", parts(answer("f", {"a": 1}), answer("g", {"b": 2})), edit=results_replaced('{"a":1}', "Y"),
+        gives=parts(answer("f", {"a": 1}), answer("g", {"output": "Y"}))),
+    # Every place a client can put a long text is clipped to what was asked for.
+    *[row("gemini", element, edit=clipped(300), gives=Tokens(150, 300)) for element in (
+        parts({"text": LONG}, {"inlineData": {"mimeType": "image/png", "data": _PNG}}, {"text": "short"}),
+        parts({"functionCall": {"name": "f", "args": {"a": {"b": [LONG, 1.5]}}}}, role="model"),
+        parts(answer("f", {"output": LONG, "code": 0})),
+        parts(answer("f", {"output": [LONG, LONG]}), answer("g", {"short": 1})),
+    )],
+    # A signed part stays byte for byte, however long it is; so do thoughts and what a server's tool found.
+    *[row("gemini", json.dumps(element), edit=clipped(50), gives=json.dumps(element))
+      for element in (parts(part, role="model") for part in (
+        {"functionCall": {"name": "f", "args": {"a": LONG}}, "thoughtSignature": "c2ln"},
+        {"text": LONG, "thought_signature": "c2ln"},
+        {"text": LONG, "thought": True},
+        {"codeExecutionResult": {"output": LONG}},
+    ))],
+    # For another model a call's signature gives way to one that every model takes; without one it stays as it is.
+    row("gemini", parts({"text": "a", "thoughtSignature": "x"}, function("f", thoughtSignature="y"), function("g"),
+                        role="model"),
+        edit=made_portable,
+        gives=parts({"text": "a"}, function("f", thoughtSignature="skip_thought_signature_validator"), function("g"),
+                    role="model")),
+    *[row("gemini", raw, edit=made_portable, gives=SAME)
+      for raw in (b'{ "parts":[{"text":"thoughtSignature"}] }', b'{"parts":"x"}', b'"Signature"')],
+]  # fmt: skip
+
+ROWS = [*CHAT, *MESSAGES, *RESPONSES, *GEMINI]

@@ -1,4 +1,4 @@
-"""One conversation in the form of each API: chat messages as the tests make them, told as Messages or Responses."""
+"""One conversation in the form of each API: chat messages as the tests make them, told as the other APIs have it."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from tests.stub import gemini
 from tests.stub.messages import signature
 
 Message = dict[str, Any]
@@ -64,9 +65,57 @@ def to_responses(chat: Sequence[Message]) -> list[Message]:
     return converted
 
 
+def to_gemini(chat: Sequence[Message]) -> list[Message]:
+    """The conversation as Gemini's contents: all results of a content's calls in one; thoughts are signed."""
+    made: list[Message] = []
+    names: dict[str, str] = {}
+    for message in chat:
+        role = message["role"]
+        if role == "assistant":
+            made.append({"role": "model", "parts": _model_parts(message, names)})
+        elif role in ("tool", "function"):
+            name = names.get(_id(message), message.get("name", "unknown"))
+            part = {"functionResponse": {"name": name, "response": {"output": text_of_content(message["content"])}}}
+            if made and _is_results(made[-1]):
+                made[-1]["parts"].append(part)
+            else:
+                made.append({"role": "user", "parts": [part]})
+        elif role not in SYSTEMS:
+            made.append({"role": "user", "parts": _user_parts(message["content"])})
+    return made
+
+
+def _model_parts(message: Message, names: dict[str, str]) -> list[Message]:
+    parts: list[Message] = [{"text": text} for text in _texts(message.get("content")) if text]
+    calls = _calls(message)
+    for call in calls:
+        names[call["id"]] = call["function"]["name"]
+        parts.append({"functionCall": {"name": call["function"]["name"], "args": _input(call["function"])}})
+    if calls and (message.get("reasoning_content") or message.get("reasoning")):
+        parts[-len(calls)] = gemini.sealed(parts[-len(calls)])
+    return parts or [{"text": "-"}]
+
+
+def _user_parts(content: Any) -> list[Message]:
+    if isinstance(content, str):
+        return [{"text": content}]
+    return [_inline(part) if part["type"] == "image_url" else {"text": part["text"]} for part in content]
+
+
+def _inline(part: Message) -> Message:
+    source = _image(part)["source"]
+    return {"inlineData": {"mimeType": source["media_type"], "data": source["data"]}}
+
+
+def _is_results(content: Mapping[str, Any]) -> bool:
+    return any("functionResponse" in part for part in content["parts"])
+
+
 def tools_of(tools: Sequence[Message], api: str) -> list[Message]:
     """Chat's function *tools* in the form of *api*."""
     functions = [tool["function"] for tool in tools]
+    if api == "gemini":
+        return [{"functionDeclarations": functions}]
     if api == "messages":
         return [{**_but(f, "parameters"), "input_schema": f["parameters"]} for f in functions]
     return [{"type": "function", **f} for f in functions] if api == "responses" else list(tools)
@@ -81,6 +130,10 @@ def request_body(api: str, chat: Sequence[Message], tools: Sequence[Message] = (
     elif api == "messages":
         body = {"max_tokens": 64, **body, "messages": to_messages(chat)}
         body |= {"system": system} if system else {}
+    elif api == "gemini":
+        del body["model"]  # the path names it
+        body["contents"] = to_gemini(chat)
+        body |= {"systemInstruction": {"parts": [{"text": system}]}} if system else {}
     else:
         body["input"] = to_responses(chat)
         body |= {"instructions": system} if system else {}
@@ -90,6 +143,10 @@ def request_body(api: str, chat: Sequence[Message], tools: Sequence[Message] = (
 def kind_of(item: Mapping[str, Any]) -> str:
     """What an element of any API is to a conversation: system, user, assistant or tool."""
     role, kind = item.get("role"), str(item.get("type", "message"))
+    if "parts" in item:
+        if role == "model":
+            return "assistant"
+        return "tool" if _is_results(item) else "user"
     if kind != "message":
         return "tool" if kind.endswith("_output") else "assistant"
     if role in ("function", "tool"):
@@ -101,6 +158,10 @@ def kind_of(item: Mapping[str, Any]) -> str:
 
 def text_of(item: Mapping[str, Any]) -> str:
     """All text an element of any API shows, results included."""
+    if "parts" in item:
+        results = [part["functionResponse"]["response"] for part in item["parts"] if "functionResponse" in part]
+        texts = [part["text"] for part in item["parts"] if "text" in part]
+        return "\n".join([*texts, *(str(text) for result in results for text in result.values())])
     return "\n".join(_texts(item.get("content", item.get("output"))))
 
 
@@ -211,6 +272,8 @@ def answered_calls(item: Mapping[str, Any]) -> list[str]:
         return [str(item["tool_call_id"])]
     if str(item.get("type")).endswith("_output"):
         return [str(item.get("call_id"))]
+    if "parts" in item:
+        return [part["functionResponse"]["name"] for part in item["parts"] if "functionResponse" in part]
     content = item.get("content")
     parts = content if isinstance(content, list) else []
     return [str(part.get("tool_use_id")) for part in parts if part.get("type") == "tool_result"]

@@ -58,9 +58,10 @@ SPARING_RULES = replace(
 )
 SYSTEMS = ("system", "developer")
 CHANGEABLE = ("messages", "input", "tools", "functions", "max_tokens", "max_completion_tokens", "max_output_tokens")
+CHANGEABLE += ("contents", "generationConfig")
 """The members of a body that a plan may change."""
 IDENTITIES = ("role", "type", "id", "tool_call_id", "tool_use_id", "call_id", "name", "image_url", "thinking")
-IDENTITIES += ("signature", "encrypted_content")
+IDENTITIES += ("signature", "encrypted_content", "thoughtSignature", "inlineData")
 """Members of a message that no clip may change."""
 UNSHRUNK = (Phase.explicit, Phase.reuse, Phase.generate)
 """For properties of whole conversations: shrinking one takes minutes, what was drawn is shown as it is."""

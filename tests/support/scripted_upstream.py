@@ -67,6 +67,7 @@ class ScriptedUpstream:
     def __init__(self, script: Callable[[bytes], ScriptedReply]) -> None:
         self.bodies: list[bytes] = []
         self.names: list[str] = []
+        self.paths: list[str] = []
         self.headers: list[Sequence[tuple[str, str]]] = []
         self.replies: list[ScriptedReply] = []
         self._script = script
@@ -75,6 +76,7 @@ class ScriptedUpstream:
         self, target: str, method: str, path_qs: str, headers: Sequence[tuple[str, str]], body: Any, added: Any = ()
     ) -> Reply:
         self.names.append(target)
+        self.paths.append(path_qs)
         self.bodies.append(body)
         self.headers.append(headers)
         self.replies.append(self._script(body))

@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol, Self
 
+import httpx
 from anthropic import AsyncAnthropic, DefaultAsyncHttpxClient
+from google import genai
+from google.genai import types
 from openai import AsyncOpenAI, AsyncStream
 from openai import DefaultAsyncHttpxClient as OpenAIWeb
 from openai.types.chat import ChatCompletionChunk
 
-from tests.stub import chat, messages, responses
+from tests.stub import chat, gemini, messages, responses
 from tests.support import api_formats
 
 Item = dict[str, Any]
@@ -189,11 +192,72 @@ class OpenAIClient(_Web):
         return [{"role": "tool", "tool_call_id": name, "content": text} for name, text in pairs]
 
 
+class GoogleClient(_Web):
+    """Gemini's own API, spoken by Google's own client; every part is sent back as it came."""
+
+    wire = gemini
+
+    def __init__(self, url: str) -> None:
+        super().__init__()
+        self.web = httpx.AsyncClient(**self.hooks)
+        options = types.HttpOptions(base_url=url.removesuffix("/v1"), httpx_async_client=self.web)
+        self.google = genai.Client(api_key=KEY, http_options=options).aio
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.google.aclose()
+        await self.web.aclose()
+
+    def opening(self, chat: Sequence[Item]) -> tuple[list[Item], dict[str, Any]]:
+        """Contents, and the system text beside them."""
+        system = api_formats.system_of(chat)
+        return api_formats.to_gemini(chat), {"system_instruction": system} if system else {}
+
+    def options(self, options: Mapping[str, Any]) -> dict[str, Any]:
+        """Tools have another form, and the output figure another name."""
+        made = {"max_output_tokens" if key == "max_tokens" else key: value for key, value in options.items()}
+        return {**made, "tools": api_formats.tools_of(made["tools"], "gemini")} if "tools" in made else made
+
+    async def ask(self, asked: Mapping[str, Any], items: list[Item], *, stream: bool) -> list[Item]:
+        """The model's content; of a stream all parts of its chunks, as Google's own chats keep them."""
+        config = {key: value for key, value in asked.items() if key != "model"}
+        config["automatic_function_calling"] = {"disable": True}
+        call = {"model": asked["model"], "contents": items, "config": config}
+        chunks = []
+        if stream:
+            async for chunk in await self.google.models.generate_content_stream(**call):
+                chunks.append(chunk)
+        else:
+            chunks = [await self.google.models.generate_content(**call)]
+        assert chunks[-1].candidates[0].finish_reason == "STOP"
+        assert chunks[-1].usage_metadata.prompt_token_count > 0
+        contents = [chunk.candidates[0].content for chunk in chunks]
+        made = [content.model_dump(mode="json", by_alias=True, exclude_none=True) for content in contents]
+        return [{"role": "model", "parts": [part for content in made for part in content["parts"]]}]
+
+    def calls(self, answer: Sequence[Item]) -> list[str]:
+        """The names of the functions called, each with the id of its call if it has one."""
+        parts = [part for item in answer for part in item["parts"]]
+        calls = [part["functionCall"] for part in parts if "functionCall" in part]
+        return [" ".join(filter(None, (call["name"], call.get("id")))) for call in calls]
+
+    def results(self, names: Sequence[str], texts: Sequence[str]) -> list[Item]:
+        """One user content with every result."""
+        parts = []
+        for called, text in zip(names, texts, strict=True):
+            name, _, number = called.partition(" ")
+            result = {"name": name, "response": {"output": text}}
+            parts.append({"functionResponse": {**result, "id": number} if number else result})
+        return [{"role": "user", "parts": parts}]
+
+
 SDK_CLIENTS: Mapping[str, type[AnthropicClient] | type[OpenAIClient] | type[ResponsesClient]] = {
     "chat": OpenAIClient,
     "messages": AnthropicClient,
     "responses": ResponsesClient,
 }
+"""The clients of the APIs that every feature is for."""
+
+ALL_CLIENTS: Mapping[str, Any] = {**SDK_CLIENTS, "gemini": GoogleClient}
 
 
 async def read_chat_stream(stream: AsyncStream[ChatCompletionChunk]) -> tuple[dict[str, Any], str, bool]:

@@ -1,1 +1,1 @@
-"""The three APIs: their items, bodies and streams."""
+"""The APIs: their items, bodies and streams."""

@@ -1,6 +1,6 @@
 """The interface of an API's module: it reads items from bytes and edits these bytes.
 
-``chat``, ``messages`` and ``responses`` implement it.
+``chat``, ``messages``, ``responses`` and ``gemini`` implement it.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ Count = Callable[[str], int]
 class ApiFormat(Protocol):
     """One API.
 
-    ``LIST`` is the member with the items, ``OUTPUT_FIGURES`` are those that state the output allowance. ``PER_REPLY``
-    and ``PER_TOOLS`` are tokens that a provider adds to every request, and to one with tools. ``MARKER`` is the key
-    that marks the end of a cached prefix, empty if the API has no such marks.
+    ``LIST`` is the member with the items, ``OUTPUT_FIGURES`` are those that state the output allowance: a dot stands
+    before a member of a member. ``PER_REPLY`` and ``PER_TOOLS`` are tokens that a provider adds to every request, and
+    to one with tools. ``MARKER`` is the key that marks the end of a cached prefix, empty if the API has no such marks.
     """
 
     API: str

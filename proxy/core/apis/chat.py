@@ -286,7 +286,11 @@ def _call_texts(calls: Sequence[dict[str, Any]]) -> Iterator[tuple[str, str]]:
 
 def _named(call: dict[str, Any]) -> dict[str, Any]:
     """Return the object with a call's name and arguments, whatever kind of tool it calls."""
-    return next((v for key in KINDS if isinstance(v := call.get(key), dict)), call)
+    for key in KINDS:
+        named = call.get(key)
+        if isinstance(named, dict):
+            return named
+    return call
 
 
 def _listed(message: Mapping[str, Any], key: str) -> list[Any]:

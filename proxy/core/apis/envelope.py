@@ -30,6 +30,10 @@ COUNTED = (
     "system",
     "output_config",
     "output_format",
+    "systemInstruction",
+    "system_instruction",
+    "generationConfig.responseSchema",
+    "generationConfig.responseJsonSchema",
 )
 """Members beside the items that the provider counts as input."""
 
@@ -37,20 +41,26 @@ STORED = ("previous_response_id", "conversation")
 """Members by which a request continues a conversation that the provider stores.
 https://platform.openai.com/docs/guides/conversation-state"""
 
-_STORED_KEY = re.compile(rb'"(?:%b)"\s*:' % b"|".join(name.encode() for name in STORED))
+CACHED = ("cachedContent", "cached_content")
+"""Members that name a prefix which the provider stores: https://ai.google.dev/gemini-api/docs/caching"""
+
+_STORED_KEY = re.compile(rb'"(?:%b)"\s*:' % b"|".join(name.encode() for name in (*STORED, *CACHED)))
 
 _REFERENCE = re.compile(
     rb'"item_reference"|\{\s*+"(?:id|type)"\s*+:\s*+(?:"[^"\\]*+"|null)\s*+(?:,\s*+"(?:id|type)"\s*+:\s*+(?:"[^"\\]*+"|null)\s*+)?\}'
 )
 """Found in every body with an item that only names a stored one; without a match, the items are not decoded."""
 
-UNSEEN = (*STORED, "prompt", "mcp_servers", "container")
+UNSEEN = (*STORED, *CACHED, "prompt", "mcp_servers", "container")
 """Members that add input which is not in the body."""
 
 SESSION = ("conversation", "metadata", "prompt_cache_key")
 """Members in which clients name a conversation."""
 
-HOSTED = re.compile(r'"type"\s*:\s*"(?:web_|file_search|code_|mcp|image_gen|tool_search)')
+HOSTED = re.compile(
+    r'"type"\s*:\s*"(?:web_|file_search|code_|mcp|image_gen|tool_search)'
+    r'|(?:[\[,]\s*\{|\]\s*,)\s*"(?:google_?[sS]earch|code_?[eE]xecution|url_?[cC]ontext|file_?[sS]earch|google_?[mM]aps)\w*"\s*:'
+)
 """Tools that the provider runs itself: their results are counted as input too."""
 
 PROVIDER_EDITS = {"clear_tool_uses": 100_000, "compact": 150_000}
@@ -58,11 +68,16 @@ PROVIDER_EDITS = {"clear_tool_uses": 100_000, "compact": 150_000}
 https://platform.claude.com/docs/en/build-with-claude/context-editing
 https://platform.claude.com/docs/en/build-with-claude/compaction"""
 
+INNER = ("generationConfig", "generationConfig.thinkingConfig")
+"""Members whose own members are fields of an envelope, too."""
+
+_UNDERSCORE = re.compile(r"_([a-z])")
+
 EMPTY = ("null", "[]", "{}", '""')
 """Values of a member that mean the same as its absence."""
 
-SYSTEM = ("instructions", "system")
-"""Members with the system text: a text, or a list of text blocks."""
+SYSTEM = ("instructions", "system", "systemInstruction", "system_instruction")
+"""Members with the system text: a text, a list of text blocks, or an object with such a list under ``parts``."""
 
 LEAST_THINKING = 1_024
 """Tokens below which no thinking budget is lowered: less is an error at Anthropic and its resellers.
@@ -74,6 +89,7 @@ THINKING_PATHS: tuple[tuple[str, ...], ...] = (
     ("thinking_budget",),
     ("extra_body", "google", "thinking_config", "thinking_budget"),
     ("google", "thinking_config", "thinking_budget"),
+    ("generationConfig.thinkingConfig.thinkingBudget",),
 )
 """Paths to a thinking budget in tokens, by provider:
 
@@ -81,6 +97,7 @@ THINKING_PATHS: tuple[tuple[str, ...], ...] = (
 - OpenRouter's, for which the same holds: https://openrouter.ai/docs/use-cases/reasoning-tokens
 - Qwen's: https://www.alibabacloud.com/help/en/model-studio/deep-thinking
 - Gemini's in OpenAI's API, as gateways take it and as it is sent: https://ai.google.dev/gemini-api/docs/openai
+- Gemini's in its own API, a part of the output figure: https://ai.google.dev/gemini-api/docs/thinking
 
 OpenAI's ``effort`` is no number of tokens.
 """
@@ -147,26 +164,58 @@ def read_envelope(text: str, figures: Sequence[str]) -> Envelope:
         raise InvalidRequest(f"The request body is not valid JSON: {error}.") from None
     reject_duplicates(fields_in_order)
     fields = {field.key: field for field in fields_in_order}
+    if any("." in figure for figure in figures):
+        fields |= _inner_fields(text, fields)
     model = _value(text, fields, "model")
     if model is not None and not isinstance(model, str):
         raise InvalidRequest("'model' must be a string.")
     outputs = [_value(text, fields, key) for key in figures]
-    has_unseen_members = any(_value(text, fields, key) for key in UNSEEN)
+    has_unseen_members = any(_value(text, fields, key) for key in UNSEEN if key in fields)
     return Envelope(
         text=text,
         model=model or "",
         stream=_value(text, fields, "stream") is True,
         requested_output=next(filter(_is_figure, outputs), None),
         fields=fields,
-        least_output=least_output({key: _value(text, fields, key) for key in THINKING_MEMBERS}),
-        stored=any(_value(text, fields, key) for key in STORED),
+        least_output=least_output({key: _value(text, fields, key) for key in THINKING_MEMBERS if key in fields}),
+        stored=any(_value(text, fields, key) for key in STORED if key in fields),
         has_unseen_input=has_unseen_members or bool(HOSTED.search(_raw(text, fields, "tools"))),
         session=session_in_body({key: _value(text, fields, key) for key in SESSION}),
         provider_compacts_from=_compacts_from(
             _value(text, fields, "truncation"), _value(text, fields, "context_management")
         ),
-        texts={key: words for key in SYSTEM if (words := _words(_value(text, fields, key)))},
+        texts=_system_texts(text, fields),
     )
+
+
+def _system_texts(text: str, fields: Mapping[str, Field]) -> dict[str, str]:
+    """Return the words of the members in ``SYSTEM`` that hold any."""
+    texts = {key: _words(_value(text, fields, key)) for key in SYSTEM if key in fields}
+    return {key: words for key, words in texts.items() if words}
+
+
+def _inner_fields(text: str, fields: Mapping[str, Field]) -> dict[str, Field]:
+    """Return the members of Gemini's ``generationConfig``, each under its path with dots, in camel case.
+
+    https://ai.google.dev/api/generate-content#generationconfig
+    """
+    inner: dict[str, Field] = {}
+    waiting = [field for key, field in fields.items() if _in_camel_case(key) in INNER]
+    while waiting:
+        outer = waiting.pop()
+        if text[outer.start : outer.start + 1] != "{":
+            continue
+        for member in members(text[outer.start : outer.end]):
+            path = f"{_in_camel_case(outer.key)}.{_in_camel_case(member.key)}"
+            inner[path] = Field(path, outer.start + member.start, outer.start + member.end)
+            if path in INNER:
+                waiting.append(inner[path])
+    return inner
+
+
+def _in_camel_case(name: str) -> str:
+    """Return *name* as ``camelCase``; the API takes it with underscores, too."""
+    return _UNDERSCORE.sub(lambda match: match[1].upper(), name)
 
 
 def continues_stored(body: bytes) -> bool:
@@ -186,7 +235,7 @@ def continues_stored(body: bytes) -> bool:
 
 def _names_stored(key: str, value: str) -> bool:
     """Return True if the member *key*, with the JSON *value*, names a stored response, conversation or item."""
-    if key in STORED:
+    if key in STORED or key in CACHED:
         return value not in EMPTY
     if key != "input" or not value.startswith("["):
         return False
@@ -318,6 +367,8 @@ def _trigger(edit: dict[str, Any]) -> int | None:
 
 def _words(value: Any) -> str:
     """Return the words of a text or of a list of nothing but text blocks; empty for anything else."""
+    if isinstance(value, dict):
+        value = value.get("parts")
     if isinstance(value, list) and all(isinstance(part, dict) and isinstance(part.get("text"), str) for part in value):
         return "\n".join(part["text"] for part in value)
     if isinstance(value, str):

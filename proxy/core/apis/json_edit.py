@@ -139,12 +139,12 @@ def clipped(
 def _slots_in(raw: bytes, slots: Callable[[dict[str, Any]], Iterable[Slot]]) -> list[Slot]:
     """Return the *slots* of the value of *raw*; none if it is no object."""
     value = decode(raw)
-    found: list[Slot] = []
+    all_slots: list[Slot] = []
     if isinstance(value, dict):
-        found = list(slots(value))
+        all_slots = list(slots(value))
     if len(raw) > ONE_CALL:
         dismantle(value)
-    return found
+    return all_slots
 
 
 def with_fewer_parts(raw: bytes) -> bytes:
@@ -269,33 +269,33 @@ def common_cap(sizes: Sequence[int], room: int) -> int:
     return ordered[-1] if ordered else 0
 
 
-def content_field(fields: Sequence[Field]) -> Field | None:
-    """Return the member with the content, the last one of that name as parsers read it; None if there is none."""
+def content_field(fields: Sequence[Field], key: str = "content") -> Field | None:
+    """Return the member *key* with the content, the last one of that name as parsers read it; None if there is none."""
     for field in reversed(fields):
-        if field.key == "content":
+        if field.key == key:
             return field
     return None
 
 
-def with_content(raw: bytes, edit: Callable[[str], str]) -> bytes:
-    """Return the message with its content edited; every other byte stays as it is.
+def with_content(raw: bytes, edit: Callable[[str], str], key: str = "content") -> bytes:
+    """Return the message with its content, the member *key*, edited; every other byte stays as it is.
 
     *edit* takes and returns JSON; it gets ``null`` for a message without a content.
     """
     source = raw.decode()
     fields = members(source)
-    field = content_field(fields)
+    field = content_field(fields, key)
     if field is not None:
         return (source[: field.start] + edit(source[field.start : field.end]) + source[field.end :]).encode()
     close = source.rindex("}")
     comma = "," if fields else ""
-    return (source[:close] + comma + '"content":' + edit("null") + source[close:]).encode()
+    return (source[:close] + comma + f'"{key}":' + edit("null") + source[close:]).encode()
 
 
-def parts_in_content(raw: bytes, is_wanted: Callable[[Mapping[str, Any]], bool]) -> list[bytes]:
-    """Return the parts of a message's content for which *is_wanted* is true, each as its own bytes."""
+def parts_in_content(raw: bytes, is_wanted: Callable[[Mapping[str, Any]], bool], key: str = "content") -> list[bytes]:
+    """Return the parts of a message's content, its member *key*, for which *is_wanted* is true, as their own bytes."""
     source = raw.decode()
-    field = content_field(members(source))
+    field = content_field(members(source), key)
     if field is None or source[field.start] != "[":
         return []
     parts = [source[start:end].encode() for start, end in elements(source, field.start)[0]]
@@ -377,6 +377,11 @@ def with_model(body: bytes, name: str) -> bytes:
     if field is None:
         return body
     return b"".join([text[: field.start].encode(), json.dumps(name).encode(), text[field.end :].encode()])
+
+
+def with_replaced_values(source: str, values: Mapping[Path, str]) -> str:
+    """Return the JSON *source* with the JSON of *values* at their paths, everything else unchanged."""
+    return _spliced(source, sorted((span, values[path]) for path, span in locate(source, list(values))))
 
 
 def _spliced(source: str, changes: Iterable[tuple[Span, str]]) -> str:

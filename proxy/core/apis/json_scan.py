@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 
@@ -82,7 +82,9 @@ def extend(body: bytes, key: str, known: Scan, most: int | None = None) -> Scan 
     if most is not None and len(known.spans) + body.count(b",", border) > most:
         return None
     try:
-        decoded: Any = msgspec.json.decode(b'{"%b":[null' % key.encode() + memoryview(body)[border:], type=_struct(key))
+        decoded: Any = msgspec.json.decode(
+            b'{"%b":[null' % key.encode() + memoryview(body)[border:], type=_STRUCTS[key]
+        )
     except UNREADABLE:
         return None
     located = _locate(body, decoded.items[1:], border)
@@ -160,8 +162,15 @@ class _Input(msgspec.Struct):
     items: list[msgspec.Raw] = msgspec.field(name="input")
 
 
-def _struct(key: str) -> type[_Messages] | type[_Input]:
-    return _Messages if key == "messages" else _Input
+class _Contents(msgspec.Struct):
+    items: list[msgspec.Raw] = msgspec.field(name="contents")
+
+
+_STRUCTS: Final[Mapping[str, type[_Messages | _Input | _Contents]]] = {
+    "messages": _Messages,
+    "input": _Input,
+    "contents": _Contents,
+}
 
 
 def _check_lists(body: bytes, most: int) -> None:
@@ -192,7 +201,7 @@ def _fast(body: bytes, key: str) -> Scan | None:
     if at < 0 or body.find(token, at + 1) >= 0:
         return None  # missing, written with escapes, or nested as well: the exact scanner decides
     try:
-        decoded: Any = msgspec.json.decode(body, type=_struct(key))
+        decoded: Any = msgspec.json.decode(body, type=_STRUCTS[key])
     except UNREADABLE:
         return None
     at = _after(body, at + len(token), b":")
@@ -278,7 +287,7 @@ def _exact(body: bytes, key: str) -> Scan:
 def reject_duplicates(fields: list[Field]) -> None:
     """Raise ``InvalidRequest`` if an important member occurs twice: parsers disagree on which one counts."""
     names = [field.key for field in fields]
-    for name in ("model", "messages", "input"):
+    for name in ("model", "messages", "input", "contents"):
         if names.count(name) > 1:
             raise InvalidRequest(f"The request body has {name!r} more than once.")
 

@@ -6,12 +6,12 @@ import json
 import re
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Final
 
 from proxy.core.apis.json_steps import decode
 
 SEALED_HINT = re.compile(
-    rb'signature|encrypted|thinking|reasoning_details|"reasoning"|"item_reference"|"(?:fc|ctc|msg)_'
+    rb'[sS]ignature|encrypted|thinking|reasoning_details|"reasoning"|"item_reference"|"(?:fc|ctc|msg)_'
 )
 """Found in every item with such reasoning, in any API; items without a match are not decoded."""
 
@@ -32,6 +32,10 @@ SEALED = frozenset(
     }
 )
 """Members that hold sealed reasoning or its signature. Reasoning in plain text stays."""
+
+SIGNATURES = ("thoughtSignature", "thought_signature")
+"""Members of Gemini's parts with encrypted reasoning. A call that had one is refused without it.
+https://ai.google.dev/gemini-api/docs/thought-signatures"""
 
 STORED_TYPES = frozenset({"reasoning", "item_reference", "compaction"})
 """Types of Responses items that are encrypted, or that only name an item on the author's server."""
@@ -84,8 +88,33 @@ def responses(raw: bytes) -> bytes:
     return _as_json({key: value for key, value in item.items() if key != "id"})
 
 
+UNVERIFIED_SIGNATURE: Final = "skip_thought_signature_validator"
+"""Stands for a signature that another model made: without any, a call is refused.
+https://ai.google.dev/gemini-api/docs/thought-signatures"""
+
+
+def gemini(raw: bytes) -> bytes:
+    """Return a Gemini content without signatures; those of calls give way to one that every model takes."""
+    content = decode(raw)
+    if not isinstance(content, dict) or not isinstance(content.get("parts"), list):
+        return raw
+    parts = [_unsigned(part) for part in content["parts"]]
+    if parts == content["parts"]:
+        return raw
+    return _as_json({**content, "parts": parts})
+
+
+def _unsigned(part: Any) -> Any:
+    if not isinstance(part, dict):
+        return part
+    rest = {key: value for key, value in part.items() if key not in SIGNATURES}
+    if len(rest) < len(part) and ("functionCall" in rest or "function_call" in rest):
+        rest["thoughtSignature"] = UNVERIFIED_SIGNATURE
+    return rest
+
+
 PORTABLE: Mapping[str, Callable[[bytes], bytes]] = MappingProxyType(
-    {"chat": chat, "messages": messages, "responses": responses}
+    {"chat": chat, "messages": messages, "responses": responses, "gemini": gemini}
 )
 """By API: a function that returns an element without sealed reasoning; empty if nothing is left."""
 

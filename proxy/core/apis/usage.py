@@ -1,12 +1,14 @@
 """The one reader of ``usage``, whatever the API: in a decoded object, or in the bytes of an answer as they pass.
 
 Its members: https://platform.openai.com/docs/api-reference/chat/object,
-https://platform.openai.com/docs/api-reference/responses/object and https://docs.anthropic.com/en/api/messages
+https://platform.openai.com/docs/api-reference/responses/object, https://docs.anthropic.com/en/api/messages and, as
+``usageMetadata``, https://ai.google.dev/api/generate-content#UsageMetadata
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from typing import Annotated, Final
 
 import msgspec
@@ -15,7 +17,9 @@ from proxy.core.content_encoding import ContentDecoder
 from proxy.core.report import NO_USAGE, Usage
 
 # Inside a JSON string the quotes are escaped, so these bytes are always a key (or a string of exactly that word).
-_KEY: Final = b'"usage"'
+_KEY: Final = b'"usage'
+"""The common beginning of both keys, ``usage`` and ``usageMetadata``."""
+
 _TAIL: Final = len(_KEY) - 1
 _LONGEST: Final = 16 * 2**10
 _INFLATED: Final = 32 * 2**20
@@ -30,8 +34,8 @@ def _object(depth: int) -> bytes:
     return rb'\{(?:[^{}"]++|"(?:[^"\\]++|\\.)*+"' + inner + rb")*+\}"
 
 
-_USAGE: Final = re.compile(_KEY + rb"\s*+:\s*+(" + _object(6) + rb")", re.DOTALL)
-_BEGUN: Final = re.compile(_KEY + rb"\s*+(?:\Z|:\s*+(?:\Z|\{))")
+_USAGE: Final = re.compile(_KEY + rb'(Metadata)?"\s*+:\s*+(' + _object(6) + rb")", re.DOTALL)
+_BEGUN: Final = re.compile(_KEY + rb'(?:[a-zA-Z]{0,8}\Z|(?:Metadata)?"\s*+(?:\Z|:\s*+(?:\Z|\{)))')
 """The key with the beginning of an object, or with what may become one."""
 
 _Tokens = Annotated[int, msgspec.Meta(ge=0, lt=2**53)]
@@ -77,7 +81,25 @@ class _Figures(msgspec.Struct):
         return self.prompt_cache_hit_tokens
 
 
-_DECODER: Final = msgspec.json.Decoder(_Figures)
+class _Metadata(msgspec.Struct, rename="camel"):
+    prompt_token_count: _Tokens | None = None
+    candidates_token_count: _Tokens | None = None
+    thoughts_token_count: _Tokens | None = None
+    cached_content_token_count: _Tokens | None = None
+
+    def usage(self) -> Usage:
+        output = self.candidates_token_count
+        if self.thoughts_token_count is not None:
+            output = (output or 0) + self.thoughts_token_count
+        return Usage(self.prompt_token_count, output, self.cached_content_token_count)
+
+
+_Decoder = msgspec.json.Decoder[_Figures] | msgspec.json.Decoder[_Metadata]
+_DECODERS: Final[Mapping[bytes | None, _Decoder]] = {
+    None: msgspec.json.Decoder(_Figures),
+    b"Metadata": msgspec.json.Decoder(_Metadata),
+}
+"""Decoders of a usage object by the rest of its key."""
 
 
 def read_usage(value: object) -> Usage:
@@ -87,6 +109,14 @@ def read_usage(value: object) -> Usage:
     """
     try:
         return msgspec.convert(value, _Figures).usage()
+    except msgspec.ValidationError:
+        return NO_USAGE
+
+
+def read_usage_metadata(value: object) -> Usage:
+    """Return the usage in Gemini's ``usageMetadata``, as ``read_usage``; thoughts are output, too."""
+    try:
+        return msgspec.convert(value, _Metadata).usage()
     except msgspec.ValidationError:
         return NO_USAGE
 
@@ -139,7 +169,7 @@ class UsageTap:
         while (key := data.find(_KEY, at)) >= 0:
             limit = key + _LONGEST
             if match := _USAGE.match(data, key, limit):
-                self._read(match[1])
+                self._read(_DECODERS[match[1]], match[2])
                 at = match.end()
             elif not _BEGUN.match(data, key, limit):
                 at = key + len(_KEY)
@@ -151,10 +181,10 @@ class UsageTap:
                 return
         self._pending[:] = data[max(at, len(data) - _TAIL) :]
 
-    def _read(self, text: bytes) -> None:
+    def _read(self, decoder: _Decoder, text: bytes) -> None:
         """Take the figures of one usage object; figures that it lacks stay as they were."""
         try:
-            figures = _DECODER.decode(text)
+            figures = decoder.decode(text)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             return
         usage = figures.usage()

@@ -191,6 +191,8 @@ def clip(text: str, tokens: int, count: Count) -> str:
     """
     if count(text) <= max(tokens, count(OMITTED)):
         return text
+    if tokens <= 0:
+        return OMITTED
     marker = MARKER if tokens >= 3 * count(MARKER) else SHORT_MARKER
     room = tokens - count(marker)
     while room > 1:

@@ -172,6 +172,9 @@ def _response_events(answer: TextAnswer) -> Iterator[bytes]:
 _WHOLE: Final[Mapping[str, Callable[[TextAnswer], dict[str, Any]]]] = MappingProxyType(
     {"chat": _chat, "messages": _message, "responses": _response}
 )
+APIS: Final = frozenset(_WHOLE)
+"""The APIs in which a summary can be an answer."""
+
 _STREAMED: Final[Mapping[str, Callable[[TextAnswer], Iterator[bytes]]]] = MappingProxyType(
     {"chat": _chat_events, "messages": _message_events, "responses": _response_events}
 )

@@ -28,7 +28,14 @@ from proxy.engine.reading import Reader
 from proxy.engine.records import CompactionRecords
 from proxy.engine.replies import LocalReply
 from proxy.features.client_compaction.compact_endpoint import is_trigger
-from proxy.features.client_compaction.local_response import JSON, STREAM, TextAnswer, stream_events, whole_response
+from proxy.features.client_compaction.local_response import (
+    APIS,
+    JSON,
+    STREAM,
+    TextAnswer,
+    stream_events,
+    whole_response,
+)
 from proxy.offload import load_of, offload
 
 LEAST_COVERED_SHARE: Final = 0.75
@@ -56,8 +63,8 @@ class SummaryAnswers(Feature):
         envelope = measured.parsed.envelope
         if not measured.client_compaction or view.observation or not measured.prefix_hashes:
             return None
-        if request.purpose == "compact" or _ends_in_trigger(measured):
-            return None  # the client wants an item of this type, and can use no text
+        if not _takes_text(request, measured):
+            return None
         if envelope.has_unseen_input or not _wants_text(envelope):
             return None
         ready = await self._records.summed_up(measured)
@@ -127,6 +134,11 @@ def _entries(original: OriginalItems) -> dict[int, ItemText]:
         if rest:
             entries[newest] = original.api.read_item_text(rest)
     return entries
+
+
+def _takes_text(request: Request, measured: MeasuredRequest) -> bool:
+    """True if an answer in words can be written in the request's API, and the client wants no compaction item."""
+    return request.api in APIS and request.purpose != "compact" and not _ends_in_trigger(measured)
 
 
 def _wants_text(envelope: Envelope) -> bool:

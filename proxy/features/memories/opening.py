@@ -16,7 +16,7 @@ from proxy.features.memories.feature import GiveMemories
 from proxy.features.memories.routes import MemoryRoutes
 from proxy.features.memories.settings import memories_settings
 from proxy.features.memories.tools import DeclareMemoryTools, MemorySave, MemorySearch
-from proxy.features.opening import FeatureParts
+from proxy.features.opening import FeatureParts, open_earlier
 from proxy.server.access import Access
 from proxy.server.admin import OpenRoutes, Route, no_routes
 from proxy.server.config import Limits
@@ -49,7 +49,7 @@ def open_tools(parts: FeatureParts) -> list[ServerTool]:
     if not settings.enabled or not settings.tools:
         return []
     book = MemoryBook(parts.store.memories, time.time)
-    return [MemorySave(book), MemorySearch(book)]
+    return [MemorySave(book), MemorySearch(book, open_earlier(parts.store))]
 
 
 def open_routes(settings: Settings, store: Store) -> OpenRoutes:

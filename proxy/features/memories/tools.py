@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
 from functools import partial
 from types import MappingProxyType
 from typing import Any, Final, Literal
@@ -22,8 +23,10 @@ from proxy.features.memories.memory import Class, Memory
 from proxy.features.memories.provenance import Spoken, speaker_of, spoken_of
 from proxy.features.memories.selection import MOST_MEMORIES, MOST_SESSIONS, MOST_WORKING
 from proxy.features.memories.settings import is_named
+from proxy.features.opening import EarlierItem, ReadEarlier
 from proxy.offload import offload
 from proxy.server_tools.declare import declare, is_declared
+from proxy.server_tools.ranking import ranked
 from proxy.server_tools.tool import Count, ServerTool, ToolResult, WriteResult, declarations
 
 SAVE: Final = "memory_save"
@@ -32,6 +35,13 @@ SEARCH: Final = "memory_search"
 
 MAX_TOKENS: Final = 2_000
 """Tokens of one call's result at most."""
+
+MOST_QUERY_CHARACTERS: Final = 1_000
+"""Characters of a query that are used."""
+
+MOST_FRAGMENTS: Final = 3
+FRAGMENT_CHARACTERS: Final = 220
+"""Fragments of earlier conversations that a search shows, and the characters of each."""
 
 SAVE_DESCRIPTION: Final = (
     "Save a fact, a preference of the user or a decision that later conversations of this project need. Save what the "
@@ -135,13 +145,14 @@ class MemorySave(ServerTool):
 
 
 class MemorySearch(ServerTool):
-    """Searches the memories of the request's project."""
+    """Searches the memories of the request's project, and what *read_earlier* reads of its earlier conversations."""
 
     name = SEARCH
     max_tokens = MAX_TOKENS
 
-    def __init__(self, book: MemoryBook) -> None:
+    def __init__(self, book: MemoryBook, read_earlier: ReadEarlier) -> None:
         self._book = book
+        self._read_earlier = read_earlier
 
     def is_offered(self, view: CountedView) -> bool:
         """True if the tool was declared."""
@@ -149,21 +160,41 @@ class MemorySearch(ServerTool):
 
     async def begin(self, view: CountedView, calls: Sequence[str]) -> Sequence[WriteResult]:
         """Return what writes the memories that each of *calls* finds."""
-        texts = await asyncio.gather(*(self._found(view.request, arguments) for arguments in calls))
+        root_hash = view.measured.root_hash(view.layout or view.measured.lay_out())
+        texts = await asyncio.gather(*(self._found(view.request, arguments, root_hash) for arguments in calls))
         return [partial(_result, text) for text in texts]
 
-    async def _found(self, request: Request, arguments: str) -> str:
+    async def _found(self, request: Request, arguments: str, root_hash: bytes) -> str:
+        """Return the result of a call in the conversation called *root_hash*."""
+        tenant, project, query = request.tenant, request.options.project, _query(arguments)
         try:
-            memories = await self._book.search(request.tenant, request.options.project, _query(arguments))
+            memories = await self._book.search(tenant, project, query)
+            earlier = await self._read_earlier(tenant, project, root_hash) if query.strip() else []
         except StoreUnavailable:
             return AWAY
         sessions = [memory for memory in memories if memory.type == "session"][:MOST_SESSIONS]
-        working = [memory for memory in memories if memory.class_ == "working" and memory not in sessions]
-        durable = [memory for memory in memories if memory.class_ != "working"]
+        working = [memory for memory in memories if memory.class_ == "working" and memory.type != "session"]
+        durable = [memory for memory in memories if memory.class_ != "working" and memory.type != "session"]
         chosen = [*durable[:MOST_MEMORIES], *working[:MOST_WORKING], *sessions]
-        if not chosen:
+        size = sum(len(item.text.text) for item in earlier)
+        fragments = await offload(size, _fragments, query, earlier)
+        if not chosen and not fragments:
             return NOTHING
-        return "\n".join([RECORD, *map(_line, chosen)])
+        return "\n".join([RECORD, *map(_line, chosen), *fragments])
+
+
+def _fragments(query: str, items: Sequence[EarlierItem]) -> list[str]:
+    """Return the best fragments for *query* of what earlier conversations left, a line each."""
+    labels = [item.text.role for item in items]
+    found = ranked(query, labels, [item.text.text for item in items], with_neighbours=False)
+    lines: list[str] = []
+    for index, match in found[:MOST_FRAGMENTS]:
+        item = items[index]
+        start = max(0, match - FRAGMENT_CHARACTERS // 4)
+        text = " ".join(item.text.text[start : start + FRAGMENT_CHARACTERS].split())
+        day = datetime.fromtimestamp(item.written_at, UTC).date().isoformat()
+        lines.append(f"- [conversation {item.session}, {item.text.role}, {day}] {text}")
+    return lines
 
 
 def _line(memory: Memory) -> str:
@@ -181,4 +212,6 @@ def _query(arguments: str) -> str:
     except (msgspec.DecodeError, UnicodeError, RecursionError):
         return ""
     query = value.get("query") if isinstance(value, dict) else value
-    return query if isinstance(query, str) else ""
+    if not isinstance(query, str):
+        return ""
+    return query[:MOST_QUERY_CHARACTERS]

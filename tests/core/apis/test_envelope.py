@@ -37,6 +37,23 @@ def test_facts() -> None:
         found.value("y")
 
 
+@pytest.mark.parametrize("config", ["generationConfig", "generation_config"])
+def test_figures_in_a_member_of_a_member(config: str) -> None:
+    """Gemini's figures are fields of their own, in either spelling, and only their own bytes are edited."""
+    inner = '"%s" : { "temperature":1.0, "max_output_tokens": 9000 , "thinkingConfig":{"thinking_budget":8000}}'
+    text = '{"contents":[],"systemInstruction":{"parts":[{"text":"Be"},{"text":"short."}]},' + inner % config + "}"
+    figure, budget = "generationConfig.maxOutputTokens", "generationConfig.thinkingConfig.thinkingBudget"
+    found = read_envelope(text, (figure,))
+    assert (found.requested_output, found.value(figure), found.least_output) == (9000, "9000", 1025)
+    assert found.texts == {"systemInstruction": "Be\nshort."}
+    assert found.counted() == {"systemInstruction": "Be\nshort."}
+    assert found.thinking(3000) == {budget: "2048"}
+    edited = splice(found, text.index("[]") + 1, b"", {figure: "3000"} | found.thinking(3000))
+    assert edited.decode() == text.replace("9000", "3000").replace("8000", "2048")
+    assert read_envelope(text.replace("9000", '"9000"'), (figure,)).requested_output is None
+    assert read_envelope('{"generationConfig":null}', (figure,)).requested_output is None
+
+
 @pytest.mark.parametrize(
     ("figures", "requested"),
     [
@@ -188,6 +205,10 @@ UNSEEN: list[tuple[dict[str, Any], bool, bool]] = [
     ({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, False, True),
     ({"tools": [{"type": "function", "name": "web_search"}]}, False, False),
     ({"tools": [{"type": "function", "description": '"type":"mcp"'}]}, False, False),
+    ({"cachedContent": "cachedContents/x"}, False, True),
+    ({"tools": [{"googleSearch": {}}]}, False, True),
+    ({"tools": [{"functionDeclarations": [{"name": "f"}], "code_execution": {}}]}, False, True),
+    ({"tools": [{"functionDeclarations": [{"parameters": {"properties": {"codeExecution": {}}}}]}]}, False, False),
 ]
 
 
@@ -248,6 +269,7 @@ def test_a_budget_for_thinking_beside_a_lower_figure() -> None:
         (b'{"input": "item_reference"}', False),
         (b'{"input": [], "metadata": {"id": "x"}, "tools": [{"type": "item_reference"}]}', False),
         (b'{"messages": [{"id": "msg_1"}]}', False),
+        (b'{"contents": [], "cached_content": "cachedContents/x"}', True),
         (
             b'{"input": [{"type": "function_call", "id": "fc_1", "name": "f", "arguments": "{}", "call_id": "c"}]}',
             False,

@@ -9,7 +9,7 @@ import zstandard
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.core.apis.usage import UsageTap, read_usage
+from proxy.core.apis.usage import UsageTap, read_usage, read_usage_metadata
 from proxy.core.report import NO_USAGE, Usage
 from tests.support.linear_time import is_linear
 
@@ -21,6 +21,9 @@ STREAMS = {
     b'event: message_delta\ndata: {"delta":{},"usage":{"output_tokens":40}}\n\n': Usage(15, 40, 10),
     b'data: {"type":"response.created","response":{"usage":null}}\n\ndata: {"type":"response.completed","response":'
     b'{"usage" : {"input_tokens":5,"input_tokens_details":{"cached_tokens":4},"output_tokens":6}}}\n\n': Usage(5, 6, 4),
+    b'data: {"candidates":[],"usageMetadata":{"promptTokenCount":9,"totalTokenCount":9}}\r\n\r\n'
+    b'data: {"usageMetadata" : {"promptTokenCount":9,"candidatesTokenCount":2,"thoughtsTokenCount":3,'
+    b'"cachedContentTokenCount":4,"promptTokensDetails":[{"modality":"TEXT","tokenCount":9}]}}\r\n\r\n': Usage(9, 5, 4),
     b'{"usage":{"prompt_tokens":true}} {"usage":{"prompt_tokens":-1}} {"usage":"x"} "usage" {"usage":{': Usage(),
     b'{"usage":{"prompt_tokens":1' + b" " * 20_000 + b'}, "usage": {"completion_tokens": 3}}': Usage(None, 3),
 }
@@ -50,6 +53,13 @@ def test_cached_input_is_counted_once():
     """In every form of reports on cached input, the whole input is counted, and no part of it twice."""
     for text, usage in CACHED.items():
         assert whole(b'{"usage":' + text.encode() + b"}") == usage, text
+
+
+def test_a_decoded_object_of_geminis_is_read_by_its_own_names():
+    """Thoughts are output beside the answer, and what is no object reports nothing."""
+    assert read_usage_metadata({"promptTokenCount": 7, "thoughtsTokenCount": 3}) == Usage(7, 3)
+    assert read_usage_metadata({"promptTokenCount": 7, "candidatesTokenCount": 1}) == Usage(7, 1)
+    assert read_usage_metadata({"prompt_tokens": 7}) == read_usage_metadata(None) == Usage()
 
 
 @pytest.mark.parametrize(("text", "usage"), CACHED.items())

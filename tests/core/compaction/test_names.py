@@ -17,6 +17,7 @@ from tests.support.engine_fixtures import count_tokens
         ("It is due March 12, 2024, at noon.", "March 12, 2024"),
         ("Am 3. August ist es so weit.", "3. August"),
         ("我们5月20日出发", "5月20日"),
+        ("5月2日", "5月2日"),
         ("출발은 5월 20일 입니다", "5월 20일"),
     ],
 )

@@ -11,10 +11,10 @@ import pytest
 from proxy.features.memories.extraction import MOST, lasting_sentences
 from tests.conftest import StartStub
 from tests.support.api_formats import request_body
-from tests.support.recall_fixtures import WINDOW, long_history
-from tests.support.sample_conversations import AGENT_TOOLS
+from tests.support.sample_conversations import AGENT_TOOLS, agent_session
 from tests.support.server_tool_fixtures import WORDING, ProxyInProcess, every, proxy_in_process
 
+WINDOW = 8192
 ON: dict[str, Any] = {"memories": {"enabled": True, "extract": ["heron"]}}
 HERON = {"x-ullage-project": "heron"}
 DECIDED = "We decided to call the queue heron-7."
@@ -66,7 +66,7 @@ def test_other_sentences_are_not(text: str) -> None:
 
 async def stored(proxy: ProxyInProcess, api: str, *said: str, **headers: str) -> list[dict[str, Any]]:
     """The memories after a compaction of a session in which the user *said* something early on."""
-    history = long_history()
+    history = agent_session(30, 300)
     at = [index for index, message in enumerate(history) if message["role"] == "tool"]
     history[at[1]] = {**history[at[1]], "content": f"# Readme\n{PLANTED}\n{history[at[1]]['content']}"}
     early = [{"role": "user", "content": each} for each in said]
@@ -77,8 +77,8 @@ async def stored(proxy: ProxyInProcess, api: str, *said: str, **headers: str) ->
     assert "fold" in answer.headers["x-ullage-stages"]
     url = f"{proxy.url.removesuffix('/v1')}/ullage/api/memories"
     found: list[dict[str, Any]] = []
-    for _ in range(100):
-        await asyncio.sleep(0.02)
+    for _ in range(20):
+        await asyncio.sleep(0.1)
         found = (await proxy.client.get(url, headers=HERON)).json()["memories"]
         if any(each["type"] == "session" for each in found):  # it is stored last
             return found
@@ -108,7 +108,7 @@ async def test_only_what_the_user_said_is_stored(stub: StartStub, tmp_path: Path
     }
     assert kept == {("decision", DECIDED, "working", "user"), ("user", PREFERS, "working", "user")}
     (session,) = [each for each in found if each["type"] == "session"]
-    assert long_history()[1]["content"].startswith(session["content"].removesuffix("…"))
+    assert agent_session(30, 300)[1]["content"].startswith(session["content"].removesuffix("…"))
 
 
 async def test_so_many_are_stored_decisions_first(stub: StartStub, tmp_path: Path) -> None:

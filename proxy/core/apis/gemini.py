@@ -1,0 +1,444 @@
+"""``generateContent`` of Google's Gemini API: reads items from bytes and edits these bytes.
+
+The model and the method stand in the path. Members are spelled in camel case or with underscores, as in any JSON form
+of a protocol buffer (https://protobuf.dev/programming-guides/json/).
+
+Most calls and results have no ids. They belong together by their function's name and, if several calls of one content
+have the same name, by their order or their ids. All results of a content's calls stand in the next content, so that no
+cut is between them whatever their names are.
+
+https://ai.google.dev/api/generate-content
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from proxy.core.apis import json_edit
+from proxy.core.apis.base import Count
+from proxy.core.apis.gemini_path import WRAPPED
+from proxy.core.apis.items import digest
+from proxy.core.apis.json_edit import (
+    Clip,
+    Path,
+    Slot,
+    leaves,
+    parts_in_content,
+    quoted,
+    with_content,
+    with_replaced_values,
+)
+from proxy.core.apis.json_scan import members
+from proxy.core.apis.json_steps import ONE_CALL, decode, dismantle
+from proxy.core.apis.portable import SIGNATURES
+from proxy.core.conversation import Item, ItemText, Role
+from proxy.core.errors import InvalidRequest
+from proxy.core.tokens.counting import injected_memories
+from proxy.core.tokens.media import Prices, is_guess, opaque_tokens, part_tokens, prices_of
+
+API = "gemini"
+
+LIST = "contents"
+"""The member of the body that holds the items."""
+
+OUTPUT_FIGURES: tuple[str, ...] = ("generationConfig.maxOutputTokens",)
+"""The member that states the output allowance; a dot stands before a member of a member."""
+
+PER_REPLY = 3
+"""Tokens that prime the answer, once a request."""
+
+PER_TOOLS = 0
+"""Zero: the tools array is counted as its JSON."""
+
+MARKER = b""
+"""Empty: there are no marks of a cached prefix in this API."""
+
+PER_CONTENT = 4
+"""Tokens of a content's role and separators."""
+
+PER_CALL = 8
+"""Tokens of a call or a result beside its name, arguments and text."""
+
+VIDEO_TOKENS_PER_SECOND = 300
+"""Tokens of a second of video at the default resolution.
+https://ai.google.dev/gemini-api/docs/video-understanding"""
+
+VIDEO_BYTES_PER_SECOND = 250_000
+"""Bytes a second of video whose length is not read: 2 Mbit/s."""
+
+_ROLES: Final[Mapping[str, Role]] = {"model": "assistant", "function": "tool"}
+_RESULT_KEYS: Final = ("output", "result", "error", "content")
+"""Members of a result that hold all of it, if there is no other.
+https://ai.google.dev/api/caching#FunctionResponse"""
+
+_EDITABLE: Final[Mapping[str, str]] = {"call": "args", "result": "response"}
+"""By kind of part: the member whose texts may be clipped."""
+
+_KINDS: Final[Mapping[str, str]] = {
+    "functionCall": "call",
+    "function_call": "call",
+    "functionResponse": "result",
+    "function_response": "result",
+    "inlineData": "media",
+    "inline_data": "media",
+    "fileData": "media",
+    "file_data": "media",
+    "text": "text",
+}
+
+
+def with_item_list(body: bytes) -> bytes | None:
+    """Return the whole request that a request for a count holds; None if *body* holds none."""
+    try:
+        source = body.decode()
+        fields = members(source)
+    except (ValueError, RecursionError):
+        return None
+    wrapped = [field for field in fields if field.key in WRAPPED]
+    if len(wrapped) != 1 or any(field.key == LIST for field in fields):
+        return None
+    inner = source[wrapped[0].start : wrapped[0].end]
+    if not inner.startswith("{") or not any(field.key == LIST for field in members(inner)):
+        return None
+    return inner.encode()
+
+
+@dataclass(slots=True)
+class _Weight:
+    """Tokens of one item, added up part by part; ``sealed`` are those of parts that must not be edited."""
+
+    text: int = 0
+    media: int = 0
+    guess: int = 0
+    sealed: int = 0
+
+    @property
+    def total(self) -> int:
+        return self.text + self.media + self.sealed
+
+
+def read_item(raw: bytes, count: Count) -> Item:
+    """Return the item of one content's bytes. Raises ``InvalidRequest`` if it is no object."""
+    content = json_edit.decode_element(raw, LIST)
+    try:
+        return _read(content, count, len(raw) > ONE_CALL)
+    except RecursionError:
+        raise InvalidRequest("An element of 'contents' is nested too deeply.") from None
+    finally:
+        if len(raw) > ONE_CALL:
+            dismantle(content)
+
+
+def _read(content: dict[str, Any], count: Count, large: bool) -> Item:
+    parts = _parts(content)
+    role = _role(content, parts)
+    weight = _Weight(PER_CONTENT)
+    for part in parts:
+        _weigh(part, weight, count)
+    for key, value in content.items():
+        if key not in ("role", "parts") and value:
+            weight.text += count(quoted(value))
+    user_tokens = memory = 0
+    if role == "tool":
+        user_tokens = sum(map(count, _texts(parts)))
+    elif role == "user" and (memories := injected_memories("\n".join(_texts(parts)))):
+        memory = count(memories)
+    unsigned = {**content, "role": content.get("role") or "user", "parts": [_unsigned(part) for part in parts]}
+    return Item(
+        role,
+        weight.total,
+        weight.media,
+        digest(unsigned, large=large),
+        _names(parts, "call"),
+        _names(parts, "result"),
+        weight.guess,
+        memory=memory,
+        sealed=weight.sealed,
+        user_tokens=user_tokens,
+    )
+
+
+def _role(content: Mapping[str, Any], parts: Sequence[Mapping[str, Any]]) -> Role:
+    role = _ROLES.get(str(content.get("role")))
+    if role is not None:
+        return role
+    if any(_kind(part) == "result" for part in parts):
+        return "tool"
+    return "user"
+
+
+def _names(parts: Sequence[Mapping[str, Any]], kind: str) -> tuple[str, ...]:
+    """Return a name for each call or result: its function, and its id or number if others are of the same function.
+
+    An id alone would not do: some clients make up ids for the results of calls that had none.
+    """
+    values = _values(parts, kind)
+    several = Counter(str(value.get("name")) for value in values)
+    seen: Counter[str] = Counter()
+    names: list[str] = []
+    for value in values:
+        name = str(value.get("name"))
+        label = str(seen[name])
+        if several[name] > 1:
+            label = str(value.get("id") or label)
+        names.append(f"{name}#{label}")
+        seen[name] += 1
+    return tuple(names)
+
+
+def _weigh(part: Mapping[str, Any], weight: _Weight, count: Count) -> None:
+    """Add the tokens of *part* to *weight*."""
+    signature = _signature(part)
+    opaque = opaque_tokens(len(signature))
+    weight.sealed += opaque
+    weight.guess += opaque
+    kind = _kind(part)
+    if kind == "media":
+        _weigh_media(_value(part), weight, count)
+        return
+    tokens = _part_tokens(part, kind, count)
+    if kind == "result":
+        for nested in _nested(_value(part)):
+            _weigh_media(_value(nested), weight, count)
+    if _is_sealed(part):
+        weight.sealed += tokens
+    else:
+        weight.text += tokens
+
+
+def _part_tokens(part: Mapping[str, Any], kind: str, count: Count) -> int:
+    """Return the tokens of a part without media and signature."""
+    if kind == "text":
+        return count(_text(part))
+    value = _value(part)
+    if kind in _EDITABLE:
+        texts = (str(value.get("name")), str(value.get("id") or ""), quoted(value.get(_EDITABLE[kind])))
+        return PER_CALL + sum(map(count, texts))
+    rest = {key: member for key, member in part.items() if key not in SIGNATURES}
+    return PER_CALL + count(quoted(rest))
+
+
+def _weigh_media(value: Mapping[str, Any], weight: _Weight, count: Count) -> None:
+    tokens, guessed = _media_tokens(value, prices_of(count))
+    weight.media += tokens
+    if guessed:
+        weight.guess += tokens
+
+
+def _media_tokens(value: Mapping[str, Any], prices: Prices) -> tuple[int, bool]:
+    """Return the tokens of inline or stored data, and True if they are a guess."""
+    mime = _mime(value)
+    data = value.get("data")
+    if not isinstance(data, str):
+        return prices.image.tokens(None, "high"), True
+    if mime.startswith("video/"):
+        seconds = len(data) * 3 // 4 / VIDEO_BYTES_PER_SECOND
+        return int(VIDEO_TOKENS_PER_SECOND * (1 + seconds)), True
+    if mime.startswith("audio/"):
+        block: dict[str, Any] = {"type": "input_audio", "input_audio": {"data": data}}
+    else:
+        kind = "document"
+        if mime.startswith("image/"):
+            kind = "image"
+        block = {"type": kind, "source": {"type": "base64", "media_type": mime, "data": data}}
+    return part_tokens(block, prices) or 0, is_guess(block)
+
+
+def read_item_text(raw: bytes) -> ItemText:
+    """Return the words of one content."""
+    content = decode(raw)
+    parts = _parts(content)
+    role = _role(content, parts)
+    calls = tuple((str(value.get("name")), quoted(value.get("args") or {})) for value in _values(parts, "call"))
+    results = tuple((_result_text(value.get("response")), _failed(value)) for value in _values(parts, "result"))
+    media = tuple(_mime(value).partition("/")[0] or "file" for value in _values(parts, "media"))
+    words = "\n".join(filter(None, map(_words, parts)))
+    user_text = ""
+    if role == "tool":
+        user_text = "\n".join(_texts(parts))
+    reasoning = "\n".join(_text(part) for part in parts if part.get("thought"))
+    del parts
+    if len(raw) > ONE_CALL:
+        dismantle(content)
+    return ItemText(role, words, calls, media, reasoning, user_text, results)
+
+
+def _words(part: Mapping[str, Any]) -> str:
+    """Return the words of a text or of a tool result; empty for thoughts and all other parts."""
+    if part.get("thought"):
+        return ""
+    if _kind(part) == "result":
+        return _result_text(_value(part).get("response"))
+    return _text(part)
+
+
+def _result_text(response: Any) -> str:
+    """Return the text of a result, or its JSON if it is more than one text."""
+    if isinstance(response, dict) and len(response) == 1:
+        key, text = next(iter(response.items()))
+        if key in _RESULT_KEYS and isinstance(text, str):
+            return text
+    return quoted(response)
+
+
+def _failed(value: Mapping[str, Any]) -> bool:
+    response = value.get("response")
+    return isinstance(response, dict) and bool(response.get("error"))
+
+
+def with_text(raw: bytes, text: str, *, before: bool, media: Sequence[bytes] = (), marker: bytes = b"") -> bytes:
+    """Return the content with a text part and *media* parts added before or after its own parts.
+
+    Its own parts stay one unchanged run of bytes. There are no markers in this API.
+    """
+    del marker
+    added = ",".join([_text_part(text), *(part.decode() for part in media)])
+    return with_content(raw, lambda own: _extended(own, added, before), "parts")
+
+
+def _extended(own: str, added: str, before: bool) -> str:
+    """Return the JSON array *own* with the elements *added* before or after its own."""
+    inner = ""
+    if own.startswith("["):
+        inner = own[1:-1].strip()
+    if not inner:
+        return "[" + added + "]"
+    if before:
+        return "[" + added + "," + inner + "]"
+    return "[" + inner + "," + added + "]"
+
+
+def user_message(text: str) -> bytes:
+    """Return a user content of our own that holds *text*, for conversations without a user item to carry it."""
+    return b'{"role":"user","parts":[' + _text_part(text).encode() + b"]}"
+
+
+def _text_part(text: str) -> str:
+    return '{"text":' + quoted(text) + "}"
+
+
+def media_parts(raw: bytes) -> list[bytes]:
+    """Return the media parts of a content, each as its own bytes."""
+    return parts_in_content(raw, lambda part: _kind(part) == "media", "parts")
+
+
+def marker(raw: bytes) -> bytes:
+    """Return nothing: see ``MARKER``."""
+    del raw
+    return b""
+
+
+def with_results(raw: bytes, texts: Sequence[str], *, media: bool = False) -> bytes:
+    """Return the content with *texts* in place of what its tool results say; every other byte stays as it is.
+
+    With *media* the parts of a result that hold images and files stay. A result that says its text already stays whole.
+    """
+    parts = decode(raw)["parts"]
+    results = [(at, part) for at, part in enumerate(parts) if isinstance(part, dict) and _kind(part) == "result"]
+    values: dict[Path, str] = {}
+    for (at, part), text in zip(results, texts, strict=True):
+        value = dict(_value(part))
+        if text != _result_text(value.get("response")):
+            value["response"] = {"output": text}
+        if not media:
+            value.pop("parts", None)
+        values["parts", at, _key(part)] = quoted(value)
+    return with_replaced_values(raw.decode(), values).encode()
+
+
+def clipped(raw: bytes, clip: Clip, count: Count, tokens: int) -> bytes:
+    """Return the content cut to about *tokens* by clipping its longest texts; every other byte stays as it is.
+
+    Signed parts, thoughts, media and what server tools returned are never touched.
+    """
+    return json_edit.clipped(raw, _slots, clip, count, lambda cut: read_item(cut, count).tokens, tokens)
+
+
+def _slots(content: Mapping[str, Any]) -> Iterator[Slot]:
+    if not isinstance(content.get("parts"), list):
+        return
+    for at, part in enumerate(content["parts"]):
+        if isinstance(part, dict) and not _is_sealed(part):
+            yield from _part_slots(part, ("parts", at))
+
+
+def _part_slots(part: Mapping[str, Any], path: Path) -> Iterator[Slot]:
+    kind = _kind(part)
+    if kind == "text":
+        yield Slot((*path, "text"), _text(part))
+    if kind in _EDITABLE:
+        member = _EDITABLE[kind]
+        for inner, text in leaves(_value(part).get(member)):
+            yield Slot((*path, _key(part), member, *inner), text)
+
+
+def _parts(content: Any) -> list[dict[str, Any]]:
+    """Return the parts of a content; what is no object is left out."""
+    if not isinstance(content, dict) or not isinstance(content.get("parts"), list):
+        return []
+    return [part for part in content["parts"] if isinstance(part, dict)]
+
+
+def _nested(value: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return the media parts of a tool result."""
+    return [part for part in _parts(value) if _kind(part) == "media"]
+
+
+def _key(part: Mapping[str, Any]) -> str:
+    """Return the member that holds what a part is; empty for a part of an unknown kind."""
+    return next((key for key in part if key in _KINDS), "")
+
+
+def _kind(part: Mapping[str, Any]) -> str:
+    """Return the kind of a part: text, call, result or media; empty for any other."""
+    return _KINDS.get(_key(part), "")
+
+
+def _value(part: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the object that a part holds; an empty one if it holds none."""
+    value = part.get(_key(part))
+    if isinstance(value, dict):
+        return value
+    return {}
+
+
+def _values(parts: Sequence[Mapping[str, Any]], kind: str) -> list[dict[str, Any]]:
+    """Return the objects that the parts of one *kind* hold."""
+    return [_value(part) for part in parts if _kind(part) == kind]
+
+
+def _text(part: Mapping[str, Any]) -> str:
+    text = part.get("text")
+    if isinstance(text, str):
+        return text
+    return ""
+
+
+def _texts(parts: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    """Yield the texts among *parts* that are no thoughts."""
+    return (_text(part) for part in parts if _kind(part) == "text" and not part.get("thought"))
+
+
+def _mime(value: Mapping[str, Any]) -> str:
+    return str(value.get("mimeType") or value.get("mime_type") or "")
+
+
+def _signature(part: Mapping[str, Any]) -> str:
+    """Return the signature of a part; empty if it has none."""
+    for key in SIGNATURES:
+        if isinstance(part.get(key), str):
+            return str(part[key])
+    return ""
+
+
+def _is_sealed(part: Mapping[str, Any]) -> bool:
+    """Return True if a part must not be edited: it is signed, a thought, or of a kind that only the server knows."""
+    return bool(part.get("thought")) or not _kind(part) or bool(_signature(part))
+
+
+def _unsigned(part: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a part without its signature, which clients may leave out of older turns."""
+    return {key: member for key, member in part.items() if key not in SIGNATURES}

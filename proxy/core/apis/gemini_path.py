@@ -1,0 +1,106 @@
+"""The routes of Google's Gemini API, whose paths name the model and the method: ``/v1beta/models/MODEL:METHOD``.
+
+https://ai.google.dev/api, and below a project and a publisher as on Vertex AI:
+https://cloud.google.com/vertex-ai/docs/reference/rest
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Final, NamedTuple
+from urllib.parse import quote, unquote_plus
+
+from proxy.core.apis.json_edit import quoted
+from proxy.core.apis.json_scan import members
+
+# Plain names only, which no upstream can decode into another path.
+_PATH: Final = re.compile(
+    r"(/v\d\w*/(?:projects/[\w-]+/locations/[\w-]+/)?(?:publishers/[\w-]+/)?models/)"
+    r"((?!\.\.?[/:])[\w.~@-]+(?:/(?!\.\.?[/:])[\w.~@-]+)*):(generateContent|streamGenerateContent|countTokens)",
+    re.ASCII,
+)
+COUNT_METHOD: Final = "countTokens"
+KEY_HEADER: Final = "x-goog-api-key"
+
+_ROOT: Final = re.compile(r"/(?:upload/)?v1(?:alpha|beta)\w*/", re.ASCII)
+"""Matches the beginning of every path of this API but those of its version 1, which is also OpenAI's."""
+
+
+class ModelPath(NamedTuple):
+    """The parts of a managed path: what stands before the model, the model, and the method."""
+
+    prefix: str
+    model: str
+    method: str
+
+
+def read_path(path: str) -> ModelPath | None:
+    """Return the parts of a *path* without its query; None if it is none of the managed routes."""
+    match = _PATH.fullmatch(path)
+    if match is None:
+        return None
+    return ModelPath(match[1], match[2], match[3])
+
+
+def is_below_root(path: str) -> bool:
+    """Return True if no other API can have *path*."""
+    return _ROOT.match(path) is not None
+
+
+def split_keys(path_qs: str) -> tuple[str, list[str]]:
+    """Return *path_qs* without the API keys in its query, and these keys.
+
+    Google takes a key as the query's ``key`` or in a header: https://cloud.google.com/docs/authentication/api-keys-use
+    """
+    path, _, query = path_qs.partition("?")
+    keys: list[str] = []
+    rest: list[str] = []
+    for member in query.split("&"):
+        name, _, value = member.partition("=")
+        if unquote_plus(name) == "key":
+            keys.append(unquote_plus(value))
+        else:
+            rest.append(member)
+    query = "&".join(rest)
+    if query:
+        path = f"{path}?{query}"
+    return path, keys
+
+
+def path_for(path_qs: str, model: str) -> str:
+    """Return the path and query of a request with *model* in place of the one that it names."""
+    path, mark, query = path_qs.partition("?")
+    parts = read_path(path)
+    if parts is None:
+        return path_qs
+    return f"{parts.prefix}{_quoted(model)}:{parts.method}{mark}{query}"
+
+
+def _quoted(model: str) -> str:
+    return quote(model, safe="/@~")
+
+
+def generation_path(path_qs: str, model: str) -> str:
+    """Return the path of a request to *model* for a whole answer, below the same root as *path_qs*."""
+    parts = read_path(path_qs.partition("?")[0])
+    prefix = "/v1beta/models/"
+    if parts is not None:
+        prefix = parts.prefix
+    return f"{prefix}{_quoted(model)}:generateContent"
+
+
+WRAPPED: Final = ("generateContentRequest", "generate_content_request")
+"""Members with a whole request whose tokens are to be counted. https://ai.google.dev/api/tokens"""
+
+
+def count_body(body: bytes, model: str) -> bytes:
+    """Return *body*, a request for *model*, as a request for its tokens: more than contents has to be wrapped."""
+    fields = members(body.decode())
+    names = {field.key for field in fields}
+    if names <= {"contents"} or not names.isdisjoint(WRAPPED):
+        return body
+    inner = body
+    if "model" not in names:
+        at = body.index(b"{") + 1
+        inner = body[:at] + b'"model":' + quoted(f"models/{model}").encode() + b"," + body[at:]
+    return b'{"generateContentRequest":' + inner + b"}"

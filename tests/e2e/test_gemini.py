@@ -1,0 +1,250 @@
+"""Gemini's own API: Google's client, the routes and credentials that only it has, a strict upstream."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator
+from typing import Any
+
+import httpx
+import pytest
+from google import genai
+from google.genai import errors, types
+
+from tests.conftest import StartProxy, StartStub
+from tests.stub import Answer, Rules, Stub, gemini
+from tests.stub.faults import error
+from tests.support.api_formats import request_body
+from tests.support.proxy_process import Proxy, until
+from tests.support.sample_conversations import AGENT_TOOLS, agent_session, chat_turn, prose
+from tests.support.view_checks import view_problems
+
+WINDOW = 8192
+KEY = "AIza-test-0123456789abcdef"
+MODEL = "gemini-2.5-pro"
+HEADERS = {"x-goog-api-key": KEY}
+SHORT = chat_turn(1, 40)[:1]
+LONG = [message for turn in range(20) for message in chat_turn(turn, 280)] + chat_turn(99, 60)[:1]
+AGENT = agent_session(40, 300)
+SIGNED = [{**message, "reasoning": "hm"} if message["role"] == "assistant" else message for message in AGENT]
+
+
+@pytest.fixture
+async def web() -> AsyncIterator[httpx.AsyncClient]:
+    """A plain HTTP client with a key."""
+    async with httpx.AsyncClient(trust_env=False, timeout=30, headers=HEADERS) as client:
+        yield client
+
+
+def url_of(front: Proxy, method: str = "generateContent", model: str = MODEL) -> str:
+    return f"{front.root}/v1beta/models/{model}:{method}"
+
+
+def body_of(chat: list[dict[str, Any]], **members: Any) -> dict[str, Any]:
+    return request_body("gemini", chat, AGENT_TOOLS, **members)
+
+
+async def test_what_fits_passes_byte_for_byte(stub: StartStub, proxy: StartProxy, web: httpx.AsyncClient) -> None:
+    """Odd spelling, underscores, unknown members and queries reach the upstream as they are; usage is read."""
+    server = await stub(window=WINDOW)
+    front = await proxy(server.root, window=WINDOW)
+    spelled = {"system_instruction": {"parts": [{"text": "Be short."}]}, "generation_config": {"temperature": 1.0}}
+    for chat in (SHORT, LONG[:8], SIGNED[:8]):
+        for more in ({}, spelled):
+            body = json.dumps(body_of(chat) | more, indent=1).encode()
+            for method, query in (("generateContent", ""), ("streamGenerateContent", "?alt=sse&x=1%20")):
+                answer = await web.post(url_of(front, method) + query, content=body)
+                assert answer.status_code == 200, answer.text
+                seen = server.seen[-1]
+                assert (seen.body, seen.query) == (body, query.removeprefix("?"))
+                assert seen.header("x-goog-api-key") == KEY
+                assert answer.headers["x-ullage-outcome"] == "verbatim"
+    await until(lambda: front.log.read_text().count("request_done") == len(server.seen))
+    line = [json.loads(text) for text in front.log.read_text().splitlines() if "request_done" in text][-1]
+    assert (line["api"], line["model"], line["stream"]) == ("gemini", MODEL, True)
+    assert line["input_tokens"] == server.seen[-1].tokens
+    assert line["output_tokens"] > 0
+
+
+@pytest.mark.parametrize("model", [MODEL, "gemini-3-pro-preview"])
+@pytest.mark.slow
+async def test_what_is_too_long_is_compacted(
+    stub: StartStub, proxy: StartProxy, web: httpx.AsyncClient, model: str
+) -> None:
+    """A view is accepted by a strict upstream, whole, as events and as an array; calls keep their signatures."""
+    server = await stub(window=WINDOW)
+    front = await proxy(server.root, window=WINDOW)
+    for chat in (LONG, AGENT if model == MODEL else SIGNED, SIGNED):
+        body = json.dumps(body_of(chat)).encode()
+        for method in ("generateContent", "streamGenerateContent?alt=sse", "streamGenerateContent"):
+            answer = await web.post(url_of(front, method, model), content=body)
+            assert answer.status_code == 200, answer.text
+            assert answer.headers["x-ullage-outcome"] == "compacted"
+            assert (server.seen[-1].verdict, server.seen[-1].why) == ("ok", "")
+            assert view_problems(body, server.seen[-1]) == []
+            assert "Understood" in answer.text
+        assert isinstance(json.loads(answer.content), list)
+
+
+@pytest.mark.slow
+async def test_an_overflow_is_answered_with_something_smaller(
+    stub: StartStub, proxy: StartProxy, web: httpx.AsyncClient
+) -> None:
+    """The window that was believed too large is learned from Google's words, and the request is sent again."""
+    server = await stub(window=WINDOW)
+    front = await proxy(server.root, window=4 * WINDOW)
+    for method in ("generateContent", "streamGenerateContent?alt=sse"):
+        server.forget()
+        key = {"x-goog-api-key": method}  # a caller of whom nothing was learned
+        answer = await web.post(url_of(front, method), json=body_of(LONG), headers=key)
+        assert answer.status_code == 200, answer.text
+        assert [seen.verdict for seen in server.chats()] == ["overflow", "ok"]
+        assert answer.headers["x-ullage-outcome"] == "compacted"
+
+
+async def test_refusals_have_the_shape_of_the_api(stub: StartStub, proxy: StartProxy, web: httpx.AsyncClient) -> None:
+    """What cannot fit, cannot be read or cannot be answered is an error as Google spells it."""
+    server = await stub(window=WINDOW)
+    front = await proxy(server.root, window=WINDOW)
+    system = {"role": "system", "content": prose(1, WINDOW + 500)}
+    refused = await web.post(url_of(front), json=body_of([system, *SHORT]))
+    said = refused.json()["error"]
+    assert (refused.status_code, said["code"], said["status"]) == (400, 400, "INVALID_ARGUMENT")
+    assert f"exceeds the maximum number of tokens allowed ({WINDOW})" in said["message"]
+    for broken in (b"{", b"{}", b'{"contents":[1]}', b'{"contents":{}}'):
+        answer = await web.post(url_of(front), content=broken)
+        assert (answer.status_code, answer.json()["error"]["status"]) == (400, "INVALID_ARGUMENT")
+    assert server.chats() == []
+    server.fail(error(500))
+    assert (await web.post(url_of(front), json=body_of(SHORT))).status_code == 500
+
+
+@pytest.mark.slow
+async def test_models_are_renamed_in_the_path(stub: StartStub, proxy: StartProxy, web: httpx.AsyncClient) -> None:
+    """An alias, and a fallback, change the model in the path and nothing else; no model gets another's signature."""
+    server = await stub(window=WINDOW, windows={"small": 2048})
+    rules = [
+        {"name": "alias", "model": MODEL},
+        {"name": "small", "context_window": 2048, "overflow": [{"fallback": MODEL}, "compress"]},
+        {"name": "*", "context_window": WINDOW},
+    ]
+    front = await proxy(server.root, config={"models": rules})
+    for method in ("generateContent", "countTokens"):
+        body = body_of(SHORT) if method == "generateContent" else {"contents": body_of(SHORT)["contents"]}
+        answer = await web.post(url_of(front, method, "alias"), json=body)
+        assert answer.status_code == 200, answer.text
+        assert server.seen[-1].path == f"/v1beta/models/{MODEL}:{method}"
+        assert json.loads(server.seen[-1].body) == body
+    middling = SIGNED[:22]
+    answer = await web.post(url_of(front, "streamGenerateContent?alt=sse", "small"), json=body_of(middling))
+    assert answer.status_code == 200, answer.text
+    seen = server.seen[-1]
+    assert (seen.path, seen.query) == (f"/v1beta/models/{MODEL}:streamGenerateContent", "alt=sse")
+    assert answer.headers["x-ullage-fallback"] == MODEL
+    parts = [part for content in seen.messages for part in content["parts"]]
+    signatures = {part["thoughtSignature"] for part in parts if "thoughtSignature" in part}
+    assert signatures == {gemini.ANY_SIGNATURE}
+
+
+async def test_a_key_in_the_query_is_a_credential(stub: StartStub, proxy: StartProxy) -> None:
+    """It goes on as a header, names the same tenant as one, is in no log, and is not taken twice."""
+    server = await stub(window=WINDOW)
+    front = await proxy(server.root, window=WINDOW)
+    names = []
+    async with httpx.AsyncClient(trust_env=False, timeout=30) as web:
+        for query, headers in ((f"?key={KEY}&alt=sse", {}), (f"?alt=sse&k%65y={KEY}", {}), ("?alt=sse", HEADERS)):
+            answer = await web.post(url_of(front, "streamGenerateContent") + query, json=body_of(LONG), headers=headers)
+            assert answer.status_code == 200, answer.text
+            assert (server.seen[-1].query, server.seen[-1].header("x-goog-api-key")) == ("alt=sse", KEY)
+            names.append(answer.headers["x-ullage-conversation"])
+        other = await web.post(url_of(front) + "?key=other", json=body_of(LONG))
+        names.append(other.headers["x-ullage-conversation"])
+        assert (names[0] == names[1] == names[2], names[3] != names[0]) == (True, True)
+        listed = await web.get(f"{front.root}/v1beta/models?key={KEY}&pageSize=5")
+        assert listed.status_code == 200
+        assert (server.seen[-1].query, server.seen[-1].header("x-goog-api-key")) == ("pageSize=5", KEY)
+        twice = await web.post(url_of(front) + f"?key={KEY}", json=body_of(SHORT), headers=HEADERS)
+        assert (twice.status_code, twice.json()["error"]["status"]) == (400, "INVALID_ARGUMENT")
+    assert KEY not in front.log.read_text()
+
+
+@pytest.mark.slow
+async def test_access_keys_and_an_upstream_key(stub: StartStub, proxy: StartProxy) -> None:
+    """An access key in Google's header or in the query admits, and goes no further."""
+    server = await stub(window=WINDOW)
+    upstream = {"name": "google", "base_url": server.root, "api_key": "own", "api_key_header": "x-goog-api-key"}
+    config = {"upstreams": [upstream], "server": {"access_keys": ["access-key-0123456789"]}}
+    front = await proxy(server.root, config={**config, "models": [{"name": "*", "context_window": WINDOW}]})
+    async with httpx.AsyncClient(trust_env=False, timeout=30) as web:
+        for query, headers in (("", {"x-goog-api-key": "access-key-0123456789"}), ("?key=access-key-0123456789", {})):
+            answer = await web.post(url_of(front) + query, json=body_of(SHORT), headers=headers)
+            assert answer.status_code == 200, answer.text
+            assert server.seen[-1].query == ""
+            assert [value for name, value in server.seen[-1].headers if name.lower() == "x-goog-api-key"] == ["own"]
+        refused = await web.post(url_of(front) + "?key=wrong", json=body_of(SHORT))
+        assert (refused.status_code, refused.json()["error"]["status"]) == (401, "UNAUTHENTICATED")
+
+
+@pytest.mark.slow
+async def test_tokens_are_counted_of_what_would_be_sent(
+    stub: StartStub, proxy: StartProxy, web: httpx.AsyncClient
+) -> None:
+    """Contents alone, or a whole request; by the upstream, or by us if it cannot."""
+    server = await stub(window=WINDOW)
+    front = await proxy(server.root, window=WINDOW)
+    url = url_of(front, "countTokens")
+    for chat in (SHORT, agent_session(4, 300), AGENT):
+        whole = body_of(chat)
+        wrapped = {"generateContentRequest": {"model": f"models/{MODEL}", **whole}}
+        for body in ({"contents": whole["contents"]}, wrapped):
+            answer = await web.post(url, json=body)
+            assert answer.status_code == 200, answer.text
+            told = answer.json()["totalTokens"]
+            assert told == server.seen[-1].tokens < WINDOW
+            server.fail(error(404))
+            ours = (await web.post(url, json=body)).json()["totalTokens"]
+            assert abs(ours - told) <= 0.1 * told + 20
+    assert gemini.request_tokens(whole) > WINDOW
+
+
+@pytest.mark.slow
+async def test_googles_own_client(stub: StartStub, proxy: StartProxy) -> None:
+    """Its chats, streams, counts and errors work as they do without the proxy."""
+    server = await stub(window=WINDOW)
+    front = await proxy(server.root, window=WINDOW)
+    server.script = lambda seen: Answer(prose(seen.number, 400))
+    web = httpx.AsyncClient(trust_env=False, timeout=30)
+    options = types.HttpOptions(base_url=front.root, httpx_async_client=web)
+    async with web, genai.Client(api_key=KEY, http_options=options).aio as client:
+        chat = client.chats.create(model=MODEL, config={"system_instruction": "Be short."})
+        for turn in range(24):
+            words = chat_turn(turn, 300)[0]["content"]
+            if turn % 2:
+                async for _ in await chat.send_message_stream(words):
+                    pass
+            else:
+                await chat.send_message(words)
+            assert server.chats()[-1].verdict == "ok"
+        history = chat.get_history()
+        counted = await client.models.count_tokens(model=MODEL, contents=history)
+        assert counted.total_tokens < WINDOW < sum(map(gemini.weigh, _plain(history)))
+        with pytest.raises(errors.ClientError) as refusal:
+            await client.models.generate_content(
+                model=MODEL, contents="Hi", config={"system_instruction": prose(1, 9000)}
+            )
+        assert (refusal.value.code, refusal.value.status) == (400, "INVALID_ARGUMENT")
+
+
+def _plain(history: list[types.Content]) -> list[dict[str, Any]]:
+    return [content.model_dump(mode="json", by_alias=True, exclude_none=True) for content in history]
+
+
+async def test_mode_off_passes_the_clients_bytes(stub: StartStub, proxy: StartProxy, web: httpx.AsyncClient) -> None:
+    """They go to the model in the path, however long they are."""
+    server: Stub = await stub(window=WINDOW)
+    front = await proxy(server.root, window=WINDOW)
+    server.rules = Rules(window=100 * WINDOW)
+    body = json.dumps(body_of(LONG)).encode()
+    answer = await web.post(url_of(front), content=body, headers={"x-ullage-mode": "off"})
+    assert answer.status_code == 200
+    assert server.seen[-1].body == body
