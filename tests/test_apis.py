@@ -99,9 +99,9 @@ def session(api: str, rounds: int = 20, **members: Any) -> bytes:
     return json.dumps(request_body(api, agent_session(rounds, 300), AGENT_TOOLS, **members)).encode()
 
 
-async def view(api: str, body: dict[str, Any], desk: Replica | None = None, **options: Any) -> dict[str, Any]:
+async def view(api: str, body: dict[str, Any], replica: Replica | None = None, **options: Any) -> dict[str, Any]:
     """The parsed body that goes upstream."""
-    plan = await (desk or Replica()).plan(json.dumps(body).encode(), WINDOW, api=api, **options)
+    plan = await (replica or Replica()).plan(json.dumps(body).encode(), WINDOW, api=api, **options)
     assert plan.error is None, plan.error
     found: dict[str, Any] = json.loads(plan.body)
     return found
@@ -110,10 +110,10 @@ async def view(api: str, body: dict[str, Any], desk: Replica | None = None, **op
 @pytest.mark.parametrize("api", WIRES)
 async def test_a_view_only_grows_between_events(api: str) -> None:
     """Each view begins with the one before unless the plan says event, and a cold start sends the same."""
-    chat, desk, before, events = agent_session(40, 300), Replica(), [], 0
+    chat, replica, before, events = agent_session(40, 300), Replica(), [], 0
     for end in range(2, len(chat) + 1, 2):
         body = json.dumps(request_body(api, chat[:end], AGENT_TOOLS)).encode()
-        plan = await desk.plan(body, WINDOW, api=api)
+        plan = await replica.plan(body, WINDOW, api=api)
         assert problems(api, body, plan, WINDOW) == []
         sent = slices(plan.body)
         assert sent[: len(before)] == before or plan.report.event
@@ -127,10 +127,10 @@ async def test_a_view_only_grows_between_events(api: str) -> None:
 @pytest.mark.parametrize("api", WIRES)
 async def test_strict_alternation_survives(api: str) -> None:
     """Where user and assistant strictly alternate, so do they in every view, and no system message is added."""
-    chat, desk, compacted = [{"role": "system", "content": "Be brief."}], Replica(), 0
+    chat, replica, compacted = [{"role": "system", "content": "Be brief."}], Replica(), 0
     for turn in range(30):
         chat += chat_turn(turn, 150)
-        sent = await view(api, request_body(api, chat[:-1]), desk)
+        sent = await view(api, request_body(api, chat[:-1]), replica)
         roles = [item["role"] for item in sent.get("messages") or sent.get("input") or sent["contents"]]
         assert roles[0] == "user"
         assert all(a != b for a, b in pairwise(roles))
@@ -278,12 +278,12 @@ async def test_a_refusal_names_the_output_figure_if_that_is_too_big() -> None:
 @pytest.mark.parametrize("figure", [3_000, 3_900, 2_000, 1_200])
 async def test_the_same_request_gets_the_same_output_figure(mode: Any, figure: int) -> None:
     """A request sent again, here or through another replica, is the same bytes; its pressure is of what was sent."""
-    desk = Replica(policy=replace(POLICY, lower_output=mode))
+    replica = Replica(policy=replace(POLICY, lower_output=mode))
     for rounds in (4, 8, 14):
         body = request_body("chat", agent_session(rounds, 300), max_tokens=figure)
-        first = await desk.plan(json.dumps(body).encode(), WINDOW)
-        again = await desk.plan(json.dumps(body).encode(), WINDOW)
-        other = await Replica(desk.book, replace(POLICY, lower_output=mode)).plan(json.dumps(body).encode(), WINDOW)
+        first = await replica.plan(json.dumps(body).encode(), WINDOW)
+        again = await replica.plan(json.dumps(body).encode(), WINDOW)
+        other = await Replica(replica.book, replace(POLICY, lower_output=mode)).plan(json.dumps(body).encode(), WINDOW)
         assert first.error is None
         assert first.body == again.body == other.body
         assert again.report.budget == first.report.budget == WINDOW - json.loads(first.body)["max_tokens"]
@@ -294,12 +294,12 @@ async def test_the_same_request_gets_the_same_output_figure(mode: Any, figure: i
 @pytest.mark.parametrize("api", WIRES)
 async def test_asking_what_would_be_sent_records_nothing(api: str) -> None:
     """A peek tells the view of the next request and makes it no fact."""
-    desk, body = Replica(), session(api)
-    peeked = await desk.plan(body, WINDOW, CompactionTarget(dry_run=True), api=api)
-    assert desk.book.records() == []  # type: ignore[attr-defined]
-    assert not desk.records
-    assert (await desk.plan(body, WINDOW, api=api)).body == peeked.body
-    assert len(desk.book.records()) == 1  # type: ignore[attr-defined]
+    replica, body = Replica(), session(api)
+    peeked = await replica.plan(body, WINDOW, CompactionTarget(dry_run=True), api=api)
+    assert replica.book.records() == []  # type: ignore[attr-defined]
+    assert not replica.records
+    assert (await replica.plan(body, WINDOW, api=api)).body == peeked.body
+    assert len(replica.book.records()) == 1  # type: ignore[attr-defined]
 
 
 MANAGING: list[tuple[str, dict[str, Any], bool]] = [
@@ -317,12 +317,12 @@ async def test_a_conversation_the_provider_shortens_is_left_to_it(
     api: str, members: dict[str, Any], left: bool
 ) -> None:
     """Where the client asked the provider to act below the window, nothing is done ahead; after an overflow it is."""
-    body, desk = session(api, **members), Replica()
-    plan = await desk.plan(body, WINDOW, api=api)
+    body, replica = session(api, **members), Replica()
+    plan = await replica.plan(body, WINDOW, api=api)
     assert (plan.body == body) == left
-    forced = await desk.plan(body, WINDOW, CompactionTarget(force=True), api=api)
+    forced = await replica.plan(body, WINDOW, CompactionTarget(force=True), api=api)
     assert len(forced.body) < len(body)
-    assert (await desk.plan(body, WINDOW, api=api)).body == forced.body
+    assert (await replica.plan(body, WINDOW, api=api)).body == forced.body
 
 
 async def test_a_stored_history_is_never_folded() -> None:

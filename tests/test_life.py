@@ -50,11 +50,11 @@ def body(messages: Sequence[Message], life: Life) -> bytes:
 async def views(*requests: tuple[Sequence[Message], Life]) -> list[list[bytes]]:
     """What goes upstream for each request in turn, its system message left out."""
     book, found = DictRecords(), []
-    desk: Replica | None = None
+    replica: Replica | None = None
     for messages, life in requests:
-        if desk is None or life.fresh or life.policy is not POLICY:
-            desk = Replica(book, life.policy)
-        plan = await desk.plan(body(messages, life), life.window, factor=life.factor)
+        if replica is None or life.fresh or life.policy is not POLICY:
+            replica = Replica(book, life.policy)
+        plan = await replica.plan(body(messages, life), life.window, factor=life.factor)
         assert plan.error is None, plan.error
         found.append(message_slices(plan.body)[1:])
     return found
@@ -132,12 +132,12 @@ async def test_code_that_writes_other_blocks_repeats_the_recorded_one(monkeypatc
 async def test_another_model_has_a_past_of_its_own() -> None:
     """A model switched in mid-conversation is compacted for its own window; switched back, the first goes on."""
     book = DictRecords()
-    desk = Replica(book)
-    first = await desk.plan(body(BEFORE, Life()), WINDOW)
-    large = await desk.plan(body(AFTER, Life()), WINDOW * 8, model="another-model")
+    replica = Replica(book)
+    first = await replica.plan(body(BEFORE, Life()), WINDOW)
+    large = await replica.plan(body(AFTER, Life()), WINDOW * 8, model="another-model")
     assert large.report.outcome == "verbatim"
     later = [*AFTER, *agent_round(100, 20)]
-    back = await desk.plan(body(later, Life()), WINDOW)
+    back = await replica.plan(body(later, Life()), WINDOW)
     assert message_slices(back.body)[: len(message_slices(first.body))] == message_slices(first.body)
     assert not back.report.event
 
@@ -150,21 +150,21 @@ async def test_compacting_now_is_recorded_and_idempotent(rounds: int) -> None:
     first = await Replica(book).plan(chat_body(messages), WINDOW, now)
     assert first.report.event
     assert len(book.records()) == 1
-    desk = Replica(book)
+    replica = Replica(book)
     for target in (now, CompactionTarget(), now):
-        again = await desk.plan(chat_body(messages), WINDOW, target)
+        again = await replica.plan(chat_body(messages), WINDOW, target)
         assert again.body == first.body
         assert not again.report.event
-    grown = await desk.plan(chat_body([*messages, *agent_round(99, 20)]), WINDOW)
+    grown = await replica.plan(chat_body([*messages, *agent_round(99, 20)]), WINDOW)
     assert message_slices(grown.body)[: len(message_slices(first.body))] == message_slices(first.body)
 
 
 @pytest.mark.parametrize(("rounds", "size", "window"), [(20, 300, 4096), (60, 300, 8192), (60, 700, 16_384)])
 async def test_a_view_that_is_fed_back_is_left_alone(rounds: int, size: int, window: int) -> None:
     """What was made small enough is, sent as a request of its own, passed on byte for byte."""
-    desk = Replica()
-    view = (await desk.plan(chat_body(agent_session(rounds, size), tools=AGENT_TOOLS), window)).body
-    assert (await desk.plan(view, window)).body == view
+    replica = Replica()
+    view = (await replica.plan(chat_body(agent_session(rounds, size), tools=AGENT_TOOLS), window)).body
+    assert (await replica.plan(view, window)).body == view
     assert (await Replica().plan(view, window)).body == view
 
 
@@ -176,7 +176,7 @@ async def test_work_grows_with_what_is_new() -> None:
 
 async def characters_counted(rounds: int) -> int:
     """How many characters are given to the tokenizer while a session of *rounds* is sent round by round."""
-    desk, total = Replica(), 0
+    replica, total = Replica(), 0
 
     class Meter:
         loaded = ("o200k_base",)
@@ -186,8 +186,8 @@ async def characters_counted(rounds: int) -> int:
             total += len(text)
             return tokenizers().count(encoding, text)
 
-    desk.reader._counter = Meter()
+    replica.reader._counter = Meter()
     session = agent_session(rounds, 300)
     for end in range(4, len(session) + 1, 2):
-        await desk.plan(chat_body(session[:end], tools=AGENT_TOOLS), 8192)
+        await replica.plan(chat_body(session[:end], tools=AGENT_TOOLS), 8192)
     return total

@@ -62,10 +62,10 @@ async def test_every_view_alternates(
     whole = json.dumps(request_body(api, found)).encode()
     assume(problems(api, whole, ENDLESS) == [])
     window = max(600, int(share * WIRES[api].judge(json.loads(whole), Rules(window=ENDLESS)).tokens))
-    desk = Replica()
+    replica = Replica()
     for end in ends[-12:]:
         body = json.dumps(request_body(api, found[:end])).encode()
-        plan = await desk.plan(body, window, CompactionTarget(force=force and end % 5 == 0), api=api)
+        plan = await replica.plan(body, window, CompactionTarget(force=force and end % 5 == 0), api=api)
         if plan.error is None:
             assert problems(api, plan.body, window) == [], plan.report.stages
 
@@ -75,11 +75,11 @@ async def test_the_strategy_crosses_windows(api: str) -> None:
     """The property above is about something: long conversations of this kind are compacted at most requests."""
     text = "It is said that the ledger of zone nine is closed. " * 12
     found: list[Message] = [{"role": "system", "content": "Be brief."}]
-    desk, compacted = Replica(), 0
+    replica, compacted = Replica(), 0
     for turn in range(24):
         found.append({"role": "user", "content": f"Turn {turn}: {text}"})
         body = json.dumps(request_body(api, found)).encode()
-        plan = await desk.plan(body, 2048, api=api)
+        plan = await replica.plan(body, 2048, api=api)
         assert problems(api, plan.body, 2048) == []
         compacted += plan.body != body
         found.append({"role": "assistant", "content": f"Answer {turn}: {text}"})

@@ -221,8 +221,10 @@ def _add_fallback(rule: dict[str, Any], steps: list[Any], key: str) -> None:
     """Add the *steps* of LiteLLM's list *key* to those that *rule* has: here they are one list for all reasons."""
     known = rule.get("overflow", [])
     added = [step for step in steps if step not in known]
-    rule["overflow"] = [*added, *known] if "compress" in known else [*added, "compress"]
-    reasons = [*rule.get("fallback_on", ["overflow"] if known else []), *FALLBACKS[key]]
+    rule["overflow"] = [*added, *(known or ["compress"])]
+    reasons = list(FALLBACKS[key])
+    if known:
+        reasons = [*rule.get("fallback_on", ["overflow"]), *reasons]
     if reasons != ["overflow"]:
         rule["fallback_on"] = list(dict.fromkeys(reasons))
 

@@ -246,14 +246,19 @@ class Engine:
     async def _for_fallback(self, request: Request, model: str) -> Request:
         """*request* as the fallback called *model* can read it."""
         located = await self.measurer.located(request)
-        asked = request.path_model or located.envelope.model
+        requested_model = request.path_model or located.envelope.model
         # The caller's key goes with no errand of ours to an upstream that the caller did not choose.
-        same = self._catalogue.resolve(model).upstream == self._catalogue.resolve(asked).upstream
+        same = self._catalogue.resolve(model).upstream == self._catalogue.resolve(requested_model).upstream
         body = await offload(len(request.body), rerouted, request, located, model)
         origin = request.origin if same else None
         path_model = model if request.path_model else ""
         return structs.replace(
-            request, body=body, origin=origin, requested_model=asked, fallback_model=model, path_model=path_model
+            request,
+            body=body,
+            origin=origin,
+            requested_model=requested_model,
+            fallback_model=model,
+            path_model=path_model,
         )
 
     # Loop 2: send until a reply can be passed on.

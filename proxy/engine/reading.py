@@ -417,13 +417,13 @@ class PrefixHasher:
     def find(self, prefixes: Cache[bytes, P]) -> P | None:
         """Return the longest known prefix whose bytes the body begins with."""
         power = len(self._body).bit_length() - 1
-        found: P | None = None
+        longest: P | None = None
         for exponent in (power - 1, power):
             candidate = prefixes.get(self.digest(1 << exponent))
             fits = candidate is not None and candidate.border <= len(self._body)
             if candidate and fits and self.digest(candidate.border) == candidate.digest:
-                found = candidate
-        return found
+                longest = candidate
+        return longest
 
     def file(self, prefixes: Cache[bytes, P], prefix: P) -> None:
         """File *prefix*, up to which the body is known from now on."""

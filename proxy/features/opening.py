@@ -46,7 +46,7 @@ class FeatureParts:
 
 @dataclass(frozen=True, slots=True)
 class EarlierItem:
-    """What an earlier conversation, named ``session``, left: its item of that ``number``, or a summary of the first.
+    """An item of an earlier conversation, named ``session``: the one of that ``number``, or a summary of the first.
 
     ``written_at`` is the Unix time at which it was stored.
     """

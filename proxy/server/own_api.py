@@ -1,4 +1,4 @@
-"""What all routes below ``/ullage/api/`` share by which callers read and change what is theirs."""
+"""The common part of all routes below ``/ullage/api/`` by which callers read and change their own data."""
 
 from __future__ import annotations
 

@@ -130,7 +130,7 @@ class Conversation(msgspec.Struct):
 
 
 class Message(msgspec.Struct):
-    """What is read of a client's message. The other members pass as they came."""
+    """The members of a client's message that are read. The other members pass as they came."""
 
     type: str
     previous_response_id: str | None = None

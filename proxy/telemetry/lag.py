@@ -46,7 +46,7 @@ class LagWatch:
         self._warn = warn
         self._too_late = too_late
         self._stopped = threading.Event()
-        self._is_asked = False
+        self._is_beat_due = False
         self._due = 0.0
         self._worst = 0.0
         self._ran: tuple[str, ...] = ()
@@ -75,19 +75,19 @@ class LagWatch:
         self._worst = max(self._worst, lag)
         if lag >= self._too_late:
             self._warn(lag, self._ran)
-        self._is_asked = False
+        self._is_beat_due = False
 
     def _ask_for_beats(self) -> None:
         """Ask for one beat after the other, and note the frames once for each that is overdue. Runs in the thread."""
         due = time.monotonic() + BEAT
         while not self._stopped.wait(BEAT):
-            if self._is_asked:
+            if self._is_beat_due:
                 # The first look at an overdue beat counts: its frames have run for most of the lag.
                 if not self._ran and time.monotonic() - self._due >= self._too_late / 2:
                     self._ran = self._frames()
             elif self._under_way or due - self._due >= IDLE_BEAT:
                 # Due when this thread meant to ask: what held it up holds up the loop as well, the interpreter's lock.
-                self._due, self._ran, self._is_asked = due, (), True
+                self._due, self._ran, self._is_beat_due = due, (), True
                 try:
                     self._loop.call_soon_threadsafe(self._on_beat)
                 except RuntimeError:

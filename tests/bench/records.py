@@ -111,10 +111,10 @@ async def _grown(path: Path, window: int, tokens: int, store: Store, tasks: Task
         time.monotonic,
     )
     chronicle = HistoryRecorder(store.conversations, {}, lambda: 1_800_000_000.0, archive)
-    desk = Replica(store.records, summaries=Writer(store))  # type: ignore[arg-type]  # it does not look at what it is asked
+    replica = Replica(store.records, summaries=Writer(store))  # type: ignore[arg-type]  # it does not look at what it is asked
     for messages in places(path):
         body = chat_body(messages)
-        plan = await desk.plan(body, window)
+        plan = await replica.plan(body, window)
         chronicle.answered(Request("chat", body, TENANT, "r"), plan)
         taken.events += plan.report.event
         taken.tokens = plan.report.tokens_before or 0

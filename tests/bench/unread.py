@@ -68,10 +68,10 @@ def budget(window: int) -> int:
 
 async def replay(recording: RecordedConversation, window: int, ends: Sequence[int], counts: Counts) -> None:
     """Send the prefixes of *recording* that end at *ends* through one replica, and count."""
-    desk = Replica()
+    replica = Replica()
     for end in ends:
         raw = recording.body(end, "house-model")
-        plan = await desk.plan(raw, window)
+        plan = await replica.plan(raw, window)
         if recording.messages[end - 1]["role"] not in RESULTS:
             continue
         counts.requests += 1

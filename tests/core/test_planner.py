@@ -44,12 +44,12 @@ def measured(
     messages: Sequence[Message],
     window: int = WINDOW,
     target: CompactionTarget | None = None,
-    desk: Replica | None = None,
+    replica: Replica | None = None,
     ratio: float = 1.0,
     **members: Any,
 ) -> MeasuredRequest:
     """*messages* as a measured request; *ratio*: provider tokens per token of our count."""
-    measurer = (desk or Replica()).measurer
+    measurer = (replica or Replica()).measurer
     request = Request("chat", chat_body(messages, **members), TENANT, "r")
     route = Route("stub", "house-model", window, None, "o200k_base", "configured")
     known = KnownRoute(route, window, "configured", None, ratio)
@@ -61,9 +61,9 @@ def looked_up(request: MeasuredRequest) -> LookedUp:
     return LookedUp(request.lay_out(), None)
 
 
-def written(request: MeasuredRequest, need: NeedBlock, desk: Replica | None = None) -> Written:
+def written(request: MeasuredRequest, need: NeedBlock, replica: Replica | None = None) -> Written:
     """The record that *need* asks for, written by the real engine over a store of its own."""
-    return asyncio.run((desk or Replica()).compactions.write(request, need))
+    return asyncio.run((replica or Replica()).compactions.write(request, need))
 
 
 LONG = agent_session(20, 500)
@@ -201,9 +201,9 @@ def test_only_a_stated_window_refuses(stated: bool) -> None:
         assert final.error.largest == "system messages"
 
 
-def finish(request: MeasuredRequest, desk: Replica | None = None) -> Forward | TooLossy | Reject:
+def finish(request: MeasuredRequest, replica: Replica | None = None) -> Forward | TooLossy | Reject:
     """The final decision, with every target on the way at least as tight as the one before."""
-    desk = desk or Replica(DictRecords())
+    replica = replica or Replica(DictRecords())
     decision = decide(request, PLANNING)
     blocks: list[NeedBlock] = []
     while True:
@@ -213,7 +213,7 @@ def finish(request: MeasuredRequest, desk: Replica | None = None) -> Forward | T
             case NeedBlock():
                 blocks.append(decision)
                 assert len(blocks) <= MOST_BLOCKS
-                decision = decide(request, PLANNING, written(request, decision, desk))
+                decision = decide(request, PLANNING, written(request, decision, replica))
             case Forward() | TooLossy() | Reject():
                 for earlier, later in itertools.pairwise(blocks):
                     assert is_tighter(later.target, earlier.target)

@@ -190,17 +190,17 @@ async def record_sdk(api: str) -> None:
     async with Stub(Rules(window=10**6)) as server:
         for stream in (False, True):
             server.script = rounds(ROUNDS, "read_file", lambda path: {"path": path})
-            async with SDK_CLIENTS[api](server.url) as voice:
+            async with SDK_CLIENTS[api](server.url) as sdk:
                 task = [{"role": "system", "content": AGENT_SYSTEM}, {"role": "user", "content": AGENT_TASK}]
-                history, beside = voice.opening(task)
-                asked = {"model": "gpt-4o-mini", **beside, **voice.options({"max_tokens": 512, "tools": AGENT_TOOLS})}
+                history, beside = sdk.opening(task)
+                asked = {"model": "gpt-4o-mini", **beside, **sdk.options({"max_tokens": 512, "tools": AGENT_TOOLS})}
                 for at in range(ROUNDS + 1):
-                    answer = await voice.ask(asked, history, stream=stream)
-                    called = voice.calls(answer)
+                    answer = await sdk.ask(asked, history, stream=stream)
+                    called = sdk.calls(answer)
                     results = [log(2 * at + number, 300) for number in range(len(called))]
-                    history += [*answer, *(voice.results(called, results) if called else [])]
-                history += voice.opening(chat_turn(1, 60)[:1])[0]
-                await voice.ask(asked, history, stream=stream)
+                    history += [*answer, *(sdk.results(called, results) if called else [])]
+                history += sdk.opening(chat_turn(1, 60)[:1])[0]
+                await sdk.ask(asked, history, stream=stream)
         name = {"chat": "openai", "responses": "openai-responses", "messages": "anthropic"}[api]
         keep(name, version(name.partition("-")[0]), server.seen, ROOT)
 

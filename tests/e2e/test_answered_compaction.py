@@ -60,15 +60,15 @@ async def settled(server: Stub, front: Proxy) -> None:
     await until(lambda: called() >= len(server.summaries), 30)
 
 
-async def grown(voice: SdkClient, server: Stub, front: Proxy, api: str, options: dict[str, Any]) -> None:
+async def grown(sdk: SdkClient, server: Stub, front: Proxy, api: str, options: dict[str, Any]) -> None:
     """The session up to where a summary of nearly all of it is ready."""
     async with asyncio.timeout(60):
         for rounds in itertools.chain(range(6, ROUNDS, 4), itertools.repeat(ROUNDS - 1)):
-            await voice.ask(options, asked(api, session(rounds), compacting=False), stream=False)
+            await sdk.ask(options, asked(api, session(rounds), compacting=False), stream=False)
             await settled(server, front)
             if rounds == ROUNDS - 1:
                 before = len(server.chats())
-                await voice.ask(options, asked(api, session(ROUNDS), compacting=True), stream=False)
+                await sdk.ask(options, asked(api, session(ROUNDS), compacting=True), stream=False)
                 if len(server.chats()) == before:
                     return
 
@@ -80,16 +80,16 @@ async def test_it_is_answered_from_a_summary_of_nearly_all(stub: StartStub, prox
     settings = {"compression": {"client_compaction": "answer"}, "summaries": {"spend": 1.0}}
     front = await proxy(server.url, config={"models": [{"name": "*", "context_window": WINDOW}], **settings})
     for api in SDK_CLIENTS:
-        async with SDK_CLIENTS[api](front.url) as voice:
-            _, more = voice.opening(agent_session(0, 0))
+        async with SDK_CLIENTS[api](front.url) as sdk:
+            _, more = sdk.opening(agent_session(0, 0))
             wanted = {"model": "gpt-4o-mini", **more}
-            options = {**wanted, **voice.options({"max_tokens": 2048, "tools": AGENT_TOOLS})}
-            await grown(voice, server, front, api, options)
+            options = {**wanted, **sdk.options({"max_tokens": 2048, "tools": AGENT_TOOLS})}
+            await grown(sdk, server, front, api, options)
             assert server.summaries, "nothing was summed up, so nothing can be ready"
             before, texts = len(server.chats()), []
             for stream in (False, True):
-                answer = await voice.ask(options, asked(api, session(ROUNDS), compacting=True), stream=stream)
-                assert voice.calls(answer) == []
+                answer = await sdk.ask(options, asked(api, session(ROUNDS), compacting=True), stream=stream)
+                assert sdk.calls(answer) == []
                 texts.append(api_formats.text_of(answer[0]))
             assert len(server.chats()) == before, "the model was asked all the same"
             assert texts[0] == texts[1]
@@ -98,11 +98,11 @@ async def test_it_is_answered_from_a_summary_of_nearly_all(stub: StartStub, prox
             assert NEWEST in texts[0]
             assert PROMPTS[api][:30] not in texts[0]
             fresh = [{"role": "user", "content": f"{texts[0]}\n\nGo on from there."}]
-            await voice.ask({**wanted, **voice.options({"max_tokens": 64})}, fresh, stream=False)
-            assert server.chats()[-1].body == voice.bodies[-1], "what follows is another chain"
+            await sdk.ask({**wanted, **sdk.options({"max_tokens": 64})}, fresh, stream=False)
+            assert server.chats()[-1].body == sdk.bodies[-1], "what follows is another chain"
             other = [agent_session(0, 0)[0], {"role": "user", "content": "Look at src."}, *session(12)[2:]]
-            await voice.ask(options, asked(api, other, compacting=True), stream=False)
-            assert server.chats()[-1].body == voice.bodies[-1], "what nobody summed up is the model's to read"
+            await sdk.ask(options, asked(api, other, compacting=True), stream=False)
+            assert server.chats()[-1].body == sdk.bodies[-1], "what nobody summed up is the model's to read"
             if api == "chat":
                 await _more_than_a_text(server, front, options)
             if api == "responses":

@@ -45,16 +45,16 @@ def rounds(count: int) -> Any:
     return script
 
 
-async def session(voice: OpenAIClient, model: str, count: int, *, stream: bool) -> None:
+async def session(sdk: OpenAIClient, model: str, count: int, *, stream: bool) -> None:
     """A whole session of *count* tool rounds."""
     task = {"role": "user", "content": [{"type": "text", "text": AGENT_TASK}, PICTURE]}
     history: list[dict[str, Any]] = [{"role": "system", "content": AGENT_SYSTEM}, task]
     asked = {"model": model, "max_tokens": 256, "tools": AGENT_TOOLS}
     for at in range(count + 1):
-        history += await voice.ask(asked, history, stream=stream)
-        called = voice.calls(history[-1:])
+        history += await sdk.ask(asked, history, stream=stream)
+        called = sdk.calls(history[-1:])
         assert bool(called) == (at < count), "the model's calls did not arrive as they were made"
-        history += voice.results(called, [log(at * 2 + number, 250) for number in range(len(called))])
+        history += sdk.results(called, [log(at * 2 + number, 250) for number in range(len(called))])
 
 
 @pytest.mark.slow
@@ -62,11 +62,11 @@ async def test_an_agent_session_crosses_the_window(stub: StartStub, proxy: Start
     """Parallel tool rounds with a picture reach the provider in its own strict form, whatever was known before."""
     server = await stub(window=WINDOW, wording="anthropic")
     front = await bridged(proxy, server)
-    async with OpenAIClient(front.url) as voice:
+    async with OpenAIClient(front.url) as sdk:
         for model, stream in ((MODEL, True), (UNKNOWN, False)):
             server.forget()
             server.script = rounds(20)
-            await session(voice, model, 20, stream=stream)
+            await session(sdk, model, 20, stream=stream)
             assert {seen.path for seen in server.chats()} == {"/v1/messages"}
             assert [seen.why for seen in server.chats("invalid")] == []
             sizes = [seen.tokens for seen in server.chats("ok")]

@@ -76,22 +76,22 @@ async def test_a_compaction_in_unknown_words_goes_whole(api: str, words: str, cl
 @pytest.mark.parametrize("api", WIRES)
 async def test_what_a_client_compacts_goes_whole_while_it_fits(api: str) -> None:
     """An event on the chain and the high mark change nothing; what is too big is made smaller; nothing is confused."""
-    desk, route = Replica(), {"api": api}
+    replica, route = Replica(), {"api": api}
     rounds = rounds_up_to(api, WINDOW - 400)
-    ordinary = await desk.plan(raw(asked(api, agent_session(rounds, 300))), WINDOW, **route)
+    ordinary = await replica.plan(raw(asked(api, agent_session(rounds, 300))), WINDOW, **route)
     assert ordinary.report.event, "the session itself has to be compacted, or nothing is shown"
     assert ordinary.report.client_compaction == ""
     body = compacting(api, rounds)
-    plan = await desk.plan(raw(body), WINDOW, **route)
+    plan = await replica.plan(raw(body), WINDOW, **route)
     assert plan.body == raw(body)
     assert (plan.report.outcome, plan.report.client_compaction) == ("verbatim", OWNERS[api])
     assert not plan.report.event
-    assert len(desk.records) == 1, "a client's own compaction makes no event of ours"
-    forced = await desk.plan(raw(body), WINDOW, CompactionTarget(force=True), **route)
+    assert len(replica.records) == 1, "a client's own compaction makes no event of ours"
+    forced = await replica.plan(raw(body), WINDOW, CompactionTarget(force=True), **route)
     assert forced.report.outcome == "compacted"
     for more, stages in ((1, {"prune"}), (12, {"prune"}), (80, {"fold"})):
         body = compacting(api, rounds + more)
-        larger = await desk.plan(raw(body), WINDOW, **route)
+        larger = await replica.plan(raw(body), WINDOW, **route)
         assert stages <= set(larger.report.stages)
         assert WIRES[api].judge(json.loads(larger.body), Rules(window=WINDOW)).kind == "ok"
         assert PROMPTS[api][:40].encode() in larger.body
@@ -102,9 +102,9 @@ async def test_what_a_client_compacts_goes_whole_while_it_fits(api: str) -> None
             assert len(swapped) in (range(1, 5) if more == 1 else range(5, rounds + more))
             assert not larger.report.event
     after = [{"role": "user", "content": "Summary: the rows get lost at midnight."}, *chat_turn(3, 40)[:1]]
-    fresh = await desk.plan(raw(asked(api, after)), WINDOW, **route)
+    fresh = await replica.plan(raw(asked(api, after)), WINDOW, **route)
     assert fresh.body == raw(asked(api, after)), "what follows is another chain"
-    again = await desk.plan(raw(asked(api, agent_session(rounds + 1, 300))), WINDOW, **route)
+    again = await replica.plan(raw(asked(api, agent_session(rounds + 1, 300))), WINDOW, **route)
     records = [plan.view.edits.record for plan in (again, ordinary) if plan.view is not None]
     blocks = [record.block for record in records if record is not None]
     assert len(blocks) == 2

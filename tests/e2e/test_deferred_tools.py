@@ -28,20 +28,20 @@ async def test_a_clients_session_with_too_many_tools_goes_on(stub: StartStub, pr
     server = await stub(window=WINDOW, wording=WORDING[api], alternation=False)
     rules = [{"name": "*", "context_window": WINDOW}]
     front = await proxy(server.url, config={"models": rules, "compression": ON, "summaries": {"mode": "off"}})
-    async with SDK_CLIENTS[api](front.url) as voice:
-        items, more = voice.opening(agent_session(2, 60))
-        options = {"model": "gpt-4o-mini", **voice.options({"tools": many_tools(), "max_tokens": 300}), **more}
+    async with SDK_CLIENTS[api](front.url) as sdk:
+        items, more = sdk.opening(agent_session(2, 60))
+        options = {"model": "gpt-4o-mini", **sdk.options({"tools": many_tools(), "max_tokens": 300}), **more}
         for at in range(4):
             server.script = model_answering(Answer("I look.", (LOOK,)), Answer("", (USE,)))
             if at == 3:
                 server.script = model_answering(Answer("It will rain."))
-            answer = await voice.ask(options, items, stream=at % 2 == 1)
+            answer = await sdk.ask(options, items, stream=at % 2 == 1)
             assert NAME not in json.dumps(answer)
-            calls = voice.calls(answer)
+            calls = sdk.calls(answer)
             items += answer
             if calls:
                 assert WANTED in json.dumps(answer)
-                items += voice.results(calls, ["Rain."] * len(calls))
+                items += sdk.results(calls, ["Rain."] * len(calls))
         assert "It will rain." in "".join(map(text_of, answer))
     assert [seen.verdict for seen in server.seen] == ["ok"] * 7
     assert WANTED not in server.seen[0].tools

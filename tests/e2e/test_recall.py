@@ -31,9 +31,9 @@ async def test_a_clients_session_goes_on_over_recalls(stub: StartStub, proxy: St
     rules = [{"name": "*", "context_window": WINDOW}]
     front = await proxy(server.url, config={"models": rules, "compression": ON, "summaries": {"mode": "off"}})
     thought, words = "What was it again?", "It is kingfisher 4711."
-    async with SDK_CLIENTS[api](front.url) as voice:
-        items, more = voice.opening(long_history())
-        options = {"model": MODEL, **voice.options({"tools": AGENT_TOOLS, "max_tokens": 300}), **more}
+    async with SDK_CLIENTS[api](front.url) as sdk:
+        items, more = sdk.opening(long_history())
+        options = {"model": MODEL, **sdk.options({"tools": AGENT_TOOLS, "max_tokens": 300}), **more}
         recalls = 0
         for at in range(6):
             stream = at % 2 == 1
@@ -41,17 +41,17 @@ async def test_a_clients_session_goes_on_over_recalls(stub: StartStub, proxy: St
             last = Answer(words, (READ,), reasoning=thought) if at % 3 else Answer(words)
             server.script = model_answering(*looks, last)
             before = len(server.seen)
-            answer = await voice.ask(options, items, stream=stream)
+            answer = await sdk.ask(options, items, stream=stream)
             assert NAME not in json.dumps(answer)
             assert words in "".join(map(text_of, answer))
             assert [seen.verdict for seen in server.seen[before:]] == ["ok"] * (1 + len(looks)), server.seen[-1].why
-            assert view_problems(voice.bodies[-1], server.seen[before]) == []
+            assert view_problems(sdk.bodies[-1], server.seen[before]) == []
             assert SAID in server.seen[before + 1].body.decode()
             recalls += len(looks)
             items += answer
-            calls = voice.calls(answer)
+            calls = sdk.calls(answer)
             following = [{"role": "user", "content": f"Go on with step {at}."}]
-            items += voice.results(calls, ["Nothing new here."] * len(calls)) if calls else following
+            items += sdk.results(calls, ["Nothing new here."] * len(calls)) if calls else following
         views = [seen for seen in server.seen if seen.body.count(MENTION.encode())]
         assert len(views) == len(server.seen)
         assert all(seen.tools[-1] == NAME for seen in server.seen)

@@ -42,10 +42,10 @@ def body(api: str, rounds: int, words: int = 250) -> bytes:
 @pytest.mark.parametrize("api", WIRES)
 async def test_an_order_in_a_file_is_not_pinned_as_the_users(api: str) -> None:
     """The block repeats what the user said word for word, and nothing of what files say as if the user had."""
-    desk = Replica()
-    plan = await desk.plan(body(api, 40), 6_000, api=api)
+    replica = Replica()
+    plan = await replica.plan(body(api, 40), 6_000, api=api)
     assert plan.report.outcome == "compacted"
-    (record,) = desk.records.values()
+    (record,) = replica.records.values()
     said, _, told = record.block.partition("Steps so far")
     assert LATER in said
     assert TASK in said + plan.body.decode()

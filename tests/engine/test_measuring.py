@@ -27,8 +27,8 @@ async def test_tools_larger_than_the_window_lose_prose_only() -> None:
     """Tools above the window are cut the same way on every call, and the rest of the body stays."""
     tools = [tool(f"look_{at}", prose(at, 150), key=prose(at + 500, 40)) for at in range(30)]
     assert count_json(tools) > WINDOW
-    desk, messages = Replica(), agent_session(3, 50)
-    plans = [await desk.plan(chat_body(messages[:end], tools=tools), WINDOW) for end in (2, 4, 6, 8)]
+    replica, messages = Replica(), agent_session(3, 50)
+    plans = [await replica.plan(chat_body(messages[:end], tools=tools), WINDOW) for end in (2, 4, 6, 8)]
     assert all(plan.error is None and "tools" in plan.report.stages for plan in plans)
     assert len({json.dumps(json.loads(plan.body)["tools"]) for plan in plans}) == 1
     cut = json.loads(plans[0].body)["tools"]
@@ -51,12 +51,12 @@ async def test_tools_beyond_their_share_are_shrunk_before_messages_go() -> None:
     """Above the high mark tools come down to their share first, on every call alike; below it nobody touches them."""
     tools = [tool(f"tool_{n}", prose(n, 200), path="Path.") for n in range(8)]
     shares = Allocation(system=0.05, tools=0.15, summary=0.1, recent=0.2, older=0.1, reserve=0.4)
-    desk = Replica(policy=replace(POLICY, rules=replace(POLICY.rules, allocation=shares)))
-    low = await desk.plan(chat_body(agent_session(6, 300), tools=tools), 8192)
+    replica = Replica(policy=replace(POLICY, rules=replace(POLICY.rules, allocation=shares)))
+    low = await replica.plan(chat_body(agent_session(6, 300), tools=tools), 8192)
     assert low.report.outcome == "verbatim"
     assert low.report.borrowed["tools"] > 0
     plans = [
-        await desk.plan(chat_body(agent_session(rounds, 300), tools=tools), 8192, tenant=tenant)
+        await replica.plan(chat_body(agent_session(rounds, 300), tools=tools), 8192, tenant=tenant)
         for rounds, tenant in ((16, b"a" * 32), (17, b"a" * 32))
     ]
     for plan in plans:

@@ -235,16 +235,16 @@ async def test_a_window_that_was_worked_out_refuses_nothing(stated: int | None, 
 
 async def test_a_wish_is_granted_below_the_low_mark() -> None:
     """What was wished for over the API folds the next request under the low mark, once."""
-    desk, body = Replica(), chat_body(quiet_session(0.38))
-    first = await desk.plan(body, WINDOW)
+    replica, body = Replica(), chat_body(quiet_session(0.38))
+    first = await replica.plan(body, WINDOW)
     assert first.report.outcome == "verbatim"
     assert first.view is not None
     assert first.view.layout is not None, "it is known from half of the low mark on"
-    assert isinstance(desk.book, DictRecords)
-    desk.book.wishes.add((TENANT, first.view.measured.root_hash(first.view.layout)))
-    wished = await desk.plan(body, WINDOW)
+    assert isinstance(replica.book, DictRecords)
+    replica.book.wishes.add((TENANT, first.view.measured.root_hash(first.view.layout)))
+    wished = await replica.plan(body, WINDOW)
     assert wished.report.event
     assert (wished.tokens or 0) <= 0.24 * WINDOW
-    again = await desk.plan(body, WINDOW)
+    again = await replica.plan(body, WINDOW)
     assert again.body == wished.body
     assert not again.report.event

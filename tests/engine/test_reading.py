@@ -33,7 +33,7 @@ Body = tuple[bytes, bytes, str]
 
 
 class Letters:
-    """Counts letters, other ones by encoding, and remembers what it was asked."""
+    """Counts letters, twice as many in the encoding ``wide``, and remembers the texts that it counted."""
 
     def __init__(self) -> None:
         self.counted: Tally[str] = Tally()
@@ -47,8 +47,8 @@ class Letters:
         return len(text) * (2 if encoding == "wide" else 1)
 
 
-class House:
-    """A reader with memories of its own."""
+class ReaderWithCaches:
+    """A reader with caches of its own, and its counter."""
 
     def __init__(self, size: int = 10_000) -> None:
         self.counter = Letters()
@@ -78,14 +78,14 @@ def whole(messages: list[dict[str, Any]], **around: Any) -> bytes:
 
 def cold(body: bytes, tenant: bytes = ANN, encoding: str = "narrow") -> tuple[object, ...]:
     """What a reader that never read anything knows of *body*."""
-    return facts(asyncio.run(House().read(body, tenant, encoding)), tenant)
+    return facts(asyncio.run(ReaderWithCaches().read(body, tenant, encoding)), tenant)
 
 
 async def test_what_a_reading_says() -> None:
     """Weights are those of the api_format, the fixed part is everything but the history."""
     messages = [{"role": "system", "content": "abc"}, {"role": "user", "content": "hello"}]
-    house = House()
-    reading = await house.read(whole(messages, tools=[{"a": 1}], max_tokens=7, response_format=None))
+    caching = ReaderWithCaches()
+    reading = await caching.read(whole(messages, tools=[{"a": 1}], max_tokens=7, response_format=None))
     assert [item.tokens for item in reading.items] == [chat.PER_MESSAGE + 3, chat.PER_MESSAGE + 5]
     assert reading.member_tokens == {"tools": len('[{"a": 1}]')}
     assert reading.fixed == chat.PER_REPLY + chat.PER_MESSAGE + 3 + 10
@@ -150,8 +150,8 @@ def test_what_was_read_before_changes_nothing(sent: list[Body], size: int) -> No
     """Every body reads as it does cold, whatever came before it, however much the memories still hold."""
 
     async def run() -> list[tuple[object, ...]]:
-        house = House(size)
-        return [facts(await house.read(*body), body[1]) for body in sent]
+        caching = ReaderWithCaches(size)
+        return [facts(await caching.read(*body), body[1]) for body in sent]
 
     for read, body in zip(asyncio.run(run()), sent, strict=True):
         assert read == cold(*body)
@@ -164,9 +164,9 @@ def test_readings_may_overlap(sent: list[Body]) -> None:
     """Bodies read at the same time do not disturb each other."""
 
     async def run() -> list[CountedBody]:
-        house = House()
+        caching = ReaderWithCaches()
         async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(house.read(*body)) for body in sent]
+            tasks = [group.create_task(caching.read(*body)) for body in sent]
         return [task.result() for task in tasks]
 
     for reading, body in zip(asyncio.run(run()), sent, strict=True):
@@ -175,64 +175,64 @@ def test_readings_may_overlap(sent: list[Body]) -> None:
 
 async def test_only_new_text_is_counted() -> None:
     """A conversation that grows costs the count of what is new; the same body again costs none."""
-    house = House()
+    caching = ReaderWithCaches()
     session = agent_session(30, 100)
     for end in range(2, len(session) + 1, 2):
-        await house.read(whole(session[:end], tools=AGENT_TOOLS))
-    said = [text for text in house.counter.counted if len(text) > 40]
+        await caching.read(whole(session[:end], tools=AGENT_TOOLS))
+    said = [text for text in caching.counter.counted if len(text) > 40]
     assert len(said) > 30
-    assert [text for text in said if house.counter.counted[text] != 1] == []
-    total = house.counter.counted.total()
-    await house.read(whole(session, tools=AGENT_TOOLS))
-    assert house.counter.counted.total() == total
+    assert [text for text in said if caching.counter.counted[text] != 1] == []
+    total = caching.counter.counted.total()
+    await caching.read(whole(session, tools=AGENT_TOOLS))
+    assert caching.counter.counted.total() == total
 
 
 async def test_items_are_recognised_wherever_they_stand() -> None:
     """An item moved, or said twice in one body, is counted once."""
-    house = House()
+    caching = ReaderWithCaches()
     one, two = chat_turn(1, 50)
-    await house.read(whole([one, two]))
-    total = house.counter.counted.total()
-    await house.read(whole([two, one, one, two]))
-    assert house.counter.counted.total() == total
-    await house.read(whole([{"role": "user", "content": "new"}] * 5))
-    assert house.counter.counted["new"] == 1
+    await caching.read(whole([one, two]))
+    total = caching.counter.counted.total()
+    await caching.read(whole([two, one, one, two]))
+    assert caching.counter.counted.total() == total
+    await caching.read(whole([{"role": "user", "content": "new"}] * 5))
+    assert caching.counter.counted["new"] == 1
 
 
 def test_a_short_text_is_counted_once_in_a_pass() -> None:
     """What comes again and again, such as a tool's name, is looked up; another pass counts it anew."""
-    house = House()
-    count = house.reader.count("o200k_base")
-    assert [count("read_file") for _ in range(3)] == [house.counter.count("o200k_base", "read_file")] * 3
-    assert house.counter.counted["read_file"] == 2
-    house.reader.count("o200k_base")("read_file")
-    assert house.counter.counted["read_file"] == 3
+    caching = ReaderWithCaches()
+    count = caching.reader.count("o200k_base")
+    assert [count("read_file") for _ in range(3)] == [caching.counter.count("o200k_base", "read_file")] * 3
+    assert caching.counter.counted["read_file"] == 2
+    caching.reader.count("o200k_base")("read_file")
+    assert caching.counter.counted["read_file"] == 3
 
 
 @pytest.mark.parametrize("rounds", [2, 60])
 async def test_tenants_share_nothing(rounds: int) -> None:
     """A body that one tenant sent is counted anew for another: items, tools and whole prefixes."""
-    house = House()
+    caching = ReaderWithCaches()
     body = whole(agent_session(rounds, 100), tools=AGENT_TOOLS)
     assert (len(body) > PREFIX_FROM) == (rounds > 2)
-    mine = await house.read(body, ANN)
-    asked = Tally(house.counter.counted)
+    mine = await caching.read(body, ANN)
+    asked = Tally(caching.counter.counted)
     assert asked.total() > 0
-    theirs = await house.read(body, BOB)
-    assert house.counter.counted == Tally({text: 2 * times for text, times in asked.items()})
+    theirs = await caching.read(body, BOB)
+    assert caching.counter.counted == Tally({text: 2 * times for text, times in asked.items()})
     assert mine.items == theirs.items
     assert mine.prefix_hashes(KEY + ANN, "") != theirs.prefix_hashes(KEY + BOB, "")
 
 
 async def test_encodings_share_no_counts() -> None:
     """The same bytes in another encoding have other weights, and the structure follows them."""
-    house = House()
+    caching = ReaderWithCaches()
     body = whole(agent_session(60, 100))
-    narrow = await house.read(body)
-    wide = await house.read(body, encoding="wide")
+    narrow = await caching.read(body)
+    wide = await caching.read(body, encoding="wide")
     assert wide.roles.history > narrow.roles.history
     assert wide.layout() == lay_out(wide.items)
-    assert (await house.read(body)).layout() == lay_out(narrow.items)
+    assert (await caching.read(body)).layout() == lay_out(narrow.items)
 
 
 async def test_models_share_no_prices() -> None:
@@ -240,64 +240,64 @@ async def test_models_share_no_prices() -> None:
     image = {"type": "image_url", "image_url": {"url": "https://x.y/z.png"}}
     said = [{"role": "user", "content": [image]}, *agent_session(60, 100)]
     body, models = whole(said, tools=AGENT_TOOLS), ("gpt-4o", "gpt-4o-mini", "claude-3-haiku", "")
-    house = House()
+    caching = ReaderWithCaches()
     for model in (*models, *models):
-        reading = await house.read(body, model=model)
+        reading = await caching.read(body, model=model)
         assert reading.items[0].media == prices(model).image.tokens(None, "auto")
-        assert reading.items[1:] == (await House().read(body)).items[1:]
+        assert reading.items[1:] == (await ReaderWithCaches().read(body)).items[1:]
         declared = tools_tokens(json.dumps(AGENT_TOOLS), len)
         assert reading.member_tokens["tools"] == (declared if model.startswith("gpt") else len(json.dumps(AGENT_TOOLS)))
 
 
 async def test_labels_and_keys_share_no_links() -> None:
     """Links that were computed under one key or label are not used for another."""
-    house = House()
+    caching = ReaderWithCaches()
     body = whole(agent_session(60, 100))
-    reading = await house.read(body)
+    reading = await caching.read(body)
     for key, label in ((KEY, ""), (KEY, "x"), (ANN, "x"), (KEY, "")):
         assert reading.prefix_hashes(key, label) == prefix_hashes(key, label, reading.items)
-        again = await house.read(body)
+        again = await caching.read(body)
         assert again.prefix_hashes(key, label) == prefix_hashes(key, label, reading.items)
 
 
 async def test_much_new_text_is_counted_off_the_loop() -> None:
     """Text above the limit is counted in another thread, less of it is not."""
-    house = House()
-    await house.read(whole([{"role": "user", "content": "x" * (LARGE // 2)}]))
-    assert house.counter.threads == {threading.get_ident()}
-    await house.read(whole([{"role": "user", "content": "x" * (LARGE + 1)}]))
-    assert len(house.counter.threads) == 2
+    caching = ReaderWithCaches()
+    await caching.read(whole([{"role": "user", "content": "x" * (LARGE // 2)}]))
+    assert caching.counter.threads == {threading.get_ident()}
+    await caching.read(whole([{"role": "user", "content": "x" * (LARGE + 1)}]))
+    assert len(caching.counter.threads) == 2
 
 
 async def test_large_tools_are_counted_off_the_loop() -> None:
     """Tools and schemas above the limit are counted in another thread, once."""
-    house = House()
+    caching = ReaderWithCaches()
     body = whole([], tools=[{"type": "function", "function": {"name": "f", "description": "x" * LARGE}}])
-    first = await house.read(body)
-    assert threading.get_ident() not in house.counter.threads
-    asked = house.counter.counted.total()
-    assert (await house.read(body)).member_tokens == first.member_tokens
-    assert house.counter.counted.total() == asked
+    first = await caching.read(body)
+    assert threading.get_ident() not in caching.counter.threads
+    asked = caching.counter.counted.total()
+    assert (await caching.read(body)).member_tokens == first.member_tokens
+    assert caching.counter.counted.total() == asked
 
 
 async def test_memories_smaller_than_a_conversation() -> None:
     """A memory that holds fewer items than a conversation has loses none of it."""
-    house = House(3)
+    caching = ReaderWithCaches(3)
     session = agent_session(30, 20)
     for end in (3, 9, 31, 61):
-        reading = await house.read(whole(session[:end]))
-        assert facts(reading) == facts(await House().read(whole(session[:end])))
+        reading = await caching.read(whole(session[:end]))
+        assert facts(reading) == facts(await ReaderWithCaches().read(whole(session[:end])))
 
 
 async def test_no_memory_keeps_a_body_alive() -> None:
     """Nothing that is remembered holds a slice of a body: no bytes but digests, and no text of an item."""
-    house = House()
+    caching = ReaderWithCaches()
     secret = "remember-me-not"
-    await house.read(
+    await caching.read(
         whole([{"role": "user", "content": secret + "x" * PREFIX_FROM}, *agent_session(3, 10)], tools=AGENT_TOOLS)
     )
-    assert all(house.memories)
-    assert secret not in repr([dict(memory) for memory in house.memories])
+    assert all(caching.memories)
+    assert secret not in repr([dict(memory) for memory in caching.memories])
 
 
 @pytest.mark.parametrize(
@@ -320,84 +320,84 @@ async def test_no_memory_keeps_a_body_alive() -> None:
 )
 async def test_what_cannot_be_read_is_the_clients_mistake(body: bytes) -> None:
     """A bad item or outline is an InvalidRequest, the first time and the second."""
-    house = House()
+    caching = ReaderWithCaches()
     for _ in range(2):
         with pytest.raises(InvalidRequest):
-            await house.read(body)
+            await caching.read(body)
 
 
 async def test_a_known_beginning_excuses_nothing() -> None:
     """A body that begins like a good one is still refused for what follows."""
-    house = House()
+    caching = ReaderWithCaches()
     good = whole(agent_session(60, 100))
-    await house.read(good)
+    await caching.read(good)
     assert len(scan(good, "messages").spans) > 60
     for rest in (b'],"messages":[]}', b'],"\\u006dessages":[1]}', b"]", b",]}", b",1]}", b'],"x":"\xff"}', b"]} x"):
         with pytest.raises(InvalidRequest):
-            await house.read(good[:-2] + rest)
-    assert facts(await house.read(good)) == facts(await House().read(good))
+            await caching.read(good[:-2] + rest)
+    assert facts(await caching.read(good)) == facts(await ReaderWithCaches().read(good))
 
 
 async def test_tools_of_ours_are_counted_once_for_each_way_to_read_them() -> None:
     """What is the same for every caller is counted again only for another encoding or another way to read tools."""
-    house, text = House(), json.dumps(AGENT_TOOLS)
-    plain = house.reader.tokens_of_tools(text, "wide", "house-model")
+    caching, text = ReaderWithCaches(), json.dumps(AGENT_TOOLS)
+    plain = caching.reader.tokens_of_tools(text, "wide", "house-model")
     assert plain == 2 * len(text)
-    assert house.reader.tokens_of_tools(text, "wide", "other-model") == plain
-    assert house.counter.counted[text] == 1
-    assert house.reader.tokens_of_tools(text, "narrow", "house-model") == len(text)
-    assert house.reader.tokens_of_tools(text, "wide", "gpt-5") < plain
+    assert caching.reader.tokens_of_tools(text, "wide", "other-model") == plain
+    assert caching.counter.counted[text] == 1
+    assert caching.reader.tokens_of_tools(text, "narrow", "house-model") == len(text)
+    assert caching.reader.tokens_of_tools(text, "wide", "gpt-5") < plain
 
 
 def test_what_comes_again_is_counted_once_for_each_tenant() -> None:
     """A long text that stands in every view is counted once; another tenant's, or another encoding's, anew."""
-    house, text = House(), "a summary " * 200
+    caching, text = ReaderWithCaches(), "a summary " * 200
     for _ in range(3):
-        assert house.reader.recount("narrow", ANN)(text) == len(text)
-    assert house.counter.counted[text] == 1
-    assert house.reader.recount("wide", ANN)(text) == 2 * len(text)
-    assert house.reader.recount("narrow", BOB)(text) == len(text)
-    assert house.counter.counted[text] == 3
+        assert caching.reader.recount("narrow", ANN)(text) == len(text)
+    assert caching.counter.counted[text] == 1
+    assert caching.reader.recount("wide", ANN)(text) == 2 * len(text)
+    assert caching.reader.recount("narrow", BOB)(text) == len(text)
+    assert caching.counter.counted[text] == 3
 
 
 async def test_many_items_of_nothing_are_refused() -> None:
     """Thousands of empty objects are no conversation, alone or behind one; as many short messages are."""
-    house = House()
+    caching = ReaderWithCaches()
     messages = agent_session(4, 2_000)
     start = json.dumps({"model": "m", "messages": messages}).encode()
-    await house.read(start)
+    await caching.read(start)
     for beginning in ([], messages):
         many = 1_001 if not beginning else 9_000
         body = json.dumps({"model": "m", "messages": [*beginning, *[{}] * many]}).encode()
         with pytest.raises(InvalidRequest, match="hardly anything"):
-            house.reader.locate(chat, ANN, body)
+            caching.reader.locate(chat, ANN, body)
     few = json.dumps({"model": "m", "messages": [{}] * 1_000}).encode()
     short = json.dumps({"model": "m", "messages": [{"role": "user", "content": "a"}] * 2_000}).encode()
     for body in (few, short):
-        assert house.reader.locate(chat, ANN, body).scan.spans
+        assert caching.reader.locate(chat, ANN, body).scan.spans
 
 
 async def test_items_that_come_again_in_a_body_are_read_once() -> None:
     """Equal short items are one reading, whatever stands between them."""
-    house = House()
+    caching = ReaderWithCaches()
     messages = [{"role": "user", "content": word} for word in ("yes", "no") * 50]
-    reading = await house.read(json.dumps({"model": "m", "messages": messages}).encode())
+    reading = await caching.read(json.dumps({"model": "m", "messages": messages}).encode())
     assert [item.tokens for item in reading.items] == [7, 6] * 50
-    assert house.counter.counted["yes"] == 1
+    assert caching.counter.counted["yes"] == 1
 
 
 async def test_a_known_beginning_does_not_bring_a_scan_of_all_to_the_loop() -> None:
     """A large body is scanned on a thread if its end does not go on with the known list, however short that end is."""
-    house, threads = House(), set[int]()
+    caching, threads = ReaderWithCaches(), set[int]()
     body = whole([{"role": "user", "content": f"{at} " + "x" * 500} for at in range(2 * LARGE // 500)])
-    await house.read(body)
+    await caching.read(body)
 
     def no_list(_: bytes) -> None:
         threads.add(threading.get_ident())
 
     watched: Any = SimpleNamespace(**{**vars(chat), "with_item_list": no_list})
     with pytest.raises(InvalidRequest, match="more than once"):
-        await house.reader.located(watched, ANN, body[:-1] + b', "messages": []}')
+        await caching.reader.located(watched, ANN, body[:-1] + b', "messages": []}')
     assert threads
     assert threading.get_ident() not in threads
 

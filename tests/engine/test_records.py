@@ -59,13 +59,13 @@ async def test_replicas_agree(case: tuple[list[Message], list[int], int]) -> Non
 @pytest.mark.slow
 async def test_a_cold_start_equals_having_watched(session: str, members: dict[str, Any]) -> None:
     """With no record at all, a proxy that sees a conversation first at its n-th request sends what others send."""
-    messages, desk = SESSIONS[session], Replica()
+    messages, replica = SESSIONS[session], Replica()
     for end in request_lengths(messages):
         body = chat_body(messages[:end], **members)
-        watched = await desk.plan(body, WINDOW)
+        watched = await replica.plan(body, WINDOW)
         cold = await Replica().plan(body, WINDOW)
         assert cold.body == watched.body
-    assert len(desk.book.records()) > 1  # type: ignore[attr-defined]
+    assert len(replica.book.records()) > 1  # type: ignore[attr-defined]
 
 
 async def test_another_text_policy_adopts_the_record_that_was_sent() -> None:
@@ -79,13 +79,13 @@ async def test_another_text_policy_adopts_the_record_that_was_sent() -> None:
 
 async def test_a_smaller_window_is_a_new_event() -> None:
     """A window that became smaller compacts again, and going back undoes nothing."""
-    messages, desk = agent_session(20, 300), Replica()
-    before = await desk.view(messages, WINDOW)
-    plan = await desk.plan(chat_body(messages), WINDOW // 2)
+    messages, replica = agent_session(20, 300), Replica()
+    before = await replica.view(messages, WINDOW)
+    plan = await replica.plan(chat_body(messages), WINDOW // 2)
     assert plan.report.event
     smaller = message_slices(plan.body)
     assert len(smaller) < len(before)
-    assert await desk.view(messages, WINDOW) == smaller
+    assert await replica.view(messages, WINDOW) == smaller
 
 
 @pytest.mark.parametrize("edited", [1, 8, -3])
@@ -94,17 +94,17 @@ async def test_a_fork_does_not_use_the_others_record(edited: int) -> None:
     messages = agent_session(20, 300)
     fork = [dict(message) for message in messages]
     fork[edited]["content"] = "Something else was said here, about ledger_777."
-    desk = Replica()
-    original = await desk.view(messages, WINDOW)
-    assert await desk.view(fork, WINDOW) == await Replica().view(fork, WINDOW)
-    assert await desk.view(messages, WINDOW) == original
+    replica = Replica()
+    original = await replica.view(messages, WINDOW)
+    assert await replica.view(fork, WINDOW) == await Replica().view(fork, WINDOW)
+    assert await replica.view(messages, WINDOW) == original
 
 
 async def test_a_regenerated_branch_keeps_the_common_past() -> None:
     """Another answer to the same request goes on from the event before it."""
-    messages, desk = agent_session(20, 300), Replica()
-    view = await desk.view(messages, WINDOW)
-    branches = [await desk.view([*messages, *agent_round(seed, 30)], WINDOW) for seed in (201, 202)]
+    messages, replica = agent_session(20, 300), Replica()
+    view = await replica.view(messages, WINDOW)
+    branches = [await replica.view([*messages, *agent_round(seed, 30)], WINDOW) for seed in (201, 202)]
     assert [branch[: len(view)] for branch in branches] == [view, view]
     assert branches[0] != branches[1]
 
@@ -240,11 +240,11 @@ class Forgetful(DictRecords):
 async def test_an_event_may_be_forgotten_while_the_store_is_asked() -> None:
     """The memory of events is bounded: what other requests push out of it meanwhile is still this request's view."""
     book, messages = Forgetful(), agent_session(22, 300)
-    desk = Replica(book)
-    before = await desk.view(messages[:-2], WINDOW)
-    book.forgotten = desk.records
-    assert (await desk.view(messages, WINDOW))[: len(before)] == before
-    assert not desk.records
+    replica = Replica(book)
+    before = await replica.view(messages[:-2], WINDOW)
+    book.forgotten = replica.records
+    assert (await replica.view(messages, WINDOW))[: len(before)] == before
+    assert not replica.records
 
 
 class ReadySummaries:
@@ -279,7 +279,7 @@ async def test_a_block_that_stays_keeps_its_summary_and_its_cost() -> None:
     """If a compaction leaves the block as it was, no summary is written, and the cost of the block stays."""
     summaries = ReadySummaries()
     small_block = replace(POLICY.rules, shares=Shares(digest=0.10, steps=0.03))
-    desk = Replica(summaries=summaries, policy=replace(POLICY, rules=small_block))
+    replica = Replica(summaries=summaries, policy=replace(POLICY, rules=small_block))
     messages: list[Message] = []
     for at, number in enumerate([*range(12), *[9, 10, 11] * 8]):
         arguments = json.dumps({"file_path": f"src/mod{number}.py"})
@@ -289,8 +289,8 @@ async def test_a_block_that_stays_keeps_its_summary_and_its_cost() -> None:
         messages.append({"role": "tool", "tool_call_id": f"c{at}", "content": text})
     messages.insert(0, {"role": "user", "content": "Make the tests pass. Never touch vendor/."})
     for end in request_lengths(messages):
-        await desk.plan(chat_body(messages[:end]), 12_000)
-    records = desk.book.records()  # type: ignore[attr-defined]
+        await replica.plan(chat_body(messages[:end]), 12_000)
+    records = replica.book.records()  # type: ignore[attr-defined]
     unchanged = [(old, new) for old, new in pairwise(records) if new.block and new.block == old.block]
     assert unchanged
     assert all(
@@ -338,14 +338,14 @@ class Waiting(ReadySummaries):
 
 
 async def _talked(
-    desk: Replica, waiting: Waiting, messages: list[Message], window: int
+    replica: Replica, waiting: Waiting, messages: list[Message], window: int
 ) -> list[tuple[float, bool, int]]:
     """Each request's pressure, whether it was compacted anew, and how many summaries had been begun behind it."""
     found = []
     for end in request_lengths(messages):
         body = chat_body(messages[:end])
-        plan = await desk.plan(body, window)
-        desk.compactions.answered(plan.view, 200)
+        plan = await replica.plan(body, window)
+        replica.compactions.answered(plan.view, 200)
         assert plan.report.pressure is not None
         found.append((plan.report.pressure, plan.report.event, len(waiting.prepared)))
     return found
@@ -386,10 +386,10 @@ async def test_no_summary_is_begun_where_doubles_can_go() -> None:
 async def test_a_limit_and_an_error_begin_nothing() -> None:
     """A 429 pauses the client's summaries; of what was not answered nothing is counted and nothing is begun."""
     waiting = Waiting()
-    desk, body = Replica(summaries=waiting), chat_body(agent_session(9, 600))
-    plan = await desk.plan(body, WINDOW)
+    replica, body = Replica(summaries=waiting), chat_body(agent_session(9, 600))
+    plan = await replica.plan(body, WINDOW)
     for status in (429, 500, 400):
-        desk.compactions.answered(plan.view, status)
+        replica.compactions.answered(plan.view, status)
     assert (waiting.paused, waiting.tokens, waiting.prepared) == (1, 0, [])
-    desk.compactions.answered(plan.view, 200)
+    replica.compactions.answered(plan.view, 200)
     assert (waiting.paused, waiting.tokens) == (1, plan.report.tokens_after)

@@ -95,14 +95,14 @@ async def test_a_clients_own_orphans_pass() -> None:
 @pytest.mark.slow
 async def test_an_agent_loop_is_compacted_rarely_and_deeply(window: int, result: int, record_property: Any) -> None:
     """Sixty rounds: each view begins with the one before but at an event, events are rare, the window is well used."""
-    desk, before, events, fills = Replica(), [], 0, []
+    replica, before, events, fills = Replica(), [], 0, []
     repeated = sent = 0
     messages = agent_session(0, 0)
     room = window - request_tokens({"messages": messages[:1], "tools": AGENT_TOOLS})
     for at in range(60):
         messages += agent_round(at, result) if at else []
         body = chat_body(messages, tools=AGENT_TOOLS)
-        plan = await desk.plan(body, window)
+        plan = await replica.plan(body, window)
         assert plan_problems(body, plan, window) == []
         view = message_slices(plan.body)
         same = next((i for i, (a, b) in enumerate(zip(before, view, strict=False)) if a != b), len(before))
@@ -128,9 +128,9 @@ async def test_an_agent_loop_is_compacted_rarely_and_deeply(window: int, result:
 async def test_a_view_only_grows_between_events(case: tuple[list[Message], list[int], int]) -> None:
     """For any growing conversation each view is the one before with more behind it, unless the plan says event."""
     messages, ends, window = case
-    desk, before = Replica(), None
+    replica, before = Replica(), None
     for end in ends:
-        plan = await desk.plan(chat_body(messages[:end]), window)
+        plan = await replica.plan(chat_body(messages[:end]), window)
         if plan.error is not None:
             before = None
             continue
@@ -150,37 +150,37 @@ CHANGES: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("change", CHANGES)
 async def test_a_changed_figure_moves_no_past_cut(change: str) -> None:
     """A larger window, another output figure or one more tool leaves the view of what was sent before as it was."""
-    messages, desk = agent_session(20, 300), Replica()
-    before = await desk.view(messages, WINDOW, tools=AGENT_TOOLS)
+    messages, replica = agent_session(20, 300), Replica()
+    before = await replica.view(messages, WINDOW, tools=AGENT_TOOLS)
     assert len(before) < len(messages)
     grown = [*messages, *agent_round(99, 20)]
     members = {"tools": AGENT_TOOLS, **CHANGES[change]}
-    after = await desk.view(grown, WINDOW * 4 if change == "window" else WINDOW, **members)
+    after = await replica.view(grown, WINDOW * 4 if change == "window" else WINDOW, **members)
     assert after[: len(before)] == before
     assert len(after) == len(before) + 2
 
 
 async def test_a_clock_in_the_system_text_moves_no_cut() -> None:
     """A system text that changes with every request changes its own message and nothing behind it."""
-    messages, desk = agent_session(20, 300), Replica()
+    messages, replica = agent_session(20, 300), Replica()
 
     def at(clock: str, history: list[Message]) -> list[Message]:
         return [{"role": "system", "content": f"It is {clock}."}, *history[1:]]
 
-    before = await desk.view(at("09:59", messages), WINDOW)
-    after = await desk.view(at("10:00", [*messages, *agent_round(99, 20)]), WINDOW)
+    before = await replica.view(at("09:59", messages), WINDOW)
+    after = await replica.view(at("10:00", [*messages, *agent_round(99, 20)]), WINDOW)
     assert after[0] != before[0]
     assert after[1 : len(before)] == before[1:]
 
 
 async def test_compacting_now_is_an_event_that_lasts() -> None:
     """A forced compaction is a record like any other: the next request goes on from it."""
-    messages, desk = agent_session(8, 300), Replica()
-    plan = await desk.plan(chat_body(messages), 5000, CompactionTarget(force=True))
+    messages, replica = agent_session(8, 300), Replica()
+    plan = await replica.plan(chat_body(messages), 5000, CompactionTarget(force=True))
     assert plan.report.event
     view = message_slices(plan.body)
     assert len(view) < len(messages)
-    grown = await desk.view([*messages, *agent_round(99, 20)], 5000)
+    grown = await replica.view([*messages, *agent_round(99, 20)], 5000)
     assert grown[: len(view)] == view
 
 
@@ -188,11 +188,11 @@ async def test_compacting_now_is_an_event_that_lasts() -> None:
 async def test_alternation_survives(system: bool) -> None:
     """Where user and assistant strictly alternate, so do they in every view, and there is no second system message."""
     messages = [{"role": "system", "content": "Be brief."}] if system else []
-    desk = Replica()
+    replica = Replica()
     compacted = 0
     for turn in range(40):
         messages += chat_turn(turn, 150)
-        plan = await desk.plan(chat_body(messages[:-1]), WINDOW)
+        plan = await replica.plan(chat_body(messages[:-1]), WINDOW)
         roles = [json.loads(piece)["role"] for piece in message_slices(plan.body)]
         compacted += plan.report.outcome == "compacted"
         assert roles.count("system") == system
@@ -263,11 +263,11 @@ async def test_a_lone_surrogate_in_the_history_is_survived() -> None:
     """Half a surrogate pair, which no record could hold, is replaced in the block and untouched elsewhere."""
     messages = [{"role": "user", "content": "cut \ud83d off"}, *agent_session(20, 300)[2:]]
     messages.append({"role": "user", "content": "and \udc00 again"})
-    desk = Replica()
-    plan = await desk.plan(chat_body(messages), WINDOW)
+    replica = Replica()
+    plan = await replica.plan(chat_body(messages), WINDOW)
     assert plan.report.outcome == "compacted"
     assert message_problems(chat_body(messages), plan.body) == []
-    assert len(desk.book.records()) == 1  # type: ignore[attr-defined]
+    assert len(replica.book.records()) == 1  # type: ignore[attr-defined]
 
 
 async def test_twice_the_window_in_one_message() -> None:
@@ -288,8 +288,8 @@ def test_the_strategy_of_growing_conversations_makes_places() -> None:
 
 async def test_old_results_give_way_before_anything_is_folded() -> None:
     """Where repeated and old results are enough, a line stands for each, every round stays, and so it does later."""
-    messages, desk = coding_session(18, 100), Replica(policy=Policy(SPARING_RULES))
-    plan = await desk.plan(chat_body(messages), 12_000)
+    messages, replica = coding_session(18, 100), Replica(policy=Policy(SPARING_RULES))
+    plan = await replica.plan(chat_body(messages), 12_000)
     assert plan.report.stages == ("dedup", "prune")
     view = message_slices(plan.body)
     assert len(view) == len(messages)
@@ -301,20 +301,20 @@ async def test_old_results_give_way_before_anything_is_folded() -> None:
     ]
     assert all(text.startswith(("[Left out: ", "[Old ")) for text in changed)
     assert any("mod0.py" in text for text in changed)
-    grown = await desk.view([*messages, *coding_session(19, 100)[-2:]], 12_000)
+    grown = await replica.view([*messages, *coding_session(19, 100)[-2:]], 12_000)
     assert grown[: len(view)] == view
 
 
 async def test_a_fold_after_a_mild_event_digests_the_originals() -> None:
     """What gave way to a line is in the block as the client sent it, and no line of ours is."""
-    messages, desk = coding_session(40, 100), Replica(policy=Policy(SPARING_RULES))
+    messages, replica = coding_session(40, 100), Replica(policy=Policy(SPARING_RULES))
     seen = set()
     for end in request_lengths(messages):
-        plan = await desk.plan(chat_body(messages[:end]), 12_000)
+        plan = await replica.plan(chat_body(messages[:end]), 12_000)
         assert plan_problems(chat_body(messages[:end]), plan, 12_000) == []
         seen |= set(plan.report.stages)
     assert {"prune", "fold"} <= seen
-    blocks = [record.block for record in desk.book.records() if record.block]  # type: ignore[attr-defined]
+    blocks = [record.block for record in replica.book.records() if record.block]  # type: ignore[attr-defined]
     assert blocks
     assert all("[Old " not in block and "[Left out" not in block for block in blocks)
     assert any("value_1" in block for block in blocks)
@@ -325,11 +325,11 @@ async def test_a_fold_after_a_mild_event_digests_the_originals() -> None:
 @pytest.mark.slow
 async def test_an_agents_view_only_grows_between_events(messages: list[Message], window: int) -> None:
     """Coding sessions fit at every request, cold and watched alike; between events the view grows at its end."""
-    desk = Replica()
+    replica = Replica()
     before: list[bytes] = []
     for end in request_lengths(messages):
         body = chat_body(messages[:end])
-        plan = await desk.plan(body, window)
+        plan = await replica.plan(body, window)
         assert plan_problems(body, plan, window) == []
         if plan.error is None:
             view = message_slices(plan.body)
@@ -349,12 +349,12 @@ LARGE_TOOLS = [tool(f"tool_{at}", prose(at, 900), path="Where.") for at in range
 async def test_buffers_made_for_large_windows_work_in_small_ones(window: int, tools: list[Message]) -> None:
     """With the usual buffers a long session is answered to its end, compacted rarely, and keeps them free."""
     policy = replace(POLICY, buffers=USUAL)
-    desk, events, fills = Replica(policy=policy), 0, []
+    replica, events, fills = Replica(policy=policy), 0, []
     messages = agent_session(0, 0)
     for at in range(40):
         messages += agent_round(at, window // 24) if at else []
         body = chat_body(messages, tools=tools) if tools else chat_body(messages)
-        plan = await desk.plan(body, window)
+        plan = await replica.plan(body, window)
         assert plan_problems(body, plan, window) == []
         assert plan.error is None
         events += plan.report.event
@@ -368,21 +368,21 @@ async def test_buffers_made_for_large_windows_work_in_small_ones(window: int, to
 
 async def test_what_the_provider_counted_compacts_before_it_refuses() -> None:
     """A conversation whose exact count so far leaves no room is compacted ahead, though our own count still fits."""
-    messages, desk = agent_session(6, 400), Replica()
+    messages, replica = agent_session(6, 400), Replica()
     image = {"type": "image_url", "image_url": {"url": "data:image/png;base64,iVBORw0KGgo", "detail": "low"}}
     messages[1] = {"role": "user", "content": [{"type": "text", "text": AGENT_TASK}, image]}
-    plan = await desk.plan(chat_body(messages), WINDOW)
+    plan = await replica.plan(chat_body(messages), WINDOW)
     assert plan.report.outcome == "verbatim"
     sent = sent_prompt(plan.view)
     assert sent is not None
     assert not sent.is_text, "the factor learns nothing from pictures, so only the conversation's own count tells"
-    desk.learned.learn_usage(sent, plan.tokens + 1500)
+    replica.learned.learn_usage(sent, plan.tokens + 1500)
     grown = [*messages, *agent_round(50, 20)]
-    after = await desk.plan(chat_body(grown), WINDOW)
+    after = await replica.plan(chat_body(grown), WINDOW)
     assert after.report.event
     assert after.report.outcome == "compacted"
     assert (after.report.tokens_after or 0) <= WINDOW - WINDOW // 8
-    again = await desk.plan(chat_body([*grown, *agent_round(51, 20)]), WINDOW)
+    again = await replica.plan(chat_body([*grown, *agent_round(51, 20)]), WINDOW)
     assert message_slices(again.body)[: len(message_slices(after.body))] == message_slices(after.body), (
         "a record like any other"
     )
@@ -396,8 +396,8 @@ async def test_what_the_provider_counted_compacts_before_it_refuses() -> None:
 async def test_an_allocation_refuses_nothing(body: bytes, window: int) -> None:
     """Whatever the shares, a plan is a faithful view that fits, and is refused only where it is without shares."""
     for shares in (Allocation(recent=1.0), Allocation(system=0.5, reserve=0.5)):
-        desk = Replica(policy=replace(POLICY, rules=replace(POLICY.rules, allocation=shares)))
-        plan = await desk.plan(body, window)
+        replica = Replica(policy=replace(POLICY, rules=replace(POLICY.rules, allocation=shares)))
+        plan = await replica.plan(body, window)
         assert plan_problems(body, plan, window) == []
         if plan.error is not None:
             assert (await Replica().plan(body, window)).error is not None

@@ -24,14 +24,14 @@ from tests.support.server_tool_fixtures import PATHS, ProxyInProcess, both, ever
 @pytest.mark.slow
 async def test_an_answer_without_a_recall_is_relayed(start_recall: StartRecall, api: str, stream: bool) -> None:
     """If the tool is offered and not called, every byte of the answer is the upstream's."""
-    server, door = await start_recall(api, Answer("I read on.", (READ,), reasoning="Hm."))
-    answer = await door.ask(api, request(api, stream))
+    server, proxy = await start_recall(api, Answer("I read on.", (READ,), reasoning="Hm."))
+    answer = await proxy.ask(api, request(api, stream))
     async with Stub(server.rules) as other:
         other.script = server.script
-        direct = await door.client.post(f"{other.url}{PATHS[api]}", content=server.seen[0].body)
+        direct = await proxy.client.post(f"{other.url}{PATHS[api]}", content=server.seen[0].body)
     assert answer.content == direct.content
     assert NAME in server.seen[0].tools
-    assert (door.reports[0].recalls, door.reports[0].recall_tokens) == (0, 0)
+    assert (proxy.reports[0].recalls, proxy.reports[0].recall_tokens) == (0, 0)
     assert "x-ullage-recall-tokens" not in answer.headers
 
 
@@ -40,30 +40,30 @@ async def test_an_answer_without_a_recall_is_relayed(start_recall: StartRecall, 
 @pytest.mark.slow
 async def test_an_error_of_a_later_generation_is_told(start_recall: StartRecall, api: str, stream: bool) -> None:
     """A whole answer is the provider's error as it came; a stream that began ends with an error event."""
-    server, door = await start_recall(api, Answer("Let me look.", (LOOK,)))
+    server, proxy = await start_recall(api, Answer("Let me look.", (LOOK,)))
     server.fail(NO_FAULT)
     server.fail(rate_limited("7"))
     body = request(api, stream)
     if not stream:
-        answer = await door.ask(api, body)
+        answer = await proxy.ask(api, body)
         assert answer.status_code == 429
         assert answer.headers["retry-after"] == "7"
         assert answer.json()["error"]["message"] == "Rate limit reached for requests"
         return
-    text = await broken(door, api, body)
+    text = await broken(proxy, api, body)
     assert "Let me look." in text
     assert NAME not in text
     last = [line for line in text.splitlines() if line.startswith("data: ")][-1]
     assert "Rate limit reached" in last
     assert ("rate_limit_error" in last) is (api == "messages")
-    await until(lambda: len(door.reports) == 1)
-    assert door.reports[0].reason == "server_tool_failed"
+    await until(lambda: len(proxy.reports) == 1)
+    assert proxy.reports[0].reason == "server_tool_failed"
 
 
-async def broken(door: ProxyInProcess, api: str, body: dict[str, Any]) -> str:
+async def broken(proxy: ProxyInProcess, api: str, body: dict[str, Any]) -> str:
     """The bytes of a stream that is broken off."""
     text = ""
-    async with door.client.stream("POST", PATHS[api], json=body) as answer:
+    async with proxy.client.stream("POST", PATHS[api], json=body) as answer:
         try:
             async for piece in answer.aiter_text():
                 text += piece
@@ -75,10 +75,10 @@ async def broken(door: ProxyInProcess, api: str, body: dict[str, Any]) -> str:
 @every
 async def test_a_connection_that_breaks_later_ends_the_stream(start_recall: StartRecall, api: str) -> None:
     """An upstream that goes away in the second generation gives the same error as in the first."""
-    server, door = await start_recall(api, Answer("Let me look.", (LOOK,)))
+    server, proxy = await start_recall(api, Answer("Let me look.", (LOOK,)))
     server.fail(NO_FAULT)
     server.fail(Fault(cut="mid_body", after=2))
-    text = await broken(door, api, request(api, True))
+    text = await broken(proxy, api, request(api, True))
     assert "upstream" in text.splitlines()[-2]
     assert NAME not in text
 
@@ -87,35 +87,35 @@ async def test_a_connection_that_breaks_later_ends_the_stream(start_recall: Star
 @pytest.mark.slow
 async def test_a_client_that_leaves_ends_what_is_under_way(start_recall: StartRecall, api: str) -> None:
     """A client that leaves during the second generation leaves no call behind."""
-    server, door = await start_recall(api, Answer("Let me look.", (LOOK,)))
+    server, proxy = await start_recall(api, Answer("Let me look.", (LOOK,)))
     server.fail(NO_FAULT)
     server.fail(Fault(hang=True))
-    async with door.client.stream("POST", PATHS[api], json=request(api, True)) as answer:
+    async with proxy.client.stream("POST", PATHS[api], json=request(api, True)) as answer:
         async for piece in answer.aiter_text():
             if "Let me look." in piece:
                 break
         await until(lambda: len(server.seen) == 2)
     await until(lambda: server.seen[1].aborted_at is not None)
-    await until(lambda: len(door.reports) == 1)
-    assert door.reports[0].reason == "client_left"
+    await until(lambda: len(proxy.reports) == 1)
+    assert proxy.reports[0].reason == "client_left"
 
 
 @every
 @both
 async def test_compressed_answers_are_read(start_recall: StartRecall, api: str, stream: bool) -> None:
     """An upstream that compresses its answers is understood all the same."""
-    server, door = await start_recall(api, Answer("Let me look.", (LOOK,)), Answer("It is kingfisher."))
+    server, proxy = await start_recall(api, Answer("Let me look.", (LOOK,)), Answer("It is kingfisher."))
     server.fail(Fault(gzip=True), 2)
-    answered = read_answer(api, await door.ask(api, request(api, stream)), stream)
+    answered = read_answer(api, await proxy.ask(api, request(api, stream)), stream)
     assert answered.text.endswith("It is kingfisher.")
 
 
 @both
 async def test_a_stream_without_its_last_event_is_an_end_too(start_recall: StartRecall, stream: bool) -> None:
     """A server that ends a stream by closing it has its calls answered as well."""
-    server, door = await start_recall("chat", Answer("Let me look.", (LOOK,)), Answer("It is kingfisher."))
+    server, proxy = await start_recall("chat", Answer("Let me look.", (LOOK,)), Answer("It is kingfisher."))
     server.fail(Fault(no_done=True))
-    answered = read_answer("chat", await door.ask("chat", request("chat", stream)), stream)
+    answered = read_answer("chat", await proxy.ask("chat", request("chat", stream)), stream)
     assert answered.text.endswith("It is kingfisher.")
 
 
@@ -126,10 +126,10 @@ async def test_an_overflow_that_states_nothing_is_answered_with_something_smalle
     start_recall: StartRecall, api: str, stream: bool
 ) -> None:
     """After an overflow without a figure, results or view are made smaller, and the same call is answered."""
-    server, door = await start_recall(api, Answer("Let me look.", (LOOK,)), Answer("It is kingfisher."))
+    server, proxy = await start_recall(api, Answer("Let me look.", (LOOK,)), Answer("It is kingfisher."))
     server.fail(NO_FAULT)
     server.fail(error(400, "too long", "context_length_exceeded"))
-    answered = read_answer(api, await door.ask(api, request(api, stream)), stream)
+    answered = read_answer(api, await proxy.ask(api, request(api, stream)), stream)
     assert answered.text.endswith("It is kingfisher.")
     _, second, third = server.seen
     assert len(third.body) < len(second.body)
@@ -144,20 +144,20 @@ async def test_a_long_stream_is_whole_or_broken_off(
 ) -> None:
     """An answer that is too large to read ends with an error; a plain stream is never too large."""
     monkeypatch.setattr(answer, "MOST_BYTES", 4_096)
-    server, door = await start_recall("chat", Answer("Yes."))
+    server, proxy = await start_recall("chat", Answer("Yes."))
     event = b'data: {"id":"x","choices":[{"index":0,"delta":{"role":"assistant","content":"%b"}}]}\n\n'
     stream = b"".join(event % (b"%d" % at * 300) for at in range(40)) + b"data: [DONE]\n\n"
     coding = (("content-encoding", "gzip"),) if packed else ()
     server.fail(Fault(body=gzip.compress(stream) if packed else stream, headers=(*SSE, *coding)))
     if packed:
-        assert "decoded to the end" in await broken(door, "chat", request("chat", True))
+        assert "decoded to the end" in await broken(proxy, "chat", request("chat", True))
     else:
-        assert (await door.ask("chat", request("chat", True))).content == stream
+        assert (await proxy.ask("chat", request("chat", True))).content == stream
 
 
 async def test_a_stream_is_known_without_its_name(start_recall: StartRecall) -> None:
     """A stream without its content type is read as one if the client requested a stream."""
-    server, door = await start_recall("chat", Answer("Yes."))
+    server, proxy = await start_recall("chat", Answer("Yes."))
     stream = b"".join(
         [
             b'data: {"id":"x","choices":[{"index":0,"delta":{"role":"assistant","content":"I look."}}]}\n\n',
@@ -168,7 +168,7 @@ async def test_a_stream_is_known_without_its_name(start_recall: StartRecall) -> 
         ]
     )
     server.fail(Fault(body=stream, headers=(("content-type", "text/plain"),)))
-    answer = await door.ask("chat", request("chat", True))
+    answer = await proxy.ask("chat", request("chat", True))
     assert NAME not in answer.text
     assert "Yes." in answer.text
 
@@ -176,18 +176,18 @@ async def test_a_stream_is_known_without_its_name(start_recall: StartRecall) -> 
 @every
 async def test_the_first_prompts_usage_is_learned(start_recall: StartRecall, api: str) -> None:
     """The provider's count of the measured prompt corrects ours; counts of later prompts do not."""
-    server, door = await start_recall(api, Answer("Let me look.", (LOOK,)), Answer("It is kingfisher."))
+    server, proxy = await start_recall(api, Answer("Let me look.", (LOOK,)), Answer("It is kingfisher."))
     server.rules = replace(server.rules, factor=1.1)
-    await door.ask(api, request(api, False))
+    await proxy.ask(api, request(api, False))
     server.script = model_answering(Answer("Fine."))
-    later = await door.ask(api, request(api, False))
+    later = await proxy.ask(api, request(api, False))
     assert abs(int(later.headers["x-ullage-tokens"]) - server.seen[-1].tokens) <= server.seen[-1].tokens // 16
 
 
 @every
 async def test_an_overflow_again_makes_the_view_smaller_too(start_recall: StartRecall, api: str) -> None:
     """If smaller results are not enough, the view is made smaller as well, and the recall is still answered."""
-    server, door = await start_recall(
+    server, proxy = await start_recall(
         api,
         Answer("Let me look.", (LOOK,)),
         Answer("It is kingfisher."),
@@ -195,7 +195,7 @@ async def test_an_overflow_again_makes_the_view_smaller_too(start_recall: StartR
     )
     server.fail(NO_FAULT)
     server.fail(error(400, "too long", "context_length_exceeded"), 2)
-    answered = read_answer(api, await door.ask(api, request(api, False)), False)
+    answered = read_answer(api, await proxy.ask(api, request(api, False)), False)
     assert answered.text.endswith("It is kingfisher.")
     sizes = [len(seen.body) for seen in server.seen]
     assert sizes[1] > sizes[2] > sizes[3] < sizes[0]
@@ -207,23 +207,23 @@ async def test_an_overflow_again_makes_the_view_smaller_too(start_recall: StartR
 @pytest.mark.slow
 async def test_a_client_that_leaves_before_a_whole_answer_ends_the_call(start_recall: StartRecall, api: str) -> None:
     """Whoever does not wait for an answer that is no stream leaves no call behind either."""
-    server, door = await start_recall(api, Answer("Let me look.", (LOOK,)))
+    server, proxy = await start_recall(api, Answer("Let me look.", (LOOK,)))
     server.fail(Fault(trickle=0.2))
     tasks = Tasks(lambda name, error: None)
-    tasks.spawn(door.ask(api, request(api, False)), "a client without patience")
+    tasks.spawn(proxy.ask(api, request(api, False)), "a client without patience")
     await until(lambda: len(server.seen) == 1)
     await tasks.finish(0.3)  # some of the answer has come by then, and much of it has not
     await until(lambda: server.seen[0].aborted_at is not None)
-    await until(lambda: len(door.reports) == 1)
-    assert door.reports[0].reason == "client_left"
+    await until(lambda: len(proxy.reports) == 1)
+    assert proxy.reports[0].reason == "client_left"
 
 
 async def test_usage_that_nobody_asked_for_stays_hidden(start_recall: StartRecall) -> None:
     """If the proxy requests a stream's usage by itself, every generation's is counted and none is passed on."""
-    server, door = await start_recall("chat", Answer("Let me look.", (LOOK,)), Answer("It is so."), usage=True)
+    server, proxy = await start_recall("chat", Answer("Let me look.", (LOOK,)), Answer("It is so."), usage=True)
     body = {key: value for key, value in request("chat", True).items() if key != "stream_options"}
-    answered = read_answer("chat", await door.ask("chat", body), True)
+    answered = read_answer("chat", await proxy.ask("chat", body), True)
     assert answered.usage == {}
-    (report,) = door.reports
+    (report,) = proxy.reports
     assert report.usage.input_tokens == server.seen[1].tokens
     assert report.recall_tokens > server.seen[0].tokens + server.seen[1].tokens

@@ -35,10 +35,10 @@ def shown(server: Stub) -> str:
 @pytest.mark.slow
 async def test_what_left_the_view_is_found_and_answered_from(start_recall: StartRecall, api: str, stream: bool) -> None:
     """The tool shows the original words, the model goes on from them, and the client gets one answer."""
-    server, door = await start_recall(
+    server, proxy = await start_recall(
         api, Answer("Let me look.", (LOOK,), reasoning="Hm."), Answer("It is kingfisher.")
     )
-    answer = await door.ask(api, request(api, stream))
+    answer = await proxy.ask(api, request(api, stream))
     answered = read_answer(api, answer, stream)
     assert answered.text.replace("\n", "") == "Let me look.It is kingfisher."
     assert answered.calls == []
@@ -53,7 +53,7 @@ async def test_what_left_the_view_is_found_and_answered_from(start_recall: Start
     total = sum(value for key, value in usage.items() if key in ("prompt_tokens", "input_tokens"))
     mine = answered.usage.get("prompt_tokens", answered.usage.get("input_tokens", 0))
     assert mine + answered.usage.get("cache_read_input_tokens", 0) == total
-    (report,) = door.reports
+    (report,) = proxy.reports
     assert report.recalls == 1
     spent = first.tokens + second.tokens
     assert spent < report.recall_tokens < spent + 100
@@ -67,8 +67,8 @@ async def test_what_left_the_view_is_found_and_answered_from(start_recall: Start
 async def test_calls_beside_a_recall_are_made_again(start_recall: StartRecall, api: str, stream: bool) -> None:
     """The client's tools are called once, by the generation that has read the results."""
     again = Call("run", '{"command": "ls"}')
-    server, door = await start_recall(api, Answer("Both.", (READ, LOOK)), Answer("", (again,)))
-    answered = read_answer(api, await door.ask(api, request(api, stream)), stream)
+    server, proxy = await start_recall(api, Answer("Both.", (READ, LOOK)), Answer("", (again,)))
+    answered = read_answer(api, await proxy.ask(api, request(api, stream)), stream)
     assert [(name, json.loads(arguments)) for name, arguments in answered.calls] == [("run", {"command": "ls"})]
     assert server.seen[1].verdict == "ok"
     assert server.seen[1].body.decode().count(NOT_RUN) == 1
@@ -78,8 +78,8 @@ async def test_calls_beside_a_recall_are_made_again(start_recall: StartRecall, a
 @pytest.mark.slow
 async def test_of_many_calls_at_once_some_are_answered(start_recall: StartRecall, api: str) -> None:
     """Each is a walk over the history, so the others get the answer that they were too many; the generation goes on."""
-    server, door = await start_recall(api, Answer("All.", (LOOK,) * (MOST_CALLS + 3)), Answer("It is kingfisher."))
-    answered = read_answer(api, await door.ask(api, request(api, True)), True)
+    server, proxy = await start_recall(api, Answer("All.", (LOOK,) * (MOST_CALLS + 3)), Answer("It is kingfisher."))
+    answered = read_answer(api, await proxy.ask(api, request(api, True)), True)
     assert answered.text.endswith("It is kingfisher.")
     assert server.seen[1].verdict == "ok"
     assert server.seen[1].body.decode().count(TOO_MANY) == 3
@@ -91,41 +91,41 @@ async def test_of_many_calls_at_once_some_are_answered(start_recall: StartRecall
 async def test_three_generations_and_no_more(start_recall: StartRecall, api: str, stream: bool) -> None:
     """The second result names itself the last; later recalls are removed, other calls stay."""
     one, two = Answer("One.", (LOOK, LOOK)), Answer("Two.", (LOOK,))
-    server, door = await start_recall(api, one, two, Answer("Three.", (LOOK, READ)))
-    answer = await door.ask(api, request(api, stream))
+    server, proxy = await start_recall(api, one, two, Answer("Three.", (LOOK, READ)))
+    answer = await proxy.ask(api, request(api, stream))
     answered = read_answer(api, answer, stream)
     assert answered.text.split() == ["One.", "Two.", "Three."] or answered.text == "One.Two.Three."
     assert [name for name, _ in answered.calls] == ["read_file"]
     assert [seen.verdict for seen in server.seen] == ["ok"] * 3
     assert LAST not in server.seen[1].body.decode()
     assert LAST in server.seen[2].body.decode()
-    assert door.reports[0].recalls == 2
-    assert door.reports[0].recall_tokens > sum(seen.tokens for seen in server.seen)
+    assert proxy.reports[0].recalls == 2
+    assert proxy.reports[0].recall_tokens > sum(seen.tokens for seen in server.seen)
     assert server.seen[2].slices[: len(server.seen[1].slices)] == server.seen[1].slices
 
 
 @every
 async def test_the_tool_is_not_there_where_it_may_not_be(start_recall: StartRecall, api: str) -> None:
     """Switched off, with a tool of the same name or with a choice that is made, a request never hears of it."""
-    server, door = await start_recall(api, Answer("Yes."))
+    server, proxy = await start_recall(api, Answer("Yes."))
     own = request(api, False)
     tool = own["tools"][0].get("function", own["tools"][0])
     tool["name"] = NAME
-    await door.ask(api, own)
-    await door.ask(api, request(api, False, tool_choice={"type": "none"} if api == "messages" else "none"))
+    await proxy.ask(api, own)
+    await proxy.ask(api, request(api, False, tool_choice={"type": "none"} if api == "messages" else "none"))
     assert server.seen[0].tools.count(NAME) == 1
     assert server.seen[1].tools.count(NAME) == 0
     assert [NAME in json.dumps(seen.messages) for seen in server.seen] == [False, False]
-    assert all("recall" not in report.stages and "fold" in report.stages for report in door.reports)
+    assert all("recall" not in report.stages and "fold" in report.stages for report in proxy.reports)
 
 
 @every
 async def test_a_clients_own_tool_of_the_name_is_called_as_ever(start_recall: StartRecall, api: str) -> None:
     """A call of a client's tool that happens to have the name reaches the client."""
-    _, door = await start_recall(api, Answer("", (LOOK,)))
+    _, proxy = await start_recall(api, Answer("", (LOOK,)))
     own = request(api, False)
     own["tools"][0].get("function", own["tools"][0])["name"] = NAME
-    answer = await door.ask(api, own)
+    answer = await proxy.ask(api, own)
     assert parse_answer(api, answer.content, stream=False).calls[0][0] == NAME
 
 
@@ -134,8 +134,8 @@ async def test_a_clients_own_tool_of_the_name_is_called_as_ever(start_recall: St
 @pytest.mark.slow
 async def test_switched_off_nothing_is_added(start_recall: StartRecall, api: str, stream: bool) -> None:
     """Without the setting, a compacted request has the client's tools and no others."""
-    server, door = await start_recall(api, Answer("Yes."), enabled=False)
-    read_answer(api, await door.ask(api, request(api, stream)), stream)
+    server, proxy = await start_recall(api, Answer("Yes."), enabled=False)
+    read_answer(api, await proxy.ask(api, request(api, stream)), stream)
     assert NAME.encode() not in server.seen[0].body
 
 
@@ -146,7 +146,7 @@ async def test_an_overflow_of_a_later_generation_is_recovered(
     start_recall: StartRecall, api: str, stream: bool
 ) -> None:
     """A provider that finds the second prompt too long gets a smaller one; the client sees only the answer."""
-    server, door = await start_recall(api, Answer())
+    server, proxy = await start_recall(api, Answer())
     answers = iter([Answer("Let me look.", (LOOK,)), Answer("It is kingfisher.")])
 
     def script(seen: Seen) -> Answer:
@@ -154,15 +154,15 @@ async def test_an_overflow_of_a_later_generation_is_recovered(
         return next(answers)
 
     server.script = script
-    answer = await door.ask(api, request(api, stream))
+    answer = await proxy.ask(api, request(api, stream))
     answered = read_answer(api, answer, stream)
     assert "It is kingfisher." in answered.text
     verdicts = [seen.verdict for seen in server.seen]
     assert verdicts[:2] == ["ok", "overflow"]
     assert verdicts[-1] == "ok"
     assert server.seen[-1].tokens < server.seen[1].tokens
-    assert door.reports[0].retries == len(verdicts) - 2 > 0
-    assert door.reports[0].overflows == len(verdicts) - 2
+    assert proxy.reports[0].retries == len(verdicts) - 2 > 0
+    assert proxy.reports[0].overflows == len(verdicts) - 2
 
 
 @every
@@ -174,11 +174,11 @@ async def test_every_prompt_fits_however_often_it_is_asked(start_recall: StartRe
         Call(NAME, json.dumps({"item": 6, "limit": 10})),
         Call(NAME, json.dumps({"query": "took", "limit": 10})),
     )
-    server, door = await start_recall(api, Answer("", calls), Answer("", calls), Answer("Done."))
+    server, proxy = await start_recall(api, Answer("", calls), Answer("", calls), Answer("Done."))
     for maximum in (64, 1500, 4000):
         name = "max_output_tokens" if api == "responses" else "max_tokens"
         server.script = model_answering(Answer("", calls), Answer("", calls), Answer("Done."))
-        read_answer(api, await door.ask(api, request(api, False, **{name: maximum})), False)
+        read_answer(api, await proxy.ask(api, request(api, False, **{name: maximum})), False)
     assert len(server.seen) == 9
     assert all(seen.verdict == "ok" for seen in server.seen)
 
@@ -188,9 +188,9 @@ async def test_every_prompt_fits_however_often_it_is_asked(start_recall: StartRe
 @pytest.mark.slow
 async def test_a_request_that_is_only_observed_is_left_alone(start_recall: StartRecall, api: str, stream: bool) -> None:
     """If nothing may be changed there is no tool, and a call of that name goes to the client."""
-    server, door = await start_recall(api, Answer("I read on.", (READ,)))
+    server, proxy = await start_recall(api, Answer("I read on.", (READ,)))
     server.rules = Rules(window=4 * WINDOW, wording=WORDING[api])
-    answer = await door.ask(api, request(api, stream), **{"x-ullage-mode": "observe"})
+    answer = await proxy.ask(api, request(api, stream), **{"x-ullage-mode": "observe"})
     read_answer(api, answer, stream)
     assert NAME.encode() not in server.seen[0].body
     assert answer.headers["x-ullage-outcome"] == "verbatim;would_compact"
@@ -198,12 +198,12 @@ async def test_a_request_that_is_only_observed_is_left_alone(start_recall: Start
 
 async def test_the_next_turn_knows_nothing_of_it(start_recall: StartRecall) -> None:
     """The client does not hold the exchange: its next request is compacted as if there had been none."""
-    server, door = await start_recall("messages", Answer("Let me look.", (LOOK,)), Answer("It is kingfisher."))
+    server, proxy = await start_recall("messages", Answer("Let me look.", (LOOK,)), Answer("It is kingfisher."))
     body = request("messages", False)
-    answered = read_answer("messages", await door.ask("messages", body), False)
+    answered = read_answer("messages", await proxy.ask("messages", body), False)
     server.script = model_answering(Answer("Fine."))
     later = {**body, "messages": [*body["messages"], *answered.items, {"role": "user", "content": "Thanks. And now?"}]}
-    read_answer("messages", await door.ask("messages", later), False)
+    read_answer("messages", await proxy.ask("messages", later), False)
     before = server.seen[0].slices
     assert server.seen[-1].verdict == "ok"
     assert server.seen[-1].slices[: len(before)] == before
@@ -214,7 +214,7 @@ async def test_the_next_turn_knows_nothing_of_it(start_recall: StartRecall) -> N
 @pytest.mark.slow
 async def test_a_long_session_with_recalls_stays_valid_and_fits(start_recall: StartRecall, api: str) -> None:
     """An agent that looks things up again and again, alone and beside its tools, sends nothing too big or wrong."""
-    server, door = await start_recall(api, Answer())
+    server, proxy = await start_recall(api, Answer())
     pick = random.Random(0)
     looks = [
         {"query": "took merge"},
@@ -233,18 +233,18 @@ async def test_a_long_session_with_recalls_stays_valid_and_fits(start_recall: St
         return Answer(pick.choice(["", "I read on."]), tuple(calls), reasoning=pick.choice(["", "Hm."]))
 
     server.script = script
-    async with SDK_CLIENTS[api](door.url) as voice:
-        items, more = voice.opening(agent_session(0, 0))
-        asked = {"model": "gpt-4o-mini", **voice.options({"tools": AGENT_TOOLS, "max_tokens": 300}), **more}
+    async with SDK_CLIENTS[api](proxy.url) as sdk:
+        items, more = sdk.opening(agent_session(0, 0))
+        asked = {"model": "gpt-4o-mini", **sdk.options({"tools": AGENT_TOOLS, "max_tokens": 300}), **more}
         for at in range(40):
-            answer = await voice.ask(asked, items, stream=at % 2 == 1)
+            answer = await sdk.ask(asked, items, stream=at % 2 == 1)
             assert NAME not in json.dumps(answer)
-            calls = voice.calls(answer)
+            calls = sdk.calls(answer)
             texts = [log(at, pick.randrange(50, 700)) for _ in calls]
             items += answer
-            items += voice.results(calls, texts) if calls else [{"role": "user", "content": f"Go on with {at}."}]
+            items += sdk.results(calls, texts) if calls else [{"role": "user", "content": f"Go on with {at}."}]
     assert [(seen.verdict, seen.why) for seen in server.seen if seen.verdict != "ok"] == []
-    assert sum(report.recalls for report in door.reports) > 8
+    assert sum(report.recalls for report in proxy.reports) > 8
 
 
 @every
@@ -252,15 +252,15 @@ async def test_a_long_session_with_recalls_stays_valid_and_fits(start_recall: St
 async def test_two_server_tools_answer_in_one_generation(start_recall: StartRecall, api: str, stream: bool) -> None:
     """A compacted session with too many tools: the model reads what left its view, finds a tool, and calls that."""
     both_on = {"recall": {"enabled": True, "max_tokens": 600}, "deferred_tools": {"enabled": True, "max_tokens": 900}}
-    server, door = await start_recall(api, Answer("", (LOOK, FIND)), Answer("", (USE,)), compression=both_on)
+    server, proxy = await start_recall(api, Answer("", (LOOK, FIND)), Answer("", (USE,)), compression=both_on)
     body = request(api, stream)
     body["tools"] = [*body["tools"], *tools_of(many_tools(), api)]
-    answered = read_answer(api, await door.ask(api, body), stream)
+    answered = read_answer(api, await proxy.ask(api, body), stream)
     assert [name for name, *_ in answered.calls] == [WANTED]
     assert [seen.verdict for seen in server.seen] == ["ok", "ok"], server.seen[-1].why
     assert {NAME, TOOLS_NAME} < {*server.seen[0].tools}
     assert WANTED not in server.seen[0].tools
     assert server.seen[1].tools == [*server.seen[0].tools, *server.seen[1].tools[len(server.seen[0].tools) :]]
     assert SAID in server.seen[1].body.decode()
-    assert door.reports[0].recalls == 1
-    assert door.faults == []
+    assert proxy.reports[0].recalls == 1
+    assert proxy.faults == []

@@ -21,7 +21,7 @@ RETRIES = 2
 class ChatClient:
     """A conversation through *url*, whose upstream is *stub*; every answer is checked and entered in ``ledger``.
 
-    It begins with ``messages``, said as chat says it, and is held in the form of ``api`` from then on.
+    It begins with ``messages`` of the chat API; from then on they have the form of ``api``.
     """
 
     url: str
@@ -38,43 +38,43 @@ class ChatClient:
     answer: list[dict[str, Any]] = field(default_factory=list)
 
     async def __aenter__(self) -> Self:
-        self.voice = ALL_CLIENTS[self.api](self.url)
-        await self.voice.__aenter__()
-        self.messages, beside = self.voice.opening(self.messages)
-        self._request = {"model": self.model, **beside, **self.voice.options(self.options)}
+        self.sdk = ALL_CLIENTS[self.api](self.url)
+        await self.sdk.__aenter__()
+        self.messages, beside = self.sdk.opening(self.messages)
+        self._request = {"model": self.model, **beside, **self.sdk.options(self.options)}
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        await self.voice.__aexit__()
+        await self.sdk.__aexit__()
 
     @property
     def tokens(self) -> int:
         """What the whole history weighs, by the upstream's count."""
-        return sum(map(self.voice.wire.weigh, self.messages))
+        return sum(map(self.sdk.wire.weigh, self.messages))
 
     async def ask(self, *new: dict[str, Any]) -> dict[str, Any]:
         """Append *new* (chat messages), send the whole history, check the view, append and return the answer's end."""
-        return await self._go_on(self.voice.opening(new)[0])
+        return await self._go_on(self.sdk.opening(new)[0])
 
     async def results(self, _answer: Mapping[str, Any], texts: Sequence[str]) -> dict[str, Any]:
         """Answer every call of the last answer with one of *texts* and ask on."""
-        return await self._go_on(self.voice.results(self.calls, texts))
+        return await self._go_on(self.sdk.results(self.calls, texts))
 
     @property
     def calls(self) -> list[str]:
         """The ids of the calls in the last answer."""
-        return self.voice.calls(self.answer)
+        return self.sdk.calls(self.answer)
 
     async def _go_on(self, new: Sequence[dict[str, Any]]) -> dict[str, Any]:
         self.messages += new
         before = len(self.stub.chats())
-        self.answer = await self.voice.ask(self._request, self.messages, stream=self.stream)
+        self.answer = await self.sdk.ask(self._request, self.messages, stream=self.stream)
         self._settle(self.stub.chats()[before:])
         self.messages += self.answer
         return self.answer[-1]
 
     def _settle(self, seen: Sequence[Seen]) -> None:
-        raw = self.voice.bodies[-1]
+        raw = self.sdk.bodies[-1]
         tried, last = seen[:-1], seen[-1]
         assert last.verdict == "ok", f"answered without the upstream's consent: {last.verdict} {last.why}"
         assert len(tried) <= RETRIES, f"{len(tried)} attempts for one request"

@@ -54,8 +54,8 @@ async def recall_in_process(
 ) -> AsyncIterator[ProxyInProcess]:
     """A proxy in front of *stub*, with recall on; *more* are settings."""
     settings: dict[str, Any] = {"compression": {"recall": {"enabled": enabled}}, **more}
-    async with proxy_in_process(stub, folder, usage=usage, **settings) as door:
-        yield door
+    async with proxy_in_process(stub, folder, usage=usage, **settings) as proxy:
+        yield proxy
 
 
 StartRecall = Callable[..., Awaitable[tuple[Stub, ProxyInProcess]]]

@@ -139,12 +139,12 @@ def clipped(
 def _slots_in(raw: bytes, slots: Callable[[dict[str, Any]], Iterable[Slot]]) -> list[Slot]:
     """Return the *slots* of the value of *raw*; none if it is no object."""
     value = decode(raw)
-    found: list[Slot] = []
+    all_slots: list[Slot] = []
     if isinstance(value, dict):
-        found = list(slots(value))
+        all_slots = list(slots(value))
     if len(raw) > ONE_CALL:
         dismantle(value)
-    return found
+    return all_slots
 
 
 def with_fewer_parts(raw: bytes) -> bytes:

@@ -18,7 +18,7 @@ from proxy.core.report import NO_USAGE, Usage
 
 # Inside a JSON string the quotes are escaped, so these bytes are always a key (or a string of exactly that word).
 _KEY: Final = b'"usage'
-"""What both keys, ``usage`` and ``usageMetadata``, begin with."""
+"""The common beginning of both keys, ``usage`` and ``usageMetadata``."""
 
 _TAIL: Final = len(_KEY) - 1
 _LONGEST: Final = 16 * 2**10

@@ -67,7 +67,7 @@ _WRAPPERS = re.compile(
     r"\A(?:\s*(?:\w+=\S*|sudo|time|env|exec|nohup|timeout (?:-\S+ )*\S+|npx|bunx"
     r"|uv run|poetry run|pipenv run|bundle exec)\s)*\s*"
 )
-"""What may stand before a command without being one."""
+"""Words before a command that are no command."""
 
 _REDIRECTION = re.compile(r"\s+\d?>.*")
 """Where the output of a command goes."""
@@ -86,7 +86,7 @@ _VERDICT = re.compile(
     r"|✓|✔|✗|✘|错误|失败|成功|エラー",
     re.IGNORECASE,
 )
-"""What an outcome says: totals, which tell most, or one word."""
+"""Outcomes in an output: totals, which say most, or one word."""
 
 
 class FoldedCall(NamedTuple):
@@ -174,10 +174,10 @@ def work_state(calls: Sequence[FoldedCall], tools: ToolMap) -> WorkState:
         if call.kind != "shell" and (call.kind != "unknown" or '"command"' not in call.arguments):
             continue  # a tool of an unknown kind may run a command, too
         command = command_of(call.arguments)[:READ]
-        if found := _matching(command, rules.checks):
-            _note(checks, found, call)
-        elif found := _matching(command, rules.changes):
-            _note(changes, found, call)
+        if match := _matching(command, rules.checks):
+            _note(checks, match, call)
+        elif match := _matching(command, rules.changes):
+            _note(changes, match, call)
     return WorkState(
         _todos(calls, rules.todos),
         tuple(checks.values())[:MOST_COMMANDS],
@@ -235,9 +235,9 @@ def _matching(command: str, patterns: Sequence[re.Pattern[str]]) -> tuple[str, s
     return None
 
 
-def _note(noted: dict[str, tuple[str, str]], found: tuple[str, str], call: FoldedCall) -> None:
-    """Note the command *found* in *call* and what is known of its outcome, unless a later one of its sort is noted."""
-    key, command = found
+def _note(noted: dict[str, tuple[str, str]], match: tuple[str, str], call: FoldedCall) -> None:
+    """Note the command *match* in *call* and what is known of its outcome, unless a later one of its sort is noted."""
+    key, command = match
     if key in noted:
         return
     outcome = ""

@@ -136,9 +136,9 @@ def lasting_sentences(text: str) -> list[Sentence]:
         sentence = " ".join(part.split()).lstrip("-*# ")
         if not SHORTEST <= len(sentence) <= LONGEST or sentence.endswith(("?", "？")):
             continue
-        found = next((type_ for type_, cue in _CUES if cue.search(sentence)), None)
-        if found is not None:
-            sentences.append(Sentence(found, sentence))
+        memory_type = next((type_ for type_, cue in _CUES if cue.search(sentence)), None)
+        if memory_type is not None:
+            sentences.append(Sentence(memory_type, sentence))
     return sentences
 
 
@@ -149,9 +149,11 @@ def _best(sentences: Sequence[Sentence]) -> list[Sentence]:
     return sorted(newest_first, key=lambda each: order.index(each.type))[:MOST]
 
 
-def _task(said: Sequence[str]) -> str:
-    """Return the beginning of what the user *said* first."""
-    text = " ".join(said[0].split()) if said else ""
+def _task(user_texts: Sequence[str]) -> str:
+    """Return the beginning of the first of *user_texts*; empty if there is none."""
+    if not user_texts:
+        return ""
+    text = " ".join(user_texts[0].split())
     if len(text) <= TASK_CHARACTERS:
         return text
     return f"{text[: TASK_CHARACTERS - 1].rstrip()}…"

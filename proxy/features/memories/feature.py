@@ -148,9 +148,9 @@ class GiveMemories(Feature):
         self, request: Request, begins: Beginning, names: Sequence[bytes]
     ) -> tuple[StoredBlock | None, bool]:
         """Return the block under the first of *names* that has one, and True if the store has it under the first."""
-        found = await self._records.newest(request.tenant, begins.name, ROUTE, names)
-        if found is not None:
-            index, value = found
+        stored = await self._records.newest(request.tenant, begins.name, ROUTE, names)
+        if stored is not None:
+            index, value = stored
             return block.decode(value), index == 0
         return next((self._cached[name] for name in names if name in self._cached), None), False
 

@@ -17,7 +17,7 @@ Class = Literal["priority", "durable", "working"]
 """Given first; the usual one; valid for some days."""
 
 Origin = Literal["caller", "model", "user"]
-"""Who it is from: a request to the API, a call of the model, or a line of the user's in a conversation."""
+"""The source of a memory: a request to the API, a call of the model, or a line of the user's in a conversation."""
 
 GIVEN_TYPES: Final = get_args(Type)[:3]
 CLASSES: Final = get_args(Class)

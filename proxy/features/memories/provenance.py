@@ -1,4 +1,4 @@
-"""Who said what a memory says: the user, a tool, or nobody but the model.
+"""The speaker of a memory's text: the user, a tool, or the model alone.
 
 A model that read a planted order may call a tool of ours with it. So what a tool's result says is never stored, and
 what the user did not say is stored for some days only. Text that clients put into a user's message by themselves (in
@@ -44,7 +44,7 @@ _ADDRESS: Final = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class Spoken:
-    """What a conversation's user said in own words, and what its tools and clients put into it."""
+    """The texts of a conversation: the user's own words, and those of its tools and clients."""
 
     user: tuple[str, ...]
     tools: tuple[str, ...]
@@ -57,16 +57,16 @@ def spoken_in(entries: Iterable[tuple[str, ItemText]]) -> Spoken:
     for role, entry in entries:
         if role == "tool":
             tools += [text for text, _ in entry.results]
-            said = entry.user_text
+            user_text = entry.user_text
         elif role == "user":
-            said = entry.text
+            user_text = entry.text
         else:
             continue
-        words = own_words(said)
+        words = own_words(user_text)
         if words:
             user.append(words)
-        if words != said:
-            tools.append(said)
+        if words != user_text:
+            tools.append(user_text)
     return Spoken(tuple(user), tuple(tools))
 
 
@@ -98,7 +98,7 @@ def speaker_of(text: str, spoken: Spoken, *, is_strict: bool = False) -> Speaker
     """
     if _share(text, spoken.user) >= SAID and not (is_strict and _share(text, spoken.tools) >= READ):
         return "user"
-    if any(not any(address in said for said in spoken.user) for address in _ADDRESS.findall(text)):
+    if any(not any(address in user_text for user_text in spoken.user) for address in _ADDRESS.findall(text)):
         return "tool"
     if _share(text, spoken.tools) >= READ:
         return "tool"
@@ -111,10 +111,10 @@ def _share(text: str, sources: Sequence[str]) -> float:
     if not wanted:
         return 0.0
     words = {word for pair in wanted for word in pair}
-    return max((_held(wanted, words, source.casefold()) for source in sources), default=0.0)
+    return max((_pair_share(wanted, words, source.casefold()) for source in sources), default=0.0)
 
 
-def _held(wanted: set[tuple[str, str]], words: set[str], source: str) -> float:
+def _pair_share(wanted: set[tuple[str, str]], words: set[str], source: str) -> float:
     """Return the share of the *wanted* pairs, which consist of *words*, that *source* (case-folded) holds.
 
     A source without most of the words is not read closely: looking for words takes a hundredth of the time.

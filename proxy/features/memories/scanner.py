@@ -133,7 +133,7 @@ _ORDERS: Final[tuple[tuple[str, str], ...]] = (
 _PATTERNS: Final = tuple((reason, re.compile(pattern, re.DOTALL)) for reason, pattern in _ORDERS)
 
 _ENCODED: Final = re.compile(r"[A-Za-z0-9+/_-]{64,}={0,2}|(?:\\x[0-9a-f]{2}){8,}|(?:%[0-9a-f]{2}){12,}", re.IGNORECASE)
-"""What may hide an order in another writing; no memory needs it."""
+"""Writings that may hide an order; no memory needs them."""
 
 
 def reason_to_refuse(text: str) -> str:

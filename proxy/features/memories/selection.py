@@ -88,8 +88,8 @@ def ranked(memories: Sequence[Memory], query: str, now: float) -> list[Memory]:
 def matching(memories: Sequence[Memory], query: str, now: float) -> list[Memory]:
     """Return those of *memories* that hold a word of *query*, the best first; all of them if it is empty."""
     terms = _terms(query)
-    found = [memory for memory in memories if not query.strip() or _match(memory, query, terms)]
-    return ranked(found, query, now)
+    matches = [memory for memory in memories if not query.strip() or _match(memory, query, terms)]
+    return ranked(matches, query, now)
 
 
 def score(memory: Memory, query: str, terms: Sequence[tuple[str, bool]], now: float) -> int:

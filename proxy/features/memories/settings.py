@@ -13,7 +13,7 @@ from proxy.settings.field_types import Section, SplitText
 
 
 class Memories(Section):
-    """What a project's conversations should know of each other."""
+    """Memories of a project, which its conversations share."""
 
     enabled: bool = Field(default=False, description="Store them, and give them to new conversations, once.")
     tools: Annotated[tuple[str, ...], SplitText] = Field(

@@ -241,10 +241,10 @@ async def test_a_later_block_holds_no_earlier_one(kind: str) -> None:
     if kind == "chinese":
         messages = [{"role": ("user", "assistant")[at % 2], "content": f"{CHINESE}{at}" * 6} for at in range(120)]
     book = DictRecords()
-    desk = Replica(book)
+    replica = Replica(book)
     for end in range(2, len(messages) + 1):
         if messages[end - 1]["role"] in ("user", "tool"):
-            await desk.view(messages[:end], 4096)
+            await replica.view(messages[:end], 4096)
     blocks = [record.block for record in book.records()]
     assert len(blocks) > 2
     for record in book.records():

@@ -30,42 +30,42 @@ TRIGGER = {"type": "compaction_trigger"}
 ROUTE = Route("stub", "house-model", WINDOW, None, "o200k_base", "configured")
 
 
-async def made(desk: Replica, body: dict[str, Any], kind: Kind = "trigger") -> OwnCompaction:
+async def made(replica: Replica, body: dict[str, Any], kind: Kind = "trigger") -> OwnCompaction:
     """The compaction of *body*."""
-    opened = opened_body(desk, body)
+    opened = opened_body(replica, body)
     request = Request("responses", opened.body, TENANT, "r")
     known = KnownRoute(ROUTE, WINDOW, "configured", None, 1.0)
-    measured = await desk.measurer.count(request, desk.measurer.locate(request), known, WINDOW)
+    measured = await replica.measurer.count(request, replica.measurer.locate(request), known, WINDOW)
     return compact(measured, kind, frozenset(opened.ours), Shares(), count_tokens)
 
 
-def opened_body(desk: Replica, body: dict[str, Any]) -> OpenedBody:
-    return open_items(json.dumps(body).encode(), desk.book.item_key())
+def opened_body(replica: Replica, body: dict[str, Any]) -> OpenedBody:
+    return open_items(json.dumps(body).encode(), replica.book.item_key())
 
 
-def item_of(desk: Replica, compaction: OwnCompaction) -> dict[str, str]:
-    return compaction_item(compaction, desk.book.item_key())
+def item_of(replica: Replica, compaction: OwnCompaction) -> dict[str, str]:
+    return compaction_item(compaction, replica.book.item_key())
 
 
 async def test_a_compaction_holds_what_matters_and_is_small() -> None:
     """Instructions of the user, names and steps are in it; it fits its share whatever the size of the conversation."""
-    desk = Replica()
+    replica = Replica()
     body = asked("responses", agent_session(60, 400))
-    found = await made(desk, {**body, "input": [*body["input"], TRIGGER]})
+    found = await made(replica, {**body, "input": [*body["input"], TRIGGER]})
     assert AGENT_TASK in found.text
     assert "read_file" in found.text
     assert found.user_items == ()
     assert found.output_tokens < 0.4 * WINDOW
     assert found.input_tokens > 2 * WINDOW
-    assert found == await made(desk, {**body, "input": [*body["input"], TRIGGER]}), "the same on every replica"
+    assert found == await made(replica, {**body, "input": [*body["input"], TRIGGER]}), "the same on every replica"
 
 
 async def test_on_its_own_path_the_users_messages_stay() -> None:
     """The newest messages of the user stay as they are; older ones are in the text."""
-    desk = Replica()
+    replica = Replica()
     talk = [message for turn in range(20) for message in chat_turn(turn, 150)]
     body = asked("responses", talk)
-    found = await made(desk, body, "endpoint")
+    found = await made(replica, body, "endpoint")
     verbatim = [json.loads(raw) for raw in found.user_items]
     users = [item for item in body["input"] if item.get("role") == "user"]
     assert list(map(text_of, verbatim)) == list(map(text_of, users))[-len(verbatim) :]
@@ -73,36 +73,36 @@ async def test_on_its_own_path_the_users_messages_stay() -> None:
     assert 3 < len(verbatim) < len(users)
     assert sum(count_tokens(text_of(item)) for item in verbatim) <= 0.2 * WINDOW
     assert "Question 3:" in found.text
-    body, content_type = response(found, item_of(desk, found), "endpoint", "m", 1_760_000_000, stream=True)
+    body, content_type = response(found, item_of(replica, found), "endpoint", "m", 1_760_000_000, stream=True)
     answer = json.loads(body)
     assert content_type == "application/json"
     assert (answer["object"], answer["output"][:-1]) == ("response.compaction", verbatim)
-    assert answer["output"][-1] == item_of(desk, found)
+    assert answer["output"][-1] == item_of(replica, found)
     assert answer["usage"]["total_tokens"] == found.input_tokens + found.output_tokens
 
 
 async def test_a_second_compaction_carries_the_first_on() -> None:
     """The content of the first one is in the second, as a summary and not as words of the user."""
-    desk = Replica()
-    first = await made(desk, asked("responses", [{"role": "user", "content": "The port is 50713, remember it."}]))
-    item = item_of(desk, first)
+    replica = Replica()
+    first = await made(replica, asked("responses", [{"role": "user", "content": "The port is 50713, remember it."}]))
+    item = item_of(replica, first)
     body = asked("responses", agent_session(30, 400)[1:])
-    again = await made(desk, {**body, "input": [item, *body["input"], TRIGGER]}, "endpoint")
+    again = await made(replica, {**body, "input": [item, *body["input"], TRIGGER]}, "endpoint")
     assert "50713" in again.text
     assert not any(b"50713" in raw for raw in again.user_items)
-    third = await made(desk, {**body, "input": [item_of(desk, again), *body["input"], TRIGGER]})
+    third = await made(replica, {**body, "input": [item_of(replica, again), *body["input"], TRIGGER]})
     assert "50713" in third.text
     assert third.output_tokens < 0.5 * WINDOW
 
 
 async def test_odd_conversations_are_compacted_too() -> None:
     """A single huge message, results only, nothing but a trigger, lone surrogates: an item comes of all of them."""
-    desk = Replica()
+    replica = Replica()
     huge = {"role": "user", "content": log(3, 3 * WINDOW)}
     orphan = {"type": "function_call_output", "call_id": "c", "output": "x \ud83d y"}
     for items in ([huge], [orphan], [], [{"role": "user", "content": "half \ud83d"}]):
-        found = await made(desk, {"model": "m", "input": [*items, TRIGGER]})
-        opened = opened_body(desk, {"input": [item_of(desk, found)]})
+        found = await made(replica, {"model": "m", "input": [*items, TRIGGER]})
+        opened = opened_body(replica, {"input": [item_of(replica, found)]})
         assert opened.ours == (0,)
         assert found.text in text_of(json.loads(opened.body)["input"][0])
         assert found.output_tokens < 0.5 * WINDOW

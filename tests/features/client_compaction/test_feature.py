@@ -25,31 +25,31 @@ from tests.support.sample_conversations import agent_session
 
 async def test_other_apis_are_not_opened() -> None:
     """An item is opened only in the API that has such items."""
-    desk = Replica()
+    replica = Replica()
     feature = ClientCompaction(
-        desk.reader, desk.book, desk.compactions, desk.catalogue.resolve, Shares(), time.time, {}
+        replica.reader, replica.book, replica.compactions, replica.catalogue.resolve, Shares(), time.time, {}
     )
-    item = {"type": "compaction", "encrypted_content": pack("The port is 50713.", desk.book.item_key())}
+    item = {"type": "compaction", "encrypted_content": pack("The port is 50713.", replica.book.item_key())}
     for api in ("chat", "messages"):
         request = Request(api, json.dumps({"messages": [item], "input": [item]}).encode(), TENANT, "r")
-        assert await feature.prepare(request, BoundEngine(desk.engine, Run(request, time.monotonic))) is request
+        assert await feature.prepare(request, BoundEngine(replica.engine, Run(request, time.monotonic))) is request
 
 
 @pytest.mark.parametrize(("share", "spent"), [(0.9, 1234), (0.0, 0)])
 async def test_a_ready_summary_is_in_the_compaction(share: float, spent: int) -> None:
     """A model's summary that is ready stands in the item, beside the names of all that was folded."""
-    desk = Replica(summaries=Ready(share, "## Goal\n- the shard is 50713."))
+    replica = Replica(summaries=Ready(share, "## Goal\n- the shard is 50713."))
     own = {"stub": UpstreamCompaction("own")}
     feature = ClientCompaction(
-        desk.reader, desk.book, desk.compactions, desk.catalogue.resolve, Shares(), time.time, own
+        replica.reader, replica.book, replica.compactions, replica.catalogue.resolve, Shares(), time.time, own
     )
     body = asked("responses", agent_session(40, 300))
     request = Request("responses", json.dumps(body).encode(), TENANT, "r", purpose="compact")
-    outcome = await feature.answer(request, BoundEngine(desk.engine, Run(request, time.monotonic)))
+    outcome = await feature.answer(request, BoundEngine(replica.engine, Run(request, time.monotonic)))
     assert isinstance(outcome, Answer)
     assert outcome.report.summary_tokens == spent
     item = json.loads(await outcome.reply.next_chunk())["output"][-1]
-    text = open_items(json.dumps({"input": [item]}).encode(), desk.book.item_key()).body.decode()
+    text = open_items(json.dumps({"input": [item]}).encode(), replica.book.item_key()).body.decode()
     assert ("the shard is 50713" in text) is (share > 0)
     assert "read_file" in text
 

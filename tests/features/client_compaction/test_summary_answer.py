@@ -51,11 +51,11 @@ async def answered(
     share: float, messages: list[Message], text: str = "## Goal\n- ledger_417 is to be found.", **members: Any
 ) -> tuple[str, dict[str, Any]] | None:
     """The text that is answered and the whole body, if it is answered here."""
-    desk = Replica(summaries=Ready(share, text))
+    replica = Replica(summaries=Ready(share, text))
     raw = chat_body(messages, tools=AGENT_TOOLS, **members)
-    planned = await desk.plan(raw, WINDOW)
+    planned = await replica.plan(raw, WINDOW)
     reader = Reader(tokenizers(), {}, {}, {}, {}, tool_map_of_package())
-    own = SummaryAnswers(desk.compactions, reader, Shares(), lambda: 1_760_000_000.0)
+    own = SummaryAnswers(replica.compactions, reader, Shares(), lambda: 1_760_000_000.0)
     served = await own.answer_planned(Request("chat", raw, TENANT, "r1"), planned.view, planned.report)
     if served is None:
         return None

@@ -57,8 +57,8 @@ async def test_a_request_that_would_be_refused_is_served(
     """The model finds the tool that it needs and calls it; the client gets that call, and never hears of the search."""
     server = await stub(window=WINDOW, wording=WORDING[api])
     server.script = model_answering(Answer("Let me see.", (LOOK,)), Answer("", (USE,)))
-    async with proxy_in_process(server, tmp_path, **on()) as door:
-        answer = await door.ask(api, request(api, stream))
+    async with proxy_in_process(server, tmp_path, **on()) as proxy:
+        answer = await proxy.ask(api, request(api, stream))
         assert answer.status_code == 200, answer.text
         answered = parse_answer(api, answer.content, stream=stream)
     assert NAME not in answer.text
@@ -69,18 +69,18 @@ async def test_a_request_that_would_be_refused_is_served(
     assert WANTED not in first.tools
     assert second.tools[: len(first.tools)] == first.tools
     assert WANTED in second.tools
-    assert door.reports[0].recalls == 1
-    assert door.reports[0].window == WINDOW - reserve(WINDOW, 4_000), "the rest is for tools that a search adds"
-    assert "deferred_tools" in door.reports[0].stages
-    assert door.faults == []
+    assert proxy.reports[0].recalls == 1
+    assert proxy.reports[0].window == WINDOW - reserve(WINDOW, 4_000), "the rest is for tools that a search adds"
+    assert "deferred_tools" in proxy.reports[0].stages
+    assert proxy.faults == []
 
 
 @every
 async def test_switched_off_it_is_refused(stub: StartStub, tmp_path: Path, api: str) -> None:
     """Without the feature such a request has no view that fits."""
     server = await stub(window=WINDOW, wording=WORDING[api])
-    async with proxy_in_process(server, tmp_path) as door:
-        answer = await door.ask(api, request(api, False))
+    async with proxy_in_process(server, tmp_path) as proxy:
+        answer = await proxy.ask(api, request(api, False))
     assert answer.status_code == 400
     assert server.seen == []
 
@@ -98,9 +98,9 @@ async def test_a_tool_that_was_called_stays(stub: StartStub, tmp_path: Path, api
         {"role": "tool", "tool_call_id": "c9", "content": "Rain."},
     ]
     more = {"store": False} if api == "responses" else {}
-    async with proxy_in_process(server, tmp_path, **on()) as door:
+    async with proxy_in_process(server, tmp_path, **on()) as proxy:
         for messages in (chat, after):
-            answer = await door.ask(api, request_body(api, messages, many_tools(), **more))
+            answer = await proxy.ask(api, request_body(api, messages, many_tools(), **more))
             assert answer.status_code == 200, answer.text
     first, second = server.seen
     assert second.tools == [*first.tools[:-1], WANTED, NAME]
@@ -126,9 +126,9 @@ async def test_other_requests_are_left_alone(stub: StartStub, tmp_path: Path, ap
         settings = {"models": [{"name": "*"}]}
     bodies = []
     for switched in (on(), {}):
-        async with proxy_in_process(server, tmp_path, **switched, **settings) as door:
-            bodies.append((await door.ask(api, request(api, False, tools, **members))).status_code)
-            assert "deferred_tools" not in door.reports[-1].stages
+        async with proxy_in_process(server, tmp_path, **switched, **settings) as proxy:
+            bodies.append((await proxy.ask(api, request(api, False, tools, **members))).status_code)
+            assert "deferred_tools" not in proxy.reports[-1].stages
     assert bodies[0] == bodies[1]
     assert len({seen.body for seen in server.seen}) <= 1
 
@@ -138,8 +138,8 @@ async def test_two_searches_and_no_more(stub: StartStub, tmp_path: Path, stream:
     """A model that only ever searches ends with an answer that has no call of ours."""
     server = await stub(window=WINDOW)
     server.script = model_answering(Answer("Hm.", (LOOK,)))
-    async with proxy_in_process(server, tmp_path, **on()) as door:
-        answer = await door.ask("chat", request("chat", stream))
+    async with proxy_in_process(server, tmp_path, **on()) as proxy:
+        answer = await proxy.ask("chat", request("chat", stream))
     assert len(server.seen) == 3
     assert all(seen.verdict == "ok" for seen in server.seen)
     assert NAME not in answer.text
@@ -152,8 +152,8 @@ async def test_a_window_that_is_smaller_than_believed_is_learned(stub: StartStub
     server.script = model_answering(Answer("", (LOOK,)), Answer("", (USE,)))
     server.fail(NO_FAULT)
     server.fail(error(400, "too long", "context_length_exceeded"))
-    async with proxy_in_process(server, tmp_path, **on(max_tokens=3_000)) as door:
-        answer = await door.ask("chat", request("chat", False))
+    async with proxy_in_process(server, tmp_path, **on(max_tokens=3_000)) as proxy:
+        answer = await proxy.ask("chat", request("chat", False))
     assert answer.status_code == 200
     assert [name for name, *_ in parse_answer("chat", answer.content, stream=False).calls] == [WANTED]
     assert len(server.seen[2].body) < len(server.seen[1].body)
@@ -162,12 +162,12 @@ async def test_a_window_that_is_smaller_than_believed_is_learned(stub: StartStub
 async def test_there_is_room_for_a_tool_however_long_the_session_is(stub: StartStub, tmp_path: Path) -> None:
     """A part of the window is left for it, so that a view just below the high mark does not shut the search."""
     server = await stub(window=WINDOW)
-    async with proxy_in_process(server, tmp_path, **on()) as door:
+    async with proxy_in_process(server, tmp_path, **on()) as proxy:
         for rounds in range(4, 26, 3):
             server.forget()
             server.script = model_answering(Answer("", (LOOK,)), Answer("", (USE,)))
-            answer = await door.ask("chat", request_body("chat", agent_session(rounds, 250), many_tools()))
+            answer = await proxy.ask("chat", request_body("chat", agent_session(rounds, 250), many_tools()))
             assert [name for name, *_ in parse_answer("chat", answer.content, stream=False).calls] == [WANTED]
             assert [seen.verdict for seen in server.seen] == ["ok", "ok"]
-    assert any("fold" in report.stages for report in door.reports)
-    assert any("fold" not in report.stages for report in door.reports)
+    assert any("fold" in report.stages for report in proxy.reports)
+    assert any("fold" not in report.stages for report in proxy.reports)

@@ -74,10 +74,10 @@ class ArchiveFixture:
 
 async def plans(rounds: int) -> list[tuple[bytes, Planned]]:
     """The bodies and plans of an agent's requests that compacted."""
-    desk, found = Replica(), []
+    replica, found = Replica(), []
     for count in range(1, rounds):
         body = chat_body(agent_session(count, 300))
-        plan = await desk.plan(body, WINDOW)
+        plan = await replica.plan(body, WINDOW)
         if plan.report.event:
             found.append((body, plan))
     return found

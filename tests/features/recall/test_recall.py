@@ -37,18 +37,18 @@ def offering_beside_tools(replica: Replica) -> list[Feature]:
 
 
 async def plan(
-    api: str, chat: list[Any] | None = None, desk: Replica | None = None, window: int = WINDOW, **members: Any
+    api: str, chat: list[Any] | None = None, replica: Replica | None = None, window: int = WINDOW, **members: Any
 ) -> Planned:
     members = {"tools": AGENT_TOOLS, **members}
     tools = members.pop("tools")
     body = json.dumps(request_body(api, long_history() if chat is None else chat, tools, **members)).encode()
-    return await (desk or Replica(features=offering)).plan(body, window, api=api, model="gpt-4o-mini")
+    return await (replica or Replica(features=offering)).plan(body, window, api=api, model="gpt-4o-mini")
 
 
 @pytest.mark.parametrize("api", APIS)
 async def test_a_view_that_leaves_something_out_offers_the_tool(api: str) -> None:
     """The tool stands behind the client's own, the block mentions it, and its tokens are counted."""
-    found, without = await plan(api), await plan(api, desk=Replica())
+    found, without = await plan(api), await plan(api, replica=Replica())
     assert found.view is not None
     assert found.view.edits.addition
     assert found.report.stages[-1] == "recall"
@@ -70,13 +70,13 @@ async def test_a_view_that_leaves_something_out_offers_the_tool(api: str) -> Non
 async def test_a_request_without_it_never_hears_of_it(api: str, case: str) -> None:
     """If the tool is not offered to a request, its view is the same as without the feature."""
     members: dict[str, Any] = {}
-    window, desk = WINDOW, Replica(features=offering)
+    window, replica = WINDOW, Replica(features=offering)
     chat = long_history()
     if case == "small":
         chat = agent_session(3, 100)
     elif case == "no tools":
         members = {"tools": []}
-        desk = Replica(features=offering_beside_tools)
+        replica = Replica(features=offering_beside_tools)
     elif case == "forced":
         members = {"tool_choice": {"type": "any"} if api == "messages" else "required"}
     elif case == "own name":
@@ -88,8 +88,8 @@ async def test_a_request_without_it_never_hears_of_it(api: str, case: str) -> No
     elif case == "tiny window":
         window = 2048
     else:
-        desk = Replica()
-    found = await plan(api, chat, desk, window, **members)
+        replica = Replica()
+    found = await plan(api, chat, replica, window, **members)
     assert found.view is not None
     assert not found.view.edits.addition
     assert "recall" not in found.report.stages
@@ -114,11 +114,11 @@ async def test_a_client_without_tools_is_offered_it(api: str) -> None:
 async def test_views_only_grow_between_two_events() -> None:
     """From the first event on the tools are the same on every request and replica, and the view grows at its end."""
     book = DictRecords()
-    desks = [Replica(book, features=offering), Replica(book, features=offering)]
+    replicas = [Replica(book, features=offering), Replica(book, features=offering)]
     messages = agent_session(6, 300)
     tools, views = [], []
     for at in range(30):
-        found = await plan("chat", messages, desks[at % 2])
+        found = await plan("chat", messages, replicas[at % 2])
         tools.append(
             (
                 found.view is not None and found.view.edits.record is not None,

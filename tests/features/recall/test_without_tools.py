@@ -27,9 +27,9 @@ ROOM: dict[str, Any] = {
 
 async def start(start_recall: StartRecall, api: str, *answers: Answer) -> tuple[Stub, ProxyInProcess]:
     """An upstream with that window, and a proxy in front of it."""
-    server, door = await start_recall(api, *answers, **ROOM)
+    server, proxy = await start_recall(api, *answers, **ROOM)
     server.rules = replace(server.rules, window=16_384)
-    return server, door
+    return server, proxy
 
 
 REFUSALS = (
@@ -53,8 +53,8 @@ def talk(api: str, stream: bool = False) -> dict[str, Any]:
 @both
 async def test_a_talk_recalls_too(start_recall: StartRecall, api: str, stream: bool) -> None:
     """The model gets the tool, and the client one answer without a trace of it."""
-    server, door = await start(start_recall, api, Answer("Let me look.", (LOOK,)), Answer("It is kingfisher."))
-    answered = read_answer(api, await door.ask(api, talk(api, stream)), stream)
+    server, proxy = await start(start_recall, api, Answer("Let me look.", (LOOK,)), Answer("It is kingfisher."))
+    answered = read_answer(api, await proxy.ask(api, talk(api, stream)), stream)
     assert answered.text.replace("\n", "") == "Let me look.It is kingfisher."
     assert [seen.verdict for seen in server.seen] == ["ok", "ok"]
     assert [NAME in seen.body.decode() for seen in server.seen] == [True, True]
@@ -70,17 +70,17 @@ async def test_a_model_without_tools_is_asked_again_without_it(
     start_recall: StartRecall, api: str, stream: bool, status: int, message: str
 ) -> None:
     """The client gets the answer; the next request does not offer the tool any more."""
-    server, door = await start(start_recall, api, Answer("It is so."))
+    server, proxy = await start(start_recall, api, Answer("It is so."))
     server.fail(error(status, message))
-    answer = await door.ask(api, talk(api, stream))
+    answer = await proxy.ask(api, talk(api, stream))
     assert read_answer(api, answer, stream).text == "It is so."
     assert "recall" not in answer.headers["x-ullage-stages"] or stream
     assert [NAME in seen.body.decode() for seen in server.seen] == [True, False]
     assert MENTION not in server.seen[1].body.decode()
     assert "tools" not in server.seen[1].parsed
-    assert door.reports[0].retries == 1
-    assert "recall" not in door.reports[0].stages
-    read_answer(api, await door.ask(api, talk(api, stream)), stream)
+    assert proxy.reports[0].retries == 1
+    assert "recall" not in proxy.reports[0].stages
+    read_answer(api, await proxy.ask(api, talk(api, stream)), stream)
     assert len(server.seen) == 3
     assert NAME not in server.seen[2].body.decode()
 
@@ -88,11 +88,11 @@ async def test_a_model_without_tools_is_asked_again_without_it(
 @every
 async def test_other_errors_pass_as_they_came(start_recall: StartRecall, api: str) -> None:
     """An error that names no tools, and one that has another status, cost no second request."""
-    server, door = await start(start_recall, api, Answer("It is so."))
+    server, proxy = await start(start_recall, api, Answer("It is so."))
     for status, message in ((400, "The temperature is out of range."), (429, "Too many tool calls.")):
         fault = error(status, message)
         server.fail(fault)
-        answer = await door.ask(api, talk(api))
+        answer = await proxy.ask(api, talk(api))
         assert (answer.status_code, answer.content) == (status, fault.body)
     assert [NAME in seen.body.decode() for seen in server.seen] == [True, True]
 
@@ -100,10 +100,10 @@ async def test_other_errors_pass_as_they_came(start_recall: StartRecall, api: st
 @every
 async def test_a_client_with_tools_gets_the_refusal_itself(start_recall: StartRecall, api: str) -> None:
     """Its own tools are refused as well."""
-    server, door = await start_recall(api, Answer("It is so."))
+    server, proxy = await start_recall(api, Answer("It is so."))
     fault = error(*REFUSALS[0])
     server.fail(fault)
-    answer = await door.ask(api, request(api, False))
+    answer = await proxy.ask(api, request(api, False))
     assert (answer.status_code, answer.content) == (400, fault.body)
     assert len(server.seen) == 1
 
@@ -111,7 +111,7 @@ async def test_a_client_with_tools_gets_the_refusal_itself(start_recall: StartRe
 async def test_switched_off_a_talk_never_hears_of_it(start_recall: StartRecall) -> None:
     """``without_tools: false``."""
     recall = {"enabled": True, "without_tools": False}
-    server, door = await start_recall("chat", Answer("Yes."), **{**ROOM, "compression": {"recall": recall}})
-    read_answer("chat", await door.ask("chat", talk("chat")), False)
+    server, proxy = await start_recall("chat", Answer("Yes."), **{**ROOM, "compression": {"recall": recall}})
+    read_answer("chat", await proxy.ask("chat", talk("chat")), False)
     assert "tools" not in server.seen[0].parsed
-    assert "fold" in door.reports[0].stages
+    assert "fold" in proxy.reports[0].stages
