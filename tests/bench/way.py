@@ -33,8 +33,17 @@ from tests.support.proxy_process import free_port
 from tests.support.sample_conversations import AGENT_TOOLS, agent_session, chat_turn
 
 ROOT = str(Path(proxy.__file__).parent) + os.sep
-HOUSEKEEPING = ("telemetry/lag.py", "loop_lag")
-"""What runs several times a second whether there are requests or not: the file, and the function it reports to."""
+HOUSEKEEPING = frozenset(
+    {
+        "ConfigWatch.run",
+        "ConnectionPool._look_over",
+        "LagWatch._ask_for_beats",
+        "LagWatch._on_beat",
+        "Process.update_gauges",
+        "StoreMonitor.run",
+    }
+)
+"""Functions that run by the clock, whether there are requests or not. What they call is not counted either."""
 
 SETTLED = 0.3
 """Seconds after an answer in which what happens behind it still belongs to its request."""
@@ -72,18 +81,24 @@ class Way:
 
 
 class Hook:
-    """Notes the calls of the package in ``way`` while there is one."""
+    """Notes the calls of the package in ``way`` while there is one, but for those of housekeeping."""
 
     def __init__(self) -> None:
         self.way: Way | None = None
+        self._thread = threading.local()
 
     def __call__(self, frame: FrameType, event: str, _: Any) -> None:
-        """What ``sys.setprofile`` calls."""
+        """Take one event of ``sys.setprofile``: a coroutine that goes on is called, and one that waits returns."""
         code = frame.f_code
-        if self.way is None or event != "call" or code.co_name.startswith("<"):
+        if not code.co_filename.startswith(ROOT) or event not in ("call", "return"):
             return
-        keeps_house = code.co_filename.endswith(HOUSEKEEPING[0]) or code.co_name == HOUSEKEEPING[1]
-        if code.co_filename.startswith(ROOT) and not keeps_house:
+        keeps_house = getattr(self._thread, "keeps_house", None)
+        if keeps_house is not None:
+            if event == "return" and frame is keeps_house:
+                self._thread.keeps_house = None
+        elif event == "call" and code.co_qualname in HOUSEKEEPING:
+            self._thread.keeps_house = frame
+        elif event == "call" and self.way is not None and not code.co_name.startswith("<"):
             self.way.take(code)
 
 
