@@ -170,6 +170,8 @@ class FastCounter:
             tokens = len(encode(text))
         except TypeError:  # a lone surrogate: such text has no UTF-8
             return self._exact(text)
+        except RuntimeError:  # "Already borrowed": another thread counts a long text without the interpreter's lock
+            return self._exact(text)
         self._last = time.monotonic()
         self._seconds += self._last - began
         self._texts += 1
@@ -182,7 +184,10 @@ class FastCounter:
     def _compare(self, text: str) -> None:
         """Leave the counting to tiktoken if it counts *text* differently."""
         encode = self._encode
-        if encode is None or len(encode(text)) == self._exact(text):
+        try:
+            if encode is None or len(encode(text)) == self._exact(text):
+                return
+        except RuntimeError:  # in use by another thread, as in ``count``: the next text is compared
             return
         self.rejected, self._encode = True, None
         _LOG.error("gigatoken counts otherwise than tiktoken, which counts from here on")

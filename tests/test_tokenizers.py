@@ -506,3 +506,14 @@ def test_long_texts_are_counted_beside_other_threads() -> None:
     done.set()
     thread.join()
     assert len([at for at in beats if began < at < ended]) >= 3
+
+
+@needs_fast
+def test_a_long_text_in_one_thread_breaks_no_count_in_another() -> None:
+    """The encoder is in use while it counts without the interpreter's lock; other texts are counted all the same."""
+    count = SHARED.counter("o200k_base")
+    texts = [prose(1, 12_000), "a short text"]
+    expected = [EXACT.count("o200k_base", text) for text in texts]
+    with ThreadPoolExecutor(3) as pool:
+        found = list(pool.map(lambda at: count(texts[at % 2]), range(400)))
+    assert found == expected * 200
