@@ -14,6 +14,7 @@ ROOT = Path(__file__).parents[1]
 TOP_LEVEL = {
     ".ci",
     ".dockerignore",
+    ".github",
     ".gitignore",
     "CHANGELOG.md",
     "Dockerfile",
