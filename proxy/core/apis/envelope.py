@@ -63,6 +63,9 @@ HOSTED = re.compile(
 )
 """Tools that the provider runs itself: their results are counted as input too."""
 
+STEP, OVERLAP = 65_536, 4_096
+"""Characters that are searched in one call, since no other thread runs meanwhile, and those that two calls share."""
+
 PROVIDER_EDITS = {"clear_tool_uses": 100_000, "compact": 150_000}
 """Edits by which the provider shortens a context: the beginning of their type, and the default trigger in tokens.
 https://platform.claude.com/docs/en/build-with-claude/context-editing
@@ -179,13 +182,18 @@ def read_envelope(text: str, figures: Sequence[str]) -> Envelope:
         fields=fields,
         least_output=least_output({key: _value(text, fields, key) for key in THINKING_MEMBERS if key in fields}),
         stored=any(_value(text, fields, key) for key in STORED if key in fields),
-        has_unseen_input=has_unseen_members or bool(HOSTED.search(_raw(text, fields, "tools"))),
+        has_unseen_input=has_unseen_members or _has_hosted_tool(_raw(text, fields, "tools")),
         session=session_in_body({key: _value(text, fields, key) for key in SESSION}),
         provider_compacts_from=_compacts_from(
             _value(text, fields, "truncation"), _value(text, fields, "context_management")
         ),
         texts=_system_texts(text, fields),
     )
+
+
+def _has_hosted_tool(tools: str) -> bool:
+    """True if the JSON array *tools* has one that the provider runs itself."""
+    return any(HOSTED.search(tools, start, start + STEP + OVERLAP) for start in range(0, len(tools), STEP))
 
 
 def _system_texts(text: str, fields: Mapping[str, Field]) -> dict[str, str]:

@@ -13,6 +13,7 @@ from typing import Any, Final
 
 import msgspec
 
+from proxy.core.apis.json_steps import decode
 from proxy.core.apis.shape import shape_of
 from proxy.core.errors import InvalidRequest
 from proxy.core.report import Report
@@ -101,7 +102,7 @@ def _share(options: Mapping[str, Any], api: str) -> float | None:
 def _shown(members: Mapping[str, msgspec.Raw]) -> dict[str, Any]:
     """Return the decoded *members* that show the API."""
     names = ("messages", "input", "system", "anthropic_version", "tools")
-    return {name: msgspec.json.decode(members[name]) for name in names if name in members}
+    return {name: decode(bytes(members[name])) for name in names if name in members}
 
 
 def _tokens(options: Mapping[str, Any], name: str, api: str) -> int | None:

@@ -13,6 +13,8 @@ from hypothesis import strategies as st
 from proxy.core.apis.envelope import (
     COUNTED,
     LEAST_THINKING,
+    OVERLAP,
+    STEP,
     continues_stored,
     least_output,
     lowered_thinking,
@@ -338,3 +340,11 @@ def test_a_member_that_is_not_there_goes_behind_the_others() -> None:
     assert outline.value_or_nothing("tools") == ""
     assert outline.value_or_nothing("model") == '"m"'
     assert splice(outline, 13, b"", {"tools": "[1]"}) == b'{"messages":[ ], "model":"m" ,"tools":[1]} '
+
+
+@pytest.mark.parametrize("before", [STEP - 40, STEP - 20, STEP - 1, STEP, 3 * STEP + OVERLAP])
+def test_a_hosted_tool_is_seen_wherever_it_stands(before: int) -> None:
+    """A long array is searched in steps, and no tool is missed between two of them."""
+    own = {"type": "function", "function": {"name": "f", "description": "x" * (before - 60)}}
+    assert outline(tools=[own, {"type": "web_search"}]).has_unseen_input
+    assert not outline(tools=[own, own]).has_unseen_input
