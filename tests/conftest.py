@@ -38,6 +38,7 @@ class StartProxy(Protocol):
         port: int = 0,
         home: Path | None = None,
         under: Sequence[str] = (),
+        fast: bool = False,
     ) -> Proxy: ...
 
 
@@ -89,8 +90,9 @@ async def proxy(request: pytest.FixtureRequest) -> AsyncIterator[StartProxy]:
             port: int = 0,
             home: Path | None = None,
             under: Sequence[str] = (),
+            fast: bool = False,
         ) -> Proxy:
-            process = Proxy(upstream, window, config, arguments, environment or {}, port, home, under=under)
+            process = Proxy(upstream, window, config, arguments, environment or {}, port, home, under=under, fast=fast)
             started.append(await stack.enter_async_context(process))
             return process
 

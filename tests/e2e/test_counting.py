@@ -123,3 +123,25 @@ async def test_a_silent_cut_is_reported_and_learned(stub: StartStub, proxy: Star
     assert [line["observed_window"] for line in lines if line["event"] == "upstream.window_learned"] == [
         warning["observed_window"]
     ]
+
+
+@pytest.mark.slow
+async def test_gigatoken_counts_the_same_in_a_running_proxy(stub: StartStub, proxy: StartProxy) -> None:
+    """With either library every figure and every view is the same; each proxy says which one counted."""
+    pytest.importorskip("gigatoken")
+    server = await stub(window=WINDOW)
+    config = {
+        "upstreams": [{"name": "up", "base_url": server.url}],
+        "models": [{"name": "*", "upstream": "up", "context_window": WINDOW}],
+        "summaries": {"mode": "off"},
+    }
+    fronts = [await proxy(server.url, config=config, fast=fast) for fast in (False, True)]
+    headers = [(await drive(front.url, server, sessions=1, rounds=45))[2] for front in fronts]
+    for one, other in zip(*headers, strict=True):
+        assert {**one, "x-ullage-conversation": ""} == {**other, "x-ullage-conversation": ""}
+    bodies = [seen.body for seen in server.chats()]
+    assert bodies[:45] == bodies[45:]
+    async with aiohttp.ClientSession() as client:
+        for front, library in zip(fronts, ("tiktoken", "gigatoken"), strict=True):
+            async with client.get(f"{front.root}/ullage/api/status") as reply:
+                assert set((await reply.json())["counted_by"].values()) == {library}

@@ -96,7 +96,7 @@ def serve(config: dict[str, Any] | None = None) -> Iterator[Proxy]:
         stdout=subprocess.DEVNULL,
     )
     url = f"http://127.0.0.1:{port}/v1"
-    proxy = Proxy(url, config=configuration(url, **(config or {})))
+    proxy = Proxy(url, config=configuration(url, **(config or {})), fast=False)
     try:
         asyncio.run(until(lambda: accepts(port), 30.0))
         asyncio.run(proxy.__aenter__())

@@ -22,6 +22,7 @@ import yaml
 from openai import AsyncOpenAI
 
 ROOT = Path(__file__).resolve().parents[2]
+WITHOUT_GIGATOKEN = Path(__file__).parent / "without_gigatoken"
 READY_WITHIN = 30.0
 ENDED_WITHIN = 20.0
 
@@ -44,7 +45,7 @@ async def until(condition: Callable[[], bool], seconds: float = 10.0) -> None:
 class Proxy:
     """A running proxy: an async context manager around one ``ullage serve`` process group.
 
-    ``under`` is a command that runs another, the rest of its arguments.
+    ``under`` is a command that runs another, the rest of its arguments. Unless ``fast``, gigatoken counts as missing.
     Without ``config`` everything is said on the command line. With it the file holds what is given, completed by a
     private data directory, so that no test meets another's store.
     """
@@ -58,6 +59,7 @@ class Proxy:
     home: Path | None = None
     process: subprocess.Popen[bytes] | None = None
     under: Sequence[str] = ()
+    fast: bool = True
 
     async def __aenter__(self) -> Self:
         self._own_home = self.home is None
@@ -78,7 +80,10 @@ class Proxy:
     async def start(self) -> None:
         """Start the process and return once it says that it is ready; raises ``RuntimeError`` with the log's end."""
         environment = {**os.environ, "HOME": str(self.home), "XDG_DATA_HOME": f"{self.home}/share"}
-        environment |= {"PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1", **self.environment}
+        path = [str(ROOT)]
+        if not self.fast:
+            path.append(str(WITHOUT_GIGATOKEN))
+        environment |= {"PYTHONPATH": os.pathsep.join(path), "PYTHONUNBUFFERED": "1", **self.environment}
         await asyncio.to_thread(self._spawn, environment)
         await self._ready()
 
