@@ -321,15 +321,18 @@ def _capped(sizes: Mapping[int, int], floors: Mapping[int, int], cut: Collection
 
 
 def shrink_tools(tools: bytes, tokens: int, count: Count) -> bytes:
-    """The JSON array *tools* without white space, or at the first level that takes at most *tokens*, else at the last.
+    """The JSON array *tools*, which takes more than *tokens*, without white space if that is enough.
+
+    Else it is the first level that takes at most *tokens*, or the last.
 
     The same array and target give the same bytes on every call, so a provider's prompt cache keeps its prefix.
     """
     source = tools.decode()
     if not source.startswith("["):
         return tools
-    if count(source := minified(source)) <= tokens:
-        return source.encode("utf-8", "backslashreplace")
+    smaller = minified(source)
+    if len(smaller) < len(source) and count(smaller) <= tokens:
+        return smaller.encode("utf-8", "backslashreplace")
     try:
         # One tool at a time: while a large array is parsed or written at once, no other thread runs.
         parsed = [json.loads(source[start:end]) for start, end in elements(source, 0)[0]]
