@@ -22,7 +22,7 @@ from typing import Any, Final
 import msgspec
 from msgspec.structs import replace
 
-from proxy.core.apis.json_edit import minified, quoted
+from proxy.core.apis.json_edit import JSON_BEGINNINGS, quoted, spare_tokens
 from proxy.core.apis.json_scan import elements, members
 from proxy.core.apis.json_steps import decode
 from proxy.core.conversation import NO_FACTS, Call, Item, ItemFacts, ItemText, Result, WrittenResult
@@ -35,12 +35,6 @@ WRITTEN = -1
 
 MOST_MENTIONS = 128
 """File names, and openings of quotations, that are stored of one text."""
-
-JSON_BEGINNINGS = ("{", "[", "\n", " ")
-"""The first character of a result that may be an object or a list in JSON."""
-
-LEAST_SPARE = 32
-"""Characters of white space in a result below which it is left as it is."""
 
 _SEARCHED = 65_536
 """Characters of a text that are searched for mentions and errors."""
@@ -216,7 +210,7 @@ def _result(text: str, count: Callable[[str], int], *, failed: bool) -> Result:
         edges = text[:_EDGE] + "\n" + text[-_EDGE:]
     spare = 0
     if text.startswith(JSON_BEGINNINGS):
-        spare = _spare(text, count)
+        spare = spare_tokens(text, count)
     folded = edges.lower()
     lines = text.count("\n") + (not text.endswith("\n") and bool(text))
     first, last = _numbers(edges, lines)
@@ -235,14 +229,6 @@ def _result(text: str, count: Callable[[str], int], *, failed: bool) -> Result:
         last=last,
         spare=spare,
     )
-
-
-def _spare(text: str, count: Callable[[str], int]) -> int:
-    """Return the tokens that a result saves without the white space in its JSON; zero if it is none."""
-    shorter = minified(text)
-    if len(shorter) > len(text) - LEAST_SPARE:
-        return 0
-    return max(0, count(text) - count(shorter))
 
 
 def _numbers(edges: str, lines: int) -> tuple[int, int]:

@@ -182,26 +182,21 @@ class Engine:
     async def plan(self, request: Request, max_loss: MaxLoss, *, dry_run: bool = False) -> FinalDecision:
         """Plan *request* for the model it names, without sending it. Raises ``InvalidRequest`` and ``NotFound``."""
         view = await self._quick_check.view(request)
-        measured = view or await self.measurer.measure(request, max_loss, dry_run=dry_run)
-        if isinstance(measured, UncountedView):
-            return Forward(measured)
-        return await self._planned(measured)
+        return await self._planned(view or await self.measurer.measure(request, max_loss, dry_run=dry_run))
 
     async def preview(self, bound: BoundEngine, request: Request) -> tuple[Forward | Reject, Report]:
         """Plan *request* as it would be sent, whatever its view loses; what was written for its view is noted."""
         for feature in self._features.concerned(request):
             request = await feature.prepare(request, bound)
-        measured = await self.measurer.measure(request, "any")
-        if isinstance(measured, UncountedView):
-            decision: Forward | Reject = Forward(measured)
-        else:
-            decision = never_too_lossy(await self._planned(measured))
+        decision = never_too_lossy(await self._planned(await self.measurer.measure(request, "any")))
         report = self.report(decision)
         if isinstance(decision, Forward) and isinstance(decision.view, CountedView):
             asyncio.get_running_loop().call_soon(self._after_answer, decision.view, report, 200)
         return decision, report
 
-    async def _planned(self, measured: MeasuredRequest) -> FinalDecision:
+    async def _planned(self, measured: MeasuredRequest | UncountedView) -> FinalDecision:
+        if isinstance(measured, UncountedView):
+            return Forward(measured)
         decision = await self._decide(measured)
         if self.measurer.mode_of(measured.request) == "observe":
             return as_observed(decision)

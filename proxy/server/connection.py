@@ -308,13 +308,9 @@ class Connection(web.RequestHandler):
             self.force_close()
             raise
         if not self._force_close:
-            self._end()
-
-    def _end(self) -> None:
-        """Close the connection once what was written is sent. No task is left to wait for."""
-        self._task_handler = None
-        if self.transport is not None:
-            self.transport.close()
+            self._task_handler = None  # no task is left to wait for
+            if self.transport is not None:
+                self.transport.close()  # once what was written is sent
 
     async def _answered(self, request: IncomingRequest) -> bool:
         """Answer *request*. Return False if it was the connection's last."""

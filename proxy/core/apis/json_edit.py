@@ -70,6 +70,12 @@ def _written(value: Any) -> str:
 LONGEST_MINIFIED = 4_194_304
 """Characters of a text that is minified at most: nothing else runs while it is parsed, some 5 ms for each MB."""
 
+JSON_BEGINNINGS = ("{", "[", "\n", " ")
+"""The first character of a result that may be an object or a list in JSON."""
+
+LEAST_SPARE = 32
+"""Characters of white space in a result below which it is left as it is."""
+
 
 def minified(text: str) -> str:
     """*text* without the white space between its JSON values; *text* itself if it is no object or list in JSON.
@@ -82,6 +88,14 @@ def minified(text: str) -> str:
         return msgspec.json.format(text, indent=-1)
     except (msgspec.DecodeError, UnicodeError, RecursionError):
         return text
+
+
+def spare_tokens(text: str, count: Count) -> int:
+    """Tokens that a result saves without the white space in its JSON; zero if that is little, or it is no JSON."""
+    shorter = minified(text)
+    if len(shorter) > len(text) - LEAST_SPARE:
+        return 0
+    return max(0, count(text) - count(shorter))
 
 
 def leaves(value: Any, path: Path = ()) -> Iterator[tuple[Path, str]]:
