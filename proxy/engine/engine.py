@@ -157,8 +157,7 @@ class Engine:
     ) -> Forward | Reject:
         """The first model and size that give a view; if none does, the asked model whatever it loses, or its refusal.
 
-        *count_always* counts the request even if its bytes show that it fits; *dry_run* stores nothing.
-        Raises ``InvalidRequest`` and ``NotFound``.
+        *count_always*: even if its bytes show that it fits. *dry_run* stores nothing. Raises as ``plan`` does.
         """
         loss: MaxLoss | None = "any" if dry_run else None
         view = None if count_always else await self._quick_check.view(request)

@@ -56,14 +56,7 @@ from msgspec import structs
 from proxy.server.access import Caller
 from proxy.server.closing_answers import FULL, HEAD_TOO_LARGE, OUT_OF_DESCRIPTORS, UNREADABLE
 from proxy.server.config import Limits
-from proxy.server.incoming import (
-    HeadLimit,
-    IncomingRequest,
-    RepeatedHead,
-    is_head_too_large,
-    read_head,
-    repeated_head,
-)
+from proxy.server.incoming import HeadLimit, IncomingRequest, RepeatedHead, is_head_too_large, read_head, repeated_head
 from proxy.server.response import ResponseWriter
 from proxy.tasks import Faults
 
@@ -308,9 +301,13 @@ class Connection(web.RequestHandler):
             self.force_close()
             raise
         if not self._force_close:
-            self._task_handler = None  # no task is left to wait for
-            if self.transport is not None:
-                self.transport.close()  # once what was written is sent
+            self._end()
+
+    def _end(self) -> None:
+        """Close the connection once what was written is sent. No task is left to wait for."""
+        self._task_handler = None
+        if self.transport is not None:
+            self.transport.close()
 
     async def _answered(self, request: IncomingRequest) -> bool:
         """Answer *request*. Return False if it was the connection's last."""
