@@ -161,10 +161,10 @@ class MemorySearch(ServerTool):
     async def begin(self, view: CountedView, calls: Sequence[str]) -> Sequence[WriteResult]:
         """Return what writes the memories that each of *calls* finds."""
         root_hash = view.measured.root_hash(view.layout or view.measured.lay_out())
-        texts = await asyncio.gather(*(self._found(view.request, arguments, root_hash) for arguments in calls))
+        texts = await asyncio.gather(*(self._search(view.request, arguments, root_hash) for arguments in calls))
         return [partial(_result, text) for text in texts]
 
-    async def _found(self, request: Request, arguments: str, root_hash: bytes) -> str:
+    async def _search(self, request: Request, arguments: str, root_hash: bytes) -> str:
         """Return the result of a call in the conversation called *root_hash*."""
         tenant, project, query = request.tenant, request.options.project, _query(arguments)
         try:
@@ -186,9 +186,9 @@ class MemorySearch(ServerTool):
 def _fragments(query: str, items: Sequence[EarlierItem]) -> list[str]:
     """Return the best fragments for *query* of what earlier conversations left, a line each."""
     labels = [item.text.role for item in items]
-    found = ranked(query, labels, [item.text.text for item in items], with_neighbours=False)
+    matches = ranked(query, labels, [item.text.text for item in items], with_neighbours=False)
     lines: list[str] = []
-    for index, match in found[:MOST_FRAGMENTS]:
+    for index, match in matches[:MOST_FRAGMENTS]:
         item = items[index]
         start = max(0, match - FRAGMENT_CHARACTERS // 4)
         text = " ".join(item.text.text[start : start + FRAGMENT_CHARACTERS].split())
