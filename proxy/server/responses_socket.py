@@ -13,8 +13,9 @@ and the handler answers that as it answers a POST, with every guarantee. The ups
                                   <-  a message for each event        <-  events, output c of response r1
                                       stores r1: a b c
     response.create, r1, item d   ->  input a b c d                   ->  answers it as a POST
-    response.create, r0, item e   ->  as it is: r0 may be the         ->  passes the upstream's answer on
-                                      upstream's
+    response.create, r0, item e   ->  as it is: r0 may be the         ->  passes the upstream's answer on,
+                                      upstream's                          output f of response r2
+                                      stores r2: r0, then e f
 
 One request is under way at a time; messages that come meanwhile wait. A warm-up (``generate: false``) has no answer of
 a model: its input is stored, and the response that the client continues is named here. After an error the response
@@ -30,7 +31,7 @@ import hashlib
 import os
 import struct
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final
 
 import msgspec
@@ -93,21 +94,30 @@ def handshake(headers: Mapping[str, str]) -> list[tuple[str, str]]:
 class Incoming(WebSocketDataQueue):
     """The messages of a client, in order. Its pings are answered, and its close is, as soon as they arrive.
 
-    ``is_answering``: a request is under way, which a close ends, and with it the call of the upstream.
+    ``is_answering``: a request is under way, which a close ends, and with it the call of the upstream. ``unread`` are
+    the bytes that have arrived since the last message was complete.
     """
 
     def __init__(self, request: IncomingRequest) -> None:
         super().__init__(request.protocol, _BUFFER, loop=asyncio.get_running_loop())
         self._request = request
         self.is_answering = False
+        self.unread = 0
 
     def feed_data(self, data: Any, size: int) -> None:
-        """Add a message, or answer a control frame."""
+        """Add a message, or answer a control frame.
+
+        A client that does not read gets no more answers to its pings, which would wait here without end. The protocol
+        asks for one answer to many pings: https://www.rfc-editor.org/rfc/rfc6455#section-5.5.3
+        """
+        if data.type in (WSMsgType.TEXT, WSMsgType.BINARY):
+            self.unread = 0
         transport = self._request.transport
         if data.type is WSMsgType.PONG or transport is None:
             return
         if data.type is WSMsgType.PING:
-            transport.write(frame(_PONG, data.data))
+            if not self._request.protocol.writing_paused:
+                transport.write(frame(_PONG, data.data))
         elif data.type is WSMsgType.CLOSE:
             transport.write(frame(_CLOSE, struct.pack("!H", WSCloseCode.OK)))
             self.feed_eof()
@@ -117,16 +127,42 @@ class Incoming(WebSocketDataQueue):
             super().feed_data(data, size)
 
 
+class CountedFrames:
+    """aiohttp's parser of frames, which builds a message of any number of them. Their bytes are counted as they come.
+
+    *count* is given the bytes of a message that is not complete, and raises ``Overloaded``.
+    """
+
+    def __init__(self, parser: WebSocketReader, incoming: Incoming, count: Callable[[int], None]) -> None:
+        self._parser = parser
+        self._incoming = incoming
+        self._count = count
+        self.feed_eof: Callable[[], None] = parser.feed_eof
+
+    def feed_data(self, data: bytes) -> tuple[bool, bytes]:
+        """Parse *data*. Return True once nothing more is to be parsed."""
+        incoming = self._incoming
+        incoming.unread += len(data)
+        ended: tuple[bool, bytes] = self._parser.feed_data(data)
+        try:
+            self._count(incoming.unread)
+        except Overloaded as error:
+            incoming.set_exception(WebSocketError(WSCloseCode.TRY_AGAIN_LATER, str(error)))
+            return True, b""
+        return ended
+
+
 class Conversation(msgspec.Struct):
-    """The items of the newest response, each as JSON: its input, then its output. ``name`` is empty without one."""
+    """The items of the newest response, each as JSON: its input, then its output. ``name`` is empty without one.
+
+    ``before`` names the response of the upstream that the items continue; empty if they are all there is. ``size`` are
+    the bytes of the items.
+    """
 
     name: str = ""
     items: list[msgspec.Raw] = []
-
-    @property
-    def size(self) -> int:
-        """The bytes of the items."""
-        return sum(map(len, self.items))
+    before: str = ""
+    size: int = 0
 
 
 class Message(msgspec.Struct):
@@ -232,9 +268,10 @@ class MessageWriter(ResponseWriter):
 
     def _whole(self) -> bytes:
         """Return the message for an answer that is no stream: an error, or a response that came at once."""
-        if self.status >= 400:
-            return _error_message(self.status, bytes(self._body))
-        data = b'{"type":"response.completed","response":' + bytes(self._body) + b"}"
+        body = bytes(self._body)
+        if self.status >= 400 or not _is_object(body):
+            return _error_message(self.status, body)
+        data = b'{"type":"response.completed","response":' + body + b"}"
         self._note(data)
         return data
 
@@ -271,7 +308,8 @@ class ResponsesSocket:
     async def serve(self, out: ResponseWriter) -> None:
         """Accept the upgrade with *out*, and answer messages until the client closes. Raises ``InvalidRequest``."""
         out.switch(handshake(self._request.headers))
-        self._connection.set_parser(WebSocketReader(self._incoming, self._reader.limits.body, False, False))
+        parser = WebSocketReader(self._incoming, self._reader.limits.body, False, False)
+        self._connection.set_parser(CountedFrames(parser, self._incoming, self._count))
         code: int = WSCloseCode.GOING_AWAY
         try:
             code = await self._answer_messages()
@@ -324,7 +362,7 @@ class ResponsesSocket:
         await self._connection.handle(request, out)  # the present one, also after a reload
         self._incoming.is_answering = False
         if out.name:
-            self._store(out.name, [*items, *_lasting(out.output, message)])
+            self._store(out.name, [*items, *_lasting(out.output, message)], message)
         return out.keep_alive
 
     def _items_of(self, message: Message) -> list[msgspec.Raw]:
@@ -347,6 +385,8 @@ class ResponsesSocket:
             members.pop(name, None)
         if self._continues(message):
             del members["previous_response_id"]
+            if self._conversation.before:
+                members["previous_response_id"] = msgspec.Raw(msgspec.json.encode(self._conversation.before))
         members["stream"] = msgspec.Raw(b"true")
         members["input"] = msgspec.Raw(b"[" + b",".join(map(bytes, items)) + b"]")
         return msgspec.json.encode(members)
@@ -364,15 +404,32 @@ class ResponsesSocket:
         for number, (kind, status) in enumerate(steps):
             event = {"type": kind, "sequence_number": number, "response": {**response, "status": status}}
             out.send(msgspec.json.encode(event))
-        self._store(response["id"], items)
+        self._store(response["id"], items, message)
 
-    def _store(self, name: str, items: list[msgspec.Raw]) -> None:
-        """Store the conversation up to the response called *name*; none if there is no memory left for it."""
-        self._conversation = conversation = Conversation(name, items)
+    def _store(self, name: str, items: list[msgspec.Raw], message: Message) -> None:
+        """Store the conversation up to *name*, the response to *message*; none if there is no memory left for it."""
+        before = message.previous_response_id or ""
+        if self._continues(message):
+            before = self._conversation.before
+        self._conversation = Conversation(name, items, before, sum(map(len, items)))
+        self._reader.release()
         try:
-            self._reader.count(conversation.size)
+            self._count(self._incoming.unread)
         except Overloaded:
             self._conversation = Conversation()
+
+    def _count(self, unread: int) -> None:
+        """Count the conversation and *unread* bytes as the caller's. Raises ``Overloaded``."""
+        self._reader.count(self._conversation.size + unread)
+
+
+def _is_object(body: bytes) -> bool:
+    """True if *body* is an object in JSON, which a page of a gateway is not."""
+    try:
+        _members.decode(body)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return False
+    return True
 
 
 def _copied(items: list[msgspec.Raw]) -> list[msgspec.Raw]:
@@ -398,8 +455,16 @@ def _lasting(output: list[msgspec.Raw], message: Message) -> list[msgspec.Raw]:
     """
     if message.store is not False:
         return output
-    items = [(item, _item.decode(item)) for item in output]
-    return [item for item, read in items if read.type != "reasoning" or read.encrypted_content]
+    return [item for item in output if not _is_bare_reasoning(item)]
+
+
+def _is_bare_reasoning(item: msgspec.Raw) -> bool:
+    """True if *item* is reasoning without its content. What is no item of the API is left to the upstream."""
+    try:
+        read = _item.decode(item)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return False
+    return read.type == "reasoning" and not read.encrypted_content
 
 
 def _error_message(status: int, body: bytes) -> bytes:

@@ -253,3 +253,82 @@ async def test_a_conversation_without_memory_is_forgotten():
         await turn(socket, model="m", input="a")
         await turn(socket, model="m", input="b", previous_response_id="r1")
         assert inputs(at)[1] == [{"role": "user", "content": "b"}]
+
+
+async def test_what_the_upstream_stores_before_a_response_is_continued_with_it():
+    """A response that followed one of the upstream is not all there is: its successors name that one, too."""
+    async with running_server() as at, connected(at) as socket:
+        at.stage.script = answers(events("r1", text("1")), events("r2"), events("r3"))
+        await turn(socket, model="m", input="a", previous_response_id="r0")
+        await turn(socket, model="m", input="b", previous_response_id="r1")
+        await turn(socket, model="m", input="c", previous_response_id="r2")
+        bodies = [json.loads(heard.body) for heard in at.stage.heard]
+    a, b, c = ({"role": "user", "content": name} for name in "abc")
+    assert [body["previous_response_id"] for body in bodies] == ["r0", "r0", "r0"]
+    assert [body["input"] for body in bodies] == [[a], [a, text("1"), b], [a, text("1"), b, c]]
+
+
+async def test_a_warm_up_that_continues_a_response_of_the_upstream_is_continued_with_it():
+    """The input that was stored here does not replace what it follows."""
+    async with running_server() as at, connected(at) as socket:
+        got = await turn(socket, model="m", input="a", previous_response_id="r0", generate=False)
+        at.stage.script = answers(events("r1"))
+        await turn(socket, model="m", input="b", previous_response_id=got[1]["response"]["id"])
+        assert json.loads(at.stage.heard[0].body)["previous_response_id"] == "r0"
+        assert [item["content"] for item in inputs(at)[0]] == ["a", "b"]
+
+
+@pytest.mark.parametrize("item", [{"type": 1}, {"type": None}, 7, {"type": "reasoning", "encrypted_content": {}}])
+async def test_an_item_that_is_none_of_the_api_does_not_end_the_socket(item):
+    """What an upstream answers beyond the API is its client's, and goes back to it as it came."""
+    async with running_server() as at, connected(at) as socket:
+        at.stage.script = answers(events("r1", item), events("r2"))
+        await turn(socket, model="m", input="a", store=False)
+        await turn(socket, model="m", input="b", previous_response_id="r1", store=False)
+        assert inputs(at)[1][1] == item
+
+
+@pytest.mark.parametrize("body", [b"<html>", b"", b"[]", b"\xff"])
+async def test_an_answer_that_is_no_json_is_an_error(body):
+    """A page of a gateway is no event: each message is JSON whatever the upstream sends."""
+    async with running_server() as at, connected(at) as socket:
+        at.stage.script = answers(raw_answer(body, "Content-Type: text/html"), events("r1"))
+        assert [one["type"] for one in await turn(socket, model="m", input="a")] == ["error"]
+        assert (await turn(socket, model="m", input="a"))[-1]["type"] == "response.completed"
+
+
+async def test_pings_of_a_client_that_reads_nothing_do_not_fill_memory():
+    """Their answers wait for a reader only until the connection is full."""
+    async with running_server() as at:
+        at.stage.script = answers(events("r1"))
+        async with aiohttp.ClientSession() as session:
+            socket = await session.ws_connect(f"http://127.0.0.1:{at.port}/v1/responses", headers=KEY)
+            socket._response.connection.transport.pause_reading()
+            for _ in range(400):
+                for _ in range(500):
+                    socket._writer.transport.write(masked(0x89, b"x" * 125))
+                await socket._writer.protocol._drain_helper()
+            await socket.send_str('{"type":"response.create","model":"m","input":"a"}')
+            assert await eventually(lambda: at.stage.heard)
+            (connection,) = at.server._listener.connections
+            waiting = connection.transport.get_write_buffer_size()
+            socket._response.connection.transport.abort()
+    assert waiting < 2**20
+
+
+def masked(first, payload):
+    """A frame of a client; it is masked with zeros."""
+    return bytes([first, 0x80 | len(payload)]) + bytes(4) + payload
+
+
+async def test_messages_that_never_end_are_counted_as_their_senders():
+    """What arrived of a message is in memory, whole or not: above the caller's share its socket is closed."""
+    limits = Limits(body=10_000, in_flight_bytes=12_000)
+    async with running_server(ServerConfig("up", limits=limits)) as at, connected(at) as one, connected(at) as two:
+        fragment = b"\x01" + bytes([0x80 | 126]) + (7000).to_bytes(2, "big") + bytes(4) + b" " * 7000
+        one._writer.transport.write(fragment)
+        assert await eventually(lambda: at.server._drain.body_bytes.total >= 7000)
+        two._writer.transport.write(fragment)
+        assert (await asyncio.wait_for(two.receive(), 5)).data == 1013
+        assert not one.closed
+    assert await eventually(lambda: at.server._drain.body_bytes.total == 0)
