@@ -118,27 +118,27 @@ class UpstreamCalls:
             hides_usage = await self._call(run, view)
             reply = run.reply
             assert reply is not None
-            overflow = await self._overflow_in(reply, view, run.chunks, is_believed=after_overflow)
+            refusal = await self._refusal_in(reply, view, run.chunks, is_believed=after_overflow)
         except (UpstreamUnreachable, UpstreamTimeout) as error:
             run.drop()
             if is_fallback and after_refusal:
                 return NOT_NEWS
-            failed = self._failed(run, view, "unavailable", error)
+            failed = await self._failed(run, view, "unavailable", error)
             if failed is None:
                 raise
             return failed
-        if overflow is not None:
+        if isinstance(refusal, Overflow):
             run.overflowed(view)
-            return Overflowed(overflow)
-        if after_refusal and not is_news(reply.status, is_fallback=is_fallback):
+            return Overflowed(refusal)
+        if after_refusal and not is_news(refusal, is_fallback=is_fallback):
             run.overflows += not is_fallback
             run.drop()
             return NOT_NEWS
-        failure = failure_of(reply.status) if reply.status >= 400 else None
-        failed = self._failed(run, view, failure, None) if failure else None
+        failure = failure_of(refusal) if refusal >= 400 else None
+        failed = await self._failed(run, view, failure, None) if failure else None
         return failed or Accepted(reply, b"".join(run.chunks), hides_usage)
 
-    def _failed(self, run: Run, view: View, failure: Failure, error: UllageError | None) -> Failed | None:
+    async def _failed(self, run: Run, view: View, failure: Failure, error: UllageError | None) -> Failed | None:
         """The models to ask after *failure*, which is put aside; None if the client is to see it.
 
         The client may have bytes of an answer already, or the error is too long to have been read.
@@ -148,6 +148,8 @@ class UpstreamCalls:
             route = self._catalogue.resolve(view.request.requested_model)
         if failure not in route.fail_over_on or run.began or self._measurer.mode_of(run.request) != "on":
             return None
+        if error is None and run.reply is not None and run.reply.status < 400:
+            await _read_rest(run.reply, run.chunks)
         if sum(map(len, run.chunks)) > ERROR_BYTES:
             return None
         run.failed(view, error)
@@ -207,36 +209,38 @@ class UpstreamCalls:
         """True if a fallback's *upstream* is not the one that the caller chose, and has a key for."""
         return upstream != self._catalogue.resolve(fallback.requested_model).upstream
 
-    async def _overflow_in(
-        self, reply: Reply, view: View, chunks: list[bytes], *, is_believed: bool
-    ) -> Overflow | None:
-        """The overflow that *reply* to *view* is; None if it is none, or one that cannot be true.
+    async def _refusal_in(self, reply: Reply, view: View, chunks: list[bytes], *, is_believed: bool) -> Overflow | int:
+        """The overflow that *reply* to *view* is; if it is none, or one that cannot be true, its status.
+
+        That is what an error inside an answer with status 200 states, if it came before any content.
 
         What is read to find out is added to *chunks* as it comes, so that none is lost if this fails; of an overflow it
         is everything. A claim is held against what is known of the request, which costs a count; a provider that was
         believed once *is_believed* again.
         """
-        claim, judge = await self._claim_in(reply, chunks)
+        claim, judge, status = await self._claim_in(reply, chunks)
         if claim is None or judge is None or not self._retries.may_retry(claim):
-            return None
+            return status
         if not is_believed:
             prior = await self._retries.prior(view)
             large = len(view.body) > JUDGED_INLINE
             claim = await asyncio.to_thread(judge, prior) if large else judge(prior)
-        return claim if self._retries.may_retry(claim) else None
+        return claim if claim is not None and self._retries.may_retry(claim) else status
 
-    async def _claim_in(self, reply: Reply, chunks: list[bytes]) -> tuple[Overflow | None, Judge | None]:
-        """The overflow that *reply* claims to be, and what judges the claim."""
-        if reply.status >= 400:
+    async def _claim_in(self, reply: Reply, chunks: list[bytes]) -> tuple[Overflow | None, Judge | None, int]:
+        """The overflow that *reply* claims to be, what judges the claim, and the status that it has or states."""
+        status = reply.status
+        if status >= 400:
             if not await _read(reply, chunks, ERROR_BYTES):
-                return None, None
-            judge = partial(self._classifier.answer, reply.status, reply.headers, b"".join(chunks))
-            return judge(NOTHING_KNOWN), judge
-        if reply.status == 200:
+                return None, None, status
+            judge = partial(self._classifier.answer, status, reply.headers, b"".join(chunks))
+            return judge(NOTHING_KNOWN), judge, status
+        if status == 200:
             content_type, encoding = reply.header("content-type"), reply.header("content-encoding")
             opening = EarlyOverflowDetector(self._classifier, content_type, encoding)
-            return await _watch(reply, chunks, opening), opening.overflow_for
-        return None, None
+            claim = await _watch(reply, chunks, opening)
+            return claim, opening.overflow_for, opening.stated_status
+        return None, None, status
 
 
 def _without_credentials(headers: Headers) -> Headers:
@@ -277,6 +281,15 @@ async def _read(reply: Reply, chunks: list[bytes], limit: int, deadline: float |
         chunks.append(chunk)
         size += len(chunk)
     return False
+
+
+async def _read_rest(reply: Reply, chunks: list[bytes]) -> None:
+    """Add what still comes of a stream that began with an error to *chunks*, as far as it comes soon."""
+    deadline = asyncio.get_running_loop().time() + HOLD_SECONDS
+    try:
+        await _read(reply, chunks, ERROR_BYTES, deadline)
+    except (UpstreamUnreachable, UpstreamTimeout):
+        return  # the error is here, and nothing of worth follows it
 
 
 async def _before(deadline: float, chunk: Awaitable[bytes]) -> bytes | None:

@@ -97,13 +97,13 @@ async def test_after_an_overflow_its_reply_is_the_answer(monkeypatch: pytest.Mon
 
 async def test_a_retry_in_hand_wins_over_the_overflow_before_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """The smaller request was answered: that is the answer, although looking at it failed."""
-    look, calls = UpstreamCalls._overflow_in, []
+    look, calls = UpstreamCalls._refusal_in, []
 
     async def failing(self: UpstreamCalls, *given: Any, **named: Any) -> Any:
         calls.append(1)
         return await look(self, *given, **named) if len(calls) == 1 else broken()
 
-    monkeypatch.setattr(UpstreamCalls, "_overflow_in", failing)
+    monkeypatch.setattr(UpstreamCalls, "_refusal_in", failing)
     upstream = upstream_replying(ScriptedReply(400, [TOO_LONG], JSON), ScriptedReply(200, [b'{"ok":true}']))
     answer = await EngineFixture().ask(agent_body(6200), upstream)
     assert (became(answer), await read_whole(answer), len(upstream.bodies)) == (DEGRADED, b'{"ok":true}', 2)
@@ -171,7 +171,7 @@ async def test_a_reply_that_nobody_waits_for_is_closed(monkeypatch: pytest.Monke
     async def failing(*_: object, **__: object) -> None:
         raise raised
 
-    monkeypatch.setattr(UpstreamCalls, "_overflow_in", failing)
+    monkeypatch.setattr(UpstreamCalls, "_refusal_in", failing)
     upstream = upstream_replying(ScriptedReply(200, [b"{}"]))
     with pytest.raises(type(raised)):
         await EngineFixture().ask(agent_body(600), upstream)

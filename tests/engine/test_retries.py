@@ -19,7 +19,7 @@ from tests.stub import Rules
 from tests.stub.rules import Wording
 from tests.support.engine_fixtures import POLICY, TENANT, Replica, chat_body
 from tests.support.sample_conversations import agent_session, prose
-from tests.support.scripted_upstream import EngineFixture, agent_body
+from tests.support.scripted_upstream import ROLE, WORD, EngineFixture, agent_body
 from tests.support.transcript import Judge, Played, Value, play
 
 OWN, BIG = "gpt-4o-mini", "big-model"
@@ -290,6 +290,75 @@ async def test_another_model_is_asked_after_a_failure(answer: str) -> None:
         busy=BUSY,
         down=DOWN,
     )
+
+
+def opened(error: object, *before: bytes) -> list[bytes]:
+    """A stream with *error* for its first event behind *before*."""
+    return [*(before or [ROLE]), b"data: " + json.dumps(error).encode() + b"\n\n"]
+
+
+STREAMED = {
+    "chat": opened({"error": {"message": "Slow down", "code": "rate_limit_exceeded"}}),
+    "gateway": opened({"error": {"message": "Provider returned error", "code": 429}, "choices": []}),
+    "messages": opened(
+        {"type": "error", "error": {"type": "overloaded_error", "message": "Overloaded"}},
+        b'data: {"type":"message_start","message":{}}\n\n',
+    ),
+    "responses": opened(
+        {"type": "response.failed", "response": {"error": {"code": "server_error", "message": "Try again"}}},
+        b'data: {"type":"response.created","response":{"error":null}}\n\n',
+    ),
+    "gemini": opened({"error": {"code": 503, "message": "Overloaded.", "status": "UNAVAILABLE"}}),
+}
+
+
+@pytest.mark.parametrize("form", STREAMED)
+async def test_a_stream_that_begins_with_a_failure_is_anothers_turn(form: str) -> None:
+    """A rate limit or a fault of the server as a stream's first event costs no answer; it stands if all fail."""
+    begin = """
+        client   >> session
+        upstream << own, session
+        upstream >> 200 failed
+        upstream << other, same messages, keyless, model=big-model
+        """
+    values: dict[str, Any] = {"session": agent_body(2_000, stream=True), "failed": STREAMED[form], "down": DOWN}
+    for answer, said in (("ok", "200 ok"), ("200 failed", "reply 1"), ("503 down", "reply 1")):
+        two = TwoUpstreams(fail_over_on=EVERY_FAILURE)
+        two.judge.stream = True
+        await two.play(f"{begin}\nupstream >> {answer}\nclient << {said}", **values)
+
+
+@pytest.mark.parametrize("stream", [True, False])
+async def test_an_error_object_with_status_200_is_anothers_turn(stream: bool) -> None:
+    """Some gateways answer 200 with an error for a body, and say in it what the status should have been."""
+    await TwoUpstreams(fail_over_on=EVERY_FAILURE).play(
+        """
+        client   >> session
+        upstream << own
+        upstream >> 200 busy
+        upstream << other
+        upstream >> ok
+        report   : fallback=big-model
+        """,
+        session=agent_body(2_000, stream=stream),
+        busy=BUSY,
+    )
+
+
+@pytest.mark.parametrize("failures", [frozenset[Failure](), frozenset[Failure]({"unavailable"})])
+async def test_a_failure_in_a_stream_that_no_rule_names_passes(failures: frozenset[Failure]) -> None:
+    """Without a rule for it the error passes as it came, and so does one behind the first word."""
+    for failed in (STREAMED["chat"], [ROLE, WORD, STREAMED["messages"][-1]]):
+        await TwoUpstreams(fail_over_on=failures).play(
+            """
+            client   >> session
+            upstream << own
+            upstream >> 200 failed
+            client   << reply 1
+            """,
+            session=agent_body(2_000, stream=True),
+            failed=failed,
+        )
 
 
 @pytest.mark.parametrize(

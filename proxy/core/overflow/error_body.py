@@ -7,7 +7,7 @@ import json
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
 
 MOST_TEXTS, MOST_CHARACTERS, DEEPEST = 60, 24_000, 20
 """Most texts of an answer that are read, characters of all of them, and levels of nesting."""
@@ -90,6 +90,38 @@ def is_error(value: Any) -> bool:
     if value.get("error") or value.get("type") == "error" or value.get("object") == "error":
         return True
     return bool(value.get("detail") or value.get("errors")) and not (value.get("choices") or value.get("content"))
+
+
+STATED_STATUSES: Final[tuple[tuple[int, frozenset[str]], ...]] = (
+    (429, frozenset({"ratelimit", "throttl", "toomanyrequests", "quota", "resourceexhausted"})),
+    (503, frozenset({"overload", "unavailable", "servererror", "internalerror", "apierror", "timeout", "internal"})),
+)
+"""Parts of the codes that a stream's error has where an answer has a status, in lower case without separators.
+
+OpenAI: https://platform.openai.com/docs/guides/error-codes
+Anthropic: https://platform.claude.com/docs/en/api/errors
+Google: https://ai.google.dev/gemini-api/docs/troubleshooting
+"""
+
+
+def stated_status(value: Any) -> int:
+    """Return the status from 400 on that a decoded error with status 200 states for itself; 200 if it states none."""
+    while isinstance(value, list):
+        value = value[0]
+    response = value.get("response")
+    error = response.get("error") if isinstance(response, dict) else None
+    # A failed response repeats its request beside the error, whose words are no codes.
+    codes = error_parts(error or value.get("error") or value).codes
+    stated = (int(code) for code in codes if code.isdecimal() and 400 <= int(code) <= 599)
+    return next(stated, None) or _status_by_name("\n".join(codes))
+
+
+def _status_by_name(codes: str) -> int:
+    names = re.sub(r"[^a-z\n]", "", codes.lower())
+    for status, stems in STATED_STATUSES:
+        if any(stem in names for stem in stems):
+            return status
+    return 200
 
 
 def error_parts(value: Any) -> ErrorParts:

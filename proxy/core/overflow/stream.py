@@ -30,7 +30,7 @@ from typing import Any, Final, Literal
 from proxy.core.apis.sse import EventCutter
 from proxy.core.content_encoding import ContentDecoder
 from proxy.core.overflow.classify import Classifier
-from proxy.core.overflow.error_body import is_error
+from proxy.core.overflow.error_body import is_error, parse_body, stated_status
 from proxy.core.overflow.evidence import NOTHING_KNOWN, Prior
 from proxy.core.overflow.kinds import Overflow
 
@@ -74,7 +74,8 @@ _BLANK: Final = b"\xef\xbb\xbf \t\r\n"
 class EarlyOverflowDetector:
     """Watches the beginning of an answer with status 200, streamed or not, until its first content or its error.
 
-    It is fed with the bytes as they arrive, in any chunking.
+    It is fed with the bytes as they arrive, in any chunking. ``stated_status`` is the one that an error which is no
+    overflow states for itself, 200 for everything else.
     """
 
     def __init__(
@@ -83,6 +84,7 @@ class EarlyOverflowDetector:
         """*content_type* and *encoding* are the answer's headers; *prior* is what is known of the request."""
         self.verdict: Verdict = "undecided"
         self.overflow: Overflow | None = None
+        self.stated_status = 200
         self._classifier = classifier
         self._prior = prior
         self._is_declared = content_type.startswith("text/event-stream")
@@ -123,7 +125,7 @@ class EarlyOverflowDetector:
         if not rest.strip():
             return self.verdict
         if self._is_stream is False:
-            self._decide(partial(self._classifier.answer, 200, (), rest))
+            self._decide(partial(self._classifier.answer, 200, (), rest), parse_body(rest))
         else:
             self._read_event(rest)
         return self.verdict
@@ -181,18 +183,20 @@ class EarlyOverflowDetector:
         if not data:
             return
         if is_error(value):
-            self._decide(partial(self._classifier.event, value))
+            self._decide(partial(self._classifier.event, value), value)
         elif value is None or not _is_preamble(value):
             self.verdict = "content"
 
-    def _decide(self, claim: Callable[[Prior], Overflow | None]) -> None:
-        """The verdict by the *claim* of an error."""
+    def _decide(self, claim: Callable[[Prior], Overflow | None], value: Any) -> None:
+        """The verdict by the *claim* of an answer or event with *value*."""
         self._claim = claim
         self.overflow = _too_long(claim(self._prior))
-        if self.overflow is None:
-            self.verdict = "content"
-        else:
+        if self.overflow is not None:
             self.verdict = "overflow"
+            return
+        self.verdict = "content"
+        if is_error(value):
+            self.stated_status = stated_status(value)
 
 
 class LateOverflowDetector:

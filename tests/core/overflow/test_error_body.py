@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from proxy.core.overflow.error_body import MOST_CHARACTERS, MOST_TEXTS, error_parts, is_error, parse_body
+from proxy.core.overflow.error_body import MOST_CHARACTERS, MOST_TEXTS, error_parts, is_error, parse_body, stated_status
 
 SENTENCE = "prompt is too long"
 
@@ -99,3 +99,29 @@ def test_any_bytes_open(body: bytes) -> None:
 def test_what_says_by_its_shape_that_it_is_an_error(value: object, expected: bool) -> None:
     """An answer is no error because it could hold one."""
     assert is_error(value) is expected
+
+
+@pytest.mark.parametrize(
+    ("value", "status"),
+    [
+        ({"error": {"message": "Rate limit reached", "type": "tokens", "code": "rate_limit_exceeded"}}, 429),
+        ({"error": {"message": "You exceeded your quota", "code": "insufficient_quota"}}, 429),
+        ({"error": {"message": "litellm.RateLimitError", "type": None, "code": "429"}}, 429),
+        ({"type": "error", "error": {"type": "overloaded_error", "message": "Overloaded"}}, 503),
+        ({"type": "error", "error": {"type": "api_error", "message": "Internal server error"}}, 503),
+        ({"type": "error", "error": {"type": "invalid_request_error", "message": "no such tool"}}, 200),
+        ({"type": "error", "code": "server_error", "message": "x y", "sequence_number": 1}, 503),
+        ({"type": "response.failed", "response": {"tools": [{"type": "overload"}], "error": {"code": "x"}}}, 200),
+        ({"type": "response.failed", "response": {"error": {"code": "rate_limit_exceeded"}}}, 429),
+        ({"response": {}, "error": {"code": 502}}, 502),
+        ([{"error": {"code": 429, "status": "RESOURCE_EXHAUSTED"}}], 429),
+        ([[{"error": {"code": 503, "status": "UNAVAILABLE"}}]], 503),
+        ({"object": "error", "message": "boom", "type": "InternalServerError", "code": 500}, 500),
+        ({"error": "the server is down"}, 200),
+        ({"detail": "x"}, 200),
+    ],
+)
+def test_the_status_that_an_error_states(value: object, status: int) -> None:
+    """An error with status 200 is a rate limit or a fault of the server if its codes say so."""
+    assert is_error(value)
+    assert stated_status(value) == status
