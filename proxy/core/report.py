@@ -141,6 +141,7 @@ Amount = float | Mapping[Any, float] | None
 
 OVERHEAD_BUCKETS: Final = (0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1.0)
 DURATION_BUCKETS: Final = (0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0)
+UPSTREAM_ERRORS: Final = ("unreachable", "timeout", "stream_error", "truncated", "rate_limited", "server", "client")
 FILL_BUCKETS: Final = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
 
 DURATION: Final = "duration"
@@ -158,9 +159,10 @@ class Metric:
     ``labels`` are attributes of a report, ``by`` further labels, and ``own`` their value; if that is ``None``, the
     values come with the amount. A report adds to the metric if its attribute ``when`` (that of the row, if empty) is
     not at its default, or ``always``. ``amount`` takes the report and that attribute: it returns a number, a number for
-    each value of ``by``, or ``None`` to add nothing; without it the attribute itself is the amount. ``from_zero``: the
-    series begins at 0 with the first request of its labels. ``across`` says how a gauge of several worker processes
-    becomes one figure. ``doc`` is what the documentation has to say beside ``about``.
+    each value of ``by``, or ``None`` to add nothing; without it the attribute itself is the amount. ``known`` are
+    values of ``by`` whose series begin at 0, since a rate does not see the step to a series' first figure: with the
+    process, or if there are ``labels``, with the first request of these. ``across`` says how a gauge of several worker
+    processes becomes one figure. ``doc`` is what the documentation has to say beside ``about``.
     """
 
     name: str
@@ -172,7 +174,7 @@ class Metric:
     when: str = ""
     always: bool = False
     amount: Callable[[Report, Any], Amount] | None = None
-    from_zero: bool = False
+    known: tuple[Value, ...] = ()
     doc: str = ""
     buckets: tuple[float, ...] = ()
     across: Literal["livesum", "livemin", "livemax", "livemostrecent"] = "livesum"
@@ -208,7 +210,7 @@ def _shown_pressure(report: Report, pressure: float) -> str:
 def _context_tokens(region: str) -> Metric:
     about = "Input tokens, as the client sent them (before) and as they went upstream (after)."
     name, labels, by = "ullage_context_tokens_total", ("model",), ("region",)
-    return Metric(name, about, labels, by, own=region, from_zero=True)
+    return Metric(name, about, labels, by, own=region, known=(region,))
 
 
 def _upstream_error(report: Report) -> Amount:
@@ -273,6 +275,7 @@ FIELDS: Final[tuple[Field, ...]] = (
         Metric("ullage_requests_total", "Finished requests.", ("api", "model", "upstream", "status", "outcome"),
                when="api", amount=lambda *_: 1),
         Metric("ullage_upstream_errors_total", "Errors of upstreams.", ("upstream",), ("class",), own=None,
+               known=UPSTREAM_ERRORS,
                doc="`unreachable`, `timeout`, `stream_error`, `truncated`, `rate_limited`, `server` or `client`.",
                when="api", amount=lambda r, _: _upstream_error(r) if r.reason or r.status >= 400 else None),
     )),
@@ -283,6 +286,7 @@ FIELDS: Final[tuple[Field, ...]] = (
     Field("reason", "reason", "A fixed word that says why, if there is more to say than the outcome.", foreign=True,
           metrics=(Metric(
               "ullage_silent_truncations_total", "Prompts that a server cut without a word.", ("model",),
+              known=(NO_LABELS,),
               amount=lambda _, reason: 1 if reason == "silently_truncated" else None),)),
     Field("stream", "stream", "Whether the client asked for a stream."),
     Field("stages", "stages", "The stages of compression that made the view, in their order.", "x-ullage-stages",
@@ -302,12 +306,12 @@ FIELDS: Final[tuple[Field, ...]] = (
           metrics=(
               _context_tokens("after"),
               Metric("ullage_context_fill_ratio", "Input sent upstream over the model's window.", ("model",),
-                     kind="histogram", buckets=FILL_BUCKETS, from_zero=True,
+                     kind="histogram", buckets=FILL_BUCKETS, known=(NO_LABELS,),
                      amount=lambda r, tokens: tokens / r.window if r.window else None),
           )),
     Field("tokens_removed", "", "How many tokens the view is smaller than what the client sent.",
           "x-ullage-tokens-removed", metrics=(Metric(
-              "ullage_tokens_removed_total", "Input tokens that did not go upstream.", ("model",), from_zero=True,
+              "ullage_tokens_removed_total", "Input tokens that did not go upstream.", ("model",), known=(NO_LABELS,),
               when="tokens_before",
               amount=lambda r, before: None if before == r.tokens_after or not r.applied else r.tokens_removed),)),
     Field("bounded", "bounded", "Whether the size in bytes spared the count, so that token figures are upper bounds."),
@@ -341,7 +345,7 @@ FIELDS: Final[tuple[Field, ...]] = (
     Field("pressure", "pressure", "Tokens of the view over the budget.", "x-ullage-pressure", shown=_shown_pressure,
           logged=lambda pressure: None if pressure is None else round(pressure, 3)),
     Field("event", "compaction", "Whether this request is the first with a new compaction.", metrics=(Metric(
-        "ullage_compactions_total", "Compactions sent for the first time.", ("model",),
+        "ullage_compactions_total", "Compactions sent for the first time.", ("model",), known=(NO_LABELS,),
         doc="Later requests of the conversation reuse them.",
         amount=lambda r, _: 1 if r.applied else None),)),
     Field("client_compaction", "client_compaction", "Whose own compaction the request is, if it is one.",
@@ -352,13 +356,15 @@ FIELDS: Final[tuple[Field, ...]] = (
     Field("observed", "observed", "Whether mode observe sent the client's own bytes; the rest says what it would do.",
           metrics=(Metric(
               "ullage_observed_total", "Requests that mode observe let pass.", by=("would",), own=None,
+              known=("compact", "refuse"),
               doc="Would have been `compact`ed or `refuse`d.",
               amount=lambda r, _: {r.reason[6:]: 1} if r.reason.startswith("would_") else None),)),
     Field("retries", "retries", "How often the request was sent again.", "x-ullage-retries", metrics=(
-        Metric("ullage_retries_total", "Requests sent again.", ("upstream",)),
+        Metric("ullage_retries_total", "Requests sent again.", ("upstream",), known=(NO_LABELS,)),
     )),
     Field("overflows", "overflows", "How often an upstream reported that the request is too long.", metrics=(
         Metric("ullage_overflow_errors_total", "Overflows that upstreams reported.", by=("stage",), own=None,
+               known=("retried", "returned"),
                doc="`retried` and made good, or `returned` to the client.",
                amount=_overflows),
     )),
@@ -400,6 +406,7 @@ FIELDS: Final[tuple[Field, ...]] = (
                   "a conversation's first; after a compaction system text and tools are left of it."),)),
     Field("waste", "", "Tokens that the client could do without, by kind.", metrics=(Metric(
         "ullage_waste_tokens_total", "Tokens that the client could do without.", ("model",), by=("kind",), own=None,
+        known=("fresh_result", "fresh_results", "repeated_message", "repeated_result", "listing"),
         doc="Fresh tool results that take more than 30 % of the room left, alone (`fresh_result`) and together "
             "(`fresh_results`); at each compaction messages and results that repeat earlier ones (`repeated_message`, "
             "`repeated_result`) and listings of 500 tokens and more (`listing`)."),)),

@@ -18,7 +18,8 @@ Made by `python -m proxy.telemetry.docs` from `FIELDS` in `proxy/core/report.py`
 `proxy/telemetry/metrics.py`: change those.
 
 Names of models and projects come from clients: after the first hundred of each, the rest are counted as `other`. No
-label holds a key, a conversation or a piece of text.
+label holds a key, a conversation or a piece of text. Counters whose labels are known begin at 0 with the process, those
+of a model or upstream with its first request: a rate sees the first fault.
 """
 
 _REQUEST = """\

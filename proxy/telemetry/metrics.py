@@ -45,7 +45,7 @@ LOOP_LAG: Final = Metric("ullage_loop_lag_seconds", "How late the event loop is 
                              "`proxy.loop_lagged` says what ran.")
 REFUSED_CONNECTIONS: Final = Metric(
     "ullage_refused_connections_total", "Client connections closed for what came on them, or to keep their number.",
-    by=("reason",),
+    by=("reason",), known=("head_too_large", "not_http", "full", "made_room"),
     doc="The head too large or with too many fields (`head_too_large`), `not_http`, one too many (`full`), or idle "
         "while others waited (`made_room`).")
 WITHOUT_DESCRIPTOR: Final = Metric("ullage_out_of_descriptors_total",
@@ -54,7 +54,7 @@ WITHOUT_DESCRIPTOR: Final = Metric("ullage_out_of_descriptors_total",
 IN_FLIGHT: Final = Metric("ullage_in_flight", "Requests under way.", kind="gauge")
 LINES_DROPPED: Final = Metric("ullage_log_lines_dropped", "Log lines nobody read in time.", kind="gauge")
 INTERNAL_ERRORS: Final = Metric("ullage_internal_errors_total", "Faults of the proxy's own that cost no request.",
-                                by=("where",),
+                                by=("where",), known=("request", "answer", "after"),
                                 doc="In making a `request` smaller, in watching an `answer`, in what is noted `after`.")
 LEARNED_WINDOWS: Final = Metric("ullage_learned_windows", "Windows that hold because traffic taught them.",
                                 kind="gauge", across="livemax")
@@ -64,7 +64,8 @@ STORE_BREAKER: Final = Metric("ullage_store_breaker_state", "0 closed, 1 half op
                               across="livemax")
 STORE_ERRORS: Final = Metric("ullage_store_errors_total", "Errors of the store.", by=("kind",))
 ARCHIVED: Final = Metric("ullage_archive_items_total", "Originals of what left views, by what became of them.",
-                         by=("outcome",), doc="`kept`, `too_big`, `dropped` (too much waited already) or `failed`.")
+                         by=("outcome",), known=("kept", "too_big", "dropped", "failed"),
+                          doc="`kept`, `too_big`, `dropped` (too much waited already) or `failed`.")
 SUMMARIES: Final = Metric("ullage_summaries_total", "Summary jobs, by client and by what became of them.",
                           by=("tenant", "outcome", "reason"),
                           doc="`written`, `adopted` (another replica was first), `failed` or `skipped`, and why.")
@@ -283,6 +284,8 @@ class _Families:
             labels = metric.labels + metric.by
             if metric.kind == "counter":
                 self.counters[name] = Counter(name, metric.about, labels, registry=registry)
+                for own in () if metric.labels else metric.known:
+                    self.series(metric, _own_labels(own))
             elif metric.kind == "gauge":
                 self.gauges[name] = Gauge(
                     name, metric.about, labels, registry=registry, multiprocess_mode=metric.across
@@ -354,8 +357,10 @@ class _Tally:
             if metric.kind == "gauge"
         }
         for metric, _ in _ROWS:
-            if metric.from_zero and metric.own is not None:
-                self._series_of((metric, metric.own))
+            if "" in self._labels_of(metric):
+                continue  # a request that nothing was sent for
+            for own in metric.known:
+                self._series_of((metric, own))
 
     def count(self) -> None:
         """Hand Prometheus the reports that wait. One thread at a time; the loop may add some meanwhile."""

@@ -83,10 +83,35 @@ def test_upstream_errors_have_a_class_and_refusals_are_none(status, outcome, rea
     """Errors of an upstream have a class; what Ullage itself refuses is no upstream's error."""
     telemetry = Telemetry("0")
     telemetry.observe(Report("r", "chat", upstream="u", status=status, outcome=outcome, reason=reason), 0.1)
-    counted = {
-        labels: count for (name, labels), count in shown(telemetry).items() if name == "ullage_upstream_errors_total"
-    }
+    found = shown(telemetry).items()
+    counted = {labels: count for (name, labels), count in found if name == "ullage_upstream_errors_total" and count}
     assert counted == ({} if kind is None else {(("class", kind), ("upstream", "u")): 1})
+
+
+def test_counters_with_known_labels_begin_at_zero():
+    """An alert sees the first fault: with the process, or for a model or upstream with its first request."""
+    telemetry = Telemetry("0")
+    begun = shown(telemetry)
+    for stage in ("retried", "returned"):
+        assert value(begun, "ullage_overflow_errors_total", stage=stage) == 0
+    for where in ("request", "answer", "after"):
+        assert value(begun, "ullage_internal_errors_total", where=where) == 0
+    telemetry.observe(Report("r", "chat", model="m", upstream="u", status=200), 0.1)
+    served = shown(telemetry)
+    assert value(served, "ullage_silent_truncations_total", model="m") == 0
+    assert value(served, "ullage_upstream_errors_total", upstream="u", **{"class": "timeout"}) == 0
+    telemetry.fault("answer", "r", ValueError())
+    telemetry.observe(Report("r", "chat", model="m", upstream="u", status=504, reason="upstream_timeout"), 0.1)
+    broken = shown(telemetry)
+    assert value(broken, "ullage_internal_errors_total", where="answer") == 1
+    assert value(broken, "ullage_upstream_errors_total", upstream="u", **{"class": "timeout"}) == 1
+
+
+def test_no_series_begins_for_what_has_no_name():
+    """A request that was refused before its model was read has no upstream that could fail."""
+    telemetry = Telemetry("0")
+    telemetry.observe(Report("r", "chat", status=400, outcome="refused", reason="invalid_request"), 0.1)
+    assert not any(name == "ullage_upstream_errors_total" for name, _ in shown(telemetry))
 
 
 def test_fallbacks_and_silent_cuts_are_counted():
@@ -141,7 +166,8 @@ def test_observing_counts_no_compaction():
     assert value(found, "ullage_observed_total", would="compact") == 1
     assert value(found, "ullage_context_tokens_total", model="m", region="after") == 9
     assert found.get(("ullage_tokens_removed_total", (("model", ""),)), 0) == 0
-    assert not any(name in ("ullage_stages_total", "ullage_compactions_total") for name, _ in found)
+    assert value(found, "ullage_compactions_total", model="m") == 0
+    assert not any(name == "ullage_stages_total" for name, _ in found)
 
 
 def test_model_labels_are_bounded():
