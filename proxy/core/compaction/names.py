@@ -90,7 +90,9 @@ _CALENDAR = re.compile(
 _CAPITALISED = re.compile(r"(?<=[a-z,;] )[A-Z][a-z]{2,}(?: [A-Z][a-z]+){0,2}\b")
 """Words with a capital inside a sentence: in most languages with capitals these are names."""
 
-_NO_PART = "是去在到有叫和找订住从或的了吗呢吧啊我你他她它们这那个就想要请帮给把被让跟与及附近周边推荐家"
+_NO_PART = (
+    "是去在到有叫和找订住从或的了吗呢吧啊我你他她它们这那个就想要请帮给把被让跟与及附近周边推荐家哪些什么啥条号型"
+)
 _WITHOUT_SPACES = re.compile(
     rf"(?:(?![{_NO_PART}])[\u4e00-\u9fff]){{1,9}}"
     r"(?:酒店|宾馆|饭店|餐馆|餐厅|烤鸭店|小吃店|公园|大学|医院|博物馆|美术馆|车站|机场|大厦|广场|胡同|大街|路|街|寺|宫|坛|村"

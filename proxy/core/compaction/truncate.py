@@ -6,8 +6,9 @@ A text that was cut always says that something is missing. The same input is cut
 from __future__ import annotations
 
 import json
+import re
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -53,6 +54,19 @@ https://json-schema.org/understanding-json-schema/reference/metadata
 
 _NAMED_SCHEMAS = frozenset({"properties", "$defs", "definitions", "patternProperties"})
 """Keywords whose members are schemas under names of the author's own."""
+
+_SCHEMAS = frozenset({"parameters", "input_schema", "parametersJsonSchema", "parameters_json_schema"})
+"""Members of a definition that hold the schema of its arguments."""
+
+_DECLARATIONS = frozenset({"functionDeclarations", "function_declarations"})
+"""Members of one of Gemini's tools that hold definitions: https://ai.google.dev/api/caching#Tool"""
+
+_DEFINITIONS = ("$defs", "definitions")
+_REFERENCE = re.compile(r'"\$ref": "#/(\$defs|definitions)/([^"/]+)')
+"""A reference to one of the definitions of the same schema."""
+
+_OTHER_REFERENCES = re.compile(r'"\$(?:id|anchor|dynamicRef|recursiveRef)": |"\$ref": "[^"]*[~%]')
+"""What can refer to a definition in another way, or spell its name differently."""
 
 LEVELS = ((400, 200, True), (160, 60, False), (80, 0, False), (0, 0, False))
 """For each level, the characters that a tool's own description and the nested ones keep, and if examples stay."""
@@ -356,16 +370,58 @@ def _tool(tool: Any, own: int, nested: int, examples: bool) -> Any:
     function = tool.get("function")
     if isinstance(function, dict):
         return {**tool, "function": _tool(function, own, nested, examples)}
-    smaller: dict[str, Any] = {}
-    for key, value in tool.items():
-        if key == "description" and isinstance(value, str):
-            if own:
-                smaller[key] = shorten(value, own)
-        elif key in ("parameters", "input_schema"):
-            smaller[key] = _schema(value, nested, examples)
-        else:
-            smaller[key] = value
+    smaller = {key: _tool_member(key, value, own, nested, examples) for key, value in tool.items()}
+    if not own and isinstance(tool.get("description"), str):
+        del smaller["description"]
     return smaller
+
+
+def _tool_member(key: str, value: Any, own: int, nested: int, examples: bool) -> Any:
+    """The value of a member of a definition with less prose."""
+    if key == "description" and isinstance(value, str):
+        return shorten(value, own)
+    if key in _DECLARATIONS and isinstance(value, list):
+        return [_tool(declaration, own, nested, examples) for declaration in value]
+    if key in _SCHEMAS:
+        return _schema(_without_unused(value), nested, examples)
+    return value
+
+
+def _without_unused(schema: Any) -> Any:
+    """*schema* without the definitions that nothing in it refers to: what it accepts stays the same.
+
+    Some servers send all their definitions with every tool.
+    """
+    if not isinstance(schema, dict) or not schema.keys() & {*_DEFINITIONS}:
+        return schema
+    if _OTHER_REFERENCES.search(json.dumps(schema)):
+        return schema
+    used = _used_definitions(schema)
+    smaller = {key: value for key, value in schema.items() if key not in _DEFINITIONS}
+    for holder in _DEFINITIONS:
+        if left := {name: part for name, part in _definitions(schema, holder) if (holder, name) in used}:
+            smaller[holder] = left
+    return smaller
+
+
+def _used_definitions(schema: dict[str, Any]) -> set[tuple[str, str]]:
+    """The definitions, each with the keyword that holds it, that *schema* refers to, also from inside others."""
+    definitions = {(holder, name): part for holder in _DEFINITIONS for name, part in _definitions(schema, holder)}
+    referring: list[Any] = [{key: value for key, value in schema.items() if key not in _DEFINITIONS}]
+    used: set[tuple[str, str]] = set()
+    while referring:
+        found = set(_REFERENCE.findall(json.dumps(referring.pop()))) & definitions.keys()
+        referring += [definitions[each] for each in found - used]
+        used |= found
+    return used
+
+
+def _definitions(schema: dict[str, Any], holder: str) -> Iterable[tuple[str, Any]]:
+    """The names and schemas that the keyword *holder* defines."""
+    defined = schema.get(holder)
+    if isinstance(defined, dict):
+        return defined.items()
+    return ()
 
 
 def _schema(schema: Any, nested: int, examples: bool) -> Any:

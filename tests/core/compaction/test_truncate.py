@@ -258,6 +258,39 @@ def test_whatever_a_call_needs_stays(tokens: int) -> None:
     assert now["parameters"]["properties"]["description"]["enum"] == ["description", "title", None]
 
 
+def _with_definitions(**schema: Any) -> list[dict[str, Any]]:
+    definitions = {
+        "page": {"type": "object", "properties": {"parent": {"$ref": "#/$defs/parent"}}},
+        "parent": {"type": "string"},
+        "comment": {"type": "object", "properties": {"page": {"$ref": "#/$defs/page"}}},
+    }
+    return [{"type": "function", "function": {"name": "move", "parameters": {"$defs": definitions, **schema}}}]
+
+
+def _definitions_left(tools: list[dict[str, Any]]) -> list[str]:
+    [tool] = json.loads(shrink_tools(json.dumps(tools).encode(), 0, count_tokens))
+    return list(tool["function"]["parameters"].get("$defs", ()))
+
+
+def test_definitions_that_nothing_refers_to_go() -> None:
+    to_page = {"type": "object", "properties": {"page": {"$ref": "#/$defs/page"}}}
+    assert _definitions_left(_with_definitions(**to_page)) == ["page", "parent"]
+    assert _definitions_left(_with_definitions(type="object")) == []
+
+
+@pytest.mark.parametrize(
+    "reference", [{"$ref": "#/$defs/pa%67e"}, {"$dynamicRef": "#page"}, {"$id": "https://a.test/"}]
+)
+def test_definitions_stay_if_they_could_be_meant_in_another_way(reference: dict[str, str]) -> None:
+    assert _definitions_left(_with_definitions(properties={"page": reference})) == ["page", "parent", "comment"]
+
+
+def test_declarations_of_gemini_lose_prose_too() -> None:
+    declaration = {"name": "find", "description": "Find a page. " * 99, "parametersJsonSchema": {"title": "Arguments"}}
+    [tool] = json.loads(shrink_tools(json.dumps([{"functionDeclarations": [declaration]}]).encode(), 0, count_tokens))
+    assert tool == {"functionDeclarations": [{"name": "find", "parametersJsonSchema": {}}]}
+
+
 def test_it_stops_at_the_first_level_that_fits() -> None:
     """More room keeps more prose, and enough room keeps whole words of every description."""
     raw = json.dumps([TOOL]).encode()
