@@ -277,6 +277,7 @@ def server_config(settings: Settings) -> ServerConfig:
     server, limits = settings.server, settings.server.limits
     return ServerConfig(
         default_upstream=settings.default_upstream().name,
+        gemini_upstream=settings.gemini_upstream().name,
         version=configuration.version(),
         access_keys=tuple(key.get_secret_value() for key in server.access_keys),
         admin_key=server.admin_key.get_secret_value() if server.admin_key else None,

@@ -10,6 +10,7 @@ from typing import Final
 
 import msgspec
 
+from proxy.core.apis import gemini_path
 from proxy.core.apis.envelope import continues_stored
 from proxy.core.errors import Forbidden, Unauthorized
 from proxy.core.http_headers import CREDENTIAL_ORDER, CREDENTIALS
@@ -22,6 +23,7 @@ _STATELESS_POST: Final = frozenset(
     {"chat/completions", "completions", "embeddings", "messages", "messages/count_tokens", "responses", "moderations"}
     | {"rerank", "responses/compact", "responses/input_tokens"}
 )
+_STATELESS_GET: Final = frozenset({"models", "realtime", "v1beta/models", "v1alpha/models"})
 _STATELESS_TREES: Final = ("audio/", "images/")
 
 
@@ -213,11 +215,21 @@ def is_stateless(method: str, path: str) -> bool:
     plain = plain_path(path)
     if plain is None:
         return False
+    model_path = gemini_path.read_path(path)
+    if model_path is not None and gemini_path.names_model(path, method):
+        return _is_stateless_of_model(method, model_path)
     if method == "POST":
         # Managed routes are recognised by the unescaped path: an escaped one would slip past them.
         return api_path(path) in _STATELESS_POST or api_path(plain).startswith(_STATELESS_TREES)
     name = api_path(plain)
-    return method in ("GET", "HEAD") and (name in ("models", "realtime") or name.startswith("models/"))
+    return method in ("GET", "HEAD") and (name in _STATELESS_GET or name.startswith("models/"))
+
+
+def _is_stateless_of_model(method: str, path: gemini_path.ModelPath) -> bool:
+    """True if a call of Gemini's API for the model in *path* stores nothing and reads nothing stored."""
+    if method == "POST":
+        return path.method in gemini_path.STATELESS_METHODS
+    return method in ("GET", "HEAD") and not path.rest
 
 
 def tenants_of(keys: Iterable[str]) -> frozenset[bytes]:

@@ -80,6 +80,7 @@ class ServerConfig:
     ``hosts`` are names (lower case) under which a loopback listener may be called beside addresses and localhost.
     ``usage_upstreams`` report usage in every stream; clients that did not request it do not see it.
     ``headers_of`` gives the headers added for a model, ``name_of`` the upstream's name for it.
+    ``gemini_upstream`` has the paths of Gemini's API that name no model; empty for the default one.
     """
 
     default_upstream: str
@@ -96,3 +97,4 @@ class ServerConfig:
     usage_upstreams: frozenset[str] = frozenset()
     headers_of: HeadersOf = field(default=no_headers, repr=False)
     name_of: NameOf = same_name
+    gemini_upstream: str = ""

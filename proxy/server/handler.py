@@ -16,6 +16,7 @@ import msgspec
 from msgspec import structs
 
 from proxy.core.apis import gemini
+from proxy.core.apis.gemini_path import model_in_resource, path_for, renamed_body
 from proxy.core.apis.json_edit import with_model
 from proxy.core.errors import Forbidden, InvalidRequest, UllageError, UpstreamTimeout, UpstreamUnreachable
 from proxy.core.overflow.stream import LateOverflowDetector
@@ -294,7 +295,10 @@ class Handler:
             return
         if "expect" in headers.by_name:
             send_continue(request, headers)
-        body, model = await self._relayed_body(request, headers, reader)
+        body, model = await self._relayed_body(request, call.path, headers, reader)
+        path_qs = call.path.path_qs
+        if call.path.model:
+            path_qs = path_for(path_qs, self._config.name_of(model))
         end_to_end = headers.end_to_end
         if isinstance(body, Upload) and request.content_length is not None:
             end_to_end = (*end_to_end, ("Content-Length", str(request.content_length)))
@@ -302,7 +306,7 @@ class Handler:
         method, path = request.method, call.path
         self._access.check_stateless(method, path.path, upstream)
         added = self._config.headers_of(model)
-        sending = self._upstream.send(upstream, method, path.path_qs, end_to_end, body, added)
+        sending = self._upstream.send(upstream, method, path_qs, end_to_end, body, added)
         if isinstance(body, Upload):
             try:
                 async with body.moving():
@@ -317,29 +321,35 @@ class Handler:
         await self._pass(call, reply, b"")
 
     async def _relayed_body(
-        self, request: IncomingRequest, headers: RequestHeaders, reader: BodyReader
+        self, request: IncomingRequest, path: RequestPath, headers: RequestHeaders, reader: BodyReader
     ) -> tuple[bytes | Upload | None, str]:
-        """Return the body to relay, as a stream if it is long or may be, and the model that it names."""
+        """Return the body to relay, as a stream if it is long or may be, and the model that *path* or it names."""
         if request.content.at_eof():
-            return None, ""
+            return None, path.model
         progress = Progress(self._limits.body_pause, self._limits.upload_rate)
         if not headers.by_name.get("content-type", "").lower().startswith("application/json"):
-            return Upload(b"", request.content, self._limits.idle, progress), ""
+            return Upload(b"", request.content, self._limits.idle, progress), path.model
         first, is_complete = await reader.peek()
-        model = ""
+        named = ""
         if "content-encoding" not in headers.by_name:
-            model = named_model(first, complete=is_complete)
+            named = named_model(first, complete=is_complete)
+        model = path.model or named
+        if path.error_api == gemini.API:
+            model = model_in_resource(model)
         if not is_complete:
             return Upload(first, request.content, self._limits.idle, progress), model
-        if model and self._config.name_of(model) != model:
-            first = with_model(first, self._config.name_of(model))
+        name = self._config.name_of(model)
+        if model and name != model:
+            first = with_model(first, name) if named == model else renamed_body(first, model, name)
         return first, model
 
     def _upstream_of(self, call: Call, model: str) -> str:
-        """Return the upstream of *model*, the default one if that is empty, and report both."""
+        """Return the upstream of *model*, if that is empty the one of the path's API, and report both."""
         upstream = self._config.default_upstream
         if model:
             upstream = self._route(model)
+        elif call.path.error_api == gemini.API:
+            upstream = self._config.gemini_upstream or upstream
         call.report = call.report.with_(model=model, upstream=upstream)
         return upstream
 

@@ -132,9 +132,11 @@ def read_path(method: str, target: str) -> RequestPath:
         api, _ = _MANAGED[deployed[2]]
         return RequestPath(path_qs, path, api, api, model=deployed[1])
     parts = gemini_path.read_path(path)
-    if method == "POST" and parts is not None:
+    if method == "POST" and parts is not None and parts.method in gemini_path.MANAGED_METHODS:
         purpose: Purpose = "count" if parts.method == gemini_path.COUNT_METHOD else "answer"
         return RequestPath(path_qs, path, gemini.API, gemini.API, purpose, parts.model)
+    if parts is not None and gemini_path.names_model(path, method):
+        return RequestPath(path_qs, path, "relay", gemini.API, model=parts.model)
     return RequestPath(path_qs, path, "relay", _error_api(path))
 
 

@@ -100,6 +100,16 @@ class Settings(Section):
         """Return the upstream of paths without a model. Raises ``IndexError`` if none is configured."""
         return self.upstream(self.server.default_upstream)
 
+    def gemini_upstream(self) -> Upstream:
+        """Return the upstream of those paths of Gemini's API that name no model: files, caches, batches.
+
+        It is that of the first rule for a Gemini model, else the first that is Google's, else the default one.
+        """
+        by_rule = (self.upstream(rule.upstream) for rule in self.models if rule.is_for_gemini)
+        by_address = (upstream for upstream in self.upstreams if upstream.is_google)
+        speaking = (upstream for upstream in (*by_rule, *by_address) if not upstream.bridged)
+        return next(speaking, None) or self.default_upstream()
+
     def upstream(self, name: str) -> Upstream:
         """Return the upstream *name*; for an empty name the default one. Raises ``KeyError``, ``IndexError``."""
         name = name or self.server.default_upstream or self.upstreams[0].name

@@ -108,6 +108,12 @@ class Upstream(Section):
         return self.api_key_header or known
 
     @property
+    def is_google(self) -> bool:
+        """True if it takes its key as Google does, or has one of Google's addresses."""
+        host = urlsplit(self.base_url).hostname or ""
+        return self.key_header == "x-goog-api-key" or host.endswith(".googleapis.com")
+
+    @property
     def bridged(self) -> bool:
         """True if chat completions reach it through LiteLLM."""
         return self.provider != "openai"
@@ -191,6 +197,11 @@ class Model(Section):
     def steps(self) -> tuple[str, ...]:
         """The steps of ``overflow``, in order: ``compress``, or the name of a fallback model."""
         return tuple(getattr(step, "fallback", "compress") for step in self.overflow)
+
+    @property
+    def is_for_gemini(self) -> bool:
+        """True if it is for models of Gemini's API, by their name."""
+        return any(name.rpartition("/")[2].startswith("gemini") for name in (self.name, self.model))
 
     @property
     def fallbacks(self) -> tuple[str, ...]:

@@ -248,3 +248,90 @@ async def test_mode_off_passes_the_clients_bytes(stub: StartStub, proxy: StartPr
     answer = await web.post(url_of(front), content=body, headers={"x-ullage-mode": "off"})
     assert answer.status_code == 200
     assert server.seen[-1].body == body
+
+
+def two_upstreams(openai: Stub, google: Stub, **of_google: Any) -> dict[str, Any]:
+    """OpenAI's server, the default, with a key of its own, and Google's, which has an alias."""
+    return {
+        "upstreams": [
+            {"name": "openai", "base_url": f"{openai.root}/v1", "api_key": "sk-openai"},
+            {"name": "google", "base_url": google.root, **of_google},
+        ],
+        "models": [
+            {"name": "gemini-*", "upstream": "google", "context_window": WINDOW},
+            {"name": "embed", "upstream": "google", "model": "gemini-embedding-001"},
+        ],
+    }
+
+
+SIBLINGS = [
+    ("POST", "/v1beta/models/gemini-embedding-001:embedContent", {"model": "models/gemini-embedding-001"}),
+    ("POST", "/v1/models/gemini-embedding-001:batchEmbedContents", {"requests": []}),
+    ("POST", f"/v1beta/models/{MODEL}:batchGenerateContent", {"batch": {}}),
+    ("POST", f"/v1beta/models/{MODEL}:generateContent", None),
+    ("POST", f"/v1beta/models/{MODEL}:streamGenerateContent?alt=sse", None),
+    ("POST", f"/v1beta/models/{MODEL}:countTokens", None),
+    ("GET", "/v1beta/models", None),
+    ("GET", f"/v1beta/models/{MODEL}", None),
+    ("GET", f"/v1beta/models/{MODEL}/operations/o-1", None),
+    ("POST", "/upload/v1beta/files?uploadType=multipart", {"file": {"displayName": "x"}}),
+    ("GET", "/v1beta/files/f-1:download?alt=media", None),
+    ("DELETE", "/v1beta/files/f-1", None),
+    ("POST", "/v1beta/cachedContents", {"model": f"models/{MODEL}", "contents": []}),
+    ("GET", "/v1beta/batches/b-1", None),
+    ("GET", "/v1/projects/p/locations/l/batchPredictionJobs", None),
+]
+
+
+@pytest.mark.parametrize("own", [True, False], ids=["own key", "client's key"])
+async def test_siblings_go_to_googles_server(stub: StartStub, proxy: StartProxy, own: bool) -> None:
+    """Whatever of the API is managed or not goes where the model's rule says, with that server's credential alone."""
+    openai, google = await stub(), await stub(window=WINDOW)
+    key = {"api_key": "g-own", "api_key_header": "x-goog-api-key"} if own else {}
+    front = await proxy(google.root, config=two_upstreams(openai, google, **key))
+    async with httpx.AsyncClient(trust_env=False, timeout=30, headers=HEADERS) as web:
+        for method, path, body in SIBLINGS:
+            managed = body is None and method == "POST"
+            content = body_of(SHORT) if managed else body
+            if managed and "countTokens" in path:
+                content = {"contents": body_of(SHORT)["contents"]}
+            before = len(google.seen)
+            await web.request(method, f"{front.root}{path}", json=content)
+            assert len(google.seen) == before + 1, path
+            seen = google.seen[-1]
+            assert (seen.method, seen.path) == (method, path.partition("?")[0])
+            assert seen.header("x-goog-api-key") == ("g-own" if own else KEY)
+            assert seen.header("authorization") == ""
+    assert openai.seen == []
+
+
+async def test_an_alias_is_renamed_for_siblings(stub: StartStub, proxy: StartProxy, web: httpx.AsyncClient) -> None:
+    """In the path, and where a body repeats the model, in each request of a batch."""
+    openai, google = await stub(), await stub()
+    front = await proxy(google.root, config=two_upstreams(openai, google))
+    requests = [{"model": "models/embed", "content": {"parts": [{"text": '"model":"models/embed"'}]}}] * 2
+    await web.post(url_of(front, "batchEmbedContents", "embed"), json={"requests": requests})
+    seen = google.seen[-1]
+    assert seen.path == "/v1beta/models/gemini-embedding-001:batchEmbedContents"
+    renamed = [{**each, "model": "models/gemini-embedding-001"} for each in requests]
+    assert json.loads(seen.body) == {"requests": renamed}
+    assert openai.seen == []
+
+
+@pytest.mark.slow
+async def test_behind_shared_keys_siblings_that_store_are_refused(stub: StartStub, proxy: StartProxy) -> None:
+    """Embeddings and lists pass; files, caches and batches are what others with the same upstream key could read."""
+    openai, google = await stub(), await stub()
+    config = two_upstreams(openai, google, api_key="g-own", api_key_header="x-goog-api-key")
+    front = await proxy(google.root, config={**config, "server": {"access_keys": ["access-key-0123456789"]}})
+    headers = {"x-goog-api-key": "access-key-0123456789"}
+    open_to_all = ("embedContent", "batchEmbedContents")
+    async with httpx.AsyncClient(trust_env=False, timeout=30, headers=headers) as web:
+        for method, path, body in SIBLINGS:
+            if body is None and method == "POST":
+                continue
+            answer = await web.request(method, f"{front.root}{path}", json=body)
+            passes = path.endswith(open_to_all) or (method == "GET" and path.endswith(("/models", MODEL)))
+            assert (answer.status_code != 403) is passes, path
+            assert "error" not in answer.json() or passes or answer.json()["error"]["status"] == "PERMISSION_DENIED"
+    assert {seen.header("x-goog-api-key") for seen in google.seen} == {"g-own"}

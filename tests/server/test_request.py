@@ -286,7 +286,8 @@ def test_a_path_that_climbs_is_not_stateless(path):
         ("/v1beta/models/gemini-x:generateContent", ("gemini", "gemini-x")),
         ("/v1/models/gemini-x:streamGenerateContent", ("gemini", "gemini-x")),
         ("/v1beta/models/gemini-x:countTokens", ("gemini", "gemini-x")),
-        ("/v1beta/models/gemini-x:embedContent", None),
+        ("/v1beta/models/gemini-x:embedContent", ("relay", "gemini-x")),
+        ("/v1/models/gemini-x:embedContent", ("relay", "gemini-x")),
     ],
 )
 def test_managed_paths(path, found):

@@ -95,6 +95,25 @@ def test_rules_and_upstreams_are_found(tmp_path):
 
 
 @pytest.mark.parametrize(
+    ("upstreams", "models", "expected"),
+    [
+        ("{name: b, base_url: 'https://generativelanguage.googleapis.com'}", "{name: '*'}", "b"),
+        ("{name: b, base_url: 'http://b', api_key_header: x-goog-api-key}", "{name: '*'}", "b"),
+        ("{name: b, base_url: 'http://b'}", "{name: '*'}", "a"),
+        ("{name: b, base_url: 'http://b'}", "{name: 'gemini-*', upstream: b}", "b"),
+        ("{name: b, base_url: 'http://b'}", "{name: google/gemini-pro, upstream: b}", "b"),
+        ("{name: b, base_url: 'http://b'}", "{name: fast, model: gemini-flash, upstream: b}", "b"),
+        ("{name: b, base_url: 'https://x.googleapis.com'}", "{name: 'gemini-*', upstream: a}", "a"),
+        ("{name: b, provider: gemini}", "{name: 'gemini-*', upstream: b}", "a"),
+    ],
+)
+def test_the_upstream_of_gemini_is_found(tmp_path, upstreams, models, expected):
+    """By the rules for its models, then by address or key header; what LiteLLM translates has none of its paths."""
+    text = f"upstreams: [{{name: a, base_url: 'http://a'}}, {upstreams}]\nmodels: [{models}]\n"
+    assert load(write_settings(tmp_path, text), {}, {}).gemini_upstream().name == expected
+
+
+@pytest.mark.parametrize(
     ("models", "message"),
     [
         ("[{name: '*', overflow: [compress, {fallback: big}]}]", "lead in a circle: * -> big"),

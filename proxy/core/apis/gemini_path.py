@@ -16,30 +16,52 @@ from proxy.core.apis.json_scan import members
 # Plain names only, which no upstream can decode into another path.
 _PATH: Final = re.compile(
     r"(/v\d\w*/(?:projects/[\w-]+/locations/[\w-]+/)?(?:publishers/[\w-]+/)?models/)"
-    r"((?!\.\.?[/:])[\w.~@-]+(?:/(?!\.\.?[/:])[\w.~@-]+)*):(generateContent|streamGenerateContent|countTokens)",
+    r"((?!\.\.?(?:[/:]|$))[\w.~@-]+(?:/(?!(?:\.\.?|operations)(?:[/:]|$))[\w.~@-]+)*)"
+    r"(?::([A-Za-z]+)|(?:/operations(?:/[\w-]+)?)?)",
     re.ASCII,
 )
 COUNT_METHOD: Final = "countTokens"
+MANAGED_METHODS: Final = frozenset({"generateContent", "streamGenerateContent", COUNT_METHOD})
+STATELESS_METHODS: Final = frozenset({"embedContent", "batchEmbedContents", "predict"})
+"""Methods beside the managed ones that store nothing. https://ai.google.dev/api/embeddings"""
+
 KEY_HEADER: Final = "x-goog-api-key"
 
-_ROOT: Final = re.compile(r"/(?:upload/)?v1(?:alpha|beta)\w*/", re.ASCII)
+_ROOT: Final = re.compile(
+    r"/(?:(?:upload|download)/)?v1(?:alpha|beta)\w*/|/v1/projects/[\w-]+/locations/|/ws/google\.ai\.", re.ASCII
+)
 """Matches the beginning of every path of this API but those of its version 1, which is also OpenAI's."""
 
 
 class ModelPath(NamedTuple):
-    """The parts of a managed path: what stands before the model, the model, and the method."""
+    """The parts of a path that names a model: what stands before the model, the model, the method, and the rest.
+
+    The method is empty for the model itself and its operations; the ``rest`` is all that stands behind the model.
+    """
 
     prefix: str
     model: str
     method: str
+    rest: str
 
 
 def read_path(path: str) -> ModelPath | None:
-    """Return the parts of a *path* without its query; None if it is none of the managed routes."""
+    """Return the parts of a *path* without its query; None if it names no model."""
     match = _PATH.fullmatch(path)
     if match is None:
         return None
-    return ModelPath(match[1], match[2], match[3])
+    return ModelPath(match[1], match[2], match[3] or "", path[match.end(2) :])
+
+
+def names_model(path: str, method: str) -> bool:
+    """True if a call of *path* with an HTTP *method* is one of this API's for the model in it.
+
+    Below version 1 OpenAI's API has models too, which are read and deleted, and may have a colon in their names.
+    """
+    parts = read_path(path)
+    if parts is None:
+        return False
+    return is_below_root(path) or (method == "POST" and bool(parts.method))
 
 
 def is_below_root(path: str) -> bool:
@@ -73,7 +95,22 @@ def path_for(path_qs: str, model: str) -> str:
     parts = read_path(path)
     if parts is None:
         return path_qs
-    return f"{parts.prefix}{_quoted(model)}:{parts.method}{mark}{query}"
+    return f"{parts.prefix}{_quoted(model)}{parts.rest}{mark}{query}"
+
+
+def model_in_resource(name: str) -> str:
+    """Return the model that a resource's *name* ends with: ``m`` for ``models/m`` and for ``m``."""
+    return name.rpartition("models/")[2]
+
+
+def renamed_body(body: bytes, model: str, name: str) -> bytes:
+    """Return a *body* whose members ``model`` name the resource *model*, with *name* in its place.
+
+    Embeddings in one batch repeat it: https://ai.google.dev/api/embeddings#method:-models.batchembedcontents
+    """
+    # No string can hold these quotes unescaped.
+    named = re.compile(rb'(?<!\\)("model"\s*:\s*"(?:[\w/-]+/)?models/)' + re.escape(model.encode()) + rb'"')
+    return named.sub(lambda found: found[1] + quoted(name).encode()[1:], body)
 
 
 def _quoted(model: str) -> str:
