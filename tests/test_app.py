@@ -31,7 +31,7 @@ async def test_it_serves_for_as_long_as_its_companion_runs(tmp_path: Path, capfd
     log = os.open(tmp_path / "log", os.O_CREAT | os.O_WRONLY)
 
     async def run(given: int) -> int:
-        async with httpx.AsyncClient(trust_env=False) as client:
+        async with httpx.AsyncClient(trust_env=False, timeout=60) as client:
             assert (await client.get(f"http://127.0.0.1:{given}/health/ready")).status_code == 200
         assert given == port
         return 7
@@ -41,7 +41,7 @@ async def test_it_serves_for_as_long_as_its_companion_runs(tmp_path: Path, capfd
     finally:
         os.close(log)
     assert capfd.readouterr() == ("", "")
-    async with httpx.AsyncClient(trust_env=False) as client:
+    async with httpx.AsyncClient(trust_env=False, timeout=60) as client:
         with pytest.raises(httpx.ConnectError):
             await client.get(f"http://127.0.0.1:{port}/health/ready")
 

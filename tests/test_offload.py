@@ -32,7 +32,7 @@ async def test_the_loop_goes_on_meanwhile_and_few_threads_work_at_once() -> None
 
     def work() -> None:
         running.append(threading.get_ident())
-        gate.wait(10)
+        gate.wait(60)
 
     jobs = [asyncio.ensure_future(offload(LARGE, work)) for _ in range(10)]
     await asyncio.sleep(0.1)

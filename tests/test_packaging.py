@@ -227,7 +227,7 @@ async def test_installed_proxy_serves_and_ends(installed: Installed) -> None:
                 except aiohttp.ClientConnectionError:
                     await asyncio.sleep(0.1)
         process.send_signal(signal.SIGTERM)
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             _, errors = await process.communicate()
         assert process.returncode == 0, errors.decode()
     finally:

@@ -86,7 +86,7 @@ async def test_a_process_serves_and_tells_its_figures(
     server = await stub()
     async with running(tmp_path, settings(server.url)) as (process, address, part):
         keeping = part.tasks.spawn(process.update_gauges(), "housekeeping")
-        async with httpx.AsyncClient(trust_env=False) as client:
+        async with httpx.AsyncClient(trust_env=False, timeout=60) as client:
             assert (await client.post(f"{address}/v1/chat/completions", json=CHAT)).status_code == 200
             figures = (await client.get(f"{address}/metrics")).text
             status = (await client.get(f"{address}/ullage/api/status")).json()
@@ -108,7 +108,10 @@ async def test_what_a_server_says_of_its_window_is_logged(tmp_path: Path) -> Non
     body = {"model": "m1", "messages": [{"role": "user", "content": "word " * 8000}]}
     async with listening(stage) as port:
         configured = settings(f"http://127.0.0.1:{port}/v1", models=[])
-        async with running(tmp_path, configured) as (_, address, part), httpx.AsyncClient(trust_env=False) as client:
+        async with (
+            running(tmp_path, configured) as (_, address, part),
+            httpx.AsyncClient(trust_env=False, timeout=60) as client,
+        ):
             await client.post(f"{address}/v1/chat/completions", json=body)
             await until(lambda: "upstream.windows" in part.file.read_text())
             (line,) = [json.loads(text) for text in part.file.read_text().splitlines() if "upstream.windows" in text]
@@ -127,7 +130,7 @@ async def test_metrics_can_be_turned_off(stub: StartStub, tmp_path: Path) -> Non
     server = await stub()
     async with (
         running(tmp_path, settings(server.url, telemetry={"metrics": False})) as (_, address, _part),
-        httpx.AsyncClient(trust_env=False) as client,
+        httpx.AsyncClient(trust_env=False, timeout=60) as client,
     ):
         assert (await client.get(f"{address}/metrics")).status_code == 404
         assert server.seen == []
@@ -138,7 +141,10 @@ async def test_a_key_in_a_header_is_a_shared_key(stub: StartStub, tmp_path: Path
     server = await stub()
     upstream = {"name": "up", "base_url": server.url, "headers": {"Authorization": "Bearer shared"}}
     configured = settings(server={"access_keys": ["k"]}, upstreams=[upstream])
-    async with running(tmp_path, configured) as (_, address, _part), httpx.AsyncClient(trust_env=False) as client:
+    async with (
+        running(tmp_path, configured) as (_, address, _part),
+        httpx.AsyncClient(trust_env=False, timeout=60) as client,
+    ):
         assert (await client.get(f"{address}/v1/files", headers={"x-api-key": "k"})).status_code == 403
         assert (await client.get(f"{address}/v1/models", headers={"x-api-key": "k"})).status_code == 200
     assert [seen.header("authorization") for seen in server.seen] == ["Bearer shared"]

@@ -52,7 +52,7 @@ async def test_tasks_survive_without_another_reference():
 
     tasks.spawn(work(), "kept")
     gc.collect()
-    await asyncio.wait_for(ended.wait(), 5)
+    await asyncio.wait_for(ended.wait(), 60)
 
 
 async def test_finish_waits_and_then_cancels():
@@ -80,7 +80,7 @@ async def test_finish_waits_and_then_cancels():
 
 async def test_finish_without_tasks_returns():
     """Ending nothing takes no time and raises nothing."""
-    await asyncio.wait_for(Tasks(lambda name, error: None).finish(60), 5)
+    await asyncio.wait_for(Tasks(lambda name, error: None).finish(60), 60)
 
 
 def test_an_attempt_gives_its_result_or_the_default() -> None:

@@ -123,7 +123,7 @@ async def test_a_command_runs_beside_a_proxy_and_nothing_is_written(stub: StartS
     server = await stub()
     words = ("--upstream", server.url, "--window", "8192", "--", sys.executable, "-c", f"{ASK}\nsys.exit(7)")
     process = await started(tmp_path, *words)
-    out, errors = await asyncio.wait_for(process.communicate(), 30)
+    out, errors = await asyncio.wait_for(process.communicate(), 60)
     assert (process.returncode, errors) == (7, b"")
     outcome, address = out.decode().split()
     assert (outcome, address.startswith("http://127.0.0.1:")) == ("verbatim", True)
@@ -140,9 +140,9 @@ async def test_a_signal_is_passed_on_and_both_end(stub: StartStub, tmp_path: Pat
     ready = "print(__import__('os').getppid(), flush=True); time.sleep(60)"
     process = await started(tmp_path, "--upstream", server.url, "--", sys.executable, "-c", f"{handle}; {ready}")
     assert process.stdout is not None
-    parent = int(await asyncio.wait_for(process.stdout.readline(), 30))
+    parent = int(await asyncio.wait_for(process.stdout.readline(), 60))
     os.kill(parent, number)
-    out, _ = await asyncio.wait_for(process.communicate(), 20)
+    out, _ = await asyncio.wait_for(process.communicate(), 60)
     assert (process.returncode, out) == (3, b"heard\n")
 
 
@@ -178,11 +178,11 @@ async def test_a_typed_signal_reaches_the_command_once(tmp_path: Path) -> None:
     words = ("--upstream", "http://127.0.0.1:9/v1", "--", sys.executable, "-c", COUNT_SIGNALS)
     process = await started(tmp_path, *words, terminal=terminal)
     seen = b""
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         while b"ready" not in seen:
             seen += await asyncio.to_thread(os.read, main, 1024)
     os.write(main, b"\x03")
-    await asyncio.wait_for(process.communicate(), 30)
+    await asyncio.wait_for(process.communicate(), 60)
     assert process.returncode == 41
     os.close(main)
     os.close(terminal)
@@ -192,7 +192,7 @@ async def test_a_typed_signal_reaches_the_command_once(tmp_path: Path) -> None:
 async def test_a_command_that_a_signal_ended_has_its_shells_code(tmp_path: Path) -> None:
     """128 and the signal's number."""
     process = await started(tmp_path, "--upstream", "http://127.0.0.1:9/v1", "--", "sh", "-c", "kill -KILL $$")
-    await asyncio.wait_for(process.communicate(), 30)
+    await asyncio.wait_for(process.communicate(), 60)
     assert process.returncode == 128 + signal.SIGKILL
 
 
@@ -210,6 +210,6 @@ async def test_a_command_that_a_signal_ended_has_its_shells_code(tmp_path: Path)
 async def test_what_cannot_be_started_is_said(tmp_path: Path, words: tuple[str, ...], code: int, sentence: str) -> None:
     """One sentence, and an exit code that says whose fault it is."""
     process = await started(tmp_path, *words)
-    _, errors = await asyncio.wait_for(process.communicate(), 30)
+    _, errors = await asyncio.wait_for(process.communicate(), 60)
     assert process.returncode == code
     assert sentence in errors.decode()

@@ -170,7 +170,7 @@ async def test_a_terminal_is_kept_up_to_date(stub: StartStub, proxy: StartProxy)
 
     async def until(text: str) -> None:
         nonlocal seen
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             while text not in seen:
                 seen += (await asyncio.to_thread(os.read, main, 65_536)).decode("utf-8", "replace")
 

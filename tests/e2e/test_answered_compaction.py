@@ -57,7 +57,7 @@ async def settled(server: Stub, front: Proxy) -> None:
     def called() -> int:
         return sum(int(line.get("calls", 0)) for line in log_lines(front) if line["event"] == "summary.done")
 
-    await until(lambda: called() >= len(server.summaries), 30)
+    await until(lambda: called() >= len(server.summaries), 60)
 
 
 async def grown(sdk: SdkClient, server: Stub, front: Proxy, api: str, options: dict[str, Any]) -> None:
@@ -114,7 +114,7 @@ async def _on_its_own_path(server: Stub, front: Proxy, options: dict[str, Any]) 
     """`/responses/compact`, which this server does not have, is answered with the same summary."""
     items = asked("responses", session(ROUNDS), compacting=False)
     server.fail(error(404))
-    async with httpx.AsyncClient(base_url=front.url, trust_env=False, timeout=30) as web:
+    async with httpx.AsyncClient(base_url=front.url, trust_env=False, timeout=60) as web:
         headers = {"authorization": f"Bearer {KEY}"}
         made = await web.post("/responses/compact", headers=headers, json={**options, "input": items})
     assert made.json()["output"][-1]["type"] == "compaction"
@@ -125,7 +125,7 @@ async def _more_than_a_text(server: Stub, front: Proxy, options: dict[str, Any])
     """A second choice, a form, a forced call or too small an output figure go to the model that was asked."""
     body = {**options, "messages": asked("chat", session(ROUNDS), compacting=True)}
     key = {"authorization": f"Bearer {KEY}"}
-    async with httpx.AsyncClient(base_url=front.url, trust_env=False, timeout=30) as web:
+    async with httpx.AsyncClient(base_url=front.url, trust_env=False, timeout=60) as web:
         served = await web.post("/chat/completions", headers=key, json=body)
         assert served.headers["x-ullage-outcome"] == "compacted;served"
         assert int(served.headers["x-ullage-summary-tokens"]) > 0

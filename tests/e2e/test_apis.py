@@ -107,7 +107,7 @@ SHORT = chat_turn(1, 40)[:1]
 @pytest.fixture
 async def web() -> AsyncIterator[httpx.AsyncClient]:
     """A plain HTTP client."""
-    async with httpx.AsyncClient(trust_env=False, timeout=30, headers=KEYS) as client:
+    async with httpx.AsyncClient(trust_env=False, timeout=60, headers=KEYS) as client:
         yield client
 
 

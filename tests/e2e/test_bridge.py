@@ -73,7 +73,7 @@ async def test_an_agent_session_crosses_the_window(stub: StartStub, proxy: Start
             assert sum(now < before for before, now in pairwise(sizes)) >= 2, "it never crossed the window"
             assert server.chats("overflow") or model == MODEL, "the wrong window was never contradicted"
             assert {seen.header("x-api-key") for seen in server.chats()} == {KEY}
-    await until(lambda: any(seen.verdict == "ok" for seen in server.summaries), 30)  # those go over the bridge, too
+    await until(lambda: any(seen.verdict == "ok" for seen in server.summaries), 60)  # those go over the bridge, too
 
 
 @pytest.mark.slow

@@ -151,7 +151,7 @@ async def test_reports_and_branches_of_a_running_proxy(stub: StartStub, proxy: S
     named = {"x-session-id": "ses_1"}
     talk = agent_session(rounds, 300)
     title = [{"role": "system", "content": "You are a title generator."}, talk[1]]
-    async with httpx.AsyncClient(trust_env=False, timeout=30, headers={"authorization": "Bearer sk-1"}) as web:
+    async with httpx.AsyncClient(trust_env=False, timeout=60, headers={"authorization": "Bearer sk-1"}) as web:
         first = await web.post(f"{front.url}/chat/completions", json=asked("chat", talk), headers=named)
         assert first.headers["x-ullage-outcome"] == "compacted"
         body = request_body("chat", [*title, {"role": "user", "content": "Summarize that as a title."}])

@@ -158,7 +158,7 @@ async def test_context_edits_are_done_for_servers_without_them(stub: StartStub, 
     compacting = {"type": "compact_20260112", "trigger": {"type": "input_tokens", "value": 6000}}
     talk = agent_session(40, 300)
     headers = {"x-api-key": "sk-1", "anthropic-version": "2023-06-01"}
-    async with httpx.AsyncClient(trust_env=False, timeout=30, headers=headers) as web:
+    async with httpx.AsyncClient(trust_env=False, timeout=60, headers=headers) as web:
 
         async def seen(path: str, model: str, **members: Any) -> tuple[dict[str, Any], httpx.Response]:
             body = request_body("messages", talk, AGENT_TOOLS, model=model, **members)

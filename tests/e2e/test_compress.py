@@ -39,13 +39,13 @@ async def post(url: str, body: object, **headers: str) -> httpx.Response:
 
 async def get(url: str, key: str = "mine") -> httpx.Response:
     """The answer to a GET."""
-    async with httpx.AsyncClient(trust_env=False) as client:
+    async with httpx.AsyncClient(trust_env=False, timeout=60) as client:
         return await client.get(url, headers={"authorization": f"Bearer {key}"})
 
 
 async def read_json(url: str) -> dict[str, Any]:
     """What a GET answers, as soon as it is there: it is written behind answers."""
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while (answer := await get(url)).status_code == 404:  # noqa: ASYNC110 - it is in another process
             await asyncio.sleep(0.05)
     content: dict[str, Any] = answer.json()
@@ -54,7 +54,7 @@ async def read_json(url: str) -> dict[str, Any]:
 
 async def a_fold(front: Proxy, name: str) -> str:
     """The reference of what the newest fold of a conversation took out."""
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while True:
             shown = await read_json(f"{front.root}/ullage/api/conversations/{name}")
             folds = shown["threads"][0]["folds"]
@@ -106,7 +106,7 @@ async def gateway(folder: Path, config: dict[str, Any]) -> AsyncIterator[str]:
     with (folder / "gateway.log").open("wb") as log:
         process = subprocess.Popen(command, cwd=folder, env=environment, stdout=log, stderr=log)  # noqa: ASYNC220
     try:
-        async with asyncio.timeout(100), httpx.AsyncClient(trust_env=False) as client:
+        async with asyncio.timeout(100), httpx.AsyncClient(trust_env=False, timeout=60) as client:
             while True:
                 assert process.poll() is None, (folder / "gateway.log").read_text()[-4000:]
                 try:

@@ -21,12 +21,12 @@ OTHER = "sk-test-of-somebody-else-000"
 
 
 async def get(front: Proxy, path: str, key: str = KEY) -> httpx.Response:
-    async with httpx.AsyncClient(trust_env=False, base_url=f"{front.root}/ullage/api") as client:
+    async with httpx.AsyncClient(trust_env=False, timeout=60, base_url=f"{front.root}/ullage/api") as client:
         return await client.get(path, headers={"authorization": f"Bearer {key}"})
 
 
 async def wish(front: Proxy, conversation: str, key: str = KEY) -> httpx.Response:
-    async with httpx.AsyncClient(trust_env=False, base_url=f"{front.root}/ullage/api") as client:
+    async with httpx.AsyncClient(trust_env=False, timeout=60, base_url=f"{front.root}/ullage/api") as client:
         return await client.post(
             "/compact", json={"conversation": conversation}, headers={"authorization": f"Bearer {key}"}
         )
@@ -45,7 +45,7 @@ async def thread(front: Proxy, conversation: str) -> dict[str, Any]:
 async def told_when(front: Proxy, conversation: str, ready: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
     """What is told of a conversation once *ready* says so: it is written behind the answers."""
     told = await thread(front, conversation)
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while not told or not ready(told):
             await asyncio.sleep(0.25)  # no more often than one may ask
             told = await thread(front, conversation)
@@ -102,7 +102,7 @@ async def test_other_apis_are_compacted_on_request_as_well(
         credential = "x-api-key" if api == "messages" else "authorization"
         value = KEY if api == "messages" else f"Bearer {KEY}"
         path = f"{front.root}/ullage/api/conversations/{loop.headers[-1]['x-ullage-conversation']}"
-        async with httpx.AsyncClient(trust_env=False) as client, asyncio.timeout(20):
+        async with httpx.AsyncClient(trust_env=False, timeout=60) as client, asyncio.timeout(60):
             got = await client.get(path, headers={credential: value})
             while got.status_code == 404 or not got.json()["threads"][0]["folds"]:
                 await asyncio.sleep(0.25)
@@ -110,7 +110,7 @@ async def test_other_apis_are_compacted_on_request_as_well(
         (fold,) = got.json()["threads"][0]["folds"]
         assert (fold["by"], fold["state"]) == ("gpt-4o-mini", "active")
         other = {"authorization": f"Bearer {KEY}"} if api == "messages" else {"x-api-key": KEY}
-        async with httpx.AsyncClient(trust_env=False) as client:
+        async with httpx.AsyncClient(trust_env=False, timeout=60) as client:
             assert (await client.get(path, headers=other)).status_code == 404
 
 

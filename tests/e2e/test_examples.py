@@ -88,7 +88,7 @@ def test_the_unit_has_no_findings(tmp_path: Path) -> None:
     unit = tmp_path / "ullage.service"
     text = (EXAMPLES / "systemd" / "ullage.service").read_text()
     unit.write_text(text.replace("/opt/ullage/bin/ullage", "/bin/true"))
-    done = subprocess.run(["systemd-analyze", "verify", "--man=no", unit], capture_output=True, text=True, timeout=30)
+    done = subprocess.run(["systemd-analyze", "verify", "--man=no", unit], capture_output=True, text=True, timeout=60)
     assert (done.returncode, done.stderr) == (0, "")
     drain = load(EXAMPLES / "systemd" / "ullage.yaml", {}, KEYS, AllSettings).server.drain
     assert int(re.findall(r"^TimeoutStopSec=(\d+)$", text, re.MULTILINE)[0]) > drain
@@ -160,7 +160,7 @@ async def test_litellm_behind(stub: StartStub, proxy: StartProxy) -> None:
     (model,) = read("litellm-behind", "litellm.yaml")["model_list"]
     config["upstreams"][0]["base_url"] = server.url
     front = await proxy(server.url, config=config, environment=KEYS)
-    async with httpx.AsyncClient(trust_env=False, timeout=30) as client:
+    async with httpx.AsyncClient(trust_env=False, timeout=60) as client:
         body = {"model": model["model_name"], "messages": conversation(2)}
         answer = await client.post(f"{front.url}/chat/completions", json=body)
     assert answer.headers["x-ullage-window"] == "200000"
@@ -242,7 +242,7 @@ async def under_load(balancer: Balancer, failed: list[str]) -> AsyncIterator[lis
 
     async def call(number: int) -> None:
         headers = {"authorization": f"Bearer {KEYS['ULLAGE_ACCESS_KEYS']}", "x-ullage-conversation": str(number)}
-        async with httpx.AsyncClient(trust_env=False, timeout=30, headers=headers) as client:
+        async with httpx.AsyncClient(trust_env=False, timeout=60, headers=headers) as client:
             while True:
                 body = {"model": "m", "messages": conversation(20 + answered[number] // 4), "stream": number == 0}
                 try:
@@ -284,7 +284,7 @@ async def test_a_fleet_is_restarted_and_changed_without_a_failed_request(
         await balancer.start()
         try:
             async with under_load(balancer, failed) as answered:
-                await until(lambda: min(answered) > 3, 20)
+                await until(lambda: min(answered) > 3, 60)
                 for name, replica in replicas.items():
                     balancer.take_out(name)
                     await asyncio.sleep(0.2)  # what was on its way to it arrives
@@ -296,9 +296,9 @@ async def test_a_fleet_is_restarted_and_changed_without_a_failed_request(
                     fresh = file.with_suffix(".new")
                     fresh.write_text(file.read_text() + "compression: {high_mark: 0.85, low_mark: 0.3}\n")
                     os.replace(fresh, file)
-                await until(lambda: all("config.changed" in each.log.read_text() for each in replicas.values()), 20)
+                await until(lambda: all("config.changed" in each.log.read_text() for each in replicas.values()), 60)
                 before = min(answered)
-                await until(lambda: min(answered) > before + 2, 20)
+                await until(lambda: min(answered) > before + 2, 60)
         finally:
             balancer.end()
     assert failed == []

@@ -35,7 +35,7 @@ async def goes_on(loop: AgentLoop, replaced: Callable[[], bool]) -> None:
     """
     for _ in range(6):
         await loop.ask(settle=False)
-    await eventually(replaced, 30)
+    await eventually(replaced, 60)
     spent, calls = loop.spent, len(loop.stub.summaries)
     while loop.spent <= spent or len(loop.stub.summaries) <= calls:
         for front in loop.fronts:

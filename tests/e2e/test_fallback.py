@@ -44,7 +44,7 @@ async def test_the_bigger_window_takes_what_would_be_clipped(stub: StartStub, pr
     (seen,) = other.chats()
     assert seen.header("authorization") == "Bearer sk-other"
     assert seen.parsed == {"model": "big", "messages": LONG}
-    async with httpx.AsyncClient(trust_env=False) as web:
+    async with httpx.AsyncClient(trust_env=False, timeout=60) as web:
         metrics = (await web.get(f"{front.root}/metrics")).text
     assert 'ullage_fallbacks_total{fallback="big",model="small"} 1.0' in metrics
     await until(lambda: front.log.read_text().count("proxy.request_done") == 2)
@@ -77,7 +77,7 @@ async def test_a_client_key_stays_with_its_upstream(stub: StartStub, proxy: Star
     del setting["upstreams"][1]["api_key"]
     front = await proxy(own.url, config=setting)
     headers = {"authorization": "Bearer sk-secret", "cookie": "a=b", "openai-organization": "org", "x-trace": "t"}
-    async with httpx.AsyncClient(trust_env=False, timeout=30) as web:
+    async with httpx.AsyncClient(trust_env=False, timeout=60) as web:
         body = {"model": "small", "messages": LONG}
         answer = await web.post(f"{front.url}/chat/completions", json=body, headers=headers)
     assert answer.status_code == 200

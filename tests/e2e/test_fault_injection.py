@@ -295,7 +295,7 @@ async def found_in(lab: Lab, scenario: Scenario, code: CodeType, late: bool) -> 
     """What is wrong after faults in one function, from the start or only once the upstream was asked."""
     injection = Injection(code, lambda: not late or bool(lab.server.seen), lambda: not lab.server.seen)
     try:
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             sent, answer = await lab.run(scenario, lambda: injection)
     except (httpx.HTTPError, TimeoutError) as failure:
         return repr(failure)
@@ -347,7 +347,10 @@ async def test_a_fault_is_seen_by_client_and_operator(stub: StartStub, tmp_path:
     (tmp_path / "sitecustomize.py").write_text(BREAKS)
     surroundings = {"PYTHONPATH": f"{tmp_path}:{ROOT}"}
     body = json.dumps(request_body("chat", [{"role": "user", "content": "CANARY " * 9000}])).encode()
-    async with Proxy(server.url, window=8192, environment=surroundings) as proxy, httpx.AsyncClient() as client:
+    async with (
+        Proxy(server.url, window=8192, environment=surroundings) as proxy,
+        httpx.AsyncClient(timeout=60) as client,
+    ):
         answer = await client.post(f"{proxy.url}/chat/completions", content=body)
         metrics = await client.get(f"{proxy.root}/metrics")
         proxy.end()

@@ -32,7 +32,7 @@ SIGNED = [{**message, "reasoning": "hm"} if message["role"] == "assistant" else 
 @pytest.fixture
 async def web() -> AsyncIterator[httpx.AsyncClient]:
     """A plain HTTP client with a key."""
-    async with httpx.AsyncClient(trust_env=False, timeout=30, headers=HEADERS) as client:
+    async with httpx.AsyncClient(trust_env=False, timeout=60, headers=HEADERS) as client:
         yield client
 
 
@@ -151,7 +151,7 @@ async def test_a_key_in_the_query_is_a_credential(stub: StartStub, proxy: StartP
     server = await stub(window=WINDOW)
     front = await proxy(server.root, window=WINDOW)
     names = []
-    async with httpx.AsyncClient(trust_env=False, timeout=30) as web:
+    async with httpx.AsyncClient(trust_env=False, timeout=60) as web:
         for query, headers in ((f"?key={KEY}&alt=sse", {}), (f"?alt=sse&k%65y={KEY}", {}), ("?alt=sse", HEADERS)):
             answer = await web.post(url_of(front, "streamGenerateContent") + query, json=body_of(LONG), headers=headers)
             assert answer.status_code == 200, answer.text
@@ -175,7 +175,7 @@ async def test_access_keys_and_an_upstream_key(stub: StartStub, proxy: StartProx
     upstream = {"name": "google", "base_url": server.root, "api_key": "own", "api_key_header": "x-goog-api-key"}
     config = {"upstreams": [upstream], "server": {"access_keys": ["access-key-0123456789"]}}
     front = await proxy(server.root, config={**config, "models": [{"name": "*", "context_window": WINDOW}]})
-    async with httpx.AsyncClient(trust_env=False, timeout=30) as web:
+    async with httpx.AsyncClient(trust_env=False, timeout=60) as web:
         for query, headers in (("", {"x-goog-api-key": "access-key-0123456789"}), ("?key=access-key-0123456789", {})):
             answer = await web.post(url_of(front) + query, json=body_of(SHORT), headers=headers)
             assert answer.status_code == 200, answer.text
@@ -213,7 +213,7 @@ async def test_googles_own_client(stub: StartStub, proxy: StartProxy) -> None:
     server = await stub(window=WINDOW)
     front = await proxy(server.root, window=WINDOW)
     server.script = lambda seen: Answer(prose(seen.number, 400))
-    web = httpx.AsyncClient(trust_env=False, timeout=30)
+    web = httpx.AsyncClient(trust_env=False, timeout=60)
     options = types.HttpOptions(base_url=front.root, httpx_async_client=web)
     async with web, genai.Client(api_key=KEY, http_options=options).aio as client:
         chat = client.chats.create(model=MODEL, config={"system_instruction": "Be short."})

@@ -31,7 +31,7 @@ async def asked(front: Proxy, server: Stub, model: str, key: str, more: Mapping[
     """The client's answer, and how often the server was sent the request."""
     before = len(server.chats())
     named = {"authorization": f"Bearer sk-{key}"}  # nothing is learned for the key of another row
-    async with httpx.AsyncClient(trust_env=False, timeout=30) as client:
+    async with httpx.AsyncClient(trust_env=False, timeout=60) as client:
         body = {"model": model, "messages": CHAT, **(more or {})}
         answer = await client.post(f"{front.url}/chat/completions", json=body, headers=named)
     return answer, len(server.chats()) - before

@@ -78,7 +78,7 @@ async def test_an_overflow_far_below_the_believed_window_is_recovered_from(stub:
     server = await stub(window=TRUE)
     front = await proxy(server.url, window=BELIEVED)
     became: dict[str, object] = {}
-    async with httpx.AsyncClient(base_url=front.url, trust_env=False, timeout=30) as client:
+    async with httpx.AsyncClient(base_url=front.url, trust_env=False, timeout=60) as client:
         for at, (name, (api, opening)) in enumerate(OPENINGS.items()):
             server.forget()
             server.fail(events(opening))
@@ -103,7 +103,7 @@ async def test_a_watched_opening_passes_byte_for_byte(stub: StartStub, proxy: St
         {"id": "c", "choices": [{"index": 0, "delta": {"content": "prompt is too long: 9 tokens > 8 maximum"}}]}
     )
     body = request_body(api, CHAT[:2], stream=True)
-    async with httpx.AsyncClient(trust_env=False, timeout=30) as client:
+    async with httpx.AsyncClient(trust_env=False, timeout=60) as client:
         for stream in (BEGUN + event(said), BEGUN + ROLE + word + event({"error": CODE}), ROLE + word + DONE, ROLE[:9]):
             server.forget()
             server.fail(events(stream))

@@ -33,7 +33,7 @@ async def asked(front: Proxy, server: Stub, fail: Fault, key: str, *, stream: bo
     body: dict[str, Any] = {"model": UNHEARD, "messages": CHAT, "stream": stream}
     # A key of its own for each: nothing was learned for it.
     named = {"authorization": f"Bearer sk-{key}"}
-    async with httpx.AsyncClient(trust_env=False, timeout=30) as client:
+    async with httpx.AsyncClient(trust_env=False, timeout=60) as client:
         answer = await client.post(f"{front.url}/chat/completions", json=body, headers=named)
     return answer, len(server.chats())
 

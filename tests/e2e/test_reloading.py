@@ -21,7 +21,7 @@ from tests.support.proxy_process import Proxy
 
 async def status(front: Proxy) -> dict[str, Any]:
     """What a worker's status says of its configuration."""
-    async with httpx.AsyncClient(trust_env=False) as client:
+    async with httpx.AsyncClient(trust_env=False, timeout=60) as client:
         answer = await client.get(f"{front.root}/ullage/api/status", headers={"authorization": "Bearer admin"})
     state: dict[str, Any] = answer.json()["configuration"]
     return state
@@ -29,7 +29,7 @@ async def status(front: Proxy) -> dict[str, Any]:
 
 async def reached(front: Proxy, generation: int, workers: int) -> None:
     """Return when every worker has this generation: a row of fresh connections met no other."""
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         row = 0
         while row < 8 * workers:
             row = row + 1 if (await status(front))["generation"] == generation else 0
@@ -66,7 +66,7 @@ async def test_a_running_proxy_changes_without_a_failed_request(
         return answer.status_code
 
     async def load_forever() -> None:
-        async with httpx.AsyncClient(trust_env=False, timeout=30) as client:
+        async with httpx.AsyncClient(trust_env=False, timeout=60) as client:
             while True:
                 code = await ask(client, 2)
                 if code != 200:
@@ -78,7 +78,7 @@ async def test_a_running_proxy_changes_without_a_failed_request(
         fresh.replace(file)
 
     running = [asyncio.ensure_future(load_forever()) for _ in range(4)]
-    async with httpx.AsyncClient(trust_env=False, timeout=30) as client:
+    async with httpx.AsyncClient(trust_env=False, timeout=60) as client:
         assert await ask(client, 40) == 200
         fixed = longest(first)
         assert await ask(client, 2, "one") == 200
@@ -96,7 +96,7 @@ async def test_a_running_proxy_changes_without_a_failed_request(
         assert shown["needs_restart"] == ["server.limits.body"]
         file.write_text("compresion: {}\n")
         os.kill(front.pid, signal.SIGUSR1)
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             while not (shown := await status(front))["problems"]:  # noqa: ASYNC110 - in another process
                 await asyncio.sleep(0.02)
         assert (shown["generation"], "there is no such key" in shown["problems"][0]) == (2, True)

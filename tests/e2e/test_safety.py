@@ -131,7 +131,7 @@ async def test_no_secret_and_no_content_in_any_answer_header_or_log(
     reader, writer = await asyncio.open_connection("127.0.0.1", front.port)
     writer.write(b"POST /v1/chat/completions HTTP/1.1\r\nCANARYH1 broken\r\n\r\nCANARYH2")
     await writer.drain()
-    await asyncio.wait_for(reader.read(), 10)
+    await asyncio.wait_for(reader.read(), 60)
     writer.close()
 
     figures = str(await metrics(front))
@@ -198,7 +198,7 @@ async def test_a_path_cannot_carry_the_key_to_another_host(
         writer.write(
             f"GET {target} HTTP/1.1\r\nHost: {host}\r\nX-Api-Key: {ACCESS}\r\nConnection: close\r\n\r\n".encode()
         )
-        await asyncio.wait_for(reader.read(), 10)
+        await asyncio.wait_for(reader.read(), 60)
         writer.close()
     assert thief.seen == []
 
@@ -272,7 +272,7 @@ async def test_one_callers_flood_does_not_stop_another(
     limits = httpx.Limits(max_connections=None)
     async with httpx.AsyncClient(trust_env=False, timeout=60, limits=limits) as flood:
         calls = [asyncio.ensure_future(flood.post(f"{front.url}/chat/completions", json=body)) for _ in range(150)]
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             while len(server.seen) < 150:  # noqa: ASYNC110 - the stub's own record
                 await asyncio.sleep(0.02)
         answer = await web.post(f"{front.url}/chat/completions", json=body, headers={"authorization": "Bearer two"})
@@ -308,7 +308,7 @@ async def test_endless_heads_take_no_memory_and_are_counted(proxy: StartProxy) -
             connections.append((reader, writer))
         for reader, _ in connections:
             with contextlib.suppress(ConnectionError):  # what was not read any more makes the end a reset
-                assert (await asyncio.wait_for(reader.read(64), 20)).split(b" ")[1:2] in ([b"431"], [])
+                assert (await asyncio.wait_for(reader.read(64), 60)).split(b" ")[1:2] in ([b"431"], [])
         for _, writer in connections:
             writer.transport.abort()
     # A vocabulary of 40 MiB may be loaded meanwhile; what is kept of five rounds is less than two of them sent.

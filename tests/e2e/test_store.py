@@ -195,7 +195,7 @@ async def test_damaged_data_costs_a_recomputation_and_nothing_else(
 
 async def until_up(front: Proxy, up: bool) -> None:
     """Return once the metrics say that the store is *up* or not."""
-    async with asyncio.timeout(40):
+    async with asyncio.timeout(60):
         while total(await metrics(front), "ullage_store_up") != up:  # noqa: ASYNC110 - another process's figure
             await asyncio.sleep(0.1)
 

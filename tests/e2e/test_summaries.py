@@ -142,7 +142,7 @@ async def test_a_restart_of_everything_changes_no_view(
             assert await asyncio.to_thread(front.end) == 0
         remote.signal(signal.SIGTERM)
         assert remote.process is not None
-        remote.process.wait(10)
+        remote.process.wait(60)
         remote.start()
         for front in fronts:
             await front.start()

@@ -20,7 +20,7 @@ WINDOW = 8192
 
 
 async def status(proxy: Proxy) -> dict[str, Any]:
-    async with httpx.AsyncClient(trust_env=False) as client:
+    async with httpx.AsyncClient(trust_env=False, timeout=60) as client:
         answer = await client.get(f"{proxy.root}/ullage/api/status")
         return dict(answer.raise_for_status().json())
 
@@ -29,7 +29,7 @@ async def told(proxy: Proxy, stub: Stub) -> dict[str, Any]:
     """The status, as soon as it tells of a window: after a request that is worth asking for."""
     async with ChatClient(proxy.url, stub, model=MODEL) as talk:
         await talk.ask({"role": "user", "content": prose(99, 600)})
-    async with asyncio.timeout(15):
+    async with asyncio.timeout(60):
         while not (found := await status(proxy))["windows"]:  # noqa: ASYNC110 - it happens in another process
             await asyncio.sleep(0.05)
     return found
@@ -98,7 +98,7 @@ async def test_a_server_that_hangs_on_questions_delays_no_request(proxy: StartPr
     port = server.sockets[0].getsockname()[1]
     try:
         running = await proxy(f"http://127.0.0.1:{port}/v1")
-        async with httpx.AsyncClient(trust_env=False, timeout=20) as client:
+        async with httpx.AsyncClient(trust_env=False, timeout=60) as client:
             begun = time.monotonic()
             asked = {"model": MODEL, "messages": [{"role": "user", "content": "hello"}]}
             answer = await client.post(f"{running.url}/chat/completions", json=asked)

@@ -63,7 +63,7 @@ class Shown:
         script = "return [...document.querySelectorAll(arguments[0])].map((each) => each[arguments[1]])"
         return list(self.driver.execute_script(script, selector, attribute))
 
-    def until(self, condition: Callable[[], object], seconds: float = 30.0) -> None:
+    def until(self, condition: Callable[[], object], seconds: float = 60.0) -> None:
         """Wait until *condition* holds; what a page that is being left cannot answer, the next one is asked."""
         end = time.monotonic() + seconds
         while True:
@@ -98,7 +98,7 @@ def serve(config: dict[str, Any] | None = None) -> Iterator[Proxy]:
     url = f"http://127.0.0.1:{port}/v1"
     proxy = Proxy(url, config=configuration(url, **(config or {})), fast=False)
     try:
-        asyncio.run(until(lambda: accepts(port), 30.0))
+        asyncio.run(until(lambda: accepts(port), 60))
         asyncio.run(proxy.__aenter__())
         yield proxy
     finally:
@@ -120,7 +120,7 @@ def load_on(proxy: Proxy, stopped: threading.Event) -> None:
     """Keep *proxy* busy until *stopped*."""
     body = json.dumps({"model": "gpt-5-mini", "messages": [{"role": "user", "content": "Hello. " * 60}]})
     headers = {"authorization": "Bearer sk-load", "content-type": "application/json"}
-    with httpx.Client(base_url=proxy.url, trust_env=False, headers=headers, timeout=30) as client:
+    with httpx.Client(base_url=proxy.url, trust_env=False, headers=headers, timeout=60) as client:
         while not stopped.is_set():
             client.post("/chat/completions", content=body)
 
@@ -227,7 +227,7 @@ def test_a_thousand_conversations_stay_readable() -> None:
     with serve() as proxy:
         headers = {"authorization": "Bearer sk-many", "content-type": "application/json"}
         message = {"role": "user", "content": "Hello. " * 200}
-        with httpx.Client(base_url=proxy.url, trust_env=False, headers=headers, timeout=30) as client:
+        with httpx.Client(base_url=proxy.url, trust_env=False, headers=headers, timeout=60) as client:
             for number in range(1000):
                 rounds = [message] * (1 + number % 17)
                 body = json.dumps({"model": "qwen3-coder", "messages": rounds})

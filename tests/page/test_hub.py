@@ -150,8 +150,8 @@ async def test_pages_are_woken_by_the_tick_and_by_the_end(folder: Path) -> None:
         await asyncio.sleep(0)
         assert not waiting.done()
         workers.hub.close()
-        await asyncio.wait_for(waiting, 1)
-        await asyncio.wait_for(workers.hub.next_tick(), 1)
+        await asyncio.wait_for(waiting, 60)
+        await asyncio.wait_for(workers.hub.next_tick(), 60)
 
 
 def test_one_worker_s_row_is_taken_as_it_is() -> None:

@@ -31,7 +31,7 @@ def live_page(folder: Path | None = None, **telemetry: object) -> LivePage:
 async def first_event(proxy: Proxy) -> dict[str, Any]:
     """The first event of an open page."""
     async with (
-        httpx.AsyncClient(trust_env=False, timeout=10) as client,
+        httpx.AsyncClient(trust_env=False, timeout=60) as client,
         client.stream("GET", f"{proxy.root}/ullage/events") as answer,
     ):
         async for line in answer.aiter_lines():
@@ -91,7 +91,7 @@ async def test_texts_stay_in_the_process_unless_the_settings_show_them() -> None
                 await play(proxy, (SCENE,))
                 await asyncio.sleep(1.2)
                 (row,) = (await first_event(proxy))["rows"]
-                async with httpx.AsyncClient(base_url=proxy.root, trust_env=False) as client:
+                async with httpx.AsyncClient(base_url=proxy.root, trust_env=False, timeout=60) as client:
                     detail = (await client.get(f"/ullage/conversations/{row['name']}")).json()
                 blocks = [entry["block"] for entry in detail["compactions"]]
                 assert len(blocks) == row["compactions"] > 0

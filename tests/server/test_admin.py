@@ -51,7 +51,7 @@ async def test_the_root_and_metrics():
         assert json.loads((await at.ask("GET", "/")).body)["service"] == "ullage"
         reader, writer = await at.connect()
         writer.write(b"HEAD / HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
-        assert (await asyncio.wait_for(reader.read(), 5)).endswith(b"\r\n\r\n")
+        assert (await asyncio.wait_for(reader.read(), 60)).endswith(b"\r\n\r\n")
         writer.close()
         got = await at.ask("GET", "/metrics")
         assert (got.body, got.all("content-type")) == (b"ullage_up 1\n", ["text/plain; version=0.0.4"])

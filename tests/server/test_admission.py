@@ -36,7 +36,7 @@ async def test_the_excess_is_refused_while_those_under_way_finish():
         assert at.stage.heard == []
         for reader, writer in running:
             writer.write(b"{}")
-            heard = await asyncio.wait_for(read_request(reader), 5)
+            heard = await asyncio.wait_for(read_request(reader), 60)
             assert heard is not None
             assert heard.line.split()[1] == "200"
         assert await eventually(lambda: at.server.in_flight == 0)
@@ -71,13 +71,13 @@ async def test_a_refused_connection_is_good_for_the_next_request():
         reader, writer = await at.connect()
         for _ in range(3):
             writer.write(HEAD + b"{}")
-            heard = await asyncio.wait_for(read_request(reader), 5)
+            heard = await asyncio.wait_for(read_request(reader), 60)
             assert heard is not None
             assert heard.line.split()[1] == "503"
         running[0][1].close()
         assert await eventually(lambda: at.server.in_flight == RUNNING - 1)
         writer.write(HEAD + b"{}")
-        heard = await asyncio.wait_for(read_request(reader), 5)
+        heard = await asyncio.wait_for(read_request(reader), 60)
         assert heard is not None
         assert heard.line.split()[1] == "200"
 
@@ -85,7 +85,7 @@ async def test_a_refused_connection_is_good_for_the_next_request():
 async def test_a_body_that_has_not_arrived_is_not_waited_for():
     """A refused request that only declares its body gets its answer, and the connection ends."""
     async with full_house() as (at, _):
-        got = await asyncio.wait_for(at.raw(HEAD), 5)
+        got = await asyncio.wait_for(at.raw(HEAD), 60)
         assert (got.line.split()[1], got.all("connection")) == ("503", ["close"])
 
 
@@ -130,9 +130,9 @@ async def test_bytes_that_were_only_declared_take_nothing_from_others():
     """Any number of requests that declare a large body and send none of it leave room for everybody's."""
     async with running_server(SMALL) as at:
         await holding(at, 20, "idle", 0)
-        got = await asyncio.wait_for(at.chat(b"x" * 100_000, "Authorization: Bearer other"), 5)
+        got = await asyncio.wait_for(at.chat(b"x" * 100_000, "Authorization: Bearer other"), 60)
         assert got.line.split()[1] == "200"
-        got = await asyncio.wait_for(at.chat(b"x" * 100_000, "Authorization: Bearer idle"), 5)
+        got = await asyncio.wait_for(at.chat(b"x" * 100_000, "Authorization: Bearer idle"), 60)
         assert got.line.split()[1] == "200"
 
 
@@ -140,7 +140,7 @@ async def test_too_many_bytes_in_memory_are_refused():
     """Bodies of all requests together stay under one limit; the refused one may come back later."""
     async with running_server(SMALL) as at:
         waiting = [writer for key in ("a", "b", "c") for writer in await holding(at, 1, key, 99_000)]
-        got = await asyncio.wait_for(at.chat(b"x" * 50_000, "Authorization: Bearer d"), 5)
+        got = await asyncio.wait_for(at.chat(b"x" * 50_000, "Authorization: Bearer d"), 60)
         assert (got.line.split()[1], got.all("retry-after")) == ("503", ["1"])
         assert b"server.limits.in_flight_bytes" in got.body
         for writer in waiting:
@@ -153,15 +153,15 @@ async def test_one_caller_leaves_room_for_another():
     """A caller whose bodies fill its share is refused more, while another's largest body passes."""
     async with running_server(SMALL) as at:
         waiting = await holding(at, 6, "greedy", 24_000)
-        got = await asyncio.wait_for(at.chat(b"x" * 50_000, "Authorization: Bearer greedy"), 5)
+        got = await asyncio.wait_for(at.chat(b"x" * 50_000, "Authorization: Bearer greedy"), 60)
         assert (got.line.split()[1], got.all("retry-after")) == ("503", ["1"])
         assert b"this caller" in got.body
-        got = await asyncio.wait_for(at.chat(b"x" * 100_000, "Authorization: Bearer modest"), 5)
+        got = await asyncio.wait_for(at.chat(b"x" * 100_000, "Authorization: Bearer modest"), 60)
         assert got.line.split()[1] == "200"
         for writer in waiting:
             writer.close()
         assert await eventually(lambda: at.server.in_flight == 0)
-        got = await asyncio.wait_for(at.chat(b"x" * 100_000, "Authorization: Bearer greedy"), 5)
+        got = await asyncio.wait_for(at.chat(b"x" * 100_000, "Authorization: Bearer greedy"), 60)
         assert got.line.split()[1] == "200"
 
 
@@ -190,7 +190,7 @@ async def test_a_stream_under_way_no_longer_holds_its_request():
         for _ in range(5):
             reader, writer = await at.connect()
             writer.write(b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 100000\r\n\r\n" + body)
-            assert (await asyncio.wait_for(reader.readuntil(b"data: 1"), 5)).startswith(b"HTTP/1.1 200")
+            assert (await asyncio.wait_for(reader.readuntil(b"data: 1"), 60)).startswith(b"HTTP/1.1 200")
         assert at.server.in_flight == 5
 
 
@@ -202,7 +202,7 @@ async def test_too_many_requests_at_once_are_refused():
         for _, writer in waiting:
             writer.write(head)
         assert await eventually(lambda: at.server.in_flight == 2)
-        got = await asyncio.wait_for(at.raw(head), 5)
+        got = await asyncio.wait_for(at.raw(head), 60)
         assert (got.line.split()[1], got.all("retry-after")) == ("503", ["1"])
         assert (await at.ask("GET", "/health/live")).line.split()[1] == "200"
         for _, writer in waiting:

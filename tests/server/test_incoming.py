@@ -108,7 +108,7 @@ async def test_a_declared_body_that_is_too_large_is_refused_before_it_is_sent():
     async with running_server(SMALL) as at:
         head = b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 100001\r\n%b\r\n"
         for extra in (b"", b"Expect: 100-continue\r\n"):
-            got = await asyncio.wait_for(at.raw(head % extra), 5)
+            got = await asyncio.wait_for(at.raw(head % extra), 60)
             assert got.line.split()[1] == "413"
             assert got.all("connection") == ["close"]
 
@@ -139,7 +139,7 @@ async def test_a_body_that_stops_is_given_up_however_much_came():
             (b"Transfer-Encoding: chunked", b"2\r\n{}"),
         ):
             head = b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\n" + framing + b"\r\n\r\n"
-            got = await asyncio.wait_for(at.raw(head + body), 5)
+            got = await asyncio.wait_for(at.raw(head + body), 60)
             assert got.line.split()[1] == "408"
         assert await eventually(lambda: at.server.in_flight == 0)
         assert at.stage.heard == []
@@ -151,7 +151,7 @@ async def test_a_body_below_the_floor_speed_is_given_up_though_it_never_pauses()
         reader, writer = await at.connect()
         writer.write(b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 10000\r\n\r\n")
         trickle = asyncio.ensure_future(trickled(writer))
-        assert (await asyncio.wait_for(reader.readuntil(b"\r\n"), 5)).split()[1] == b"408"
+        assert (await asyncio.wait_for(reader.readuntil(b"\r\n"), 60)).split()[1] == b"408"
         trickle.cancel()
 
 
@@ -160,9 +160,9 @@ async def test_an_upload_that_stops_is_given_up_at_both_ends():
     async with running_server(ServerConfig("up", limits=Limits(body_pause=0.3))) as at:
         kind = b"Content-Type: multipart/form-data; boundary=x"
         head = b"POST /v1/files HTTP/1.1\r\nHost: x\r\n" + kind + b"\r\nContent-Length: 60000000\r\n\r\n"
-        got = await asyncio.wait_for(at.raw(head + b"x" * 50_000), 5)
+        got = await asyncio.wait_for(at.raw(head + b"x" * 50_000), 60)
         assert got.line.split()[1] == "408"
-        assert await asyncio.wait_for(at.stage.ended.wait(), 5)
+        assert await asyncio.wait_for(at.stage.ended.wait(), 60)
         assert await eventually(lambda: at.server.in_flight == 0)
 
 
@@ -176,7 +176,7 @@ async def test_an_upload_slower_than_a_managed_body_may_be_arrives():
         for _ in range(40):
             await asyncio.sleep(0.05)
             writer.write(b"x")
-        assert (await asyncio.wait_for(reader.readuntil(b"\r\n"), 5)) == b"HTTP/1.1 200 OK\r\n"
+        assert (await asyncio.wait_for(reader.readuntil(b"\r\n"), 60)) == b"HTTP/1.1 200 OK\r\n"
         assert at.stage.heard[0].body == b"x" * 40
 
 
@@ -195,7 +195,7 @@ async def test_a_slow_body_within_its_allowance_is_read():
         for byte in (b"{", b" ", b" ", b"}"):
             await asyncio.sleep(0.05)
             writer.write(byte)
-        assert (await asyncio.wait_for(reader.readuntil(b"\r\n"), 5)) == b"HTTP/1.1 200 OK\r\n"
+        assert (await asyncio.wait_for(reader.readuntil(b"\r\n"), 60)) == b"HTTP/1.1 200 OK\r\n"
         assert at.engine.seen[0].body == b"{  }"
         writer.close()
 
@@ -207,9 +207,9 @@ async def test_expect_is_answered_here():
         writer.write(
             b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nExpect: 100-continue\r\nContent-Length: 2\r\n\r\n"
         )
-        assert await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 5) == b"HTTP/1.1 100 Continue\r\n\r\n"
+        assert await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 60) == b"HTTP/1.1 100 Continue\r\n\r\n"
         writer.write(b"{}")
-        assert (await asyncio.wait_for(reader.readuntil(b"\r\n"), 5)) == b"HTTP/1.1 200 OK\r\n"
+        assert (await asyncio.wait_for(reader.readuntil(b"\r\n"), 60)) == b"HTTP/1.1 200 OK\r\n"
         assert at.stage.heard[0].all("expect") == []
         writer.close()
 
@@ -233,9 +233,9 @@ async def test_an_upload_passes_while_it_arrives(chunked):
         kind = b"Content-Type: multipart/form-data; boundary=x"
         writer.write(b"POST /v1/files HTTP/1.1\r\nHost: x\r\n" + kind + b"\r\n" + framing + b"\r\n\r\n")
         writer.write(b"4\r\nHALF\r\n" if chunked else b"HALF")
-        assert b"HALF" in await asyncio.wait_for(pieces.get(), 5)
+        assert b"HALF" in await asyncio.wait_for(pieces.get(), 60)
         writer.write(b"4\r\nLAST\r\n0\r\n\r\n" if chunked else b"LAST")
-        assert (await asyncio.wait_for(reader.readuntil(b"\r\n"), 5)) == b"HTTP/1.1 200 OK\r\n"
+        assert (await asyncio.wait_for(reader.readuntil(b"\r\n"), 60)) == b"HTTP/1.1 200 OK\r\n"
         writer.close()
 
 

@@ -15,7 +15,7 @@ WINDOW = 32_768
 
 async def get(front, path, **headers):
     """The answer of the proxy to a GET with the client's own key."""
-    async with httpx.AsyncClient(trust_env=False) as client:
+    async with httpx.AsyncClient(trust_env=False, timeout=60) as client:
         return await client.get(f"{front.url}{path}", headers={"authorization": "Bearer sk-mine", **headers})
 
 

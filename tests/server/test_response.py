@@ -58,19 +58,19 @@ async def test_a_chunk_is_seen_before_the_next_one_is_sent():
             for number in range(5):
                 text = b"data: %d\n\n" % number
                 writer.write(b"%x\r\n%b\r\n" % (len(text), text))
-                await asyncio.wait_for(seen.wait(), 5)
+                await asyncio.wait_for(seen.wait(), 60)
                 seen.clear()
             writer.write(b"0\r\n\r\n")
 
         at.stage.script = script
         reader, writer = await at.connect()
         writer.write(b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\n\r\n{}")
-        head = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 5)
+        head = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 60)
         assert b"transfer-encoding: chunked" in head
         for number in range(5):
-            assert await asyncio.wait_for(reader.readuntil(b"\n\n\r\n"), 5) == b"9\r\ndata: %d\n\n\r\n" % number
+            assert await asyncio.wait_for(reader.readuntil(b"\n\n\r\n"), 60) == b"9\r\ndata: %d\n\n\r\n" % number
             seen.set()
-        assert await asyncio.wait_for(reader.readexactly(5), 5) == b"0\r\n\r\n"
+        assert await asyncio.wait_for(reader.readexactly(5), 60) == b"0\r\n\r\n"
         writer.close()
         assert await eventually(lambda: at.reports)
         assert at.reports[0].stream
@@ -99,7 +99,7 @@ async def test_http_1_0_gets_no_chunks():
         at.stage.reply = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n3\r\nabc\r\n0\r\n\r\n"
         reader, writer = await at.connect()
         writer.write(b"POST /v1/chat/completions HTTP/1.0\r\nHost: x\r\nContent-Length: 2\r\n\r\n{}")
-        got = await asyncio.wait_for(reader.read(), 5)
+        got = await asyncio.wait_for(reader.read(), 60)
         assert got.endswith(b"\r\n\r\nabc")
         assert b"chunked" not in got
         writer.close()
@@ -112,7 +112,7 @@ async def test_pipelined_requests_are_answered_in_order():
         one = b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\n\r\n{}"
         writer.write(one * 5)
         for _ in range(5):
-            assert (await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 5)).startswith(b"HTTP/1.1 200")
+            assert (await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 60)).startswith(b"HTTP/1.1 200")
             assert await reader.readexactly(2) == b"{}"
         writer.close()
         assert len(at.stage.heard) == 5
@@ -153,7 +153,7 @@ async def test_the_error_event_speaks_the_streams_api(path, words):
         at.stage.script = script
         reader, writer = await at.connect()
         writer.write(POST % path)
-        assert words in await asyncio.wait_for(reader.read(), 5)
+        assert words in await asyncio.wait_for(reader.read(), 60)
         writer.close()
 
 

@@ -55,7 +55,7 @@ async def turn(socket, **members):
     await socket.send_str(json.dumps({"type": "response.create", **members}))
     got = []
     while not got or got[-1]["type"] not in ("response.completed", "response.incomplete", "error"):
-        got.append(await asyncio.wait_for(socket.receive_json(), 5))
+        got.append(await asyncio.wait_for(socket.receive_json(), 60))
     return got
 
 
@@ -155,7 +155,7 @@ async def test_what_is_no_request_is_refused_by_a_message(message):
     """A message that cannot be read costs nothing but itself."""
     async with running_server() as at, connected(at) as socket:
         await socket.send_str(message)
-        got = await asyncio.wait_for(socket.receive_json(), 5)
+        got = await asyncio.wait_for(socket.receive_json(), 60)
         assert (got["type"], got["status"], got["error"]["type"]) == ("error", 400, "invalid_request_error")
         at.stage.script = answers(events("r1"))
         assert (await turn(socket, model="m", input="a"))[-1]["type"] == "response.completed"
@@ -192,7 +192,7 @@ async def test_pings_are_answered_while_an_answer_is_under_way():
         await socket.send_str('{"type":"response.create","model":"m","input":"b"}')
         go.set()
         for _ in range(4):
-            assert (await asyncio.wait_for(socket.receive_json(), 5))["type"].startswith("response.c")
+            assert (await asyncio.wait_for(socket.receive_json(), 60))["type"].startswith("response.c")
         assert [one[0]["content"] for one in inputs(at)] == ["a", "b"]
 
 
@@ -219,10 +219,10 @@ async def test_an_idle_socket_is_no_request_and_a_drain_refuses_its_next_message
         at.stage.script = answers(events("r1"))
         await turn(socket, model="m", input="a")
         assert at.server.in_flight == 0
-        await asyncio.wait_for(at.server.drain(5), 2)
+        await asyncio.wait_for(at.server.drain(5), 60)
         got = await turn(socket, model="m", input="b")
         assert (got[0]["type"], got[0]["status"]) == ("error", 503)
-        closed = await asyncio.wait_for(socket.receive(), 5)
+        closed = await asyncio.wait_for(socket.receive(), 60)
         assert (closed.type, closed.data) == (WSMsgType.CLOSE, 1012)
 
 
@@ -231,10 +231,10 @@ async def test_frames_that_break_the_protocol_and_binary_ones_close_the_socket()
     async with running_server(ServerConfig("up", limits=Limits(body=1000))) as at:
         async with connected(at) as socket:
             await socket.send_bytes(b"x")
-            assert (await asyncio.wait_for(socket.receive(), 5)).data == 1003
+            assert (await asyncio.wait_for(socket.receive(), 60)).data == 1003
         async with connected(at) as socket:
             await socket.send_str("x" * 2000)
-            assert (await asyncio.wait_for(socket.receive(), 5)).data == 1009
+            assert (await asyncio.wait_for(socket.receive(), 60)).data == 1009
 
 
 async def test_a_handshake_that_is_none_is_refused():

@@ -51,7 +51,7 @@ async def test_a_hung_server_costs_little_and_is_used_again_when_it_wakes(valkey
     finally:
         valkey.signal(signal.SIGCONT)
 
-    await eventually(lambda: store.state().up, 20)
+    await eventually(lambda: store.state().up, 60)
     assert await store.records.newest(TENANT, ROOT, ROUTE, [A]) == (0, b"x")
     assert opener.events.count("store.up") == 1
 
@@ -67,7 +67,7 @@ async def test_a_killed_server_is_a_miss_and_its_data_is_back_after_restart(valk
     assert await store.records.newest(TENANT, ROOT, ROUTE, [A]) is None
     assert set(store.state().errors) <= {"down", "open"}
     valkey.start()
-    await eventually(lambda: store.state().up, 20)
+    await eventually(lambda: store.state().up, 60)
     assert await store.records.newest(TENANT, ROOT, ROUTE, [A]) == (0, b"x")
 
 
@@ -337,7 +337,7 @@ async def test_a_cluster_keeps_conversations_and_its_breaker_is_per_node(short_p
         assert await _slowest(store, 20) < 10 * OPERATION
         await eventually(lambda: store.state().breaker == "open")
         server.signal(signal.SIGCONT)
-        await eventually(lambda: store.state().up, 20)
+        await eventually(lambda: store.state().up, 60)
         assert await store.records.newest(TENANT, ROOT, ROUTE, [A]) == (0, b"x")
         await store.close()
     finally:

@@ -99,7 +99,7 @@ class Process:
 
     def leave(self) -> None:
         """Let it close its store and end."""
-        self._process.communicate("", timeout=30)
+        self._process.communicate("", timeout=60)
 
 
 @pytest.fixture
@@ -259,7 +259,7 @@ async def test_a_full_disk_refuses_writes_and_goes_on(opener: Opener, patient: N
         assert "store.refused" in opener.events
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-    await eventually(lambda: store.state().up, 20)
+    await eventually(lambda: store.state().up, 60)
     assert await store.records.save(TENANT, ROOT, ROUTE, b"c" * 16, b"z") == b"z"
     assert await store.records.newest(TENANT, ROOT, ROUTE, [b"c" * 16, A]) == (0, b"z")
 

@@ -29,7 +29,7 @@ async def writer(tmp_path: Path) -> AsyncIterator[Worker]:
 async def test_what_waits_is_one_transaction(writer: Worker) -> None:
     """While one operation holds the thread up, others gather; all of them are done together, in order."""
     going = threading.Event()
-    held = writer.submit(lambda file: going.wait(10))
+    held = writer.submit(lambda file: going.wait(60))
     while writer.busy_since is None:  # noqa: ASYNC110 - the state of a thread
         await asyncio.sleep(0.001)
     changes: list[int] = []

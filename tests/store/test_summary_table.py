@@ -59,7 +59,7 @@ async def test_one_holder_at_a_time(store: Store) -> None:
     short = await table.lease(ROOT, POLICY, A, 0.05)
     assert short is not None
     next_one = None
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while next_one is None:
             next_one = await table.lease(ROOT, POLICY, A, 60)
     await short.release()
@@ -72,7 +72,7 @@ async def test_a_refusal_and_a_pause_are_seen_by_all(store: Store) -> None:
     assert not await table.is_refused(ROOT, POLICY, A)
     table.refuse(ROOT, POLICY, A, 60)
     table.pause(TENANT, 60)
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while not await table.is_refused(ROOT, POLICY, A) or not (await table.spending(TENANT, NOW))[2]:  # noqa: ASYNC110
             await asyncio.sleep(0.01)
     assert not await table.is_refused(ROOT, POLICY, B)
@@ -86,7 +86,7 @@ async def test_the_last_hour_is_added_up(store: Store) -> None:
         table.count(TENANT, "in", 1000, NOW + at)
     table.count(TENANT, "out", 300, NOW)
     table.count(TENANT, "out", -100, NOW)
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while await table.spending(TENANT, NOW + SLOT * SLOTS) != (3000, 200, False):  # noqa: ASYNC110
             await asyncio.sleep(0.01)
     assert await table.spending(TENANT, NOW + SLOT * (SLOTS + 1)) == (2000, 0, False)
@@ -149,7 +149,7 @@ async def test_a_cluster_of_six_has_a_conversation_on_one_node(short_path: Path,
         await eventually(lambda: sum(keys_of(server) == held[0] for server in servers) == 2)
         servers[0].kill()
         await cluster_whole(servers[1:])
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             for root in roots:
                 while await table.newest(TENANT, root, POLICY, [B]) != (0, b"text"):  # noqa: ASYNC110
                     await asyncio.sleep(0.05)
@@ -176,7 +176,7 @@ async def test_a_cluster_that_is_resharded_keeps_every_record(short_path: Path, 
             assert onward.say(f"CLUSTER SETSLOT {slot} IMPORTING {ids[0]}").startswith("+OK")
             assert there.say(f"CLUSTER SETSLOT {slot} MIGRATING {ids[1]}").startswith("+OK")
             # Half-way: what is there is read, what is not is asked of the other side, and nothing takes long.
-            async with asyncio.timeout(5):
+            async with asyncio.timeout(60):
                 await store.records.newest(TENANT, root, "r", [B, A])
                 assert await store.records.save(TENANT, root, "r", B, b"meanwhile") == b"meanwhile"
             names = [name for name in there.say(f"CLUSTER GETKEYSINSLOT {slot} 100").splitlines() if "ullage1" in name]
@@ -185,11 +185,11 @@ async def test_a_cluster_that_is_resharded_keeps_every_record(short_path: Path, 
                 assert moved.startswith("+OK"), moved
             for server in (onward, there, *servers[2:3]):
                 assert server.say(f"CLUSTER SETSLOT {slot} NODE {ids[1]}").startswith("+OK")
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             for root in roots:
                 while await store.records.newest(TENANT, root, "r", [A]) != (0, b"event"):  # noqa: ASYNC110
                     await asyncio.sleep(0.05)
-        await eventually(lambda: store.state().up, 20)
+        await eventually(lambda: store.state().up, 60)
         assert all(key_names.record(root, "r", A) in keys_of(onward) for root in roots)
 
 

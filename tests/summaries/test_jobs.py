@@ -185,7 +185,7 @@ async def test_a_dead_replicas_lease_is_taken_over(stub: StartStub, valkey: Valk
             bench.jobs.prepare(wanted)
             await settled(bench)
 
-    await asyncio.wait_for(again(), 20)
+    await asyncio.wait_for(again(), 60)
     assert len(server.summaries) == 1
     await bench.close()
 

@@ -48,7 +48,7 @@ class AgentLoop:
     answered: int = 0
 
     async def __aenter__(self) -> Self:
-        self._client = httpx.AsyncClient(trust_env=False, timeout=30)
+        self._client = httpx.AsyncClient(trust_env=False, timeout=60)
         return self
 
     async def __aexit__(self, *_: object) -> None:

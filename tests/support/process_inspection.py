@@ -21,7 +21,7 @@ def processes_below(home: Path | None) -> dict[int, str]:
     return {pid: command for pid, command in _processes() if _works_below(pid, str(home))}
 
 
-async def until_gone(home: Path | None, seconds: float = 10.0) -> None:
+async def until_gone(home: Path | None, seconds: float = 60.0) -> None:
     """Return once no process works below *home*."""
     try:
         await until(lambda: not processes_below(home), seconds)
@@ -53,7 +53,7 @@ def worker_pids(front: Proxy) -> dict[int, int]:
 
 async def metrics(front: Proxy) -> dict[tuple[str, frozenset[tuple[str, str]]], float]:
     """The figures of ``/metrics`` by name and labels."""
-    async with httpx.AsyncClient(trust_env=False) as client:
+    async with httpx.AsyncClient(trust_env=False, timeout=60) as client:
         text = (await client.get(f"{front.root}/metrics")).text
     families = text_string_to_metric_families(text)
     return {
@@ -65,7 +65,7 @@ async def metrics(front: Proxy) -> dict[tuple[str, frozenset[tuple[str, str]]], 
 
 async def status(front: Proxy) -> dict[str, Any]:
     """What ``/ullage/api/status`` tells on loopback."""
-    async with httpx.AsyncClient(trust_env=False) as client:
+    async with httpx.AsyncClient(trust_env=False, timeout=60) as client:
         answer: dict[str, Any] = (await client.get(f"{front.root}/ullage/api/status")).json()
     return answer
 

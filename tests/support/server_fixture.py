@@ -249,7 +249,7 @@ def chunk(data: bytes) -> bytes:
     return b"%x\r\n%b\r\n" % (len(data), data)
 
 
-async def eventually(check: Callable[[], object], seconds: float = 2.0) -> bool:
+async def eventually(check: Callable[[], object], seconds: float = 60.0) -> bool:
     """Whether *check* turned true within *seconds*."""
     end = asyncio.get_running_loop().time() + seconds
     while not check():

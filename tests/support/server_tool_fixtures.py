@@ -119,13 +119,13 @@ async def proxy_in_process(
     port = await server.start("127.0.0.1", 0)
     url = f"http://127.0.0.1:{port}/v1"
     try:
-        async with httpx.AsyncClient(base_url=url, headers=KEYS, trust_env=False, timeout=30) as client:
+        async with httpx.AsyncClient(base_url=url, headers=KEYS, trust_env=False, timeout=60) as client:
             yield ProxyInProcess(url, client, reports, faults, failures)
     finally:
         await server.close()
         await upstream.close()
         await history.finish(5)
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(60):
             while len(tasks) > (store_url != "memory"):  # noqa: ASYNC110 - any other store has a monitor that never ends
                 await asyncio.sleep(0.01)
         await store.close()

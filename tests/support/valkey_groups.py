@@ -51,8 +51,8 @@ async def watched_master(home: Path) -> AsyncIterator[WatchedMaster]:
         await asyncio.to_thread(replica.start)
         arguments = ("--sentinel", "--port", str(ports[2]), "--unixsocket", str(sentinel.socket))
         await asyncio.to_thread(sentinel.start_as, str(settings), *arguments)
-        await eventually(lambda: "master_link_status:up" in replica.say("INFO replication"), 20)
-        await eventually(lambda: "slaves=1" in sentinel.say("INFO sentinel"), 20)
+        await eventually(lambda: "master_link_status:up" in replica.say("INFO replication"), 60)
+        await eventually(lambda: "slaves=1" in sentinel.say("INFO sentinel"), 60)
         yield WatchedMaster(master, replica, f"redis+sentinel://127.0.0.1:{ports[2]}/main/0")
     finally:
         for server in (sentinel, replica, master):
@@ -78,7 +78,7 @@ async def six_nodes(home: Path) -> AsyncIterator[list[Valkey]]:
 
 async def cluster_whole(servers: list[Valkey]) -> None:
     """Return once every one of *servers* sees a cluster that serves all slots."""
-    await eventually(lambda: all("cluster_state:ok" in server.say("CLUSTER INFO") for server in servers), 30)
+    await eventually(lambda: all("cluster_state:ok" in server.say("CLUSTER INFO") for server in servers), 60)
 
 
 def keys_of(server: Valkey) -> set[str]:
@@ -102,7 +102,7 @@ async def _join(servers: list[Valkey], buses: list[int]) -> None:
     for server, name in zip(servers[3:], names, strict=True):
         await eventually(lambda server=server, name=name: server.say(f"CLUSTER REPLICATE {name}").startswith("+OK"))  # type: ignore[misc]
     wanted = ("cluster_known_nodes:6", "cluster_size:3", "cluster_state:ok")
-    await eventually(lambda: all(all(w in server.say("CLUSTER INFO") for w in wanted) for server in servers), 20)
+    await eventually(lambda: all(all(w in server.say("CLUSTER INFO") for w in wanted) for server in servers), 60)
     await eventually(
-        lambda: all("master_link_status:up" in server.say("INFO replication") for server in servers[3:]), 20
+        lambda: all("master_link_status:up" in server.say("INFO replication") for server in servers[3:]), 60
     )

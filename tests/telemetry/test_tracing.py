@@ -245,7 +245,7 @@ def test_a_collector_that_hangs_does_not_hold_the_process(no_otel: pytest.Monkey
 
     class Hanging(InMemorySpanExporter):
         def shutdown(self) -> None:
-            can_go_on.wait(10)
+            can_go_on.wait(60)
 
     tracing = open_tracing("1.2", Hanging())
     began = time.monotonic()

@@ -152,7 +152,7 @@ async def test_chunks_are_poured_as_they_arrive(framing):
         wire.stage.script = writes(heads[framing], *parts, close=framing == "closed")
         reply = await wire.send()
         got = []
-        await asyncio.wait_for(reply.pour(lambda chunk: bool(got.append(chunk))), 5)
+        await asyncio.wait_for(reply.pour(lambda chunk: bool(got.append(chunk))), 60)
         assert b"".join(got) == b"".join(texts)
         assert (got[0], got[-1]) == (b"a", b"c")
         assert await reply.next_chunk() == b""
@@ -181,7 +181,7 @@ async def test_a_sink_that_is_full_gets_no_more():
         got, times = [], 0
         while sum(map(len, got)) < 6:
             before = len(got)
-            await asyncio.wait_for(reply.pour(lambda chunk: not got.append(chunk)), 5)
+            await asyncio.wait_for(reply.pour(lambda chunk: not got.append(chunk)), 60)
             assert len(got) == before + 1
             times += 1
             await asyncio.sleep(0.015)
@@ -199,21 +199,21 @@ async def test_the_end_of_pouring():
         wire.stage.script = writes(CHUNKED, chunk(b"a"))
         reply = await wire.send()
         with pytest.raises(KeyError):
-            await asyncio.wait_for(reply.pour(fails), 5)
+            await asyncio.wait_for(reply.pour(fails), 60)
         reply.close()
         wire.stage.script = writes(CHUNKED, chunk(b"a"), reset=True)
         reply = await wire.send()
-        await asyncio.wait_for(reply.pour(lambda chunk: False), 5)
+        await asyncio.wait_for(reply.pour(lambda chunk: False), 60)
         with pytest.raises(UpstreamUnreachable):
             await reply.next_chunk()
         wire.stage.script = writes(CHUNKED, chunk(b"a"))
         reply = await wire.send()
-        await asyncio.wait_for(reply.pour(lambda chunk: False), 5)
+        await asyncio.wait_for(reply.pour(lambda chunk: False), 60)
         with pytest.raises(UpstreamTimeout):
             await reply.next_chunk()
         wire.stage.script = writes(CHUNKED, *[chunk(b"a")] * 100)
         reply = await wire.send()
-        await asyncio.wait_for(reply.pour(lambda chunk: False), 5)
+        await asyncio.wait_for(reply.pour(lambda chunk: False), 60)
         with pytest.raises(UpstreamTimeout, match="did not end"):
             await reply.next_chunk()
 
@@ -277,7 +277,7 @@ async def test_an_answer_without_a_body_that_announces_one(status):
     async with ScriptedConnection() as wire:
         wire.stage.reply = f"HTTP/1.1 {status}\r\nContent-Length: 5\r\n\r\n".encode()
         reply = await wire.send()
-        assert await asyncio.wait_for(read_body(reply), 1) == b""
+        assert await asyncio.wait_for(read_body(reply), 60) == b""
         wire.stage.reply = raw_answer(b"next")
         assert await read_body(await wire.send()) == b"next"
 
@@ -362,7 +362,7 @@ async def answer_before_the_request(greeting):
     port = server.sockets[0].getsockname()[1]
     upstream = Upstreams([Target("up", f"http://127.0.0.1:{port}")])
     try:
-        return await asyncio.wait_for(read_body(await upstream.send("up", "POST", "/v1/x", [], b"{}")), 5)
+        return await asyncio.wait_for(read_body(await upstream.send("up", "POST", "/v1/x", [], b"{}")), 60)
     finally:
         await upstream.close()
         server.close()
@@ -387,7 +387,7 @@ async def test_an_answer_before_the_request_is_read():
             writer.close()
 
         wire.stage.serve = serve
-        reply = await asyncio.wait_for(wire.send(b"x" * 30_000_000), 5)
+        reply = await asyncio.wait_for(wire.send(b"x" * 30_000_000), 60)
         assert (reply.status, await read_body(reply)) == (413, b"no")
         assert not pool_of(wire).idle
         served.set()
@@ -432,9 +432,9 @@ async def test_many_small_chunks_that_pause_leave_the_connection_in_order():
             wire.stage.reply = small
             reply = await wire.send()
             await asyncio.sleep(0.05)
-            assert await asyncio.wait_for(read_body(reply), 5) == b"x" * 20_000
+            assert await asyncio.wait_for(read_body(reply), 60) == b"x" * 20_000
             wire.stage.reply = CHUNKED + chunk(b"next") + b"0\r\n\r\n"
-            assert await asyncio.wait_for(read_body(await wire.send()), 5) == b"next"
+            assert await asyncio.wait_for(read_body(await wire.send()), 60) == b"next"
 
 
 async def test_an_old_reply_cannot_touch_the_next_exchange():
@@ -498,7 +498,7 @@ async def test_a_body_that_goes_silent():
         reply = await wire.send()
         got = []
         with pytest.raises(UpstreamTimeout):
-            await asyncio.wait_for(read_into(got, reply), 5)
+            await asyncio.wait_for(read_into(got, reply), 60)
         assert b"".join(got) == b"x" * 6
         assert await eventually(wire.stage.ended.is_set)
 
@@ -515,7 +515,7 @@ async def test_closing_breaks_what_is_under_way():
         wire.stage.script = script
         waiting = asyncio.ensure_future(wire.send())
         await asyncio.sleep(0.05)
-        await asyncio.wait_for(wire.upstream.close(), 5)
+        await asyncio.wait_for(wire.upstream.close(), 60)
         with pytest.raises(UpstreamUnreachable):
             await waiting
         with pytest.raises(UpstreamUnreachable):

@@ -202,7 +202,7 @@ async def test_an_answer_that_never_ends_is_a_timeout():
         reply = await wire.send()
         parts = []
         with pytest.raises(UpstreamTimeout, match="did not end"):
-            await asyncio.wait_for(read_into(parts, reply), 10)
+            await asyncio.wait_for(read_into(parts, reply), 60)
         assert set(b"".join(parts).split(b"\n\n")) == {b": still here", b""}
         reply.close()
         assert await eventually(wire.stage.ended.is_set)
@@ -259,7 +259,7 @@ async def test_a_connection_for_which_no_descriptor_is_left_is_our_own_failure()
     """Without a file descriptor the caller gets a 503, which is counted, and the upstream is not blamed."""
     async with ScriptedConnection() as wire:
         with few_descriptors(0), pytest.raises(Overloaded, match="open files"):
-            await asyncio.wait_for(wire.send(), 5)
+            await asyncio.wait_for(wire.send(), 60)
         assert wire.upstream.without_descriptor == 3
         assert await read_body(await wire.send()) == b"{}"
 
