@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import sys
+import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Mapping, Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
@@ -19,6 +21,13 @@ from tests.support.shared_recordings import missing
 settings.register_profile("same", deadline=None, suppress_health_check=[HealthCheck.too_slow], derandomize=True)
 settings.register_profile("search", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "same"))
+
+# What a test compiles, the processes that it starts need not compile again.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
+
+CLEANED_UP_WITHIN = 120.0
+"""Seconds that a test that was stopped after its time has for its fixtures to end what they started."""
 
 FAILED = pytest.StashKey[bool]()
 LOG_TAIL = 6000
@@ -54,6 +63,24 @@ def pytest_runtest_makereport(
     if report.when == "call":
         item.stash[FAILED] = report.failed
     return report
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, bool, bool]:
+    """Abort the process when a test goes on although pytest-timeout stopped it: pytest-xdist starts another worker.
+
+    An exception, which is how a test is stopped, may end up in a task that nobody awaits, and fixtures may wait for
+    what never comes. Python's fault handler tells where every thread was.
+    """
+    marker = item.get_closest_marker("timeout")
+    seconds = float(marker.args[0] if marker else item.config.getini("timeout"))
+    last_resort = threading.Timer(seconds + CLEANED_UP_WITHIN, os.abort)
+    last_resort.daemon = True
+    last_resort.start()
+    try:
+        return (yield)
+    finally:
+        last_resort.cancel()
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

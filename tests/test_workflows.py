@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
+CI = Path(__file__).parents[1] / ".ci"
 WORKFLOWS = Path(__file__).parents[1] / ".github" / "workflows"
 USES = re.compile(r"uses: (?P<action>[\w./-]+)@(?P<commit>\S+)(?: # v\d)?")
 
@@ -31,3 +35,31 @@ def test_a_release_is_tested_first() -> None:
     text = (WORKFLOWS / "release.yml").read_text()
     assert text.count("needs: [test, archives]") == text.count("environment: release") == 2
     assert "run: .ci/run" in text
+
+
+@pytest.mark.parametrize(
+    ("statuses", "runs", "end"),
+    [
+        ([0], 1, 0),
+        ([1, 0], 2, 0),
+        ([1, 1, 0], 3, 0),
+        ([1, 1, 1], 3, 1),
+        ([1, 5], 2, 5),
+        ([2], 1, 2),
+        ([3], 1, 3),
+        ([1, 124], 2, 124),
+    ],
+)
+def test_only_failed_tests_run_again(statuses: list[int], runs: int, end: int, tmp_path: Path) -> None:
+    """Three times at most; a run that was interrupted, broke or found no test fails the build as it is."""
+    python, log = tmp_path / "python", tmp_path / "log"
+    for number, status in enumerate(statuses, 1):
+        (tmp_path / str(number)).write_text(str(status))
+    python.write_text(f'#!/bin/sh\necho "$@" >> {log}\nexit "$(cat {tmp_path}/"$(wc -l < {log})")"\n')
+    python.chmod(0o755)
+    environment = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}", "TEST_PAUSE": "0"}
+    done = subprocess.run([CI / "test"], env=environment, capture_output=True, text=True, timeout=60, check=False)
+    first, *again = log.read_text().splitlines()
+    assert (done.returncode, 1 + len(again)) == (end, runs), done.stderr
+    assert "--last-failed" not in first
+    assert [command for command in again if "--last-failed --last-failed-no-failures none" not in command] == []

@@ -251,7 +251,7 @@ async def test_a_slow_reader_holds_the_upstream_back_and_is_dropped_in_the_end()
             nonlocal sent
             writer.write(b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n")
             piece = chunk(b"x" * 65536)
-            for _ in range(2000):
+            for _ in range(16_000):
                 writer.write(piece)
                 await writer.drain()
                 sent += 65536
@@ -260,10 +260,9 @@ async def test_a_slow_reader_holds_the_upstream_back_and_is_dropped_in_the_end()
         _, writer = await at.connect()
         writer.transport.pause_reading()
         writer.write(POST % b"/v1/chat/completions")
-        assert await eventually(lambda: sent, 60)
-        await asyncio.sleep(0.3)
-        assert sent < 40 * 2**20
-        assert await eventually(lambda: at.reports, 60)
+        assert await eventually(lambda: sent)
+        assert await eventually(lambda: at.reports)
+        assert sent < 128 * 2**20, "the kernel's buffers hold some of a gigabyte, and nothing else does"
         assert at.reports[0].reason == "client_left"
         writer.transport.abort()
 
