@@ -12,7 +12,7 @@ from proxy.app import Companion, serve
 from proxy.process import StartOptions
 from proxy.settings import Settings
 from proxy.workers import Worker
-from tests.support.proxy_process import free_port
+from tests.support.ports import free_port
 
 ONE = Worker(0, 1)
 

@@ -10,7 +10,6 @@ import os
 import re
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import sysconfig
@@ -26,7 +25,7 @@ import aiohttp
 import pytest
 
 from tests.conftest import StartProxy, StartStub
-from tests.support.proxy_process import free_port
+from tests.support.ports import free_port
 
 ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
@@ -204,9 +203,7 @@ def test_command_line_loads_no_heavy_library(installed: Installed) -> None:
 
 async def test_installed_proxy_serves_and_ends(installed: Installed) -> None:
     """`ullage serve --upstream URL`, with no file, becomes live in an empty directory and ends at SIGTERM."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     process = await asyncio.create_subprocess_exec(
         str(installed.scripts / "ullage"),
         *("serve", "--upstream", "http://127.0.0.1:9/v1", "--port", str(port), "--store", "memory"),

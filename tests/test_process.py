@@ -23,7 +23,8 @@ from proxy.telemetry.logs import Logs
 from proxy.workers import Worker
 from tests.conftest import StartStub
 from tests.store.conftest import short_path
-from tests.support.proxy_process import free_port, until
+from tests.support.ports import free_port
+from tests.support.proxy_process import until
 from tests.support.server_fixture import ScriptedServer, listening, raw_answer
 
 __all__ = ["short_path"]

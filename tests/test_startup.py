@@ -18,7 +18,7 @@ from proxy.startup import (
     warn_of_unreachable,
 )
 from proxy.upstream_wiring import open_catalogue
-from tests.store.conftest import free_port
+from tests.support.ports import free_port
 from tests.support.settings_files import UPSTREAM, problems, write_settings
 
 

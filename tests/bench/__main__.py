@@ -31,7 +31,8 @@ from tests.bench.bodies import KINDS, WINDOWS, Kind
 from tests.bench.cpu import cpu_seconds, family, resident_bytes
 from tests.bench.programs import idle, listening, program
 from tests.bench.subjects import Subject, configuration, subjects
-from tests.support.proxy_process import Proxy, free_port
+from tests.support.ports import free_port
+from tests.support.proxy_process import Proxy
 
 START = "start"
 """The kind that is no traffic: what a process costs until it is ready."""

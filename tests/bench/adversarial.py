@@ -26,7 +26,8 @@ from rich.table import Table
 
 from tests.bench.cpu import cpu_seconds, family
 from tests.bench.programs import listening, program
-from tests.support.proxy_process import Proxy, free_port
+from tests.support.ports import free_port
+from tests.support.proxy_process import Proxy
 from tests.support.sample_conversations import prose
 
 WINDOW = 32_768

@@ -32,7 +32,7 @@ from tests.bench.load import Connection
 from tests.bench.overload import Generator
 from tests.bench.programs import idle, listening, program
 from tests.bench.subjects import Subject, relay, started, ullage
-from tests.support.proxy_process import free_port
+from tests.support.ports import free_port
 
 LENGTHS = (1_000, 4_000, 16_000, 64_000, 256_000, 1_000_000)
 """Tokens of a request."""

@@ -28,7 +28,7 @@ from tests.bench.bodies import KINDS, WINDOWS, Kind, session
 from tests.bench.load import Connection
 from tests.bench.programs import command, idle, listening, program
 from tests.bench.subjects import configuration
-from tests.support.proxy_process import free_port
+from tests.support.ports import free_port
 
 QUIET = asyncio.subprocess.DEVNULL
 

@@ -32,7 +32,8 @@ from tests.bench.bodies import CHAT, WINDOWS, Kind, session
 from tests.bench.cpu import cpu_seconds, family
 from tests.bench.load import HEAD
 from tests.bench.programs import listening, program
-from tests.support.proxy_process import Proxy, free_port
+from tests.support.ports import free_port
+from tests.support.proxy_process import Proxy
 
 DEADLINE = 2.0
 """Seconds after which an answer is of no use."""

@@ -24,7 +24,8 @@ from tests.bench.bodies import CHAT, ROOMY, TIGHT, Kind, session
 from tests.bench.cpu import PROC, family
 from tests.bench.load import Connection
 from tests.bench.programs import listening, program
-from tests.support.proxy_process import Proxy, free_port
+from tests.support.ports import free_port
+from tests.support.proxy_process import Proxy
 
 MIB = 2**20
 MOST_PER_100K = 64 * MIB

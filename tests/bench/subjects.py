@@ -22,7 +22,8 @@ import yaml
 from tests.bench.bodies import WINDOWS
 from tests.bench.cpu import family
 from tests.bench.programs import command, listening, program
-from tests.support.proxy_process import Proxy, free_port
+from tests.support.ports import free_port
+from tests.support.proxy_process import Proxy
 
 SLOWEST_START = 120.0
 """Seconds until a neighbour listens; one that imports a great deal takes half a minute."""

@@ -22,7 +22,8 @@ import httpx
 from tests.bench.cpu import cpu_seconds
 from tests.bench.programs import program
 from tests.support.page_scene import Scene, configuration
-from tests.support.proxy_process import Proxy, free_port
+from tests.support.ports import free_port
+from tests.support.proxy_process import Proxy
 
 OFF = {"log": {"level": "error"}, "metrics": False, "advice": False, "page": {"enabled": False}}
 KINDS: dict[str, dict[str, Any]] = {"off": OFF, "on": {}, "on, page open": {}}

@@ -29,7 +29,7 @@ import yaml
 
 import proxy
 from proxy.cli import main
-from tests.support.proxy_process import free_port
+from tests.support.ports import free_port
 from tests.support.sample_conversations import AGENT_TOOLS, agent_session, chat_turn
 
 ROOT = str(Path(proxy.__file__).parent) + os.sep

@@ -17,7 +17,8 @@ from tests.conftest import StartStub
 from tests.stub import Fault, Stub
 from tests.stub.faults import error
 from tests.stub.tokens import request_tokens
-from tests.support.proxy_process import ROOT, free_port
+from tests.support.ports import free_port
+from tests.support.proxy_process import ROOT
 
 
 def settings(url: str, **upstream: Any) -> Settings:

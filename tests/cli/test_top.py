@@ -32,7 +32,8 @@ from proxy.cli.top import (
     read,
 )
 from tests.conftest import StartProxy, StartStub
-from tests.support.proxy_process import Client, free_port
+from tests.support.ports import free_port
+from tests.support.proxy_process import Client
 from tests.support.sample_conversations import agent_session
 
 ROOT = Path(__file__).parents[2]

@@ -23,7 +23,8 @@ import yaml
 
 from tests.conftest import StartProxy, StartStub
 from tests.features.compress.test_feature import conversation
-from tests.support.proxy_process import Proxy, free_port
+from tests.support.ports import free_port
+from tests.support.proxy_process import Proxy
 
 WINDOW = 8_192
 GATEWAY = os.environ.get("ULLAGE_LITELLM", "")

@@ -25,7 +25,8 @@ from proxy.upstream.litellm import OFFLINE
 from tests.conftest import StartProxy, StartStub
 from tests.features.compress.test_feature import conversation
 from tests.helm.test_chart import documents, needs_helm
-from tests.support.proxy_process import ROOT, Proxy, free_port, until
+from tests.support.ports import free_port
+from tests.support.proxy_process import ROOT, Proxy, until
 from tests.support.valkey_groups import six_nodes
 
 EXAMPLES = ROOT / "config" / "examples"

@@ -24,7 +24,8 @@ from proxy.cli.doctor import examine
 from proxy.settings import load
 from tests.conftest import StartProxy
 from tests.support.chat_client import read_chat_stream
-from tests.support.proxy_process import Client, free_port
+from tests.support.ports import free_port
+from tests.support.proxy_process import Client
 from tests.support.sample_conversations import AGENT_TOOLS, agent_round, agent_session, chat_turn
 
 BINARY, MODEL = os.environ.get("ULLAGE_LLAMA_SERVER", ""), os.environ.get("ULLAGE_LLAMA_MODEL", "")

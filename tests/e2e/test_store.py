@@ -14,10 +14,11 @@ from typing import Any
 import pytest
 
 from tests.conftest import StartProxy, StartStub
-from tests.store.conftest import Valkey, free_port
+from tests.store.conftest import Valkey
 from tests.store.test_redis import old_server
 from tests.stub import Answer, Stub, slices
 from tests.support.chat_client import ChatClient
+from tests.support.ports import free_port
 from tests.support.process_inspection import (
     kill_all,
     log_lines,

@@ -19,7 +19,8 @@ import httpx
 import pytest
 
 from tests.support.page_scene import SCENES, Scene, configuration, play
-from tests.support.proxy_process import ROOT, Proxy, free_port, until
+from tests.support.ports import free_port
+from tests.support.proxy_process import ROOT, Proxy, until
 
 pytest.importorskip("selenium", reason="selenium, of the extra 'test', is not installed")
 from selenium.common.exceptions import WebDriverException

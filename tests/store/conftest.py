@@ -21,6 +21,7 @@ import pytest
 
 from proxy.store import Store, open_store
 from proxy.tasks import Tasks
+from tests.support.ports import free_port
 
 STARTED_WITHIN, ANSWERS_WITHIN = 60.0, 60.0
 """Seconds; generous, because the machine may be busy."""
@@ -163,13 +164,6 @@ async def eventually(true: Callable[[], bool], seconds: float = 60.0) -> None:
     while not true():
         assert time.monotonic() < deadline, "it did not come true"
         await asyncio.sleep(0.02)
-
-
-def free_port() -> int:
-    """A loopback port nobody listens on now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 @pytest.fixture

@@ -16,7 +16,8 @@ from proxy.store import Store, StoreMisconfigured, StoreUnsupported, key_names
 from proxy.store.deadlines import OPERATION
 from proxy.store.redis import POOL, RedisBackend
 from proxy.tasks import Tasks
-from tests.store.conftest import Opener, Valkey, eventually, free_port
+from tests.store.conftest import Opener, Valkey, eventually
+from tests.support.ports import free_port
 
 TENANT, ROOT, ROUTE, A = b"t" * 32, b"r" * 16, "openai,gpt-5", b"a" * 16
 

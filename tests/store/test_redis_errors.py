@@ -12,7 +12,8 @@ from redis import exceptions
 from proxy.store import key_names
 from proxy.store.redis_errors import FAULTS, kind_of
 from proxy.store.refusals import BREAKING, REFUSALS
-from tests.store.conftest import Opener, Valkey, eventually, free_port
+from tests.store.conftest import Opener, Valkey, eventually
+from tests.support.ports import free_port
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,6 @@ import asyncio
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -21,17 +20,12 @@ import httpx
 import yaml
 from openai import AsyncOpenAI
 
+from tests.support.ports import free_port
+
 ROOT = Path(__file__).resolve().parents[2]
 WITHOUT_GIGATOKEN = Path(__file__).parent / "without_gigatoken"
 READY_WITHIN = 90.0
 ENDED_WITHIN = 60.0
-
-
-def free_port() -> int:
-    """A TCP port that nothing listened on a moment ago."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 async def until(condition: Callable[[], bool], seconds: float = 60.0) -> None:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import socket
 from collections.abc import AsyncIterator
-from contextlib import ExitStack, asynccontextmanager
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 from tests.store.conftest import Valkey, eventually
+from tests.support.ports import free_port
 
 AT_ONCE = ("--repl-diskless-sync-delay", "0")
 """A replica is given the data as soon as it asks, and not seconds later in case others ask too."""
@@ -26,19 +26,10 @@ class WatchedMaster:
     url: str
 
 
-def free_ports(count: int) -> list[int]:
-    """Different loopback ports that nobody listens on now."""
-    with ExitStack() as opened:
-        probes = [opened.enter_context(socket.socket()) for _ in range(count)]
-        for probe in probes:
-            probe.bind(("127.0.0.1", 0))
-        return [int(probe.getsockname()[1]) for probe in probes]
-
-
 @asynccontextmanager
 async def watched_master(home: Path) -> AsyncIterator[WatchedMaster]:
     """A master and its replica, in step, and one Sentinel that replaces the master half a second after it is gone."""
-    ports = free_ports(3)
+    ports = [free_port() for _ in range(3)]
     master = Valkey(_created_folder(home / "master"), *AT_ONCE, port=ports[0])
     replica = Valkey(_created_folder(home / "replica"), "--replicaof", f"127.0.0.1 {ports[0]}", *AT_ONCE, port=ports[1])
     sentinel = Valkey(_created_folder(home / "sentinel"), port=ports[2])
@@ -62,7 +53,7 @@ async def watched_master(home: Path) -> AsyncIterator[WatchedMaster]:
 @asynccontextmanager
 async def six_nodes(home: Path) -> AsyncIterator[list[Valkey]]:
     """A cluster of three masters and, in the same order, a replica of each; a lost master is replaced in seconds."""
-    servers, ports = [], free_ports(12)
+    servers, ports = [], [free_port() for _ in range(12)]
     for at in range(6):
         settings = ("--cluster-enabled", "yes", "--cluster-port", str(ports[at]), "--cluster-node-timeout", "1000")
         factor = ("--cluster-replica-validity-factor", "0")

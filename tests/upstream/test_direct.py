@@ -13,6 +13,7 @@ from proxy.settings import upstreams
 from proxy.tasks import Tasks
 from proxy.upstream import Bridge, Bridged, Target, Timeouts, Upstreams
 from tests.support.file_descriptors import few_descriptors
+from tests.support.ports import free_port
 from tests.support.server_fixture import ScriptedServer, eventually, listening, raw_answer
 from tests.support.upstream_fixture import ScriptedConnection, read_body, read_into
 
@@ -62,12 +63,12 @@ async def test_an_upstream_that_is_not_there_is_named(url):
         await upstream.close()
 
 
-async def test_a_connection_that_was_refused_is_tried_again():
+async def test_a_connection_that_was_refused_is_tried_again(monkeypatch):
     """An upstream that comes up a moment later gets the request, once."""
-    stage = ScriptedServer()
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        port = taken.getsockname()[1]
+    monkeypatch.setattr(
+        "proxy.upstream.direct._CONNECT_PAUSES", (0.05, *[0.2] * 100)
+    )  # the moment may be long on a busy machine
+    stage, port = ScriptedServer(), free_port()
     upstream = Upstreams([Target("up", f"http://127.0.0.1:{port}")])
     sending = asyncio.ensure_future(upstream.send("up", "POST", "/v1/x", [], b"{}"))
     await asyncio.sleep(0.02)

@@ -1,0 +1,27 @@
+"""Ports for servers that have to be told theirs, and ports on which nobody listens."""
+
+from __future__ import annotations
+
+import itertools
+import random
+import socket
+
+CANDIDATES = range(20_000, 32_000)
+"""Below those that Linux gives to whoever asks for any port: a stub of another test would be taken for the proxy that
+is about to listen, and the looks whether it is ready for the requests of that other test."""
+
+_ports = itertools.cycle(random.sample(CANDIDATES, len(CANDIDATES)))
+
+
+def free_port() -> int:
+    """Return a loopback port that nobody listens on, and that this process is not told again soon."""
+    return next(port for port in _ports if _is_free(port))
+
+
+def _is_free(port: int) -> bool:
+    with socket.socket() as probe:
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError:
+            return False
+    return True
