@@ -43,7 +43,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import assert_never
 
-from proxy.core.compaction.record import Compaction
+from proxy.core.compaction.record import Compaction, CompactionRecord
 from proxy.core.compaction.schedule import CompactionTarget, MaxLoss
 from proxy.core.conversation import FactsMissing, Layout
 from proxy.core.decisions import (
@@ -111,12 +111,12 @@ def as_observed(decision: FinalDecision) -> FinalDecision:
 
 def _before_lookup(measured: MeasuredRequest, policy: Policy) -> Decision:
     target = measured.target
-    if measured.client_compaction and target.is_plain and not measured.parsed.envelope.stored:
+    if measured.client_compaction and is_plain(target) and not measured.parsed.envelope.stored:
         view = client_compaction_view(measured, policy)
         if view is not None:
             return Forward(view)
     is_requested = target.wait_for_summary and target.limit is None
-    if (target.is_plain or is_requested) and not measured.tools_json and is_quiet(measured, policy):
+    if (is_plain(target) or is_requested) and not measured.tools_json and is_quiet(measured, policy):
         # Nothing can have happened to this conversation, nor would it be worth a compaction.
         return Forward(verbatim(measured, None, edits=Edits(nothing_to_fold=is_requested)))
     return NeedRecord()
@@ -124,7 +124,7 @@ def _before_lookup(measured: MeasuredRequest, policy: Policy) -> Decision:
 
 def _after_lookup(measured: MeasuredRequest, policy: Policy, lookup: LookedUp) -> Decision:
     target = measured.target
-    if target.is_plain and lookup.record is None and not measured.tools_json and provider_compacts(measured):
+    if is_left_to_provider(measured, lookup.record):
         return Forward(verbatim(measured, lookup.layout))
     if lookup.requested and not target.dry_run:
         share = lookup.share if target.share is None else target.share
@@ -138,10 +138,7 @@ def _after_lookup(measured: MeasuredRequest, policy: Policy, lookup: LookedUp) -
 def _planned(measured: MeasuredRequest, policy: Policy, lookup: LookedUp, target: CompactionTarget) -> Decision:
     """The next step towards *target*: an existing record is verified, a new compaction needs its block."""
     last = lookup.record.compaction if lookup.record else None
-    compaction, lowered_output = last, None
-    if last is not None or not _is_below_high_mark(measured, policy, target):
-        decided = decided_before(measured, policy, lookup, target)
-        compaction, lowered_output = decided or choose_compaction(measured, policy, lookup.layout, last, target)
+    compaction, lowered_output = choose_compaction(measured, policy, lookup, target)
     edited = bool(measured.tools_json) or lowered_output is not None
     if _exceeds(target.max_loss, compaction, last, edited):
         return TooLossy()
@@ -257,13 +254,22 @@ TIGHTER_TARGETS = (tighter_limit, without_default_reserve, without_addition)
 # What the schedule is asked.
 
 
-def _is_below_high_mark(measured: MeasuredRequest, policy: Policy, target: CompactionTarget) -> bool:
-    """True if no compaction can be due at any boundary: the whole history together stays below the high mark."""
-    if not target.is_plain:
+def is_plain(target: CompactionTarget) -> bool:
+    """True if nothing is required but that the view fits its budget."""
+    return not target.force and target.limit is None
+
+
+def _is_below_high_mark(
+    measured: MeasuredRequest, policy: Policy, layout: Layout, last: Compaction | None, target: CompactionTarget
+) -> bool:
+    """True if no compaction can be due after *last*: a view grows at its end, and there it is below the high mark."""
+    if not is_plain(target):
         return False
-    budget = measured.budget_for(target)
+    history, budget = measured.counts.history, measured.budget_for(target)
+    if last is not None:
+        history = last.view_tokens + layout.sums[-1] - layout.sums[last.boundary]
     high = budget.high(policy.rules.marks, budget.baseline)
-    return budget.quantised_fixed + measured.counts.history <= min(high, budget.ceiling, budget.baseline, budget.input)
+    return budget.quantised_fixed + history <= min(high, budget.ceiling, budget.baseline, budget.input)
 
 
 def is_quiet(measured: MeasuredRequest, policy: Policy) -> bool:
@@ -272,6 +278,13 @@ def is_quiet(measured: MeasuredRequest, policy: Policy) -> bool:
     limit = min(budget.baseline, budget.input)
     quiet = min(budget.quiet(policy.rules.marks, limit), limit)
     return budget.fixed + measured.counts.history <= quiet and budget.reserve <= budget.window // 2
+
+
+def is_left_to_provider(measured: MeasuredRequest, record: CompactionRecord | None) -> bool:
+    """True if the provider shortens the conversation itself: nothing is required here, nor was anything done before."""
+    if record is not None or measured.tools_json or not is_plain(measured.target):
+        return False
+    return provider_compacts(measured)
 
 
 def provider_compacts(measured: MeasuredRequest) -> bool:
@@ -284,9 +297,10 @@ def decided_before(
     measured: MeasuredRequest, policy: Policy, lookup: LookedUp, target: CompactionTarget
 ) -> tuple[Compaction, int] | None:
     """Return the decision of this very request when it came before, with its lowered output figure."""
-    record, budget = lookup.record, measured.budget_for(target)
-    if record is None or not record.lowered_output or not target.is_plain or not _was_compacted_here(lookup):
+    record = lookup.record
+    if record is None or not record.lowered_output or not is_plain(target) or not _was_compacted_here(lookup):
         return None
+    budget = measured.budget_for(target)
     if target.lower_output == "never" or record.lowered_output >= budget.reserve:
         return None
     schedule = measured.schedule(policy, lookup.layout, budget)
@@ -296,12 +310,20 @@ def decided_before(
 
 
 def choose_compaction(
-    measured: MeasuredRequest, policy: Policy, layout: Layout, last: Compaction | None, target: CompactionTarget
+    measured: MeasuredRequest, policy: Policy, lookup: LookedUp, target: CompactionTarget
 ) -> tuple[Compaction | None, int | None]:
     """The newest compaction towards *target*, and the output figure if it is lowered so that nothing is lost.
 
-    *last* itself if nothing new is due, None if nothing ever was.
+    The last compaction itself if nothing new is due, None if nothing ever was.
     """
+    layout, record, last = lookup.layout, lookup.record, None
+    if record is not None:
+        decided = decided_before(measured, policy, lookup, target)
+        if decided is not None:
+            return decided
+        last = record.compaction
+    if _is_below_high_mark(measured, policy, layout, last, target):
+        return last, None
     budget = measured.budget_for(target)
     schedule = measured.schedule(policy, layout, budget)
     compaction = schedule.newest_compaction(last, target)

@@ -123,9 +123,8 @@ def _items_of(measured: MeasuredRequest, layout: Layout, record: CompactionRecor
     if record is None:
         scan, roles = measured.parsed.scan, measured.counts.roles
         return AssembledItems(measured.parsed.body[scan.start : scan.end], roles.system + roles.history, roles)
-    return assemble(
-        measured.original(layout), record.compaction, record.block_with(note), record.edits, measured.read_item
-    )
+    original = measured.original(layout)
+    return assemble(original, record.compaction, record.block, record.edits, measured.read_item, note)
 
 
 def tools_member(measured: MeasuredRequest) -> str:

@@ -208,8 +208,9 @@ class Engine:
             measured = await offload(measured.size, measured.with_facts)
         while True:
             size = measured.size if measured.has_facts else measured.light_size
-            if isinstance(progress, LookedUp) and progress.record is not None:
-                size += progress.record.text_size  # counted, if this process has not seen it before
+            if isinstance(progress, LookedUp) and (record := progress.record) is not None:
+                # What stands in its view only is read, if this process has not seen it before.
+                size += len(record.block) + sum(map(len, record.edits.values()))
             decision = await offload(size, decide, measured, self._policy, progress)
             match decision:
                 case NeedRecord():
@@ -357,18 +358,16 @@ class Engine:
 
     def _unanswered(self, run: Run, delivery: Undelivered) -> Outcome:
         if delivery.refused is not None:
-            report = self._report(run, delivery.refused.view)
-            report = report.with_(outcome="refused", reason="context_length_exceeded")
-            return Refusal(report, delivery.refused.error)
+            return Refusal(self.report(delivery.refused, run), delivery.refused.error)
         first = run.stated_refusal()
         report = self._report(run, first.view)
         if first.is_overflow:
             report = report.with_(outcome="degraded", reason="overflow")
         return Answer(report, first.reply, first.head)
 
-    def report(self, decision: Forward | Reject) -> Report:
-        """The report of *decision*, of which nothing was sent."""
-        report = report_of(decision.view, self._policy)
+    def report(self, decision: Forward | Reject, run: Run | None = None) -> Report:
+        """The report of *decision*, which was not sent: of *run*, or of what was planned only."""
+        report = self._report(run, decision.view) if run else report_of(decision.view, self._policy)
         if isinstance(decision, Reject):
             return report.with_(outcome="refused", reason="context_length_exceeded")
         return report

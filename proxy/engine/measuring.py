@@ -231,9 +231,12 @@ class Measurer:
 
 
 def _client_compaction(reading: CountedBody) -> str:
-    """The client whose own compaction of its conversation a request is, by its words; empty if it is none."""
-    spans, body = reading.scan.spans, reading.body
-    if not spans:
+    """The client whose own compaction of its conversation a request is, by its words; empty if it is none.
+
+    Most requests end with results of tools and nothing else: they wait for the model's next step.
+    """
+    spans, body, items = reading.scan.spans, reading.body, reading.items
+    if not items or (items[-1].answers and not items[-1].user_tokens):
         return ""
     history = reading.roles.assistant > 0
     return compacting_client(reading.envelope, body[slice(*spans[0])], body[slice(*spans[-1])], history)

@@ -12,7 +12,7 @@ from proxy.core.compaction.schedule import CompactionTarget
 from proxy.core.compaction.view import OriginalItems, RenderOptions, same_block, write_texts
 from proxy.core.conversation import Layout
 from proxy.core.decisions import CountedView, LookedUp, MeasuredRequest, NeedBlock, Policy, UncountedView, View, Written
-from proxy.core.planner import provider_compacts
+from proxy.core.planner import is_left_to_provider, provider_compacts
 from proxy.core.request import Request
 from proxy.engine.ports import Cache, Records, Summaries, Summary, SummaryRequest, Version
 from proxy.engine.reading import Reader
@@ -90,15 +90,11 @@ class CompactionRecords:
         layout = await offload(measured.light_size, measured.lay_out)
         record = await self.newest(measured, layout)
         first = record.compaction if record else None
-        if measured.target.dry_run or (record is None and self._is_left_to_provider(measured)):
+        if measured.target.dry_run or is_left_to_provider(measured, record):
             return LookedUp(layout, record, first=first)
         requested = await self._records.pop_request(measured.request.tenant, measured.root_hash(layout))
         share = float(requested) if requested[:1].isdigit() else None
         return LookedUp(layout, record, bool(requested), first, share=share)
-
-    @staticmethod
-    def _is_left_to_provider(measured: MeasuredRequest) -> bool:
-        return measured.target.is_plain and not measured.tools_json and provider_compacts(measured)
 
     async def newest(self, measured: MeasuredRequest, layout: Layout) -> CompactionRecord | None:
         """The newest record on the conversation's prefix hashes: the cached one, unless the store has a newer one.

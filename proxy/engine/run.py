@@ -186,7 +186,49 @@ def report_of(view: View, policy: Policy, **facts: Any) -> Report:
     """The report of *view*, with the *facts* that are known of its sending."""
     if isinstance(view, UncountedView):
         return _uncounted(view, facts)
-    return _counted(view, policy, facts)
+    measured, budget, request = view.measured, view.budget, view.request
+    ratio, counts, edits = measured.known.token_ratio, measured.counts, view.edits
+    envelope, root = measured.parsed.envelope, measured.root_hash(view.layout) if view.layout else b""
+    reserve = edits.lowered_output or budget.reserve
+    beside = counts.beside
+    if counts.fixed != budget.fixed:
+        # As small as they were made: the rest of the fixed part stays as the client sent it.
+        beside = replace(beside, tools=beside.tools - (counts.fixed - budget.fixed))
+    by_region = regions(
+        view.roles,
+        beside,
+        fixed=budget.fixed - counts.roles.system + view.roles.system,
+        summary=view.summary,
+        reserve=reserve,
+    )
+    allocation = policy.rules.allocation
+    members = _base(view, envelope.model, envelope.session, {})
+    members["conversation"] = members["conversation"] or base64.urlsafe_b64encode(root[:12]).decode()
+    members["client_compaction"] = measured.client_compaction
+    members |= facts
+    outcome: Outcome = "verbatim"
+    reason = _counted_reason(view)
+    if not view.observation:
+        outcome = _outcome(request, edited=bool(edits.stages) or not edits.is_verbatim)
+        if budget.history_cap is not None and view.tokens - budget.fixed > budget.history_cap:
+            outcome, reason = "degraded", BUDGET_UNREACHABLE
+    return Report(
+        **members,
+        stream=envelope.stream,
+        outcome=outcome,
+        reason=reason,
+        budget=None if view.known.window is None else int(max(0, budget.input_budget(reserve)) * ratio),
+        tokens_before=int(counts.total * ratio) if edits.record else view.expected_tokens,
+        tokens_after=view.expected_tokens,
+        stages=_all_stages(request, edits.stages) if request.prepared else edits.stages,
+        regions=to_provider_tokens(by_region, ratio),
+        borrowed=to_provider_tokens(borrowed(by_region, allocation, budget.window), ratio) if allocation else {},
+        event=edits.compacted_now,
+        observed=bool(view.observation),
+        files_read=_files_read(view) if measured.has_facts else None,
+        **_newest_part(view),
+        summary_tokens=edits.record.summary_spent if edits.record else 0,
+    )
 
 
 def report_of_local(measured: MeasuredRequest, **facts: Any) -> Report:
@@ -275,52 +317,6 @@ def _uncounted_reason(view: UncountedView) -> str:
     if view.is_off:
         return "off"
     return "" if view.bound else "unknown-window"
-
-
-def _counted(view: CountedView, policy: Policy, facts: dict[str, Any]) -> Report:
-    measured, budget, request = view.measured, view.budget, view.request
-    ratio, counts, edits = measured.known.token_ratio, measured.counts, view.edits
-    envelope, root = measured.parsed.envelope, measured.root_hash(view.layout) if view.layout else b""
-    reserve = edits.lowered_output or budget.reserve
-    beside = counts.beside
-    if counts.fixed != budget.fixed:
-        # As small as they were made: the rest of the fixed part stays as the client sent it.
-        beside = replace(beside, tools=beside.tools - (counts.fixed - budget.fixed))
-    by_region = regions(
-        view.roles,
-        beside,
-        fixed=budget.fixed - counts.roles.system + view.roles.system,
-        summary=view.summary,
-        reserve=reserve,
-    )
-    allocation = policy.rules.allocation
-    members = _base(view, envelope.model, envelope.session, {})
-    members["conversation"] = members["conversation"] or base64.urlsafe_b64encode(root[:12]).decode()
-    members["client_compaction"] = measured.client_compaction
-    members |= facts
-    outcome: Outcome = "verbatim"
-    reason = _counted_reason(view)
-    if not view.observation:
-        outcome = _outcome(request, edited=bool(edits.stages) or not edits.is_verbatim)
-        if budget.history_cap is not None and view.tokens - budget.fixed > budget.history_cap:
-            outcome, reason = "degraded", BUDGET_UNREACHABLE
-    return Report(
-        **members,
-        stream=envelope.stream,
-        outcome=outcome,
-        reason=reason,
-        budget=None if view.known.window is None else int(max(0, budget.input_budget(reserve)) * ratio),
-        tokens_before=int(counts.total * ratio) if edits.record else view.expected_tokens,
-        tokens_after=view.expected_tokens,
-        stages=_all_stages(request, edits.stages) if request.prepared else edits.stages,
-        regions=to_provider_tokens(by_region, ratio),
-        borrowed=to_provider_tokens(borrowed(by_region, allocation, budget.window), ratio) if allocation else {},
-        event=edits.compacted_now,
-        observed=bool(view.observation),
-        files_read=_files_read(view) if measured.has_facts else None,
-        **_newest_part(view),
-        summary_tokens=edits.record.summary_spent if edits.record else 0,
-    )
 
 
 def _counted_reason(view: CountedView) -> str:

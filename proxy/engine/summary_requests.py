@@ -74,7 +74,7 @@ def _warm(
         view = AssembledItems(whole.body[spans[0][0] : spans[-1][1]], sum(item.tokens for item in items))
     else:
         edits = {i: value for i, value in record.edits.items() if i < length}
-        view = assemble(raw, record.compaction, record.block_with(addition.note), edits, measured.read_item)
+        view = assemble(raw, record.compaction, record.block, edits, measured.read_item, addition.note)
     text = envelope.text
     if addition.tokens:
         tools = addition.added_to(measured.tools_json or envelope.value_or_nothing("tools"))

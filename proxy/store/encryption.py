@@ -17,6 +17,7 @@ import os
 import secrets
 import zlib
 from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Final
 
@@ -57,14 +58,8 @@ class Sealer:
         self._own = _Ring(master)
         self._rings = (self._own, *(_Ring(other) for other in others))
         self.names = names or naming_secret(master)
-        self._prefix_keys: LRUCache[bytes, bytes] = LRUCache(_TENANTS)
-
-    def prefix_key(self, tenant: bytes) -> bytes:
-        """The secret (32 bytes) that keys this tenant's prefix hashes."""
-        key = self._prefix_keys.get(tenant)
-        if key is None:
-            key = self._prefix_keys[tenant] = derive(self.names, b"chain", tenant)
-        return key
+        self.prefix_key: Callable[[bytes], bytes] = lru_cache(_TENANTS)(partial(derive, self.names, b"chain"))
+        """Returns the secret (32 bytes) that keys a tenant's prefix hashes."""
 
     def item_key(self) -> bytes:
         """The secret (32 bytes) that proves which items in a request are ours.

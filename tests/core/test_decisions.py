@@ -20,13 +20,6 @@ def test_a_target_changes_the_budget_and_nothing_else() -> None:
     assert added.budget_for(CompactionTarget(keep_addition=False)).fixed == request.budget.fixed - 7
 
 
-def test_only_a_target_that_asks_for_nothing_is_plain() -> None:
-    """Force and a limit are more than fitting."""
-    assert CompactionTarget().is_plain
-    assert not CompactionTarget(force=True).is_plain
-    assert not CompactionTarget(limit=0).is_plain
-
-
 def test_an_anchor_speaks_for_its_own_compaction_only() -> None:
     """What was counted for a prefix says nothing of a view after another compaction, nor of a smaller one."""
     anchor = UsageAnchor(counted=1000, reported=1300, boundary=4)

@@ -144,6 +144,23 @@ def test_a_record_that_still_does_is_used_again() -> None:
     assert not decision.view.edits.compacted_now
 
 
+@pytest.mark.parametrize("later", range(1, 14))
+def test_a_record_still_does_exactly_as_long_as_the_schedule_says_so(later: int) -> None:
+    """What a record says of its view's size is enough to see that nothing new is due."""
+    request = measured(LONG)
+    need = decide(request, PLANNING, looked_up(request))
+    assert isinstance(need, NeedBlock)
+    record = written(request, need).record
+    assert record is not None
+    longer = measured([*LONG, *agent_session(later, 200)[2:]])
+    layout, last = longer.lay_out(), record.compaction
+    schedule = longer.schedule(PLANNING, layout, longer.budget)
+    decision = decide(longer, PLANNING, LookedUp(layout, record, first=last))
+    assert isinstance(decision, Forward) == (schedule.newest_compaction(last) == last)
+    grown = layout.sums[layout.count] - layout.sums[last.boundary]
+    assert schedule.view_tokens(layout.count, last) == last.view_tokens + grown
+
+
 @pytest.mark.parametrize(("max_loss", "messages"), [("none", LONG), ("no_drop", [*chat_turn(1, 9000)[:1]])])
 def test_what_would_lose_too_much_is_said_before_anything_is_written(max_loss: Any, messages: list[Message]) -> None:
     """A model that may not compact, or not clip, gets no view, and no block is asked for."""

@@ -1,4 +1,4 @@
-"""Declared tools: smaller where they leave hardly any room, and what a refusal says of them."""
+"""Declared tools, smaller where they leave hardly any room; the client's own compactions, which end with its prompt."""
 
 from __future__ import annotations
 
@@ -67,6 +67,17 @@ async def test_tools_beyond_their_share_are_shrunk_before_messages_go() -> None:
     assert [t["function"]["name"] for t in _tools_of(plans[0].body)] == [t["function"]["name"] for t in tools]
     without = await Replica().plan(chat_body(agent_session(16, 300), tools=tools), 8192)
     assert "tools" not in without.report.stages
+
+
+async def test_only_what_ends_with_a_prompt_is_a_clients_own_compaction() -> None:
+    """Under a summariser's system text too, a request that ends with a tool's result waits for the next step."""
+    *messages, result = agent_session(3, 50)
+    assert result["role"] == "tool"
+    summariser = [{"role": "system", "content": "You are a context summarization agent."}, *messages[1:], result]
+    waiting = await Replica().plan(chat_body(summariser), WINDOW)
+    prompted = await Replica().plan(chat_body([*summariser, {"role": "user", "content": "Now."}]), WINDOW)
+    assert waiting.report.client_compaction == ""
+    assert prompted.report.client_compaction == "opencode"
 
 
 def _tools_of(body: bytes) -> list[dict[str, Any]]:

@@ -141,17 +141,6 @@ class CompactionRecord(msgspec.Struct, frozen=True, array_like=True):
     summary_length: int = 0
     lowered_output: int = 0
 
-    @property
-    def text_size(self) -> int:
-        """The characters of its block and the bytes of its edited items."""
-        return len(self.block) + sum(map(len, self.edits.values()))
-
-    def block_with(self, note: str) -> str:
-        """The block with *note* as its last line; the block itself if there is no block or no note."""
-        if not self.block or not note:
-            return self.block
-        return f"{self.block}\n{note}"
-
 
 def dump(record: CompactionRecord) -> bytes:
     """The bytes that store *record*."""

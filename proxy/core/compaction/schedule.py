@@ -109,11 +109,6 @@ class CompactionTarget:
     tries: int = 2
     keep_addition: bool = True
 
-    @property
-    def is_plain(self) -> bool:
-        """True if nothing is required but that the view fits its budget."""
-        return not self.force and self.limit is None
-
 
 NO_TARGET: Final = CompactionTarget()
 

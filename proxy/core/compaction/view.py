@@ -395,16 +395,24 @@ def _encodable(text: str) -> str:
 
 
 def assemble(
-    original: OriginalItems, compaction: Compaction, block: str, edits: Mapping[int, bytes], read_item: ReadItem
+    original: OriginalItems,
+    compaction: Compaction,
+    block: str,
+    edits: Mapping[int, bytes],
+    read_item: ReadItem,
+    note: str = "",
 ) -> AssembledItems:
-    """The items of the view: system items, the carrier with the block, then the client's own bytes from the cut on."""
+    """The items of the view: system items, the carrier with the block, then the client's own bytes from the cut on.
+
+    *note* is a line at the end of the block.
+    """
     systems = [index for index in original.layout.systems if index < compaction.cut]
     pieces = [original.item(index) for index in systems]
     own = [original.items[index] for index in systems]
     summary_tokens, start = 0, compaction.cut
     if block:
-        carrier = _carrier(original, compaction)
-        message = _carrier_message(original, compaction, carrier, block, edits)
+        carrier, text = _carrier(original, compaction), "\n".join(filter(None, (block, note)))
+        message = _carrier_message(original, compaction, carrier, text, edits)
         pieces.append(message)
         summary_tokens = read_item(message).tokens
         if carrier >= 0:
