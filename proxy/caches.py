@@ -42,6 +42,9 @@ PLAIN = 700
 M_TRIM_THRESHOLD, M_TOP_PAD, M_MMAP_THRESHOLD = -1, -2, -3
 """Parameters of ``mallopt``: https://www.gnu.org/software/libc/manual/html_node/Malloc-Tunable-Parameters.html"""
 
+PART = 150
+"""Bytes of an injected part of an item."""
+
 K = TypeVar("K")
 V = TypeVar("V")
 
@@ -68,7 +71,7 @@ def items() -> SizedCache[bytes, Item]:
 
 
 def _item_size(item: Item) -> int:
-    size = PLAIN
+    size = PLAIN + PART * len(item.injected)
     if item.facts is not None and item.facts is not UNREAD:
         size += len(item.facts.mentions)
     if len(item.calls) + len(item.answers) > 1:

@@ -96,6 +96,7 @@ def open_engine(
         caches.prefixes(),
         policy.tools,
         settings.server.limits.items,
+        configuration.injected_rules(settings.injected),
     )
     learned = LearnedRoutes(store.records, LRUCache(CACHED_ROUTES), LRUCache(CACHED_LOOKUPS), time.monotonic, notice)
     records = CompactionRecords(reader, store.records, policy, caches.records(), LRUCache(CACHED_LOOKUPS), jobs, spawn)

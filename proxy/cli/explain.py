@@ -13,7 +13,15 @@ from typing import Final
 from rich.console import Console
 from rich.table import Table
 
-from proxy.cli.findings import NO_FINDINGS, Findings, find_paragraphs, find_results, findings_tables, largest
+from proxy.cli.findings import (
+    NO_FINDINGS,
+    Findings,
+    find_paragraphs,
+    find_results,
+    find_skills,
+    findings_tables,
+    largest,
+)
 from proxy.cli.output import figures_table, window_source
 from proxy.core.apis.base import Count
 from proxy.core.apis.envelope import TOOLS
@@ -30,7 +38,7 @@ from proxy.core.tokens.budget import Marks
 from proxy.core.tokens.counting import REGIONS, regions, to_provider_tokens
 from proxy.engine.reading import CountedBody, Reader
 from proxy.offline import offline_engine
-from proxy.settings import Settings
+from proxy.settings import Settings, injected_rules
 from proxy.tokenizers import Tokenizers
 from proxy.upstream_wiring import open_catalogue
 
@@ -154,7 +162,7 @@ async def _counted(
     """Count the client's body and the view's again, item by item."""
     measured = view.measured
     api_format, route = measured.api_format, measured.known.route
-    reader = Reader(tokenizers, {}, {}, {}, {})
+    reader = Reader(tokenizers, {}, {}, {}, {}, injected=injected_rules(settings.injected))
 
     async def count(body: bytes) -> CountedBody:
         located = await reader.located(api_format, TENANT, body)
@@ -195,7 +203,11 @@ def breakdown(fitted: Fitted) -> Breakdown:
         _pairs(ROLES, *roles),
         _pairs(KINDS, *kinds),
         tuple(_stage_effects(fitted)),
-        Findings(find_paragraphs(fitted.measured), largest(find_results(fitted.measured))),
+        Findings(
+            find_paragraphs(fitted.measured),
+            largest(find_results(fitted.measured)),
+            skill_tokens=find_skills(fitted.measured),
+        ),
     )
 
 

@@ -1,4 +1,4 @@
-"""Repeated paragraphs and large fresh results in a measured request, for ``ullage fit`` and ``ullage replay``."""
+"""Repeated paragraphs and skills, and large fresh results in a request, for ``ullage fit`` and ``ullage replay``."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from rich.table import Table
 
 from proxy.cli.output import figures_table
 from proxy.core.decisions import MeasuredRequest
-from proxy.core.waste import RepeatedParagraph, excerpt, fresh_results, repeated_paragraphs
+from proxy.core.waste import RepeatedParagraph, excerpt, fresh_results, repeated_paragraphs, repeated_skills
 
 MOST_SHOWN: Final = 5
 """Paragraphs and results of one request or conversation that are listed."""
@@ -35,6 +35,7 @@ class FreshResult:
 class Findings:
     """The findings of a conversation: repeated paragraphs of its last request, and its largest fresh results.
 
+    ``skill_tokens`` are those of skills in its last request that stood before them.
     ``first_tokens`` are the tokens of its first request by region, ``first_fill`` their share of the window. Tokens are
     the provider's.
     """
@@ -43,13 +44,14 @@ class Findings:
     results: tuple[FreshResult, ...] = ()
     first_tokens: Mapping[str, int] = field(default_factory=dict)
     first_fill: float | None = None
+    skill_tokens: int = 0
 
 
 NO_FINDINGS: Final = Findings()
 
 
 def findings_tables(findings: Sequence[Findings]) -> Iterator[Table]:
-    """Yield a table of the paragraphs that waste most, and one of the largest fresh results; no empty table."""
+    """Yield a table of the paragraphs that waste most, of skills sent again, and of large fresh results; none empty."""
     for title, columns, rows in findings_rows(findings):
         table = figures_table(title, *columns)
         for row in rows:
@@ -66,6 +68,9 @@ def findings_rows(findings: Sequence[Findings]) -> Iterator[tuple[str, tuple[str
             ("times", "tokens too many"),
             [_paragraph_row(row) for row in paragraphs[:MOST_SHOWN]],
         )
+    skills = sum(each.skill_tokens for each in findings)
+    if skills:
+        yield "sent again", ("tokens too many",), [("skills", f"{skills:,}")]
     results = largest([row for each in findings for row in each.results])
     if results:
         yield "largest fresh result", ("tokens", "of the room left"), [_result_row(each) for each in results]
@@ -87,6 +92,12 @@ def find_paragraphs(measured: MeasuredRequest) -> tuple[RepeatedParagraph, ...]:
     ratio = measured.known.token_ratio
     repeated = repeated_paragraphs(_texts(measured), measured.count)
     return tuple(each._replace(wasted=int(each.wasted * ratio)) for each in repeated[:MOST_SHOWN])
+
+
+def find_skills(measured: MeasuredRequest) -> int:
+    """Return the tokens of skills that stood before them, in system text or in an earlier item."""
+    tokens = repeated_skills(measured.parsed.items, measured.counts.beside.injected)
+    return int(tokens * measured.known.token_ratio)
 
 
 def _texts(measured: MeasuredRequest) -> Iterator[str]:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Final
 
 from proxy import settings as configuration
-from proxy.cli.findings import NO_FINDINGS, Findings, FreshResult, find_paragraphs, find_results, largest
+from proxy.cli.findings import NO_FINDINGS, Findings, FreshResult, find_paragraphs, find_results, find_skills, largest
 from proxy.cli.session_files import Message, Session, read_sessions
 from proxy.core.decisions import CountedView, MeasuredRequest, Reject, View
 from proxy.core.errors import UllageError
@@ -219,7 +219,7 @@ class FindingsCollector:
         first = self._first
         tokens = {region: count for region, count in first.regions.items() if region != "reserve"}
         fill = (first.tokens_before or 0) / (first.window or 1)
-        return Findings(find_paragraphs(self._last), self._results, tokens, round(fill, 3))
+        return Findings(find_paragraphs(self._last), self._results, tokens, round(fill, 3), find_skills(self._last))
 
 
 def request_bodies(session: Session, model: str) -> Iterator[bytes]:

@@ -195,6 +195,7 @@ def _as_json(each: Replay) -> Mapping[str, object]:
         "first_fill": findings.first_fill,
         "first_tokens": dict(findings.first_tokens),
         "repeated_paragraphs": [row._asdict() for row in findings.paragraphs],
+        "repeated_skill_tokens": findings.skill_tokens,
         "fresh_results": [asdict(result) for result in findings.results],
     }
 

@@ -106,12 +106,23 @@ UNREAD = cast(ItemFacts, _Unread())
 """The facts of an item that were not read yet: only a compaction needs them. Raises ``FactsMissing`` when used."""
 
 
+class Injected(msgspec.Struct, frozen=True, gc=False):
+    """A part of a text that an agent or a framework injected: its region and its tokens.
+
+    ``digest`` is equal for parts of equal text in the same process.
+    """
+
+    region: str
+    tokens: int
+    digest: int
+
+
 class Item(msgspec.Struct, frozen=True, gc=False):
     """Numbers and names of one item; never its text, because a slice of a body keeps the whole body in memory.
 
     ``tokens`` are counted in the model's encoding. Parts of them: ``media`` cannot be clipped; ``guess`` is a guess
-    (files, audio, images at a URL); ``memory`` was injected by an agent; ``sealed`` must not be edited (signed or
-    encrypted reasoning); ``user_tokens`` are the user's own words beside tool results.
+    (files, audio, images at a URL); ``injected`` was put into it by an agent or a framework; ``sealed`` must not be
+    edited (signed or encrypted reasoning); ``user_tokens`` are the user's own words beside tool results.
 
     ``digest`` (16 bytes) is equal for items of equal meaning, however a client serialises them. ``calls`` are the ids
     of the tool calls in it, ``answers`` those of the calls that it answers, ``facts`` their facts, or ``UNREAD``.
@@ -124,7 +135,7 @@ class Item(msgspec.Struct, frozen=True, gc=False):
     calls: tuple[str, ...] = ()
     answers: tuple[str, ...] = ()
     guess: int = 0
-    memory: int = 0
+    injected: tuple[Injected, ...] = ()
     sealed: int = 0
     user_tokens: int = 0
     facts: ItemFacts | None = None

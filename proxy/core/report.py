@@ -324,8 +324,8 @@ FIELDS: Final[tuple[Field, ...]] = (
               doc="A window that a request asked for is not shown.",
               amount=lambda r, _: {r.source: r.window} if r.window and r.source != "request" else None),)),
     Field("regions", "regions",
-          "The view's tokens by region: `system`, `tools`, `format`, `memory`, `summary`, `user`, `assistant`, `tool`; "
-          "and `reserve`, the room for the answer.", metrics=(Metric(
+          "The view's tokens by region: `system`, `tools`, `format`, `memory`, `skills`, `knowledge`, `related`, "
+          "`summary`, `user`, `assistant`, `tool`; and `reserve`, the room for the answer.", metrics=(Metric(
         "ullage_region_tokens_total",
         "Input tokens that went upstream, by region, and the room kept for answers (reserve).", ("model",), ("region",),
         own=None, doc="Of counted requests only.",
@@ -409,7 +409,8 @@ FIELDS: Final[tuple[Field, ...]] = (
         known=("fresh_result", "fresh_results", "repeated_message", "repeated_result", "listing"),
         doc="Fresh tool results that take more than 30 % of the room left, alone (`fresh_result`) and together "
             "(`fresh_results`); at each compaction messages and results that repeat earlier ones (`repeated_message`, "
-            "`repeated_result`) and listings of 500 tokens and more (`listing`)."),)),
+            "`repeated_result`), skills that were sent before (`skill`), and listings of 500 tokens and more "
+            "(`listing`)."),)),
 )
 # fmt: on
 """Every field of a report, in the order of the log line."""

@@ -17,6 +17,7 @@ import zlib
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
+from operator import attrgetter
 from typing import Any, Final
 
 import msgspec
@@ -25,7 +26,8 @@ from msgspec.structs import replace
 from proxy.core.apis.json_edit import JSON_BEGINNINGS, quoted, spare_tokens
 from proxy.core.apis.json_scan import elements, members
 from proxy.core.apis.json_steps import decode
-from proxy.core.conversation import NO_FACTS, Call, Item, ItemFacts, ItemText, Result, WrittenResult
+from proxy.core.conversation import NO_FACTS, Call, Injected, Item, ItemFacts, ItemText, Result, WrittenResult
+from proxy.core.waste import repeated_skills
 
 OPENING = 20
 """Characters of a result by which a quotation of it is recognised."""
@@ -167,12 +169,15 @@ _SHORT_RESULT: Final = 200
 """Bytes of a result that may well be there twice, such as a word that something worked."""
 
 
-def needless_items(items: Sequence[Item]) -> dict[str, int]:
-    """Return tokens that a client could do without: messages and results that repeat earlier ones, long listings.
+def needless_items(items: Sequence[Item], system: Sequence[Injected] = ()) -> dict[str, int]:
+    """Return tokens that a client could do without: repeated messages, results and skills, and long listings.
 
-    Raises ``FactsMissing`` if the facts of calls and results were not read.
+    *system* are the injected parts of the system text before the items. Raises ``FactsMissing`` if the facts of calls
+    and results were not read.
     """
     tokens = {"repeated_message": _repeated_messages(items), "repeated_result": 0, "listing": 0}
+    if system or any(map(_INJECTED, items)):
+        tokens["skill"] = repeated_skills(items, system)
     seen: set[int] = set()
     for pair in pairs_of(items, 0, len(items)):
         item, result = items[pair.index], pair.result
@@ -185,6 +190,9 @@ def needless_items(items: Sequence[Item]) -> dict[str, int]:
             tokens["listing"] += size
         seen.add(result.digest)
     return {kind: count for kind, count in tokens.items() if count}
+
+
+_INJECTED = attrgetter("injected")
 
 
 def _repeated_messages(items: Sequence[Item]) -> int:

@@ -1,4 +1,4 @@
-"""Repeated paragraphs and large new results, which fill a window without need.
+"""Repeated paragraphs and skills, and large new results, which fill a window without need.
 
 A paragraph ends at an empty line. A tool result is fresh in the first request that it stands in: from then on the model
 has read it, and what it holds could still have been asked for in a narrower way.
@@ -7,9 +7,10 @@ has read it, and what it holds could still have been asked for in a narrower way
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import chain
 from typing import Final, NamedTuple
 
-from proxy.core.conversation import Item
+from proxy.core.conversation import Injected, Item
 
 LARGE: Final = 0.30
 """Share of the room left from which fresh results are worth a warning, each alone or all together."""
@@ -67,6 +68,23 @@ def repeated_paragraphs(texts: Iterable[str], count: Callable[[str], int]) -> li
     occurrences = [(text, number) for text, number in times.items() if number > 1]
     repeated = [RepeatedParagraph(excerpt(text), number, (number - 1) * count(text)) for text, number in occurrences]
     return sorted(repeated, key=lambda each: -each.wasted)
+
+
+def repeated_skills(items: Sequence[Item], system: Sequence[Injected]) -> int:
+    """Return the tokens of skills in *items* that stood before them, or in the *system* text.
+
+    A message that is repeated as a whole is no matter of skills.
+    """
+    tokens = 0
+    seen = {part.digest for part in system if part.region == "skills"}
+    messages = {item.digest: item.injected for item in items if item.injected}
+    for part in chain.from_iterable(messages.values()):
+        if part.region != "skills":
+            continue
+        if part.digest in seen:
+            tokens += part.tokens
+        seen.add(part.digest)
+    return tokens
 
 
 def excerpt(text: str) -> str:

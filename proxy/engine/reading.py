@@ -14,10 +14,10 @@ from xxhash import xxh3_128
 from proxy.core.apis.base import ApiFormat
 from proxy.core.apis.envelope import SYSTEM, TOOLS, Envelope, read_envelope
 from proxy.core.apis.json_scan import MOST_ITEMS, Scan, Span, extend, scan
-from proxy.core.conversation import EMPTY_LAYOUT, UNREAD, Item, Layout, lay_out, linked_size, prefix_hashes
+from proxy.core.conversation import EMPTY_LAYOUT, UNREAD, Injected, Item, Layout, lay_out, linked_size, prefix_hashes
 from proxy.core.errors import InvalidRequest
-from proxy.core.tokens.counting import NOTHING, Members, RoleTotals, add_up, injected_memories
-from proxy.core.tokens.media import Meter, prices
+from proxy.core.tokens.counting import NO_RULES, NOTHING, InjectedRules, Members, RoleTotals, add_up
+from proxy.core.tokens.media import Meter, injected_in, prices
 from proxy.core.tokens.tools import reads_declarations, tools_tokens
 from proxy.core.tool_calls import facts_of, join_written_results, with_written_call, with_written_result
 from proxy.core.tool_table import NO_TOOLS, ToolMap
@@ -152,9 +152,11 @@ class Reader:
         prefixes: Cache[bytes, CachedPrefix],
         tools: ToolMap = NO_TOOLS,
         most: int = MOST_ITEMS,
+        injected: InjectedRules = NO_RULES,
     ) -> None:
         self.tools = tools
         self.most = most
+        self._injected = injected
         self._counter = counter
         self._items = items
         self._envelopes = envelopes
@@ -262,8 +264,8 @@ class Reader:
         envelope, count = located.envelope, self.count(encoding, model)
         tokens = self._sizes_of(scope, envelope.counted(), encoding, model)
         tools, system = (sum(tokens.get(key, 0) for key in keys) for keys in (TOOLS, SYSTEM))
-        memories = sum(self._memory_tokens(scope, text, count) for text in envelope.texts.values())
-        return CountedMembers(located.envelope_name, tokens, Members(tools, system, memories))
+        injected = [part for text in envelope.texts.values() for part in self._injected_parts(scope, text, count)]
+        return CountedMembers(located.envelope_name, tokens, Members(tools, system, tuple(injected)))
 
     def _cache_prefix(
         self,
@@ -304,7 +306,7 @@ class Reader:
                     known[text] = size
             return size
 
-        return Meter(counted, prices(model))
+        return Meter(counted, prices(model), self._injected)
 
     def recount(self, encoding: str, tenant: bytes, model: str = "") -> Meter:
         """As ``count``, for texts of this tenant that come again: what is long is counted once."""
@@ -319,7 +321,7 @@ class Reader:
                 size = self._sizes[name] = self._counter.count(encoding, text)
             return size
 
-        return Meter(counted, prices(model))
+        return Meter(counted, prices(model), self._injected)
 
     def view_item(self, api_format: ApiFormat, encoding: str, tenant: bytes, model: str, raw: bytes) -> Item:
         """The item *raw*, which stands in a view only, without facts: the same one comes again with every request."""
@@ -393,14 +395,13 @@ class Reader:
             sizes[key] = size
         return sizes
 
-    def _memory_tokens(self, scope: Any, text: str, count: Meter) -> int:
-        """Tokens of the injected memories in a system *text*; looked for once in each text."""
-        name = name_in(scope, f"memory\0{text}".encode())
-        size = self._sizes.get(name)
-        if size is None:
-            memories = injected_memories(text)
-            size = self._sizes[name] = count(memories) if memories else 0
-        return size
+    def _injected_parts(self, scope: Any, text: str, count: Meter) -> tuple[Injected, ...]:
+        """The injected parts of a system *text*, looked for once in each text: an item stands for it in the cache."""
+        name = name_in(scope, f"injected\0{text}".encode())
+        item = self._items.get(name)
+        if item is None:
+            item = self._items[name] = Item("system", 0, 0, b"", injected=injected_in(text, count))
+        return item.injected
 
 
 class PrefixHasher:

@@ -349,7 +349,7 @@ def _newest_part(view: CountedView) -> dict[str, Any]:
             break
         fresh, largest = fresh + item.tokens, max(largest, item.tokens)
     large = LARGE * (view.budget.input - counts.total + fresh)
-    waste = needless_items(items) if view.edits.compacted_now else {}
+    waste = needless_items(items, counts.beside.injected) if view.edits.compacted_now else {}
     members: dict[str, Any] = {}
     if 0 < large < fresh:
         waste["fresh_results"] = fresh

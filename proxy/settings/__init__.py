@@ -2,6 +2,7 @@
 
 from proxy import version
 from proxy.settings.compression import Compression, Stages
+from proxy.settings.injected import injected_rules
 from proxy.settings.load import Overrides, load
 from proxy.settings.packaged_data import (
     ModelFacts,
@@ -35,6 +36,7 @@ __all__ = [
     "Telemetry",
     "Timeouts",
     "Upstream",
+    "injected_rules",
     "is_loopback",
     "load",
     "model_table",

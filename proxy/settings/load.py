@@ -8,6 +8,7 @@ from typing import Any, Final, cast
 
 from pydantic import ValidationError
 
+from proxy.settings.injected import with_file as with_marks_file
 from proxy.settings.problems import Path, Problem, SettingsError, key_name
 from proxy.settings.setting_keys import SettingKeys
 from proxy.settings.settings import Settings, bad_references
@@ -54,7 +55,8 @@ def load(
     settings = _validated(source, keys, model)
     if source.problems or settings is None:
         raise SettingsError(sorted(source.problems, key=lambda problem: (problem.file, problem.line or 0)))
-    return settings.model_copy(update={"tools": with_file(settings.tools, folder)})
+    own = {"tools": with_file(settings.tools, folder), "injected": with_marks_file(settings.injected, folder)}
+    return settings.model_copy(update=own)
 
 
 def _validated(source: Source, keys: SettingKeys, model: type[Settings]) -> Settings | None:

@@ -19,6 +19,7 @@ from proxy.settings.field_types import (
     Section,
     raise_problems,
 )
+from proxy.settings.injected import InjectedTexts
 from proxy.settings.problems import Path
 from proxy.settings.server import Server, Store
 from proxy.settings.tools import Tools
@@ -76,6 +77,7 @@ class Settings(Section):
     models: tuple[Model, ...] = Field(default=(), description="First match wins; no match is as *.")
     compression: Compression = Compression()
     tools: Tools = Tools()
+    injected: InjectedTexts = InjectedTexts()
     summaries: Summaries = Summaries()
     telemetry: Telemetry = Telemetry()
     overflow_rules: tuple[OverflowRule, ...] = Field(

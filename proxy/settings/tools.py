@@ -6,14 +6,13 @@ import re
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, Field, ValidationError
+from pydantic import AfterValidator, Field
 
 from proxy.core.tool_calls import TextToolFormat
 from proxy.core.tool_table import Keys, Kind, TodoRules, Tool, ToolMap, WorkRules
 from proxy.settings.field_types import FilePath, Section, SplitText
 from proxy.settings.packaged_data import packaged
-from proxy.settings.problems import Problem, SettingsError, key_name
-from proxy.settings.yaml_source import parse_inline, read_yaml
+from proxy.settings.yaml_source import parse_inline, read_table
 
 Names = Annotated[tuple[str, ...], SplitText]
 
@@ -131,7 +130,7 @@ def with_file(tools: Tools, folder: Path) -> Tools:
     """Return *tools* merged over its own file, whose relative path starts at *folder*. Raises ``SettingsError``."""
     if tools.file is None:
         return tools
-    table = merged(_read(folder / tools.file), tools)
+    table = merged(read_table(folder / tools.file, ToolTable, FILE), tools)
     parts = {name: getattr(table, name) for name in ToolTable.model_fields}
     return Tools(file=tools.file, **parts)
 
@@ -159,21 +158,6 @@ def _merged_work(below: WorkNames, above: WorkNames) -> WorkNames:
         checks=above.checks or below.checks,
         changes=above.changes or below.changes,
     )
-
-
-def _read(file: Path) -> ToolTable:
-    source = read_yaml(file, {})
-    problems = list(source.problems)
-    try:
-        table = ToolTable.model_validate(source.values)
-    except ValidationError as error:
-        for detail in error.errors(include_url=False, include_input=False):
-            origin = source.origin(detail["loc"])
-            remedy = "Write it in the shape of the packaged tools.yaml."
-            problems.append(Problem(origin.file, origin.line, key_name(detail["loc"]), detail["msg"], remedy))
-    if problems:
-        raise SettingsError(problems)
-    return table
 
 
 def _tool(rule: ToolRule) -> Tool:

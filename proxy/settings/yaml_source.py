@@ -13,11 +13,14 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path as FilePath
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import yaml
+from pydantic import BaseModel, ValidationError
 
 from proxy.settings.problems import Path, Problem, SettingsError, key_name
+
+M = TypeVar("M", bound=BaseModel)
 
 MOST_VALUES: Final = 20_000
 """Values of one file at most: aliases can make a few lines expand into billions. Real files have some hundred."""
@@ -102,6 +105,23 @@ def read_yaml(file: FilePath, environ: Mapping[str, str]) -> Source:
         raise SettingsError([problem])
     source.values = _ValueBuilder(source, environ).build(node, ())
     return source
+
+
+def read_table(file: FilePath, model: type[M], packaged: str) -> M:
+    """Return the data in *file*, which has the shape of the file *packaged*. Raises ``SettingsError``."""
+    source = read_yaml(file, {})
+    problems = list(source.problems)
+    try:
+        table = model.model_validate(source.values)
+    except ValidationError as error:
+        for detail in error.errors(include_url=False, include_input=False):
+            origin = source.origin(detail["loc"])
+            remedy = f"Write it in the shape of the packaged {packaged}."
+            problems.append(Problem(origin.file, origin.line, key_name(detail["loc"]), detail["msg"], remedy))
+        raise SettingsError(problems) from None
+    if problems:
+        raise SettingsError(problems)
+    return table
 
 
 def read_failure(error: OSError | UnicodeDecodeError) -> str:

@@ -86,6 +86,22 @@ async def test_system_text_counts_as_such_in_every_member(api: str) -> None:
     assert "format" not in shown.kinds
 
 
+async def test_skills_are_a_region_and_one_sent_again_is_named() -> None:
+    """The configured marks count, and the tokens of a skill that stood before it have a table of their own."""
+    skill = f"# Recipes\n\n{prose(5, 90)}"
+    messages = [
+        {"role": "system", "content": skill},
+        {"role": "user", "content": f"Cook.\n{skill}"},
+    ]
+    settings = Settings.model_validate({"injected": {"skills": {"headings": ["recipes"]}}})
+    shown = breakdown(await fit_request(settings, chat_body(messages), window=20_000))
+    assert shown.regions["skills"] == (2 * count_tokens(skill), 2 * count_tokens(skill))
+    assert shown.findings.skill_tokens == count_tokens(skill)
+    out = io.StringIO()
+    render(shown, Console(file=out, width=200))
+    assert "sent again" in out.getvalue()
+
+
 async def test_each_stage_has_its_line() -> None:
     """Shrunk tools and clipped items have lines with the tokens saved and the number touched."""
     tools = [tool(f"tool_{n}", prose(n, 300), path="Path.") for n in range(9)]

@@ -2,8 +2,17 @@
 
 from __future__ import annotations
 
-from proxy.core.conversation import Item
-from proxy.core.waste import EXCERPT, SHORTEST, FreshResults, excerpt, fresh_results, paragraphs, repeated_paragraphs
+from proxy.core.conversation import Injected, Item
+from proxy.core.waste import (
+    EXCERPT,
+    SHORTEST,
+    FreshResults,
+    excerpt,
+    fresh_results,
+    paragraphs,
+    repeated_paragraphs,
+    repeated_skills,
+)
 
 RULE = "Run the tests before you say that it works. " * 6
 OTHER = "Name the file and the line of what you changed. " * 6
@@ -53,3 +62,22 @@ def test_fresh_results_stand_at_the_end() -> None:
 def test_without_room_there_is_no_share() -> None:
     """A request that was too long without its results says nothing of them."""
     assert FreshResults(((0, 10),), -5).share(10) == 0.0
+
+
+SKILL, LIST, NOTE = Injected("skills", 300, 1), Injected("skills", 50, 2), Injected("memory", 80, 3)
+
+
+def given(digest: bytes, *injected: Injected) -> Item:
+    return Item("user", 400, 0, digest, injected=injected)
+
+
+def test_a_skill_that_was_sent_before_is_one_too_many() -> None:
+    """R000.15: all but the first of equal skills count, those of system text included; memories are no skills."""
+    assert repeated_skills([given(b"a", SKILL, NOTE), given(b"b", LIST), given(b"c", NOTE)], ()) == 0
+    assert repeated_skills([given(b"a", SKILL), given(b"b", NOTE, SKILL), given(b"c", SKILL, LIST)], ()) == 600
+    assert repeated_skills([given(b"a", SKILL), given(b"b", LIST)], (LIST, NOTE)) == 50
+
+
+def test_a_message_that_is_repeated_is_no_repeated_skill() -> None:
+    """What is counted as a repeated message is not counted again."""
+    assert repeated_skills([given(b"a", SKILL), given(b"a", SKILL)], ()) == 0

@@ -195,3 +195,56 @@ async def test_a_refusal_blames_large_system_text_wherever_it_stands(api: str) -
     plan = await Replica().plan(json.dumps(api_formats.request_body(api, messages)).encode(), WINDOW, api=api)
     assert plan.error is not None
     assert "system messages" in plan.error.message
+
+
+SKILL = f"Base directory for this skill: /skills/tables\n\n# Tables\n\n{prose(11, 150)}"
+
+
+@pytest.mark.parametrize("api", ["chat", "messages", "responses", "gemini"])
+async def test_what_agents_inject_are_regions_of_their_own(api: str) -> None:
+    """R003.4: skills, knowledge and related results in system text and messages are counted apart from these."""
+    system = f"You are careful.\n\n<available_skills>\n{prose(12, 80)}\n</available_skills>\n"
+    asked = f"# Related issues\n\n{prose(13, 60)}\n\n# Task\n\n<knowledge>{prose(14, 70)}</knowledge>\nFix the table."
+    messages = [
+        {"role": "system", "content": system},
+        {"role": "user", "content": asked},
+        {"role": "assistant", "content": "I read the skill."},
+        {"role": "user", "content": SKILL},
+    ]
+    body = json.dumps(api_formats.request_body(api, messages)).encode()
+    plan = await Replica().plan(body, WINDOW, api=api)
+    found = plan.report.regions
+    assert found["skills"] == pytest.approx(count_tokens(system) + count_tokens(SKILL) - 4, abs=8)
+    assert found["related"] == pytest.approx(count_tokens(prose(13, 60)), abs=8)
+    assert found["knowledge"] == pytest.approx(count_tokens(prose(14, 70)), abs=8)
+    assert sum(found.values()) - found["reserve"] == plan.report.tokens_after
+
+
+async def test_a_skill_beside_the_result_of_a_tool_is_no_part_of_the_result() -> None:
+    """Claude Code sends the text of a loaded skill in the message that answers the call for it."""
+    loaded = [{"type": "tool_result", "tool_use_id": "t1", "content": "Launching skill: tables"}]
+    messages = [
+        {"role": "user", "content": "Fix the table."},
+        {
+            "role": "assistant",
+            "content": [{"type": "tool_use", "id": "t1", "name": "Skill", "input": {"skill": "tables"}}],
+        },
+        {"role": "user", "content": [*loaded, {"type": "text", "text": SKILL}]},
+    ]
+    body = json.dumps({"model": "m", "max_tokens": 300, "messages": messages}).encode()
+    found = (await Replica().plan(body, WINDOW, api="messages")).report.regions
+    assert found["skills"] == count_tokens(SKILL)
+    assert found["tool"] < 60
+
+
+async def test_a_skill_that_is_sent_again_is_waste() -> None:
+    """R000.15: a compaction counts a skill that stood in an earlier message, and not the first one."""
+    session = agent_session(25, 300)
+    once = [*session[:-1], {"role": "user", "content": f"{SKILL}"}]
+    plan = await Replica().plan(chat_body(once), WINDOW)
+    assert plan.report.event
+    assert "skill" not in plan.report.waste
+    session[1] = {**session[1], "content": f"{session[1]['content']}\n{SKILL}"}
+    again = [*session[:-1], {"role": "user", "content": f"Go on.\n{SKILL}"}]
+    plan = await Replica().plan(chat_body(again), WINDOW)
+    assert plan.report.waste["skill"] == count_tokens(SKILL)

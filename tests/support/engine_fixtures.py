@@ -28,6 +28,7 @@ from proxy.core.overflow.classify import Classifier
 from proxy.core.report import Report
 from proxy.core.request import Mode, Options, Request
 from proxy.core.tokens.budget import Marks, Shares
+from proxy.core.tokens.counting import InjectedRules
 from proxy.core.tool_table import ToolMap
 from proxy.engine.engine import Engine
 from proxy.engine.features import Feature, Features
@@ -41,7 +42,8 @@ from proxy.engine.retries import Retries
 from proxy.engine.run import report_of
 from proxy.engine.token_counts import CountedBy, TokenCounts
 from proxy.engine.upstream_calls import CallSettings, UpstreamCalls
-from proxy.settings import Settings, overflow_rules, tool_map
+from proxy.settings import Settings, injected_rules, overflow_rules, tool_map
+from proxy.settings.injected import InjectedTexts
 from proxy.settings.tools import Tools
 from proxy.tasks import Faults, Tasks, ignore_failure
 from proxy.tokenizers import Tokenizers
@@ -91,6 +93,12 @@ def count_tokens(text: str) -> int:
 def tool_map_of_package() -> ToolMap:
     """The packaged table of tools."""
     return tool_map(Tools())
+
+
+@functools.cache
+def packaged_marks() -> InjectedRules:
+    """The packaged marks of injected texts."""
+    return injected_rules(InjectedTexts())
 
 
 class DictRecords:
@@ -212,7 +220,7 @@ class Replica:
         self.book = records or DictRecords()
         self.records: MutableMapping[tuple[str, bytes], CompactionRecord] = {}
         self.policy = policy = replace(policy, tools=tool_map_of_package())
-        self.reader = reader = Reader(tokenizers(), {}, {}, {}, {}, tool_map_of_package())
+        self.reader = reader = Reader(tokenizers(), {}, {}, {}, {}, tool_map_of_package(), injected=packaged_marks())
         self.learned = LearnedRoutes(self.book, {}, {}, time.monotonic)
         self.catalogue = catalogue = catalogue or Catalogue([ModelRule("*", "stub")], {}, "stub")
         self.faults = faults = faults or Faults()

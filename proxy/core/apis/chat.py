@@ -25,8 +25,7 @@ from proxy.core.apis.json_edit import (
 from proxy.core.apis.json_steps import ONE_CALL, decode
 from proxy.core.conversation import Item, ItemText, Role
 from proxy.core.errors import InvalidRequest
-from proxy.core.tokens.counting import injected_memories
-from proxy.core.tokens.media import is_guess, is_media, part_tokens, prices_of
+from proxy.core.tokens.media import injected_in, is_guess, is_media, part_tokens, prices_of
 
 API = "chat"
 
@@ -106,10 +105,8 @@ def _read(message: dict[str, Any], count: Count, large: bool) -> Item:
     calls = tuple(name for call in called if (name := _call_id(call)))
     answered = _answered(message)
     answers = (answered,) if answered else ()
-    memory = 0
-    if role in ("system", "user") and (memories := injected_memories(_content_text(message))):
-        memory = count(memories)
-    return Item(role, text + media, media, digest(message, large=large), calls, answers, guess, memory)
+    injected = injected_in(_content_text(message), count) if role in ("system", "user") else ()
+    return Item(role, text + media, media, digest(message, large=large), calls, answers, guess, injected)
 
 
 def _weigh(message: dict[str, Any], called: Sequence[dict[str, Any]], count: Count) -> tuple[int, int, int]:

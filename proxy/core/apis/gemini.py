@@ -36,8 +36,7 @@ from proxy.core.apis.json_steps import ONE_CALL, decode, dismantle
 from proxy.core.apis.portable import SIGNATURES
 from proxy.core.conversation import Item, ItemText, Role
 from proxy.core.errors import InvalidRequest
-from proxy.core.tokens.counting import injected_memories
-from proxy.core.tokens.media import Prices, is_guess, opaque_tokens, part_tokens, prices_of
+from proxy.core.tokens.media import Prices, injected_in, is_guess, opaque_tokens, part_tokens, prices_of
 
 API = "gemini"
 
@@ -141,11 +140,8 @@ def _read(content: dict[str, Any], count: Count, large: bool) -> Item:
     for key, value in content.items():
         if key not in ("role", "parts") and value:
             weight.text += count(quoted(value))
-    user_tokens = memory = 0
-    if role == "tool":
-        user_tokens = sum(map(count, _texts(parts)))
-    elif role == "user" and (memories := injected_memories("\n".join(_texts(parts)))):
-        memory = count(memories)
+    texts = [] if role == "assistant" else [*_texts(parts)]
+    user_tokens = sum(map(count, texts)) if role == "tool" else 0
     unsigned = {**content, "role": content.get("role") or "user", "parts": [_unsigned(part) for part in parts]}
     return Item(
         role,
@@ -155,7 +151,7 @@ def _read(content: dict[str, Any], count: Count, large: bool) -> Item:
         _names(parts, "call"),
         _names(parts, "result"),
         weight.guess,
-        memory=memory,
+        injected=injected_in("\n".join(texts), count) if texts else (),
         sealed=weight.sealed,
         user_tokens=user_tokens,
     )

@@ -14,7 +14,7 @@ import msgspec
 
 from proxy.core.apis.json_steps import ONE_CALL, dismantle, encode_in_steps
 from proxy.core.conversation import HASH_BYTES, Item, Role
-from proxy.core.tokens.counting import injected_memories
+from proxy.core.tokens.media import injected_in
 
 Count = Callable[[str], int]
 
@@ -53,13 +53,11 @@ def text_message(
 
 def text_item(message: Mapping[str, Any], role: Role, text: str, frame: int, count: Count) -> Item:
     """Return the item of a *message* that is only *text*; *frame* are the tokens of its role and separators."""
-    memory = 0
-    if role != "assistant" and (memories := injected_memories(text)):
-        memory = count(memories)
+    injected = () if role == "assistant" else injected_in(text, count)
     plain: dict[str, Any] = {"content": [{"text": text, "type": "text"}], "role": message["role"]}
     if "type" in message:
         plain["type"] = message["type"]
-    return Item(role, frame + count(text), 0, _digest(plain, large=False), memory=memory)
+    return Item(role, frame + count(text), 0, _digest(plain, large=False), injected=injected)
 
 
 def digest(item: dict[str, Any], *, large: bool = False) -> bytes:

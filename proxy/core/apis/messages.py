@@ -29,8 +29,7 @@ from proxy.core.apis.json_edit import (
 from proxy.core.apis.json_steps import ONE_CALL, decode, dismantle
 from proxy.core.conversation import Item, ItemText, Role
 from proxy.core.errors import InvalidRequest
-from proxy.core.tokens.counting import injected_memories
-from proxy.core.tokens.media import is_guess, opaque_tokens, part_tokens, prices_of
+from proxy.core.tokens.media import injected_in, is_guess, opaque_tokens, part_tokens, prices_of
 
 API = "messages"
 
@@ -114,11 +113,8 @@ def _read(message: dict[str, Any], count: Count, large: bool) -> Item:
             answers.append(str(block["tool_use_id"]))
     _weigh_members(message, weight, count)
     role = _role(message, blocks)
-    user_tokens = memory = 0
-    if role == "tool":
-        user_tokens = sum(count(text) for text in _user_texts(blocks))
-    elif role != "assistant" and (memories := injected_memories("\n".join(_user_texts(blocks)))):
-        memory = count(memories)
+    texts = [] if role == "assistant" else [*_user_texts(blocks)]
+    user_tokens = sum(map(count, texts)) if role == "tool" else 0
     return Item(
         role,
         weight.total,
@@ -127,7 +123,7 @@ def _read(message: dict[str, Any], count: Count, large: bool) -> Item:
         tuple(calls),
         tuple(answers),
         weight.guess,
-        memory=memory,
+        injected=injected_in("\n".join(texts), count) if texts else (),
         sealed=weight.sealed,
         user_tokens=user_tokens,
     )

@@ -31,8 +31,7 @@ from proxy.core.apis.json_scan import members
 from proxy.core.apis.json_steps import ONE_CALL, decode
 from proxy.core.conversation import Item, ItemText, Role
 from proxy.core.errors import InvalidRequest
-from proxy.core.tokens.counting import injected_memories
-from proxy.core.tokens.media import Prices, is_guess, is_media, opaque_tokens, part_tokens, prices_of
+from proxy.core.tokens.media import Prices, injected_in, is_guess, is_media, opaque_tokens, part_tokens, prices_of
 
 API = "responses"
 
@@ -121,9 +120,7 @@ def _read(value: dict[str, Any], count: Count, large: bool) -> Item:
     sealed = opaque
     if kind not in _PLAIN and not kind.endswith("_output"):
         sealed += text
-    memory = 0
-    if role in ("system", "user") and (memories := injected_memories("\n".join(_words(value)))):
-        memory = count(memories)
+    injected = injected_in("\n".join(_words(value)), count) if role in ("system", "user") else ()
     return Item(
         role,
         text + media + opaque,
@@ -132,7 +129,7 @@ def _read(value: dict[str, Any], count: Count, large: bool) -> Item:
         calls=_call_ids(value) if role == "assistant" else (),
         answers=_answered(value) if role == "tool" else (),
         guess=guess + opaque,
-        memory=memory,
+        injected=injected,
         sealed=sealed,
     )
 

@@ -9,6 +9,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from functools import lru_cache, partial
 
+from proxy.core.tokens.counting import INJECTED
+
 DEFAULT_RESERVE = 16_384
 """Tokens kept for an answer if neither the request nor the model's own output limit states less."""
 
@@ -270,6 +272,9 @@ class Allocation:
     system: float = 0.0
     tools: float = 0.0
     memory: float = 0.0
+    skills: float = 0.0
+    knowledge: float = 0.0
+    related: float = 0.0
     summary: float = 0.0
     recent: float = 0.0
     older: float = 0.0
@@ -293,8 +298,8 @@ class Allocation:
         return window - sum(self.tokens(part, window) for part in PARTS)
 
     def for_tools(self, window: int, others: int) -> int:
-        """Return the tokens for tools once the history lends nothing, beside *others* (system, memories, format)."""
-        lent = self.tokens("system", window) + self.tokens("memory", window) - others
+        """Return the tokens for tools once the history lends nothing, beside *others* (system, injected, format)."""
+        lent = sum(self.tokens(part, window) for part in ("system", *INJECTED)) - others
         return self.tokens("tools", window) + max(0, lent) + self.spare(window)
 
     def for_block(self, window: int, fixed: int) -> int:
@@ -308,7 +313,7 @@ class Allocation:
 
     def _lent(self, window: int, fixed: int) -> int:
         """Return what the fixed parts and the spare tokens lend to the history."""
-        own = sum(self.tokens(part, window) for part in ("system", "tools", "memory"))
+        own = sum(self.tokens(part, window) for part in ("system", "tools", *INJECTED))
         return max(0, own - fixed) + self.spare(window)
 
 
@@ -325,7 +330,7 @@ def used(regions: Mapping[str, int], allocation: Allocation, window: int) -> dic
     return {
         "system": regions.get("system", 0) + regions.get("format", 0),
         "tools": regions.get("tools", 0),
-        "memory": regions.get("memory", 0),
+        **{name: regions.get(name, 0) for name in INJECTED},
         "summary": regions.get("summary", 0),
         "recent": recent,
         "older": history - recent,

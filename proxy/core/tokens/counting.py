@@ -1,18 +1,22 @@
-"""Totals of tokens by role and by region of a view; finds the memories that an agent injected into texts."""
+"""Totals of tokens by role and by region of a view; finds what an agent or a framework injected into texts."""
 
 from __future__ import annotations
 
+import heapq
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 
-from proxy.core.conversation import Item, Role
+from proxy.core.conversation import Injected, Item, Role
 
-REGIONS = ("system", "tools", "format", "memory", "summary", "user", "assistant", "tool", "reserve")
+INJECTED = ("memory", "skills", "knowledge", "related")
+"""Regions of texts that an agent or a framework injected into system text or into a user item, by their source."""
+
+REGIONS = ("system", "tools", "format", *INJECTED, "summary", "user", "assistant", "tool", "reserve")
 """Every region; no two of them overlap.
 
-``system``: system items and the members ``system`` and ``instructions``. ``memory``: texts that an agent injected into
-these or into a user item. ``format``: the response format and the frame of the answer. ``summary``: the block.
+``system``: system items and the members ``system`` and ``instructions``. ``format``: the response format and the frame
+of the answer. ``summary``: the block.
 """
 
 HISTORY: tuple[Role, ...] = ("user", "assistant", "tool")
@@ -22,7 +26,7 @@ HISTORY: tuple[Role, ...] = ("user", "assistant", "tool")
 class RoleTotals:
     """Tokens of the first ``count`` items by role; ``media`` are those of images, sound and files.
 
-    ``memories`` are the tokens of injected memories in system items and in user items; they are part of the role's.
+    ``injected`` are those of injected texts by role and region; they are part of the role's.
     """
 
     count: int = 0
@@ -31,7 +35,7 @@ class RoleTotals:
     assistant: int = 0
     tool: int = 0
     media: int = 0
-    memories: tuple[int, int] = (0, 0)
+    injected: Mapping[tuple[Role, str], int] = field(default_factory=dict)
 
     @property
     def history(self) -> int:
@@ -45,26 +49,31 @@ NOTHING = RoleTotals()
 def add_up(items: Sequence[Item], known: RoleTotals = NOTHING) -> RoleTotals:
     """Return the totals of *items*, continued from those of a prefix of them; costs O(new)."""
     roles: dict[Role, int] = {"system": known.system, "user": known.user, "assistant": known.assistant}
-    roles["tool"], media = known.tool, known.media
-    system_memories, user_memories = known.memories
+    roles["tool"], media, injected = known.tool, known.media, known.injected
     for item in items[known.count :]:
         roles[item.role] += item.tokens
         media += item.media
-        if item.role == "system":
-            system_memories += item.memory
-        else:
-            user_memories += item.memory
-    memories = (system_memories, user_memories)
-    return RoleTotals(len(items), roles["system"], roles["user"], roles["assistant"], roles["tool"], media, memories)
+        if item.injected:
+            injected = _with_parts(injected, item)
+    return RoleTotals(len(items), roles["system"], roles["user"], roles["assistant"], roles["tool"], media, injected)
+
+
+def _with_parts(injected: Mapping[tuple[Role, str], int], item: Item) -> Mapping[tuple[Role, str], int]:
+    """Return *injected* with the injected parts of *item*."""
+    sums = dict(injected)
+    for part in item.injected:
+        key = (item.role, part.region)
+        sums[key] = sums.get(key, 0) + part.tokens
+    return sums
 
 
 @dataclass(frozen=True, slots=True)
 class Members:
-    """Tokens of the members beside the items; ``memories`` are those of ``system`` that an agent injected."""
+    """Tokens of the members beside the items; ``injected`` are the injected parts of ``system``."""
 
     tools: int = 0
     system: int = 0
-    memories: int = 0
+    injected: tuple[Injected, ...] = ()
 
 
 def regions(items: RoleTotals, members: Members, *, fixed: int, summary: int, reserve: int) -> dict[str, int]:
@@ -73,19 +82,23 @@ def regions(items: RoleTotals, members: Members, *, fixed: int, summary: int, re
     *fixed* are the tokens of all but the history: *members*, system items, the frame of the answer. Without the
     reserve, the regions add up to the view's tokens.
     """
-    system_memories, user_memories = items.memories
-    system_memories += members.memories
     tokens = {
-        "system": items.system + members.system - system_memories,
+        "system": items.system + members.system,
         "tools": members.tools,
         "format": fixed - items.system - members.system - members.tools,
-        "memory": system_memories + user_memories,
+        **dict.fromkeys(INJECTED, 0),
         "summary": summary,
-        "user": items.user - user_memories,
+        "user": items.user,
         "assistant": items.assistant,
         "tool": items.tool,
         "reserve": reserve,
     }
+    for (role, region), size in items.injected.items():
+        tokens[role] -= size
+        tokens[region] += size
+    for part in members.injected:
+        tokens["system"] -= part.tokens
+        tokens[part.region] += part.tokens
     return {name: count for name, count in tokens.items() if count > 0}
 
 
@@ -96,76 +109,143 @@ def to_provider_tokens(regions: Mapping[str, int], factor: float) -> dict[str, i
     return {name: int(tokens * factor) for name, tokens in regions.items()}
 
 
-# Blocks of memories are recognised by their headings and tags; only reports depend on them. A block extends from a
-# heading ``Memories`` or ``Memory`` to the next heading of that level or above, or from an opening to a closing tag.
-_OPENING = re.compile(
-    r"^(?P<level>#{1,6})[ \t]*(?:\w+[ \t]+)?memor(?:y|ies)[ \t]*:?[ \t]*$"
-    r"|<(?P<tag>memory|memories|user_?memories|memory_blocks|relevant_memories)>",
-    re.IGNORECASE | re.MULTILINE,
-)
-_WORD = "memor"
-"""A part of every opening."""
+# Injected texts are recognised by headings, tags and lines (config/injected.yaml); only reports depend on them.
 
-_BEFORE = len("<relevant_")
-"""Characters between the beginning of a tag and the word, at most."""
-
-_LOWER = {ord(letter): letter.lower() for letter in "EMOR"}
+MOST_PARTS = 64
+"""Injected parts of one text that are looked for: each is counted."""
 
 _UNCLOSED = 64
 """Spellings of tags without an end after which no further tag is read: each costs a search to the text's end."""
 
-_HEADING = re.compile(r"^(#{1,6})[ \t]*\S", re.MULTILINE)
+_HEADING = re.compile(r"(#{1,6})[ \t]+\S")
+
+_NEVER = re.compile(r"(?!)")
 
 
-def injected_memories(text: str) -> str:
-    """Return the injected memories in *text*, their headings and tags included; empty if there are none."""
-    if _WORD not in text.lower():
-        return ""
-    return "\n".join(text[start:end] for start, end in _memory_blocks(text))
+@dataclass(frozen=True, slots=True)
+class InjectedMarks:
+    """How the injected texts of one region begin.
 
-
-def _memory_blocks(text: str) -> Iterator[tuple[int, int]]:
-    """Yield the beginning and the end of each block of memories."""
-    at = 0
-    unclosed: set[str] = set()
-    folded = text.lower()
-    if len(folded) != len(text):  # some letters have more characters in lower case
-        folded = text.translate(_LOWER)
-    while (opening := _opening(text, folded, at)) is not None:
-        tag = opening["tag"]
-        if tag:
-            at = _end_of_tag(text, opening.end(), tag, unclosed)
-        else:
-            at = _end_of_section(text, opening.end(), len(opening["level"]))
-        yield opening.start(), at
-
-
-def _opening(text: str, folded: str, at: int) -> re.Match[str] | None:
-    """Return the first opening from *at* on; *folded* is *text* in lower case.
-
-    Only lines with its word are matched: a search by the pattern alone takes 16 ms for each MB.
+    A heading of ``headings`` (one other word may stand before it) begins a part that ends at the next heading of its
+    level or above. A tag of ``tags`` begins one that its closing tag ends. ``lines`` are beginnings of lines, each with
+    the text that ends its part; an empty one stands for the end of the text.
     """
-    while (word := folded.find(_WORD, at)) >= 0:
-        line = text.rfind("\n", at, word) + 1 or at
-        tag = text.rfind("<", max(line, word - _BEFORE), word)
-        match = _OPENING.match(text, line)
-        if match is None and tag >= 0:
-            match = _OPENING.match(text, tag)
-        if match is not None:
-            return match
-        at = word + 1
-    return None
+
+    headings: tuple[str, ...] = ()
+    tags: tuple[str, ...] = ()
+    lines: Mapping[str, str] = field(default_factory=dict)
+
+
+Opening = tuple[int, re.Match[str] | None, str]
+"""A mark in a text: where it begins, its match, and the mark itself if it is the beginning of a line."""
+
+
+class InjectedRules:
+    """The compiled marks of all regions. A mark that stands under two regions belongs to the later one.
+
+    A text has a part only if ``tag`` or ``heading`` (behind the end of a line) finds something, or if it holds one of
+    ``lines``.
+    """
+
+    def __init__(self, marks: Mapping[str, InjectedMarks]) -> None:
+        self._headings = {_folded(name): region for region, each in marks.items() for name in each.headings}
+        self._tags = {name.lower(): region for region, each in marks.items() for name in each.tags}
+        self.lines = {line: (region, end) for region, each in marks.items() for line, end in each.lines.items()}
+        # Each pattern begins with a literal, which the matcher finds fast: 0.4 and 1.5 ms for each MB of text.
+        self.tag, self.heading = _tag_pattern(self._tags), _heading_pattern(self._headings)
+
+    def parts(self, text: str) -> Iterator[tuple[str, int, int]]:
+        """Yield region, beginning and end of each injected part of *text*; none overlaps another. Linear in time."""
+        at = found = 0
+        unclosed: set[str] = set()
+        text = f"\n{text}"
+        for opening in heapq.merge(*self._openings(text), key=lambda each: each[0]):
+            start = opening[0]
+            if start < at:
+                continue
+            region, end = self._part(text, opening, unclosed)
+            if end:
+                yield region, start - 1, end - 1
+                at, found = end, found + 1
+            if found == MOST_PARTS:
+                return
+
+    def _openings(self, text: str) -> Iterator[Iterator[Opening]]:
+        """Yield for each kind of mark its openings in *text*, in order."""
+        yield ((match.start(), match, "") for match in self.tag.finditer(text))
+        yield ((match.start() + 1, match, "") for match in self.heading.finditer(text))
+        for line in self.lines:
+            yield _line_openings(text, line)
+
+    def _part(self, text: str, opening: Opening, unclosed: set[str]) -> tuple[str, int]:
+        """Return the region of the part that *opening* begins, and its end; 0 if it begins none."""
+        start, match, line = opening
+        if match is None:
+            region, ending = self.lines[line]
+            return region, _end_of_line_part(text, start, ending)
+        if "tag" in match.groupdict():
+            return self._tags[match["tag"].lower()], _end_of_tag(text, match.end(), match["tag"], unclosed)
+        name = _folded(match["name"])
+        region = self._headings.get(name) or self._headings.get(name.partition(" ")[2], "")
+        if not region:  # spelled with a letter that equals one of the heading's only for the pattern
+            return "", 0
+        return region, _end_of_section(text, match.end(), len(match["level"]))
+
+
+def _folded(name: str) -> str:
+    """Return *name* without case, with one space between two words."""
+    return " ".join(name.casefold().split())
+
+
+def _tag_pattern(tags: Mapping[str, str]) -> re.Pattern[str]:
+    """Return the pattern of an opening tag of *tags*, which may have attributes."""
+    if not tags:
+        return _NEVER
+    initials = re.escape("".join(sorted({letter for tag in tags for letter in (tag[0], tag[0].upper())})))
+    attributes = r"[ \t][^<>\n]{0,200}"
+    return re.compile(f"<(?=[{initials}])(?P<tag>{_any_of(tags)})(?:{attributes})?>", re.IGNORECASE | re.ASCII)
+
+
+def _heading_pattern(headings: Mapping[str, str]) -> re.Pattern[str]:
+    """Return the pattern of a heading of *headings* behind the end of a line."""
+    if not headings:
+        return _NEVER
+    names = _any_of(headings).replace("\\ ", r"[ \t]+")
+    name = rf"(?P<name>(?:\w+[ \t]+)?(?:{names}))"
+    return re.compile(rf"\n(?P<level>#{{1,6}})[ \t]*{name}[ \t]*:?[ \t]*(?=\r?\n|\Z)", re.IGNORECASE)
+
+
+def _any_of(names: Mapping[str, str]) -> str:
+    return "|".join(map(re.escape, sorted(names, key=len, reverse=True)))
+
+
+def _line_openings(text: str, line: str) -> Iterator[Opening]:
+    """Yield an opening for each line of *text* that begins with *line*."""
+    start = text.find(f"\n{line}")
+    while start >= 0:
+        yield start + 1, None, line
+        start = text.find(f"\n{line}", start + 1)
+
+
+def _end_of_line_part(text: str, start: int, ending: str) -> int:
+    """Return the end of the part that a line at *start* begins: behind *ending*, or the end of the text."""
+    if not ending:
+        return len(text)
+    end = text.find(ending, start)
+    if end < 0:
+        return len(text)
+    return end + len(ending)
 
 
 def _end_of_tag(text: str, start: int, tag: str, unclosed: set[str]) -> int:
-    """Return the end of the block that *tag* opens; a tag without an end opens none and is added to *unclosed*."""
+    """Return the end of the part that *tag* opens; 0 for a tag without an end, which is added to *unclosed*."""
     if tag in unclosed or len(unclosed) >= _UNCLOSED:
-        return start
+        return 0
     closing = f"</{tag}>"
     end = text.find(closing, start)
     if end < 0:
         unclosed.add(tag)
-        return start
+        return 0
     return end + len(closing)
 
 
@@ -177,3 +257,13 @@ def _end_of_section(text: str, start: int, level: int) -> int:
         if heading is not None and len(heading[1]) <= level:
             return at
     return len(text)
+
+
+def injected_parts(text: str, rules: InjectedRules, count: Callable[[str], int]) -> tuple[Injected, ...]:
+    """Return the injected parts of *text* by *rules*, counted by *count*."""
+    pieces = ((region, text[start:end].strip()) for region, start, end in rules.parts(text))
+    return tuple(Injected(region, count(piece), hash(piece)) for region, piece in pieces)
+
+
+NO_RULES = InjectedRules({})
+"""Rules that find nothing."""

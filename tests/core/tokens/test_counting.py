@@ -2,35 +2,38 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterator
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.core.conversation import Item
-from proxy.core.tokens import counting
+from proxy.core.conversation import Injected, Item
 from proxy.core.tokens.counting import (
     HISTORY,
+    INJECTED,
+    MOST_PARTS,
+    NO_RULES,
     REGIONS,
+    InjectedMarks,
+    InjectedRules,
     Members,
     RoleTotals,
     add_up,
-    injected_memories,
     regions,
     to_provider_tokens,
 )
+from proxy.core.tokens.media import DEFAULT_PRICES, Meter, injected_in
+from tests.support.linear_time import is_linear
 
 sizes = st.integers(0, 500)
 items = st.lists(
     st.builds(
-        lambda role, tokens, media, counting: Item(
-            role, tokens + media + counting, media, b"", memory=counting if role in ("system", "user") else 0
+        lambda role, tokens, media, region, part: Item(
+            role, tokens + media + part, media, b"", injected=(Injected(region, part, part),)
         ),
         st.sampled_from(["system", *HISTORY]),
         sizes,
         sizes,
+        st.sampled_from(INJECTED),
         sizes,
     ),
     max_size=20,
@@ -50,82 +53,129 @@ def test_totals_continue_from_a_prefix(given_items: list[Item], at: int) -> None
 def test_regions_add_up_to_the_view(given_items: list[Item], tools: int, system: int, rest: int, summary: int) -> None:
     """The regions without the reserve are the view's tokens; each has a name of the list."""
     kept = add_up(given_items)
-    members = Members(tools, system, system // 2)
+    members = Members(tools, system, (Injected("skills", system // 2, 0),))
     found = regions(kept, members, fixed=kept.system + tools + system + rest, summary=summary, reserve=77)
     assert found.keys() <= set(REGIONS)
     assert found.pop("reserve") == 77
     assert sum(found.values()) == kept.system + kept.history + tools + system + rest + summary
 
 
-def test_memories_are_taken_out_of_the_role_they_stand_in() -> None:
-    """Injected memories are a region of their own, in system and in user items."""
-    totals = RoleTotals(3, 100, 60, 0, 0, 0, (30, 20))
+def test_what_is_injected_is_taken_out_of_the_role_it_stands_in() -> None:
+    """Injected texts are regions of their own, in system text, in user items and beside results of tools."""
+    totals = RoleTotals(3, 100, 60, 0, 30, 0, {("system", "memory"): 30, ("user", "skills"): 20, ("tool", "skills"): 5})
     found = regions(totals, Members(), fixed=100, summary=0, reserve=0)
-    assert found == {"system": 70, "memory": 50, "user": 40}
-    members = Members(system=50, memories=10)
-    assert regions(totals, members, fixed=150, summary=0, reserve=0) == {"system": 110, "memory": 60, "user": 40}
-    assert to_provider_tokens(found, 1.5) == {"system": 105, "memory": 75, "user": 60}
+    assert found == {"system": 70, "memory": 30, "skills": 25, "user": 40, "tool": 25}
+    members = Members(system=50, injected=(Injected("memory", 10, 1), Injected("knowledge", 5, 2)))
+    found = regions(totals, members, fixed=150, summary=0, reserve=0)
+    assert found == {"system": 105, "memory": 40, "knowledge": 5, "skills": 25, "user": 40, "tool": 25}
+    assert to_provider_tokens(found, 2.0) == {name: 2 * tokens for name, tokens in found.items()}
 
+
+MARKS = {
+    "memory": InjectedMarks(("memory", "memories"), ("memory", "memories")),
+    "skills": InjectedMarks(("skills", "loaded skills"), ("skill", "available_skills"), {"Base of this skill:": ""}),
+    "knowledge": InjectedMarks(("knowledge base",), ("documents",), {"Context is below.": "Given the context"}),
+    "related": InjectedMarks(("related issues",), ("related",)),
+}
+RULES = InjectedRules(MARKS)
 
 BLOCK = "# Memories\n\n## Priority Context\n- tabs, never spaces\n\n## Previous Sessions\n[May] moved the parser\n"
+
+
+def parts_of(text: str) -> list[tuple[str, str]]:
+    """Region and text of each injected part of *text*."""
+    return [(region, text[start:end]) for region, start, end in RULES.parts(text)]
 
 
 @pytest.mark.parametrize(
     ("text", "found"),
     [
-        (f"You are an agent.\n\n{BLOCK}# Rules\nBe brief.", BLOCK),
-        (BLOCK, BLOCK),
-        ("## User memory:\nlikes tea\n# Rules", "## User memory:\nlikes tea\n"),
-        ("a <memory>likes tea</memory> b <memories>x</memories>", "<memory>likes tea</memory>\n<memories>x</memories>"),
-        ("a <memory> that nobody closes", "<memory>"),
-        ("My memories of that file are hazy. # Memories are made of this.", ""),
-        ("#include <memory>\nint main() {}", "<memory>"),
-        ("", ""),
+        (f"You are an agent.\n\n{BLOCK}# Rules\nBe brief.", [("memory", BLOCK)]),
+        (BLOCK, [("memory", BLOCK)]),
+        ("## User memory:\nlikes tea\n# Rules", [("memory", "## User memory:\nlikes tea\n")]),
+        ("a <memory>likes tea</memory> b <memories>x</memories>",
+         [("memory", "<memory>likes tea</memory>"), ("memory", "<memories>x</memories>")]),
+        ("a <memory> that nobody closes", []),
+        ("My memories of that file are hazy. # Memories are made of this.", []),
+        ("#include <memory>\nint main() {}", []),
+        ("", []),
+        ("### Loaded Skills\nuse tabs\n### End", [("skills", "### Loaded Skills\nuse tabs\n")]),
+        ('x <skill name="a/b">do</skill> y', [("skills", '<skill name="a/b">do</skill>')]),
+        ("<available_skills>\n<skill>a</skill>\n# Memory\n</available_skills> z",
+         [("skills", "<available_skills>\n<skill>a</skill>\n# Memory\n</available_skills>")]),
+        ("<skills>no such tag</skills><skillet>x</skillet>", []),
+        ("Launched.\nBase of this skill: /a\n# Title\nDo it.",
+         [("skills", "Base of this skill: /a\n# Title\nDo it.")]),
+        ("The Base of this skill: is no beginning of a line", []),
+        ("Context is below.\n---\nfacts\n---\nGiven the context, answer.",
+         [("knowledge", "Context is below.\n---\nfacts\n---\nGiven the context")]),
+        ("# Knowledge  Base\nfacts\n## Related issues:\n#12",
+         [("knowledge", "# Knowledge  Base\nfacts\n## Related issues:\n#12")]),
+        ("# Knowledge base\nfacts\n# Related Issues\n#12",
+         [("knowledge", "# Knowledge base\nfacts\n"), ("related", "# Related Issues\n#12")]),
+        ("# Memor\u0131es\n# \u017fkills\nx", [("skills", "# \u017fkills\nx")]),
     ],
 )  # fmt: skip
-def test_memories_are_found_by_heading_and_tag(text: str, found: str) -> None:
-    """A block is its heading or tag and what belongs to it; talk of memories is none."""
-    assert injected_memories(text) == found
+def test_injected_texts_are_found_by_heading_tag_and_line(text: str, found: list[tuple[str, str]]) -> None:
+    """A part is its mark and what belongs to it; talk of memories or skills is none."""
+    assert parts_of(text) == found
 
 
-@given(st.text(alphabet="#m <memory>/\nx", max_size=200))
-def test_memories_are_a_part_of_the_text(text: str) -> None:
-    """For any text, the memories consist of pieces of it in their order."""
-    at = 0
-    for line in injected_memories(text).split("\n"):
-        at = text.index(line, at) + len(line)
+def test_parts_are_counted_and_named() -> None:
+    """Each part has its tokens, and equal parts have equal names; a text without a mark is not even cut apart."""
+    meter = Meter(len, DEFAULT_PRICES, RULES)
+    skill = "<skill>use tabs</skill>"
+    first, second, other = injected_in(f"{skill} and {skill} and <skill>b</skill>", meter)
+    assert first == second == Injected("skills", len(skill), first.digest)
+    assert other.digest != first.digest
+    assert injected_in("Use the skill of reading.", meter) == ()
+    assert injected_in(skill, len) == ()
 
 
-def test_a_long_text_costs_little() -> None:
-    """A megabyte of headings or of opened tags is searched in one pass."""
-    assert len(injected_memories("# Memories\n" + "## x\n" * 200_000)) == 11 + 5 * 200_000
-    assert injected_memories("<memory>" * 120_000) == "\n".join(["<memory>"] * 120_000)
+@pytest.mark.parametrize(
+    ("before", "repeated", "after"),
+    [
+        ("# Memories\n", "## x\n", ""),
+        ("", "<memory>", ""),
+        ("", "<skill>a</skill>", ""),
+        ("", "# Skills\n", ""),
+        ("", "#", ""),
+        ("\n# ", "skills ", ""),
+        ("\n#", " ", "skills"),
+        ("", "<skill ", ""),
+        ("", "Base of this skill:\n", ""),
+    ],
+)
+def test_a_long_text_costs_little(before: str, repeated: str, after: str) -> None:
+    """A text that is made to be expensive is searched in one pass, and a bounded number of its parts is counted."""
+
+    def search(size: int) -> int:
+        return len(parts_of(before + repeated * (size // len(repeated)) + after))
+
+    assert search(100_000) <= MOST_PARTS
+    assert is_linear(search, 250_000)
 
 
 PIECES = (
-    *("# memory", "## Memories:", "# my memories \n", "\n", "<memory>", "</memory>", "<user_memories>"),
-    *("</user_memories>", "<Relevant_Memories>", "</relevant_memories>", "#", "###### x", "\n# a", "\n## b", " ", "\t"),
-    *("memory", "x", "\u0130", "<", "> ", "MEMORY", "<usermemories>", "memor", "\u017f", "\r"),
+    *("# memory", "## Memories:", "# my memories \n", "\n", "<memory>", "</memory>", "<skill>", "</skill>"),
+    *("<Skill a=1>", "</Skill>", "<related>", "</related>", "#", "###### x", "\n# a", "\n## b", " ", "\t"),
+    *("memory", "x", "\u0130", "<", "> ", "MEMORY", "\nBase of this skill:", "Context is below.", "Given the context"),
+    *("\u017fkills", "\r", "# skills\r\n", "# \u212anowledge base\n", "# loaded skills"),
 )
 
 
 @given(st.lists(st.sampled_from(PIECES), max_size=14).map("".join))
-def test_what_is_found_is_what_the_patterns_find(text: str) -> None:
-    """The lines with the word are all that the patterns could find anything on."""
-    assert injected_memories(text) == "\n".join(text[start:end] for start, end in searched(text))
-
-
-def searched(text: str) -> Iterator[tuple[int, int]]:
-    """The blocks of *text*, by a search of all of it."""
+def test_parts_are_pieces_of_the_text_in_their_order(text: str) -> None:
+    """For any text the parts are pieces of it that do not overlap; the quick look misses none of them."""
     at = 0
-    unclosed: set[str] = set()
-    heading = re.compile(r"^(#{1,6})[ \t]*\S", re.MULTILINE)
-    while opening := counting._OPENING.search(text, at):
-        if opening["tag"]:
-            at = counting._end_of_tag(text, opening.end(), opening["tag"], unclosed)
-        else:
-            ends = (
-                each.start() for each in heading.finditer(text, opening.end()) if len(each[1]) <= len(opening["level"])
-            )
-            at = next(ends, len(text))
-        yield opening.start(), at
+    for region, start, end in RULES.parts(text):
+        assert region in INJECTED
+        assert at <= start < end <= len(text)
+        at = end
+    assert bool(injected_in(text, Meter(len, DEFAULT_PRICES, RULES))) == bool(at)
+
+
+def test_no_rules_find_nothing() -> None:
+    """Without marks no text has a part."""
+    assert list(NO_RULES.parts(BLOCK)) == []
+    assert injected_in(BLOCK, Meter(len, DEFAULT_PRICES)) == ()
