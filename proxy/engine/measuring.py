@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import replace
 from functools import partial
 
@@ -208,7 +209,7 @@ class Measurer:
         name = (tenant, route.name, text, target)  # nothing of one tenant times another
         shrunk = self._shrunk_tools.get(name)
         if shrunk is None:
-            count = self._reader.count_tools(route.encoding, route.model)
+            count = functools.cache(self._reader.count_tools(route.encoding, route.model))
             smaller = shrink_tools(text.encode(), target, count).decode()
             shrunk = self._shrunk_tools[name] = (smaller, count(smaller))
         smaller, tokens = shrunk

@@ -243,7 +243,7 @@ class Reader:
         """
         prefix, spans, measure = located.cached_prefix, located.scan.spans, _measure(encoding, model)
         seen = _items_seen(prefix, located.scan, measure)
-        count = self.count(encoding, model)
+        count = self.count(encoding, model, tenant)
         scope = scope_of(tenant, api_format.API, measure)
         items = seen + self._read_items(api_format, count, scope, located.body, spans[len(seen) :])
         if any(item.role == "user" for item in items[len(seen) :]):
@@ -292,12 +292,15 @@ class Reader:
         located.hasher.file(self._prefixes, cached)
         return cached
 
-    def count(self, encoding: str, model: str = "") -> Meter:
-        """Counts text in *encoding*, and knows what media cost with *model*."""
+    def count(self, encoding: str, model: str = "", tenant: bytes | None = None) -> Meter:
+        """Counts text in *encoding*, media as *model* prices them; a ``LARGE`` text of *tenant* as ``recount`` does."""
         known: dict[str, int] = {}
+        recounted = None if tenant is None else self.recount(encoding, tenant, model)
 
         def counted(text: str) -> int:
             if len(text) > SHORT:
+                if recounted is not None and len(text) >= LARGE:
+                    return recounted(text)
                 return self._counter.count(encoding, text)
             size = known.get(text)
             if size is None:
@@ -459,7 +462,7 @@ def with_facts(api_format: ApiFormat, item: Item, raw: bytes, count: Callable[[s
 def _read_numbers(api_format: ApiFormat, raw: bytes, count: Callable[[str], int], tools: ToolMap) -> Item:
     """The item of one slice, with the facts of its calls and results left unread. Raises ``InvalidRequest``."""
     item = api_format.read_item(raw, count)
-    if item.calls or (item.role == "tool" and item.answers):
+    if (item.role == "assistant" and item.calls) or (item.role == "tool" and item.answers):
         return replace(item, facts=UNREAD)
     return with_facts(api_format, item, raw, count, tools)
 

@@ -165,7 +165,8 @@ class CompactionRecords:
             summary = Summary("", before.summary_length, before.summary_spent, before.summary_by)
         else:
             summary = await self._summary(measured, need) or Summary("", 0, 0)
-        count = self._reader.count(measured.known.route.encoding, measured.known.route.model)
+        route = measured.known.route
+        count = self._reader.count(route.encoding, route.model, measured.request.tenant)
         options = RenderOptions(count, self._policy.tools)
         block, edits = await offload(measured.size, write_texts, original, compaction, options, before, summary.text)
         record = CompactionRecord(

@@ -359,14 +359,14 @@ def chosen(names: list[str], apis: list[str]) -> Iterator[tuple[Shape, str]]:
                 yield shape, api
 
 
-async def run(sizes: list[int], names: list[str], apis: list[str], limit: float) -> list[Row]:
-    """A row for each body."""
+async def run(sizes: list[int], names: list[str], apis: list[str], limit: float, *, fast: bool = True) -> list[Row]:
+    """A row for each body. Unless *fast*, tiktoken counts even if gigatoken is installed."""
     direct = free_port()
     upstream = f"http://127.0.0.1:{direct}/v1"
     models = [{"name": "m", "upstream": "mock", "context_window": WINDOW, "tokenizer": "o200k_base"}]
     config = {"upstreams": [{"name": "mock", "base_url": upstream}], "models": models}
     rows = []
-    async with program("tests.bench.mock", str(direct)), Proxy(upstream, config=config) as proxy:
+    async with program("tests.bench.mock", str(direct)), Proxy(upstream, config=config, fast=fast) as proxy:
         await listening(direct)
         await asyncio.sleep(2)  # vocabulary and libraries are loaded in the background
         async with program("tests.bench.adversarial", "--neighbour", str(proxy.port)) as other:
@@ -416,6 +416,7 @@ def main() -> None:
     parser.add_argument("--shapes", nargs="+", default=[], help="only these")
     parser.add_argument("--apis", nargs="+", default=[], choices=[*PATHS], help="only these")
     parser.add_argument("--limit", type=float, default=120, help="seconds that one answer may take")
+    parser.add_argument("--tiktoken", action="store_true", help="count with tiktoken, the reference")
     parser.add_argument("--markdown", action="store_true", help="print a Markdown table by shape instead")
     parser.add_argument("--json", type=Path, help="write the rows to this file as well")
     parser.add_argument("--neighbour", type=int, help=argparse.SUPPRESS)
@@ -423,7 +424,7 @@ def main() -> None:
     if given.neighbour:
         asyncio.run(waits_of(given.neighbour))
         return
-    rows = asyncio.run(run(given.sizes, given.shapes, given.apis, given.limit))
+    rows = asyncio.run(run(given.sizes, given.shapes, given.apis, given.limit, fast=not given.tiktoken))
     if given.markdown:
         print(markdown(rows))
     else:

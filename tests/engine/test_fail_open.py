@@ -29,6 +29,7 @@ from tests.support.scripted_upstream import (
     ScriptedReply,
     ScriptedUpstream,
     agent_body,
+    agent_request,
     read_whole,
     upstream_replying,
 )
@@ -199,3 +200,32 @@ async def test_what_could_not_even_be_read_is_sent_untouched() -> None:
         room.switch.upstream = upstream
         answer = Exchanged(await room.engine.untouched(Request("chat", body, TENANT, "r1")))
         assert (became(answer), upstream.bodies, upstream.names) == (DEGRADED, [body], ["stub"])
+
+
+CALLED = {"id": "c1", "type": "function", "function": {"name": "read", "arguments": '{"path": "a.py"}'}}
+USE = {"type": "tool_use", "id": "c1", "name": "read", "input": {"path": "a.py"}}
+MISPLACED: list[tuple[str, dict[str, Any]]] = [
+    *[("chat", {"role": role, "content": "Odd.", "tool_calls": [CALLED]}) for role in ("user", "system", "tool")],
+    ("chat", {"role": "user", "content": "Odd.", "tool_call_id": "call-1"}),
+    ("chat", {"role": "assistant", "content": "Odd.", "tool_call_id": "call-1"}),
+    ("messages", {"role": "user", "content": [USE]}),
+    ("messages", {"role": "user", "content": [{"type": "tool_result", "content": "Odd."}, USE]}),
+    ("responses", {"type": "function_call", "role": "user", "name": "read", "arguments": "{}", "call_id": "c1"}),
+    ("responses", {"type": "message", "role": "user", "content": "Odd.", "call_id": "c1"}),
+    ("gemini", {"role": "user", "parts": [{"functionCall": {"name": "read", "args": {"path": "a.py"}}}]}),
+    ("gemini", {"role": "model", "parts": [{"functionResponse": {"name": "read", "response": {"output": "Odd."}}}]}),
+]
+
+
+@pytest.mark.parametrize(("api", "item"), MISPLACED)
+async def test_calls_and_results_of_the_wrong_role_are_no_fault(api: str, item: dict[str, Any]) -> None:
+    """A conversation with such an item is compacted like any other."""
+    room, upstream = EngineFixture(), upstream_replying(ScriptedReply(200, [b"{}"]))
+    if api == "chat":
+        request = json.loads(agent_body(9_000))
+    else:
+        request = json.loads(agent_request(api, 24))
+    items = request["contents" if api == "gemini" else "input" if api == "responses" else "messages"]
+    items.insert(len(items) // 2, item)
+    answer = await room.ask(json.dumps(request).encode(), upstream, api)
+    assert (answer.report.outcome, room.faults) == ("compacted", [])

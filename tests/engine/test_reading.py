@@ -443,3 +443,13 @@ def test_a_digest_is_that_of_the_bytes_before_it() -> None:
     hasher, scope = PrefixHasher(scope_of(ANN), BYTES), scope_of(ANN)
     for end in (1_000, 32_768, 9, 0, 20_000, 40_000, 32_768):
         assert hasher.digest(end) == name_in(scope, BYTES[:end])
+
+
+async def test_a_large_text_is_counted_once_for_a_tenant() -> None:
+    """What clips it counts it again, by the same name; another tenant's is counted anew."""
+    caching, text = ReaderWithCaches(), "x" * LARGE
+    await caching.read(whole([{"role": "user", "content": text}]))
+    assert caching.reader.recount("narrow", ANN)(text) == caching.reader.count("narrow", "", ANN)(text) == LARGE
+    assert caching.counter.counted[text] == 1
+    caching.reader.recount("narrow", BOB)(text)
+    assert caching.counter.counted[text] == 2

@@ -26,6 +26,13 @@ def test_what_is_sealed_opens_to_itself(plain: bytes) -> None:
     assert sealer.open(TENANT, NAME, sealer.seal(TENANT, NAME, plain)) == plain
 
 
+@pytest.mark.parametrize("size", [0, 2_047, 2_048, 2**20])
+def test_small_and_large_values_open(size: int) -> None:
+    """However a value of its size is compressed."""
+    sealer, plain = Sealer(MASTER), os.urandom(size // 2) + bytes(size - size // 2)
+    assert sealer.open(TENANT, NAME, sealer.seal(TENANT, NAME, plain)) == plain
+
+
 def test_any_flipped_bit_is_a_miss() -> None:
     """No single changed bit anywhere in a value goes unnoticed."""
     sealer = Sealer(MASTER)

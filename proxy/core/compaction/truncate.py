@@ -29,6 +29,12 @@ BYTES_PER_TOKEN = 4
 _TRIES = 12
 """Times that a result is cut shorter to come under a number of tokens."""
 
+_NEARLY_EXACT = 16_384
+"""Characters from which the longest part that fits is found by counting what is between two lengths."""
+
+_SEAMS = 64
+"""Tokens by which the sum of such counts may be wrong: a few for each seam."""
+
 _EDGES = (b"\n", b" ")
 """Edges at which a text is cut if one is near: between lines, else between words."""
 
@@ -221,16 +227,19 @@ def clip(text: str, tokens: int, count: Count) -> str:
 
 def _beginning(text: str, tokens: int, count: Count) -> str:
     """The longest beginning of *text* that takes at most *tokens*, up to a line end if one is near."""
-    size = _longest(lambda n: count(text[:n]) <= tokens, tokens, len(text))
+    fits = _fitting(lambda start, end: text[start:end], tokens, count)
+    size = _longest(fits, tokens, len(text))
     return text[: _line_end(text, size)]
 
 
 def _ending(text: str, tokens: int, count: Count) -> str:
     """The longest end of *text* that takes at most *tokens*, from the start of a line if one is near."""
-    size = _longest(lambda n: n == 0 or count(text[-n:]) <= tokens, tokens, len(text))
+    whole = len(text)
+    fits = _fitting(lambda start, end: text[whole - end : whole - start], tokens, count)
+    size = _longest(fits, tokens, whole)
     if size == 0:
         return ""
-    start = len(text) - size
+    start = whole - size
     line = text.find("\n", start, start + size // 4 + 1)
     if line >= 0:
         start = line + 1
@@ -243,6 +252,27 @@ def _line_end(text: str, size: int) -> int:
     if line <= 0:
         return size
     return line
+
+
+def _fitting(part: Callable[[int, int], str], tokens: int, count: Count) -> Callable[[int], bool]:
+    """Tell if so many characters take at most *tokens*; *part* are the characters between two lengths.
+
+    Of many characters only those behind a shorter part are counted, unless the sum is so near to *tokens* that a seam
+    could decide.
+    """
+    known = [(0, 0)]
+
+    def fits(size: int) -> bool:
+        start, total = 0, 0
+        if size >= _NEARLY_EXACT:
+            start, total = max(each for each in known if each[0] <= size)
+        total += count(part(start, size))
+        if start and abs(total - tokens) <= _SEAMS:
+            total = count(part(0, size))
+        known.append((size, total))
+        return total <= tokens
+
+    return fits
 
 
 def _longest(fits: Callable[[int], bool], tokens: int, most: int) -> int:
@@ -337,30 +367,45 @@ def _capped(sizes: Mapping[int, int], floors: Mapping[int, int], cut: Collection
 def shrink_tools(tools: bytes, tokens: int, count: Count) -> bytes:
     """The JSON array *tools*, which takes more than *tokens*, without white space if that is enough.
 
-    Else it is the first level that takes at most *tokens*, or the last.
+    Else it is the first level that takes at most *tokens*, or the last, which is tried first: if that is still too
+    large, no other is written. *count* should remember what it counted.
 
     The same array and target give the same bytes on every call, so a provider's prompt cache keeps its prefix.
     """
     source = tools.decode()
     if not source.startswith("["):
         return tools
-    smaller = minified(source)
-    if len(smaller) < len(source) and count(smaller) <= tokens:
-        return smaller.encode("utf-8", "backslashreplace")
     try:
         # One tool at a time: while a large array is parsed or written at once, no other thread runs.
         parsed = [json.loads(source[start:end]) for start, end in elements(source, 0)[0]]
     except ValueError:
-        return tools  # for example an integer with more digits than Python reads
-    result = tools
-    for own, nested, examples in LEVELS:
-        written = (
-            json.dumps(_tool(tool, own, nested, examples), ensure_ascii=False, separators=(",", ":")) for tool in parsed
-        )
-        result = f"[{','.join(written)}]".encode("utf-8", "backslashreplace")
+        return _minified_tools(source, tokens, count) or tools  # for example an integer that Python does not read
+    smallest = _tools_at(parsed, *LEVELS[-1])
+    if count(smallest.decode()) > tokens:
+        return smallest
+    if smaller := _minified_tools(source, tokens, count):
+        return smaller
+    for level in LEVELS[:-1]:
+        result = _tools_at(parsed, *level)
         if count(result.decode()) <= tokens:
-            break
-    return result
+            return result
+    return smallest
+
+
+def _minified_tools(source: str, tokens: int, count: Count) -> bytes:
+    """The JSON array *source* without white space; empty if it has none, or takes more than *tokens*."""
+    smaller = minified(source)
+    if len(smaller) < len(source) and count(smaller) <= tokens:
+        return smaller.encode("utf-8", "backslashreplace")
+    return b""
+
+
+def _tools_at(parsed: list[Any], own: int, nested: int, examples: bool) -> bytes:
+    """The JSON array of the tools *parsed*, with as much prose as one level leaves."""
+    tools = (
+        json.dumps(_tool(tool, own, nested, examples), ensure_ascii=False, separators=(",", ":")) for tool in parsed
+    )
+    return f"[{','.join(tools)}]".encode("utf-8", "backslashreplace")
 
 
 def _tool(tool: Any, own: int, nested: int, examples: bool) -> Any:

@@ -335,3 +335,41 @@ def test_odd_tools_pass(raw: str) -> None:
     """Tools of no known shape, and half a surrogate pair in a description, come out as valid UTF-8 JSON."""
     cut = json.loads(shrink_tools(raw.encode(), 0, count_tokens).decode("utf-8"))
     assert len(cut) == len(json.loads(raw))
+
+
+class CountsCharacters:
+    """Counts tokens, and the characters that it read for that."""
+
+    def __init__(self) -> None:
+        self.read = 0
+
+    def __call__(self, text: str) -> int:
+        self.read += len(text)
+        return count_tokens(text)
+
+
+@pytest.mark.parametrize("text", ["abcdefgh" * 40_000, prose(3, 60_000), log(1, 60_000), "汉字很多" * 40_000])
+@pytest.mark.parametrize("tokens", [300, 5_000, 20_000])
+def test_a_long_text_keeps_both_ends(text: str, tokens: int) -> None:
+    """Nearly as much of it stays as may stay."""
+    cut = clip(text, tokens, count_tokens)
+    head, _, tail = cut.partition(MARKER)
+    assert text.startswith(head)
+    assert text.endswith(tail)
+    assert tokens * 0.8 - 10 < count_tokens(cut) <= tokens
+
+
+@pytest.mark.parametrize("text", ["abcdefgh" * 40_000, prose(3, 60_000)])
+def test_parts_of_a_long_text_are_not_counted_again_and_again(text: str) -> None:
+    """The whole text is counted once, and of its ends mostly what the search adds or takes away (all: 11 times)."""
+    count = CountsCharacters()
+    cut = clip(text, 20_000, count)
+    assert count.read <= len(text) + 7 * len(cut)
+
+
+def test_tools_that_stay_too_large_are_counted_once() -> None:
+    """No level between is written if the last one is too large."""
+    raw = json.dumps([TOOL] * 40, indent=1).encode()
+    count = CountsCharacters()
+    cut = shrink_tools(raw, 10, count)
+    assert count.read == len(cut) < len(raw)
