@@ -3,11 +3,13 @@
 The spans of a request, each with its parent::
 
     chat gpt-4o        SERVER    from the engine's beginning to the answer's last byte
-      compaction       INTERNAL  until the view that is sent was ready, if it is a smaller one
-      chat gpt-4o      CLIENT    each time something was sent; from the second time on inside ``retry``
-        wait           INTERNAL  until the head of the answer
-      retry            INTERNAL  from the answer that was not passed on
+      compaction       INTERNAL  until the view that is sent was ready, if it is the first with a new compaction
+      wait             CLIENT    from sending a body to the head of its answer
+      retry            CLIENT    the same for each further body
       summary          INTERNAL  a job that the request began; it may end later
+
+A span costs about as much as a small request's plan, most of it for turning it into OTLP: so there are no others, and
+what one span says no other repeats. A request that is sampled out costs the sampler's decision only.
 
 Names and attributes are those of the GenAI conventions 1.37, what Ullage did is in ``ullage.*``:
 https://github.com/open-telemetry/semantic-conventions/blob/v1.37.0/docs/gen-ai/gen-ai-spans.md
@@ -22,7 +24,7 @@ import threading
 import time
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextvars import ContextVar
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Final
 
@@ -61,25 +63,18 @@ Attributes = dict[str, AttributeValue]
 
 
 @dataclass(slots=True)
-class Call:
-    """One body that was sent: its span, its times in ns, and the ``retry`` around it if it was not the first."""
-
-    span: Span
-    began: int
-    retry: Span | None = None
-    answered: int = 0
-    status: int = 0
-    error: str = ""
-
-
-@dataclass(slots=True)
 class RequestTrace:
-    """The spans of one request under way. ``parent`` is the context of its own span, ``began`` its time in ns."""
+    """The spans of one request under way.
+
+    ``parent`` is the context of its own span, ``began`` its time in ns, ``sent`` that of the first body that was sent,
+    ``calls`` the number of bodies.
+    """
 
     span: Span
     parent: Context
     began: int
-    calls: list[Call] = field(default_factory=list)
+    sent: int = 0
+    calls: int = 0
 
 
 _CURRENT: ContextVar[RequestTrace | None] = ContextVar("ullage request trace", default=None)
@@ -95,31 +90,28 @@ class Tracing:
         self._open: dict[str, RequestTrace] = {}
 
     def begin(self, request: Request) -> None:
-        """Begin the span of *request*, as a child of what its client's headers name."""
-        carrier: dict[str, str] = {}
-        if request.origin is not None:
-            carrier = {name.lower(): value for name, value in request.origin.headers}
-        parent = _PROPAGATOR.extract(carrier)
+        """Begin the span of *request*, as a child of what its client's headers name, unless it is sampled out."""
+        parent = _context_of(request)
         began = time.time_ns()
         span = self._tracer.start_span(CHAT, parent, SpanKind.SERVER, start_time=began)
-        opened = RequestTrace(span, trace.set_span_in_context(span, parent), began)
-        self._open[request.request_id] = opened
-        _CURRENT.set(opened)
+        opened = None
+        if span.is_recording():
+            opened = RequestTrace(span, trace.set_span_in_context(span, parent), began)
+            self._open[request.request_id] = opened
+        _CURRENT.set(opened)  # also None: a connection's task answers one request after another
 
-    def begin_call(self, target: str) -> Call | None:
+    def begin_call(self, target: str) -> Span | None:
         """Begin the span of a body that is sent to *target* now; None if it is sent for no traced request."""
         current = _CURRENT.get()
         if current is None:
             return None
-        now, parent, retry = time.time_ns(), current.parent, None
-        if current.calls:
-            last = current.calls[-1]
-            retry = self._tracer.start_span("retry", parent, start_time=last.answered or last.began)
-            parent = trace.set_span_in_context(retry, parent)
-        span = self._tracer.start_span(CHAT, parent, SpanKind.CLIENT, {"ullage.upstream": target}, start_time=now)
-        call = Call(span, now, retry)
-        current.calls.append(call)
-        return call
+        now, name = time.time_ns(), "retry"
+        if not current.calls:
+            current.sent, name = now, "wait"
+        current.calls += 1
+        return self._tracer.start_span(
+            name, current.parent, SpanKind.CLIENT, {"ullage.upstream": target}, start_time=now
+        )
 
     def observe(self, report: Report, duration: float) -> None:
         """End the spans of a finished request; *duration* in seconds."""
@@ -127,21 +119,17 @@ class Tracing:
         opened = self._open.pop(report.request_id, None)
         if opened is None:
             return
-        now = time.time_ns()
-        common = _common(report)
-        for call, end in zip(opened.calls, _ends(opened.calls, now), strict=True):
-            self._end_call(opened, call, end, common)
-        if report.outcome == "compacted" and opened.calls:
+        if report.event and opened.sent:
             compaction = self._tracer.start_span(
                 "compaction", opened.parent, attributes=_compaction(report), start_time=opened.began
             )
-            compaction.end(opened.calls[0].began)
+            compaction.end(opened.sent)
         span = opened.span
-        span.update_name(_name(common))
-        span.set_attributes({**common, **_facts(report)})
+        span.update_name(f"{CHAT} {report.model}".strip())
+        span.set_attributes(_facts(report))
         if report.status >= 500:
             span.set_status(Status(StatusCode.ERROR))
-        span.end(now)
+        span.end()
 
     def summary(self, report: SummaryReport) -> None:
         """Add the span of a summary job that ends now. Call it where the job runs."""
@@ -168,83 +156,59 @@ class Tracing:
         thread.start()
         thread.join(EXPORT_SECONDS)
 
-    def _end_call(self, opened: RequestTrace, call: Call, end: int, common: Attributes) -> None:
-        """End the span of *call* and those around and inside it."""
-        call.span.update_name(_name(common))
-        call.span.set_attributes(common)
-        if call.status:
-            call.span.set_attribute("http.response.status_code", call.status)
-        error = call.error or _error_type(call.status)
-        if error:
-            call.span.set_attribute("error.type", error)
-            call.span.set_status(Status(StatusCode.ERROR))
-        if call.answered:
-            inside = trace.set_span_in_context(call.span, opened.parent)
-            self._tracer.start_span("wait", inside, start_time=call.began).end(call.answered)
-        call.span.end(end)
-        if call.retry is not None:
-            call.retry.end(end)
+
+def _context_of(request: Request) -> Context | None:
+    """Return the context that the client's headers name; None if they name none."""
+    if request.origin is None:
+        return None
+    carrier = {name.lower(): value for name, value in request.origin.headers}
+    if TRACEPARENT not in carrier:
+        return None
+    return _PROPAGATOR.extract(carrier)
 
 
-def _ends(calls: Sequence[Call], now: int) -> list[int]:
-    """Return when each of *calls* ended: the last one with its answer's last byte, the others with their heads."""
-    if not calls:
-        return []
-    return [*(call.answered or now for call in calls[:-1]), now]
+def _end_call(span: Span, status: int, error: str) -> None:
+    """End the *span* of a call: the head of its answer has come with *status*, or an *error* in its place."""
+    if status >= 400:
+        span.set_attribute("http.response.status_code", status)
+    if error or status >= 400:
+        span.set_attribute("error.type", error or str(status))
+        span.set_status(Status(StatusCode.ERROR))
+    span.end()
 
 
-def _common(report: Report) -> Attributes:
-    """Return the convention's attributes of the request's span and of each call's."""
-    attributes: Attributes = {
+def _facts(report: Report) -> Attributes:
+    """Return the attributes of the request's span: the convention's, and what Ullage did."""
+    usage, error = report.usage, None
+    if report.status >= 400:
+        error = str(report.status)
+    attributes: dict[str, AttributeValue | None] = {
         "gen_ai.operation.name": CHAT,
         "gen_ai.provider.name": PROVIDERS.get(report.api, report.api),
         "gen_ai.request.model": report.model,
         "gen_ai.conversation.id": report.conversation,
-    }
-    return {name: value for name, value in attributes.items() if value}
-
-
-def _error_type(status: int) -> str | None:
-    """Return the convention's ``error.type`` of an HTTP status; None if it is no error."""
-    if status < 400:
-        return None
-    return str(status)
-
-
-def _name(common: Attributes) -> str:
-    return f"{CHAT} {common.get('gen_ai.request.model', '')}".strip()
-
-
-def _facts(report: Report) -> Attributes:
-    """Return the attributes of the request's span about its answer and about what Ullage did."""
-    usage = report.usage
-    attributes: dict[str, AttributeValue | None] = {
-        "http.response.status_code": report.status,
-        "error.type": _error_type(report.status),
         "gen_ai.usage.input_tokens": usage.input_tokens,
         "gen_ai.usage.output_tokens": usage.output_tokens,
         "gen_ai.usage.cache_read.input_tokens": usage.cached_tokens,
+        "http.response.status_code": report.status,
+        "error.type": error,
         "ullage.request_id": report.request_id,
         "ullage.upstream": report.upstream,
         "ullage.outcome": report.outcome,
-        "ullage.reason": report.reason or None,
-        "ullage.agent": report.agent or None,
-        "ullage.project": report.project or None,
+        "ullage.reason": report.reason,
+        "ullage.agent": report.agent,
+        "ullage.project": report.project,
         "ullage.window": report.window,
         "ullage.tokens_before": report.tokens_before,
         "ullage.tokens_after": report.tokens_after,
         "ullage.retries": report.retries or None,
         "ullage.overhead_ms": round(report.overhead_seconds * 1000, 3),
     }
-    return {name: value for name, value in attributes.items() if value is not None}
+    return {name: value for name, value in attributes.items() if value not in (None, "")}
 
 
 def _compaction(report: Report) -> Attributes:
-    return {
-        "ullage.stages": list(report.stages),
-        "ullage.new": report.event,
-        "ullage.tokens_removed": report.tokens_removed,
-    }
+    return {"ullage.stages": list(report.stages), "ullage.tokens_removed": report.tokens_removed}
 
 
 class TracedExchange:
@@ -281,19 +245,19 @@ class TracedUpstream:
         added: Mapping[str, str] = NOTHING,
     ) -> Reply:
         """Return the reply; the upstream gets a ``traceparent`` if the client sent one."""
-        call = self._tracing.begin_call(target)
-        if call is None:
+        span = self._tracing.begin_call(target)
+        if span is None:
             return await self._upstream.send(target, method, path_qs, headers, body, added)
         if any(name.lower() == TRACEPARENT for name, _ in headers):
             carrier: dict[str, str] = {}
-            _PROPAGATOR.inject(carrier, trace.set_span_in_context(call.span))
+            _PROPAGATOR.inject(carrier, trace.set_span_in_context(span))
             added = {**added, **carrier}
         try:
             reply = await self._upstream.send(target, method, path_qs, headers, body, added)
         except BaseException as error:  # also a client that left: the span tells it
-            call.error, call.answered = type(error).__name__, time.time_ns()
+            _end_call(span, 0, type(error).__name__)
             raise
-        call.status, call.answered = reply.status, time.time_ns()
+        _end_call(span, reply.status, "")
         return reply
 
     async def upgrade(self, target: str, path_qs: str, headers: Sequence[tuple[str, str]]) -> Upgradable:

@@ -1,9 +1,9 @@
-"""What log, metrics and page cost: ``python -m tests.bench.telemetry [--rounds N]`` prints a table.
+"""What telemetry costs: ``python -m tests.bench.telemetry [--rounds N] [--kinds KIND ...]`` prints a table.
 
-Three proxies serve the same conversations in turn, round by round: one with all of it off, one with all of it on, and
-one whose page is open in addition, read by a client that takes what it gets. CPU is that of the proxy's process with
-its threads. What is on is compared with what is off in the same round, in changing order; the median of all rounds
-counts.
+One proxy of each of ``KINDS`` serves the same conversations in turn, round by round: with all of it
+off, with log, metrics, page and budget log on, with a page open in addition, which a client reads that takes what it
+gets, and with traces in addition, of all requests and of none. CPU is that of the proxy's process with its threads.
+What is on is compared with what is off in the same round, in changing order; the median of all rounds counts.
 """
 
 from __future__ import annotations
@@ -12,12 +12,16 @@ import argparse
 import asyncio
 import json
 import random
-from collections.abc import Iterator
-from contextlib import AsyncExitStack
+import tempfile
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Any, Final, NamedTuple
 
 import httpx
+from aiohttp import web
+from aiohttp.test_utils import TestServer
 
 from tests.bench.cpu import cpu_seconds
 from tests.bench.programs import program
@@ -25,8 +29,54 @@ from tests.support.page_scene import Scene, configuration
 from tests.support.ports import free_port
 from tests.support.proxy_process import Proxy
 
-OFF = {"log": {"level": "error"}, "metrics": False, "advice": False, "page": {"enabled": False}}
-KINDS: dict[str, dict[str, Any]] = {"off": OFF, "on": {}, "on, page open": {}}
+
+class Kind(NamedTuple):
+    """What is on in one proxy; ``sampler`` is that of its traces, empty without any."""
+
+    telemetry: Mapping[str, Any]
+    is_watched: bool = False
+    sampler: str = ""
+
+
+OFF: Final = {"log": {"level": "error"}, "metrics": False, "advice": False, "page": {"enabled": False}}
+KINDS: Final[Mapping[str, Kind]] = {
+    "off": Kind(OFF),
+    "on": Kind({}),
+    "on, page open": Kind({}, is_watched=True),
+    "and traces": Kind({"traces": True}, sampler="always_on"),
+    "traces, sampled out": Kind({"traces": True}, sampler="always_off"),
+}
+
+
+@asynccontextmanager
+async def collector() -> AsyncIterator[str]:
+    """The URL of a collector that throws away what it gets."""
+
+    async def take(request: web.Request) -> web.Response:
+        await request.read()
+        return web.Response(body=b"", content_type="application/x-protobuf")
+
+    app = web.Application(client_max_size=2**24)
+    app.router.add_post("/v1/traces", take)
+    async with TestServer(app) as server:
+        yield str(server.make_url("")).rstrip("/")
+
+
+@asynccontextmanager
+async def serving(kind: Kind, upstream: str, traces_to: str, folder: Path) -> AsyncIterator[Proxy]:
+    """A proxy of *kind* in front of *upstream*; its budget log is below *folder*."""
+    telemetry = dict(kind.telemetry)
+    if kind.telemetry is not OFF:
+        telemetry["budget_log"] = {"path": str(folder / "budget.jsonl")}
+    environment = {"OTEL_EXPORTER_OTLP_ENDPOINT": traces_to, "OTEL_TRACES_SAMPLER": kind.sampler or "always_off"}
+    config = configuration(upstream, telemetry=telemetry)
+    async with Proxy("", config=config, environment=environment) as proxy:
+        if not kind.is_watched:
+            yield proxy
+            return
+        looking = asyncio.ensure_future(look(proxy))
+        yield proxy
+        looking.cancel()
 
 
 def bodies(number: int) -> Iterator[tuple[bytes, dict[str, str]]]:
@@ -60,34 +110,47 @@ async def look(proxy: Proxy) -> None:
             pass
 
 
-async def measure(rounds: int) -> None:
-    """Print the CPU of a request by kind, and that of an open page nobody sends requests beside."""
+async def measure(rounds: int, kinds: Sequence[str]) -> None:
+    """Print the CPU of a request by kind, and that of an open page without requests."""
     port = free_port()
     async with AsyncExitStack() as opened:
+        folder = Path(opened.enter_context(tempfile.TemporaryDirectory()))
         await opened.enter_async_context(program("tests.bench.mock", str(port)))
+        traces_to = await opened.enter_async_context(collector())
         proxies = {}
-        for kind, telemetry in KINDS.items():
-            config = configuration(f"http://127.0.0.1:{port}/v1", telemetry=telemetry)
-            proxies[kind] = await opened.enter_async_context(Proxy("", config=config))
-        looking = asyncio.ensure_future(look(proxies["on, page open"]))
-        spent: dict[str, list[float]] = {kind: [] for kind in KINDS}
-        for number in range(rounds + 1):
-            for kind in random.sample(list(KINDS), len(KINDS)):
-                count, seconds = await serve_round(proxies[kind], number)
-                if number:  # the first round fills the caches
-                    spent[kind].append(1e6 * seconds / count)
-        for kind, each in spent.items():
+        for number, name in enumerate(kinds):
+            serves = serving(KINDS[name], f"http://127.0.0.1:{port}/v1", traces_to, folder / str(number))
+            proxies[name] = await opened.enter_async_context(serves)
+        spent = await all_rounds(proxies, rounds)
+        for name, each in spent.items():
             more = median(own / off for own, off in zip(each, spent["off"], strict=True)) - 1
-            print(f"{kind:<16} {median(each):7.0f} us a request  {100 * more:+6.1f} %")
-        before = cpu_seconds([proxies["on, page open"].pid])
-        idle = cpu_seconds([proxies["on"].pid])
-        await asyncio.sleep(10)
-        page = cpu_seconds([proxies["on, page open"].pid]) - before - cpu_seconds([proxies["on"].pid]) + idle
-        print(f"an open page      {100 * page:6.1f} ms a second, without requests")
-        looking.cancel()
+            print(f"{name:<20} {median(each):7.0f} us a request  {100 * more:+6.1f} %")
+        if "on, page open" in proxies:
+            milliseconds = await page_cost(proxies["on, page open"], proxies["on"])
+            print(f"an open page          {milliseconds:6.1f} ms a second, without requests")
+
+
+async def all_rounds(proxies: Mapping[str, Proxy], rounds: int) -> dict[str, list[float]]:
+    """Return the microseconds of CPU of a request for each proxy and round."""
+    spent: dict[str, list[float]] = {name: [] for name in proxies}
+    for number in range(rounds + 1):
+        for name in random.sample(list(proxies), len(proxies)):
+            count, seconds = await serve_round(proxies[name], number)
+            if number:  # the first round fills the caches
+                spent[name].append(1e6 * seconds / count)
+    return spent
+
+
+async def page_cost(watched: Proxy, other: Proxy) -> float:
+    """Return the milliseconds that an open page takes in a second, without requests."""
+    before, idle = cpu_seconds([watched.pid]), cpu_seconds([other.pid])
+    await asyncio.sleep(10)
+    return 100 * (cpu_seconds([watched.pid]) - before - cpu_seconds([other.pid]) + idle)
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(prog="python -m tests.bench.telemetry", description=__doc__)
     parser.add_argument("--rounds", type=int, default=5)
-    asyncio.run(measure(parser.parse_args().rounds))
+    parser.add_argument("--kinds", nargs="+", choices=list(KINDS)[1:], default=list(KINDS)[1:])
+    given = parser.parse_args()
+    asyncio.run(measure(given.rounds, ["off", *given.kinds]))

@@ -10,6 +10,7 @@ import pytest
 from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from opentelemetry.sdk.trace.sampling import ALWAYS_OFF, ALWAYS_ON, DEFAULT_OFF, Sampler
 from opentelemetry.trace import SpanKind, StatusCode
 
 from proxy.core.report import Report, SummaryReport, Usage
@@ -35,9 +36,9 @@ CANARY = "CANARY"
 class Traced:
     """An engine with traces around it, and the spans that have ended."""
 
-    def __init__(self, *replies: ScriptedReply) -> None:
+    def __init__(self, *replies: ScriptedReply, sampler: Sampler = ALWAYS_ON) -> None:
         self.exporter = InMemorySpanExporter()
-        provider = TracerProvider(shutdown_on_exit=False)
+        provider = TracerProvider(sampler, shutdown_on_exit=False)
         provider.add_span_processor(SimpleSpanProcessor(self.exporter))
         self.tracing = Tracing(provider.get_tracer("test"), provider)
         fixture = EngineFixture()
@@ -80,7 +81,7 @@ class Recording:
 
 
 OK = ScriptedReply(200, [b"{}"])
-SERVER, CLIENT, WAIT = "SERVER chat gpt-4o", "CLIENT chat gpt-4o", "INTERNAL wait"
+SERVER, WAIT, RETRY = "SERVER chat gpt-4o", "CLIENT wait", "CLIENT retry"
 
 
 def is_child(child: ReadableSpan, parent: ReadableSpan) -> bool:
@@ -94,16 +95,15 @@ def times(span: ReadableSpan) -> tuple[int, int]:
 
 
 async def test_a_request_has_its_spans() -> None:
-    """One for the request, one for what was sent, one for the wait, each inside the one above, with GenAI's names."""
+    """One for the request with GenAI's names, and inside it one for the wait until the answer's head."""
     body = chat_body([{"role": "user", "content": CANARY}], model="gpt-4o")
     spans = await Traced(OK).ask(body, usage=Usage(90, 12, 40), agent="codex", conversation="c")
-    assert set(spans) == {SERVER, CLIENT, WAIT}
-    server, client, wait = spans[SERVER], spans[CLIENT], spans[WAIT]
-    assert is_child(client, server)
-    assert is_child(wait, client)
+    assert set(spans) == {SERVER, WAIT}
+    server, wait = spans[SERVER], spans[WAIT]
+    assert is_child(wait, server)
     assert server.parent is None
-    assert times(server)[0] <= times(client)[0] == times(wait)[0] <= times(wait)[1] <= times(client)[1]
-    assert times(client)[1] <= times(server)[1]
+    assert times(server)[0] <= times(wait)[0] <= times(wait)[1] <= times(server)[1]
+    assert wait.attributes == {"ullage.upstream": "stub"}
     assert server.attributes is not None
     expected = {
         "gen_ai.operation.name": "chat", "gen_ai.provider.name": "openai", "gen_ai.request.model": "gpt-4o",
@@ -120,26 +120,34 @@ async def test_a_compaction_is_a_child() -> None:
     spans = await Traced(OK).ask(agent_body(20_000, model="gpt-4o"))
     compaction = spans["INTERNAL compaction"]
     assert is_child(compaction, spans[SERVER])
-    assert times(compaction) == (times(spans[SERVER])[0], times(spans[CLIENT])[0])
+    assert times(compaction) == (times(spans[SERVER])[0], times(spans[WAIT])[0])
     assert compaction.attributes is not None
     assert compaction.attributes["ullage.stages"] == ("fold",)
-    assert compaction.attributes["ullage.new"] is True
+
+
+async def test_a_view_that_was_made_before_is_no_compaction() -> None:
+    """Requests that follow a compaction send its view again: their own span has the tokens before and after."""
+    traced = Traced(OK, OK)
+    body = agent_body(20_000, model="gpt-4o")
+    await traced.ask(body)
+    spans = await traced.ask(body)
+    assert set(spans) == {SERVER, WAIT}
+    assert spans[SERVER].attributes is not None
+    assert spans[SERVER].attributes["ullage.outcome"] == "compacted"
 
 
 async def test_each_retry_has_its_spans() -> None:
-    """A refusal ends its own call with its status; what is sent next stands inside a retry, which begins there."""
+    """A refusal ends its own call with its status; what is sent after it is a retry."""
     traced = Traced(ScriptedReply(400, [TOO_LONG]), OK)
     spans = await traced.ask(agent_body(6_000, model="gpt-4o"))
-    first, second, retry = spans[CLIENT], spans[f"{CLIENT} 1"], spans["INTERNAL retry"]
-    assert is_child(retry, spans[SERVER])
-    assert is_child(second, retry)
+    first, second = spans[WAIT], spans[RETRY]
     assert is_child(first, spans[SERVER])
+    assert is_child(second, spans[SERVER])
     assert first.attributes is not None
     assert (first.attributes["http.response.status_code"], first.attributes["error.type"]) == (400, "400")
     assert first.status.status_code is StatusCode.ERROR
     assert second.status.status_code is StatusCode.UNSET
-    assert times(first)[1] == times(retry)[0] <= times(second)[0]
-    assert times(retry)[1] == times(second)[1]
+    assert times(first)[1] <= times(second)[0]
     assert spans[SERVER].attributes is not None
     assert spans[SERVER].attributes["ullage.retries"] == 1
 
@@ -161,8 +169,8 @@ async def test_a_clients_trace_is_continued() -> None:
     parent = spans[SERVER].parent
     assert parent is not None
     assert (f"{parent.trace_id:032x}", f"{parent.span_id:016x}") == (TRACE, PARENT)
-    client = spans[CLIENT].context
-    assert traced.upstream.added == [{"traceparent": f"00-{TRACE}-{client.span_id:016x}-01", "tracestate": "vendor=1"}]
+    wait = spans[WAIT].context
+    assert traced.upstream.added == [{"traceparent": f"00-{TRACE}-{wait.span_id:016x}-01", "tracestate": "vendor=1"}]
 
 
 @pytest.mark.parametrize("headers", [(), (("traceparent", "nonsense"),)])
@@ -172,6 +180,23 @@ async def test_without_a_clients_trace_none_is_invented_upstream(headers: tuple[
     spans = await traced.ask(chat_body([{"role": "user", "content": "Hi"}], model="gpt-4o"), headers)
     assert spans[SERVER].parent is None
     assert bool(traced.upstream.added[0]) is bool(headers)
+
+
+@pytest.mark.parametrize("headers", [(), (("traceparent", TRACEPARENT),)])
+async def test_a_request_that_is_sampled_out_costs_one_decision(headers: tuple[tuple[str, str], ...]) -> None:
+    """It has no span, no call of it either, and what the client said of its trace goes on as it came."""
+    traced = Traced(OK, sampler=ALWAYS_OFF)
+    assert await traced.ask(chat_body([{"role": "user", "content": "Hi"}], model="gpt-4o"), headers) == {}
+    assert traced.tracing.begin_call("stub") is None
+    assert traced.upstream.added == [{}]
+
+
+async def test_one_task_answers_traced_and_other_requests() -> None:
+    """A request of a connection that is sampled out is no part of the one before it, which was traced."""
+    traced = Traced(OK, OK, sampler=DEFAULT_OFF)
+    body = chat_body([{"role": "user", "content": "Hi"}], model="gpt-4o")
+    assert set(await traced.ask(body, (("traceparent", TRACEPARENT),))) == {SERVER, WAIT}
+    assert await traced.ask(body) == {}
 
 
 async def test_a_summary_belongs_to_the_request_that_began_it() -> None:
@@ -186,7 +211,7 @@ async def test_a_summary_belongs_to_the_request_that_began_it() -> None:
     assert summary.attributes["gen_ai.usage.output_tokens"] == 80
     began, ended = times(summary)
     assert (ended - began) // 1_000_000 == 1500
-    assert len(traced.exporter.get_finished_spans()) == 4
+    assert len(traced.exporter.get_finished_spans()) == 3
 
 
 async def test_an_upstream_that_fails_is_named() -> None:
@@ -199,11 +224,11 @@ async def test_an_upstream_that_fails_is_named() -> None:
     traced.upstream.send = fail  # type: ignore[method-assign, assignment]
     with pytest.raises(ConnectionResetError):
         await traced.exchange.exchange(Request("chat", b'{"model":"m","messages":[]}', TENANT, "r1"))
-    assert traced.spans() == {}, "they end with the request's report"
+    assert SERVER not in traced.spans(), "it ends with the request's report"
     traced.tracing.observe(Report("r1", "chat", model="gpt-4o", status=502, reason="upstream_unreachable"), 0.1)
     spans = traced.spans()
-    assert spans[CLIENT].attributes is not None
-    assert spans[CLIENT].attributes["error.type"] == "ConnectionResetError"
+    assert spans[WAIT].attributes is not None
+    assert spans[WAIT].attributes["error.type"] == "ConnectionResetError"
     assert spans[SERVER].status.status_code is StatusCode.ERROR
     assert CANARY not in "".join(span.to_json() for span in spans.values())
 
