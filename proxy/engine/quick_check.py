@@ -23,6 +23,7 @@ import msgspec
 from cachebox import LRUCache
 from msgspec import UNSET, UnsetType
 
+from proxy.core.apis.json_scan import ESCAPED_LETTER
 from proxy.core.apis.json_steps import UNREADABLE
 from proxy.core.decisions import Policy, UncountedView
 from proxy.core.errors import NotFound
@@ -279,7 +280,7 @@ class _Decoder:
     """Decodes the textual bodies of one API, and runs of their items.
 
     *kind* is the type of a body, *item* that of an item. *key* names the list of items, *anchors* are members of items.
-    *deciding* matches the members that must not occur twice.
+    *deciding* matches the members that must not occur twice, and gives their names.
     """
 
     def __init__(
@@ -293,7 +294,8 @@ class _Decoder:
 
     def decode(self, body: bytes) -> Textual | None:
         """Return the textual body *body*; None if it may hold other input, or a deciding member twice."""
-        if len(body) > MOST_BYTES or len(self._deciding.findall(body)) > 2:
+        names = self._deciding.findall(body)
+        if len(body) > MOST_BYTES or len(set(names)) < len(names) or ESCAPED_LETTER.search(body):
             return None
         try:
             return self._decoder.decode(body)
@@ -328,17 +330,17 @@ class _Decoder:
         return -1
 
 
-_DECIDING: Final = rb'"m(?:odel|essages)"'
+_DECIDING: Final = rb'"(model|messages)"'
 _ROLE: Final = b'"role"'
 DECODERS: Final[Mapping[str, _Decoder]] = MappingProxyType(
     {
         "chat": _Decoder(_Chat, _ChatMessage, b"messages", (_ROLE,), _DECIDING),
         "messages": _Decoder(_Messages, _Turn, b"messages", (_ROLE,), _DECIDING),
         "responses": _Decoder(
-            _Responses, _ResponsesItem, b"input", (_ROLE, b'"function_call_output"'), rb'"(?:model|input)"'
+            _Responses, _ResponsesItem, b"input", (_ROLE, b'"function_call_output"'), rb'"(model|input)"'
         ),
         "gemini": _Decoder(  # "model" is also a role
-            _Gemini, _GeminiContent, b"contents", (_ROLE,), rb'"(?:model|contents)"[ \t\r\n]*+:'
+            _Gemini, _GeminiContent, b"contents", (_ROLE,), rb'"(model|contents)"[ \t\r\n]*+:'
         ),
     }
 )

@@ -32,7 +32,7 @@ def bounded(api: str, **members: Any) -> bool:
         ("responses", {"input": "hi"}),
         ("responses", {"input": [{"role": "user", "content": [{"type": "input_text", "text": "x"}]}]}),
         ("responses", {"model": "m"}),
-        ("responses", {"input": [{"type": "custom_tool_call", "call_id": "c", "name": "f", "input": '"image"'}]}),
+        ("responses", {"input": [{"type": "function_call", "call_id": "c", "name": "f", "arguments": '"image"'}]}),
         ("chat", {"messages": [{"role": "tool", "tool_call_id": "c", "content": '{"type": "image"}'}]}),
         ("responses", {"input": "hi", "tools": [{"type": "function", "name": "f"}]}),
         ("gemini", {"contents": [{"parts": [{"text": "hi"}]}], "systemInstruction": {"parts": [{"text": "x"}]}}),
@@ -87,6 +87,14 @@ def test_what_bytes_do_not_bound(api: str, members: dict[str, Any]) -> None:
         ("responses", b'{"model":"a","input":"x","input":"y"}'),
         ("responses", b'{"model":"a","input":[{"type":"custom_tool_call","input":"x"}]}'),
         ("messages", b'{"messages":[],"model":"a","model":"b"}'),
+        ("messages", b'{"messages":[],"messages":[]}'),
+        ("chat", b'{"messages":[{"content":[{"type":"image_url"}]}],"messages":[]}'),
+        ("chat", b'{"messages":[],"mess\\u0061ges":[]}'),
+        ("chat", b'{"model":"a","messages":[],"mod\\u0065l":"b"}'),
+        ("responses", b'{"model":"a","model":"b"}'),
+        ("responses", b'{"input":"a","inp\\u0075t":"b"}'),
+        ("gemini", b'{"contents":[],"contents":[]}'),
+        ("gemini", b'{"contents":[],"c\\u006fntents":[]}'),
         ("messages", b'{"messages":"x"}'),
         ("messages", b"{"),
         ("chat", b'{"messages":[]}' + b" " * MOST_BYTES),
@@ -253,7 +261,7 @@ def test_a_member_twice_or_broken_json_behind_a_known_prefix(api: str) -> None:
     body = encoded(grown(api, 20), spaced=False)
     key = LISTS[api].encode()
     assert bodies.decode(api, TENANT, body) is not None
-    for end in (b',"model":"n"}', b',"%b":[]}' % key, b"", b"}}", b"]}", b',{"role":"user"}]}'):
+    for end in (b',"model":"n"}', b',"mod\\u0065l":"n"}', b',"%b":[]}' % key, b"", b"}}", b"]}", b',{"role":"user"}]}'):
         assert bodies.decode(api, TENANT, body[:-1] + end) is None
     assert bodies.decode(api, TENANT, body[:-2] + b',{"role":"user","content":"","parts":[]}]}') is not None
 
@@ -263,9 +271,9 @@ def test_a_list_of_the_same_name_in_another_member() -> None:
     bodies = TextualBodies()
     turns = [{"role": "user", "content": "x" * 900}] * 20
     image = {"role": "user", "content": [{"type": "image_url"}]}
-    inside = {"metadata": {"messages": turns}, "messages": [*WORDS]}
-    assert bodies.decode("chat", TENANT, encoded(inside, spaced=False)) is not None
+    assert bodies.decode("chat", TENANT, encoded({"messages": turns}, spaced=False)) is not None
     for members in (
+        {"metadata": {"messages": turns}, "messages": [*WORDS]},
         {"metadata": {"messages": [*turns, *turns]}, "messages": [image]},
         {"metadata": {"messages": turns}, "messages": [*turns, image]},
     ):
