@@ -25,7 +25,7 @@ from msgspec.structs import replace
 
 from proxy.core.apis.json_edit import JSON_BEGINNINGS, quoted, spare_tokens
 from proxy.core.apis.json_scan import elements, members
-from proxy.core.apis.json_steps import decode
+from proxy.core.apis.json_steps import decode, parse
 from proxy.core.conversation import NO_FACTS, Call, Injected, Item, ItemFacts, ItemText, Result, WrittenResult
 from proxy.core.waste import repeated_skills
 
@@ -467,7 +467,7 @@ def replace_written_result(
     source = raw.decode()
     field = next(field for field in reversed(members(source)) if field.key == "content")
     value = source[field.start : field.end]
-    content = json.loads(value)
+    content = parse(value)
     if isinstance(content, str):
         replaced = quoted(_framed(content, text, written))
         return (source[: field.start] + replaced + source[field.end :]).encode()

@@ -14,6 +14,9 @@ from proxy.core.request import Request
 from proxy.core.tokens.budget import input_limit, to_our_tokens
 from proxy.engine.reading import LocatedBody
 
+_DIGITS = 20
+"""Digits of an output figure that are read: as many are above any limit, whatever follows them."""
+
 
 def rerouted(request: Request, located: LocatedBody, model: str) -> bytes:
     """The body of *request* for another *model*: its name, and no reasoning that only its author can read.
@@ -83,7 +86,7 @@ def with_lower_output(located: LocatedBody, view: View, most: int) -> View | Non
 def _figures_above(envelope: Envelope, api: str, most: int) -> dict[str, str]:
     """The members that state an output figure above *most*, lowered to it."""
     given = {key: envelope.value(key) for key in API_FORMATS[api].OUTPUT_FIGURES if key in envelope.fields}
-    return {key: str(most) for key, value in given.items() if value.isdecimal() and int(value) > most}
+    return {key: str(most) for key, value in given.items() if value.isdecimal() and int(value[:_DIGITS]) > most}
 
 
 def with_truncation(located: LocatedBody, view: View) -> View | None:

@@ -390,7 +390,7 @@ class Reader:
         """Tokens of the members around the items."""
         sizes: dict[str, int] = {}
         for key, text in texts.items():
-            name = name_in(scope, f"{key}\0{text}".encode())
+            name = name_in(scope, f"{key}\0{text}".encode("utf-8", "surrogatepass"))
             size = self._sizes.get(name)
             if size is None:
                 count = self.count_tools(encoding, model) if key in TOOLS else self.count(encoding, model)
@@ -400,7 +400,7 @@ class Reader:
 
     def _injected_parts(self, scope: Any, text: str, count: Meter) -> tuple[Injected, ...]:
         """The injected parts of a system *text*, looked for once in each text: an item stands for it in the cache."""
-        name = name_in(scope, f"injected\0{text}".encode())
+        name = name_in(scope, f"injected\0{text}".encode("utf-8", "surrogatepass"))
         item = self._items.get(name)
         if item is None:
             item = self._items[name] = Item("system", 0, 0, b"", injected=injected_in(text, count))

@@ -76,7 +76,7 @@ def results(output: Sequence[Item], names: Names, texts: Sequence[str]) -> list[
     remaining = iter(texts)
     items: list[Any] = []
     for item in output:
-        if item.get("type") not in _ANSWERABLE:
+        if str(item.get("type")) not in _ANSWERABLE:
             continue
         text = NOT_RUN
         if _is_server_call(item, names):
@@ -149,7 +149,7 @@ class ResponsesMerger(StreamMerger):
         item = value.get("item")
         if value.get("type") == _ADDED and isinstance(item, dict):
             return not _is_thought(item)
-        return value.get("type") in _ENDING
+        return str(value.get("type")) in _ENDING
 
     def _passed(self, value: dict[str, Any]) -> None:
         self._sequence_number = _number(value.get("sequence_number"), self._sequence_number - 1) + 1
@@ -215,7 +215,7 @@ def _without_nulls(item: Item) -> dict[str, Any]:
 
 def _is_call(item: Item) -> bool:
     """True if the client would have to answer an item."""
-    return item.get("type") in _CLIENT_CALLS
+    return str(item.get("type")) in _CLIENT_CALLS
 
 
 def _is_server_call(item: Item, names: Names) -> bool:
@@ -224,7 +224,7 @@ def _is_server_call(item: Item, names: Names) -> bool:
 
 def _is_unanswerable(item: Item) -> bool:
     """True if only the client can answer a call: another text than its result would be wrong."""
-    return item.get("type") not in _ANSWERABLE
+    return str(item.get("type")) not in _ANSWERABLE
 
 
 def _is_thought(item: Item) -> bool:

@@ -10,9 +10,8 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, ClassVar, Final
 
-import msgspec
-
 from proxy.core.apis.envelope import TOOLS, Envelope
+from proxy.core.apis.json_scan import elements
 from proxy.core.apis.json_steps import read_integer
 from proxy.core.decisions import API_FORMATS, NO_ADDITION, Addition, CountedView
 from proxy.core.models import Route
@@ -107,7 +106,7 @@ def added_tokens(reader: Reader, api: str, envelope: Envelope, route: Route, too
     if not has_tools(envelope):
         return tokens + API_FORMATS[api].PER_TOOLS
     if reads_declarations(route.model):
-        client_tools = msgspec.json.decode(envelope.value("tools"), type=list[msgspec.Raw])
+        client_tools, _ = elements(envelope.value("tools"), 0)
         tokens -= FRAME
         if len(client_tools) == 1:
             tokens += PARALLEL

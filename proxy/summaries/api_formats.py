@@ -9,6 +9,7 @@ from fnmatch import fnmatchcase
 from types import MappingProxyType
 from typing import Any, Final
 
+from proxy.core.apis.json_steps import parse
 from proxy.core.apis.usage import read_usage, read_usage_metadata
 
 REASONING_MODELS: Final = ("o1*", "o3*", "o4*", "gpt-5*")
@@ -97,7 +98,7 @@ def append_to_prompt(
 
     *model* is the upstream's name of the model, which may differ from the client's.
     """
-    envelope = {**json.loads(envelope_json), "model": model}
+    envelope = {**parse(envelope_json), "model": model}
     name, members, last = api.continue_prompt(envelope, instruction, output)
     all_items = b",".join(filter(None, (items, encode_json(last))))
     return encode_json(members)[:-1] + b',"' + name.encode() + b'":[' + all_items + b"]}"

@@ -90,3 +90,12 @@ def test_leave_to_cut_a_stored_history_is_given_once() -> None:
     assert with_truncation(where, view) is None
     again, allowed = located(view.body, "responses")
     assert with_truncation(allowed, sent(again)) is None
+
+
+def test_an_output_figure_of_any_length_is_lowered() -> None:
+    """A figure of more digits than Python reads is above every limit."""
+    body = b'{"model":"m","messages":[{"role":"user","content":"Hi"}],"max_tokens":%b}' % (b"9" * 5000)
+    request, where = located(body)
+    view = with_lower_output(where, sent(request), 500)
+    assert view is not None
+    assert json.loads(view.body)["max_tokens"] == 500

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from proxy.core.apis.json_scan import ESCAPED_LETTER, Field, members, reject_duplicates
-from proxy.core.apis.json_steps import read_integer
+from proxy.core.apis.json_steps import read_fraction, read_integer
 from proxy.core.errors import InvalidRequest
 from proxy.core.request import session_in_body
 from proxy.core.tokens.budget import rounded_down
@@ -73,6 +73,9 @@ https://platform.claude.com/docs/en/build-with-claude/compaction"""
 
 INNER = ("generationConfig", "generationConfig.thinkingConfig")
 """Members whose own members are fields of an envelope, too."""
+
+_SURROGATE = re.compile("[\ud800-\udfff]")
+"""Halves of characters that JSON can write with an escape, and neither a header, nor a log, nor a store."""
 
 _UNDERSCORE = re.compile(r"_([a-z])")
 
@@ -150,7 +153,7 @@ class Envelope:
 
     def thinking(self, output: int) -> dict[str, str]:
         """Return the JSON of the members whose thinking budget must change for a lower output figure, *output*."""
-        members = {key: json.loads(self.value(key)) for key in THINKING_MEMBERS if key in self.fields}
+        members = {key: _value(self.text, self.fields, key) for key in THINKING_MEMBERS if key in self.fields}
         if not members or not self.requested_output:
             return {}
         return lowered_thinking(members, self.requested_output, output)
@@ -172,6 +175,8 @@ def read_envelope(text: str, figures: Sequence[str]) -> Envelope:
     model = _value(text, fields, "model")
     if model is not None and not isinstance(model, str):
         raise InvalidRequest("'model' must be a string.")
+    if model and _SURROGATE.search(model):
+        raise InvalidRequest("'model' must be a string that can be written as UTF-8.")
     outputs = [_value(text, fields, key) for key in figures]
     has_unseen_members = any(_value(text, fields, key) for key in UNSEEN if key in fields)
     return Envelope(
@@ -331,7 +336,7 @@ def _value(text: str, fields: Mapping[str, Field], key: str) -> Any:
     field = fields.get(key)
     if field is None:
         return None
-    return json.loads(text[field.start : field.end], parse_int=read_integer)
+    return json.loads(text[field.start : field.end], parse_int=read_integer, parse_float=read_fraction)
 
 
 def _raw(text: str, fields: Mapping[str, Field], key: str) -> str:

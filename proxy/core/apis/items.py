@@ -77,7 +77,7 @@ def _digest(plain: dict[str, Any], *, large: bool) -> bytes:
             text = encode_in_steps(plain, _encode, ordered=True).encode()
         else:
             text = msgspec.json.encode(plain, order="deterministic")
-    except UnicodeError:  # lone surrogates
+    except (UnicodeError, TypeError):  # lone surrogates, and numbers that Python does not hold
         text = encode_in_steps(plain, _SORTED.encode, ordered=True).encode()
     if large:
         dismantle(plain)

@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from proxy.core.apis.json_scan import Field, Span, elements, members
-from proxy.core.apis.json_steps import ONE_CALL, decode, dismantle, encode_in_steps, parse
+from proxy.core.apis.json_steps import ONE_CALL, decode, dismantle, encode_in_steps, parse, spelled
 from proxy.core.errors import InvalidRequest
 
 Path = tuple[str | int, ...]
@@ -42,14 +42,14 @@ class Slot:
 
 def quoted(value: Any) -> str:
     """Return *value* as JSON that can be sent as UTF-8; lone surrogates, which cannot, stay escaped."""
-    if isinstance(value, str):
+    if type(value) is str:
         text = _WRITER.encode(value)
     else:
         text = encode_in_steps(value, _written)
     try:
         text.encode()
     except UnicodeEncodeError:
-        return encode_in_steps(value, _ASCII_WRITER.encode)
+        return encode_in_steps(value, lambda part: spelled(part, _ASCII_WRITER.encode))
     return text
 
 
@@ -60,8 +60,8 @@ def _written(value: Any) -> str:
     """
     try:
         text = msgspec.json.encode(value)
-    except UnicodeEncodeError:  # lone surrogates
-        return _WRITER.encode(value)
+    except (UnicodeEncodeError, TypeError):  # lone surrogates, and numbers that Python does not hold
+        return spelled(value, _WRITER.encode)
     if b"null" in text or type(value) is float or _FRACTION.search(text):
         return _WRITER.encode(value)
     return text.decode()
@@ -356,7 +356,7 @@ def _replaced_content(value: str, text: str, kind: str, is_media: Callable[[Mapp
     if is_media is None or not value.startswith("["):
         return quoted(text)
     parts = [value[start:end] for start, end in elements(value, 0)[0]]
-    decoded = [(part.encode(), json.loads(part)) for part in parts]
+    decoded = [(part.encode(), parse(part)) for part in parts]
     media = [part for part, node in decoded if isinstance(node, dict) and is_media(node)]
     if not media:
         return quoted(text)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Iterator
 from itertools import islice
 from typing import Any, Final
@@ -30,15 +31,28 @@ UNREADABLE = (msgspec.DecodeError, UnicodeError, RecursionError)
 """Exceptions of msgspec after which the standard parser decides if the bytes are JSON at all."""
 
 
-def read_integer(digits: str) -> int | str:
+class Digits(str):
+    """A number that Python does not hold, as JSON writes it. Its meaning is left to the upstream."""
+
+    __slots__ = ()
+
+
+def read_integer(digits: str) -> int | Digits:
     """Return the number that JSON writes as *digits*; the digits themselves if they are more than Python reads.
 
-    The limit guards against the quadratic cost of reading them. No field that is used here is so large, so the meaning
-    of such a number is left to the upstream.
+    The limit guards against the quadratic cost of reading them. No field that is used here is so large.
     """
     if len(digits) > _MOST_DIGITS:
-        return digits
+        return Digits(digits)
     return int(digits)
+
+
+def read_fraction(digits: str) -> float | Digits:
+    """Return the number that JSON writes as *digits*; the digits themselves if it is too large, such as ``1e400``."""
+    number = float(digits)
+    if math.isinf(number):
+        return Digits(digits)
+    return number
 
 
 def decode(raw: bytes) -> Any:
@@ -54,19 +68,30 @@ def decode(raw: bytes) -> Any:
         pass
     try:
         # Given bytes, it would also accept UTF-16 and unescaped lone surrogates.
-        return json.loads(raw.decode(), parse_int=read_integer)
+        return json.loads(raw.decode(), parse_int=read_integer, parse_float=read_fraction)
     except (ValueError, RecursionError) as error:
         raise InvalidRequest(f"The request body is not valid JSON: {error}.") from None
 
 
 def parse(text: str) -> Any:
-    """Return the value of *text*, in calls of some ms each. Raises what ``json.loads`` raises."""
+    """Return the value of *text*, in calls of some ms each. Raises ``ValueError`` and ``RecursionError``."""
     if len(text) > ONE_CALL:
         try:
             return _in_steps(text.encode(), STEPS)
         except UNREADABLE:
             pass
-    return json.loads(text)
+    return json.loads(text, parse_int=read_integer, parse_float=read_fraction)
+
+
+def spelled(value: Any, write: Callable[[Any], str]) -> str:
+    """Return *value* as JSON, by *write* but for numbers that Python does not hold: they are spelled as they came."""
+    if isinstance(value, Digits):
+        return value
+    if isinstance(value, dict):
+        return "{{{}}}".format(",".join([f"{write(key)}:{spelled(member, write)}" for key, member in value.items()]))
+    if isinstance(value, list):
+        return "[{}]".format(",".join([spelled(element, write) for element in value]))
+    return write(value)
 
 
 def _in_steps(raw: Any, steps: int) -> Any:

@@ -301,7 +301,7 @@ def _slots(holder: Mapping[str, Any], path: Path = ()) -> Iterator[Slot]:
     if not isinstance(content, list):
         return
     for at, block in enumerate(content):
-        if isinstance(block, dict) and block.get("type") in _TEXTS:
+        if isinstance(block, dict) and str(block.get("type")) in _TEXTS:
             yield from _block_slots(block, (*path, "content", at))
 
 

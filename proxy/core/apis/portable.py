@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any, Final
 
+from proxy.core.apis.json_edit import quoted
 from proxy.core.apis.json_steps import decode
 
 SEALED_HINT = re.compile(
@@ -39,8 +39,6 @@ https://ai.google.dev/gemini-api/docs/thought-signatures"""
 
 STORED_TYPES = frozenset({"reasoning", "item_reference", "compaction"})
 """Types of Responses items that are encrypted, or that only name an item on the author's server."""
-
-_SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 def chat(raw: bytes) -> bytes:
@@ -79,7 +77,7 @@ def responses(raw: bytes) -> bytes:
     item = decode(raw)
     if not isinstance(item, dict):
         return raw
-    if item.get("type") in STORED_TYPES:
+    if str(item.get("type")) in STORED_TYPES:
         return b""
     # A call with the id of a stored one is refused without the reasoning stored beside it. Pairs are joined by call_id.
     is_output = item.get("role") == "assistant" or str(item.get("type", "")).endswith("_call")
@@ -136,12 +134,9 @@ def unsealed(value: object) -> object:
 
 def is_sealed(part: object) -> bool:
     """Return True if a content part is sealed reasoning as a whole."""
-    return isinstance(part, dict) and part.get("type") in SEALED_TYPES
+    return isinstance(part, dict) and str(part.get("type")) in SEALED_TYPES
 
 
 def _as_json(value: Any) -> bytes:
     """Return *value* as JSON in UTF-8; with lone surrogates, which cannot be sent so, in ASCII."""
-    text = json.dumps(value, ensure_ascii=False, separators=(",", ":"))
-    if _SURROGATE.search(text):
-        text = json.dumps(value, separators=(",", ":"))
-    return text.encode()
+    return quoted(value).encode()

@@ -354,7 +354,7 @@ def _part_texts(part: Any) -> Iterator[str]:
         yield quoted(part)
     elif is_media(part):
         return
-    elif part.get("type") in _TEXT_PARTS:
+    elif str(part.get("type")) in _TEXT_PARTS:
         yield from (part[key] for key in ("text", "refusal") if isinstance(part.get(key), str))
     else:
         yield quoted(part)

@@ -12,8 +12,9 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from proxy.core.apis.json_edit import minified
+from proxy.core.apis.json_edit import minified, quoted
 from proxy.core.apis.json_scan import elements
+from proxy.core.apis.json_steps import parse
 
 Count = Callable[[str], int]
 
@@ -377,7 +378,7 @@ def shrink_tools(tools: bytes, tokens: int, count: Count) -> bytes:
         return tools
     try:
         # One tool at a time: while a large array is parsed or written at once, no other thread runs.
-        parsed = [json.loads(source[start:end]) for start, end in elements(source, 0)[0]]
+        parsed = [parse(source[start:end]) for start, end in elements(source, 0)[0]]
     except ValueError:
         return _minified_tools(source, tokens, count) or tools  # for example an integer that Python does not read
     smallest = _tools_at(parsed, *LEVELS[-1])
@@ -402,10 +403,8 @@ def _minified_tools(source: str, tokens: int, count: Count) -> bytes:
 
 def _tools_at(parsed: list[Any], own: int, nested: int, examples: bool) -> bytes:
     """The JSON array of the tools *parsed*, with as much prose as one level leaves."""
-    tools = (
-        json.dumps(_tool(tool, own, nested, examples), ensure_ascii=False, separators=(",", ":")) for tool in parsed
-    )
-    return f"[{','.join(tools)}]".encode("utf-8", "backslashreplace")
+    tools = (quoted(_tool(tool, own, nested, examples)) for tool in parsed)
+    return f"[{','.join(tools)}]".encode()
 
 
 def _tool(tool: Any, own: int, nested: int, examples: bool) -> Any:

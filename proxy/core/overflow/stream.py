@@ -301,7 +301,7 @@ def _is_preamble(value: Any) -> bool:
     """True if an event has no content yet: a start-up event, or a delta with nothing but a role."""
     if not isinstance(value, dict):
         return False
-    if value.get("type") in PREAMBLE_TYPES:
+    if str(value.get("type")) in PREAMBLE_TYPES:
         return True
     choices = value.get("choices")
     if not isinstance(choices, list) or value.get("usage"):

@@ -7,11 +7,11 @@ after it is described as a block describes folded rounds. The user's words stand
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Callable
 from typing import Any, Final
 
 from proxy.core.apis.envelope import Envelope
+from proxy.core.apis.json_steps import parse
 from proxy.core.client_compaction import without_prompt
 from proxy.core.compaction.block import FoldedItems, render_block
 from proxy.core.compaction.stages import BLOCK_FRAME
@@ -169,7 +169,7 @@ def _format(member: object) -> object:
 def _member(envelope: Envelope, name: str) -> Any:
     if name not in envelope.fields:
         return None
-    return json.loads(envelope.value(name))
+    return parse(envelope.value(name))
 
 
 def _encodable(text: str) -> str:

@@ -166,8 +166,8 @@ def _note_use(uses: dict[str, _Use], block: Mapping[str, Any], tokens: int) -> N
     """Add the tool use or the result in *block* to *uses*."""
     if block.get("type") == "tool_use" and isinstance(block.get("id"), str):
         uses[block["id"]] = _Use(str(block.get("name")), tokens)
-    elif block.get("type") == "tool_result" and block.get("tool_use_id") in uses:
-        use = uses[block["tool_use_id"]]
+    elif block.get("type") == "tool_result" and str(block.get("tool_use_id")) in uses:
+        use = uses[str(block["tool_use_id"])]
         use.has_result = True
         use.result_tokens = 0
         if "content" in block:
@@ -222,7 +222,7 @@ def clear_message(raw: bytes, message: Mapping[str, Any], cleared: Mapping[str, 
     for index, block in enumerate(content if isinstance(content, list) else ()):
         if not isinstance(block, dict):
             continue
-        if block.get("type") == "tool_result" and block.get("tool_use_id") in cleared and "content" in block:
+        if block.get("type") == "tool_result" and str(block.get("tool_use_id")) in cleared and "content" in block:
             changes["content", index, "content"] = json.dumps(PLACEHOLDER)
         if block.get("type") == "tool_use" and cleared.get(str(block.get("id"))) and "input" in block:
             changes["content", index, "input"] = "{}"

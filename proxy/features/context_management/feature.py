@@ -7,7 +7,6 @@ https://platform.claude.com/docs/en/build-with-claude/compaction describe them.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Collection
 from typing import Any, Final
 
@@ -15,7 +14,7 @@ from msgspec import structs
 
 from proxy.core.apis import messages
 from proxy.core.apis.envelope import Envelope
-from proxy.core.apis.json_steps import decode
+from proxy.core.apis.json_steps import decode, parse
 from proxy.core.decisions import CountedView, FinalDecision, Forward
 from proxy.core.models import Route
 from proxy.core.planner import LOSSY
@@ -66,7 +65,7 @@ class ContextManagement(Feature):
         route = self._resolve(request.path_model or envelope.model)
         if route.upstream not in self._owned or MEMBER not in envelope.fields:
             return request
-        edits = read_edits(json.loads(envelope.value(MEMBER)))
+        edits = read_edits(parse(envelope.value(MEMBER)))
         reading = await self._reader.read(messages, route.encoding, request.tenant, located, route.model)
         body = await offload(len(reading.body), _edited_body, reading, edits)
         options = structs.replace(request.options, window=_window(request, envelope, edits))

@@ -11,13 +11,16 @@ from __future__ import annotations
 
 import re
 import unicodedata
+from string import ascii_lowercase
 from typing import Final
 
 INVISIBLE: Final = re.compile(
-    "[\u00ad\u034f\u061c\u115f\u1160\u17b4\u17b5\u180b-\u180e\u200b\u200e\u200f\u202a-\u202e\u2060-\u206f\u3164"
-    "\ufe00-\ufe0e\ufeff\uffa0\ufff9-\ufffb\U000e0000-\U000e0fff]|(?<=[ -~])[\u200c\u200d]|[\u200c\u200d](?=[ -~])"
+    "[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u00ad\u034f\u061c\u115f\u1160\u17b4\u17b5\u180b-\u180e\u200b\u200e\u200f\u202a-\u202e\u2060-\u206f\u2800\u3164"
+    "\ufe00-\ufe0e\ufeff\uffa0\ufff9-\ufffb\ud800-\udfff\U0001d173-\U0001d17a\U000e0000-\U000e0fff]"
+    "|(?<=[ -~])[\u200c\u200d]|[\u200c\u200d](?=[ -~])"
 )
-"""Characters that nobody sees and models read: directions, tags, variations but for that of emoji, and joiners.
+"""Characters that nobody sees and models read: controls, directions, tags, variations but for that of emoji, and
+joiners; and halves of characters, which no store holds.
 
 Joiners belong into Persian, Indic scripts and emoji, so only those beside a character of ASCII count.
 """
@@ -25,10 +28,14 @@ Joiners belong into Persian, Indic scripts and emoji, so only those beside a cha
 _JOINERS: Final = str.maketrans("", "", "\u200c\u200d")
 
 _CONFUSABLE: Final = str.maketrans(
-    "авекмнорстухіѕјԁԛԝһɡαβεικνορτυχ0134578@$",
-    "abekmhopctyxisjdqwhgabeiknoptuxoieastbas",
+    "авекмнорстухіѕјԁԛԝһɡαβεικνορτυχ0134578@$ᴀʙᴄᴅᴇꜰɢʜɪᴊᴋʟᴍɴᴏᴘǫʀꜱᴛᴜᴠᴡʏᴢı"
+    + "".join(chr(first + at) for first in (0x1F150, 0x1F170, 0x1F1E6) for at in range(26)),
+    "abekmhopctyxisjdqwhgabeiknoptuxoieastbasabcdefghijklmnopqrstuvwyzi" + 3 * ascii_lowercase,
 )
-"""Letters that look like others; https://www.unicode.org/reports/tr39/ lists all."""
+"""Letters that look like others, small capitals, and letters in circles, squares and flags.
+
+https://www.unicode.org/reports/tr39/ lists all.
+"""
 
 _SPACED: Final = re.compile(r"(?<!\w)(?:[^\W\d_][\s.\-_*]+){5,}[^\W\d_](?!\w)")
 """Words whose letters are spaced out."""
@@ -153,4 +160,4 @@ def reason_to_refuse(text: str) -> str:
 def _plain(text: str) -> str:
     """Return *text* in lower case without accents, and with compatible characters in their usual form."""
     folded = unicodedata.normalize("NFKD", text.translate(_JOINERS)).casefold()
-    return "".join(letter for letter in folded if not unicodedata.combining(letter))
+    return "".join(letter for letter in folded if not unicodedata.category(letter).startswith("M"))

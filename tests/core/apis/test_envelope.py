@@ -348,3 +348,11 @@ def test_a_hosted_tool_is_seen_wherever_it_stands(before: int) -> None:
     own = {"type": "function", "function": {"name": "f", "description": "x" * (before - 60)}}
     assert outline(tools=[own, {"type": "web_search"}]).has_unseen_input
     assert not outline(tools=[own, own]).has_unseen_input
+
+
+@pytest.mark.parametrize("name", ["\\ud800", "m\\udfff", "\\ude00\\ud83d"])
+def test_a_model_that_no_store_could_name_is_refused(name: str) -> None:
+    """Half a character can be spelled in JSON, and nowhere else: not in a header, a metric's label or a key."""
+    with pytest.raises(InvalidRequest, match="UTF-8"):
+        read_envelope(f'{{"model":"{name}"}}', FIGURES)
+    assert read_envelope('{"model":"\\ud83d\\ude00"}', FIGURES).model == "\N{GRINNING FACE}"

@@ -389,3 +389,40 @@ def test_nested_values() -> None:
 def test_a_mark_betrays_sealed_reasoning(row: Row) -> None:
     """Every item with sealed reasoning matches the hint that is searched for first."""
     assert portable.SEALED_HINT.search(row.raw)
+
+
+@pytest.mark.parametrize("api", APIS)
+@pytest.mark.parametrize("kind", [[], {}, ["text"], {"text": 1}, None, 5, True])
+def test_a_type_that_is_no_text_is_read(api: str, kind: Any) -> None:
+    """A part or an item whose type is any JSON at all costs its tokens, and never a fault."""
+    part = {"type": kind, "text": "some words"}
+    holders = [{"role": "user", key: [part]} for key in ("content", "parts", "output")]
+    for holder in (*holders, {**part, "role": "assistant", "content": "some words"}, {"type": kind, "output": [part]}):
+        raw = raw_of(holder)
+        assert APIS[api].module.read_item(raw, count_tokens).tokens > 0
+        APIS[api].module.read_item_text(raw)
+        assert portable.PORTABLE[api](raw) is not None
+
+
+@pytest.mark.parametrize("api", APIS)
+@pytest.mark.parametrize("number", ["1e400", "9" * 5000])
+def test_an_edit_spells_numbers_as_they_came(api: str, number: str) -> None:
+    """What Python cannot hold is no reason to send something else, or what is no JSON."""
+    bare, module = number.encode(), APIS[api].module
+    held = {"big": "@", "note": "words " * 200}
+    raw = raw_of(
+        {
+            "chat": {"role": "assistant", "reasoning_details": [{"type": "reasoning.encrypted"}], "big": "@"},
+            "messages": {"role": "assistant", "content": [{"type": "thinking"}, {"type": "tool_use", "input": held}]},
+            "responses": {"type": "function_call", "call_id": "c", "id": "f", "name": "n", "arguments": "", "big": "@"},
+            "gemini": {
+                "role": "model",
+                "parts": [{"functionCall": {"name": "n", "args": held}, "thoughtSignature": "x"}],
+            },
+        }[api]
+    ).replace(b'"@"', bare)
+    assert len(module.read_item(raw, count_tokens).hash) == 16
+    sent = portable.PORTABLE[api](raw)
+    assert sent != raw
+    assert bare in sent
+    assert b'"' + bare not in sent

@@ -29,6 +29,7 @@ from proxy.core.apis.json_edit import (
     with_replaced_texts,
 )
 from proxy.core.apis.json_scan import Span
+from proxy.core.apis.json_steps import decode, parse
 from tests.support import conversation_strategies
 
 values = st.recursive(
@@ -240,3 +241,14 @@ def test_minified_json_parses_to_the_same_value(case: tuple[Any, str]) -> None:
 def test_what_minified_json_keeps(text: str, shorter: str) -> None:
     """Numbers and strings as they are spelled, keys that come twice, and every text that is no JSON."""
     assert minified(text) == shorter
+
+
+@pytest.mark.parametrize("number", ["1e400", "-1.5E+999", "9" * 5000, "-" + "8" * 4301])
+@pytest.mark.parametrize("other", [1, 0.5, "1e400", "\ud83d", None])
+def test_a_number_that_python_does_not_hold_is_spelled_as_it_came(number: str, other: Any) -> None:
+    """JSON has larger numbers than Python; a text of the same characters stays a text."""
+    text = json.dumps({"a": [other, {"b": "@"}], "@": "@"}, separators=(",", ":")).replace('"@"', number, 1)
+    assert quoted(decode(text.encode())) == text
+    assert quoted(parse(text)) == text
+    assert quoted(decode(number.encode())) == number
+    assert quoted(decode(json.dumps(number).encode())) == f'"{number}"'

@@ -373,3 +373,13 @@ def test_tools_that_stay_too_large_are_counted_once() -> None:
     count = CountsCharacters()
     cut = shrink_tools(raw, 10, count)
     assert count.read == len(cut) < len(raw)
+
+
+@pytest.mark.parametrize("number", ["1e400", "9" * 5000])
+def test_tools_without_prose_spell_numbers_as_they_came(number: str) -> None:
+    """A limit in a schema that Python does not hold is sent as the client wrote it."""
+    tool = {"name": "t", "description": "words " * 50, "input_schema": {"type": "number", "maximum": "@"}}
+    raw = json.dumps([tool]).replace('"@"', number).encode()
+    cut = shrink_tools(raw, 0, count_tokens)
+    assert b"words words" not in cut
+    assert f'"maximum":{number}}}'.encode() in cut

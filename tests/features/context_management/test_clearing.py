@@ -162,3 +162,16 @@ def test_odd_conversations_are_walked() -> None:
     weighed = [messages.read_item(json.dumps(message).encode(), METER) for message in decoded]
     assert cleared_tool_uses(0, weighed, decoded, ClearToolUses(0, keep=0)) == {}
     assert cleared_tool_uses(0, [], [], ClearToolUses(0, keep=0)) == {}
+
+
+@pytest.mark.parametrize("name", [[], {}, ["z"], 5, None])
+def test_names_that_are_no_texts_are_walked(name: Any) -> None:
+    """A result whose name is any JSON at all answers nothing."""
+    decoded = [
+        {"role": "assistant", "content": [{"type": "tool_use", "id": "z", "name": "n", "input": {}}]},
+        {"role": "user", "content": [{"type": "tool_result", "tool_use_id": name, "content": "x " * 500}]},
+    ]
+    raw = [json.dumps(message).encode() for message in decoded]
+    weighed = [messages.read_item(each, METER) for each in raw]
+    assert cleared_tool_uses(0, weighed, decoded, ClearToolUses(0, keep=0)) == {}
+    assert clear_message(raw[1], decoded[1], {"z": True}) == raw[1]
