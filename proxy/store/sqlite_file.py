@@ -90,7 +90,7 @@ class StoreFile:
 
     def _opened(self, busy_for: float) -> Entries:
         self._create()
-        connection = sqlite3.connect(self.path, busy_for, isolation_level=None, check_same_thread=False)
+        connection = sqlite3.connect(self.path, timeout=busy_for, isolation_level=None, check_same_thread=False)
         try:
             prepare(connection)
             status = self.path.stat()
