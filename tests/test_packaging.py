@@ -18,10 +18,12 @@ import venv
 import zipfile
 from collections.abc import Sequence
 from dataclasses import dataclass
-from importlib.metadata import packages_distributions
+from importlib.metadata import distribution, packages_distributions
 from pathlib import Path
+from typing import Any
 
 import aiohttp
+import openai
 import pytest
 
 from tests.conftest import StartProxy, StartStub
@@ -279,6 +281,51 @@ async def test_image_checks_its_health(stub: StartStub, proxy: StartProxy) -> No
 
     assert await asyncio.to_thread(exit_code, front.port) == 0
     assert await asyncio.to_thread(exit_code, free_port()) != 0
+
+
+def pruned() -> tuple[list[str], list[str]]:
+    """What the image's recipe takes out of the libraries: distributions, and paths below their directory."""
+    recipe = (ROOT / "Dockerfile").read_text().replace("\\\n", "")
+    (uninstalled,) = re.findall(r"uninstall --yes ([\w -]+?) +&&", recipe)
+    (removed,) = re.findall(r"&& rm -r ((?:\"\$libraries/[^\"]+\" *)+)", recipe)
+    return uninstalled.split(), re.findall(r"\$libraries/([^\"]+)", removed)
+
+
+LACKS = """
+import sys
+
+class Pruned:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in {modules!r} or name in {modules!r}:
+            raise ImportError(name)
+
+sys.meta_path.insert(0, Pruned())
+"""
+
+
+@pytest.mark.slow
+async def test_what_the_image_lacks_is_not_missed(stub: StartStub, proxy: StartProxy, tmp_path: Path) -> None:
+    """Providers over LiteLLM answer without what is taken out, and each path that is named there exists."""
+    distributions, paths = pruned()
+    litellm = Path(str(distribution("litellm").locate_file("")))
+    assert [path for path in paths if not (litellm / path).exists()] == []
+    native = [path.partition(".")[0].replace("/", ".") for path in paths if path.endswith(".so")]
+    modules = frozenset([*(name.replace("-", "_") for name in distributions), *native])
+    assert "litellm.rust_bridge._native" in modules
+    (tmp_path / "sitecustomize.py").write_text(LACKS.format(modules=modules))
+    server = await stub(window=8_192)
+    providers = [{"name": name, "provider": name, "base_url": server.url} for name in ("anthropic", "hosted_vllm")]
+    models = [{"name": "claude-*", "upstream": "anthropic"}, {"name": "*", "upstream": "hosted_vllm"}]
+    path = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
+    config = {"upstreams": providers, "models": models}
+    front = await proxy(server.url, config=config, environment={"PYTHONPATH": path})
+    async with openai.AsyncOpenAI(base_url=front.url, api_key="sk-client", timeout=120) as client:
+        for model in ("claude-3-haiku", "llama-3-8b"):
+            messages: list[Any] = [{"role": "user", "content": "hi"}]
+            answer = await client.chat.completions.create(model=model, messages=messages, max_tokens=9)
+            assert answer.choices[0].message.content == "Understood."
+            stream = await client.chat.completions.create(model=model, messages=messages, max_tokens=9, stream=True)
+            assert "".join([chunk.choices[0].delta.content or "" async for chunk in stream if chunk.choices])
 
 
 def test_image_recipe_has_no_lint_findings() -> None:
