@@ -48,7 +48,7 @@ from proxy.engine.body_edits import rerouted
 from proxy.engine.fail_open import COUNT_TOKENS, FailOpen
 from proxy.engine.features import Continued, Extend, Features
 from proxy.engine.learned_routes import LearnedRoutes, SentPrompt, sent_prompt
-from proxy.engine.measuring import Measurer
+from proxy.engine.measuring import Measurer, with_calls_read
 from proxy.engine.ports import Answer, Clock, Outcome, Refusal, Reply, learn_nothing
 from proxy.engine.quick_check import QuickCheck
 from proxy.engine.records import CompactionRecords
@@ -204,8 +204,6 @@ class Engine:
     async def _decide(self, measured: MeasuredRequest) -> FinalDecision:
         """Ask the planner until its decision is final; look up or write what it lacks."""
         progress: Progress = START
-        if self._policy.reads_calls and not measured.has_facts:
-            measured = await offload(measured.size, measured.with_facts)
         while True:
             size = measured.size if measured.has_facts else measured.light_size
             if isinstance(progress, LookedUp) and (record := progress.record) is not None:
@@ -220,6 +218,8 @@ class Engine:
                 case NeedBlock():
                     progress = await self._records.write(measured, decision)
                 case Forward() | TooLossy() | Reject():
+                    if self._policy.reads_calls:
+                        return await with_calls_read(decision)
                     return decision
                 case other:
                     assert_never(other)

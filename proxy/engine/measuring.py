@@ -12,15 +12,19 @@ from proxy.core.apis.envelope import TOOLS, Envelope
 from proxy.core.client_compaction import compacting_client
 from proxy.core.compaction.schedule import CompactionTarget, MaxLoss
 from proxy.core.compaction.truncate import shrink_tools
+from proxy.core.conversation import UNREAD
 from proxy.core.decisions import (
     API_FORMATS,
     LIGHT_ITEM,
     NO_ADDITION,
+    FinalDecision,
+    Forward,
     KnownRoute,
     MeasuredRequest,
     ParsedBody,
     Policy,
     TokenCounts,
+    TooLossy,
     UncountedView,
 )
 from proxy.core.models import Catalogue, Route
@@ -241,3 +245,20 @@ def _client_compaction(reading: CountedBody) -> str:
         return ""
     history = reading.roles.assistant > 0
     return compacting_client(reading.envelope, body[slice(*spans[0])], body[slice(*spans[-1])], history)
+
+
+async def with_calls_read(decision: FinalDecision) -> FinalDecision:
+    """Return *decision* with the calls and results of its request read, which a plan without a compaction leaves.
+
+    Only those that no request before had are work, so only they are weighed.
+    """
+    if isinstance(decision, TooLossy) or isinstance(decision.view, UncountedView) or decision.view.measured.has_facts:
+        return decision
+    view = decision.view
+    parsed = view.measured.parsed
+    unread = [span for item, span in zip(parsed.items, parsed.scan.spans, strict=True) if item.facts is UNREAD]
+    size = load_of(sum(end - start for start, end in unread), len(unread))
+    read = replace(view, measured=await offload(size, view.measured.with_facts))
+    if isinstance(decision, Forward):
+        return Forward(read)
+    return replace(decision, view=read)
