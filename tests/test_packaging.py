@@ -132,6 +132,7 @@ def test_wheel_holds_the_package_and_nothing_else(installed: Installed) -> None:
         "proxy/cli/commands.py",
         "proxy/py.typed",
         "proxy/_config/ullage.yaml",
+        "proxy/_config/injected.yaml",
         "proxy/page/static/page.js",
     } <= names
     assert {name.split("/")[0] for name in names} == {"proxy", f"ullage-{PROJECT['version']}.dist-info"}
