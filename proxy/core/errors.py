@@ -133,6 +133,19 @@ class StoreUnavailable(UllageError):
         return "The store does not answer, so nothing can be told of conversations now. Model calls go on without it."
 
 
+class OtherVersion(StoreUnavailable):
+    """What is stored was written by another version of Ullage, which may know more of it: it is left alone."""
+
+    def __init__(self, version: int) -> None:
+        super().__init__()
+        self.version = version
+
+    @property
+    def message(self) -> str:
+        """One sentence: what is unavailable, and what still works."""
+        return "Another version of Ullage stored this, so it can be neither read nor changed here. Model calls go on."
+
+
 class UpstreamUnreachable(UllageError):
     """The upstream gave no answer; ``upstream`` is its configured name."""
 

@@ -63,6 +63,10 @@ class MemoriesTable:
             return await self._run(lambda: self._backend.claim(name, sealed, LIFETIME)) is None
         return await self._run(lambda: self._backend.swap(name, former, sealed, LIFETIME))
 
+    def log_other_version(self, version: int) -> None:
+        """Log, once, that memories of another *version* are left alone."""
+        self._access.log_other_version("memories", version)
+
     async def _run(self, operation: Callable[[], Coroutine[Any, Any, T]]) -> T:
         try:
             return await self._access.run(operation())

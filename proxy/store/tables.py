@@ -152,6 +152,11 @@ class TableAccess:
         except Unavailable as error:
             self.count_failure(error)
 
+    def log_other_version(self, records: str, version: int) -> None:
+        """Log, once for each *version*, that *records* are left alone which another version of the proxy stored."""
+        advice = "run that version, or one that is newer, in all replicas: this one neither reads nor changes them"
+        self._warnings.change(f"version of {records}", version, "store.other_version", kind=records, advice=advice)
+
     async def read_first(self, tenant: bytes, names: Sequence[str]) -> tuple[int, bytes] | None:
         """The value under the first of *names* (all of one conversation) that has one, as ``(index, value)``.
 

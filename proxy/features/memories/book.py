@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from proxy.core.errors import InvalidRequest, StoreUnavailable
+from proxy.core.errors import InvalidRequest, OtherVersion, StoreUnavailable
 from proxy.features.memories.memory import (
     LONGEST_CONTENT,
     LONGEST_TITLE,
@@ -23,7 +23,7 @@ from proxy.features.memories.memory import (
 )
 from proxy.features.memories.scanner import reason_to_refuse
 from proxy.features.memories.selection import matching
-from proxy.store.memories_table import MemoriesTable
+from proxy.store.memories_table import MemoriesTable, StoredMemories
 
 TRIES: Final = 8
 """Changes that are tried if other replicas change the same project's memories at once."""
@@ -45,7 +45,10 @@ class NewMemory:
 
 
 class MemoryBook:
-    """The memories in *table*; *now* returns Unix time. Every method raises ``StoreUnavailable``."""
+    """The memories in *table*; *now* returns Unix time. Every method raises ``StoreUnavailable``.
+
+    What another version of Ullage stored is left alone, and is as unavailable as a store that does not answer.
+    """
 
     def __init__(self, table: MemoriesTable, now: Callable[[], float]) -> None:
         self._table = table
@@ -53,7 +56,7 @@ class MemoryBook:
 
     async def all(self, tenant: bytes, project: str) -> ProjectMemories:
         """Return everything that is stored of *project*."""
-        return decode((await self._table.read(tenant, project)).value)
+        return self._decoded(await self._table.read(tenant, project))
 
     async def valid(self, tenant: bytes, project: str) -> list[Memory]:
         """Return the memories of *project* that have not expired, the newest first."""
@@ -91,11 +94,19 @@ class MemoryBook:
         """Store what *change* makes of the memories of *project*, and return it."""
         for _ in range(TRIES):
             stored = await self._table.read(tenant, project)
-            before = decode(stored.value)
+            before = self._decoded(stored)
             after = change(before)
             if after == before or await self._table.replace(tenant, project, stored, encode(after)):
                 return after
         raise StoreUnavailable
+
+    def _decoded(self, stored: StoredMemories) -> ProjectMemories:
+        """Return the memories in *stored*. Raises ``OtherVersion``: they are left to the version that stored them."""
+        try:
+            return decode(stored.value)
+        except OtherVersion as error:
+            self._table.log_other_version(error.version)
+            raise
 
     def _checked(self, new: NewMemory) -> Memory:
         title, content = " ".join(new.title.split()), new.content.strip()

@@ -8,7 +8,7 @@ from typing import Final, Literal, get_args
 import msgspec
 from msgspec import structs
 
-from proxy.core.errors import Conflict
+from proxy.core.errors import Conflict, OtherVersion
 
 Type = Literal["project", "user", "decision", "session"]
 """A fact of the project, a preference of its user, something decided, or a conversation that was compacted."""
@@ -114,17 +114,22 @@ def encode(memories: ProjectMemories) -> bytes:
     return msgspec.msgpack.encode(memories)
 
 
+class _Versioned(msgspec.Struct):
+    version: int
+
+
 def decode(value: bytes | None) -> ProjectMemories:
-    """Return stored memories; none if there are none, or they are damaged or of another version."""
+    """Return stored memories; none if there are none, or they are damaged. Raises ``OtherVersion``."""
     if value is None:
         return ProjectMemories()
     try:
-        memories = msgspec.msgpack.decode(value, type=ProjectMemories)
+        # The version first: of another one nothing else need be as this one knows it.
+        version = msgspec.msgpack.decode(value, type=_Versioned).version
+        if version != VERSION:
+            raise OtherVersion(version)
+        return msgspec.msgpack.decode(value, type=ProjectMemories)
     except (msgspec.DecodeError, UnicodeError):
         return ProjectMemories()
-    if memories.version != VERSION:
-        return ProjectMemories()
-    return memories
 
 
 def _is_replaced(former: Memory, memory: Memory) -> bool:

@@ -6,11 +6,10 @@ from typing import Any
 
 import msgspec
 
-from proxy.core.tokens.counting import injected_memories
 from proxy.features.memories.block import END, HEADING, Entry, StoredBlock, decode, encode, entries_of, text_of
 from proxy.features.memories.memory import Memory
 from proxy.features.memories.selection import Chosen
-from tests.support.engine_fixtures import count_tokens
+from tests.support.engine_fixtures import count_tokens, packaged_marks
 
 NOW = 1_795_392_000
 
@@ -61,10 +60,12 @@ def test_the_text_of_every_section() -> None:
 
 def test_it_is_counted_as_memories() -> None:
     """The section is what the figures of a request call injected memories."""
-    found = injected_memories(f"{TEXT}\n\n# Task\nDo it.")
-    assert found.startswith(HEADING)
-    assert "T5" in found
-    assert "Do it." not in found
+    text = f"{TEXT}\n\n# Task\nDo it."
+    ((region, start, end),) = packaged_marks().parts(text)
+    assert region == "memory"
+    assert text[start:end].startswith(HEADING)
+    assert "T5" in text[start:end]
+    assert "Do it." not in text[start:end]
 
 
 def test_a_line_is_cut_and_stays_one_line() -> None:

@@ -6,9 +6,10 @@ import asyncio
 from dataclasses import replace
 from pathlib import Path
 
+import msgspec
 import pytest
 
-from proxy.core.errors import InvalidRequest, StoreUnavailable
+from proxy.core.errors import InvalidRequest, OtherVersion, StoreUnavailable
 from proxy.features.memories.book import ID, TRIES, MemoryBook, NewMemory
 from proxy.features.memories.memory import DAY_SECONDS, LONGEST_CONTENT, LONGEST_TITLE
 from proxy.store import open_store
@@ -24,6 +25,30 @@ async def a_table(folder: Path) -> MemoriesTable:
     tasks = Tasks(lambda name, error: None)
     store = await open_store("memory", directory=folder, key=None, spawn=tasks.spawn, warn=lambda *_: None)
     return store.memories
+
+
+async def test_memories_of_another_version_are_left_alone(tmp_path: Path) -> None:
+    """A record of a version that is not known is neither read nor replaced, and the log says so once."""
+    logged: list[str] = []
+    tasks = Tasks(lambda name, error: None)
+    store = await open_store(
+        "memory", directory=tmp_path, key=None, spawn=tasks.spawn, warn=lambda event, _: logged.append(event)
+    )
+    table = store.memories
+    later = msgspec.msgpack.encode({"version": 2, "memories": {"a": "in another shape"}})
+    assert await table.replace(TENANT, "heron", StoredMemories(), later)
+    logged.clear()
+    book = MemoryBook(table, lambda: NOW)
+    for _ in range(2):
+        with pytest.raises(OtherVersion):
+            await book.valid(TENANT, "heron")
+        with pytest.raises(OtherVersion):
+            await book.add(TENANT, "heron", QUEUE)
+        with pytest.raises(OtherVersion):
+            await book.forget(TENANT, "heron", ["0" * 12])
+    assert (await table.read(TENANT, "heron")).value == later
+    assert logged == ["store.other_version"]
+    assert await book.add(TENANT, "crane", QUEUE)
 
 
 class Contended(MemoriesTable):

@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from proxy.core.errors import Conflict
+from proxy.core.errors import Conflict, OtherVersion
 from proxy.features.memories.memory import (
     DAY_SECONDS,
     MOST,
@@ -104,10 +104,13 @@ def test_forgetting_and_pinning() -> None:
 
 
 def test_what_is_stored_is_read_and_what_is_damaged_is_not() -> None:
-    """Another release may add members; another version is not read."""
+    """Another release may add members; what is of another version is no damage."""
     project = with_all(memory(1, class_="working", expires_at=9), memory(2)).without(["0" * 12])
     assert decode(encode(project)) == ProjectMemories(project.memories, project.forgotten)
     members = msgspec.msgpack.decode(encode(project))
     assert decode(msgspec.msgpack.encode({**members, "later": 1})) == project
-    for damaged in (None, b"", b"x" * 40, encode(project)[:-1], msgspec.msgpack.encode({**members, "version": 2})):
+    for damaged in (None, b"", b"x" * 40, encode(project)[:-1], msgspec.msgpack.encode([1])):
         assert decode(damaged) == ProjectMemories()
+    for later in ({**members, "version": 2}, {"version": 7, "memories": "elsewhere"}):
+        with pytest.raises(OtherVersion):
+            decode(msgspec.msgpack.encode(later))
