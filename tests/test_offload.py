@@ -10,6 +10,7 @@ import pytest
 
 from proxy import offload as offloading
 from proxy.offload import LARGE, THREADS, offload
+from tests.support.proxy_process import until
 
 
 async def test_small_work_stays_on_the_loop_and_large_work_leaves_it() -> None:
@@ -35,7 +36,8 @@ async def test_the_loop_goes_on_meanwhile_and_few_threads_work_at_once() -> None
         gate.wait(60)
 
     jobs = [asyncio.ensure_future(offload(LARGE, work)) for _ in range(10)]
-    await asyncio.sleep(0.1)
+    await until(lambda: bool(running))
+    await asyncio.sleep(0.1)  # for more than there may be
     most = len(running)
     gate.set()
     await asyncio.gather(*jobs)

@@ -391,7 +391,7 @@ def test_a_text_without_utf8_is_tiktokens() -> None:
 def test_an_encoder_is_built_anew_in_a_quiet_moment(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its time is bounded: once it is up, and nothing was counted for a while, there is a new one."""
     monkeypatch.setattr(module, "MOST_SECONDS", 0.02)
-    monkeypatch.setattr(module, "QUIET", 0.5)
+    monkeypatch.setattr(module, "QUIET", 1.0)
     built = 0
 
     def build() -> Callable[[str], list[str]]:
@@ -412,18 +412,16 @@ def test_an_encoder_is_built_anew_in_a_quiet_moment(monkeypatch: pytest.MonkeyPa
 
     counter = FastCounter(build, count_exactly)
     exact.clear()
-    until = time.monotonic() + 0.3
-    while time.monotonic() < until:
+    while not exact:  # its time is up: tiktoken counts
         assert counter.count("slow") == 4
     assert built == 1  # it was never quiet
-    assert exact  # so tiktoken has counted
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + 60
     while built == 1 and time.monotonic() < deadline:
         time.sleep(0.02)
-    time.sleep(0.02)
-    exact.clear()
     assert built == 2
-    assert counter.count("slow") == 4
+    while exact and time.monotonic() < deadline:  # the new one is in use a moment after it was built
+        exact.clear()
+        assert counter.count("four") == 4
     assert not exact
 
 
@@ -454,7 +452,7 @@ def test_an_encoder_that_cannot_be_built_anew(monkeypatch: pytest.MonkeyPatch) -
         return encode
 
     counter = FastCounter(build, len)
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + 60
     while not counter.rejected and time.monotonic() < deadline:
         assert counter.count("four") == 4
         time.sleep(0.01)
@@ -471,7 +469,7 @@ def test_counts_stay_the_same_while_the_encoder_is_built_anew(monkeypatch: pytes
     released: list[float] = []
     counter, pick = Tokenizers(release=lambda: released.append(time.monotonic())), random.Random(5)
     some_letters = bytes(ord("abcdefghijklmnopqrstuvwxyz "[n % 27]) for n in range(256))
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 60
     while len(released) < 5 and time.monotonic() < deadline:
         text = pick.randbytes(8_000).translate(some_letters).decode()
         assert counter.count("o200k_base", text) == EXACT.count("o200k_base", text)
@@ -500,12 +498,17 @@ def test_long_texts_are_counted_beside_other_threads() -> None:
     thread.start()
     while len(beats) < 3:
         time.sleep(0.001)
-    began = time.perf_counter()
-    encode(long)
-    ended = time.perf_counter()
+    meanwhile = 0
+    for _ in range(20):  # a busy machine may not let the other thread run for once
+        began = time.perf_counter()
+        encode(long)
+        ended = time.perf_counter()
+        meanwhile = len([at for at in beats if began < at < ended])
+        if meanwhile >= 3:
+            break
     done.set()
     thread.join()
-    assert len([at for at in beats if began < at < ended]) >= 3
+    assert meanwhile >= 3
 
 
 @needs_fast

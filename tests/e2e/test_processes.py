@@ -12,7 +12,6 @@ import socket
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -32,7 +31,7 @@ from tests.support.process_inspection import (
     until_gone,
     worker_pids,
 )
-from tests.support.proxy_process import ROOT, Client, Proxy, until
+from tests.support.proxy_process import ENDED_WITHIN, ROOT, Client, Proxy, until
 
 pytestmark = pytest.mark.skipif(not Path("/proc/self/cwd").exists(), reason="looks at processes through /proc")
 
@@ -77,10 +76,12 @@ async def read_stream(front: Proxy, begun: asyncio.Event | None = None) -> bytes
     return bytes(got)
 
 
-def slow(server: Stub, pieces: int, gap: float, times: int = 1) -> None:
-    """Let the next *times* answers come in *pieces* pieces, *gap* seconds apart."""
-    server.queue(*[Answer("x" * pieces, piece=1)] * times)
-    server.fail(Fault(gap=gap), times)
+def held_streams(server: Stub, count: int = 1) -> asyncio.Event:
+    """Let the next *count* answers stop behind their first piece until the event is set."""
+    go_on = asyncio.Event()
+    server.queue(*[Answer("x" * 20, piece=1)] * count)
+    server.fail(Fault(held=go_on), count)
+    return go_on
 
 
 @pytest.mark.slow
@@ -97,7 +98,7 @@ async def test_two_workers_serve_and_a_crash_costs_only_its_own_requests(
     )
     before = await metrics_of(front, 40)
 
-    slow(server, 20, 0.1, 16)
+    go_on = held_streams(server, 16)
     streams = [asyncio.ensure_future(read_stream(front)) for _ in range(16)]
     await until(lambda: len(server.chats()) == 56)
     victim = worker_pids(front)[1]
@@ -105,6 +106,7 @@ async def test_two_workers_serve_and_a_crash_costs_only_its_own_requests(
     # A dying process leaves /proc/PID/cwd before the kernel closes its listening socket: its parent knows for sure.
     await until(lambda: any(line["event"] == "worker.ended" for line in log_lines(front)))
     assert [await answered(front) for _ in range(10)] == [200] * 10
+    go_on.set()
     ends = [answer.endswith(b"data: [DONE]\n\n") for answer in await asyncio.gather(*streams)]
     assert True in ends, "the other worker's streams broke"
     assert False in ends, "no stream ran on the killed worker: nothing was tested"
@@ -126,27 +128,36 @@ async def metrics_of(front: Proxy, requests: int) -> dict[tuple[str, frozenset[t
     return found
 
 
+async def connected(front: Proxy, method: str, path: str, **more: Any) -> httpx.Response:
+    """The first answer; a worker without a stream may end while it is being asked."""
+    async with httpx.AsyncClient(trust_env=False, base_url=front.root, timeout=60) as client:
+        while True:
+            with contextlib.suppress(httpx.TransportError):
+                return await client.request(method, path, **more)
+
+
 @pytest.mark.parametrize("count", [1, 2])
 @pytest.mark.slow
 async def test_a_drain_lets_a_stream_finish(stub: StartStub, home: Path, proxy: StartProxy, count: int) -> None:
     """After SIGTERM a running stream comes whole, readiness is 503, new requests are refused; the exit code is 0."""
     server = await stub()
     front = await proxy(server.url, window=8192, arguments=["--workers", str(count)], home=home)
-    slow(server, 20, 0.1)
+    go_on = held_streams(server)
     begun = asyncio.Event()
     stream = asyncio.ensure_future(read_stream(front, begun))
     await begun.wait()
     os.kill(front.pid, signal.SIGTERM)
-    async with httpx.AsyncClient(trust_env=False, base_url=front.root, timeout=60) as client:
-        await asyncio.sleep(0.3)
-        assert (await client.get("/health/live")).status_code == 200
-        unready = await client.get("/health/ready")
+    async with asyncio.timeout(60):
+        while (unready := await connected(front, "GET", "/health/ready")).status_code == 200:  # noqa: ASYNC110
+            await asyncio.sleep(0.05)
         assert (unready.status_code, unready.json()) == (503, {"status": "draining"})
-        refused = await client.post("/v1/chat/completions", json=HELLO)
+        assert (await connected(front, "GET", "/health/live")).status_code == 200
+        refused = await connected(front, "POST", "/v1/chat/completions", json=HELLO)
         assert (refused.status_code, int(refused.headers["retry-after"]) > 0) == (503, True)
+    go_on.set()
     assert (await stream).endswith(b"data: [DONE]\n\n")
     assert front.process is not None
-    assert await asyncio.to_thread(front.process.wait, 20) == 0
+    assert await asyncio.to_thread(front.process.wait, ENDED_WITHIN) == 0
     await until_gone(home)
 
 
@@ -173,14 +184,16 @@ async def test_a_closed_terminal_drains_and_leaves_nothing(
     )
     os.close(slave)
     await front._ready()
-    slow(server, 20, 0.1)
+    go_on = held_streams(server)
     begun = asyncio.Event()
     stream = asyncio.ensure_future(read_stream(front, begun))
     await begun.wait()
     os.close(terminal)
     os.kill(front.pid, signal.SIGHUP)  # a shell tells its jobs, too
+    await asyncio.sleep(0.5)
+    go_on.set()
     assert (await stream).endswith(b"data: [DONE]\n\n")
-    await asyncio.to_thread(front.process.wait, 20)
+    await asyncio.to_thread(front.process.wait, ENDED_WITHIN)
     await until_gone(home)
 
 
@@ -205,7 +218,7 @@ async def test_two_workers_take_over_from_one_while_its_connections_wait(
     assert (await ask(front)).status_code == 200
 
 
-async def answered(front: Proxy, tries: int = 5) -> int:
+async def answered(front: Proxy, tries: int = 100) -> int:
     """The status of an answer, asked for as clients do: again where the connection was dropped or 503 told to wait."""
     status = 0
     for _ in range(tries):
@@ -247,7 +260,7 @@ async def test_a_second_signal_ends_at_once(stub: StartStub, home: Path, proxy: 
     """A second SIGTERM does not wait for a running stream, and nothing is left over."""
     server = await stub()
     front = await proxy(server.url, window=8192, arguments=["--workers", str(count)], home=home)
-    slow(server, 600, 0.1)
+    held_streams(server)
     begun = asyncio.Event()
     stream = asyncio.ensure_future(read_stream(front, begun))
     await begun.wait()
@@ -255,10 +268,8 @@ async def test_a_second_signal_ends_at_once(stub: StartStub, home: Path, proxy: 
     await asyncio.sleep(0.5)
     assert front.process is not None
     assert front.process.poll() is None, "it did not wait for the stream"
-    began = time.monotonic()
     os.kill(front.pid, signal.SIGTERM)
-    await asyncio.to_thread(front.process.wait, 20)
-    assert time.monotonic() - began < 10
+    await asyncio.to_thread(front.process.wait, ENDED_WITHIN)
     assert b"server_shutting_down" in await stream, "the client must be told that its stream is incomplete"
     await until_gone(home)
 
@@ -312,12 +323,9 @@ async def test_a_start_that_fails_says_why_once_and_leaves_nothing(
             "store": ["--store", "redis://user:CANARY:x@127.0.0.1:bad/0"],
             "host": ["--host", "192.0.2.1"],
         }[wrong]
-        began = time.monotonic()
-        with pytest.raises(RuntimeError):
+        with pytest.raises(RuntimeError, match="ended before it was ready"):
             await proxy(server.url, window=8192, arguments=["--workers", str(count), *arguments], home=home)
-        took = time.monotonic() - began
     said = (home / "ullage.log").read_text()
-    assert took < 10
     assert "Traceback" not in said
     assert "CANARY" not in said
     assert "listening" not in said, "it said that it listens and did not"

@@ -9,6 +9,7 @@ import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import pytest
@@ -34,8 +35,10 @@ from tests.support.sample_conversations import AGENT_SYSTEM, chat_turn, prose
 pytestmark = pytest.mark.skipif(not Path("/proc/self/cwd").exists(), reason="looks at processes through /proc")
 
 WINDOW = 8192
-BOUNDED = 3.0
-"""Seconds no request may exceed, whatever the store does; generous, because the machine may be busy."""
+BOUNDED, USUAL = 30.0, 3.0
+"""Seconds that no request and that half of the requests may not exceed, whatever the store does; generous, because the
+machine may be busy.
+"""
 
 
 @pytest.fixture
@@ -155,9 +158,12 @@ async def test_a_data_directory_that_is_deleted_costs_no_request(
         front = await proxy(server.url, window=WINDOW, home=home, config={"store": {"key": "a-master-key-0123"}})
         turn = await over_an_event(talk, front)
         shutil.rmtree(home / "data")
+        took: list[float] = []
         while talk.ledger.compacted < 12:
-            assert await ask(talk, front, turn) < BOUNDED
+            took.append(await ask(talk, front, turn))
             turn += 1
+        assert max(took) < BOUNDED, took
+        assert median(took) < USUAL, took
         await until_up(front, True)
         assert [line for line in log_lines(front) if line["event"] == "store.names_changed"] == []
         front.end()
@@ -304,6 +310,7 @@ async def test_a_broken_store_costs_no_request(
         spoil(remote)
         took = [await ask(talk, front, turn + more) for more in range(12)]
         assert max(took) < BOUNDED, took
+        assert median(took) < USUAL, took
         other = ChatClient(front.url, server, [{"role": "system", "content": AGENT_SYSTEM}])
         async with other:
             for more in range(16):

@@ -13,7 +13,6 @@ from pathlib import Path
 import pytest
 
 from proxy.store import Store, StoreMisconfigured, StoreUnsupported, key_names
-from proxy.store.deadlines import OPERATION
 from proxy.store.redis import POOL, RedisBackend
 from proxy.tasks import Tasks
 from tests.store.conftest import Opener, Valkey, eventually
@@ -26,13 +25,13 @@ def _place(n: int) -> bytes:
     return n.to_bytes(16, "big")
 
 
-async def _slowest(store: Store, calls: int) -> float:
-    slowest = 0.0
-    for n in range(calls):
-        began = time.monotonic()
-        await store.records.newest(TENANT, ROOT, ROUTE, [_place(n)])
-        slowest = max(slowest, time.monotonic() - began)
-    return slowest
+async def _ask_in_vain(store: Store, calls: int) -> None:
+    """Ask a store that will never answer: that each call returns is due to its deadline alone."""
+    before = sum(store.state().errors.values())
+    async with asyncio.timeout(60):
+        for n in range(calls):
+            assert await store.records.newest(TENANT, ROOT, ROUTE, [_place(n)]) is None
+    assert sum(store.state().errors.values()) == before + calls
 
 
 @pytest.mark.slow
@@ -42,9 +41,7 @@ async def test_a_hung_server_costs_little_and_is_used_again_when_it_wakes(valkey
     await store.records.save(TENANT, ROOT, ROUTE, A, b"x")
     valkey.signal(signal.SIGSTOP)
     try:
-        began = time.monotonic()
-        assert await _slowest(store, 50) < 10 * OPERATION
-        assert time.monotonic() - began < 3, "one caller does not wait for each of its operations"
+        await _ask_in_vain(store, 50)
         await eventually(lambda: store.state().breaker == "open")
         assert not store.state().up
         assert await store.records.save(TENANT, ROOT, ROUTE, A, b"mine meanwhile") == b"mine meanwhile"
@@ -64,7 +61,7 @@ async def test_a_killed_server_is_a_miss_and_its_data_is_back_after_restart(valk
     await store.records.save(TENANT, ROOT, ROUTE, A, b"x")
     await asyncio.sleep(1.2)  # the append-only file is written once a second
     valkey.kill()
-    assert await _slowest(store, 20) < 10 * OPERATION
+    await _ask_in_vain(store, 20)
     assert await store.records.newest(TENANT, ROOT, ROUTE, [A]) is None
     assert set(store.state().errors) <= {"down", "open"}
     valkey.start()
@@ -225,11 +222,10 @@ async def test_a_lying_server_is_a_miss(nonsense: bytes, opener: Opener) -> None
     server = await asyncio.start_server(lie, "127.0.0.1", 0)
     store = await opener(f"redis://127.0.0.1:{server.sockets[0].getsockname()[1]}", key=b"k" * 32)
     store.records.ready = True
-    for _ in range(10):
-        began = time.monotonic()
-        assert await store.records.newest(TENANT, ROOT, ROUTE, [A]) is None
-        assert await store.records.save(TENANT, ROOT, ROUTE, A, b"mine") == b"mine"
-        assert time.monotonic() - began < 10 * OPERATION
+    async with asyncio.timeout(60):
+        for _ in range(10):
+            assert await store.records.newest(TENANT, ROOT, ROUTE, [A]) is None
+            assert await store.records.save(TENANT, ROOT, ROUTE, A, b"mine") == b"mine"
     assert store.state().errors
     await store.close()
     server.close()
@@ -237,14 +233,15 @@ async def test_a_lying_server_is_a_miss(nonsense: bytes, opener: Opener) -> None
 
 
 async def test_a_crowd_on_a_hung_server_leaves_together(valkey: Valkey, opener: Opener) -> None:
-    """Five hundred calls at once on a frozen server all return a miss within a few deadlines."""
+    """Five hundred calls at once on a frozen server all return a miss, and only as many as may try it find it slow."""
     store = await opener(valkey.url)
     valkey.signal(signal.SIGSTOP)
     try:
-        began = time.monotonic()
-        found = await asyncio.gather(*(store.records.newest(TENANT, ROOT, ROUTE, [_place(n)]) for n in range(500)))
-        assert time.monotonic() - began < 20 * OPERATION
+        async with asyncio.timeout(60):
+            found = await asyncio.gather(*(store.records.newest(TENANT, ROOT, ROUTE, [_place(n)]) for n in range(500)))
         assert found == [None] * 500
+        assert sum(store.state().errors.values()) == 500
+        assert store.state().errors["slow"] <= POOL
     finally:
         valkey.signal(signal.SIGCONT)
 
@@ -335,7 +332,7 @@ async def test_a_cluster_keeps_conversations_and_its_breaker_is_per_node(short_p
         assert await store.records.save(TENANT, ROOT, ROUTE, A, b"y") == b"x"
         assert await store.records.newest(TENANT, ROOT, ROUTE, [_place(1), A]) == (1, b"x")
         server.signal(signal.SIGSTOP)
-        assert await _slowest(store, 20) < 10 * OPERATION
+        await _ask_in_vain(store, 20)
         await eventually(lambda: store.state().breaker == "open")
         server.signal(signal.SIGCONT)
         await eventually(lambda: store.state().up, 60)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from dataclasses import dataclass
 from typing import Literal
@@ -16,9 +17,9 @@ class Fault:
 
     With a ``status`` or a ``body`` the stub answers exactly that instead of judging the request. ``raw`` goes onto the
     socket as it is, and the connection is closed behind it. Everything else disturbs the ordinary answer: ``delay``
-    before the first byte, ``gap`` between two chunks, ``trickle`` between two bytes, ``hang`` before any byte for
-    ever, ``cut`` breaks the connection (``mid_body`` after ``after`` chunks), ``gzip`` compresses whatever was asked
-    for, ``no_done`` ends a stream cleanly without its last event.
+    before the first byte, ``gap`` between two chunks, ``held`` behind the first chunk until it is set, ``trickle``
+    between two bytes, ``hang`` before any byte for ever, ``cut`` breaks the connection (``mid_body`` after ``after``
+    chunks), ``gzip`` compresses whatever was asked for, ``no_done`` ends a stream cleanly without its last event.
     """
 
     status: int | None = None
@@ -27,6 +28,7 @@ class Fault:
     raw: bytes | None = None
     delay: float = 0.0
     gap: float = 0.0
+    held: asyncio.Event | None = None
     trickle: float = 0.0
     hang: bool = False
     cut: Cut = ""

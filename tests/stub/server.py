@@ -304,6 +304,8 @@ async def _paced(chunks: Iterable[bytes], fault: Fault, request: web.Request) ->
             await _break_off(request)
         if fault.gap and number:
             await asyncio.sleep(fault.gap)
+        if fault.held is not None and number:
+            await fault.held.wait()
         if not fault.trickle:
             yield chunk
             continue

@@ -157,8 +157,12 @@ class Proxy:
                     if (await client.get("/health/ready", timeout=2.0)).status_code == 200:
                         return
                 await asyncio.sleep(0.05)
-        log = self.log.read_text(errors="replace")[-3000:]
-        raise RuntimeError(f"the proxy was not ready within {READY_WITHIN:.0f} s; its log ends:\n{log}")
+        log, ended = (
+            self.log.read_text(errors="replace")[-3000:],
+            self.process is None or self.process.poll() is not None,
+        )
+        what = "ended before it was ready" if ended else f"was not ready within {READY_WITHIN:.0f} s"
+        raise RuntimeError(f"the proxy {what}; its log ends:\n{log}")
 
 
 @dataclass

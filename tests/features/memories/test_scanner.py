@@ -7,6 +7,7 @@ import base64
 import pytest
 
 from proxy.features.memories.scanner import reason_to_refuse
+from tests.support.linear_time import cpu_seconds
 
 PAYLOADS = (
     # to ignore others
@@ -153,8 +154,6 @@ def test_a_note_is_not(text: str) -> None:
 
 def test_it_is_linear() -> None:
     """The longest memory takes a few milliseconds, whatever is in it."""
-    import time
-
     for text in (
         "ignore " * 140,
         "send " * 200,
@@ -164,9 +163,7 @@ def test_it_is_linear() -> None:
         "a b " * 250,
         "curl " * 200,
     ):
-        began = time.perf_counter()
-        reason_to_refuse(text[:1_120])
-        assert time.perf_counter() - began < 0.25
+        assert cpu_seconds(lambda text=text: reason_to_refuse(text[:1_120])) < 0.25  # type: ignore[misc]
 
 
 @pytest.mark.parametrize(
