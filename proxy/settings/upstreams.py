@@ -51,7 +51,7 @@ class Timeouts(Section):
     connect: Seconds = Field(default=10.0, description="For a connection, TLS included.")
     first_byte: Seconds = Field(default=600.0, description="From the request's last byte to the answer's first.")
     idle: Seconds = Field(default=300.0, description="Between two pieces of an answer.")
-    total: Seconds = Field(default=3600.0, description="For an answer, from its first byte to its last.")
+    total: Seconds = Field(default=3600.0, description="Up to an answer's head, and from there to its end.")
     # Servers close idle connections, uvicorn and Node.js after 5 s; a request sent at that moment fails.
     # https://nodejs.org/api/http.html#serverkeepalivetimeout, https://www.uvicorn.org/settings/#timeouts
     keep_alive: float = Field(

@@ -181,8 +181,9 @@ def take_all(content: aiohttp.StreamReader) -> bytes:
 class PooledConnection(BaseProtocol):
     """One connection.
 
-    ``response`` is the exchange under way, ``early`` what came before the first one, ``heard_at`` the loop's time when
-    the other side last sent something.
+    ``response`` is the exchange under way, ``early`` what came before the first one. In the loop's time: ``heard_at``
+    is when the other side last sent something, ``asked_at`` when the request was written, and ``waits_since`` the same
+    or the last interim answer. A head must be complete so long after that, however slowly its bytes come.
     """
 
     __slots__ = (
@@ -194,9 +195,11 @@ class PooledConnection(BaseProtocol):
         "_previous",
         "_reusable",
         "_was_paused",
+        "asked_at",
         "early",
         "heard_at",
         "response",
+        "waits_since",
     )
 
     def __init__(self, pool: ConnectionPool, dialled: Connection, handler: ResponseHandler) -> None:
@@ -209,7 +212,7 @@ class PooledConnection(BaseProtocol):
         self._chunked = False
         self._behind_head = 0
         self._previous = b""
-        self.heard_at = 0.0
+        self.heard_at = self.asked_at = self.waits_since = 0.0
         self._renew_parser()
         # Bytes that came before the request belong to its answer: a server that is full may refuse before it reads.
         self.early = handler._tail
@@ -278,6 +281,8 @@ class PooledConnection(BaseProtocol):
                 response.content = body
                 if not response.answered.done():
                     response.answered.set_result(None)
+            else:
+                self.waits_since = self.heard_at
 
     def _complete(self, response: PooledResponse, data: bytes) -> None:
         """Give the connection back to the pool, or close it if it cannot carry another exchange.
@@ -332,14 +337,19 @@ class PooledConnection(BaseProtocol):
     def check(self, now: float, timeouts: Timeouts) -> None:
         """End the exchange, or the idle connection, if the other side has been silent for too long."""
         response = self.response
-        is_answered = response is not None and response.status != 0
-        if self._reading_paused or (self._paused and not is_answered):
-            self.heard_at = now
-        silence = now - self.heard_at
         if response is None:
-            if silence > timeouts.keep_alive:
+            if now - self.heard_at > timeouts.keep_alive:
                 self.close()
-        elif silence > (timeouts.idle if is_answered else timeouts.first_byte):
+            return
+        if response.status:
+            if self._reading_paused:
+                self.heard_at = now
+            is_over = now - self.heard_at > timeouts.idle
+        else:
+            if self._paused:
+                self.waits_since = now
+            is_over = now - self.waits_since > timeouts.first_byte or now - self.asked_at > timeouts.total
+        if is_over:
             self.end(aiohttp.SocketTimeoutError())
 
     def pause_reading(self) -> None:
@@ -385,7 +395,7 @@ class ConnectionPool:
         if not self.keeps_connections:
             self._first.append("Connection: close")
         self._timer: asyncio.TimerHandle | None = None
-        shortest = min(timeouts.first_byte, timeouts.idle, timeouts.keep_alive or timeouts.idle)
+        shortest = min(timeouts.first_byte, timeouts.idle, timeouts.total, timeouts.keep_alive or timeouts.idle)
         self._look_every = min(shortest / _LOOKS, _SLOWEST_LOOK)
 
     async def post(self, url: URL, headers: Iterable[tuple[str, str]], body: bytes) -> PooledResponse:
@@ -407,7 +417,7 @@ class ConnectionPool:
         else:
             connection = await self._dial()
         assert connection.transport is not None
-        connection.heard_at = self._loop.time()
+        connection.heard_at = connection.asked_at = connection.waits_since = self._loop.time()
         response = connection.response = PooledResponse(connection, self._loop.create_future())
         connection.transport.writelines((head, body))
         if connection.early:

@@ -202,19 +202,28 @@ class _ReadyTarget:
             self._replaced |= CREDENTIALS | {header}
 
     async def request(self, method: str, url: URL, headers: Sequence[tuple[str, str]], body: Body) -> AbortingResponse:
-        """Return the answer by aiohttp's client as soon as its head is here."""
+        """Return the answer by aiohttp's client as soon as its head is here.
+
+        Each byte of a head begins aiohttp's read timeout anew, so that a head in drops needs a limit for all of it.
+        """
         data: Body | BytesBody | None = body or None
         if isinstance(data, bytes):
             data = BytesBody(data)
-        response = await self.session.request(
-            method,
-            url,
-            headers=CIMultiDict(headers),
-            data=data,
-            allow_redirects=False,
-            proxy=self._proxy,
-            timeout=self._client_timeout,
-        )
+        try:
+            async with asyncio.timeout(self.timeouts.total):
+                response = await self.session.request(
+                    method,
+                    url,
+                    headers=CIMultiDict(headers),
+                    data=data,
+                    allow_redirects=False,
+                    proxy=self._proxy,
+                    timeout=self._client_timeout,
+                )
+        except aiohttp.ClientError:
+            raise  # its timeouts are subclasses of TimeoutError, too
+        except TimeoutError as error:
+            raise UpstreamTimeout(self.name, self.timeouts.total, endless=True) from error
         connection = response.connection
         if connection is not None and connection.protocol is not None and response.status != SWITCHING:
             # aiohttp has one read timeout for head and body (https://github.com/aio-libs/aiohttp/issues/3808). Models

@@ -483,6 +483,41 @@ async def test_idle_connections_are_closed_and_the_watch_ends():
         assert await eventually(lambda: pool_of(wire)._timer is None)
 
 
+@pytest.mark.parametrize("interim", [b"", b"HTTP/1.1 102 Processing\r\n\r\n"])
+@pytest.mark.parametrize("method", ["POST", "GET"])
+async def test_a_head_that_comes_in_drops(interim, method):
+    """Bytes of a head, and answers before the answer, extend the wait for it, but not without end."""
+    limits = Timeouts(first_byte=0.3 if method == "POST" and not interim else 60, total=0.9)
+    async with ScriptedConnection(limits) as wire:
+
+        async def script(heard, reader, writer):
+            writer.write(b"HTTP/1.1 200 OK\r\nX: " if not interim else b"")
+            while not reader.at_eof():
+                writer.write(interim or b"x")
+                await writer.drain()
+                await asyncio.sleep(0.02)
+
+        wire.stage.script = script
+        body = b"{}" if method == "POST" else None
+        with pytest.raises(UpstreamTimeout):
+            await asyncio.wait_for(wire.send(body, method), 60)
+        assert await eventually(wire.stage.ended.is_set)
+
+
+async def test_an_answer_before_the_answer_says_that_it_is_coming():
+    """A server that works for long and says so is waited for."""
+    async with ScriptedConnection(Timeouts(first_byte=0.5)) as wire:
+
+        async def script(heard, reader, writer):
+            for _ in range(8):
+                await asyncio.sleep(0.1)
+                writer.write(b"HTTP/1.1 102 Processing\r\n\r\n")
+            writer.write(raw_answer(b"done"))
+
+        wire.stage.script = script
+        assert await read_body(await wire.send()) == b"done"
+
+
 async def test_a_body_that_goes_silent():
     """Silence inside a body is a timeout after its last byte; single bytes in time are none."""
     async with ScriptedConnection(Timeouts(idle=0.3)) as wire:
