@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import re
 import subprocess
 import sys
@@ -32,6 +33,12 @@ import helm_python as helm
 asked = json.load(sys.stdin)
 if asked["do"] == "lint":
     answer = helm.lint(asked["chart"], asked["values"], strict=True)
+elif asked["do"] == "render all":
+    with helm.Chart.load(asked["chart"]) as chart:
+        answer = []
+        for values in asked["values"]:
+            chart.validate_schema(values)
+            answer.append(chart.render(values, name="demo", namespace="prod"))
 else:
     with helm.Chart.load(asked["chart"]) as chart:
         try:
@@ -92,6 +99,15 @@ def helm(do: str, values: dict[str, Any] | None = None) -> dict[str, Any]:
     assert done.returncode == 0, done.stderr
     answer: dict[str, Any] = json.loads(done.stdout)
     return answer
+
+
+def helm_all(values: list[dict[str, Any]]) -> list[dict[str, str]]:
+    """The rendered files of each of *values*."""
+    asked = json.dumps({"do": "render all", "chart": str(CHART), "values": values})
+    done = subprocess.run([sys.executable, "-c", HELM], input=asked, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    rendered: list[dict[str, str]] = json.loads(done.stdout)
+    return rendered
 
 
 def documents(values: dict[str, Any] | None = None) -> dict[str, dict[str, Any]]:
@@ -178,6 +194,63 @@ def test_manifests_follow_the_schemas_of_kubernetes(values: dict[str, Any]) -> N
     manifests = documents(values)
     for kind in manifests.keys() - CUSTOM:
         kubernetes_validate.validate(manifests[kind], "1.29", strict=True)
+
+
+VARIANTS: dict[str, list[Any]] = {
+    "nameOverride": ["x" * 70],
+    "fullnameOverride": ["y" * 80],
+    "existingSecret": ["keys"],
+    "image": [{"digest": "sha256:" + "0" * 64}, {"tag": "1.0", "pullPolicy": "Always", "repository": "r:5000/u"}],
+    "extraContainers": [EVERYTHING["extraContainers"]],
+    "serviceAccount": [{"create": False}, {"name": "own", "annotations": {"a": "b"}}],
+    "service": [{"type": "NodePort"}, {"type": "LoadBalancer", "port": 443, "annotations": {"a": "b"}}],
+    "resources": [{}, {"limits": {"nvidia.com/gpu": 1}}, None],
+    "persistence": [PERSISTENT["persistence"], {"enabled": True, "existingClaim": "mine"}],
+    "autoscaling": [{"enabled": True}, {"enabled": True, "targetInFlight": 5, "targetCPUUtilizationPercentage": None}],
+    "podDisruptionBudget": [{"enabled": True}, {"enabled": True, "maxUnavailable": "25%"}],
+    "ingress": [{"enabled": True}, {"enabled": True, "hosts": []}, EVERYTHING["ingress"]],
+    "networkPolicy": [{"enabled": True}, {"enabled": True, "egressPorts": []}, EVERYTHING["networkPolicy"]],
+    "dashboard": [{"enabled": True, "labels": {}}],
+    "podLabels": [{"team": "models"}],
+    "podSecurityContext": [None, {"runAsUser": None, "runAsGroup": None, "fsGroup": None, "supplementalGroups": [1]}],
+    "securityContext": [None, {"runAsUser": 1000700000}],
+    "topologySpreadConstraints": [EVERYTHING["topologySpreadConstraints"]],
+    "preStopSeconds": [0],
+    "config": [{}, {"server": {"workers": 4, "port": 9000}}],
+}
+
+
+def combinations(count: int) -> list[dict[str, Any]]:
+    """Each variant alone, and *count* mixtures of them, the same ones each time."""
+    alone = [{name: variant} for name, variants in VARIANTS.items() for variant in variants]
+    dice = random.Random(16)
+    for _ in range(count):
+        names = dice.sample(list(VARIANTS), dice.randint(2, len(VARIANTS)))
+        mixture = {name: dice.choice(VARIANTS[name]) for name in names}
+        if "persistence" in mixture:
+            mixture.pop("autoscaling", None)  # refused together
+        alone.append(mixture)
+    return alone
+
+
+@needs_helm
+@pytest.mark.slow
+def test_any_combination_of_values_is_valid() -> None:
+    """Whatever is set together, Kubernetes knows each member, and pods are selected and have what they mount."""
+    values = combinations(20)
+    for value, rendered in zip(values, helm_all(values), strict=True):
+        manifests = [yaml.safe_load(text) for path, text in rendered.items() if path.endswith(".yaml")]
+        for manifest in filter(None, manifests):
+            if manifest["kind"] not in CUSTOM:
+                kubernetes_validate.validate(manifest, "1.29", strict=True)
+            assert all(len(label) <= 63 for label in manifest["metadata"]["labels"].values()), value
+            if manifest["kind"] == "Deployment":
+                template = manifest["spec"]["template"]
+                selected = manifest["spec"]["selector"]["matchLabels"].items()
+                assert selected <= template["metadata"]["labels"].items(), value
+                volumes = {volume["name"] for volume in template["spec"]["volumes"]}
+                mounted = {mount["name"] for mount in template["spec"]["containers"][0]["volumeMounts"]}
+                assert mounted <= volumes, value
 
 
 @needs_helm
@@ -310,6 +383,9 @@ def test_secrets_come_by_reference() -> None:
         ({"persistence": {"accessModes": ["ReadWriteMany"]}}, "accessModes"),
         ({"autoscaling": {"enabled": True, "targetCPUUtilizationPercentage": None}}, "autoscaling"),
         ({"httpRoute": {"enabled": True}}, "parentRefs"),
+        ({"podLabels": {"app.kubernetes.io/name": "other"}}, "app.kubernetes.io/name"),
+        ({"nameOverride": "Upper.case"}, "nameOverride"),
+        ({"fullnameOverride": "-a"}, "fullnameOverride"),
     ],
 )
 @pytest.mark.slow
