@@ -9,7 +9,7 @@ from typing import Final
 from proxy.cli.explain import UNTOUCHED, Breakdown
 from proxy.cli.findings import Findings, findings_rows
 from proxy.cli.replay import PlannedRequest, Replay
-from proxy.cli.replay_output import COLUMNS, by_size, conversation_row, summary_lines
+from proxy.cli.replay_output import COLUMNS, advice_lines, by_size, conversation_row, summary_lines
 
 STYLE: Final = """
 :root { color-scheme: light dark; --line: #8884; --before: #888; --after: #1f6feb; --mark: #d1570a; --full: #cf222e }
@@ -117,6 +117,7 @@ def _conversation(each: Replay) -> str:
     heading = f"<h2>{escape(each.name)}</h2><p>{model}</p>"
     if each.problem:
         heading += f"<p>{escape(each.problem)}</p>"
+    heading += "".join(f"<p>{escape(line)}</p>" for line in advice_lines([each]))
     if not each.requests:
         return heading
     return heading + chart(each.requests)

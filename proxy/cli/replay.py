@@ -13,10 +13,12 @@ from typing import Final
 from proxy import settings as configuration
 from proxy.cli.findings import NO_FINDINGS, Findings, FreshResult, find_paragraphs, find_results, find_skills, largest
 from proxy.cli.session_files import Message, Session, read_sessions
+from proxy.core.advice import NEARLY_FULL, Advice, advise
 from proxy.core.decisions import CountedView, MeasuredRequest, Reject, View
 from proxy.core.errors import UllageError
 from proxy.core.report import Report
 from proxy.core.request import Request
+from proxy.core.tool_table import ToolMap
 from proxy.engine.engine import Engine
 from proxy.offline import offline_engine
 from proxy.settings import Prices, Settings
@@ -59,10 +61,20 @@ class PlannedRequest:
 
 
 @dataclass(frozen=True, slots=True)
+class NearlyFull:
+    """What fills the fullest view of a conversation, of its ``request``-th request, and what to do about it."""
+
+    request: int
+    pressure: float
+    advice: Advice
+
+
+@dataclass(frozen=True, slots=True)
 class Replay:
     """One conversation, replayed. ``problem`` says why the last ``skipped`` of its requests were not planned.
 
-    ``window`` is in tokens, None if it is not known. ``findings`` are what fills the window without need.
+    ``window`` is in tokens, None if it is not known. ``findings`` are what fills the window without need;
+    ``nearly_full`` is the advice that the log and the page give, None if no view takes more than 80 % of its budget.
     """
 
     name: str
@@ -73,6 +85,7 @@ class Replay:
     problem: str = ""
     findings: Findings = NO_FINDINGS
     skipped: int = 0
+    nearly_full: NearlyFull | None = None
 
     @property
     def answered(self) -> int:
@@ -144,22 +157,28 @@ async def replay(
     """
     catalogue = await asyncio.to_thread(open_catalogue, settings)
     prices = await asyncio.to_thread(configuration.prices, {session.model or model for session in sessions})
+    tools = configuration.tool_map(settings.tools)
     replays = []
     async with offline_engine(settings, catalogue, Tokenizers()) as engine:
         for session in sessions:
             name = session.model or model
-            replays.append(await _replay(engine, session, name, prices.get(name), advance))
+            collector = FindingsCollector(tools)
+            replays.append(await _replay(engine, session, name, prices.get(name), advance, collector))
     return replays
 
 
 async def _replay(
-    engine: Engine, session: Session, model: str, prices: Prices | None, advance: Callable[[int], None]
+    engine: Engine,
+    session: Session,
+    model: str,
+    prices: Prices | None,
+    advance: Callable[[int], None],
+    collector: FindingsCollector,
 ) -> Replay:
     """Plan the requests of *session*, up to the first one that cannot be planned."""
     requests: list[PlannedRequest] = []
     window, problem = None, ""
     sent, sent_tokens, client_tokens = b"", 0, 0  # of the previous request
-    collector = FindingsCollector()
     for body in request_bodies(session, model):
         try:
             decision = await engine.first_plan(Request("chat", body, TENANT, session.name), count_always=True)
@@ -191,13 +210,25 @@ async def _replay(
         sent, sent_tokens, client_tokens = view, after, before
     skipped = len(request_lengths(session.messages)) - len(requests)
     advance(skipped)
-    return Replay(session.name, model, window, tuple(requests), prices, problem, collector.findings(), skipped)
+    return Replay(
+        session.name,
+        model,
+        window,
+        tuple(requests),
+        prices,
+        problem,
+        collector.findings(),
+        skipped,
+        collector.nearly_full,
+    )
 
 
 class FindingsCollector:
     """Collects what fills the window of a conversation without need, request by request."""
 
-    def __init__(self) -> None:
+    def __init__(self, tools: ToolMap) -> None:
+        self.nearly_full: NearlyFull | None = None
+        self._tools = tools
         self._count = 0
         self._first: Report | None = None
         self._last: MeasuredRequest | None = None
@@ -211,6 +242,17 @@ class FindingsCollector:
         self._first = self._first or report
         self._last = view.measured
         self._results = largest([*self._results, *find_results(view.measured, self._count)])
+        self._advise(view, report)
+
+    def _advise(self, view: CountedView, report: Report) -> None:
+        """Take the advice on *view* if none was fuller before."""
+        pressure = report.pressure or 0.0
+        fullest = self.nearly_full.pressure if self.nearly_full else NEARLY_FULL
+        if pressure <= fullest:
+            return
+        advice = advise(view, report, self._tools)
+        if advice is not None:
+            self.nearly_full = NearlyFull(self._count, round(pressure, 3), advice)
 
     def findings(self) -> Findings:
         """Return the findings of all requests so far."""

@@ -17,7 +17,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from proxy.cli.findings import findings_tables
+from proxy.cli.findings import MOST_SHOWN, findings_tables
 from proxy.cli.output import figures_table, table_console
 from proxy.cli.replay import Replay, replay, request_lengths
 from proxy.cli.session_files import Session
@@ -158,9 +158,23 @@ def show_replays(replays: Sequence[Replay], top: int) -> None:
     for table in findings_tables([each.findings for each in replays]):
         console.print()
         console.print(table)
+    for line in advice_lines(replays):
+        console.print()
+        console.print(line)
     for each in replays:
         if each.problem:
             console.print(f"{each.name}: {each.problem}")
+
+
+def advice_lines(replays: Sequence[Replay]) -> list[str]:
+    """Return the advice on the fullest conversations, as the log and the page give it."""
+    nearly_full = [(each.name, each.nearly_full) for each in replays if each.nearly_full is not None]
+    nearly_full.sort(key=lambda pair: -pair[1].pressure)
+    return [
+        f"{name}, request {full.request} at {full.pressure:.0%}: {full.advice.sentence()}. "
+        f"What to do: {full.advice.remedy}."
+        for name, full in nearly_full[:MOST_SHOWN]
+    ]
 
 
 COLUMNS: Final = ("conversation", "requests", "fitted", "compacted", "as sent", "upstream", "cost")
@@ -197,7 +211,16 @@ def _as_json(each: Replay) -> Mapping[str, object]:
         "repeated_paragraphs": [row._asdict() for row in findings.paragraphs],
         "repeated_skill_tokens": findings.skill_tokens,
         "fresh_results": [asdict(result) for result in findings.results],
+        "nearly_full": _advice_as_json(each),
     }
+
+
+def _advice_as_json(each: Replay) -> Mapping[str, object] | None:
+    full = each.nearly_full
+    if full is None:
+        return None
+    advice = {"advice": full.advice.sentence(), "remedy": full.advice.remedy}
+    return {"request": full.request, "pressure": full.pressure, **advice}
 
 
 def dollars(amount: float | None) -> str:

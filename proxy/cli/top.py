@@ -65,13 +65,15 @@ class Sample(NamedTuple):
 class Reading:
     """The figures of a proxy at one time, in seconds of a clock that never goes back.
 
-    ``status`` is empty if the key does not open it, and so are the live ``conversations``.
+    ``status`` is empty if the key does not open it, and so are the live ``conversations`` and the other figures of the
+    ``page``.
     """
 
     at: float
     samples: Sequence[Sample]
     status: Mapping[str, Any] = field(default_factory=dict)
     conversations: Sequence[Mapping[str, Any]] = ()
+    page: Mapping[str, Any] = field(default_factory=dict)
 
     def total(self, name: str, **labels: str) -> float:
         """Return the sum of the series called *name* that have these *labels*."""
@@ -116,9 +118,11 @@ def read(address: str, key: str) -> Reading:
     if state == http.client.OK:
         facts = json.loads(document)
     conversations: Sequence[Mapping[str, Any]] = ()
+    page: Mapping[str, Any] = {}
     if event:
-        conversations = json.loads(event)["rows"]
-    return Reading(time.monotonic(), samples, facts, conversations)
+        update = json.loads(event)
+        conversations, page = update["rows"], update["snapshot"]
+    return Reading(time.monotonic(), samples, facts, conversations, page)
 
 
 def watch(address: str, key: str, interval: float, *, once: bool) -> None:
@@ -166,6 +170,7 @@ def _head(address: str, reading: Reading, before: Reading | None) -> Iterator[Te
     in_flight = reading.total("ullage_in_flight")
     yield Text(", ".join([requests, f"{in_flight:.0f} under way", *parts]))
     yield _tokens_line(reading)
+    yield from _savings_line(reading)
     yield Text(f"own time {rate.times('ullage_overhead_seconds')}, loop lag {rate.times('ullage_loop_lag_seconds')}")
     yield _store_line(reading)
     yield from _troubles(reading)
@@ -183,6 +188,21 @@ def _tokens_line(reading: Reading) -> Text:
         f"tokens {_tokens(before)} as sent, {_tokens(after)} upstream, {_tokens(removed)} removed{share}, "
         f"{compactions:,.0f} compactions"
     )
+
+
+def _savings_line(reading: Reading) -> Iterator[Text]:
+    """Yield the line with what only the page knows; nothing if the key does not open it."""
+    if not reading.page:
+        return
+    models = reading.page["models"].values()
+    parts = []
+    if total := sum(each["input"] for each in models):
+        parts.append(f"provider cache {sum(each['cached'] for each in models) / total:.0%}")
+    if reading.page["saved"] is not None:
+        parts.append(f"at least ${reading.page['saved']:.2f} saved")
+    full = sum(row.get("tokens", 0) > NEARLY_FULL * row.get("budget", 0) > 0 for row in reading.conversations)
+    parts.append(f"{full} of {len(reading.conversations):,} conversations nearly full")
+    yield Text(", ".join(parts))
 
 
 def _store_line(reading: Reading) -> Text:

@@ -17,6 +17,9 @@ import msgspec
 Outcome = Literal["verbatim", "compacted", "degraded", "refused"]
 
 
+ADDED_STAGES: Final = frozenset({"memories", "recall"})
+"""Stages that only add to a request: with no other it is not smaller, and not ``compacted``."""
+
 SERVED = "served"
 """The reason of a request that Ullage answered by itself, in place of a server that cannot."""
 
@@ -280,7 +283,8 @@ FIELDS: Final[tuple[Field, ...]] = (
                when="api", amount=lambda r, _: _upstream_error(r) if r.reason or r.status >= 400 else None),
     )),
     Field("outcome", "outcome",
-          "`verbatim`, `compacted`, `degraded` or `refused`; the header adds the reason behind a semicolon.",
+          "`verbatim` (nothing was taken out), `compacted`, `degraded` or `refused`; the header adds the reason behind "
+          "a semicolon.",
           "x-ullage-outcome", always=True,
           shown=lambda r, outcome: f"{outcome};{r.reason}" if r.reason else outcome),
     Field("reason", "reason", "A fixed word that says why, if there is more to say than the outcome.", foreign=True,

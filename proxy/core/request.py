@@ -66,8 +66,9 @@ class Request(msgspec.Struct, frozen=True):
     """One managed request. A Struct, since each one makes several copies, and these are built in C.
 
     ``body`` is what is planned for: the client's bytes, or what a feature made of them; then ``prepared`` names the
-    stages that did. ``tenant`` is a 32-byte digest of the caller's credential: everything derived from this request is
-    scoped by it. ``origin`` is None if the caller's credentials must not be used: for a fallback on another upstream.
+    stages that did, and ``tokens_removed`` is about how many tokens of ours it lost by that. ``tenant`` is a 32-byte
+    digest of the caller's credential: everything derived from this request is scoped by it. ``origin`` is None if the
+    caller's credentials must not be used: for a fallback on another upstream.
 
     ``path_model`` is the model that the path names; it wins over the body's. ``session`` is what the client's headers
     call the conversation and ``epoch`` how often it compacted it: for names and labels only. ``window_variant`` is what
@@ -94,6 +95,7 @@ class Request(msgspec.Struct, frozen=True):
     origin: Origin | None = None
     purpose: Purpose = "answer"
     prepared: tuple[str, ...] = ()
+    tokens_removed: int = 0
     requested_model: str = ""
     fallback_model: str = ""
     server_tools: tuple[tuple[str, tuple[str, ...]], ...] = ()

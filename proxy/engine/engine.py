@@ -334,8 +334,6 @@ class Engine:
         else:
             run.unsure = (view, overflow)
 
-    # What the client gets.
-
     async def _answered(self, run: Run, delivery: Delivered) -> Answer:
         """The answer that *delivery* is; what has to be done behind it is started, and never costs it."""
         view, reply = delivery.view, delivery.reply
@@ -358,7 +356,10 @@ class Engine:
 
     def _unanswered(self, run: Run, delivery: Undelivered) -> Outcome:
         if delivery.refused is not None:
-            return Refusal(self.report(delivery.refused, run), delivery.refused.error)
+            report = self.report(delivery.refused, run)
+            for feature in self._features.refusing:
+                asyncio.get_running_loop().call_soon(feature.refused, delivery.refused.view, report)
+            return Refusal(report, delivery.refused.error)
         first = run.stated_refusal()
         report = self._report(run, first.view)
         if first.is_overflow:

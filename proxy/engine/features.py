@@ -151,6 +151,10 @@ class Feature:
         """Note that *view* was answered with *status*. Called behind the answer; must not wait."""
         del view, report, status
 
+    def refused(self, view: View, report: Report) -> None:
+        """Note that *view*, the smallest there is, was refused and not sent. Must not wait."""
+        del view, report
+
 
 class Features:
     """The features in use, by what they override: nothing else of them is ever called.
@@ -164,6 +168,7 @@ class Features:
         self.answering_planned = _overriding(features, "answer_planned")
         self.continuing = _overriding(features, "continue_answer")
         self.noting = _overriding(features, "answered")
+        self.refusing = _overriding(features, "refused")
         self.amending = _overriding(features, "amend")
         self.counting = _overriding(features, "used")
         adding = _overriding(features, "addition")

@@ -25,7 +25,7 @@ from proxy.core.decisions import (
 )
 from proxy.core.errors import UllageError
 from proxy.core.overflow.kinds import Overflow
-from proxy.core.report import BUDGET_UNREACHABLE, SERVED, Outcome, Report
+from proxy.core.report import ADDED_STAGES, BUDGET_UNREACHABLE, SERVED, Outcome, Report
 from proxy.core.request import ITEMS_KEPT, Request, public_session_name
 from proxy.core.tokens.budget import borrowed
 from proxy.core.tokens.counting import regions, to_provider_tokens
@@ -201,6 +201,10 @@ def report_of(view: View, policy: Policy, **facts: Any) -> Report:
         summary=view.summary,
         reserve=reserve,
     )
+    # Of what the client sent: its tools may be smaller in the view, and a feature may have taken some out before.
+    tokens_before = view.expected_tokens + int((counts.fixed - budget.fixed + request.tokens_removed) * ratio)
+    if edits.record:
+        tokens_before = int((counts.total + request.tokens_removed) * ratio)
     allocation = policy.rules.allocation
     members = _base(view, envelope.model, envelope.session, {})
     members["conversation"] = members["conversation"] or base64.urlsafe_b64encode(root[:12]).decode()
@@ -218,7 +222,7 @@ def report_of(view: View, policy: Policy, **facts: Any) -> Report:
         outcome=outcome,
         reason=reason,
         budget=None if view.known.window is None else int(max(0, budget.input_budget(reserve)) * ratio),
-        tokens_before=int(counts.total * ratio) if edits.record else view.expected_tokens,
+        tokens_before=tokens_before,
         tokens_after=view.expected_tokens,
         stages=_all_stages(request, edits.stages) if request.prepared else edits.stages,
         regions=to_provider_tokens(by_region, ratio),
@@ -284,7 +288,7 @@ def _base(view: View, model: str, session: str, facts: dict[str, Any]) -> dict[s
 
 
 def _outcome(request: Request, *, edited: bool) -> Outcome:
-    if edited or request.prepared:
+    if edited or not ADDED_STAGES.issuperset(request.prepared):
         return "compacted"
     return "degraded" if request.fallback_model else "verbatim"
 
@@ -300,7 +304,8 @@ def _uncounted(view: UncountedView, facts: dict[str, Any]) -> Report:
     if view.is_off:
         members["window"] = None
     if view.bound:
-        members |= {"tokens_before": view.bound, "tokens_after": view.bound, "bounded": True}
+        before = view.bound + request.tokens_removed
+        members |= {"tokens_before": before, "tokens_after": view.bound, "bounded": True}
     return Report(
         **members,
         stream=view.stream,

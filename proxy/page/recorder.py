@@ -11,7 +11,7 @@ from cachetools import LRUCache
 
 from proxy.core.advice import NEARLY_FULL, Advice, advise
 from proxy.core.breakdown import ViewFacts
-from proxy.core.decisions import CountedView
+from proxy.core.decisions import CountedView, View
 from proxy.core.report import Report
 from proxy.core.tool_table import ToolMap
 from proxy.engine.features import Feature
@@ -64,6 +64,11 @@ class ViewRecorder(Feature):
         record = view.edits.record
         facts = ViewFacts(parsed.items, parsed.scan.spans, record, tools_saved, measured.known.token_ratio)
         self._board.views.append(ViewNote(time.time(), report, facts, entry, is_known))
+
+    def refused(self, view: View, report: Report) -> None:
+        """Note *view*, which did not fit and was not sent: what fills it matters most here."""
+        if isinstance(view, CountedView):
+            self.answered(view, report, 0)
 
     def _advise(self, view: CountedView, report: Report) -> Advice | None:
         """Return advice on *view*, whose conversation has become nearly full, and log it."""

@@ -18,6 +18,7 @@ from proxy.cli.replay_output import (
     LONG_JOB,
     MAX_PANELS,
     CannotPlot,
+    advice_lines,
     dollars,
     draw_replays,
     replay_all,
@@ -120,6 +121,13 @@ def test_replaying_gives_the_figures_and_the_findings(capsys: pytest.CaptureFixt
     assert all(each.call.startswith("read_file src/") and each.tokens > 250 for each in findings.results)
     assert findings.first_fill == pytest.approx(sum(findings.first_tokens.values()) / 4096, abs=0.01)
     assert findings.first_tokens.keys() >= {"system", "user"}
+    full = replayed.nearly_full
+    assert full is not None
+    assert full.pressure == pytest.approx(max(each.pressure or 0.0 for each in replayed.requests), abs=0.001)
+    assert replayed.requests[full.request - 1].pressure == pytest.approx(full.pressure, abs=0.001)
+    (line,) = advice_lines([replayed])
+    assert line.startswith(f"s, request {full.request} at {full.pressure:.0%}: ")
+    assert full.advice.remedy in line
     assert capsys.readouterr() == ("", "")
 
 

@@ -76,6 +76,15 @@ def test_a_frame_has_the_figures_of_the_metrics() -> None:
     assert row.split()[2] == f"{of_model:.0f}"
 
 
+def test_what_only_the_page_knows_has_a_line() -> None:
+    """The share that came from caches, the money, and how many conversations are nearly full."""
+    page = {"models": {"m": {"input": 1000, "cached": 250}}, "saved": 1.234}
+    rows = [{"name": "a", "tokens": 90, "budget": 100}, {"name": "b", "tokens": 10, "budget": 100}]
+    text = shown(Reading(0.0, [], {}, rows, page))
+    assert "provider cache 25%, at least $1.23 saved, 1 of 2 conversations nearly full" in text
+    assert "cache" not in shown(Reading(0.0, []))
+
+
 def test_conversations_have_bars() -> None:
     """The newest come first; a bar is as long as the conversation is full, and red above 80 %."""
     lines = shown(reading()).splitlines()

@@ -137,6 +137,19 @@ async def test_odd_conversations_have_a_report_too(messages: list[dict[str, str]
     assert report.repeated_prefix is None or 0 <= report.repeated_prefix <= 1
 
 
+async def test_tools_that_were_made_smaller_count_as_the_client_sent_them() -> None:
+    """What the stage takes is known without a compaction of the history, too."""
+    tools = [
+        {"type": "function", "function": {"name": f"t{at}", "description": prose(at, 150), "parameters": {}}}
+        for at in range(40)
+    ]
+    report = (await Replica().plan(chat_body([{"role": "user", "content": "Hi"}], tools=tools), 8_192)).report
+    assert report.stages == ("tools",)
+    before = await Replica().plan(chat_body([{"role": "user", "content": "Hi"}], tools=tools), 200_000)
+    assert report.tokens_before == before.report.tokens_after
+    assert report.tokens_removed > 0
+
+
 async def test_the_files_that_a_view_shows_are_counted() -> None:
     """Each file counts once, however often it was read; what was folded or left the view shows none."""
     asking = replace(POLICY, reads_calls=True)

@@ -35,6 +35,11 @@ class Recorded:
         self.recorder.answered(plan.view, plan.report.with_(**facts), 200)
         return plan
 
+    async def refuse(self, messages: list[dict[str, Any]]) -> Planned:
+        plan = await self.replica.plan(chat_body(messages), WINDOW)
+        self.recorder.refused(plan.view, plan.report)
+        return plan
+
     def notes(self) -> list[ViewNote]:
         views = list(self.board.views)
         self.board.views.clear()
@@ -123,3 +128,15 @@ async def test_without_a_page_there_is_still_the_line() -> None:
     plan = await Replica().plan(chat_body(BUNDLE), WINDOW)
     recorder.answered(plan.view, plan.report, 200)
     assert lines == ["conversation.nearly_full"]
+
+
+async def test_a_refused_conversation_gets_advice_too() -> None:
+    """What fills it matters most where nothing could be sent."""
+    recorded = Recorded()
+    plan = await recorded.refuse([{"role": "system", "content": "Rule. " * 9000}, {"role": "user", "content": "Hi"}])
+    assert plan.report.outcome == "refused"
+    ((event, facts),) = recorded.lines
+    assert event == "conversation.nearly_full"
+    assert "is system text" in str(facts["advice"])
+    (note,) = recorded.notes()
+    assert note.advice is not None

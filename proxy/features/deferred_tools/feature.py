@@ -82,12 +82,21 @@ class DeferTools(Feature):
         search = search_tool(request.api, names, measured.budget.window // NAMES_PART, count)
         tools_json = f"[{','.join(tool.json for tool in remaining)}]"
         at = len(parsed.body[: parsed.scan.start].decode())
-        body = splice(parsed.envelope, at, items, {"tools": Addition(search).added_to(tools_json)})
+        smaller = Addition(search).added_to(tools_json)
+        body = splice(parsed.envelope, at, items, {"tools": smaller})
+        removed = measured.counts.beside.tools - self._reader.count_tools(route.encoding, route.model)(smaller)
         server_tools = (*request.server_tools, (NAME, tuple(tool.json for tool in deferred)))
         window = measured.known.window or measured.budget.window
         options = structs.replace(request.options, window=window - reserve(window, self._max_tokens))
         prepared = (*request.prepared, STAGE)
-        return structs.replace(request, body=body, prepared=prepared, server_tools=server_tools, options=options)
+        return structs.replace(
+            request,
+            body=body,
+            prepared=prepared,
+            tokens_removed=max(0, removed),
+            server_tools=server_tools,
+            options=options,
+        )
 
 
 def _tools_tokens(measured: MeasuredRequest) -> int:

@@ -99,6 +99,12 @@ export function trend(points) {
   return element;
 }
 
+// A line around one point, which would not be seen else.
+function short(point) {
+  const [x, y] = point.split(",").map(Number);
+  return `${x - 4},${y} ${x + 4},${y}`;
+}
+
 // Fill over time: what the client sent (dashed, cut off at the top), what went upstream, and each compaction.
 export function fillChart(points, window) {
   const width = 600;
@@ -115,7 +121,7 @@ export function fillChart(points, window) {
     element.append(svg("polygon", { class: "area", points: `${x(0)},${base} ${sent} ${x(points.length - 1)},${base}` }));
   }
   element.append(svg("line", { class: "window", x1: 0, x2: width, y1: y(window), y2: y(window) }));
-  element.append(svg("polyline", { class: "sent", points: path(1) }), svg("polyline", { class: "line", points: sent }));
+  element.append(svg("polyline", { class: "sent", points: path(1) }), svg("polyline", { class: "line", points: points.length > 1 ? sent : short(sent) }));
   points.forEach((point, index) => {
     if (!point[3]) return;
     const tick = svg("line", { class: "tick", x1: x(index), x2: x(index), y1: 6, y2: height - 6 });

@@ -320,7 +320,7 @@ function drawDetail() {
     head, make("p", { className: "sub" }, facts.filter(Boolean).join(" · ")), advice || "",
     bar.element, regionTable(row), make("h3", {}, "Fill over time"), ...overTime(row, points),
     make("h3", {}, "Compactions, newest first"), compactionList(compactions, open),
-    make("h3", {}, "Tokens"), tokenFacts(row),
+    ...tokenFacts(row),
   );
   aside.scrollTop = scrolled;
 }
@@ -344,7 +344,7 @@ function overTime(row, points) {
   if (!points.length) return [make("p", { className: "note" }, "Nothing was counted yet.")];
   const first = new Date(1000 * points[0][0]).toLocaleTimeString("en-GB");
   const last = new Date(1000 * points[points.length - 1][0]).toLocaleTimeString("en-GB");
-  const axis = make("div", { className: "axis" }, make("span", {}, first), make("span", {}, `${points.length} requests`), make("span", {}, last));
+  const axis = make("div", { className: "axis" }, make("span", {}, first), make("span", {}, plural(points.length, "request")), make("span", {}, last));
   const note = make("p", { className: "note" }, `Solid: sent upstream. Dashed: as the client sent it (${number(row.before)} tokens last). Red: the window of ${number(row.window)}${row.source ? `, ${row.source}` : ""}.`);
   return [fillChart(points, row.window || 1), axis, note];
 }
@@ -385,7 +385,7 @@ function tokenFacts(row) {
   for (const [label, value] of facts) {
     if (value) table.append(make("span"), make("span", {}, label), make("span", { className: "n" }, number(value)), make("span", { className: "s" }, label.startsWith("of it") ? percent(value / row.input_sum) : ""));
   }
-  return table;
+  return table.children.length ? [make("h3", {}, "Tokens"), table] : [];
 }
 
 // Models, store, summaries, upstreams.

@@ -71,7 +71,10 @@ async def test_a_request_that_would_be_refused_is_served(
     assert WANTED in second.tools
     assert proxy.reports[0].recalls == 1
     assert proxy.reports[0].window == WINDOW - reserve(WINDOW, 4_000), "the rest is for tools that a search adds"
-    assert "deferred_tools" in proxy.reports[0].stages
+    report = proxy.reports[0]
+    assert "deferred_tools" in report.stages
+    assert report.outcome == "compacted"
+    assert (report.tokens_before or 0) > WINDOW > (report.tokens_after or 0), "the client's tools count as sent"
     assert proxy.faults == []
 
 

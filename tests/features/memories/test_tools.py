@@ -90,6 +90,9 @@ async def test_what_the_user_said_is_saved_and_found(stub: StartStub, tmp_path: 
         first, second = server.seen
         assert (first.verdict, second.verdict) == ("ok", "ok"), second.why
         assert first.tools[-2:] == [SAVE, SEARCH]
+        assert (proxy.reports[0].outcome, proxy.reports[0].stages) == ("verbatim", ("memories",)), (
+            "nothing was taken out"
+        )
         assert SAVED in second.body.decode()
         (memory,) = await listed(proxy)
         assert (memory["class"], memory["origin"]) == ("durable", "model")
