@@ -66,17 +66,6 @@ class ViewFacts(msgspec.Struct, frozen=True):
     ratio: float = 1.0
 
 
-def newest_tokens(facts: ViewFacts) -> int:
-    """Return the tokens of the items behind the model's last words, which no request has had before."""
-    newest = 0
-    for item in reversed(facts.items):
-        if item.role == "assistant":
-            break
-        if item.role != "system":
-            newest += item.tokens
-    return int(newest * facts.ratio)
-
-
 def stage_savings(facts: ViewFacts, stages: Sequence[str], removed: int) -> tuple[StageSaving, ...]:
     """Return about what each of *stages* took of the *removed* tokens; all figures are the provider's tokens."""
     record = facts.record

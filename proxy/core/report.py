@@ -79,6 +79,7 @@ class Report(msgspec.Struct, frozen=True):
     large_result: float = 0.0
     first_fill: float | None = None
     repeated_prefix: float | None = None
+    newest_tokens: int = 0
     waste: Mapping[str, int] = {}
     status: int = 0
     usage: Usage = NO_USAGE
@@ -408,6 +409,7 @@ FIELDS: Final[tuple[Field, ...]] = (
               kind="histogram", buckets=FILL_BUCKETS,
               doc="What a provider's cache can serve, worked out and not measured, of counted requests that are not "
                   "a conversation's first; after a compaction system text and tools are left of it."),)),
+    Field("newest_tokens", "", "Tokens of the items behind the model's last words, which no request has had before."),
     Field("waste", "", "Tokens that the client could do without, by kind.", metrics=(Metric(
         "ullage_waste_tokens_total", "Tokens that the client could do without.", ("model",), by=("kind",), own=None,
         known=("fresh_result", "fresh_results", "repeated_message", "repeated_result", "listing"),

@@ -16,6 +16,7 @@ from typing import assert_never
 
 from msgspec import structs
 
+from proxy.core.advice import NEARLY_FULL
 from proxy.core.apis import gemini
 from proxy.core.attempts import ASKED, Attempts, Failed, Fallback, NotNews, Shrink, plans_in_order
 from proxy.core.compaction.schedule import MaxLoss
@@ -382,18 +383,18 @@ class Engine:
         attempt, name = self._faults.attempt, view.request.request_id
         if self._records.counts_answers:
             attempt("after", name, partial(self._records.answered, view, status), None)
-        if isinstance(view, CountedView):
+        if not isinstance(view, CountedView) or view.layout is None or report.client_compaction:
+            return
+        key = (view.known.route.name, view.measured.root_hash(view.layout), (report.pressure or 0.0) > NEARLY_FULL)
+        if report.event or key not in self._features.noted:
+            self._features.noted[key] = True
             for feature in self._features.noting:
-                try:
-                    feature.answered(view, report, status)
-                except Exception as fault:  # noqa: BLE001 - the client has its answer
-                    self._faults.report("after", name, fault)
+                attempt("after", name, partial(feature.answered, view, report, status), None)
 
     def _learner(self, view: View, ending: LateOverflowDetector | None, conversation: str) -> Callable[[Usage], bool]:
         """Return a callback for the usage of the answer to *view*; it holds neither the view nor the body."""
         learned, retries, sent = self.learned, self._retries, sent_prompt(view)
         late = sent or SentPrompt(view.known.route, view.request.tenant, 0, b"", -1, is_counted=False)
-
         counting, tenant = self._features.counting, view.request.tenant
 
         def learn(usage: Usage) -> bool:

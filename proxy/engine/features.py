@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Final, Protocol
 
+from cachebox import TTLCache
+
 from proxy.core.apis.envelope import Envelope
 from proxy.core.compaction.schedule import MaxLoss
 from proxy.core.decisions import (
@@ -27,6 +29,12 @@ from proxy.core.models import Route
 from proxy.core.report import Report, Usage
 from proxy.core.request import Mode, Purpose, Request
 from proxy.engine.ports import Answer, Outcome, Reply
+
+NOTE_SECONDS: Final = 60.0
+"""Seconds between two notes on one conversation, unless something happens to it."""
+
+MOST_NOTED: Final = 10_000
+"""Conversations remembered for ``NOTE_SECONDS`` after a note."""
 
 NO_MARKERS: Final[Mapping[str, tuple[bytes, ...]]] = MappingProxyType({})
 
@@ -148,7 +156,11 @@ class Feature:
         del tenant, conversation, usage
 
     def answered(self, view: CountedView, report: Report, status: int) -> None:
-        """Note that *view* was answered with *status*. Called behind the answer; must not wait."""
+        """Note that *view* was answered with *status*. Called behind the answer; must not wait.
+
+        Of each conversation that is laid out, and is no client's own compaction: for every compaction, when it becomes
+        nearly full, and once in ``NOTE_SECONDS``.
+        """
         del view, report, status
 
     def refused(self, view: View, report: Report) -> None:
@@ -159,7 +171,8 @@ class Feature:
 class Features:
     """The features in use, by what they override: nothing else of them is ever called.
 
-    ``markers`` are, by API, those of all features that prepare or answer requests.
+    ``markers`` are, by API, those of all features that prepare or answer requests. ``noted`` are the conversations of
+    which an answer was noted lately: by route and root hash, and whether they were nearly full.
     """
 
     def __init__(self, features: Sequence[Feature] = ()) -> None:
@@ -171,6 +184,7 @@ class Features:
         self.refusing = _overriding(features, "refused")
         self.amending = _overriding(features, "amend")
         self.counting = _overriding(features, "used")
+        self.noted: TTLCache[tuple[str, bytes, bool], bool] = TTLCache(MOST_NOTED, NOTE_SECONDS)
         adding = _overriding(features, "addition")
         self.adding = adding[0] if adding else None
         self._concerned = [each for each in features if each in self.preparing or each in self.answering]

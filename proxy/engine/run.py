@@ -12,6 +12,7 @@ from typing import Any, Final
 import msgspec
 
 from proxy.core.attempts import Attempts
+from proxy.core.conversation import unread_from
 from proxy.core.decisions import (
     CountedView,
     FinalDecision,
@@ -28,7 +29,7 @@ from proxy.core.overflow.kinds import Overflow
 from proxy.core.report import ADDED_STAGES, BUDGET_UNREACHABLE, SERVED, Outcome, Report
 from proxy.core.request import ITEMS_KEPT, Request, public_session_name
 from proxy.core.tokens.budget import borrowed
-from proxy.core.tokens.counting import regions, to_provider_tokens
+from proxy.core.tokens.counting import add_up, regions, to_provider_tokens
 from proxy.core.tool_calls import files_read, needless_items
 from proxy.core.waste import LARGE
 from proxy.engine.ports import Clock, Reply
@@ -355,7 +356,8 @@ def _newest_part(view: CountedView) -> dict[str, Any]:
         fresh, largest = fresh + item.tokens, max(largest, item.tokens)
     large = LARGE * (view.budget.input - counts.total + fresh)
     waste = needless_items(items, counts.beside.injected) if view.edits.compacted_now else {}
-    members: dict[str, Any] = {}
+    newest = add_up(items[unread_from(items, len(items)) :])
+    members: dict[str, Any] = {"newest_tokens": int(newest.history * ratio)}
     if 0 < large < fresh:
         waste["fresh_results"] = fresh
     if 0 < large < largest:

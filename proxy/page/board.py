@@ -1,8 +1,8 @@
 """The figures of one process that the page shows: its live conversations and totals by model, in bounded memory.
 
-Reports of finished requests wait in ``Board.reports``, notes on their views in ``Board.views``: a request costs two
-appends. ``update`` reads both once a second. The only texts here are the blocks of compactions, if the settings show
-them.
+Reports of finished requests wait in ``Board.reports``, notes on some of their views in ``Board.views``: most requests
+cost one append. ``update`` reads both once a second. The only texts here are the blocks of compactions, if the settings
+show them.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ from typing import Any, Final
 
 import msgspec
 
-from proxy.core.breakdown import BlockPart, StageSaving, ViewFacts, block_parts, newest_tokens, stage_savings
+from proxy.core.advice import NEARLY_FULL
+from proxy.core.breakdown import BlockPart, StageSaving, ViewFacts, block_parts, stage_savings
 from proxy.core.report import Report
 
 Reports = deque[tuple[float, Report]]
@@ -81,16 +82,15 @@ class AdviceEntry(msgspec.Struct, frozen=True):
 
 
 class ViewNote(msgspec.Struct, frozen=True):
-    """Facts about a request that are not in its report. They hold no body, and are read within a second.
+    """Facts about a view that are not in its report. They hold no body, and are read within a second.
 
-    ``at`` is Unix time in seconds. ``keeps_advice``: the advice for an earlier request still holds.
+    ``at`` is Unix time in seconds. ``advice`` is new; advice for an earlier request holds until there is room again.
     """
 
     at: float
     report: Report
     facts: ViewFacts
     advice: AdviceEntry | None = None
-    keeps_advice: bool = False
 
     def compaction(self, *, text: bool) -> CompactionEntry | None:
         """Return the compaction if the view is the first with it, else None; with *text* the block's text is in it."""
@@ -198,6 +198,9 @@ class Conversation:
         row.window, row.source, row.budget = report.window, report.source, report.budget or 0
         row.before, row.tokens = report.tokens_before or 0, report.tokens_after
         row.bounded, row.regions, row.summary_tokens = report.bounded, report.regions, report.summary_tokens
+        row.newest = report.newest_tokens
+        if (report.pressure or 0.0) <= NEARLY_FULL:
+            row.advice = None
         if report.applied:
             row.removed_sum += report.tokens_removed
             row.compactions += report.event
@@ -306,11 +309,10 @@ class Board:
 
     def _note(self, note: ViewNote) -> None:
         conversation = self._conversation(note.report.conversation)
-        conversation.row.newest = newest_tokens(note.facts)
         compaction = note.compaction(text=self._text)
         if compaction is not None:
             conversation.compactions.append(compaction)
-        if not note.keeps_advice:
+        if note.advice is not None:
             conversation.row.advice = note.advice
 
     def _conversation(self, name: str) -> Conversation:

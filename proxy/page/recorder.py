@@ -1,4 +1,4 @@
-"""Notes facts about each answered view for the page, and logs once that a conversation is nearly full."""
+"""Notes facts about answered views for the page, and logs once that a conversation is nearly full."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Shown:
 
 
 class ViewRecorder(Feature):
-    """Notes each answered view on *board*, if there is one, and calls *warn* once for each conversation nearly full."""
+    """Notes answered views on *board*, if there is one, and calls *warn* once for each conversation nearly full."""
 
     def __init__(self, board: Board | None, tools: ToolMap, shown: Shown, warn: Warn) -> None:
         self._board = board
@@ -45,14 +45,12 @@ class ViewRecorder(Feature):
         """Note *view*, which was sent and answered with *status*."""
         del status
         name = report.conversation
-        if not name or report.client_compaction:
+        if not name:
             return
-        advice, is_known = None, False
+        advice = None
         if (report.pressure or 0.0) <= NEARLY_FULL:
             self._advised.pop(name, None)
-        elif name in self._advised:
-            is_known = True
-        else:
+        elif name not in self._advised:
             advice = self._advise(view, report)
         if self._board is None:
             return
@@ -63,7 +61,7 @@ class ViewRecorder(Feature):
         parsed, tools_saved = measured.parsed, measured.counts.fixed + measured.addition.tokens - measured.budget.fixed
         record = view.edits.record
         facts = ViewFacts(parsed.items, parsed.scan.spans, record, tools_saved, measured.known.token_ratio)
-        self._board.views.append(ViewNote(time.time(), report, facts, entry, is_known))
+        self._board.views.append(ViewNote(time.time(), report, facts, entry))
 
     def refused(self, view: View, report: Report) -> None:
         """Note *view*, which did not fit and was not sent: what fills it matters most here."""

@@ -9,7 +9,7 @@ import sys
 from types import ModuleType
 
 from proxy import caches, cli, upstream_wiring, wiring
-from proxy.engine import records
+from proxy.engine import features, records
 from proxy.features.history import opening
 from proxy.server import rate_limit
 from proxy.store import encryption, tables
@@ -25,6 +25,7 @@ BOUNDS: tuple[tuple[ModuleType, tuple[str, ...]], ...] = (
     (tables, ("_RENEWED", "_REQUESTS")),
     (encryption, ("_TENANTS",)),
     (records, ("NEED_NO_SUMMARY",)),
+    (features, ("MOST_NOTED",)),
     (opening, ("ARCHIVED_ITEMS", "RECENT_NOTES")),
     (rate_limit, ("MAX_CALLERS",)),
 )

@@ -5,9 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from msgspec.structs import replace as replace_struct
 
-from proxy.core.breakdown import StageSaving, ViewFacts, block_parts, newest_tokens, stage_savings
+from proxy.core.breakdown import StageSaving, ViewFacts, block_parts, stage_savings
 from proxy.core.compaction.block import FoldedItems, render_block
 from proxy.core.compaction.record import VERSION, Compaction, CompactionRecord
 from proxy.core.conversation import Item, ItemText
@@ -54,21 +53,6 @@ async def test_a_view_that_is_the_clients_own_took_nothing() -> None:
     """There is no stage to name."""
     plan = await Replica().plan(chat_body(agent_session(2, 100)), 8192)
     assert savings_of(plan) == ()
-
-
-@pytest.mark.parametrize("ratio", [1.0, 1.5])
-async def test_the_newest_items_are_those_behind_the_models_last_words(ratio: float) -> None:
-    """Results that were just fetched, a question just asked."""
-    plan = await Replica().plan(chat_body(agent_session(3, 300, parallel=2)), 8192)
-    items = plan.view.measured.parsed.items
-    newest = newest_tokens(replace_struct(facts_of(plan), ratio=ratio))
-    assert newest == int(ratio * (items[-1].tokens + items[-2].tokens))
-
-
-def test_system_text_is_never_new() -> None:
-    """It goes with every request, wherever it stands."""
-    items = [Item(role, 10, 0, b"") for role in ("system", "user", "assistant", "system", "user")]
-    assert newest_tokens(ViewFacts(items, (), None)) == 10
 
 
 def test_an_edit_of_a_folded_item_saves_nothing_more() -> None:

@@ -10,6 +10,7 @@ import json
 
 import pytest
 
+from proxy.core.advice import NEARLY_FULL
 from proxy.core.decisions import CountedView
 from proxy.core.report import Report, Usage
 from proxy.engine.features import Feature
@@ -27,6 +28,8 @@ from tests.support.scripted_upstream import (
     WINDOW,
     WORDINGS,
     EngineFixture,
+    ScriptedReply,
+    ScriptedUpstream,
     agent_body,
     agent_request,
 )
@@ -353,6 +356,42 @@ async def test_what_the_provider_adds_teaches_nothing() -> None:
         )
         assert not played.answer.learn(Usage(40_000, 5, None))
         assert engine.replica.learned.get_cached(ROUTE, TENANT).learned.calibration.factor == 1.0
+
+
+class Observer(Feature):
+    """Notes the figures of the answers that it is to note."""
+
+    def __init__(self) -> None:
+        self.noted: list[tuple[int, bool, bool]] = []
+
+    def answered(self, view: CountedView, report: Report, status: int) -> None:
+        """Note how many items there were, if they were compacted now, and if they are nearly full."""
+        is_nearly_full = (report.pressure or 0.0) > NEARLY_FULL
+        self.noted.append((len(view.measured.parsed.items), report.event, is_nearly_full))
+
+
+async def test_a_conversation_is_noted_once_in_a_while_and_when_something_happens() -> None:
+    """The first request that is laid out, the first that is nearly full, every compaction, and again after a while."""
+    observer = Observer()
+    engine = EngineFixture(features=lambda _: [observer])
+
+    async def ask(rounds: int) -> tuple[int, bool, bool] | None:
+        observer.noted.clear()
+        messages = agent_session(rounds, 300)
+        upstream = ScriptedUpstream(lambda _: ScriptedReply(200, [b"{}"]))
+        await engine.ask(chat_body(messages), upstream)
+        await asyncio.sleep(0)
+        return observer.noted[0] if observer.noted else None
+
+    noted = {rounds: note for rounds in range(2, 40) if (note := await ask(rounds))}
+    figures = list(noted.values())
+    assert figures[0][1:] == (False, False)
+    assert figures[1][1:] == (False, True)
+    assert all(is_event for _, is_event, _ in figures[2:])
+    assert len(figures) > 3
+    assert await ask(39) is None
+    engine.replica.hooks.noted.clear()
+    assert await ask(39) is not None
 
 
 class BrokenObserver(Feature):

@@ -129,6 +129,16 @@ async def test_the_prefix_that_repeats_is_known() -> None:
     assert compacted.repeated_prefix == pytest.approx(fixed / (compacted.tokens_after or 1), abs=0.01)
 
 
+@pytest.mark.parametrize("ratio", [1.0, 1.5])
+async def test_the_newest_items_are_those_behind_the_models_last_words(ratio: float) -> None:
+    """Results that were just fetched, a question just asked; system text goes with every request."""
+    system = {"role": "system", "content": prose(1, 50)}
+    body = chat_body([*agent_session(5, 300, parallel=2), system])
+    plan = await Replica().plan(body, 8192, factor=ratio)
+    *_, first, second, _ = plan.view.measured.parsed.items
+    assert plan.report.newest_tokens == int(ratio * (first.tokens + second.tokens))
+
+
 @pytest.mark.parametrize("messages", [[{"role": "system", "content": "s"}], [{"role": "assistant", "content": "a"}]])
 async def test_odd_conversations_have_a_report_too(messages: list[dict[str, str]]) -> None:
     """Without a user's message there is no boundary, and nothing breaks."""

@@ -35,9 +35,9 @@ def report(conversation: str = "c", after: int = 600, **facts: object) -> Report
 RECORD = CompactionRecord(VERSION, Compaction(9, 4, 0), "", {}, 1000, 100, 0)
 
 
-def note(at: float = 1.0, advice: AdviceEntry | None = None, *, keeps: bool = False, name: str = "c") -> ViewNote:
+def note(at: float = 1.0, advice: AdviceEntry | None = None, *, name: str = "c") -> ViewNote:
     """A note on a view whose request was the first with a compaction."""
-    return ViewNote(at, report(name, event=True), ViewFacts((), (), RECORD), advice, keeps)
+    return ViewNote(at, report(name, event=True), ViewFacts((), (), RECORD), advice)
 
 
 def board_of(*reports: Report, most: int = 100, at: float = 100.0) -> Board:
@@ -164,19 +164,28 @@ def test_an_answer_without_figures_keeps_those_before() -> None:
     assert (row.tokens, row.window, row.status, row.requests) == (600, 1000, 504, 2)
 
 
-def test_advice_stays_until_a_view_says_otherwise() -> None:
+def test_advice_stays_until_there_is_room_again() -> None:
     """It is worked out once while a conversation is nearly full."""
     board = Board(10, now=lambda: 0.0)
 
-    def shown(noted: ViewNote) -> AdviceEntry | None:
-        board.views.append(noted)
-        board.reports.append((1.0, report()))
+    def shown(tokens: int, *notes: ViewNote) -> AdviceEntry | None:
+        board.views.extend(notes)
+        board.reports.append((1.0, report().with_(tokens_after=tokens, budget=1000)))
         board.update()
         return board.changes().rows[0].advice
 
-    assert shown(note(advice=ADVICE)) == ADVICE
-    assert shown(note(keeps=True)) == ADVICE
-    assert shown(note()) is None
+    assert shown(900, note(advice=ADVICE)) == ADVICE
+    assert shown(910) == shown(920, note()) == ADVICE
+    assert shown(300) is None
+
+
+def test_the_newest_tokens_are_those_of_the_newest_request() -> None:
+    """A request that was not counted has none."""
+    board = board_of(report().with_(newest_tokens=70))
+    assert board.changes().rows[0].newest == 70
+    board.reports.append((2.0, report()))
+    board.update()
+    assert board.changes().rows[0].newest == 0
 
 
 def test_the_lag_is_that_of_the_second_that_ended() -> None:

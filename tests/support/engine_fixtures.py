@@ -224,7 +224,7 @@ class Replica:
         self.learned = LearnedRoutes(self.book, {}, {}, time.monotonic)
         self.catalogue = catalogue = catalogue or Catalogue([ModelRule("*", "stub")], {}, "stub")
         self.faults = faults = faults or Faults()
-        hooks = Features(features(self))
+        self.hooks = hooks = Features(features(self))
         routes = KnownRoutes(catalogue, self.learned, time.monotonic)
         self.measurer = Measurer(catalogue, routes, reader, self.book, self.learned, hooks, policy, mode, {})
         self.compactions = CompactionRecords(

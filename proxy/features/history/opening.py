@@ -25,7 +25,7 @@ from proxy.store import Store
 from proxy.tasks import Tasks
 
 RECENT_NOTES: Final = 10_000
-"""Conversations remembered for ``NOTE_SECONDS`` after a note, so that they get no further one."""
+"""Skipped summaries remembered for ``NOTE_SECONDS`` after a note, so that they get no further one."""
 
 ARCHIVED_ITEMS: Final = 100_000
 """Originals remembered as archived: about 200 bytes each."""

@@ -18,13 +18,13 @@ from proxy.store.conversation_table import ConversationTable
 from proxy.summaries.codec import NOTE_VERSION, SummaryNote
 
 NOTE_SECONDS: Final = 60.0
-"""Seconds between two notes on requests of one conversation, compactions aside."""
+"""Seconds between two notes on one summary that is skipped."""
 
 
 class HistoryRecorder(Feature):
     """Writes notes on what was answered, and archives what left the view if *archive* is given.
 
-    *recent* remembers for ``NOTE_SECONDS`` which conversations were noted. *now* returns Unix time.
+    *recent* remembers for ``NOTE_SECONDS`` which skipped summaries were noted. *now* returns Unix time.
     """
 
     def __init__(
@@ -40,19 +40,13 @@ class HistoryRecorder(Feature):
         self._archive = archive
 
     def answered(self, view: CountedView, report: Report, status: int) -> None:
-        """Write a note on *view*, which was sent: always if it was compacted now, else once in a while."""
+        """Write a note on *view*, which was sent."""
         del status
         layout = view.layout
-        if layout is None or not layout.count or not report.conversation:
-            return
-        if report.observed or report.client_compaction:
+        if layout is None or not layout.count or not report.conversation or report.observed:
             return
         root_hash, record = view.measured.root_hash(layout), view.edits.record
-        key = (view.measured.known.route.name, root_hash)
         compacted_now = report.event and record is not None
-        if not compacted_now and key in self._recent:
-            return
-        self._recent[key] = True
         now, tenant, long_lived = self._now(), view.request.tenant, record is not None
         self._conversations.save_conversation(tenant, report.conversation, root_hash, now, long_lived=long_lived)
         last = _request_note(report, view, layout, int(now))

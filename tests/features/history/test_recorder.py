@@ -56,17 +56,15 @@ async def test_compactions_are_noted_with_what_they_folded() -> None:
     assert b"src/" not in b"".join(notes.values())
 
 
-async def test_other_requests_are_noted_once_in_a_while() -> None:
-    """Below the low mark nothing is noted; above it the first request is, and the next ones after a while."""
+async def test_the_note_on_a_request_is_that_of_the_newest() -> None:
+    """Below the low mark nothing is noted."""
     recorded = RecordedReplica()
     quiet = await recorded.plan(3)
     assert quiet.report.conversation == ""
     first = await recorded.plan(12)
-    await recorded.plan(13)
     (last,) = read_notes(await recorded.notes(first), RequestNote)
     assert first.view is not None
     assert last.items == len(first.view.measured.parsed.items)
-    recorded.recent.clear()
     later = await recorded.plan(14)
     (last,) = read_notes(await recorded.notes(first), RequestNote)
     assert later.view is not None
