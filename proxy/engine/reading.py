@@ -16,8 +16,8 @@ from proxy.core.apis.envelope import SYSTEM, TOOLS, Envelope, read_envelope
 from proxy.core.apis.json_scan import MOST_ITEMS, Scan, Span, extend, scan
 from proxy.core.conversation import EMPTY_LAYOUT, UNREAD, Injected, Item, Layout, lay_out, linked_size, prefix_hashes
 from proxy.core.errors import InvalidRequest
-from proxy.core.tokens.counting import NO_RULES, NOTHING, InjectedRules, Members, RoleTotals, add_up
-from proxy.core.tokens.media import Meter, injected_in, prices
+from proxy.core.tokens.counting import NO_RULES, NOTHING, InjectedRules, Members, Meter, RoleTotals, add_up, injected_in
+from proxy.core.tokens.media import prices
 from proxy.core.tokens.tools import reads_declarations, tools_tokens
 from proxy.core.tool_calls import facts_of, join_written_results, with_written_call, with_written_result
 from proxy.core.tool_table import NO_TOOLS, ToolMap
@@ -242,14 +242,19 @@ class Reader:
         Raises ``InvalidRequest`` if an item is not valid.
         """
         prefix, spans, measure = located.cached_prefix, located.scan.spans, _measure(encoding, model)
-        seen = _items_seen(prefix, located.scan, measure)
+        if prefix is not None and prefix.counted_by != measure:
+            prefix = None  # its tokens are of no use here
+        seen: tuple[Item, ...] = ()
+        roles = NOTHING
+        if prefix is not None and spans[: len(prefix.items)] == prefix.scan.spans:
+            seen, roles = prefix.items, prefix.roles
         count = self.count(encoding, model, tenant)
         scope = scope_of(tenant, api_format.API, measure)
         items = seen + self._read_items(api_format, count, scope, located.body, spans[len(seen) :])
         if any(item.role == "user" for item in items[len(seen) :]):
             items = seen + join_written_results(items, len(seen))
-        roles = add_up(items, prefix.roles if prefix is not None and seen else NOTHING)
-        around = prefix.around if prefix is not None and prefix.counted_by == measure else None
+        roles = add_up(items, roles)
+        around = prefix.around if prefix is not None else None
         if around is None or around.envelope_name != located.envelope_name:
             around = self._count_members(located, scope, encoding, model)
         cached = self._cache_prefix(located, measure, items, roles, around)
@@ -465,13 +470,6 @@ def _read_numbers(api_format: ApiFormat, raw: bytes, count: Callable[[str], int]
     if (item.role == "assistant" and item.calls) or (item.role == "tool" and item.answers):
         return replace(item, facts=UNREAD)
     return with_facts(api_format, item, raw, count, tools)
-
-
-def _items_seen(prefix: CachedPrefix | None, where: Scan, measure: str) -> tuple[Item, ...]:
-    """The items of *prefix* if they were counted alike and stand where they stood."""
-    if prefix is None or prefix.counted_by != measure or where.spans[: len(prefix.items)] != prefix.scan.spans:
-        return ()
-    return prefix.items
 
 
 @lru_cache(MOST_MEASURES)

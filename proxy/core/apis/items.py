@@ -14,7 +14,7 @@ import msgspec
 
 from proxy.core.apis.json_steps import ONE_CALL, dismantle, encode_in_steps
 from proxy.core.conversation import HASH_BYTES, Item, Role
-from proxy.core.tokens.media import injected_in
+from proxy.core.tokens.counting import injected_in
 
 Count = Callable[[str], int]
 

@@ -29,7 +29,8 @@ from proxy.core.apis.json_edit import (
 from proxy.core.apis.json_steps import ONE_CALL, decode, dismantle
 from proxy.core.conversation import Item, ItemText, Role
 from proxy.core.errors import InvalidRequest
-from proxy.core.tokens.media import injected_in, is_guess, opaque_tokens, part_tokens, prices_of
+from proxy.core.tokens.counting import injected_in, prices_of
+from proxy.core.tokens.media import is_guess, opaque_tokens, part_tokens
 
 API = "messages"
 

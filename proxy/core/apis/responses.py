@@ -31,7 +31,8 @@ from proxy.core.apis.json_scan import members
 from proxy.core.apis.json_steps import ONE_CALL, decode
 from proxy.core.conversation import Item, ItemText, Role
 from proxy.core.errors import InvalidRequest
-from proxy.core.tokens.media import Prices, injected_in, is_guess, is_media, opaque_tokens, part_tokens, prices_of
+from proxy.core.tokens.counting import injected_in, prices_of
+from proxy.core.tokens.media import Prices, is_guess, is_media, opaque_tokens, part_tokens
 
 API = "responses"
 

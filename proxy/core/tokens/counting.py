@@ -1,4 +1,4 @@
-"""Totals of tokens by role and by region of a view; finds what an agent or a framework injected into texts."""
+"""Counts texts, finds what an agent or a framework injected into them, and adds up totals by role and by region."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from proxy.core.conversation import Injected, Item, Role
+from proxy.core.tokens.media import DEFAULT_PRICES, Prices
 
 INJECTED = ("memory", "skills", "knowledge", "related")
 """Regions of texts that an agent or a framework injected into system text or into a user item, by their source."""
@@ -267,3 +268,34 @@ def injected_parts(text: str, rules: InjectedRules, count: Callable[[str], int])
 
 NO_RULES = InjectedRules({})
 """Rules that find nothing."""
+
+
+# Counting a text.
+
+
+@dataclass(frozen=True, slots=True)
+class Meter:
+    """A function that counts text, together with the prices of media and the marks of injected texts."""
+
+    text: Callable[[str], int]
+    prices: Prices
+    injected: InjectedRules = NO_RULES
+
+    def __call__(self, text: str) -> int:
+        """Return the tokens of *text*."""
+        return self.text(text)
+
+
+def prices_of(count: Callable[[str], int]) -> Prices:
+    """Return the prices of media that belong to *count*: the default ones unless it is a ``Meter``."""
+    return count.prices if isinstance(count, Meter) else DEFAULT_PRICES
+
+
+def injected_in(text: str, count: Callable[[str], int]) -> tuple[Injected, ...]:
+    """Return the injected parts of *text* by the rules that belong to *count*: none unless it is a ``Meter``."""
+    if not isinstance(count, Meter):
+        return ()
+    rules = count.injected
+    if rules.tag.search(text) or rules.heading.search(f"\n{text}") or any(line in text for line in rules.lines):
+        return injected_parts(text, rules, count)
+    return ()

@@ -17,13 +17,10 @@ import functools
 import math
 import re
 import struct
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Any, Protocol
-
-from proxy.core.conversation import Injected
-from proxy.core.tokens.counting import NO_RULES, InjectedRules, injected_parts
 
 Size = tuple[int, int]
 
@@ -183,34 +180,6 @@ def prices(model: str) -> Prices:
         if fnmatchcase(name, pattern):
             return family_prices
     return DEFAULT_PRICES
-
-
-@dataclass(frozen=True, slots=True)
-class Meter:
-    """A function that counts text, together with the prices of media and the marks of injected texts."""
-
-    text: Callable[[str], int]
-    prices: Prices
-    injected: InjectedRules = NO_RULES
-
-    def __call__(self, text: str) -> int:
-        """Return the tokens of *text*."""
-        return self.text(text)
-
-
-def prices_of(count: Callable[[str], int]) -> Prices:
-    """Return the prices of media that belong to *count*: the default ones unless it is a ``Meter``."""
-    return count.prices if isinstance(count, Meter) else DEFAULT_PRICES
-
-
-def injected_in(text: str, count: Callable[[str], int]) -> tuple[Injected, ...]:
-    """Return the injected parts of *text* by the rules that belong to *count*: none unless it is a ``Meter``."""
-    if not isinstance(count, Meter):
-        return ()
-    rules = count.injected
-    if rules.tag.search(text) or rules.heading.search(f"\n{text}") or any(line in text for line in rules.lines):
-        return injected_parts(text, rules, count)
-    return ()
 
 
 def _scaled_down(width: int, height: int, scale: float) -> Size:

@@ -16,12 +16,15 @@ from proxy.core.tokens.counting import (
     InjectedMarks,
     InjectedRules,
     Members,
+    Meter,
     RoleTotals,
     add_up,
+    injected_in,
+    prices_of,
     regions,
     to_provider_tokens,
 )
-from proxy.core.tokens.media import DEFAULT_PRICES, Meter, injected_in
+from proxy.core.tokens.media import DEFAULT_PRICES, prices
 from tests.support.linear_time import is_linear
 
 sizes = st.integers(0, 500)
@@ -179,3 +182,11 @@ def test_no_rules_find_nothing() -> None:
     """Without marks no text has a part."""
     assert list(NO_RULES.parts(BLOCK)) == []
     assert injected_in(BLOCK, Meter(len, DEFAULT_PRICES)) == ()
+
+
+def test_a_meter_counts_and_knows_its_prices() -> None:
+    """A meter is used like the function it holds; a plain function means the usual prices."""
+    meter = Meter(len, prices("claude-3-haiku"))
+    assert meter("four") == 4
+    assert prices_of(meter) is prices("claude-3-haiku")
+    assert prices_of(len) is DEFAULT_PRICES

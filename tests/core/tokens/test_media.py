@@ -17,7 +17,6 @@ from proxy.core.tokens.media import (
     TILE,
     TILE_BASE,
     UNKNOWN_IMAGE,
-    Meter,
     Prices,
     Size,
     file_tokens,
@@ -26,7 +25,6 @@ from proxy.core.tokens.media import (
     is_guess,
     part_tokens,
     prices,
-    prices_of,
 )
 
 
@@ -370,11 +368,3 @@ def test_one_name_means_one_price() -> None:
     by_name: dict[str, Prices] = {DEFAULT_PRICES.name: DEFAULT_PRICES}
     for _, found in FAMILIES:
         assert by_name.setdefault(found.name, found) == found
-
-
-def test_a_meter_counts_and_knows_its_prices() -> None:
-    """A meter is used like the function it holds; a plain function means the usual prices."""
-    meter = Meter(len, prices("claude-3-haiku"))
-    assert meter("four") == 4
-    assert prices_of(meter) is prices("claude-3-haiku")
-    assert prices_of(len) is DEFAULT_PRICES

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from proxy.core.apis import messages
 from proxy.core.conversation import Item
-from proxy.core.tokens.media import Meter, prices
+from proxy.core.tokens.counting import Meter
+from proxy.core.tokens.media import prices
 from proxy.features.context_management.clearing import (
     PLACEHOLDER,
     ClearToolUses,
