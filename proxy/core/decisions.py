@@ -60,10 +60,6 @@ class Policy:
     sizes: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))
     reads_calls: bool = False
 
-    def history_cap(self, route: Route, task_size: str) -> int | None:
-        """The tokens for the history of a task of *task_size*, or of the size of *route*; None if nothing limits it."""
-        return self.sizes.get(task_size or route.task_size)
-
     def budget(
         self,
         route: Route,
@@ -71,13 +67,17 @@ class Policy:
         requested: int | None,
         fixed: int,
         token_ratio: float,
-        history_cap: int | None = None,
+        task_size: str = "",
     ) -> TokenBudget:
-        """The token budget of a request; *fixed* is in our tokens, all else in the provider's."""
+        """The token budget of a request; *fixed* is in our tokens, all else in the provider's.
+
+        *task_size* limits the history, or that of *route* if it is empty.
+        """
         default = answer_reserve(None, route.max_output, window)
         reserved = answer_reserve(requested, route.max_output, window)
         max_input = None if route.max_input is None else to_our_tokens(route.max_input, token_ratio)
         price_cap = to_our_tokens(economy_cap(window, route.price_tier), token_ratio) if self.economy else None
+        history_cap = self.sizes.get(task_size or route.task_size)
         if history_cap is not None:
             history_cap = to_our_tokens(history_cap, token_ratio)
         return token_budget(

@@ -11,6 +11,7 @@ from proxy.core.compaction.view import AssembledItems, RenderOptions, assemble, 
 from proxy.core.conversation import Layout
 from proxy.core.decisions import (
     NO_EDITS,
+    Addition,
     CountedView,
     Edits,
     LookedUp,
@@ -42,10 +43,12 @@ def verbatim(
     measured: MeasuredRequest, layout: Layout | None, budget: TokenBudget | None = None, edits: Edits = NO_EDITS
 ) -> CountedView:
     """The client's own bytes, held against *budget* (the request's own by default)."""
-    counts = measured.counts
+    counts, budget = measured.counts, budget or measured.budget
+    if measured.addition.tokens:
+        budget = without_addition_room(budget, measured.addition)
     return CountedView(
         measured=measured,
-        budget=without_addition_room(budget or measured.budget, measured.addition.tokens),
+        budget=budget,
         layout=layout,
         body=measured.request.body,
         counted=counts.total,
@@ -72,8 +75,8 @@ def _compacted(measured: MeasuredRequest, written: Written) -> CountedView:
         thinking = parsed.envelope.thinking(figure)
         members |= _output_members(measured, figure) | thinking
     at = len(parsed.body[: parsed.scan.start].decode())
-    if target.keep_addition and not has_addition:
-        budget = without_addition_room(budget, measured.addition.tokens)
+    if measured.addition.tokens and target.keep_addition and not has_addition:
+        budget = without_addition_room(budget, measured.addition)
     tokens = budget.fixed - measured.counts.roles.system + items.tokens
     last = lookup.record.compaction if lookup.record else None
     stages = record.compaction.stages if record else ()
@@ -113,9 +116,9 @@ def view_without_addition(view: CountedView) -> CountedView:
     return replace(bare, edits=replace(bare.edits, compacted_now=edits.compacted_now))
 
 
-def without_addition_room(budget: TokenBudget, tokens: int) -> TokenBudget:
-    """*budget* without the room that was kept for an addition of *tokens*."""
-    return replace(budget, fixed=budget.fixed - tokens) if tokens else budget
+def without_addition_room(budget: TokenBudget, addition: Addition) -> TokenBudget:
+    """*budget* without the room that was kept for *addition*."""
+    return replace(budget, fixed=budget.fixed - addition.tokens)
 
 
 def _items_of(measured: MeasuredRequest, layout: Layout, record: CompactionRecord | None, note: str) -> AssembledItems:

@@ -91,7 +91,17 @@ class Measurer:
             # What was only considered must never be taken for what was sent: it is recorded under a name of its own.
             options = structs.replace(request.options, conversation=request.options.conversation + OBSERVED)
             request = structs.replace(request, options=options)
-        target = self._first_target(request, known, mode, max_loss, dry_run=dry_run)
+        compacts_now = request.options.compact_now
+        if max_loss is None:
+            max_loss = "any" if mode == "observe" or compacts_now else known.first_max_loss
+        target = CompactionTarget(
+            force=compacts_now,
+            wait_for_summary=compacts_now,
+            dry_run=dry_run,
+            max_loss=max_loss,
+            lower_output=self.policy.lower_output,
+            share=request.options.compact_to,
+        )
         return await self.count(request, located, known, known.window, target)
 
     async def measure_anyway(self, request: Request, assumed_window: int) -> MeasuredRequest:
@@ -145,8 +155,8 @@ class Measurer:
         addition, adding = NO_ADDITION, self._features.adding
         if adding is not None and not client_compaction:
             addition = adding.addition(request, envelope, route, window)
-        cap = policy.history_cap(route, request.options.task_size)
-        budget = policy.budget(route, window, requested, counts.fixed + addition.tokens, token_ratio, cap)
+        fixed, task_size = counts.fixed + addition.tokens, request.options.task_size
+        budget = policy.budget(route, window, requested, fixed, token_ratio, task_size)
         tools_json, budget = self._with_smaller_tools(request.tenant, route, envelope, counts, budget)
         hashes = reading.prefix_hashes(self._records.prefix_key(request.tenant), request.options.conversation)
         stated = known.stated_window
@@ -173,23 +183,6 @@ class Measurer:
             read_facts=partial(
                 self._reader.read_facts, api_format, route.encoding, request.tenant, route.model, reading
             ),
-        )
-
-    # What the view must reach.
-
-    def _first_target(
-        self, request: Request, known: KnownRoute, mode: Mode, max_loss: MaxLoss | None, *, dry_run: bool
-    ) -> CompactionTarget:
-        compacts_now = request.options.compact_now
-        if max_loss is None:
-            max_loss = "any" if mode == "observe" or compacts_now else known.first_max_loss
-        return CompactionTarget(
-            force=compacts_now,
-            wait_for_summary=compacts_now,
-            dry_run=dry_run,
-            max_loss=max_loss,
-            lower_output=self.policy.lower_output,
-            share=request.options.compact_to,
         )
 
     # The room that declared tools take.

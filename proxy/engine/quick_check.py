@@ -471,8 +471,7 @@ class QuickCheck:
         route, window = remembered.known.route, remembered.known.window
         assert window is not None
         budget = input_limit(window, answer_reserve(output, route.max_output, window), route.max_input)
-        cap = self._policy.history_cap(route, task_size)
-        figures = self._policy.budget(route, window, None, 0, 1.0, cap)
+        figures = self._policy.budget(route, window, None, 0, 1.0, task_size)
         mark = figures.low(self._policy.rules.marks, min(budget, figures.baseline))
         if len(remembered.limits) >= MOST_FIGURES:
             remembered.limits.clear()
