@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Any, Final
 
 OWN_PREFIX: Final = "x-ullage-"
 """The beginning of the names of Ullage's own headers; they never go to an upstream."""
@@ -25,3 +25,13 @@ HOP_BY_HOP: Final = frozenset(
 
 WRITTEN_ANEW: Final = frozenset({"content-length", "host"})
 """Headers of a request that depend on its receiver and its encoding: each sender writes its own."""
+
+
+class EndToEnd(tuple[tuple[str, str], ...]):
+    """A client's end-to-end headers, in order and spelling. They come again with each request that has the same head.
+
+    ``prepared`` is what the upstream that they were last sent to made of them. It is kept as long as they are: a key in
+    it stays in memory no longer than in them.
+    """
+
+    prepared: Any = None

@@ -104,7 +104,7 @@ class Engine:
         try:
             # One search for each marker takes a tenth of what one pattern of all of them does: 6 ms for each MB.
             markers = self._features.markers.get(request.api, ())
-            if request.purpose == "answer" and not any(marker in request.body for marker in markers):
+            if request.purpose == "answer" and not any(request.body.find(marker) >= 0 for marker in markers):
                 return await self.proceed(run, request)
             return await self._with_features(run)
         except (UllageError, asyncio.CancelledError):

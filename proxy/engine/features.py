@@ -201,7 +201,7 @@ def _overriding(features: Sequence[Feature], method: str) -> list[Feature]:
 
 
 def _markers(features: Sequence[Feature], api: str) -> tuple[bytes, ...]:
-    return tuple(word for each in features for word in each.markers.get(api, ()))
+    return tuple(dict.fromkeys(word for each in features for word in each.markers.get(api, ())))
 
 
 def _concerns(feature: Feature, request: Request) -> bool:

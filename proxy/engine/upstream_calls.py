@@ -258,14 +258,17 @@ async def _watch(reply: Reply, chunks: list[bytes], opening: EarlyOverflowDetect
 
     However small the request is by our count: a window that is believed too large makes every request look small.
     """
-    chunks.append(await reply.next_chunk())
-    loop = asyncio.get_running_loop()
-    deadline = loop.time() + HOLD_SECONDS
-    while chunks[-1] and opening.feed(chunks[-1]) == "undecided":
+    first = await reply.next_chunk()
+    chunks.append(first)
+    if first and opening.feed(first) == "content":
+        return None
+    deadline = asyncio.get_running_loop().time() + HOLD_SECONDS
+    while chunks[-1] and opening.verdict == "undecided":
         chunk = await _before(deadline, reply.next_chunk())
         if chunk is None:
             return None
         chunks.append(chunk)
+        opening.feed(chunk)
     if opening.verdict == "content" or opening.finish() != "overflow":
         return None
     return opening.overflow if await _read(reply, chunks, ERROR_BYTES, deadline) else None

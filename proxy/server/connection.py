@@ -9,7 +9,7 @@ aiohttp's own makes four objects and a task for each request. An exception ends 
 that leaves cancels the task, and so the call of the upstream.
 
 A client sends the same head all day, byte for byte but for the length of its body. Such a head need not be parsed
-again: ``RepeatedHead`` compares it, and the body goes past the parser. The loop is woken when the body is complete. If
+again: ``SizedHead`` compares it, and the body goes past the parser. The loop is woken when the body is complete. If
 that takes longer than ``_GRACE``, it is read as it comes instead, under its limits and deadlines. A long body is always
 read so, through the parser.
 
@@ -53,10 +53,11 @@ from aiohttp.http_parser import RawRequestMessage
 from aiohttp.streams import EMPTY_PAYLOAD
 from msgspec import structs
 
+from proxy.core.sized_head import read_head
 from proxy.server.access import Caller
 from proxy.server.closing_answers import FULL, HEAD_TOO_LARGE, OUT_OF_DESCRIPTORS, UNREADABLE
 from proxy.server.config import Limits
-from proxy.server.incoming import HeadLimit, IncomingRequest, RepeatedHead, is_head_too_large, read_head, repeated_head
+from proxy.server.incoming import HeadLimit, IncomingRequest, RepeatedHead, is_head_too_large, repeated_head
 from proxy.server.response import ResponseWriter
 from proxy.tasks import Faults
 
@@ -197,7 +198,7 @@ class Connection(web.RequestHandler):
         if self._repeated is None or waiter is None or waiter.done():
             return False
         head, caller = self._repeated
-        body_span = head.match(data)
+        body_span = head.head.match(data)
         if body_span is None or body_span[1] > self._most:
             return False
         start, length = body_span

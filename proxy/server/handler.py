@@ -428,7 +428,8 @@ class Handler:
         is_sized = hider is None and bool(reply.header("content-length"))
         out = call.out
         try:
-            out.start(reply.status, headers, sized=is_sized, close_delimited=reply.close_delimited and not needs_end)
+            closes = reply.close_delimited and not needs_end
+            out.start(reply.status, headers, sized=is_sized, close_delimited=closes, is_followed=bool(first))
             if not await relay_body(reply, out, observer, first, is_stream=is_stream):
                 call.note("upstream_truncated")
         except (UpstreamUnreachable, UpstreamTimeout):

@@ -12,7 +12,7 @@ from urllib.parse import unquote
 from proxy.core.apis import gemini, gemini_path
 from proxy.core.client_compaction import METADATA_HEADER, announced_client
 from proxy.core.errors import InvalidRequest, UllageError
-from proxy.core.http_headers import CREDENTIALS, HOP_BY_HOP, OWN_PREFIX, WRITTEN_ANEW
+from proxy.core.http_headers import CREDENTIALS, HOP_BY_HOP, OWN_PREFIX, WRITTEN_ANEW, EndToEnd
 from proxy.core.request import (
     AGENT_HEADER,
     EPOCH_HEADER,
@@ -271,7 +271,7 @@ class RequestHeaders:
     def drop(self, names: Iterable[str]) -> None:
         """Keep the headers called *names* (lower case) from being forwarded."""
         dropped = frozenset(names)
-        self.end_to_end = tuple(pair for pair in self.end_to_end if pair[0].lower() not in dropped)
+        self.end_to_end = EndToEnd(pair for pair in self.end_to_end if pair[0].lower() not in dropped)
 
 
 def read_headers(raw_headers: Iterable[tuple[bytes, bytes]]) -> RequestHeaders:
@@ -290,7 +290,7 @@ def read_headers(raw_headers: Iterable[tuple[bytes, bytes]]) -> RequestHeaders:
             by_name[name] = value
         elif kind & _OWN:
             headers.own[name[len(OWN_PREFIX) :]] = value
-    headers.end_to_end = tuple(end_to_end)
+    headers.end_to_end = EndToEnd(end_to_end)
     connection = by_name.get("connection", "")
     if connection.lower() not in _PLAIN:
         # A client must not use this to remove the credential that names its tenant.

@@ -77,11 +77,18 @@ class ResponseWriter:
         self.status = 0
 
     def start(
-        self, status: int, headers: Iterable[tuple[str, str]], *, sized: bool, close_delimited: bool = False
+        self,
+        status: int,
+        headers: Iterable[tuple[str, str]],
+        *,
+        sized: bool,
+        close_delimited: bool = False,
+        is_followed: bool = False,
     ) -> None:
         """Write the head; *sized* says that *headers* hold a content-length. Raises ``UnfitHeader``.
 
-        A body that is not sized is chunked, or if *close_delimited* lasts until the connection ends.
+        A body that is not sized is chunked, or if *close_delimited* lasts until the connection ends. With *is_followed*
+        the head waits for ``write``, which comes next.
         """
         if status in (204, 304):
             self.bodyless = True
@@ -104,7 +111,8 @@ class ResponseWriter:
         self.status = status
         # Sent when the handler first waits: a body that is already here leaves in the same segment.
         self._head = text.encode("utf-8", "surrogateescape") + b"\r\n\r\n"
-        self._flush = asyncio.get_running_loop().call_soon(self._send_head)
+        if not is_followed:
+            self._flush = asyncio.get_running_loop().call_soon(self._send_head)
 
     def switch(self, headers: Iterable[tuple[str, str]]) -> None:
         """Write the head of a 101: from here on the connection is no longer HTTP. Raises ``UnfitHeader``."""
@@ -122,6 +130,8 @@ class ResponseWriter:
                 self._send(b"%x\r\n" % len(chunk))
                 self._send(chunk)
                 self._send(b"\r\n")
+        elif self._head and self._flush is None:
+            self._flush = asyncio.get_running_loop().call_soon(self._send_head)
         return self._protocol.writing_paused
 
     async def drain(self) -> None:
@@ -181,8 +191,9 @@ class ResponseWriter:
     def _send(self, data: bytes) -> None:
         if self._transport is None or self._transport.is_closing():
             raise ClientLeft
-        if self._flush is not None:
+        if self._head:
             data, self._head = self._head + data, b""
+        if self._flush is not None:
             self._flush.cancel()
             self._flush = None
         self._transport.write(data)

@@ -220,10 +220,16 @@ class MessageWriter(ResponseWriter):
         self.output: list[msgspec.Raw] = []
 
     def start(
-        self, status: int, headers: Iterable[tuple[str, str]], *, sized: bool, close_delimited: bool = False
+        self,
+        status: int,
+        headers: Iterable[tuple[str, str]],
+        *,
+        sized: bool,
+        close_delimited: bool = False,
+        is_followed: bool = False,
     ) -> None:
         """Note *status* and the kind of the body: messages have no head."""
-        del sized, close_delimited
+        del sized, close_delimited, is_followed
         self.status = status
         kinds = [value for name, value in headers if name.lower() == "content-type"]
         self._is_stream = any(kind.startswith("text/event-stream") for kind in kinds)

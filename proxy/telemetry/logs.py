@@ -6,6 +6,7 @@ import asyncio
 import json
 import logging
 import os
+import stat
 import sys
 import threading
 import time
@@ -318,7 +319,10 @@ class _Library(logging.Handler):
 MOST_BYTES = 4 * 1024 * 1024
 """Bytes of lines that wait to be written."""
 
-BATCH_SECONDS = 0.02
+LARGEST_PIECE = 2**16
+"""Bytes of lines that are written at once, at most."""
+
+BATCH_SECONDS = 0.05
 """Pause of the writing thread between two batches: waking it costs more than rendering a line."""
 
 
@@ -328,15 +332,19 @@ class LineWriter:
     ``write`` never blocks: when the reader is gone or stuck and *most_bytes* wait, further lines are dropped and
     counted in ``dropped``. Safe to call from any thread.
 
-    Lines wait in pieces of at most ``PIPE_BUF`` bytes, each one write, which a pipe takes whole: workers share one
-    pipe, and larger writes of theirs would interleave
-    (https://pubs.opengroup.org/onlinepubs/9799919799/functions/write.html). A longer line is a piece of its own.
+    Lines wait in pieces, each one write. For a pipe a piece has at most ``PIPE_BUF`` bytes, which it takes whole:
+    workers share one pipe, and larger writes of theirs would interleave
+    (https://pubs.opengroup.org/onlinepubs/9799919799/functions/write.html). A longer line is a piece of its own. A file
+    takes any write whole.
     """
 
     def __init__(self, fd: int, most_bytes: int = MOST_BYTES) -> None:
         self.dropped = 0
         self._fd = fd
         self._most = most_bytes
+        self._piece = PIPE_BUF
+        if stat.S_ISREG(os.fstat(fd).st_mode):
+            self._piece = LARGEST_PIECE
         self._pieces: list[bytearray] = []
         self._size = 0
         self._lock = threading.Lock()
@@ -353,7 +361,7 @@ class LineWriter:
                 return
             self._size += len(line)
             pieces = self._pieces
-            if pieces and len(pieces[-1]) + len(line) <= PIPE_BUF:
+            if pieces and len(pieces[-1]) + len(line) <= self._piece:
                 pieces[-1] += line
             else:
                 pieces.append(bytearray(line))

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterable
-from typing import Any, cast
+from typing import Any, ClassVar, cast
 
 import aiohttp
 from aiohttp import payload
@@ -65,7 +65,12 @@ class AbortingResponse(aiohttp.ClientResponse):
 
     aiohttp closes it (https://github.com/aio-libs/aiohttp/blob/master/aiohttp/client_reqrep.py), and a closed transport
     first flushes its buffer: an upload would go on to an upstream whose answer has no reader.
+
+    ``known`` and ``whole`` are those of a ``PooledResponse``, for answers that went past the parser: none of these.
     """
+
+    known: ClassVar[None] = None
+    whole = b""
 
     def close(self) -> None:
         """Reset the connection if it is still in use. aiohttp calls this, too, if the wait for the head fails."""

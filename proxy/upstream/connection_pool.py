@@ -40,6 +40,9 @@ transport. A body that nobody reads fills its ``StreamReader``, which pauses the
 
 One parser serves all of a connection's exchanges, unless a pause left its marks in it.
 
+An upstream that has no date or name to put into its answers' heads, as many local servers do, sends the same head each
+time, but for the length of the body. Such an answer goes past the parser if all of it came at once (``SizedHead``).
+
 Private names of aiohttp are used: ``_tail`` of its protocol, ``BaseProtocol``, which pauses and resumes, and the buffer
 of a ``StreamReader``. They are those of one minor version, and ``tests/upstream/test_connection_pool.py`` holds them;
 with any other, ``SUPPORTED`` is False and all requests go through aiohttp's client.
@@ -49,11 +52,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Iterable, Sequence
-from typing import ClassVar, Final
+import logging
+from collections.abc import Iterable, Sequence
+from typing import Final
 
 import aiohttp
-import msgspec
 from aiohttp.base_protocol import BaseProtocol
 from aiohttp.client_proto import ResponseHandler
 from aiohttp.connector import Connection
@@ -61,7 +64,11 @@ from aiohttp.http import HttpResponseParser, RawResponseMessage
 from multidict import CIMultiDict, CIMultiDictProxy
 from yarl import URL
 
+from proxy.core.sized_head import read_head, sized_head
+from proxy.upstream.pooled_response import KnownHead, PooledResponse
 from proxy.upstream.targets import Timeouts
+
+_LOG: Final = logging.getLogger(__name__)
 
 Messages = Sequence[tuple[RawResponseMessage, aiohttp.StreamReader]]
 
@@ -91,91 +98,27 @@ _LOOKS: Final = 4
 _SLOWEST_LOOK: Final = 1.0
 """Seconds between two looks, at most: some limits are minutes."""
 
+_CHANCES: Final = 3
+"""Answers of a connection whose heads are remembered in vain: most providers put a date or a name into each of them."""
 
-Sink = Callable[[bytes], bool]
-"""Takes a chunk; returns True if no more can be taken for now."""
+_JOINED: Final = 2**14
+"""Bytes of a body that is copied behind its head, for one buffer to send; a larger one is the second of two."""
+
+_BODYLESS: Final = frozenset({204, 304})
+"""Statuses of answers without a body, whatever length they state."""
 
 
 class InvalidHttp(aiohttp.ClientError):
     """The other side's bytes are no HTTP answer."""
 
 
-_NO_HEADERS: Final[CIMultiDictProxy[str]] = CIMultiDictProxy(CIMultiDict())
-
-
-class PooledResponse(msgspec.Struct, eq=False):
-    """An answer, with what ``DirectReply`` reads of aiohttp's responses.
-
-    ``connection`` is None once the exchange is over, ``status`` is 0 until the head is complete. ``error``, if set,
-    ended the exchange before that.
-    """
-
-    method: ClassVar = "POST"
-    connection: PooledConnection | None
-    answered: asyncio.Future[None]
-    status: int = 0
-    headers: CIMultiDictProxy[str] = _NO_HEADERS
-    raw_headers: tuple[tuple[bytes, bytes], ...] = ()
-    content: aiohttp.StreamReader = aiohttp.EMPTY_PAYLOAD
-    error: Exception | None = None
-    sink: Sink | None = None
-    poured: asyncio.Future[None] | None = None
-    until: float = 0.0
-
-    async def pour(self, sink: Sink, until: float) -> None:
-        """Give *sink* each chunk as it arrives, up to the loop's time *until*.
-
-        Return once it was True, or what comes is no chunk but the end or an error. Raises what *sink* raises.
-        """
-        if self.content.exception() is not None:
-            return
-        chunk = self.content.read_nowait()
-        if (chunk and sink(chunk)) or self.connection is None:
-            return
-        self.sink, self.until = sink, until
-        self.poured = asyncio.get_running_loop().create_future()
-        try:
-            await self.poured
-        finally:
-            self.sink = self.poured = None
-
-    def flow(self, now: float) -> None:
-        """Give the sink what has arrived; let the caller of ``pour`` go on if that was the last it gets."""
-        sink, poured = self.sink, self.poured
-        if sink is None or poured is None or poured.done():
-            return
-        content = self.content
-        try:
-            if content.exception() is None and now <= self.until:
-                chunk = take_all(content)
-                may_go_on = not chunk or not sink(chunk)
-                if may_go_on and not content.is_eof():
-                    return
-        except Exception as error:  # noqa: BLE001 - a callback has no caller that could handle it: the task has
-            poured.set_exception(error)
-        else:
-            poured.set_result(None)
-
-    def close(self) -> None:
-        """Reset the connection if the exchange is still under way."""
-        if self.connection is not None:
-            self.connection.end(aiohttp.ClientConnectionError("the answer was given up"))
-
-
-def take_all(content: aiohttp.StreamReader) -> bytes:
-    """Take what has arrived out of *content*: its ``read_nowait`` in a third of the steps, for each event of a stream.
-
-    https://github.com/aio-libs/aiohttp/blob/3.14/aiohttp/streams.py
-    """
-    if content._buffer_offset or content._protocol._reading_paused:
-        return content.read_nowait()
-    data = b"".join(content._buffer)
-    content._buffer.clear()
-    content._size = 0
-    content._cursor += len(data)
-    if content._http_chunk_splits:
-        content._http_chunk_splits.clear()  # only ``readchunk`` looks at them
-    return data
+def _with_length(known: KnownHead, length: int) -> KnownHead:
+    """Return the *known* head with another *length*."""
+    headers = CIMultiDict(known.headers)
+    headers["Content-Length"] = digits = str(length)
+    raw_length = digits.encode()
+    raw = tuple((name, raw_length if name.lower() == b"content-length" else value) for name, value in known.raw_headers)
+    return KnownHead(known.head, known.status, CIMultiDictProxy(headers), raw, length)
 
 
 class PooledConnection(BaseProtocol):
@@ -188,9 +131,11 @@ class PooledConnection(BaseProtocol):
 
     __slots__ = (
         "_behind_head",
+        "_chances",
         "_chunked",
         "_dialled",
         "_handler",
+        "_known",
         "_pool",
         "_previous",
         "_reusable",
@@ -212,6 +157,8 @@ class PooledConnection(BaseProtocol):
         self._chunked = False
         self._behind_head = 0
         self._previous = b""
+        self._known: KnownHead | None = None
+        self._chances = _CHANCES
         self.heard_at = self.asked_at = self.waits_since = 0.0
         self._renew_parser()
         # Bytes that came before the request belong to its answer: a server that is full may refuse before it reads.
@@ -243,6 +190,8 @@ class PooledConnection(BaseProtocol):
         if response is None:
             self.close()
             return
+        if self._known is not None and not response.status and self._is_known(self._known, response, data):
+            return
         assert self._parser is not None
         try:
             messages, _, _ = self._parser.feed_data(data)
@@ -260,6 +209,49 @@ class PooledConnection(BaseProtocol):
             self._complete(response, data)
         elif data:
             self._previous = data
+
+    def _is_known(self, known: KnownHead, response: PooledResponse, data: bytes) -> bool:
+        """Return True if *data* is an answer with the *known* head, which is given out then."""
+        if self._previous:
+            return False
+        try:
+            body_span = known.head.match(data)
+            if body_span is None or sum(body_span) != len(data):
+                return False
+            start, length = body_span
+            if length != known.length:
+                known = self._known = _with_length(known, length)
+        except Exception as fault:  # noqa: BLE001 - fail open: the parser reads what was not recognised
+            self._forget(fault)
+            return False
+        self._chances = _CHANCES
+        response.status, response.headers, response.raw_headers = known.status, known.headers, known.raw_headers
+        response.known, response.whole = known, data[start:]
+        if not response.answered.done():
+            response.answered.set_result(None)
+        self._give_back(response, is_exact=True)
+        return True
+
+    def _remember(self, response: PooledResponse, data: bytes) -> None:
+        """Let answers go past the parser whose heads are like that of *data*, which is a whole one."""
+        self._chances -= 1
+        self._known = None
+        if response.status in _BODYLESS:
+            return
+        try:
+            bytes_of_head, size = read_head(data)
+            head = sized_head(bytes_of_head, response.headers.getall("Content-Length", []))
+        except Exception as fault:  # noqa: BLE001 - fail open: the parser reads a head that is not remembered
+            self._forget(fault)
+            return
+        if head is not None and size == len(data):
+            length = size - len(bytes_of_head)
+            self._known = KnownHead(head, response.status, response.headers, response.raw_headers, length)
+
+    def _forget(self, fault: Exception) -> None:
+        """Let the parser read all answers from here on, after a *fault* of ours."""
+        _LOG.error("an answer's head was not recognised", exc_info=fault)
+        self._known, self._chances = None, 0
 
     def _heads_received(self, response: PooledResponse, messages: Messages, data: bytes) -> None:
         """Give out the answer among *messages*, whose heads end in *data*."""
@@ -292,7 +284,13 @@ class PooledConnection(BaseProtocol):
         is_exact = self._behind_head == response.content.total_bytes
         if self._chunked:
             is_exact = (self._previous[-len(_END_OF_HEAD) :] + data).endswith(_END_OF_HEAD)
+        elif self._chances and self._reusable and not self._previous:
+            self._remember(response, data)
         self._previous = b""
+        self._give_back(response, is_exact=is_exact)
+
+    def _give_back(self, response: PooledResponse, *, is_exact: bool) -> None:
+        """End the exchange of *response*. The connection can carry another if the answer was *is_exact*ly its bytes."""
         response.connection = None
         self.response = None
         assert self.transport is not None
@@ -398,14 +396,20 @@ class ConnectionPool:
         shortest = min(timeouts.first_byte, timeouts.idle, timeouts.total, timeouts.keep_alive or timeouts.idle)
         self._look_every = min(shortest / _LOOKS, _SLOWEST_LOOK)
 
-    async def post(self, url: URL, headers: Iterable[tuple[str, str]], body: bytes) -> PooledResponse:
-        """Return the answer as soon as its head is here. Raises what aiohttp's client does, and ``InvalidHttp``."""
+    def head(self, url: URL, headers: Iterable[tuple[str, str]]) -> bytes:
+        """Return the head of a POST to *url* up to the length of its body. Raises ``ValueError``."""
         lines = [f"POST {url.raw_path_qs} HTTP/1.1", *self._first, *map(": ".join, headers)]
         text = "\r\n".join(lines)
         breaks = len(lines) - 1
         if text.count("\n") != breaks or text.count("\r") != breaks or "\0" in text:
             raise ValueError("a header to send holds a line break or a NUL")
-        head = b"%b\r\nContent-Length: %d\r\n\r\n" % (text.encode("utf-8", "surrogateescape"), len(body))
+        return text.encode("utf-8", "surrogateescape") + b"\r\nContent-Length: "
+
+    async def post(self, head: bytes, body: bytes) -> PooledResponse:
+        """Return the answer as soon as its head is here; *head* is one from ``head``.
+
+        Raises what aiohttp's client does, and ``InvalidHttp``.
+        """
         oldest = self._loop.time() - self._timeouts.keep_alive
         while self.idle:
             connection, _ = self.idle.popitem()
@@ -419,7 +423,10 @@ class ConnectionPool:
         assert connection.transport is not None
         connection.heard_at = connection.asked_at = connection.waits_since = self._loop.time()
         response = connection.response = PooledResponse(connection, self._loop.create_future())
-        connection.transport.writelines((head, body))
+        if len(body) <= _JOINED:
+            connection.transport.write(b"%b%d\r\n\r\n%b" % (head, len(body), body))
+        else:
+            connection.transport.writelines((b"%b%d\r\n\r\n" % (head, len(body)), body))
         if connection.early:
             early, connection.early = connection.early, b""
             connection.data_received(early)

@@ -15,15 +15,17 @@ from operator import itemgetter
 from typing import Any, Final, cast
 
 import aiohttp
+import msgspec
 from multidict import CIMultiDict
 from yarl import URL
 
 from proxy.core.errors import NotFound, Overloaded, UllageError, UpstreamTimeout, UpstreamUnreachable
-from proxy.core.http_headers import CREDENTIALS, HOP_BY_HOP, OWN_PREFIX
+from proxy.core.http_headers import CREDENTIALS, HOP_BY_HOP, OWN_PREFIX, EndToEnd
 from proxy.pipe import Pipe
 from proxy.upstream.client_session import AbortingResponse, BytesBody, open_session
-from proxy.upstream.connection_pool import SUPPORTED, ConnectionPool, InvalidHttp, PooledResponse, Sink
+from proxy.upstream.connection_pool import SUPPORTED, ConnectionPool, InvalidHttp
 from proxy.upstream.litellm import Bridge, BridgedReply
+from proxy.upstream.pooled_response import PooledResponse, Sink
 from proxy.upstream.targets import NOTHING, BaseUrl, Target, Timeouts
 
 _HOP_BY_HOP: Final = frozenset(name.encode() for name in HOP_BY_HOP)
@@ -67,6 +69,7 @@ class Upstreams:
             self._bridged = dict.fromkeys(bridge.names, bridge)
         self.names = tuple(dict.fromkeys((*self._targets, *self._bridged)))
         self.without_descriptor = 0
+        self._is_closed = False
 
     def speaks(self, name: str) -> bool:
         """True if the upstream answers more than bridged chat completions."""
@@ -101,15 +104,16 @@ class Upstreams:
         to = self._targets.get(target)
         if to is None:
             raise _not_bridged(target, method, path_qs)
-        url = to.urls.get(path_qs) or to.url(path_qs)
-        sent = to.headers(headers, added, is_sized=isinstance(body, bytes))
-        if to.session.closed:
+        if self._is_closed:
             raise _shutting_down(target)
         for pause in (*_CONNECT_PAUSES, _NO_MORE):
             try:
                 if to.pool is not None and method == "POST" and body and isinstance(body, bytes):
-                    return DirectReply(await to.pool.post(url, sent, body), target, to.timeouts)
-                response = await to.request(method, url, sent, body)
+                    head = to.head(to.pool, path_qs, headers, added)
+                    return DirectReply(await to.pool.post(head, body), target, to.timeouts)
+                response = await to.request(
+                    method, path_qs, to.headers(headers, added, is_sized=isinstance(body, bytes)), body
+                )
                 return DirectReply(response, target, to.timeouts, may_switch=may_switch)
             except (aiohttp.ClientError, OSError, ValueError) as error:
                 await self._wait_to_reconnect(to, error, pause)
@@ -133,11 +137,12 @@ class Upstreams:
         if last or not _refused(error):
             raise UpstreamUnreachable(to.name, _connect_cause(error)) from error
         await asyncio.sleep(pause)
-        if to.session.closed:
+        if self._is_closed:
             raise _shutting_down(to.name)
 
     async def close(self) -> None:
         """Close all connections; requests under way break."""
+        self._is_closed = True
         if self._bridge is not None:
             await self._bridge.close()
         for to in self._targets.values():
@@ -158,6 +163,15 @@ def _is_chat_call(method: str, path_qs: str) -> bool:
 def _not_bridged(target: str, method: str, path_qs: str) -> NotFound:
     call = f"{method} {path_qs.partition('?')[0]}"
     return NotFound(f"The upstream {target!r} answers POST /v1/chat/completions only, not {call}.")
+
+
+class _PreparedHead(msgspec.Struct, frozen=True, eq=False):
+    """The *head* of a request up to the length of its body, as *target* got it last."""
+
+    target: _ReadyTarget
+    path_qs: str
+    added: Mapping[str, str]
+    head: bytes
 
 
 class _ReadyTarget:
@@ -201,7 +215,9 @@ class _ReadyTarget:
                 self._fixed[target.api_key_header] = f"Bearer {target.api_key}"
             self._replaced |= CREDENTIALS | {header}
 
-    async def request(self, method: str, url: URL, headers: Sequence[tuple[str, str]], body: Body) -> AbortingResponse:
+    async def request(
+        self, method: str, path_qs: str, headers: Sequence[tuple[str, str]], body: Body
+    ) -> AbortingResponse:
         """Return the answer by aiohttp's client as soon as its head is here.
 
         Each byte of a head begins aiohttp's read timeout anew, so that a head in drops needs a limit for all of it.
@@ -213,7 +229,7 @@ class _ReadyTarget:
             async with asyncio.timeout(self.timeouts.total):
                 response = await self.session.request(
                     method,
-                    url,
+                    self.urls.get(path_qs) or self.url(path_qs),
                     headers=CIMultiDict(headers),
                     data=data,
                     allow_redirects=False,
@@ -239,6 +255,21 @@ class _ReadyTarget:
         if len(self.urls) < _MOST_URLS and "?" not in path_qs:
             self.urls[path_qs] = url
         return url
+
+    def head(
+        self, pool: ConnectionPool, path_qs: str, headers: Sequence[tuple[str, str]], added: Mapping[str, str]
+    ) -> bytes:
+        """Return the head of a POST over *pool*, known if *headers* came before. Raises ``ValueError``."""
+        if isinstance(headers, EndToEnd):
+            known = headers.prepared
+            if known is not None and known.target is self and known.added == added and known.path_qs == path_qs:
+                return cast("bytes", known.head)
+        url = self.urls.get(path_qs) or self.url(path_qs)
+        head = pool.head(url, self.headers(headers, added, is_sized=True))
+        # A query may hold a key, which must not stay in memory after its request.
+        if isinstance(headers, EndToEnd) and "?" not in path_qs:
+            headers.prepared = _PreparedHead(self, path_qs, added, head)
+        return head
 
     def headers(
         self, headers: Sequence[tuple[str, str]], added: Mapping[str, str], *, is_sized: bool
@@ -333,7 +364,13 @@ class DirectReply:
         if response.status == SWITCHING and not may_switch:
             self.close()
             raise UpstreamUnreachable(upstream, "it switched protocols, which was not asked for")
-        self.headers, is_framed = _end_to_end(response)
+        known = response.known
+        if known is None:
+            self.headers, is_framed = _end_to_end(response)
+        else:
+            if known.end_to_end is None:
+                known.end_to_end = _end_to_end(response)
+            self.headers, is_framed = known.end_to_end
         has_body = response.method != "HEAD" and response.status not in (SWITCHING, 204, 304)
         self.close_delimited = has_body and not is_framed
 
@@ -357,7 +394,8 @@ class DirectReply:
                 return rest
         elif self._response.connection is None:
             # All of it is here: readers would look for what is still to come.
-            return b"" if content.at_eof() else remaining(content)
+            whole, self._response.whole = self._response.whole, b""
+            return whole if whole or content.at_eof() else remaining(content)
         try:
             return await content.readany()
         except aiohttp.SocketTimeoutError as error:

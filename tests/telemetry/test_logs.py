@@ -303,6 +303,21 @@ def test_lines_of_several_workers_do_not_mix():
     os.close(reader)
 
 
+def test_lines_of_several_workers_do_not_mix_in_a_file(tmp_path):
+    """Writers that share a file, as worker processes do, never tear or overwrite each other's lines."""
+    file = os.open(tmp_path / "log", os.O_WRONLY | os.O_CREAT)
+    writers = [LineWriter(file) for _ in range(3)]
+    for number in range(1500):
+        for index, writer in enumerate(writers):
+            writer.write(bytes([97 + index]) * (200 + number % 300) + b"\n")
+    for writer in writers:
+        writer.close(10)
+    os.close(file)
+    lines = (tmp_path / "log").read_bytes().splitlines()
+    assert all(len(set(line)) == 1 for line in lines)
+    assert sorted(map(len, lines)) == sorted(200 + number % 300 for number in range(1500) for _ in writers)
+
+
 def test_a_gone_reader_costs_lines_only():
     """When the reader has closed the pipe, lines are dropped and counted, and closing returns."""
     reader, pipe = os.pipe()

@@ -10,7 +10,7 @@ from aiohttp.client_proto import ResponseHandler
 from aiohttp.http import HttpResponseParser
 
 from proxy.core.errors import UpstreamTimeout, UpstreamUnreachable
-from proxy.upstream import Target, Timeouts, Upstreams, connection_pool, direct
+from proxy.upstream import Target, Timeouts, Upstreams, connection_pool, direct, pooled_response
 from proxy.upstream.connection_pool import READ_BUFFER
 from tests.support.server_fixture import chunk, eventually, raw_answer
 from tests.support.upstream_fixture import ScriptedConnection, read_body, read_into
@@ -60,13 +60,13 @@ async def test_a_buffer_is_emptied_as_its_reader_does(pieces):
             reader.begin_http_chunk_receiving()
             reader.feed_data(piece)
             reader.end_http_chunk_receiving()
-    assert connection_pool.take_all(taken) == read.read_nowait() == b"".join(pieces)
+    assert pooled_response.take_all(taken) == read.read_nowait() == b"".join(pieces)
     others = set(aiohttp.StreamReader.__slots__) - {"_http_chunk_splits", "_protocol", "_timer"}
     assert {name: getattr(taken, name) for name in others} == {name: getattr(read, name) for name in others}
     taken.begin_http_chunk_receiving()
     taken.feed_data(b"more")
     taken.end_http_chunk_receiving()
-    assert connection_pool.take_all(taken) == b"more"
+    assert pooled_response.take_all(taken) == b"more"
 
 
 async def test_a_handler_keeps_what_came_before_the_request():
@@ -216,6 +216,106 @@ async def test_the_end_of_pouring():
         await asyncio.wait_for(reply.pour(lambda chunk: False), 60)
         with pytest.raises(UpstreamTimeout, match="did not end"):
             await reply.next_chunk()
+
+
+async def warm(wire, reply):
+    """Answer with *reply* twice. Return whether the second answer went past the parser."""
+    wire.stage.reply = reply
+    await read_body(await wire.send())
+    again = await wire.send()
+    await read_body(again)
+    return again._response.known is not None
+
+
+async def test_an_answer_whose_head_is_known_goes_past_the_parser():
+    """Its body and headers are its own, whatever its length."""
+    async with ScriptedConnection() as wire:
+        assert await warm(wire, raw_answer(b"{}", "Content-Type: a", "X-Name: 1"))
+        for body in (b"[1, 2, 3]", b"", b"[4, 5, 6]", b"{}"):
+            wire.stage.reply = raw_answer(body, "Content-Type: a", "X-Name: 1")
+            reply = await wire.send()
+            assert reply._response.known is not None
+            assert await read_body(reply) == body
+            length = str(len(body))
+            assert reply.headers == [("Content-Type", "a"), ("X-Name", "1"), ("Content-Length", length)]
+            assert (reply.status, reply.header("content-length"), reply.header("x-name")) == (200, length, "1")
+            assert not reply.close_delimited
+        assert wire.stage.connections == 1
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        raw_answer(b"{}", "X-Name: 2"),
+        raw_answer(b"{}", "x-Name: 1"),
+        raw_answer(b"{}", "X-Name: 1", "X-More: 1"),
+        raw_answer(b"{}", "X-Name: 1", status="201 Created"),
+    ],
+)
+async def test_a_head_that_differs_in_one_byte_is_parsed(other):
+    """No header of an earlier answer is taken for one of this."""
+    async with ScriptedConnection() as wire:
+        assert await warm(wire, raw_answer(b"{}", "X-Name: 1"))
+        wire.stage.reply = other
+        reply = await wire.send()
+        assert reply._response.known is None
+        async with ScriptedConnection() as fresh:
+            fresh.stage.reply = other
+            parsed = await fresh.send()
+        assert (reply.status, reply.headers) == (parsed.status, parsed.headers)
+        assert await read_body(reply) == b"{}"
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        CHUNKED + chunk(b"{}") + b"0\r\n\r\n",
+        b"HTTP/1.1 204 No Content\r\nContent-Length: 0\r\n\r\n",
+        raw_answer(b"{}", "X: " + "x" * 5000),
+        raw_answer(b"{}", "Upgrade: h2c"),
+    ],
+)
+async def test_a_head_that_says_more_than_a_length_is_always_parsed(answer):
+    """So is a long one."""
+    async with ScriptedConnection() as wire:
+        assert not await warm(wire, answer)
+        assert not await warm(wire, answer)
+
+
+@pytest.mark.parametrize(
+    "parts", [(raw_answer()[:-1], b"}"), (raw_answer()[:30], raw_answer()[30:]), (raw_answer()[:-2], b"{}")]
+)
+async def test_an_answer_in_pieces_is_parsed_although_its_head_is_known(parts):
+    """The connection is used again."""
+    async with ScriptedConnection() as wire:
+        assert await warm(wire, raw_answer())
+        for script in (writes(*parts), None):
+            wire.stage.script = script
+            assert await read_body(await wire.send()) == b"{}"
+        assert wire.stage.connections == 1
+
+
+@pytest.mark.parametrize("more", [b"HTTP/1.1 2", raw_answer(b"[]"), b"\r\n"])
+async def test_what_stands_behind_an_answer_with_a_known_head_is_not_the_next_one(more):
+    """The next request goes over another connection."""
+    async with ScriptedConnection() as wire:
+        assert await warm(wire, raw_answer())
+        wire.stage.script = writes(raw_answer() + more)
+        assert await read_body(await wire.send()) == b"{}"
+        wire.stage.script = None
+        wire.stage.reply = raw_answer(b"[1]")
+        assert await read_body(await wire.send()) == b"[1]"
+        assert wire.stage.connections == 2
+
+
+async def test_heads_that_always_differ_are_not_remembered_for_long():
+    """Most providers put a date or a name into each: then none is compared any more."""
+    async with ScriptedConnection() as wire:
+        for number in range(5):
+            wire.stage.reply = raw_answer(b"{}", f"X-Request-Id: {number}")
+            await read_body(await wire.send())
+        assert not await warm(wire, raw_answer())
+        assert wire.stage.connections == 1
 
 
 async def test_two_at_once_use_two_connections():

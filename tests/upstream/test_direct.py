@@ -9,9 +9,11 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
 from proxy.core.errors import NotFound, Overloaded, RequestTimeout, UpstreamTimeout, UpstreamUnreachable
+from proxy.core.http_headers import EndToEnd
 from proxy.settings import upstreams
 from proxy.tasks import Tasks
 from proxy.upstream import Bridge, Bridged, Target, Timeouts, Upstreams
+from proxy.upstream.targets import NOTHING
 from tests.support.file_descriptors import few_descriptors
 from tests.support.ports import free_port
 from tests.support.server_fixture import ScriptedServer, eventually, listening, raw_answer
@@ -383,3 +385,33 @@ async def test_added_headers_win():
         sent = [("X-Tier", "mine"), ("x-api-key", "k")]
         await read_body(await both.upstreams.send("straight", "POST", "/v1/x", sent, b"{}", {"x-tier": "flex"}))
         assert both.stage.heard[0].all("x-tier") == ["flex"]
+
+
+async def test_a_prepared_head_is_for_one_target_path_and_set_of_headers():
+    """Whatever differs from the request before is sent, also behind a reload, which makes new targets."""
+    headers = EndToEnd([("Authorization", "Bearer a"), ("X-A", "1")])
+    async with ScriptedConnection() as plain, ScriptedConnection(api_key="own") as keyed:
+
+        async def sent(wire, path="/v1/x", headers=headers, added=NOTHING):
+            await read_body(await wire.upstream.send("up", "POST", path, headers, b"{}", added))
+            heard = wire.stage.heard[-1]
+            return heard.line.split()[1], heard.all("authorization"), heard.all("x-a"), heard.all("content-length")
+
+        for _ in range(2):
+            assert await sent(plain) == ("/v1/x", ["Bearer a"], ["1"], ["2"])
+            assert await sent(keyed) == ("/v1/x", ["Bearer own"], ["1"], ["2"])
+            assert await sent(plain, "/v1/y?key=b") == ("/v1/y?key=b", ["Bearer a"], ["1"], ["2"])
+            assert await sent(plain, added={"x-a": "2"}) == ("/v1/x", ["Bearer a"], ["2"], ["2"])
+        changed = EndToEnd([("Authorization", "Bearer b"), ("X-A", "1")])
+        assert await sent(plain, headers=changed) == ("/v1/x", ["Bearer b"], ["1"], ["2"])
+        assert await sent(plain) == ("/v1/x", ["Bearer a"], ["1"], ["2"])
+
+
+async def test_a_key_in_a_query_is_not_prepared():
+    """What holds it is forgotten with its request."""
+    headers = EndToEnd([("X-A", "1")])
+    async with ScriptedConnection() as wire:
+        await read_body(await wire.upstream.send("up", "POST", "/v1/x?key=secret", headers, b"{}"))
+        assert headers.prepared is None
+        await read_body(await wire.upstream.send("up", "POST", "/v1/x", headers, b"{}"))
+        assert b"POST /v1/x HTTP/1.1" in headers.prepared.head

@@ -156,7 +156,8 @@ class UsageTap:
                 self._scan(bytes(self._pending))
             return
         before = bytes(self._pending)
-        if _KEY in chunk or _KEY in before + chunk[:_TAIL]:
+        # ``find``, not ``in``: that makes an exception, and drops it, before it looks for bytes.
+        if chunk.find(_KEY) >= 0 or (before and (before + chunk[:_TAIL]).find(_KEY) >= 0):
             self._scan(before + chunk)
             return
         if len(chunk) < _TAIL:

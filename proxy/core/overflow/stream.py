@@ -157,7 +157,7 @@ class EarlyOverflowDetector:
         if answer is None:
             return False
         before = bytes(self._buffer[: answer.start()])
-        self._has_error = b'"error"' in before or b'"errors"' in before
+        self._has_error = before.find(b'"error"') >= 0 or before.find(b'"errors"') >= 0
         return not self._has_error  # an error is read when all of it is here
 
     def _recognise(self) -> bool | None:
@@ -224,19 +224,22 @@ class LateOverflowDetector:
         if not data:
             return
         near = self._tail + data
-        self._may_hold_error = self._may_hold_error or b'"error"' in near or b"event: error" in near
+        # ``find``, not ``in``: that makes an exception, and drops it, before it looks for bytes.
+        self._may_hold_error = self._may_hold_error or near.find(b'"error"') >= 0 or near.find(b"event: error") >= 0
         if self._may_hold_error or not data.endswith(b"\n\n"):
             self._search_events(data)
         else:
             self._event.clear()  # whole events, as most chunks are, and no error among them
-        if self.overflow is None and b"exceeded" in near:
+        if near.find(b"exceeded") >= 0 and self.overflow is None:
             self._search_stop_reason(near)
         self._tail = near[-_TAIL:]
 
     def _search_events(self, data: bytes) -> None:
         """Search the events that *data* completes for errors; buffer the beginning of the next one."""
-        edge = self._event[-3:] + data
-        end = max(edge.rfind(b"\n\n"), edge.rfind(b"\r\n\r\n"), edge.rfind(b"\r\r"))
+        edge, end = data, -1
+        if data.find(b"\n") >= 0 or data.find(b"\r") >= 0:  # without a line end, as most JSON is, it completes none
+            edge = bytes(self._event[-3:]) + data
+            end = max(edge.rfind(b"\n\n"), edge.rfind(b"\r\n\r\n"), edge.rfind(b"\r\r"))
         self._event += data
         if end >= 0:
             at = len(self._event) - len(edge) + end
