@@ -428,8 +428,13 @@ class Handler:
         is_sized = hider is None and bool(reply.header("content-length"))
         out = call.out
         try:
-            closes = reply.close_delimited and not needs_end
-            out.start(reply.status, headers, sized=is_sized, close_delimited=closes, is_followed=bool(first))
+            out.start(
+                reply.status,
+                headers,
+                sized=is_sized,
+                close_delimited=reply.close_delimited and not needs_end,
+                is_followed=first != b"",
+            )
             if not await relay_body(reply, out, observer, first, is_stream=is_stream):
                 call.note("upstream_truncated")
         except (UpstreamUnreachable, UpstreamTimeout):

@@ -93,6 +93,19 @@ class ResponseWriter:
         if status in (204, 304):
             self.bodyless = True
         lines = [_STATUS_LINES.get(status) or f"HTTP/1.1 {status} ", *map(": ".join, headers)]
+        self._frame(lines, sized=sized, close_delimited=close_delimited)
+        text = "\r\n".join(lines)
+        breaks = len(lines) - 1
+        if text.count("\n") != breaks or text.count("\r") != breaks or "\0" in text:
+            raise UnfitHeader("A header of the upstream's answer holds a line break or a NUL.")
+        self.status = status
+        # Sent when the handler first waits: a body that is already here leaves in the same segment.
+        self._head = text.encode("utf-8", "surrogateescape") + b"\r\n\r\n"
+        if not is_followed:
+            self._flush = asyncio.get_running_loop().call_soon(self._send_head)
+
+    def _frame(self, lines: list[str], *, sized: bool, close_delimited: bool) -> None:
+        """Add to *lines* how the body ends, and whether the connection does."""
         if not sized and not self.bodyless:
             if self._version >= _HTTP_1_1 and not close_delimited:
                 self._chunked = True
@@ -104,15 +117,6 @@ class ResponseWriter:
             lines.append("connection: close")
         elif self._version < _HTTP_1_1:
             lines.append("connection: keep-alive")
-        text = "\r\n".join(lines)
-        breaks = len(lines) - 1
-        if text.count("\n") != breaks or text.count("\r") != breaks or "\0" in text:
-            raise UnfitHeader("A header of the upstream's answer holds a line break or a NUL.")
-        self.status = status
-        # Sent when the handler first waits: a body that is already here leaves in the same segment.
-        self._head = text.encode("utf-8", "surrogateescape") + b"\r\n\r\n"
-        if not is_followed:
-            self._flush = asyncio.get_running_loop().call_soon(self._send_head)
 
     def switch(self, headers: Iterable[tuple[str, str]]) -> None:
         """Write the head of a 101: from here on the connection is no longer HTTP. Raises ``UnfitHeader``."""
