@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from typing import Any
 
@@ -102,6 +103,19 @@ def test_a_tail_that_begins_with_a_user_is_carried_by_it() -> None:
     assert carrier == {**NEWER, "content": [{"type": "text", "text": block}, NEWER["content"][0]]}
     assert text_of(TASK) in block
     assert message_slices(view)[2:] == message_slices(body)[4:]
+
+
+def test_a_note_needs_a_block() -> None:
+    """A note is the last line of the block; a view without one gets none."""
+    original = raw_of(chat_body([TASK, SPOKEN, NEWER]))
+    compaction = fold(original, 2)
+
+    def content(block: str, note: str) -> bytes:
+        read_item = functools.partial(original.api.read_item, count=count_tokens)
+        return assemble(original, compaction, block, {}, read_item, note).content
+
+    assert b"what was\\nask me" in content("what was", "ask me")
+    assert content("", "ask me") == content("", "")
 
 
 def test_the_newest_user_text_is_never_folded_away() -> None:

@@ -7,9 +7,8 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
-from msgspec import structs
 
-from proxy.core.compaction.record import Compaction, CompactionRecord
+from proxy.core.compaction.block import FOOTER
 from proxy.core.views import view_without_addition
 from proxy.engine.features import Feature
 from proxy.engine.summary_requests import summary_request_of
@@ -143,12 +142,11 @@ async def test_no_request_is_refused_for_want_of_room_for_the_tool() -> None:
         assert (found.error is None) >= (without.error is None)
 
 
-def test_a_block_mentions_it_only_where_it_is_offered() -> None:
-    """No mention without the tool, and none without a block."""
-    record = CompactionRecord(1, Compaction(1, 1, 1), "block", {}, 1, 1, 1)
-    assert record.block_with(MENTION).endswith(MENTION)
-    assert record.block_with("") == "block"
-    assert structs.replace(record, block="").block_with(MENTION) == ""
+async def test_its_mention_is_the_last_line_of_the_block() -> None:
+    """The model reads of the tool where it reads what was folded."""
+    found = await plan("chat", long_history(90), window=16_384, tools=[])
+    [carrier] = [each["content"] for each in json.loads(found.body)["messages"] if MENTION in str(each["content"])]
+    assert f"{FOOTER}\n{MENTION}" in carrier
     assert WINDOW_PART > 1
 
 
