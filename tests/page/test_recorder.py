@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping
 from itertools import pairwise
 from typing import Any
@@ -14,6 +15,7 @@ from proxy.page.recorder import Shown, ViewRecorder
 from tests.support.engine_fixtures import Planned, Replica, chat_body, tool_map_of_package
 from tests.support.page_scene import reading
 from tests.support.sample_conversations import agent_session, log
+from tests.support.scripted_upstream import EngineFixture, upstream_replying
 
 WINDOW = 8192
 BUNDLE = [*agent_session(5, 100), *reading("dist/bundle.js", log(1, 5600))]
@@ -33,11 +35,6 @@ class Recorded:
     async def ask(self, messages: list[dict[str, Any]], **facts: object) -> Planned:
         plan = await self.replica.plan(chat_body(messages), WINDOW)
         self.recorder.answered(plan.view, plan.report.with_(**facts), 200)
-        return plan
-
-    async def refuse(self, messages: list[dict[str, Any]]) -> Planned:
-        plan = await self.replica.plan(chat_body(messages), WINDOW)
-        self.recorder.refused(plan.view, plan.report)
         return plan
 
     def notes(self) -> list[ViewNote]:
@@ -132,8 +129,11 @@ async def test_without_a_page_there_is_still_the_line() -> None:
 async def test_a_refused_conversation_gets_advice_too() -> None:
     """What fills it matters most where nothing could be sent."""
     recorded = Recorded()
-    plan = await recorded.refuse([{"role": "system", "content": "Rule. " * 9000}, {"role": "user", "content": "Hi"}])
-    assert plan.report.outcome == "refused"
+    fixture = EngineFixture(window=WINDOW, features=lambda _: [recorded.recorder])
+    body = chat_body([{"role": "system", "content": "Rule. " * 9000}, {"role": "user", "content": "Hi"}])
+    answer = await fixture.ask(body, upstream_replying())
+    await asyncio.sleep(0)  # it is noted behind the answer
+    assert answer.report.outcome == "refused"
     ((event, facts),) = recorded.lines
     assert event == "conversation.nearly_full"
     assert "is system text" in str(facts["advice"])
