@@ -5,8 +5,9 @@ Its keys are those of https://docs.litellm.ai/docs/proxy/config_settings.
 
 from __future__ import annotations
 
+import fnmatch
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import product
 from pathlib import Path
@@ -89,6 +90,9 @@ def convert(config: Mapping[str, Any]) -> Conversion:
     for index, entry in enumerate(config["model_list"]):
         if isinstance(entry, dict):
             _add_model(conversion, entry, f"model_list[{index}]")
+        else:
+            conversion.notes.append(f"model_list[{index}]: is no model")
+    conversion.models.sort(key=_precedence)
     for section, key in product(("litellm_settings", "router_settings"), FALLBACKS):
         _add_fallbacks(conversion, _section(config, section).get(key), f"{section}.{key}")
     general = _section(config, "general_settings")
@@ -125,6 +129,17 @@ def _add_model(conversion: Conversion, entry: Mapping[str, Any], path: str) -> N
             f"{path}: models that match {name} keep their whole name; LiteLLM takes the provider off"
         )
     conversion.notes += [f"{path}.{key}: no counterpart" for key in _unknown_keys(params, facts)]
+
+
+def _precedence(rule: Mapping[str, Any]) -> tuple[bool, int]:
+    """Return the place of *rule*: here the first match holds, in LiteLLM a name before a pattern, the longest first.
+
+    https://docs.litellm.ai/docs/wildcard_routing
+    """
+    name = rule["name"]
+    if "*" in name:
+        return True, -len(name)
+    return False, 0
 
 
 def _figures(name: str, model: str, facts: Mapping[str, Any]) -> dict[str, Any]:
@@ -204,10 +219,33 @@ def _add_fallbacks(conversion: Conversion, fallbacks: Any, path: str) -> None:
     """Add the list at *path*: objects from a model to the models that are asked instead."""
     rules = {rule["name"]: rule for rule in conversion.models}
     for model, others in _pairs(fallbacks):
-        if model in rules and isinstance(others, list) and others:
-            _add_fallback(rules[model], [{"fallback": str(other)} for other in others], path.partition(".")[2])
-        else:
+        if model not in rules or not isinstance(others, list):
             conversion.notes.append(f"{path}: there is no model {model}")
+            continue
+        steps = []
+        for name in dict.fromkeys(map(str, others)):
+            if _leads_back(conversion.models, rules[model], name):
+                conversion.notes.append(f"{path}: {model} to {name} leads in a circle")
+            else:
+                steps.append({"fallback": name})
+        _add_fallback(rules[model], steps, path.partition(".")[2])
+
+
+def _leads_back(rules: Sequence[Mapping[str, Any]], rule: Mapping[str, Any], name: str) -> bool:
+    """True if *rule* is that of the model *name*, or of a model that its fallbacks lead to."""
+
+    def rule_of(model: str) -> Mapping[str, Any]:
+        return next((each for each in rules if fnmatch.fnmatchcase(model, each["name"])), {})
+
+    waiting, seen = [name], set()
+    while waiting:
+        found = rule_of(waiting.pop())
+        if found is rule:
+            return True
+        if found.get("name") not in seen:
+            seen.add(found.get("name"))
+            waiting += [step["fallback"] for step in found.get("overflow", ()) if step != "compress"]
+    return False
 
 
 def _pairs(objects: Any) -> Iterable[tuple[Any, Any]]:
@@ -219,6 +257,8 @@ def _pairs(objects: Any) -> Iterable[tuple[Any, Any]]:
 
 def _add_fallback(rule: dict[str, Any], steps: list[Any], key: str) -> None:
     """Add the *steps* of LiteLLM's list *key* to those that *rule* has: here they are one list for all reasons."""
+    if not steps:
+        return
     known = rule.get("overflow", [])
     added = [step for step in steps if step not in known]
     rule["overflow"] = [*added, *(known or ["compress"])]

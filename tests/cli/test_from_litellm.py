@@ -102,6 +102,41 @@ def test_the_result_is_a_valid_configuration(tmp_path: Path) -> None:
     assert settings.model("anything").upstream == "openai"
 
 
+ODD = """\
+model_list:
+  - {model_name: "*", litellm_params: {model: "*"}}
+  - {model_name: "anthropic/*", litellm_params: {model: "anthropic/*"}}
+  - {model_name: a, litellm_params: {model: openai/gpt-4o}}
+  - not a model
+  - {model_name: "anthropic/claude*", litellm_params: {model: "anthropic/claude*"}}
+  - {model_name: b, litellm_params: {model: openai/gpt-4.1}}
+  - {model_name: 5, litellm_params: null}
+litellm_settings:
+  fallbacks: [{a: [b, b]}, {b: [a, "anthropic/claude-x"]}, {"anthropic/claude*": [zz]}, {"*": [b, a]}, x, {a: [a]}]
+router_settings: [1]
+"""
+
+
+def test_an_odd_file_becomes_a_valid_configuration(tmp_path: Path) -> None:
+    """Names come before patterns, as LiteLLM takes them, and fallbacks that lead in a circle are left out by name."""
+    conversion = convert(yaml.safe_load(ODD))
+    file = tmp_path / "ullage.yaml"
+    file.write_text(to_yaml(conversion))
+    settings = load(file, {}, {}, AllSettings)
+    assert [rule.name for rule in settings.models] == ["a", "b", "anthropic/claude*", "anthropic/*", "*"]
+    fallbacks = {rule.name: rule.fallbacks for rule in settings.models}
+    assert (fallbacks["a"], fallbacks["b"]) == (("b",), ("anthropic/claude-x",))
+    assert (fallbacks["anthropic/claude*"], fallbacks["*"]) == (("zz",), ())
+    circles = [note.partition(": ")[2] for note in conversion.notes if "circle" in note]
+    assert circles == [
+        "b to a leads in a circle",
+        "* to b leads in a circle",
+        "* to a leads in a circle",
+        "a to a leads in a circle",
+    ]
+    assert "model_list[3]: is no model" in conversion.notes
+
+
 @pytest.mark.parametrize("text", ["model_list: 3\n", "[", "upstreams: []\n"])
 def test_another_file_is_refused(tmp_path: Path, text: str) -> None:
     """It says that this is no configuration of LiteLLM's."""
@@ -115,7 +150,7 @@ def test_odd_entries_are_named_and_skipped() -> None:
     """An entry without a name or without an address has its line."""
     conversion = convert({"model_list": [{}, 3, {"model_name": "a", "litellm_params": {"model": "hosted_vllm/m"}}]})
     assert conversion.models == []
-    assert [note.split(":")[0] for note in conversion.notes] == ["model_list[0]", "model_list[2]"]
+    assert [note.split(":")[0] for note in conversion.notes] == [f"model_list[{at}]" for at in range(3)]
 
 
 @pytest.mark.slow
