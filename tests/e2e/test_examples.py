@@ -140,6 +140,8 @@ async def test_litellm_in_front(stub: StartStub, proxy: StartProxy, monkeypatch:
     for name, value in OFFLINE.items():
         monkeypatch.setenv(name, value)
     litellm = importlib.import_module("litellm")
+    caching = importlib.import_module("litellm.caching.llm_caching_handler")
+    monkeypatch.setattr(litellm, "in_memory_llm_clients_cache", caching.LLMClientCache())
     server = await stub(window=32_768)
     config = read("litellm-in-front", "ullage.yaml")
     config["upstreams"][0]["base_url"] = server.url
@@ -148,7 +150,10 @@ async def test_litellm_in_front(stub: StartStub, proxy: StartProxy, monkeypatch:
     assert model["litellm_params"]["api_base"] == "http://127.0.0.1:8484/v1"
     model["litellm_params"] |= {"api_base": front.url, "api_key": KEYS["ULLAGE_ACCESS_KEY"]}
     router = litellm.Router(model_list=[model], num_retries=0)
-    answer = await router.acompletion(model="qwen", messages=conversation(200))
+    async with httpx.AsyncClient(trust_env=False, timeout=60) as client:
+        # Not the one that a test of the bridge may have left in this process.
+        monkeypatch.setattr(litellm, "aclient_session", client)
+        answer = await router.acompletion(model="qwen", messages=conversation(200))
     assert answer.choices[0].message.content == "Understood."
     assert [seen.verdict for seen in server.chats()] == ["ok"]
 
