@@ -13,6 +13,7 @@ from typing import Final
 from rich.console import Console
 from rich.table import Table
 
+from proxy import settings as configuration
 from proxy.cli.findings import (
     NO_FINDINGS,
     Findings,
@@ -36,6 +37,7 @@ from proxy.core.report import Report
 from proxy.core.request import Request
 from proxy.core.tokens.budget import Marks
 from proxy.core.tokens.counting import REGIONS, regions, to_provider_tokens
+from proxy.core.tool_table import ToolMap
 from proxy.engine.reading import CountedBody, Reader
 from proxy.offline import offline_engine
 from proxy.settings import Settings, injected_rules
@@ -89,6 +91,7 @@ class Fitted:
     view_body: CountedBody
     marks: Marks
     tokenizers: Tokenizers
+    tools: ToolMap
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,7 +176,8 @@ async def _counted(
     marks = Marks(
         compression.high_mark, compression.soft_mark, compression.effective_low_mark, compression.low_mark_chats
     )
-    return Fitted(view, report, error, measured, client_body, view_body, marks, tokenizers)
+    tools = configuration.tool_map(settings.tools)
+    return Fitted(view, report, error, measured, client_body, view_body, marks, tokenizers, tools)
 
 
 def api_of(body: bytes) -> str:
@@ -205,7 +209,7 @@ def breakdown(fitted: Fitted) -> Breakdown:
         tuple(_stage_effects(fitted)),
         Findings(
             find_paragraphs(fitted.measured),
-            largest(find_results(fitted.measured)),
+            largest(find_results(fitted.measured, fitted.tools)),
             skill_tokens=find_skills(fitted.measured),
         ),
     )

@@ -10,8 +10,11 @@ from typing import Any, Final
 from rich.table import Table
 
 from proxy.cli.output import figures_table
+from proxy.core.advice import short_target
+from proxy.core.compaction.view import call_target
 from proxy.core.decisions import MeasuredRequest
-from proxy.core.waste import RepeatedParagraph, excerpt, fresh_results, repeated_paragraphs, repeated_skills
+from proxy.core.tool_table import ToolMap
+from proxy.core.waste import EXCERPT, RepeatedParagraph, fresh_results, repeated_paragraphs, repeated_skills
 
 MOST_SHOWN: Final = 5
 """Paragraphs and results of one request or conversation that are listed."""
@@ -108,12 +111,12 @@ def _texts(measured: MeasuredRequest) -> Iterator[str]:
         yield read(parsed.item(index)).text
 
 
-def find_results(measured: MeasuredRequest, number: int = 1) -> list[FreshResult]:
-    """Return the fresh tool results of a request, the *number*-th of its conversation."""
+def find_results(measured: MeasuredRequest, tools: ToolMap, number: int = 1) -> list[FreshResult]:
+    """Return the fresh tool results of the *number*-th request of its conversation; *tools* is the table of tools."""
     items, ratio = measured.parsed.items, measured.known.token_ratio
     fresh = fresh_results(items, measured.counts.total, measured.budget.input)
     return [
-        FreshResult(_call_of(measured, index), int(tokens * ratio), round(fresh.share(tokens), 3), number)
+        FreshResult(_call_of(measured, index, tools), int(tokens * ratio), round(fresh.share(tokens), 3), number)
         for index, tokens in fresh.tokens
     ]
 
@@ -123,7 +126,7 @@ def largest(results: list[FreshResult]) -> tuple[FreshResult, ...]:
     return tuple(sorted(results, key=lambda each: -each.tokens)[:MOST_SHOWN])
 
 
-def _call_of(measured: MeasuredRequest, index: int) -> str:
+def _call_of(measured: MeasuredRequest, index: int, tools: ToolMap) -> str:
     """Return tool and target of the first call that the item *index* answers."""
     items = measured.parsed.items
     call_id = items[index].answers[0]
@@ -132,19 +135,24 @@ def _call_of(measured: MeasuredRequest, index: int) -> str:
             text = measured.api_format.read_item_text(measured.parsed.item(earlier))
             position = items[earlier].calls.index(call_id)
             if position < len(text.calls):
-                return call_label(*text.calls[position])
+                return call_label(*text.calls[position], tools)
     return "(a result without its call)"
 
 
-def call_label(name: str, arguments: str) -> str:
-    """Return a tool's *name* and the first of its JSON *arguments* that is a text."""
+def call_label(name: str, arguments: str, tools: ToolMap) -> str:
+    """Return a tool's *name* and the target of the call, as advice names it, else the first argument that is a text."""
+    target = call_target(name, arguments, tools) or _first_text(arguments)
+    if not target:
+        return name
+    return f"{name} {short_target(target, EXCERPT)}"
+
+
+def _first_text(arguments: str) -> str:
+    """Return the first of the JSON *arguments* that is a text; empty if there is none."""
     try:
         values: Any = json.loads(arguments)
     except (ValueError, RecursionError):
-        return name
+        return ""
     if not isinstance(values, dict):
-        return name
-    text = next((value for value in values.values() if isinstance(value, str)), None)
-    if text is None:
-        return name
-    return f"{name} {excerpt(text)}"
+        return ""
+    return next((value for value in values.values() if isinstance(value, str)), "")

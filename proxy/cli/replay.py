@@ -241,7 +241,7 @@ class FindingsCollector:
             return
         self._first = self._first or report
         self._last = view.measured
-        self._results = largest([*self._results, *find_results(view.measured, self._count)])
+        self._results = largest([*self._results, *find_results(view.measured, self._tools, self._count)])
         self._advise(view, report)
 
     def _advise(self, view: CountedView, report: Report) -> None:

@@ -24,7 +24,7 @@ LARGE_PART: Final = 0.25
 """Share of a view from which one part alone is the answer to what fills it."""
 
 LONGEST_TARGET: Final = 80
-"""Characters of a target that are shown; of a longer one the end, where a path has its file."""
+"""Characters of a target that are shown."""
 
 _HISTORY: Final = ("user", "assistant", "tool")
 
@@ -138,9 +138,9 @@ def main_part(regions: Mapping[str, int], items: list[Part], total: int) -> Part
     """Return the part that fills most of a view of *total* tokens.
 
     That is one large item, or one large region that no conversation lets grow. If there is neither, it is the largest
-    region. None if nothing is known.
+    region; the block competes as one, since it stands for history. None if nothing is known.
     """
-    fixed = [Part(name, tokens) for name, tokens in regions.items() if name not in (*_HISTORY, "reserve")]
+    fixed = [Part(name, tokens) for name, tokens in regions.items() if name not in (*_HISTORY, "summary", "reserve")]
     large = [part for part in (*items, *fixed) if part.tokens >= LARGE_PART * total > 0]
     if large:
         return max(large, key=lambda part: part.tokens)
@@ -184,12 +184,13 @@ def _call_of(view: CountedView, index: int, tools: ToolMap) -> tuple[str, str]:
         if at >= len(text.calls):
             return "", ""
         name, arguments = text.calls[at]
-        return name, _shortened(call_target(name, arguments, tools))
+        return name, short_target(call_target(name, arguments, tools), LONGEST_TARGET)
     return "", ""
 
 
-def _shortened(target: str) -> str:
+def short_target(target: str, most: int) -> str:
+    """Return *target* on one line of at most *most* characters: of a longer one the end, where a path has its file."""
     line = " ".join(target.split())
-    if len(line) <= LONGEST_TARGET:
+    if len(line) <= most:
         return line
-    return f"…{line[1 - LONGEST_TARGET :]}"
+    return f"…{line[1 - most :]}"

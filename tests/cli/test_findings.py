@@ -10,6 +10,7 @@ import pytest
 from proxy.cli.explain import breakdown, fit_request
 from proxy.cli.findings import MOST_SHOWN, FreshResult, call_label, largest
 from proxy.settings import Settings
+from tests.support.engine_fixtures import tool_map_of_package
 from tests.support.sample_conversations import prose
 
 RULE = "Name the file and the line of what you changed, and run the tests before you say that it works. " * 4
@@ -85,15 +86,16 @@ async def test_a_result_without_its_call_is_named_so() -> None:
     ("arguments", "expected"),
     [
         (READ, "read dist/bundle.js"),
+        ('{"command": "view", "path": "src/app.py"}', "read src/app.py"),
         ('{"limit": 5, "deep": {"path": "x"}}', "read"),
         ("{", "read"),
         ("[1]", "read"),
         (json.dumps({"command": "grep -r\n x " * 40}), None),
     ],
 )
-def test_a_call_is_named_by_its_first_text(arguments: str, expected: str | None) -> None:
+def test_a_call_is_named_by_what_it_is_about(arguments: str, expected: str | None) -> None:
     """Whatever the arguments are, the label is one short line."""
-    label = call_label("read", arguments)
+    label = call_label("read", arguments, tool_map_of_package())
     assert expected is None or label == expected
     assert len(label) <= 70
     assert "\n" not in label

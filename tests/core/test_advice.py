@@ -126,3 +126,9 @@ def test_each_region_has_its_words_and_its_remedy() -> None:
     """A region without them would be a fault behind an answer."""
     assert set(REGIONS) - {"reserve"} <= set(WORDS)
     assert set(WORDS) == set(REMEDIES)
+
+
+def test_the_block_is_named_if_nothing_is_larger() -> None:
+    """It stands for history: a quarter of a view is no news while tool results take half of it."""
+    assert main_part({"summary": 30, "tool": 50, "reserve": 10}, [], 80) == Part("tool", 50)
+    assert main_part({"summary": 50, "tool": 30, "reserve": 10}, [], 80) == Part("summary", 50)
