@@ -193,13 +193,13 @@ class PooledConnection(BaseProtocol):
         if self._known is not None and not response.status and self._is_known(self._known, response, data):
             return
         assert self._parser is not None
+        messages: Messages
         try:
             messages, _, _ = self._parser.feed_data(data)
         except Exception as error:  # noqa: BLE001 - as aiohttp: whatever the parser raises, these bytes are no answer
-            invalid = InvalidHttp()
-            invalid.__cause__ = error
-            self.end(invalid)
-            return
+            messages = self._before_excess(response, data, error)
+            if not messages:
+                return
         self._behind_head += len(data)
         if messages:
             self._heads_received(response, messages, data)
@@ -252,6 +252,24 @@ class PooledConnection(BaseProtocol):
         """Let the parser read all answers from here on, after a *fault* of ours."""
         _LOG.error("an answer's head was not recognised", exc_info=fault)
         self._known, self._chances = None, 0
+
+    def _before_excess(self, response: PooledResponse, data: bytes, error: Exception) -> Messages:
+        """Return the answer with which *data* begins, if it is whole and only what follows it is no HTTP.
+
+        The parser drops what it has read when it raises *error*. Other clients take such an answer. If there is none,
+        the exchange ends.
+        """
+        _, size = read_head(data)
+        if not response.status and not self._previous and 0 < size < len(data):
+            self._renew_parser()
+            assert self._parser is not None
+            with contextlib.suppress(Exception):  # the error of the whole is told below
+                messages: Messages = self._parser.feed_data(data[:size])[0]
+                return messages
+        invalid = InvalidHttp()
+        invalid.__cause__ = error
+        self.end(invalid)
+        return ()
 
     def _heads_received(self, response: PooledResponse, messages: Messages, data: bytes) -> None:
         """Give out the answer among *messages*, whose heads end in *data*."""

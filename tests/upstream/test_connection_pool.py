@@ -353,11 +353,25 @@ async def test_a_connection_that_may_not_be_used_again(parts):
     async with ScriptedConnection() as wire:
         wire.stage.script = writes(*parts)
         assert await read_body(await wire.send()) == b"{}"
-        await asyncio.sleep(0.05)
+        assert await eventually(lambda: not pool_of(wire)._connections)
         wire.stage.script = None
         wire.stage.reply = raw_answer(b"mine")
         assert await read_body(await wire.send()) == b"mine"
         assert wire.stage.connections == 2
+
+
+@pytest.mark.parametrize("excess", [b"\n\n", b"}}", b"<!-- served by a gateway -->\r\n\r\n", b"HTTP/9.9 oops\r\n\r\n"])
+@pytest.mark.parametrize("size", [1, 2, 5])
+async def test_what_follows_a_whole_answer_does_not_spoil_it(excess, size):
+    """However the bytes come; the next request has a new connection."""
+    raw = raw_answer(b'{"a":1}') + excess
+    async with ScriptedConnection() as wire:
+        for parts in ((raw,), (raw[:-size], raw[-size:]), (raw[: -len(excess) - size], raw[-len(excess) - size :])):
+            wire.stage.script = writes(*parts)
+            reply = await wire.send()
+            assert (reply.status, await read_body(reply)) == (200, b'{"a":1}')
+            await eventually(lambda: not pool_of(wire)._connections)
+        assert wire.stage.connections == 3
 
 
 async def test_interim_answers_are_passed_over():
