@@ -287,11 +287,11 @@ class Tokenizers:
             return len(loaded.encode_ordinary(text))
 
         if not self.is_fast:
-            return lambda text: _encoded_length(exact, text)
+            return _counting(exact)
         fast = self._fast[encoding] = FastCounter(partial(_fast_encoder, self._folder, encoding), exact, self._release)
         if fast.rejected:
-            return lambda text: _encoded_length(exact, text)
-        return lambda text: _encoded_length(fast.count, text)
+            return _counting(exact)
+        return _counting(fast.count)
 
 
 def library(encoding: str) -> str:
@@ -335,13 +335,22 @@ def _is_intact(folder: Path, encoding: str) -> bool:
     return file.is_file() and hashlib.sha256(file.read_bytes()).hexdigest() == expected
 
 
+def _counting(count: Count) -> Count:
+    """Return a count of texts of any length by *count*, which counts short ones."""
+
+    def counted(text: str) -> int:
+        if len(text) <= 2 * RUN:
+            return count(text)
+        return _encoded_length(count, text)
+
+    return counted
+
+
 def _encoded_length(count: Count, text: str) -> int:
-    """Return the tokens of *text* by *count*; long runs of one character and long texts are counted in parts."""
-    runs = 0
-    if len(text) > 2 * RUN:
-        # A megabyte of one character is a single word to the encoder, which takes most of a second for it.
-        text, removed = shortened(text)
-        runs = sum(times * count(letter * RUN) for letter, times in removed.items())
+    """Return the tokens of a long *text* by *count*, in parts; long runs of one character are shortened first."""
+    # A megabyte of one character is a single word to the encoder, which takes most of a second for it.
+    text, removed = shortened(text)
+    runs = sum(times * count(letter * RUN) for letter, times in removed.items())
     if len(text) <= CHUNK:
         return runs + count(text)
     return runs + _count_in_pieces(text, count)

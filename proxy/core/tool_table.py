@@ -14,9 +14,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
-from proxy.core.apis.json_steps import ONE_CALL, decode, dismantle
+import msgspec
+
+from proxy.core.apis.json_steps import ONE_CALL, dismantle, parse
 from proxy.core.conversation import Call
-from proxy.core.errors import InvalidRequest
 from proxy.core.tool_calls import NO_TEXT_FORMAT, TextToolFormat, short_digest
 
 Kind = Literal[
@@ -238,6 +239,8 @@ class ToolMap:
         for key in keys.pair:
             if values.get(key):
                 return _pair_range(values[key])
+        if self._range_keys.isdisjoint(values):
+            return 1, 0
         first, count, last = (_figure(values, group) for group in (keys.first, keys.count, keys.last))
         if tool.unit != "lines" and (first, count, last) != (None, None, None):
             return UNKNOWN_RANGE
@@ -263,10 +266,8 @@ NO_TOOLS = ToolMap({})
 
 def _values(arguments: str) -> Any:
     try:
-        if len(arguments) > ONE_CALL:
-            return decode(arguments.encode())
-        return json.loads(arguments)
-    except (ValueError, RecursionError, InvalidRequest):
+        return parse(arguments)
+    except (ValueError, RecursionError):
         return None
 
 
@@ -282,7 +283,10 @@ def _repeat_key(name: str, values: Any, arguments: str) -> int:
     """Return a number, never zero, that is equal for equal calls. Large *arguments* must be spelled alike as well."""
     text = arguments
     if len(arguments) <= ONE_CALL:
-        text = _SORTED.encode(values)
+        try:
+            text = msgspec.json.encode(values, order="deterministic").decode()
+        except (UnicodeError, TypeError):  # lone surrogates, and numbers that Python does not hold
+            text = _SORTED.encode(values)
     return short_digest(f"{name}\0{text}") or 1
 
 
@@ -318,7 +322,7 @@ def _texts(values: Mapping[str, Any], keys: Sequence[str]) -> Iterator[str]:
     """Yield the texts under *keys* that are not empty."""
     for key in keys:
         value = values.get(key)
-        if isinstance(value, str) and value:
+        if value and isinstance(value, str):
             yield value
 
 
@@ -348,7 +352,7 @@ def _figure(values: Mapping[str, Any], keys: Sequence[str]) -> int | None:
     """Return the first figure under one of *keys*; models also write figures as texts. None if there is none."""
     for key in keys:
         value: Any = values.get(key)
-        if type(value) is int or _is_digits(value):
+        if value is not None and (type(value) is int or _is_digits(value)):
             return int(value)
     return None
 

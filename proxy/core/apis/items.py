@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from proxy.core.apis.json_steps import ONE_CALL, dismantle, encode_in_steps
+from proxy.core.apis.json_steps import ONE_CALL, dismantle, encode_in_steps, parse
 from proxy.core.conversation import HASH_BYTES, Item, Role
 from proxy.core.tokens.counting import injected_in
 
@@ -118,6 +118,6 @@ def _arguments(text: Any) -> Any:
     if type(text) is not str or len(text) > LONGEST_ARGUMENTS:
         return text
     try:
-        return ["json", json.loads(text)]
+        return ["json", parse(text)]
     except (ValueError, RecursionError):
         return text

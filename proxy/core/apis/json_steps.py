@@ -75,12 +75,12 @@ def decode(raw: bytes) -> Any:
 
 def parse(text: str) -> Any:
     """Return the value of *text*, in calls of some ms each. Raises ``ValueError`` and ``RecursionError``."""
-    if len(text) > ONE_CALL:
-        try:
+    try:
+        if len(text) > ONE_CALL:
             return _in_steps(text.encode(), STEPS)
-        except UNREADABLE:
-            pass
-    return json.loads(text, parse_int=read_integer, parse_float=read_fraction)
+        return msgspec.json.decode(text)
+    except UNREADABLE:
+        return json.loads(text, parse_int=read_integer, parse_float=read_fraction)
 
 
 def spelled(value: Any, write: Callable[[Any], str]) -> str:

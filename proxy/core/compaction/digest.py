@@ -70,6 +70,9 @@ _INDEXED = 16_384
 LABEL = 6
 """Tokens of the words around an error line or a command."""
 
+_SHORT, _MOST_SHORT = 64, 8_192
+"""Characters of a text whose names are remembered, and of how many texts at most."""
+
 _WINDOW = 65_536
 """Characters of a text that are searched at a time; of a result, all that are searched for an error line."""
 
@@ -136,8 +139,9 @@ def digest_of(entries: Sequence[ItemText], tokens: int, count: Count, known: str
     files = sized.fill(filter(shown.is_new, _files(entries)), int(room * FILE_SHARE))
     room -= sum(map(sized, files))
     other_worths = best_by_length(names.worths(), max(0, tokens))
-    for name in filter(STANDARD.fullmatch, other_worths):
-        other_worths[name] *= STANDARD_WORTH
+    for name in other_worths:
+        if "." in name and STANDARD.fullmatch(name):
+            other_worths[name] *= STANDARD_WORTH
     number_worths = {name: other_worths.pop(name) for name in names.numbers().intersection(other_worths)}
     # Searching a long known text is not cheap: it is searched only for names that are about to be shown.
     ranked_numbers = filter(shown.is_new, ranked(number_worths, sized))
@@ -165,6 +169,7 @@ class _Names:
         self.recency: dict[str, float] = {}
         self._pieces = Pieces()
         self._titles: set[str] = set()
+        self._short: dict[tuple[str, bool], set[str]] = {}
         self.is_chat = False
 
     def read(self, entries: Sequence[ItemText]) -> None:
@@ -208,11 +213,22 @@ class _Names:
 
     def _names_in(self, text: str, *, phrases: bool) -> set[str]:
         """Every name in *text*; with *phrases* also quoted titles of several words."""
+        if len(text) <= _SHORT:
+            return self._names_in_short(text, phrases)
         if len(text) <= _WINDOW:
             return self._names_in_window(text, phrases)
         names: set[str] = set()
         for start in range(0, len(text), _WINDOW):
             names |= self._names_in_window(text[start : start + _WINDOW], phrases)
+        return names
+
+    def _names_in_short(self, text: str, phrases: bool) -> set[str]:
+        """As of a window; equal texts, such as tools' names and results of a word or two, are searched once."""
+        names = self._short.get((text, phrases))
+        if names is None:
+            names = self._names_in_window(text, phrases)
+            if len(self._short) < _MOST_SHORT:
+                self._short[text, phrases] = names
         return names
 
     def _names_in_window(self, text: str, phrases: bool) -> set[str]:

@@ -8,7 +8,7 @@ product's name.
 from __future__ import annotations
 
 import re
-from itertools import chain, islice
+from itertools import islice
 
 LONGEST = 160
 """Most characters of a token, an error line or a command. A longer one is data, not a name."""
@@ -134,7 +134,9 @@ def dates(text: str) -> list[str]:
 
 def proper_names(text: str) -> list[str]:
     """Names of people and places in *text*, as far as their letters or their endings show them."""
-    names = [name for name in _CAPITALISED.findall(text) if not _CALENDAR.fullmatch(name)]
+    names: list[str] = []
+    if " " in text:
+        names = [name for name in _CAPITALISED.findall(text) if not _CALENDAR.fullmatch(name)]
     if not text.isascii():
         names += _WITHOUT_SPACES.findall(text)
     return names
@@ -170,16 +172,20 @@ class Pieces:
     def names_in(self, pieces: set[str]) -> set[str]:
         """The names in *pieces*."""
         known = self._names
-        unknown = pieces.difference(known)
-        names = set(chain.from_iterable(map(known.__getitem__, pieces - unknown)))
-        searched = {piece: self._search(piece) for piece in unknown}
-        names.update(chain.from_iterable(searched.values()))
-        if len(known) + len(searched) <= MOST_PIECES:
-            known.update(searched)
+        names: set[str] = set()
+        for piece in pieces:
+            found = known.get(piece)
+            if found is None:
+                found = self._search(piece)
+                if len(known) < MOST_PIECES:
+                    known[piece] = found
+            names.update(found)
         return names
 
     def _search(self, piece: str) -> tuple[str, ...]:
         """*piece* itself, without the marks around it, if it is a name or a number, else those inside it."""
+        if piece.isalpha() and piece.isascii() and piece.islower():
+            return ()  # a plain word, as most pieces are
         token = piece.strip(_MARKS)
         if not 2 < len(token) <= LONGEST:
             return ()
