@@ -146,6 +146,14 @@ def test_equal_calls_are_equal_however_they_are_written() -> None:
     assert tool_map_of_package().call("Bash", '{"command":"ls"}').repeat_key == 0
 
 
+@pytest.mark.parametrize("value", ['"\\ud800"', "NaN", "1e400", "1" * 40])
+def test_calls_with_values_that_only_the_standard_parser_reads_are_equal(value: str) -> None:
+    """Lone surrogates, numbers that are none, and numbers of any size."""
+    calls = [tool_map_of_package().call("Grep", text % value) for text in ('{"a":%s,"b":2}', '{"b": 2, "a": %s}')]
+    assert calls[0] == calls[1]
+    assert calls[0].repeat_key != 0
+
+
 @given(st.text(max_size=20) | st.sampled_from(["Read", "apply_patch", "str_replace_editor"]), st.text(max_size=60))
 def test_nothing_is_ever_an_error(name: str, arguments: str) -> None:
     """Any name with any arguments, whole or cut off, is a call of some kind."""

@@ -59,6 +59,12 @@ def test_the_newer_comes_first() -> None:
     assert digest_of(entries, 200, count_tokens).names == ("new_name_b", "old_name_a")
 
 
+def test_a_name_that_many_equal_results_mention_counts_for_each_of_them() -> None:
+    """Equal texts are searched once; each of them is a mention."""
+    entries = [result("wrote alpha_one"), *[result("wrote omega_two")] * 9, result("wrote gamma_six")]
+    assert digest_of(entries, 200, count_tokens).names == ("omega_two", "gamma_six", "alpha_one")
+
+
 def test_short_names_are_worth_more_than_long_ones() -> None:
     """Of names mentioned alike as many as possible are kept: the long one is not, where it would cost several."""
     long = "/".join(f"folder_{letter}" for letter in "abcdefgh") + "/file.py"
