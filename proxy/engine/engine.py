@@ -160,17 +160,14 @@ class Engine:
 
         *count_always*: even if its bytes show that it fits. *dry_run* stores nothing. Raises as ``plan`` does.
         """
-        loss: MaxLoss | None = "any" if dry_run else None
         view = None if count_always else await self._quick_check.view(request)
-        measured = view or await self.measurer.measure(request, loss, dry_run=dry_run)
+        measured = view or await self.measurer.measure(request, "any" if dry_run else None, dry_run=dry_run)
         if isinstance(measured, UncountedView):
             return Forward(measured)
         first = await self._planned(measured)
         if isinstance(first, Forward):
             return first
-        steps: tuple[str, ...] = ()
-        if await self._may_leave(request):
-            steps = measured.known.route.steps
+        steps = measured.known.route.steps if await self._may_leave(request) else ()
         for model, max_loss in plans_in_order(steps):
             decision = await self._plan_for(request, model, max_loss, dry_run=dry_run)
             if isinstance(decision, Forward):
@@ -386,6 +383,7 @@ class Engine:
         if not isinstance(view, CountedView) or view.layout is None or report.client_compaction:
             return
         key = (view.known.route.name, view.measured.root_hash(view.layout), (report.pressure or 0.0) > NEARLY_FULL)
+        # A compaction, a conversation that became nearly full, or one that was not noted for a while.
         if report.event or key not in self._features.noted:
             self._features.noted[key] = True
             for feature in self._features.noting:
