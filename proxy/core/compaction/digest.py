@@ -14,7 +14,6 @@ from heapq import heappop, heappush, nsmallest
 from math import log2
 from operator import truediv
 
-from proxy.core.compaction.arguments import command_of, plain_arguments
 from proxy.core.compaction.names import (
     BLANKS,
     LONGEST,
@@ -27,6 +26,7 @@ from proxy.core.compaction.names import (
     without_line_numbers,
 )
 from proxy.core.conversation import ItemText
+from proxy.core.tool_table import command_of, plain_arguments
 
 Count = Callable[[str], int]
 

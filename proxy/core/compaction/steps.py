@@ -14,9 +14,9 @@ from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush
 from math import log2
 
-from proxy.core.compaction.arguments import plain_arguments
 from proxy.core.compaction.sentence_ranking import SENTENCE_END, Round, has_conclusion, sentence_rank
 from proxy.core.compaction.truncate import OMITTED, shorten
+from proxy.core.tool_table import plain_arguments
 
 Count = Callable[[str], int]
 

@@ -14,7 +14,6 @@ from operator import attrgetter
 from proxy.core.apis.base import ApiFormat
 from proxy.core.apis.json_edit import common_cap, minified
 from proxy.core.apis.json_scan import Span
-from proxy.core.compaction.arguments import command_of
 from proxy.core.compaction.block import FoldedItems, render_block
 from proxy.core.compaction.digest import digest_of
 from proxy.core.compaction.record import LINE, NAMES, Compaction, CompactionRecord, Placeholder, placeholder_text
@@ -24,7 +23,7 @@ from proxy.core.conversation import UNREAD, Item, ItemText, Layout, WrittenResul
 from proxy.core.tokens.counting import NOTHING, RoleTotals, add_up
 from proxy.core.tokens.media import is_media
 from proxy.core.tool_calls import WRITTEN, Pair, as_result, failure_line, pairs_of, replace_written_result
-from proxy.core.tool_table import ToolMap
+from proxy.core.tool_table import ToolMap, command_of
 
 Count = Callable[[str], int]
 

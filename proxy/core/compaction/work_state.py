@@ -13,10 +13,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
-from proxy.core.compaction.arguments import command_of
 from proxy.core.compaction.digest import quoted
 from proxy.core.compaction.truncate import shorten
-from proxy.core.tool_table import TodoRules, ToolMap
+from proxy.core.tool_table import TodoRules, ToolMap, command_of
 
 Count = Callable[[str], int]
 
