@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -35,6 +36,18 @@ def test_a_release_is_tested_first() -> None:
     text = (WORKFLOWS / "release.yml").read_text()
     assert text.count("needs: [test, archives]") == text.count("environment: release") == 2
     assert "run: .ci/run" in text
+
+
+@pytest.mark.parametrize(
+    ("urls", "expected"), [("", False), ("[project.urls]\nSource = 'https://example.org'\n", True)]
+)
+def test_a_release_needs_a_home(urls: str, expected: bool, tmp_path: Path) -> None:
+    """A package that does not say where its source is cannot be published."""
+    (command,) = re.findall(r"run: (python -c .*urls.*)", (WORKFLOWS / "release.yml").read_text())
+    (tmp_path / "pyproject.toml").write_text(f"[project]\nname = 'x'\n{urls}")
+    arguments = [sys.executable, *shlex.split(command)[1:]]
+    done = subprocess.run(arguments, cwd=tmp_path, capture_output=True, timeout=60, check=False)
+    assert (done.returncode == 0) is expected
 
 
 @pytest.mark.parametrize(
