@@ -149,13 +149,20 @@ async def opener(tmp_path_factory: pytest.TempPathFactory, short_path: Path) -> 
 
 
 @pytest.fixture
-def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+def impatient() -> None:
+    """For tests of what hangs: operations have the deadlines of a request."""
+
+
+@pytest.fixture(autouse=True)
+def patient(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Operations of the store may take seconds: what is tested is what they do, on a machine that may be busy.
 
     With the deadlines of a request (60 ms for an operation) a slow moment of the machine is a store that is down.
     """
+    if "impatient" in request.fixturenames:
+        return
     for deadline in ("OPERATION", "REQUEST"):
-        monkeypatch.setattr(f"proxy.store.deadlines.{deadline}", ANSWERS_WITHIN)
+        monkeypatch.setattr(f"proxy.store.deadlines.{deadline}", 10.0)
 
 
 async def eventually(true: Callable[[], bool], seconds: float = 60.0) -> None:

@@ -15,12 +15,12 @@ from proxy.store.sqlite import SqliteBackend
 from proxy.tasks import Tasks, ignore_failure
 from tests.store.conftest import Valkey
 
-SOON = 0.3
-"""Seconds of a short life."""
+SOON, LATER = 0.3, 1.0
+"""Seconds of a short life; the latter where something is done before its end."""
 
 
 @pytest.fixture(params=["memory", "sqlite", "redis"])
-async def backend(request: pytest.FixtureRequest, tmp_path: Path, patient: None) -> AsyncIterator[Backend]:
+async def backend(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Backend]:
     """Each backend, open and empty."""
     opened: Backend = MemoryBackend()
     tasks = Tasks(ignore_failure)
@@ -81,12 +81,13 @@ async def test_values_expire(backend: Backend) -> None:
     assert await backend.claim("short", b"3", 60) is None
 
 
+@pytest.mark.slow
 async def test_a_refreshed_value_lives_on(backend: Backend) -> None:
     """A refresh counts from now; one of a missing key creates nothing."""
-    await backend.claim("k", b"1", SOON)
+    await backend.claim("k", b"1", LATER)
     await backend.refresh("k", 60)
     await backend.refresh("missing", 60)
-    await asyncio.sleep(SOON + 0.1)
+    await asyncio.sleep(LATER + 0.1)
     assert await backend.read(["k", "missing"]) == [b"1", None]
 
 
@@ -100,38 +101,41 @@ async def test_removal(backend: Backend) -> None:
     assert await backend.read_fields("hash") == {}
 
 
+@pytest.mark.slow
 async def test_a_lease_is_extended_and_released_by_its_holder_only(backend: Backend) -> None:
     """Both compare the value; with another one, or none, nothing happens."""
-    await backend.claim("k", b"mine", SOON)
+    await backend.claim("k", b"mine", LATER)
     assert not await backend.extend("k", b"theirs", 60)
     assert not await backend.release("k", b"theirs")
     assert not await backend.extend("missing", b"mine", 60)
     assert not await backend.release("missing", b"mine")
     assert await backend.extend("k", b"mine", 60)
-    await asyncio.sleep(SOON + 0.1)
+    await asyncio.sleep(LATER + 0.1)
     assert await backend.release("k", b"mine")
     assert await backend.read(["k"]) == [None]
 
 
+@pytest.mark.slow
 async def test_a_swap_compares_first(backend: Backend) -> None:
     """A value is replaced only if it is the one that is expected."""
     await backend.claim("k", b"old", 60)
     assert not await backend.swap("k", b"other", b"new", 60)
     assert not await backend.swap("missing", b"", b"new", 60)
     assert await backend.read(["k", "missing"]) == [b"old", None]
-    assert await backend.swap("k", b"old", b"new", SOON)
+    assert await backend.swap("k", b"old", b"new", LATER)
     assert await backend.read(["k"]) == [b"new"]
-    await asyncio.sleep(SOON + 0.1)
+    await asyncio.sleep(LATER + 0.1)
     assert await backend.read(["k"]) == [None]
 
 
+@pytest.mark.slow
 async def test_sums(backend: Backend) -> None:
     """Amounts that are added at once are all counted; the sum expires after the last one."""
     await asyncio.gather(*(backend.add("k", n, 60) for n in range(20)))
     assert await backend.read(["k"]) == [b"190"]
-    await backend.add("k", -200, SOON)
+    await backend.add("k", -200, LATER)
     assert await backend.read(["k"]) == [b"-10"]
-    await asyncio.sleep(SOON + 0.1)
+    await asyncio.sleep(LATER + 0.1)
     assert await backend.read(["k"]) == [None]
 
 

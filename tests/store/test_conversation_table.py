@@ -9,8 +9,6 @@ from proxy.store import Store, key_names
 from proxy.store.conversation_table import LISTED, NOTES, ROOTS
 from tests.store.conftest import Opener, Valkey, eventually
 
-pytestmark = pytest.mark.usefixtures("patient")
-
 TENANT, OTHER = b"t" * 32, b"o" * 32
 ROOT, SECOND = b"r" * 16, b"s" * 16
 NOW = 1_800_000_000.0

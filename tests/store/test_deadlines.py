@@ -9,6 +9,8 @@ import pytest
 
 from proxy.store.deadlines import FULL_AGAIN, REQUEST, WaitBudget
 
+pytestmark = pytest.mark.usefixtures("impatient")
+
 
 async def test_a_caller_has_one_patience_for_all_its_operations() -> None:
     """Seconds waited in vain are taken off the next waits of the same task, and come back after a while."""

@@ -103,7 +103,7 @@ class Process:
 
 @pytest.fixture
 async def backend(tmp_path: Path) -> AsyncIterator[SqliteBackend]:
-    """An open store, with the deadlines of a request."""
+    """An open store."""
     opened = SqliteBackend(tmp_path / "data", warn=lambda event, facts: None)
     await opened.connect()
     yield opened
@@ -221,6 +221,7 @@ async def test_a_read_after_a_pause_goes_through_the_thread(
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("impatient")
 async def test_a_disk_that_hangs_costs_its_deadline_only(backend: SqliteBackend, tmp_path: Path) -> None:
     """While the file cannot be written, each write waits its deadline, soon none does, and reads go on."""
     await backend.claim("before", b"1", 60)
@@ -241,7 +242,7 @@ async def test_a_disk_that_hangs_costs_its_deadline_only(backend: SqliteBackend,
 
 
 @pytest.mark.slow
-async def test_a_full_disk_refuses_writes_and_goes_on(opener: Opener, patient: None) -> None:
+async def test_a_full_disk_refuses_writes_and_goes_on(opener: Opener) -> None:
     """Writes and removals are refused, which the state says; records are read on, and all is well with room again."""
     store = await opener("embedded")
     await store.records.save(TENANT, ROOT, ROUTE, A, b"x")
@@ -333,7 +334,7 @@ async def test_a_directory_without_write_permission_is_named() -> None:
     await backend.close()
 
 
-async def test_the_log_is_copied_into_the_file(backend: SqliteBackend, tmp_path: Path, patient: None) -> None:
+async def test_the_log_is_copied_into_the_file(backend: SqliteBackend, tmp_path: Path) -> None:
     """However much is written, the log stays small."""
     for number in range(40):
         await backend.claim(f"k{number}", bytes(1_000_000), 60)

@@ -93,6 +93,7 @@ async def test_the_last_hour_is_added_up(store: Store) -> None:
     assert await table.spending(OTHER, NOW) == (0, 0, False)
 
 
+@pytest.mark.usefixtures("impatient")
 async def test_a_hung_store_gives_nothing_and_takes_no_harm(valkey: Valkey, opener: Opener) -> None:
     """While the server is frozen there is no text, no lease, no figure, and nothing is raised."""
     store = await opener(valkey.url)
