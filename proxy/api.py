@@ -17,6 +17,8 @@ from typing import Any, Final, Self, TypedDict, Unpack
 
 import msgspec
 
+from proxy.core.apis.json_edit import quoted
+from proxy.core.apis.json_steps import decode
 from proxy.core.errors import ContextTooLong, InvalidRequest, UllageError
 from proxy.core.request import Options, Request
 from proxy.engine.engine import Engine
@@ -125,7 +127,7 @@ class Fitter:
         given = {name: value for name, value in options.items() if value is not None and value is not False}
         compress = Request(
             api="chat",  # the body's shape decides
-            body=msgspec.json.encode({**request, **given}),
+            body=_encoded({**request, **given}),
             tenant=CALLER,
             request_id="fit",
             options=Options(conversation=conversation),
@@ -134,7 +136,15 @@ class Fitter:
         outcome = await self._engine.exchange(compress)
         if isinstance(outcome, Refusal):
             raise outcome.error
-        return _fitted(msgspec.json.decode(await outcome.reply.next_chunk()))
+        return _fitted(decode(await outcome.reply.next_chunk()))
+
+
+def _encoded(members: dict[str, Any]) -> bytes:
+    """Return *members* as JSON; texts that were cut inside a character keep its half, as an escape."""
+    try:
+        return msgspec.json.encode(members)
+    except UnicodeEncodeError:
+        return quoted(members).encode()
 
 
 def _fitted(answer: dict[str, Any]) -> Fitted:

@@ -35,6 +35,16 @@ def test_a_request_is_fitted_without_a_server() -> None:
     assert len(fitted.messages) < len(whole["messages"])
 
 
+@pytest.mark.parametrize("rounds", [1, 40])
+def test_a_text_that_was_cut_inside_a_character_stays_as_it_is(rounds: int) -> None:
+    """Half a character in Python's text is half a character in the result, fitted or not."""
+    whole = request(rounds)
+    whole["messages"].append({"role": "user", "content": "cut here: \ud83d"})
+    fitted = fit(whole, window=WINDOW)
+    assert fitted.outcome == ("verbatim" if rounds == 1 else "compacted")
+    assert fitted.messages[-1] == whole["messages"][-1]
+
+
 def test_what_fits_is_returned_as_it_is() -> None:
     """The window of a known model is the packaged one."""
     fitted = fit(request(2))
