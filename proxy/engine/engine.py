@@ -382,7 +382,8 @@ class Engine:
             attempt("after", name, partial(self._records.answered, view, status), None)
         if not isinstance(view, CountedView) or view.layout is None or report.client_compaction:
             return
-        key = (view.known.route.name, view.measured.root_hash(view.layout), (report.pressure or 0.0) > NEARLY_FULL)
+        state = ((report.pressure or 0.0) > NEARLY_FULL, view.edits.record and view.edits.record.compaction.boundary)
+        key = (view.known.route.name, view.measured.root_hash(view.layout), state)
         # A compaction, a conversation that became nearly full, or one that was not noted for a while.
         if report.event or key not in self._features.noted:
             self._features.noted[key] = True

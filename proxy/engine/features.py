@@ -172,7 +172,7 @@ class Features:
     """The features in use, by what they override: nothing else of them is ever called.
 
     ``markers`` are, by API, those of all features that prepare or answer requests. ``noted`` are the conversations of
-    which an answer was noted lately: by route and root hash, and whether they were nearly full.
+    which an answer was noted lately: by route and root hash, and whether they were nearly full since which compaction.
     """
 
     def __init__(self, features: Sequence[Feature] = ()) -> None:
@@ -184,7 +184,7 @@ class Features:
         self.refusing = _overriding(features, "refused")
         self.amending = _overriding(features, "amend")
         self.counting = _overriding(features, "used")
-        self.noted: TTLCache[tuple[str, bytes, bool], bool] = TTLCache(MOST_NOTED, NOTE_SECONDS)
+        self.noted: TTLCache[tuple[str, bytes, object], bool] = TTLCache(MOST_NOTED, NOTE_SECONDS)
         adding = _overriding(features, "addition")
         self.adding = adding[0] if adding else None
         self._concerned = [each for each in features if each in self.preparing or each in self.answering]

@@ -15,7 +15,7 @@ from proxy.page.recorder import Shown, ViewRecorder
 from tests.support.engine_fixtures import Planned, Replica, chat_body, tool_map_of_package
 from tests.support.page_scene import reading
 from tests.support.sample_conversations import agent_session, log
-from tests.support.scripted_upstream import EngineFixture, upstream_replying
+from tests.support.scripted_upstream import EngineFixture, ScriptedReply, upstream_replying
 
 WINDOW = 8192
 BUNDLE = [*agent_session(5, 100), *reading("dist/bundle.js", log(1, 5600))]
@@ -139,3 +139,19 @@ async def test_a_refused_conversation_gets_advice_too() -> None:
     assert "is system text" in str(facts["advice"])
     (note,) = recorded.notes()
     assert note.advice is not None
+
+
+async def test_a_conversation_that_fills_up_again_after_a_compaction_gets_advice_again() -> None:
+    """However soon: the engine notes an answer when its conversation has become nearly full since its compaction."""
+    recorded = Recorded()
+    fixture = EngineFixture(window=WINDOW, features=lambda _: [recorded.recorder])
+    advised = []
+    for rounds in range(2, 44):
+        body = chat_body(agent_session(rounds, 300))
+        answer = await fixture.ask(body, upstream_replying(ScriptedReply(200, [b"{}"])))
+        await asyncio.sleep(0)
+        notes = recorded.notes()
+        if any(note.advice for note in notes):
+            advised.append(answer.report.tokens_removed > 0)
+    assert True in advised, "after a compaction"
+    assert False in advised, "before the first one"
