@@ -22,6 +22,7 @@ from typing import Any, Final, Literal
 from proxy.core.apis.envelope import EMPTY, TOOLS, Envelope
 from proxy.core.apis.json_steps import decode
 from proxy.core.errors import InvalidRequest
+from proxy.core.lazy_pattern import lazy_pattern
 
 OTHER: Final = "other"
 """The client of a compaction that only its intent and form show."""
@@ -108,7 +109,7 @@ _HINT: Final = re.compile(
 _HINT_WITHIN: Final = 4_096
 """Bytes at each end of the last item that are searched for such a word."""
 
-_TITLE: Final = re.compile(r"\b(?:title|headline|follow-?up|tags?|branch name|commit message)\b", re.IGNORECASE)
+_TITLE: Final = lazy_pattern(r"\b(?:title|headline|follow-?up|tags?|branch name|commit message)\b", re.IGNORECASE)
 
 
 def announced_client(headers: Mapping[str, str]) -> str:
@@ -293,20 +294,20 @@ _OPENING: Final = 400
 _NEAR: Final = 120
 """Characters around a match that are searched for other work."""
 
-_SUMMARY: Final = re.compile(
+_SUMMARY: Final = lazy_pattern(
     r"\b(?:summar(?:y|ies|i[sz]e[ds]?|i[sz]ing|i[sz]ation)|condens\w+|compact\w*|compress\w*|distil\w*|memento"
     r"|hand-?(?:off|over)|checkpoint|state_snapshot)\b|\bprompt for continuing|\bextract\b[^.\n]{0,60}\bcontext\b"
     r"|总结|摘要|压缩|概括|交接|要約",
     re.IGNORECASE,
 )
-_SUBJECT: Final = re.compile(
+_SUBJECT: Final = lazy_pattern(
     r"\b(?:conversations?|chats?|dialog(?:ue)?s?|discussion|history|(?<!next )session|transcripts?|context|messages"
     r"|events|memory|progress|so far|task described above)\b|what you (?:have )?(?:finished|did)"
     r"|对话|会话|历史|上下文|到目前为止|会話",
     re.IGNORECASE,
 )
 _READER = r"(?:\w+ )?(?:agent|llm|language model|model|ai|assistant|instance|session|context|conversation)\b"
-_CONTINUATION: Final = re.compile(
+_CONTINUATION: Final = lazy_pattern(
     r"\bcontinu\w+|\bresum(?:e|es|ed|ing|ption)\b|\bcarry on\b|\b(?:pick|tak)(?:e|es|s|ing)? ?(?:up|over)\b"
     r"|\bhand-?(?:off|over)\b|\bout of (?:context|room)\b|\bonly (?:memory|context|record)\b"
     r"|\b(?:replace|overwrit)\w*\b|\bcompact(?:ion|ed|ing|s)?\b|\bmaximum number of tokens\b"
@@ -316,7 +317,7 @@ _CONTINUATION: Final = re.compile(
     r"|继续|接手|后续|続け",
     re.IGNORECASE,
 )
-_TEXT_ONLY: Final = re.compile(
+_TEXT_ONLY: Final = lazy_pattern(
     rf"\b(?:another|next|other|future|new) {_READER}|\bcontext (?:checkpoint|window)\b|\bout of context\b"
     r"|\bmaximum number of tokens\b|\breplace\w* (?:\w+ ){0,3}(?:conversation|history|context|messages)\b"
     r"|\b(?:history|conversation) (?:\w+ ){0,3}replaced\b|\bonly (?:memory|context|record)\b"
@@ -325,7 +326,7 @@ _TEXT_ONLY: Final = re.compile(
 )
 """Words of a request that has tools but excludes calls, or whose answer is read outside this conversation."""
 
-_OTHER_WORK: Final = re.compile(
+_OTHER_WORK: Final = lazy_pattern(
     r"\b(?:function|script|class|method|endpoint|tests?|command|feature|implement\w*|refactor\w*|fix|bug|add|docs?"
     r"|documentation|readme|commit|translat\w+|explain|review|article|essay|e-?mail|boss|manager|tweet|blog|images?"
     r"|paragraph|judge|score|evaluate|classify|titles?|headline|follow-?up|tags?|branch name|prompt of|this prompt"
@@ -335,26 +336,26 @@ _OTHER_WORK: Final = re.compile(
 )
 """Words of a request for something else: code, an answer to a question on such texts, a text for other people."""
 
-_QUESTION: Final = re.compile(r"[^.!\n]{0,200}\?")
-_POLITE_REQUEST: Final = re.compile(r"\b(?:can|could|would|will) you\b", re.IGNORECASE)
+_QUESTION: Final = lazy_pattern(r"[^.!\n]{0,200}\?")
+_POLITE_REQUEST: Final = lazy_pattern(r"\b(?:can|could|would|will) you\b", re.IGNORECASE)
 """A sentence that ends in a question mark is a question about a summary, unless it begins like this."""
 
-_FOLLOW_UP: Final = re.compile(
+_FOLLOW_UP: Final = lazy_pattern(
     r"^\W*(?:this (?:session|conversation) is being continued|another language model|here is|i (?:have )?pasted"
     r"|continue\b|the previous|(?:is|are|was|were|does|did|do|has|have) (?:the|this|that|my|our|your)\b)",
     re.IGNORECASE,
 )
 """Beginnings of messages that give the model a finished summary, or put a question on one."""
 
-_RECAP: Final = re.compile(
+_RECAP: Final = lazy_pattern(
     r"\b(?:summari[sz]e|condense|compact|(?:create|write|provide|produce|generate|give)\b[^.:\n]{0,80}\bsummary)\b"
     r"[^.:\n]{0,80}"
     r"\b(?:conversation|chat|dialog(?:ue)?|discussion|history|transcript|session|context|messages|so far)\b"
     r"(?! (?:of|in|from|between|with|about|below|as)\b)",
     re.IGNORECASE,
 )
-_PASTED: Final = re.compile(r":\s*\S.{40}|\n\s*\n.{40}", re.DOTALL)
-_ROLE: Final = re.compile(
+_PASTED: Final = lazy_pattern(r":\s*\S.{40}|\n\s*\n.{40}", re.DOTALL)
+_ROLE: Final = lazy_pattern(
     r"\byou(?:'re| are)\b[^.\n]{0,100}?\b(?:summari[sz]\w+|compact\w+|compress\w+|condens\w+|distil\w+)"
     r"|\byour (?:task|job|sole \w+) is to\b[^.\n]{0,80}?\b(?:summary|summari[sz]e|compress|condense|compact)"
     r"|^\W*(?:\w+ ){0,2}?(?:summari[sz]e|condense|compress|compact)\b|^\W*(?:context )?summar(?:y|i[sz]ation)\b"

@@ -27,6 +27,7 @@ from proxy.core.apis.json_edit import JSON_BEGINNINGS, quoted, spare_tokens
 from proxy.core.apis.json_scan import elements, members
 from proxy.core.apis.json_steps import decode, parse
 from proxy.core.conversation import NO_FACTS, Call, Injected, Item, ItemFacts, ItemText, Result, WrittenResult
+from proxy.core.lazy_pattern import lazy_pattern
 from proxy.core.waste import repeated_skills
 
 OPENING = 20
@@ -42,20 +43,20 @@ _SEARCHED = 65_536
 """Characters of a text that are searched for mentions and errors."""
 
 # A match never begins inside a word and is no longer than a name: else a long word costs the square of its length.
-_NAME = re.compile(r"(?<=/)[\w.@+-]{3,}|(?<!\w)\w[\w@+-]{0,199}(?:\.\w+)+")
-_QUOTE = re.compile(r"[`\"'«「“\n>](?=[`\"'>\s]{0,8}([^`\"'>\s][^\n]{19}))")
-_DECISION = re.compile(
+_NAME = lazy_pattern(r"(?<=/)[\w.@+-]{3,}|(?<!\w)\w[\w@+-]{0,199}(?:\.\w+)+")
+_QUOTE = lazy_pattern(r"[`\"'«「“\n>](?=[`\"'>\s]{0,8}([^`\"'>\s][^\n]{19}))")
+_DECISION = lazy_pattern(
     r"\b(?:based on|i(?:'|’)ll use|i will use|the (?:issue|problem|cause|bug) is|let(?:'|’)s use|so we need"
     r"|das problem ist|le problème est|el problema es)\b|问题是|原因是|根据|原因は",
     re.IGNORECASE,
 )
-_FAILED = re.compile(
+_FAILED = lazy_pattern(
     r"\s*(?:$|<(?:tool_use_)?error>|\W{0,3}(?:error|failed|failure|enoent|traceback|fatal)\b"
     r"|file not found|no such file|(?:old_string|string to replace)[^\n]{0,20} not found|permission denied"
     r"|错误|エラー)",
     re.IGNORECASE,
 )
-_EXIT = re.compile(r"\bexit(?:ed)?(?: with)?(?: code| status)?[:=]? {0,2}(?:-|[1-9])", re.IGNORECASE)
+_EXIT = lazy_pattern(r"\bexit(?:ed)?(?: with)?(?: code| status)?[:=]? {0,2}(?:-|[1-9])", re.IGNORECASE)
 _PARTIAL = (
     "truncat",
     "omitted",
@@ -75,11 +76,11 @@ _PARTIAL = (
 )
 """Words of results that lack a part. Plain words and no pattern, because every result is searched for them."""
 
-_NUMBERED = re.compile(r"^[ 0]{0,8}(\d{1,8})(?:\t|→|[ ]?[|:│]|  )")
+_NUMBERED = lazy_pattern(r"^[ 0]{0,8}(\d{1,8})(?:\t|→|[ ]?[|:│]|  )")
 _MOST_UNNUMBERED = 12
 """Lines by which the numbers of a listing and its length may differ: headings, notes, wrapped lines."""
 
-_ERROR_LINE = re.compile(
+_ERROR_LINE = lazy_pattern(
     r"\b(?:error|failed|failure|exception|fatal|cannot|denied|not found)\b|错误|失败|エラー", re.IGNORECASE
 )
 _EDGE = 600
@@ -267,9 +268,9 @@ _BEGINNING: Final = 1_024
 _AFTER: Final = 4_096
 """Characters behind the name of a call that are searched for its arguments."""
 
-_ARGUMENT: Final = re.compile(r'<(?:parameter(?:=| name="))?(?P<key>\w{1,64})"?>\s{0,8}(?P<value>[^<]{0,1000})</')
+_ARGUMENT: Final = lazy_pattern(r'<(?:parameter(?:=| name="))?(?P<key>\w{1,64})"?>\s{0,8}(?P<value>[^<]{0,1000})</')
 _DECODER: Final = json.JSONDecoder()
-_CLOSING: Final = re.compile(r"</(\w+)>\s*\Z")
+_CLOSING: Final = lazy_pattern(r"</(\w+)>\s*\Z")
 
 
 @dataclass(frozen=True, slots=True)

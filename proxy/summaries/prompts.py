@@ -14,6 +14,7 @@ from string import Template
 from typing import Final
 
 from proxy.core.conversation import ItemText, Role
+from proxy.core.lazy_pattern import lazy_pattern
 
 WORDS_PER_TOKEN: Final = 0.5
 """Words that the prompt allows per token of the cap: identifiers take several tokens each, and models overshoot."""
@@ -29,20 +30,20 @@ USER, ASSISTANT, RESULT, ARGUMENTS = 16_000, 6_000, 2_000, 1_000
 OPAQUE: Final = 20_000
 """Characters without a space from which on a run is encoded data, not text."""
 
-_DATA_URL = re.compile(r"data:[\w.+/-]{0,100};base64,[A-Za-z0-9+/=_-]{256,}")
+_DATA_URL = lazy_pattern(r"data:[\w.+/-]{0,100};base64,[A-Za-z0-9+/=_-]{256,}")
 # The look-behind keeps these two linear: a match starts only at the beginning of a run. Scripts without spaces between
 # words (U+2E80 and up) are text.
-_BASE64 = re.compile(r"(?<![A-Za-z0-9+/_-])[A-Za-z0-9+/_-]{1200,}={0,2}")
-_OPAQUE = re.compile(rf"(?<![^\s\u2e80-\uffff])[^\s\u2e80-\uffff]{{{OPAQUE},}}")
-_SPECIAL = re.compile(r"<\|([^|<>\n]{0,64})\|>")
-_TAG = re.compile(
+_BASE64 = lazy_pattern(r"(?<![A-Za-z0-9+/_-])[A-Za-z0-9+/_-]{1200,}={0,2}")
+_OPAQUE = lazy_pattern(rf"(?<![^\s\u2e80-\uffff])[^\s\u2e80-\uffff]{{{OPAQUE},}}")
+_SPECIAL = lazy_pattern(r"<\|([^|<>\n]{0,64})\|>")
+_TAG = lazy_pattern(
     r"<(/?\s*(?:system|user|assistant|human|tool|developer|transcript|conversation|summary|instructions?|prompt"
     r"|function\w*|invoke|tool_\w+|s|bos|eos)\b)",
     re.IGNORECASE,
 )
-_BRACKETED = re.compile(r"\[(/?INST)\]|<<(/?SYS)>>")
+_BRACKETED = lazy_pattern(r"\[(/?INST)\]|<<(/?SYS)>>")
 _SPEAKERS: Final = {"user": "user", "assistant": "assistant", "tool": "tool result"}
-_BREAK = re.compile(r"\s+")
+_BREAK = lazy_pattern(r"\s+")
 
 NEAR_CUT: Final = 120
 """Characters before a cut in which the end of a word is searched."""

@@ -15,6 +15,7 @@ from itertools import pairwise
 
 from proxy.core.compaction.digest import quoted
 from proxy.core.conversation import ItemText
+from proxy.core.lazy_pattern import lazy_pattern
 
 Count = Callable[[str], int]
 
@@ -47,26 +48,26 @@ An order from before them is dropped.
 
 _WINDOW = 65_536
 _LONGEST_LINE = 4_000
-_HEADING = re.compile(r"^#{1,6}\s*(.{1,60}?)\s*:?\s*$|^\*\*(.{1,60}?):?\*\*:?\s*$")
-_BULLET = re.compile(r"^\s*(?:[-*•]\s+|\d{1,3}[.)]\s+)?")
-_SPLIT = re.compile(r"[^\s\"'`<>(){}\[\],;|=*“”‘’「」『』《》]+")
+_HEADING = lazy_pattern(r"^#{1,6}\s*(.{1,60}?)\s*:?\s*$|^\*\*(.{1,60}?):?\*\*:?\s*$")
+_BULLET = lazy_pattern(r"^\s*(?:[-*•]\s+|\d{1,3}[.)]\s+)?")
+_SPLIT = lazy_pattern(r"[^\s\"'`<>(){}\[\],;|=*“”‘’「」『』《》]+")
 _EDGE = ".,:;!?…。，：；！？-–—"
 _PLAIN = frozenset({"and/or", "e.g", "i.e", "etc", "w/o", "n/a", "i/o", "tcp/ip", "vs", "a.m", "p.m", "yes/no"})
-_CAMEL = re.compile(r"[a-z0-9][A-Z]|[A-Z]{2,}[a-z]|[A-Z]\d|\d[A-Za-z]{2}")
-_URL = re.compile(r"https?://[^\s\"'`<>)\]]+")
-_CALLED = re.compile(r"\b([A-Za-z_]\w*)\(")
-_DIGIT = re.compile(r"\d")
-_REFUSAL = re.compile(
+_CAMEL = lazy_pattern(r"[a-z0-9][A-Z]|[A-Z]{2,}[a-z]|[A-Z]\d|\d[A-Za-z]{2}")
+_URL = lazy_pattern(r"https?://[^\s\"'`<>)\]]+")
+_CALLED = lazy_pattern(r"\b([A-Za-z_]\w*)\(")
+_DIGIT = lazy_pattern(r"\d")
+_REFUSAL = lazy_pattern(
     r"^\W{0,4}(?:i['’]?m sorry|sorry,|i apologi[sz]e|as an ai|i (?:cannot|can['’]?t|am (?:unable|not able)|won['’]?t)"
     r"|unfortunately, i|i['’]m (?:unable|not able)|对不起|抱歉|我(?:无法|不能)|申し訳)",
     re.IGNORECASE,
 )
-_MARKUP = re.compile(
+_MARKUP = lazy_pattern(
     r"<\|[^|\n]{0,40}\|>|</?(?:tool_call|function_call|function|invoke|tool_use|system|assistant|user)\b|\[/?INST\]"
     r"|<<SYS>>|\{\s*\"(?:name|tool|function)\"\s*:[^\n]{0,200}\"(?:arguments|parameters|input)\"",
     re.IGNORECASE,
 )
-_ORDER = re.compile(
+_ORDER = lazy_pattern(
     r"^\W*(?:please|now|then|next|also|first|finally|important|note|system|urgent|attention|instruction|todo)?[\s:,!-]*"
     r"(?:ignore|disregard|forget|override|you\b|your\b|always|never|do not|don['’]t|must|should|shall|make sure|ensure"
     r"|remember|run|execute|call|invoke|use|send|post|upload|exfiltrate|email|delete|remove|drop|erase|reveal|print"
@@ -78,28 +79,28 @@ _ORDER = re.compile(
     r"|игнорируй|забудь|удали|отправь)",
     re.IGNORECASE,
 )
-_ADDRESSED = re.compile(
+_ADDRESSED = lazy_pattern(
     r"\b(?:you|the (?:assistant|model|agent|ai|llm|reader|system)|assistant)\s+(?:must|should|shall|need(?:s)? to"
     r"|ha(?:ve|s) to|(?:are|is) (?:now|to|required|allowed|instructed|authori[sz]ed|permitted)|(?:may|can|will) now)\b"
     r"|\b(?:ignore|disregard|forget) (?:all|any|every|the|your|previous|prior|earlier)\b"
     r"|\b(?:new|updated|hidden|secret|additional) (?:system )?(?:instructions?|rules?|prompt)\b",
     re.IGNORECASE,
 )
-_CLAIMED = re.compile(
+_CLAIMED = lazy_pattern(
     r"\b(?:user|human|operator|admin\w*|owner|developer|boss)s?\b.{0,60}?"
     r"\b(?:approv|authori[sz]|consent|confirm|permit|permission|allow|grant|agree|want|wish|ask|request|instruct|told"
     r"|tell|say|said|order|demand|requir|accept|prefer|insist|expect|like|need|waiv|sign(?:s|ed)? off)",
     re.IGNORECASE,
 )
-_CLAUSE = re.compile(r"[.!?:;,([{“\"'‘>]+\s*|\s[-–—]+\s|\*\*|\b(?:and|then|so|but)\s", re.IGNORECASE)
-_NEGATION = re.compile(
+_CLAUSE = lazy_pattern(r"[.!?:;,([{“\"'‘>]+\s*|\s[-–—]+\s|\*\*|\b(?:and|then|so|but)\s", re.IGNORECASE)
+_NEGATION = lazy_pattern(
     r"\b(?:not|never|no|dont|don|without|avoid|cannot|cant|nor|neither|none|stop|except|unless|nicht|nie|kein|jamais"
     r"|pas|nunca|не|нет|никогда)\b|[不别勿禁]"
 )
-_WORD = re.compile(r"[^\W_]+(?:_[^\W_]+)*|_+\w+", re.UNICODE)
-_WIDE = re.compile(r"[\u2e80-\u9fff\uac00-\ud7af]")
-_SENTENCE = re.compile(r"(?<=[.!?;:])\s+|(?<=[。！？；])|\n+")
-_ASCII_SENTENCE = re.compile(r"\s(?<=[.!?;:]\s)\s*|\n+")
+_WORD = lazy_pattern(r"[^\W_]+(?:_[^\W_]+)*|_+\w+", re.UNICODE)
+_WIDE = lazy_pattern(r"[\u2e80-\u9fff\uac00-\ud7af]")
+_SENTENCE = lazy_pattern(r"(?<=[.!?;:])\s+|(?<=[。！？；])|\n+")
+_ASCII_SENTENCE = lazy_pattern(r"\s(?<=[.!?;:]\s)\s*|\n+")
 """Between two sentences; the second pattern is the same for ASCII text, in half the time."""
 
 

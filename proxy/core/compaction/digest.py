@@ -26,6 +26,7 @@ from proxy.core.compaction.names import (
     without_line_numbers,
 )
 from proxy.core.conversation import ItemText
+from proxy.core.lazy_pattern import lazy_pattern
 from proxy.core.tool_table import command_of, plain_arguments
 
 Count = Callable[[str], int]
@@ -79,21 +80,21 @@ _COUNTED = 65_536
 _WINDOW = 65_536
 """Characters of a text that are searched at a time; of a result, all that are searched for an error line."""
 
-_TIME = re.compile(r"\d{1,2}(?::\d{2}){1,2}")
+_TIME = lazy_pattern(r"\d{1,2}(?::\d{2}){1,2}")
 TIME = 0.3
 """The worth of a time of day, as a share of that of other figures: opening hours are many, and rarely asked for."""
 
 STANDARD_WORTH = 0.3
 """The worth of a name in a standard library, as a share of that of other names."""
 
-_QUOTED = re.compile(r"[「『《【“]([^」』》】”\n]{2,40})[」』》】”]")
-_FAILURE = re.compile(
+_QUOTED = lazy_pattern(r"[「『《【“]([^」』》】”\n]{2,40})[」』》】”]")
+_FAILURE = lazy_pattern(
     r"\b(?:error|failed|failure|exception|traceback|fatal|cannot|denied|not found)\b|错误|失败|エラー", re.I
 )
-_NO_FAILURE = re.compile(r"\b(?:0|no) (?:\w+ )?(?:errors?|failed|failures?|exceptions?)\b", re.I)
+_NO_FAILURE = lazy_pattern(r"\b(?:0|no) (?:\w+ )?(?:errors?|failed|failures?|exceptions?)\b", re.I)
 """A total of none."""
 
-_LISTED = re.compile(r"\d+(?:→|\t)")
+_LISTED = lazy_pattern(r"\d+(?:→|\t)")
 """The beginning of a numbered line of a file: what it says is code."""
 
 _FAILURE_PARTS = ("error", "fail", "exception", "traceback", "fatal", "cannot", "denied", "not found")

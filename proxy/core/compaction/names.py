@@ -10,6 +10,8 @@ from __future__ import annotations
 import re
 from itertools import islice
 
+from proxy.core.lazy_pattern import lazy_pattern
+
 LONGEST = 160
 """Most characters of a token, an error line or a command. A longer one is data, not a name."""
 
@@ -17,21 +19,21 @@ MOST_PIECES = 50_000
 """Distinct pieces of text whose names are remembered while one digest is made: some 10 MB."""
 
 BLANKS = str.maketrans(dict.fromkeys("\"'`<>(){}[],;|=*", " "))
-SPLIT = re.compile(r"[^\s\"'`<>(){}\[\],;|=*]+")
-PATH = re.compile(
+SPLIT = lazy_pattern(r"[^\s\"'`<>(){}\[\],;|=*]+")
+PATH = lazy_pattern(
     r"(?:~|\.{1,2}|[A-Za-z]:)?(?:[/\\][\w.@+-]+)+/?|[\w@.-]+(?:/[\w.@+-]+)+/?|[\w-]+(?:\.[\w-]+)*\.[a-z][a-z0-9]{0,5}"
 )
-_ERROR = re.compile(r"[A-Za-z_.]*(?:Error|Exception|Warning)|E[A-Z]{3,}|[EF]\d{3,4}")
-_NAME = re.compile(
+_ERROR = lazy_pattern(r"[A-Za-z_.]*(?:Error|Exception|Warning)|E[A-Z]{3,}|[EF]\d{3,4}")
+_NAME = lazy_pattern(
     r"[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)+|[A-Za-z][A-Za-z0-9]*(?:_[A-Za-z0-9]+)+|[a-z]+[a-z0-9]*(?:[A-Z][a-z0-9]+)+"
     r"|[A-Z][a-z0-9]+(?:[A-Z][a-z0-9]+)+|(?=[0-9a-f]*\d)(?=[0-9a-f]*[a-f])[0-9a-f]{7,40}"
     r"|(?=[A-Z0-9]*\d)(?=[A-Z0-9]*[A-Z])[A-Z0-9]{4,12}"
 )
-_NUMBER = re.compile(
+_NUMBER = lazy_pattern(
     r"\+?\d{2,4}(?:-\d{3,8}){1,3}"  # a telephone number
     r"|[$€£¥]?\d{3,}(?:[.,:]\d+)*%?|[$€£¥]?\d+\.\d+%?|\d{1,2}(?:[:.]\d{2}){1,2}|\d{4}-\d{2}-\d{2}"
 )
-_WORD = re.compile(
+_WORD = lazy_pattern(
     r"(?P<plain>[a-z]++|(?!(?:Error|Exception|Warning)\Z)[A-Z][a-z]*+)"
     r"|(?:[0-9]++[a-f]|[a-f]++[0-9])[0-9a-f]*+(?<=.{7})(?<!.{41})"
     r"|[a-z]++[a-z0-9]*+(?:[A-Z][a-z0-9]++)++|[A-Z][a-z0-9]++(?:[A-Z][a-z0-9]++)++"
@@ -43,7 +45,7 @@ _WORD = re.compile(
 The patterns are those of ``_WHOLE`` that such a piece can match, which takes half the time.
 """
 
-_WHOLE = re.compile(
+_WHOLE = lazy_pattern(
     r"(?P<plain>[a-z-]++|(?!(?:Error|Exception|Warning)\Z)[A-Z][a-z]*+)|https?://\S{3,}"
     r"|(?P<path>[\w@.-]++(?:/[\w.@+-]++)++)(?:/|(?<!\.):(?P<line>\d+))?|(?:[\w-]++\.)++[a-z][a-z0-9]{0,5}"
     r"|(?:~|\.{1,2}|[A-Za-z]:)?(?:[/\\][\w.@+-]++)++/?"
@@ -58,7 +60,7 @@ Names have capitals, digits or signs inside. The patterns are those above, writt
 repeats give nothing back, which takes half the time.
 """
 
-_INSIDE = re.compile(
+_INSIDE = lazy_pattern(
     rf"(?<![\w.])({PATH.pattern}|{_ERROR.pattern}|{_NAME.pattern})(?![\w/])"
     rf"|(?<![A-Za-z0-9_.])({_NUMBER.pattern})(?![A-Za-z0-9_/])"
 )
@@ -71,7 +73,7 @@ _MARKS = ".,:;!?…。，：；！？-"
 """Marks around a piece of text that are no part of it."""
 
 _MONTH = "(?:Jan|Feb|Mar|Apr|May|June?|July?|Aug|Sept?|Oct|Nov|Dec)(?:uary|ruary|ch|il|ust|tember|ober|ember)?"
-_DATE = re.compile(
+_DATE = lazy_pattern(
     rf"\b\d{{1,2}}(?:st|nd|rd|th)?\.? (?:of )?{_MONTH}\b(?:,? \d{{4}}\b)?"
     rf"|\b{_MONTH} \d{{1,2}}(?:st|nd|rd|th)?\b(?:,? \d{{4}}\b)?"
     r"|(?:\d{4}年)?\d{1,2}月\d{1,2}[日号號]|(?:\d{4}년 ?)?\d{1,2}월 ?\d{1,2}일"
@@ -83,17 +85,17 @@ _MONTHS = ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct",
 
 _SHORTEST_DATE = len("5月2日")
 
-_CALENDAR = re.compile(
+_CALENDAR = lazy_pattern(
     "January|February|March|April|May|June|July|August|September|October|November|December"
     "|Monday|Tuesday|Wednesday|Thursday|Friday|Saturday|Sunday"
 )
-_CAPITALISED = re.compile(r"(?<=[a-z,;] )[A-Z][a-z]{2,}(?: [A-Z][a-z]+){0,2}\b")
+_CAPITALISED = lazy_pattern(r"(?<=[a-z,;] )[A-Z][a-z]{2,}(?: [A-Z][a-z]+){0,2}\b")
 """Words with a capital inside a sentence: in most languages with capitals these are names."""
 
 _NO_PART = (
     "是去在到有叫和找订住从或的了吗呢吧啊我你他她它们这那个就想要请帮给把被让跟与及附近周边推荐家哪些什么啥条号型"
 )
-_WITHOUT_SPACES = re.compile(
+_WITHOUT_SPACES = lazy_pattern(
     rf"(?:(?![{_NO_PART}])[\u4e00-\u9fff]){{1,9}}"
     r"(?:酒店|宾馆|饭店|餐馆|餐厅|烤鸭店|小吃店|公园|大学|医院|博物馆|美术馆|车站|机场|大厦|广场|胡同|大街|路|街|寺|宫|坛|村"
     r"|駅|県|神社|公園|空港|さん|様|先生)"
@@ -104,12 +106,12 @@ _WITHOUT_SPACES = re.compile(
 _ABBREVIATIONS = frozenset(("e.g", "i.e", "E.g", "I.e", "a.k.a", "and/or", "y/n", "Y/n", "n/a", "N/A"))
 """Abbreviations that look like names."""
 
-_END_TAG = re.compile(
+_END_TAG = lazy_pattern(
     "/(?:html|head|body|div|span|p|a|b|i|li|ul|ol|td|tr|th|table|tbody|thead|script|style|h[1-6]|form|code|pre)"
 )
 """The rest of HTML end tags between their brackets."""
 
-STANDARD = re.compile(
+STANDARD = lazy_pattern(
     r"(?:os|sys|re|io|json|math|time|datetime|random|logging|subprocess|pathlib|shutil|collections|itertools|functools"
     r"|typing|asyncio|threading|unittest|argparse|tempfile|hashlib|uuid|copy|string|struct|socket|urllib|abc|enum|csv"
     r"|dataclasses|contextlib|traceback|inspect|pickle|base64|glob|textwrap|warnings|signal|queue|statistics"
@@ -120,7 +122,7 @@ STANDARD = re.compile(
 )
 """A name in the standard library of a common language: any model knows it. A file may be called alike."""
 
-_NUMBERED_LINE = re.compile(r"^[ ]{0,8}(\d{1,7})(?:→|\t)", re.MULTILINE)
+_NUMBERED_LINE = lazy_pattern(r"^[ ]{0,8}(\d{1,7})(?:→|\t)", re.MULTILINE)
 """The number that a listing puts before each line of a file. It names nothing that is needed later."""
 
 

@@ -10,8 +10,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from proxy.core.conversation import ItemText
+from proxy.core.lazy_pattern import lazy_pattern
 
-SENTENCE_END = re.compile(r"(?<=[.!?;])\s+|(?<=[。！？；])|\n+")
+SENTENCE_END = lazy_pattern(r"(?<=[.!?;])\s+|(?<=[。！？；])|\n+")
 """Between two sentences."""
 
 _CONSTRAINS = (
@@ -41,7 +42,7 @@ _ASKS = (
 _ASKS_WIDE = "请|請|需要|希望|应该|應該|帮我|幫我|해 ?주세요|お願い"
 
 
-_ALTERNATIVE = re.compile(r"(?:[^|(]|\([^)]*\))+")
+_ALTERNATIVE = lazy_pattern(r"(?:[^|(]|\([^)]*\))+")
 
 _DOTLESS = str.maketrans("ı", "i")
 """The one letter here that equals an ASCII letter if case is ignored: https://docs.python.org/3/library/re.html#re.I"""
@@ -52,9 +53,9 @@ class _Words:
 
     def __init__(self, narrow: str, wide: str) -> None:
         words = _ALTERNATIVE.findall(narrow)
-        self._any = re.compile(rf"(?<!\w){_grouped(words)}(?!\w)|{wide}", re.IGNORECASE)
+        self._any = lazy_pattern(rf"(?<!\w){_grouped(words)}(?!\w)|{wide}", re.IGNORECASE)
         ascii_words = filter(str.isascii, (word.translate(_DOTLESS) for word in words))
-        self._ascii = re.compile(rf"(?<!\w){_grouped(ascii_words)}(?!\w)")
+        self._ascii = lazy_pattern(rf"(?<!\w){_grouped(ascii_words)}(?!\w)")
 
     def are_in(self, text: str) -> bool:
         """True if one of the words is in *text*. No wide one is ASCII; without them it takes a fifth of the time."""

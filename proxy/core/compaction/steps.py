@@ -7,7 +7,6 @@ the same. Rounds without words are shown by their calls.
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -16,6 +15,7 @@ from math import log2
 
 from proxy.core.compaction.sentence_ranking import SENTENCE_END, Round, has_conclusion, sentence_rank
 from proxy.core.compaction.truncate import OMITTED, shorten
+from proxy.core.lazy_pattern import lazy_pattern
 from proxy.core.tool_table import plain_arguments
 
 Count = Callable[[str], int]
@@ -53,7 +53,7 @@ LONG_SENTENCE = 1_200
 MOST_CALLS = 6
 """Calls of one round that its line shows."""
 
-_WORD = re.compile(r"[^\W\d_]{4,}|[\u3040-\u30ff\u3400-\u9fff\uac00-\ud7a3]{2}")
+_WORD = lazy_pattern(r"[^\W\d_]{4,}|[\u3040-\u30ff\u3400-\u9fff\uac00-\ud7a3]{2}")
 """A plain word, or two characters of a script that is written without spaces."""
 
 

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 from proxy.core.compaction.digest import quoted
 from proxy.core.compaction.truncate import shorten
+from proxy.core.lazy_pattern import lazy_pattern
 from proxy.core.tool_table import TodoRules, ToolMap, command_of
 
 Count = Callable[[str], int]
@@ -48,10 +49,10 @@ LONGEST_ARGUMENTS = 65_536
 MOST_ITEMS = 200
 """Items of one list that are read."""
 
-_CHECKBOX = re.compile(r"^[ \t]*(?:[-*+]|\d{1,3}[.)])?[ \t]*\[([^\]\n]{0,2})\][ \t]*(\S.*?)[ \t]*$", re.MULTILINE)
+_CHECKBOX = lazy_pattern(r"^[ \t]*(?:[-*+]|\d{1,3}[.)])?[ \t]*\[([^\]\n]{0,2})\][ \t]*(\S.*?)[ \t]*$", re.MULTILINE)
 """A line of a checklist in Markdown: its mark, and its text."""
 
-_NUMBER = re.compile(r"\d{1,9}")
+_NUMBER = lazy_pattern(r"\d{1,9}")
 
 LAST = 200
 """Characters at the end of an output that are searched for totals, for the step of its round."""
@@ -59,28 +60,28 @@ LAST = 200
 END = 4_096
 """Characters at the end of an output that are searched for its outcome."""
 
-_PARTS = re.compile(r"&&|\|\||[;&|\n]")
+_PARTS = lazy_pattern(r"&&|\|\||[;&|\n]")
 """The signs between the commands of one line."""
 
-_WRAPPERS = re.compile(
+_WRAPPERS = lazy_pattern(
     r"\A(?:\s*(?:\w+=\S*|sudo|time|env|exec|nohup|timeout (?:-\S+ )*\S+|npx|bunx"
     r"|uv run|poetry run|pipenv run|bundle exec)\s)*\s*"
 )
 """Words before a command that are no command."""
 
-_REDIRECTION = re.compile(r"\s+\d?>.*")
+_REDIRECTION = lazy_pattern(r"\s+\d?>.*")
 """Where the output of a command goes."""
 
-_TOTALS = re.compile(
+_TOTALS = lazy_pattern(
     r"\b\d+ (?:\w+ )?(?:passed|passing|failed|failing|failures?|errors?|warnings?|tests?|examples?|issues?|problems?)\b"
     r"(?![/.-]\w)"
     r"|\bno (?:errors|issues|problems)\b",
     re.IGNORECASE,
 )
-_FAILURES = re.compile(r"(?!0 )\d+ (?:\w+ )?(?:fail|error)", re.IGNORECASE)
+_FAILURES = lazy_pattern(r"(?!0 )\d+ (?:\w+ )?(?:fail|error)", re.IGNORECASE)
 """A total that says more than the others."""
 
-_VERDICT = re.compile(
+_VERDICT = lazy_pattern(
     r"\b(?:ok|pass(?:ed)?|fail(?:ed|ure)?|success(?:ful(?:ly)?)?|errors?|panicked|finished|done|exit(?:ed)?)\b"
     r"|✓|✔|✗|✘|错误|失败|成功|エラー",
     re.IGNORECASE,

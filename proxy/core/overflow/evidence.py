@@ -13,10 +13,10 @@ conversation.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from proxy.core.lazy_pattern import lazy_pattern
 from proxy.core.learned_window import is_credible
 from proxy.core.overflow.kinds import Overflow
 from proxy.core.overflow.rules import LONGEST_TEXT
@@ -30,9 +30,9 @@ SHORTEST_ECHO = 28
 PIECE = 65_536
 """Characters of the request that are split into words at a time: a step over megabytes would stop all other threads."""
 
-_UNICODE = re.compile(r"\\+u([0-9a-fA-F]{4})")
-_ESCAPE = re.compile(r"\\+[nrtbf]")
-_WORD = re.compile(r"[\u2e80-\u9fff\uac00-\ud7a3\uf900-\ufaff]|[^\W_\u2e80-\u9fff\uac00-\ud7a3\uf900-\ufaff]+")
+_UNICODE = lazy_pattern(r"\\+u([0-9a-fA-F]{4})")
+_ESCAPE = lazy_pattern(r"\\+[nrtbf]")
+_WORD = lazy_pattern(r"[\u2e80-\u9fff\uac00-\ud7a3\uf900-\ufaff]|[^\W_\u2e80-\u9fff\uac00-\ud7a3\uf900-\ufaff]+")
 
 
 class EchoFilter:

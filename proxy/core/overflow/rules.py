@@ -13,6 +13,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
+from proxy.core.lazy_pattern import lazy_pattern
+
 NOTIONS: dict[str, str] = {
     "input": "I", "request": "J", "tokens": "K", "context": "C", "window": "W", "over": "O", "excess": "E",
     "many": "Y", "under": "U", "most": "M", "output": "X", "bytes": "B", "rate": "R", "media": "F", "batch": "A",
@@ -31,7 +33,7 @@ _MOST_FILLER = 9
 """Most words without a notion in a row that get a letter each: a longer stretch means no more."""
 
 _CJK = "\u2e80-\u2fff\u3040-\u9fff\uf900-\ufaff"
-_TOKEN = re.compile(
+_TOKEN = lazy_pattern(
     rf"(?P<number>(?<![A-Za-z0-9_.])(?:[1-9]\d{{0,2}}(?:[,.'\u202f\u00a0]\d{{3}})+(?![\d])|\d+)(?P<rest>\.\d+|[km](?![a-z])|))"
     rf"|(?P<run>[{_CJK}]+)"
     rf"|(?P<word>[^\W\d_{_CJK}](?:[^\W{_CJK}]|['’/.-](?=[^\W_{_CJK}]))*)"
