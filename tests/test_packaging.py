@@ -140,6 +140,7 @@ def test_wheel_holds_the_package_and_nothing_else(installed: Installed) -> None:
     assert any(name.endswith("/licenses/LICENSE") for name in names)
 
 
+@pytest.mark.slow
 def test_installed_package_finds_its_configuration(installed: Installed) -> None:
     """From an empty directory, the installed package reads the very file that the repository holds."""
     code = "import json, proxy, importlib.resources as r; f = r.files('proxy') / '_config' / 'ullage.yaml'"

@@ -117,6 +117,7 @@ async def test_each_stage_has_its_line() -> None:
     assert shown.steps[-1].after == fitted.view.tokens
 
 
+@pytest.mark.slow
 async def test_the_tables_are_readable_without_a_terminal() -> None:
     """The rendering has the window with its source, the marks, and a line for each region, kind and stage."""
     fitted = await fit_request(Settings(), long_session(), window=4096)

@@ -173,6 +173,7 @@ async def _refused(server: Stub, url: str, web: httpx.AsyncClient, api: str) -> 
     assert server.chats() == []
 
 
+@pytest.mark.slow
 async def test_counts_keys_and_sessions_of_messages(stub: StartStub, proxy: StartProxy, web: httpx.AsyncClient) -> None:
     """Counts speak of what would be sent, keys go where they are looked for, a session has one name for each tenant."""
     server = await stub(window=WINDOW, counts=True, **APIS["messages"])

@@ -108,6 +108,7 @@ async def test_a_store_that_hangs_costs_originals_and_no_request(
         await until(front, ITEMS, 1, outcome="failed")
 
 
+@pytest.mark.slow
 async def test_nothing_is_archived_unless_it_is_wanted(
     stub: StartStub, home: Path, proxy: StartProxy, remote: Valkey
 ) -> None:

@@ -145,6 +145,7 @@ async def opened(server: Stub, web: AsyncOpenAI, item: dict[str, Any], says: Cal
     assert says(view[1]["content"][0]["text"])
 
 
+@pytest.mark.slow
 async def test_context_edits_are_done_for_servers_without_them(stub: StartStub, proxy: StartProxy) -> None:
     """The edits reach no server that cannot do them, what they ask for is done, and counts speak of that view."""
     server = await stub(window=200_000, wording="anthropic", counts=True)

@@ -64,6 +64,7 @@ async def a_fold(front: Proxy, name: str) -> str:
             await asyncio.sleep(0.05)
 
 
+@pytest.mark.slow
 async def test_a_view_is_answered_and_what_left_it_can_be_retrieved(
     stub: StartStub, home: Path, proxy: StartProxy
 ) -> None:

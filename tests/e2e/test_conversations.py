@@ -198,6 +198,7 @@ def tried_again(summary: dict[str, Any]) -> bool:
     return summary["state"] == "failed" and (summary["retry_in_seconds"] or 0) > 0
 
 
+@pytest.mark.slow
 async def test_a_failed_summary_and_a_lost_record_are_told(
     stub: StartStub, home: Path, proxy: StartProxy, remote: Valkey
 ) -> None:

@@ -63,6 +63,7 @@ async def test_another_tokenizer_is_learned(
     assert factor < 1 or any(headers["x-ullage-outcome"] == "compacted" for headers in told)
 
 
+@pytest.mark.slow
 async def test_streams_teach_where_they_may_be_asked(stub: StartStub, proxy: StartProxy) -> None:
     """With include_usage a stream's usage is learned from, and its client sees no event that it did not ask for."""
     server = await stub(window=131_072, factor=1.5)

@@ -29,6 +29,7 @@ def config(own: str, other: str, *steps: Any, told: int = SMALL) -> dict[str, An
     }
 
 
+@pytest.mark.slow
 async def test_the_bigger_window_takes_what_would_be_clipped(stub: StartStub, proxy: StartProxy) -> None:
     """The fallback is asked with its own name and key, and header, log and metrics name it."""
     own, other = await stub(window=SMALL), await stub(window=LARGE)
@@ -52,6 +53,7 @@ async def test_the_bigger_window_takes_what_would_be_clipped(stub: StartStub, pr
     assert [line["fallback"] for line in lines if line["event"] == "proxy.request_done"] == ["", "big"]
 
 
+@pytest.mark.slow
 async def test_a_server_that_fails_is_stood_in_for(stub: StartStub, proxy: StartProxy) -> None:
     """With `fallback_on` a server that is gone costs no request, streaming or not; without it the client is told."""
     other = await stub(window=LARGE)

@@ -102,6 +102,7 @@ async def test_an_overflow_is_answered_with_something_smaller(
         assert answer.headers["x-ullage-outcome"] == "compacted"
 
 
+@pytest.mark.slow
 async def test_refusals_have_the_shape_of_the_api(stub: StartStub, proxy: StartProxy, web: httpx.AsyncClient) -> None:
     """What cannot fit, cannot be read or cannot be answered is an error as Google spells it."""
     server = await stub(window=WINDOW)
@@ -146,6 +147,7 @@ async def test_models_are_renamed_in_the_path(stub: StartStub, proxy: StartProxy
     assert signatures == {gemini.ANY_SIGNATURE}
 
 
+@pytest.mark.slow
 async def test_a_key_in_the_query_is_a_credential(stub: StartStub, proxy: StartProxy) -> None:
     """It goes on as a header, names the same tenant as one, is in no log, and is not taken twice."""
     server = await stub(window=WINDOW)
@@ -239,6 +241,7 @@ def _plain(history: list[types.Content]) -> list[dict[str, Any]]:
     return [content.model_dump(mode="json", by_alias=True, exclude_none=True) for content in history]
 
 
+@pytest.mark.slow
 async def test_mode_off_passes_the_clients_bytes(stub: StartStub, proxy: StartProxy, web: httpx.AsyncClient) -> None:
     """They go to the model in the path, however long they are."""
     server: Stub = await stub(window=WINDOW)
@@ -284,6 +287,7 @@ SIBLINGS = [
 
 
 @pytest.mark.parametrize("own", [True, False], ids=["own key", "client's key"])
+@pytest.mark.slow
 async def test_siblings_go_to_googles_server(stub: StartStub, proxy: StartProxy, own: bool) -> None:
     """Whatever of the API is managed or not goes where the model's rule says, with that server's credential alone."""
     openai, google = await stub(), await stub(window=WINDOW)

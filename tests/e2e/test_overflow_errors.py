@@ -114,6 +114,7 @@ async def test_a_way_of_saying_it_of_ones_own(stub: StartStub, proxy: StartProxy
         assert sent == times, said
 
 
+@pytest.mark.slow
 async def test_a_stop_reason_is_learned_from(stub: StartStub, proxy: StartProxy) -> None:
     """An answer that ran into the window reaches the client as it is, and the next request is fitted below it."""
     server = await stub(window=200_000)

@@ -134,6 +134,7 @@ async def test_every_other_error_is_passed_verbatim_and_never_retried(stub: Star
             assert len(server.chats()) == 1, status
 
 
+@pytest.mark.slow
 async def test_off_and_observe_pass_the_overflow_on(stub: StartStub, proxy: StartProxy) -> None:
     """A caller that asked for no change gets none, not even after an overflow."""
     server = await stub(window=TRUE)

@@ -37,6 +37,7 @@ def turns(items: list[dict[str, Any]]) -> Iterator[list[dict[str, Any]]]:
             piece = []
 
 
+@pytest.mark.slow
 async def test_a_conversation_over_a_socket_stays_inside_its_window(stub: StartStub, proxy: StartProxy) -> None:
     """Only new items are sent to the proxy; what reaches the upstream is whole, fits, and is compacted when it must."""
     server = await stub(window=WINDOW)

@@ -56,6 +56,7 @@ async def test_two_replicas_write_one_summary_for_each_event(
         assert total(figures[0], "ullage_summary_tokens_total", tenant=client["tenant"]) > 0
 
 
+@pytest.mark.slow
 async def test_a_call_goes_out_with_the_requests_own_key(stub: StartStub, home: Path, proxy: StartProxy) -> None:
     """The summariser is asked with the caller's key and model, without tools, and the key is in no log."""
     server = await stub(window=WINDOW)

@@ -82,6 +82,7 @@ async def test_probing_can_be_turned_off(stub: StartStub, proxy: StartProxy) -> 
     assert talk.overflows == 1
 
 
+@pytest.mark.slow
 async def test_a_server_that_hangs_on_questions_delays_no_request(proxy: StartProxy) -> None:
     """While every question about windows hangs, requests are served, and start-up does not wait."""
 

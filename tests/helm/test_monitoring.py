@@ -120,6 +120,7 @@ def test_the_guide_names_every_alert() -> None:
 
 
 @needs_promtool
+@pytest.mark.slow
 def test_prometheus_takes_the_rules() -> None:
     """Prometheus' own checker loads the file, and each alert fires for its fault and for nothing else."""
     for command in (["check", "rules", str(FILES / "alerts.yaml")], ["test", "rules", "tests/helm/alerts_test.yaml"]):

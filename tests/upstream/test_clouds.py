@@ -64,6 +64,7 @@ ENDED = frame("messageStop", {"stopReason": "tool_use"}) + frame("metadata", USA
 
 
 @pytest.mark.parametrize("model", [CLAUDE, NOVA])
+@pytest.mark.slow
 async def test_a_tool_round_with_a_picture_over_converse(model):
     """System text, picture, calls and results go out as Converse writes them, signed; usage comes back."""
     async with bedrock() as across:

@@ -199,6 +199,7 @@ def formula(tools: list[dict[str, Any]], count: Any) -> int:
 
 @settings(max_examples=100)
 @given(tool_lists)
+@pytest.mark.slow
 def test_never_below_the_published_formula(tools: list[dict[str, Any]]) -> None:
     """Any tools count as at least what the cookbook's formula gives, and every text of them stands in the rendering."""
     assert tools_tokens(json.dumps(tools), o200k) >= formula(tools, o200k) - 2 * len(tools)
