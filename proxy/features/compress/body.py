@@ -13,7 +13,8 @@ from typing import Any, Final
 
 import msgspec
 
-from proxy.core.apis.json_steps import decode
+from proxy.core.apis.json_scan import members as members_in
+from proxy.core.apis.json_steps import UNREADABLE, decode
 from proxy.core.apis.shape import shape_of
 from proxy.core.errors import InvalidRequest
 from proxy.core.report import Report
@@ -63,10 +64,10 @@ class UnusableBody(InvalidRequest):
 def read_body(body: bytes) -> Wanted:
     """Return the request in *body*. Raises ``UnusableBody``."""
     try:
-        members = msgspec.json.decode(body, type=dict[str, msgspec.Raw])
+        members = _members_of(body)
         options: dict[str, Any] = {each: msgspec.json.decode(members.pop(each)) for each in OPTIONS if each in members}
         shape = shape_of(_shown(members))
-    except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
+    except (msgspec.DecodeError, ValueError, RecursionError) as error:
         raise UnusableBody(f"The body is no JSON object: {error}.") from error
     api = options.get("api", shape)
     if api not in APIS:
@@ -87,6 +88,15 @@ def read_body(body: bytes) -> Wanted:
         share,
         _flag(options, "keep_items", api),
     )
+
+
+def _members_of(body: bytes) -> dict[str, msgspec.Raw]:
+    """Return the members of *body*, each as its bytes. Raises ``ValueError`` and ``RecursionError``."""
+    try:
+        return msgspec.json.decode(body, type=dict[str, msgspec.Raw])
+    except UNREADABLE:  # for example a text that was cut inside a character
+        text = body.decode()
+        return {field.key: msgspec.Raw(text[field.start : field.end].encode()) for field in members_in(text)}
 
 
 def _share(options: Mapping[str, Any], api: str) -> float | None:
@@ -139,5 +149,5 @@ def answer_body(view: bytes, report: Report) -> bytes:
         "transforms_applied": report.stages,
         "conversation": report.conversation,
     }
-    members: dict[str, object] = dict(msgspec.json.decode(view, type=dict[str, msgspec.Raw]))
+    members: dict[str, object] = dict(_members_of(view))
     return msgspec.json.encode(members | figures)
