@@ -123,15 +123,29 @@ class TodoRules:
 
 
 @dataclass(frozen=True, slots=True)
-class WorkRules:
-    """How calls tell the state of the work: to-do lists, and commands that check it or change something.
+class TalkRules:
+    """How sentences begin that later ones overtake: ``intents`` say what comes next, ``progress`` how far it is."""
 
-    The patterns match the beginning of one command of a line.
+    intents: tuple[re.Pattern[str], ...] = ()
+    progress: tuple[re.Pattern[str], ...] = ()
+
+
+NO_TALK = TalkRules()
+"""Rules by which every sentence holds."""
+
+
+@dataclass(frozen=True, slots=True)
+class WorkRules:
+    """How the state of the work is told: by to-do lists, and by commands that check it or change something.
+
+    The patterns of ``checks`` and ``changes`` match the beginning of one command of a line. ``talk`` tells which
+    sentences say nothing of it any more.
     """
 
     todos: TodoRules = TodoRules()
     checks: tuple[re.Pattern[str], ...] = ()
     changes: tuple[re.Pattern[str], ...] = ()
+    talk: TalkRules = NO_TALK
 
 
 UNKNOWN = Tool()

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, Field
 
 from proxy.core.tool_calls import TextToolFormat
-from proxy.core.tool_table import Keys, Kind, TodoRules, Tool, ToolMap, WorkRules
+from proxy.core.tool_table import Keys, Kind, TalkRules, TodoRules, Tool, ToolMap, WorkRules
 from proxy.settings.field_types import FilePath, Section, SplitText
 from proxy.settings.packaged_data import packaged
 from proxy.settings.yaml_source import parse_inline, read_table
@@ -84,6 +84,10 @@ class WorkNames(Section):
     todos: TodoNames = TodoNames()
     checks: Patterns = Field(default=(), description="Regular expressions of commands that test, build or check.")
     changes: Patterns = Field(default=(), description="Regular expressions of commands that change something.")
+    intents: Patterns = Field(
+        default=(), description="Regular expressions of how a sentence begins that says what is next."
+    )
+    progress: Patterns = Field(default=(), description="Regular expressions of how one begins that says how far it is.")
 
 
 class ToolTable(Section):
@@ -123,7 +127,11 @@ def _work(work: WorkNames) -> WorkRules:
     todos: dict[str, Any] = {name: getattr(work.todos, name) for name in TodoNames.model_fields}
     for name in ("lists", "adds", "changes", "done", "dropped", "pending"):
         todos[name] = frozenset(each.lower() for each in todos[name])
-    return WorkRules(TodoRules(**todos), tuple(map(re.compile, work.checks)), tuple(map(re.compile, work.changes)))
+    checks, changes = (tuple(map(re.compile, patterns)) for patterns in (work.checks, work.changes))
+    intents, progress = (
+        tuple(re.compile(pattern, re.IGNORECASE) for pattern in patterns) for patterns in (work.intents, work.progress)
+    )
+    return WorkRules(TodoRules(**todos), checks, changes, TalkRules(intents, progress))
 
 
 def with_file(tools: Tools, folder: Path) -> Tools:
@@ -157,6 +165,8 @@ def _merged_work(below: WorkNames, above: WorkNames) -> WorkNames:
         todos=TodoNames(**todos),
         checks=above.checks or below.checks,
         changes=above.changes or below.changes,
+        intents=above.intents or below.intents,
+        progress=above.progress or below.progress,
     )
 
 

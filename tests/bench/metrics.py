@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from itertools import chain, pairwise
@@ -25,11 +26,16 @@ LATER = 0.8
 MASKED = 10
 """Newest tool results that masking leaves alone."""
 
+RARE = 3
+"""Messages of a history that have a rare word, at most."""
+
 SUMMARY_SHARE = 0.3
 """Share of the budget that first sentences may take."""
 
 _PHRASE = 4
 _WORD = re.compile(r"\w+")
+_PLAIN = re.compile(r"[^\W\d_\u3040-\u30ff\u3400-\u9fff\uac00-\ud7a3]{4,}")
+_WIDE = re.compile(r"[\u3040-\u30ff\u3400-\u9fff\uac00-\ud7a3]{2,}")
 _SENTENCE = re.compile(r"(?<=[.!?。！？])\s+|\n+")
 _ORDER = re.compile(
     r"\b(?:must|never|always|only|don't|do not|please|should|need to|make sure|avoid|keep|use|require[sd]?|prefer)\b"
@@ -132,6 +138,7 @@ class Held:
     def __init__(self, messages: Messages) -> None:
         self.text = "\n".join(map(plain, messages))
         self.names = entities(self.text)
+        self.words = _words(self.text)
         self._spaced = " ".join(self.text.split())
         self._phrases = _phrases(self.text)
 
@@ -172,6 +179,27 @@ def needed_later(history: Messages, future: Messages) -> list[str]:
     return list(needed)
 
 
+def words_needed_later(history: Messages, future: Messages) -> list[str]:
+    """The rare plain words of the history that the model used next before anybody had repeated them to it.
+
+    In Chinese, Japanese and Korean a word is a pair of characters; rare is what at most three messages have.
+    """
+    having = Counter(chain.from_iterable(_words(plain(message)) for message in history))
+    supplied: set[str] = set()
+    needed: dict[str, None] = {}
+    for message in future:
+        said = _words(plain(message))
+        if message["role"] == "assistant":
+            needed |= dict.fromkeys(sorted(word for word in said - supplied if 0 < having[word] <= RARE))
+        supplied |= said
+    return list(needed)
+
+
+def _words(text: str) -> set[str]:
+    pairs = (run[at : at + 2] for run in _WIDE.findall(text) for at in range(len(run) - 1))
+    return {*_PLAIN.findall(text.lower()), *pairs}
+
+
 def instructions(messages: Messages) -> list[str]:
     """The user's sentences that ask for or forbid something."""
     sentences = (part.strip() for each in messages if each["role"] == "user" for part in _SENTENCE.split(content(each)))
@@ -202,6 +230,7 @@ def score(history: Messages, view: Messages, future: Messages, budget: int) -> d
         "instructions": mean(map(held.share_of, instructions(history))),
         "later": mean(map(float, needed.values())),
         **by_kind,
+        "words": mean(float(word in held.words) for word in words_needed_later(history, future)),
         "evidence": mean(held.share_of(line) for line in evidence(history, needed)),
         "invented": mean(float(not before.has(name)) for name in held.names),
     }

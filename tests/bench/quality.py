@@ -53,6 +53,7 @@ COLUMNS = {
     "later_path": "paths",
     "later_name": "names",
     "later_figure": "figures",
+    "words": "words",
     "evidence": "evidence",
     "invented": "invented",
     "prefix": "prefix",

@@ -14,11 +14,12 @@ from dataclasses import dataclass
 import msgspec
 
 from proxy.core.compaction.digest import digest_of
-from proxy.core.compaction.sentence_ranking import SENTENCE_END, rounds_of, sentence_rank
+from proxy.core.compaction.sentence_ranking import SENTENCE_END, overtaken, rounds_of, sentence_rank
 from proxy.core.compaction.steps import Steps
 from proxy.core.compaction.truncate import OMITTED
 from proxy.core.compaction.work_state import NO_STATE, STATE, WorkState
 from proxy.core.conversation import ItemText
+from proxy.core.tool_table import NO_TALK, TalkRules
 
 Count = Callable[[str], int]
 
@@ -77,7 +78,7 @@ class FoldedItems:
     ``task`` and ``newest`` are the first and the latest user text, as clipped as they are in the view; empty if the
     carrier holds them. ``user_texts`` are the other folded user texts. ``carrier_text`` is the text of the carrier,
     which need not be repeated. ``state`` is the state of the work after them, ``outcomes`` are
-    a word or two for each of their calls.
+    a word or two for each of their calls. ``talk`` tells which sentences later ones overtake.
     """
 
     entries: tuple[ItemText, ...]
@@ -87,6 +88,7 @@ class FoldedItems:
     carrier_text: str = ""
     state: WorkState = NO_STATE
     outcomes: tuple[str, ...] = ()
+    talk: TalkRules = NO_TALK
 
 
 def render_block(folded: FoldedItems, block_tokens: int, text_tokens: int, count: Count, summary: str = "") -> str:
@@ -96,7 +98,7 @@ def render_block(folded: FoldedItems, block_tokens: int, text_tokens: int, count
     steps leave go to the user's words first, then to the words of the best rounds.
     """
     frame = count(HEADER) + count(FOOTER) + HEADINGS
-    user_texts = _UserTexts(folded.user_texts, count)
+    user_texts = _UserTexts(folded.user_texts, count, folded.talk)
     pins = user_texts.pins(max(0, block_tokens - text_tokens - frame))
     pin_tokens = _list_tokens(pins, count)
     free, section = text_tokens, ""
@@ -113,7 +115,7 @@ def render_block(folded: FoldedItems, block_tokens: int, text_tokens: int, count
     if state:
         state_tokens = _list_tokens(state, count) + STATE_FRAME
         shown = "\n".join([shown, *state])
-    writer = Steps(rounds_of(folded.entries, folded.outcomes), count, shown)
+    writer = Steps(rounds_of(folded.entries, folded.outcomes), count, shown, folded.talk)
     steps = writer.lines(step_room - state_tokens)
     step_tokens = _list_tokens(steps, count) + state_tokens
     known = "\n".join([shown, *filter(None, steps)])
@@ -193,8 +195,9 @@ def _gaps(lines: Sequence[str]) -> str:
 class _UserTexts:
     """The user's texts, from which pins are chosen. Tokens and ranks of equal texts are computed once."""
 
-    def __init__(self, texts: Sequence[str], count: Count) -> None:
+    def __init__(self, texts: Sequence[str], count: Count, talk: TalkRules = NO_TALK) -> None:
         self._texts = texts
+        self._talk = talk
         self._count = count
         self._size = functools.cache(lambda text: count(text) + BULLET)
         self._rank = functools.cache(sentence_rank)
@@ -203,13 +206,13 @@ class _UserTexts:
         """The user texts in at most *tokens*: all of them if they fit, "" for one of which nothing stays.
 
         Otherwise the best sentences stay, each word for word. Those that constrain come first, then those that ask for
-        something, then the rest; of equal ones the newer first.
+        something, then the rest, and last what a later one overtakes; of equal ones the newer first.
         """
         if self._fit(tokens):
             return list(self._texts)
         short = max(24, tokens // 8)
         sentences = _Sentences(self._texts, [self._is_short(text, short) for text in self._texts], self._rank)
-        chosen = _best_sentences(sentences, tokens, self._count)
+        chosen = _best_sentences(sentences, tokens, self._count, self._talk)
         pins = [""] * len(self._texts)
         for at, indexes in chosen.items():
             pins[at] = _excerpt(self._texts[at], sentences.in_text(at), indexes)
@@ -292,11 +295,17 @@ def _split(text: str, at: int, *, whole: bool) -> list[_Sentence]:
     return sentences
 
 
-def _best_sentences(sentences: _Sentences, tokens: int, count: Count) -> dict[int, set[int]]:
+def _best_sentences(sentences: _Sentences, tokens: int, count: Count, talk: TalkRules) -> dict[int, set[int]]:
     """The best sentences that together take at most *tokens*: their indexes by text."""
     chosen: dict[int, set[int]] = {}
     misses = 0
-    for sentence in sorted(sentences.newest(), key=lambda each: (-sentences.rank(each.text), -each.at)):
+    newest = sentences.newest()
+    last = _overtaken_reports(newest, talk)
+
+    def order(sentence: _Sentence) -> tuple[bool, int, int]:
+        return (sentence.at, sentence.index) in last, -sentences.rank(sentence.text), -sentence.at
+
+    for sentence in sorted(newest, key=order):
         cost = count(sentence.text) + _mark_tokens(sentences.in_text(sentence.at), sentence.at in chosen)
         if cost <= tokens:
             chosen.setdefault(sentence.at, set()).add(sentence.index)
@@ -306,6 +315,15 @@ def _best_sentences(sentences: _Sentences, tokens: int, count: Count) -> dict[in
         if tokens < LEAST_ROOM or misses > MOST_MISSES:
             break
     return chosen
+
+
+def _overtaken_reports(newest: Sequence[_Sentence], talk: TalkRules) -> set[tuple[int, int]]:
+    """Text and index of each of the user's sentences that says how far something is, as a later one says anew."""
+    if not talk.progress:
+        return set()
+    ordered = sorted(newest, key=lambda each: (each.at, each.index))
+    gone = overtaken([[each.text] for each in ordered], [False] * len(ordered), talk)
+    return {(each.at, each.index) for each, indexes in zip(ordered, gone, strict=True) if indexes}
 
 
 def _mark_tokens(sentences: Sequence[_Sentence], has_bullet: bool) -> int:

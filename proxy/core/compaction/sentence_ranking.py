@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from proxy.core.conversation import ItemText
 from proxy.core.lazy_pattern import lazy_pattern
+from proxy.core.tool_table import TalkRules
 
 SENTENCE_END = lazy_pattern(r"(?<=[.!?;])\s+|(?<=[。！？；])|\n+")
 """Between two sentences."""
@@ -88,6 +89,13 @@ _READ = 4096
 """Characters of a sentence, or of a round's text, that are searched for such words."""
 
 
+_REPORT, _INTENT = 200, 32
+"""Characters of a sentence about how far the work is, and about what is next: a longer one says more than that.
+
+Of agents' intents those above 32 characters name what they are about, and the model comes back to it.
+"""
+
+
 def sentence_rank(sentence: str) -> int:
     """2 for a sentence that constrains what may be done, 1 for one that asks for something, else 0."""
     text = sentence[:_READ]
@@ -113,6 +121,36 @@ class Round:
     spoken: ItemText
     answered: bool
     outcomes: tuple[str, ...] = ()
+
+
+def overtaken(texts: Sequence[Sequence[str]], acted: Sequence[bool], rules: TalkRules) -> list[frozenset[int]]:
+    """The indexes of the sentences of each of *texts* that what came later overtakes.
+
+    An intent is overtaken if its text *acted*, by calls that show what was done, and is not the last. How far the work
+    was is overtaken by a later sentence that says how far it is. A sentence that constrains holds, and an intent with a
+    conclusion.
+    """
+    found: list[frozenset[int]] = []
+    is_reported = False
+    for at in range(len(texts) - 1, -1, -1):
+        is_done = acted[at] and at < len(texts) - 1
+        gone: set[int] = set()
+        for index in range(len(texts[at]) - 1, -1, -1):
+            kind = _talk(texts[at][index], rules)
+            if (kind == "intent" and is_done) or (kind == "progress" and is_reported):
+                gone.add(index)
+            is_reported = is_reported or kind == "progress"
+        found.append(frozenset(gone))
+    return found[::-1]
+
+
+def _talk(sentence: str, rules: TalkRules) -> str:
+    """``progress`` or ``intent`` for a sentence that says nothing else; else empty."""
+    if len(sentence) <= _REPORT and any(pattern.match(sentence) for pattern in rules.progress):
+        return "progress" if sentence_rank(sentence) < 2 else ""
+    if len(sentence) <= _INTENT and any(pattern.match(sentence) for pattern in rules.intents):
+        return "intent" if sentence_rank(sentence) < 2 and not has_conclusion(sentence) else ""
+    return ""
 
 
 def rounds_of(entries: Sequence[ItemText], outcomes: Sequence[str] = ()) -> list[Round]:

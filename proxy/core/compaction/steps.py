@@ -13,10 +13,10 @@ from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush
 from math import log2
 
-from proxy.core.compaction.sentence_ranking import SENTENCE_END, Round, has_conclusion, sentence_rank
+from proxy.core.compaction.sentence_ranking import SENTENCE_END, Round, has_conclusion, overtaken, sentence_rank
 from proxy.core.compaction.truncate import OMITTED, shorten
 from proxy.core.lazy_pattern import lazy_pattern
-from proxy.core.tool_table import plain_arguments
+from proxy.core.tool_table import NO_TALK, TalkRules, plain_arguments
 
 Count = Callable[[str], int]
 
@@ -46,6 +46,9 @@ CONCLUDES = 1.5
 
 ANSWERED = 1.25
 """The worth of a sentence after which the user speaks: in every language that is likely to be a conclusion."""
+
+OVERTAKEN = 0.5
+"""The worth of a sentence that a later one overtakes, as a multiple of others."""
 
 LONG_SENTENCE = 1_200
 """Characters of a sentence at most. Longer ones are code or data."""
@@ -85,6 +88,9 @@ class Steps:
     known: str = ""
     """Text that the block shows anyway."""
 
+    talk: TalkRules = NO_TALK
+    """How sentences begin that later ones overtake."""
+
     _sentences: dict[int, list[_Sentence]] = field(default_factory=dict)
     _weights: dict[str, float] = field(default_factory=dict)
     _chosen: dict[int, set[int]] = field(default_factory=dict)
@@ -94,6 +100,7 @@ class Steps:
         indexes = {0, *range(max(0, total - MOST_ROUNDS), total)} & {*range(total)}
         for index in sorted(indexes):
             self._sentences[index] = _sentences_of(self.rounds[index], index, (index + 1) / total)
+        self._mark_overtaken()
         rounds_with: Counter[str] = Counter()
         for sentences in self._sentences.values():
             rounds_with.update(frozenset[str]().union(*(each.words for each in sentences)))
@@ -101,6 +108,14 @@ class Steps:
         self._weights = {
             word: log2(1 + len(self._sentences) / number) for word, number in rounds_with.items() if word not in shown
         }
+
+    def _mark_overtaken(self) -> None:
+        """Lower the worth of sentences that later ones overtake."""
+        texts = [[each.text for each in sentences] for sentences in self._sentences.values()]
+        acted = [bool(self.rounds[index].spoken.calls) for index in self._sentences]
+        for sentences, gone in zip(self._sentences.values(), overtaken(texts, acted, self.talk), strict=True):
+            for index in gone:
+                sentences[index].worth *= OVERTAKEN
 
     def lines(self, tokens: int) -> list[str]:
         """A line for each round: the newest and the first that fit in *tokens*, "" for the others."""

@@ -269,6 +269,7 @@ def _folded_items(
         carrier_text,
         work_state(calls, tools),
         tuple(map(attrgetter("outcome"), calls)),
+        tools.work.talk,
     )
 
 

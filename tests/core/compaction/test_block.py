@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
@@ -15,6 +16,7 @@ from proxy.core.compaction.stages import BLOCK_FRAME
 from proxy.core.compaction.truncate import OMITTED, shorten
 from proxy.core.compaction.work_state import STATE
 from proxy.core.conversation import ItemText
+from proxy.core.tool_table import NO_TALK
 from tests.support.conversation_strategies import conversations
 from tests.support.engine_fixtures import (
     UNSHRUNK,
@@ -24,6 +26,7 @@ from tests.support.engine_fixtures import (
     chat_body,
     count_tokens,
     message_slices,
+    tool_map_of_package,
 )
 from tests.support.sample_conversations import agent_session, chat_turn, prose
 from tests.support.text_entities import entities, invented
@@ -284,3 +287,15 @@ def test_a_models_summary_is_taken_out_of_steps_and_digest(messages: list[Messag
         <= max(count_tokens(plain), block + count_tokens(folded.task) + count_tokens(folded.newest)) + BLOCK_FRAME // 4
     )
     assert f"{SUMMARY}\n{summary}" in made
+
+
+def test_reports_of_progress_are_the_last_pins() -> None:
+    """Of what automation reports about its progress the newest stays, and older talk before the overtaken rest."""
+    talk = tool_map_of_package().work.talk
+    reports = [f"{done} of 40 modules migrated" for done in range(1, 40)]
+    older = "The billing service runs on the fourth cluster."
+    folded = FoldedItems((), (older, *reports), "task", talk=talk)
+    made = render_block(folded, BLOCK_FRAME + 40, 0, count_tokens)
+    assert older in made
+    assert reports[-1] in made
+    assert older not in render_block(replace(folded, talk=NO_TALK), BLOCK_FRAME + 40, 0, count_tokens)

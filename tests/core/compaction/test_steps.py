@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.core.compaction.sentence_ranking import rounds_of
+from proxy.core.compaction.sentence_ranking import overtaken, rounds_of
 from proxy.core.compaction.steps import MOST_ROUNDS, Steps
 from proxy.core.conversation import ItemText
+from proxy.core.tool_table import TalkRules
+from proxy.settings import tool_map
+from proxy.settings.tools import Tools
 from tests.support.engine_fixtures import count_tokens
 
 OPENER = "Let me look at that now."
@@ -102,3 +106,63 @@ def test_a_call_says_how_it_ended() -> None:
     entry = spoken("", ("Bash", '{"command": "mix test"}'), ("Read", '{"path": "a.py"}'), ("Edit", '{"path": "b.py"}'))
     rounds = rounds_of([spoken(OPENER), entry], ["2 failures", "", "failed"])
     assert Steps(rounds, count_tokens).lines(200)[1] == "Bash(mix test): 2 failures, Read(a.py), Edit(b.py): failed"
+
+
+TALK = tool_map(Tools()).work.talk
+
+
+@pytest.mark.parametrize(
+    ("sentences", "gone"),
+    [
+        (["Now I will fix the parser.", "It parses.", "Let me run it."], [True, False, False]),
+        (["Great, now let's see it run:", "Done."], [True, False]),
+        (["Perfect! Let me check.", "I'll use SQLite only.", "Ok."], [True, False, False]),
+        (["I'll close it, since the root cause is a lock.", "Ok."], [False, False]),
+        (["3 of 10 done", "The parser fails on tabs.", "7 of 10 done."], [True, False, False]),
+        (["Running the tests...", "Step 2/3"], [True, False]),
+        (["Progress: 40 %", "It works."], [False, False]),
+        (["Ich werde die Datei lesen.", "让我看看这个文件", "Fertig."], [True, True, False]),
+        (["The file has 3 of 10 columns that break the parser when they are empty or quoted.", "1/2"], [False, False]),
+        (["I will not touch vendor.", "Ok."], [False, False]),
+        (["Let me read why the lexer drops tabs.", "Ok."], [False, False]),
+    ],
+)
+def test_what_later_words_overtake(sentences: list[str], gone: list[bool]) -> None:
+    """Intents are overtaken by what follows, a report of progress by the next one; rules and conclusions hold."""
+    texts = [[each] for each in sentences]
+    assert [bool(indexes) for indexes in overtaken(texts, [True] * len(texts), TALK)] == gone
+
+
+def test_without_rules_every_sentence_holds() -> None:
+    """Nothing is overtaken if no pattern says how such sentences begin."""
+    texts = [["Let me see."], ["3 of 10 done"], ["4 of 10 done"]]
+    assert overtaken(texts, [True] * 3, TalkRules()) == [frozenset()] * 3
+
+
+def test_an_intent_that_nothing_shows_to_be_done_holds() -> None:
+    """Without a call in its round "I'll send it" may still be to do; a report of progress needs none."""
+    assert overtaken([["Let me see.", "1/2"], ["Ok.", "2/2"]], [False, False], TALK) == [frozenset([1]), frozenset()]
+
+
+@given(st.lists(st.lists(st.sampled_from(["Let me see.", "3 of 10 done", "It fails.", "Never push."]), max_size=4)))
+def test_the_newest_words_are_never_overtaken(texts: list[list[str]]) -> None:
+    """The last report of progress holds, and so do the intents of the last text; nothing else of talk is left."""
+    kept = [
+        [sentence for index, sentence in enumerate(sentences) if index not in gone]
+        for sentences, gone in zip(texts, overtaken(texts, [True] * len(texts), TALK), strict=True)
+    ]
+    everything = [sentence for sentences in texts for sentence in sentences]
+    left = [sentence for sentences in kept for sentence in sentences]
+    assert left.count("3 of 10 done") == min(1, everything.count("3 of 10 done"))
+    assert left.count("It fails.") == everything.count("It fails.")
+    assert left.count("Never push.") == everything.count("Never push.")
+    assert all("Let me see." not in sentences for sentences in kept[:-1])
+    assert not texts or kept[-1].count("Let me see.") == texts[-1].count("Let me see.")
+
+
+def test_what_holds_has_the_room_before_what_was_overtaken() -> None:
+    """A round's line is the sentence that still holds, though an intent beside it says a little more."""
+    intent, fact = "Let me rewrite parsers quickly.", "It is the tokens: it leaks a lot."
+    rounds = rounds_of([spoken(f"{intent} {fact}", ("bash", "{}")), spoken("")])
+    assert Steps(rounds, count_tokens).lines(200)[0].startswith(intent)
+    assert Steps(rounds, count_tokens, talk=TALK).lines(200)[0].startswith(fact)
