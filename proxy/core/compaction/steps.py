@@ -100,7 +100,10 @@ class Steps:
         indexes = {0, *range(max(0, total - MOST_ROUNDS), total)} & {*range(total)}
         for index in sorted(indexes):
             self._sentences[index] = _sentences_of(self.rounds[index], index, (index + 1) / total)
-        self._mark_overtaken()
+        patterns = (*self.talk.intents, *self.talk.progress)
+        texts = [each.text for sentences in self._sentences.values() for each in sentences]
+        if any(pattern.match(text) for text in texts for pattern in patterns):
+            self._mark_overtaken()
         rounds_with: Counter[str] = Counter()
         for sentences in self._sentences.values():
             rounds_with.update(frozenset[str]().union(*(each.words for each in sentences)))
