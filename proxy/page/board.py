@@ -173,11 +173,12 @@ class Row(msgspec.Struct, omit_defaults=True):
 class Conversation:
     """One conversation: its row, its points and its compactions. ``version`` is the board's at its last change."""
 
-    __slots__ = ("compactions", "points", "row", "version")
+    __slots__ = ("advised_at", "compactions", "points", "row", "version")
 
     def __init__(self, name: str) -> None:
         self.row = Row(name)
         self.version = 0
+        self.advised_at = 0.0  # notes are read before reports, which may be older ones of the same second
         self.points = array("q")
         self.compactions: deque[CompactionEntry] = deque(maxlen=MOST_COMPACTIONS)
 
@@ -199,7 +200,7 @@ class Conversation:
         row.before, row.tokens = report.tokens_before or 0, report.tokens_after
         row.bounded, row.regions, row.summary_tokens = report.bounded, report.regions, report.summary_tokens
         row.newest = report.newest_tokens
-        if (report.pressure or 0.0) <= NEARLY_FULL:
+        if (report.pressure or 0.0) <= NEARLY_FULL and at >= self.advised_at:
             row.advice = None
         if report.applied:
             row.removed_sum += report.tokens_removed
@@ -313,7 +314,7 @@ class Board:
         if compaction is not None:
             conversation.compactions.append(compaction)
         if note.advice is not None:
-            conversation.row.advice = note.advice
+            conversation.row.advice, conversation.advised_at = note.advice, note.at
 
     def _conversation(self, name: str) -> Conversation:
         """Return conversation *name*, a new one if it is not live; it becomes the newest one."""

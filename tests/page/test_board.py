@@ -196,3 +196,18 @@ def test_the_lag_is_that_of_the_second_that_ended() -> None:
     assert (board.changes().lag, board.changes().lag) == (0.5, 0.5)
     board.tick()
     assert board.changes().lag == 0.25
+
+
+def test_an_older_report_of_the_same_second_takes_no_advice_away() -> None:
+    """Notes are read before reports: one that had room before the advice was given does not clear it."""
+    board = Board(10, now=lambda: 100.0)
+    advice = AdviceEntry("62 % are tool results", "ask for less", 0.62)
+    room = Report("r", "chat", conversation="c", window=1000, budget=900, tokens_before=400, tokens_after=400)
+    full = room.with_(tokens_before=880, tokens_after=880)
+    board.views.append(ViewNote(100.2, full, ViewFacts((), (), None), advice))
+    board.reports.extend([(100.1, room), (100.3, full)])
+    board.update()
+    assert board.changes().rows[0].advice == advice
+    board.reports.append((100.4, room))
+    board.update()
+    assert board.changes().rows[0].advice is None
