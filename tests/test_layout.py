@@ -37,6 +37,7 @@ EXEMPT = {
     "proxy/core/apis/portable.py": "in the table of the APIs: tests/core/apis/test_formats.py",
     "proxy/core/apis/responses.py": "in the table of the APIs: tests/core/apis/test_formats.py",
     "proxy/engine/ports.py": "protocols and plain values, no behaviour",
+    "proxy/upstream/pooled_response.py": "answers of the pool: tests/upstream/test_connection_pool.py",
     "proxy/server/config.py": "plain values with defaults, no behaviour",
     "proxy/features/cap_results/opening.py": "a few lines, seen at work in tests/features/test_opening.py",
     "proxy/features/compress/opening.py": "a few lines, seen at work in tests/features/test_opening.py",

@@ -53,7 +53,7 @@ from aiohttp.http_parser import RawRequestMessage
 from aiohttp.streams import EMPTY_PAYLOAD
 from msgspec import structs
 
-from proxy.core.sized_head import read_head
+from proxy.core.http_headers import read_head
 from proxy.server.access import Caller
 from proxy.server.closing_answers import FULL, HEAD_TOO_LARGE, OUT_OF_DESCRIPTORS, UNREADABLE
 from proxy.server.config import Limits

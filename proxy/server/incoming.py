@@ -20,7 +20,7 @@ from msgspec import structs
 from multidict import CIMultiDictProxy
 
 from proxy.core.errors import BodyTooLarge, InvalidRequest, Overloaded, RequestTimeout
-from proxy.core.sized_head import SizedHead, sized_head
+from proxy.core.http_headers import SizedHead, sized_head
 from proxy.server.config import Limits
 
 Parsed = tuple[Sequence[tuple[RawRequestMessage, StreamReader]], bool, bytes]

@@ -64,7 +64,7 @@ from aiohttp.http import HttpResponseParser, RawResponseMessage
 from multidict import CIMultiDict, CIMultiDictProxy
 from yarl import URL
 
-from proxy.core.sized_head import read_head, sized_head
+from proxy.core.http_headers import read_head, sized_head
 from proxy.upstream.pooled_response import KnownHead, PooledResponse
 from proxy.upstream.targets import Timeouts
 

@@ -10,7 +10,7 @@ import aiohttp
 import msgspec
 from multidict import CIMultiDict, CIMultiDictProxy
 
-from proxy.core.sized_head import SizedHead
+from proxy.core.http_headers import SizedHead
 
 if TYPE_CHECKING:
     from proxy.upstream.connection_pool import PooledConnection

@@ -1,4 +1,4 @@
-"""One list of the headers that several rooms have to agree on."""
+"""One list of the headers that several rooms have to agree on; heads that come again, and where their message ends."""
 
 from __future__ import annotations
 
@@ -9,10 +9,12 @@ from pathlib import Path
 import pytest
 
 from proxy.core import http_headers
+from proxy.core.http_headers import read_head, sized_head
 from proxy.server.access import client_tenant
 from proxy.server.request import read_headers
 
 ROOT = Path(__file__).parents[2] / "proxy"
+HEAD = b"POST /v1/chat/completions HTTP/1.1\r\nHost: a\r\ncontent-LENGTH:  5\r\nX-Api-Key: k\r\n\r\n"
 
 
 def test_every_name_is_in_lower_case() -> None:
@@ -47,3 +49,56 @@ def test_no_other_module_has_a_list_of_its_own() -> None:
             if len(names & http_headers.CREDENTIALS) > 1 or len(names & http_headers.HOP_BY_HOP) > 3:
                 found.append(path.relative_to(ROOT).as_posix())
     assert set(found) == {"core/http_headers.py"}
+
+
+def test_only_the_length_may_differ():
+    """Every other byte of a head is compared."""
+    head = sized_head(HEAD, ["5"])
+    assert head.match(HEAD + b"12345") == (len(HEAD), 5)
+    assert head.match(HEAD.replace(b"5", b"770") + b"{") == (len(HEAD) + 2, 770)
+    for other in (
+        HEAD.replace(b"LENGTH", b"length"),
+        HEAD.replace(b"Api-Key: k", b"Api-Key: K"),
+        HEAD.replace(b"POST", b"PUT"),
+        HEAD.replace(b"Host: a", b"Host: b"),
+        HEAD[:-2] + b"X: y\r\n\r\n",
+        HEAD.replace(b"X-Api-Key: k\r\n", b""),
+        HEAD.replace(b"5\r", b"5 \r"),
+        HEAD.replace(b"5\r", b"5,5\r"),
+        HEAD.replace(b"5\r", b"\r"),
+        HEAD.replace(b"5\r", b"1" * 13 + b"\r"),
+        HEAD.replace(b"5\r", b"\xb2\r"),
+        HEAD[:-1],
+        HEAD[:60],
+        b"",
+    ):
+        assert head.match(other) is None
+
+
+@pytest.mark.parametrize(
+    ("data", "size"),
+    [
+        (HEAD, len(HEAD) + 5),
+        (HEAD + b"12345 and more", len(HEAD) + 5),
+        (b"GET / HTTP/1.1\r\nHost: a\r\n\r\n", 27),
+    ],
+)
+def test_where_a_request_ends(data, size):
+    """By its Content-Length, or with its head."""
+    assert read_head(data) == (data[: data.index(b"\r\n\r\n") + 4], size)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        HEAD[:-1],
+        b"",
+        HEAD.replace(b"X-Api-Key: k", b"Transfer-Encoding: chunked"),
+        HEAD.replace(b"X-Api-Key: k", b"expect : 100-continue"),
+        HEAD.replace(b"X-Api-Key: k", b"Upgrade:websocket"),
+        HEAD.replace(b"X-Api-Key: k", b"Cookie: " + b"c" * 5000),
+    ],
+)
+def test_whose_end_is_not_known(data):
+    """A head that is incomplete, long, or framed by more than its length."""
+    assert read_head(data) == (b"", 0)
