@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from heapq import heappop, heappush, nsmallest
 from math import log2
-from operator import truediv
+from string import ascii_letters, digits
 
 from proxy.core.compaction.names import (
     BLANKS,
@@ -54,10 +54,12 @@ ROUGH, SMOOTH = 3.0, 2.0
 MOST_MISSES = 20
 """Entries in all that may be too long for the room before no further one is tried."""
 
-_ASCII = [chr(code) for code in range(128) if chr(code) != "\n"]
-_LETTERS = str.maketrans({char: "a" if char.isalpha() or char == "'" else " " for char in _ASCII})
-_DIGITS = str.maketrans({char: "0" if char.isdecimal() else " " for char in _ASCII})
-"""Turn every letter, or every digit, into one character, and all else into blanks.
+_LETTERS = f"{ascii_letters}'".encode()
+_SIGNS = bytes(code for code in range(128) if not chr(code).isalnum() and chr(code) not in "'\n")
+_KINDS = bytes.maketrans(
+    _LETTERS + digits.encode() + _SIGNS, b"a" * len(_LETTERS) + b"0" * len(digits) + b" " * len(_SIGNS)
+)
+"""Turns every letter into one character, every digit into another one, and all else into blanks.
 
 An apostrophe counts as a letter: vocabularies join ``n't`` and the like with the word before.
 """
@@ -144,7 +146,7 @@ def digest_of(entries: Sequence[ItemText], tokens: int, count: Count, known: str
     room -= sum(map(sized, files))
     other_worths = best_by_length(names.worths(), max(0, tokens))
     for name in other_worths:
-        if "." in name and STANDARD.fullmatch(name):
+        if "." in name and "/" not in name and STANDARD.fullmatch(name):
             other_worths[name] *= STANDARD_WORTH
     number_worths = {name: other_worths.pop(name) for name in names.numbers().intersection(other_worths)}
     # Searching a long known text is not cheap: it is searched only for names that are about to be shown.
@@ -293,18 +295,24 @@ def ranked(worths: Mapping[str, float], sizes: Sizes) -> Iterator[str]:
     Tokens are counted only of names that can be next: of those whose fewest tokens make them worth more per token than
     the best one that was counted.
     """
-    divisors = [size + SMOOTH for size in fewest_tokens(list(worths))]
     uncounted: dict[float, list[str]] = defaultdict(list)
-    for name, value in zip(worths, map(truediv, worths.values(), divisors), strict=True):
-        uncounted[value].append(name)
-    counted: list[tuple[float, str]] = []
-    for most in sorted(uncounted, reverse=True):  # names of few texts with few tokens each: few values are different
-        while counted and -counted[0][0] > most:
-            yield heappop(counted)[1]
-        names = uncounted[most]
-        for name, size in zip(names, map(sizes, names), strict=True):
-            heappush(counted, (-worths[name] / (size + SMOOTH), name))
-    yield from [name for _, name in sorted(counted)]
+    for name, worth, fewest in zip(worths, worths.values(), fewest_tokens(list(worths)), strict=True):
+        uncounted[worth / (fewest + SMOOTH)].append(name)
+    # Names of few texts with few tokens each: few values are different, so names are sorted by value, then by name.
+    counted: dict[float, list[str]] = {}
+    lowest: list[float] = []
+    for most in sorted(uncounted, reverse=True):
+        while lowest and -lowest[0] > most:
+            yield from sorted(counted.pop(-heappop(lowest)))
+        for name in uncounted[most]:
+            value = worths[name] / (sizes(name) + SMOOTH)
+            if value in counted:
+                counted[value].append(name)
+            else:
+                counted[value] = [name]
+                heappush(lowest, -value)
+    for value in sorted(counted, reverse=True):
+        yield from sorted(counted[value])
 
 
 def fewest_tokens(names: Sequence[str]) -> list[int]:
@@ -320,9 +328,12 @@ def fewest_tokens(names: Sequence[str]) -> list[int]:
     lines = " " + "\n ".join(names)
     if not lines.isascii() or lines.count("\n") >= len(names):
         lines = " " + "\n ".join([name * (name.isascii() and "\n" not in name) for name in names])
-    letters = lines.translate(_LETTERS).split("\n")
-    digits = lines.translate(_DIGITS).replace("000", "0 ").split("\n")
-    return [2 + words.count(" a") + figures.count(" 0") for words, figures in zip(letters, digits, strict=True)]
+    kinds = lines.encode().translate(_KINDS)
+    for most_digits in (b"000", b"00", b"0"):
+        kinds = kinds.replace(most_digits, b"#")
+    # One mark a token: for three digits at most, and for the beginning of each run of letters.
+    kinds = kinds.replace(b"#a", b"##").replace(b" a", b" #")
+    return [2 + len(tokens) for tokens in kinds.translate(None, b"a ").split(b"\n")]
 
 
 class Sizes:
