@@ -143,7 +143,8 @@ class CompactionRecords:
             key = (route, hashes[boundary - 1])
             # Read once: the cache is bounded, and may lose it while the store is asked.
             cached = self._cached.get(key)
-            if cached is not None:
+            # System items change no hash: without them the same hash may stand at another boundary.
+            if cached is not None and cached.compaction.boundary == boundary:
                 return unread, cached, look or self._looked_up.get(key)
             if look is None:
                 unread.append(key)

@@ -109,6 +109,20 @@ async def test_a_regenerated_branch_keeps_the_common_past() -> None:
     assert branches[0] != branches[1]
 
 
+@pytest.mark.parametrize("reverse", [False, True], ids=["left out", "added"])
+async def test_a_conversation_with_and_without_its_system_text_has_two_records(reverse: bool) -> None:
+    """System text changes no prefix hash but each index: a record made with it says nothing of items without it."""
+    messages = agent_session(20, 300)
+    both = [messages, [message for message in messages if message["role"] != "system"]]
+    assert len(both[1]) == len(messages) - 1
+    if reverse:
+        both.reverse()
+    replica = Replica()
+    first = await replica.view(both[0], WINDOW)
+    assert await replica.view(both[1], WINDOW) == await Replica().view(both[1], WINDOW)
+    assert await replica.view(both[0], WINDOW) == first
+
+
 async def test_tenants_and_labels_share_nothing() -> None:
     """The same conversation of two tenants, or under two labels, is recorded under keys without a common part."""
     book, body = DictRecords(), chat_body(agent_session(20, 300))
