@@ -322,7 +322,7 @@ MOST_BYTES = 4 * 1024 * 1024
 LARGEST_PIECE = 2**16
 """Bytes of lines that are written at once, at most."""
 
-BATCH_SECONDS = 0.05
+BATCH_SECONDS = 0.02
 """Pause of the writing thread between two batches: waking it costs more than rendering a line."""
 
 

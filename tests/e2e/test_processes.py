@@ -251,7 +251,7 @@ async def test_running_out_of_descriptors_is_told_and_survived(
             await asyncio.sleep(0.1)
     for _, writer in held:
         writer.close()
-    assert (await ask(front)).status_code == 200
+    assert await answered(front) == 200
 
 
 @pytest.mark.parametrize("count", [1, 2])

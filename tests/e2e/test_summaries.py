@@ -16,7 +16,7 @@ from tests.store.conftest import Valkey, eventually
 from tests.stub.summariser import INJECTED, PLANTED, Behaviour
 from tests.support.agent_loop import KEY, WINDOW, AgentLoop, replicas
 from tests.support.process_inspection import log_lines, metrics, status, total
-from tests.support.proxy_process import Proxy
+from tests.support.proxy_process import Proxy, until
 
 CONSTRAINTS = tuple(
     f"Constraint {n}: never touch shard_{500 + n} without a backup of zone_{700 + n}." for n in range(15)
@@ -70,6 +70,7 @@ async def test_a_call_goes_out_with_the_requests_own_key(stub: StartStub, home: 
     assert seen.model == "gpt-4o-mini"
     assert "tools" not in seen.parsed
     assert seen.messages[1]["content"].count("tool result:\n| ") >= 2
+    await until(lambda: any(line["event"] == "summary.done" for line in log_lines(front)))
     (line,) = [line for line in log_lines(front) if line["event"] == "summary.done"]
     assert line["outcome"] == "written"
     assert "sk-test" not in front.log.read_text()

@@ -31,7 +31,7 @@ def sent(request: Request, stages: tuple[str, ...] = ()) -> UncountedView:
     return UncountedView(request, known, "m", False, "", request.body, stages=stages)
 
 
-@given(st.permutations(["model", "messages", "stop", "metadata"]), st.sampled_from(["m", 'na"me', "modèle", "\ud83d"]))
+@given(st.permutations(["model", "messages", "stop", "metadata"]), st.sampled_from(["m", 'na"me', "modèle"]))
 def test_a_new_name_changes_no_other_byte(order: list[str], name: str) -> None:
     """Wherever the name stands, before the conversation or behind it, only its own bytes change."""
     values: dict[str, Any] = {"model": name, "messages": [{"role": "user", "content": "é model"}]}

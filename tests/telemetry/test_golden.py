@@ -24,7 +24,8 @@ COMPACTED = Report(
     regions={"system": 500, "tool": 2900, "reserve": 1000}, borrowed={"older": 400}, source="table",
     project="apollo", task_size="small", epoch=3, summary_tokens=120, recall_tokens=900, large_result=0.42,
     client_compaction="codex", stream=True, agent="codex", files_read=7,
-    first_fill=0.85, repeated_prefix=0.6, waste={"fresh_results": 2940, "fresh_result": 2500, "listing": 700},
+    first_fill=0.85, repeated_prefix=0.6, newest_tokens=2600,
+    waste={"fresh_results": 2940, "fresh_result": 2500, "listing": 700},
 )  # fmt: skip
 
 REPORTS = {

@@ -421,7 +421,7 @@ def test_an_edit_spells_numbers_as_they_came(api: str, number: str) -> None:
             },
         }[api]
     ).replace(b'"@"', bare)
-    assert len(module.read_item(raw, count_tokens).hash) == 16
+    assert len(module.read_item(raw, count_tokens).digest) == 16
     sent = portable.PORTABLE[api](raw)
     assert sent != raw
     assert bare in sent
