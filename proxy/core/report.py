@@ -412,7 +412,7 @@ FIELDS: Final[tuple[Field, ...]] = (
     Field("newest_tokens", "", "Tokens of the items behind the model's last words, which no request has had before."),
     Field("waste", "", "Tokens that the client could do without, by kind.", metrics=(Metric(
         "ullage_waste_tokens_total", "Tokens that the client could do without.", ("model",), by=("kind",), own=None,
-        known=("fresh_result", "fresh_results", "repeated_message", "repeated_result", "listing"),
+        known=("fresh_result", "fresh_results", "repeated_message", "repeated_result", "skill", "listing"),
         doc="Fresh tool results that take more than 30 % of the room left, alone (`fresh_result`) and together "
             "(`fresh_results`); at each compaction messages and results that repeat earlier ones (`repeated_message`, "
             "`repeated_result`), skills that were sent before (`skill`), and listings of 500 tokens and more "

@@ -399,6 +399,7 @@ async def test_a_prepared_head_is_for_one_target_path_and_set_of_headers():
 
         for _ in range(2):
             assert await sent(plain) == ("/v1/x", ["Bearer a"], ["1"], ["2"])
+            assert await sent(plain, "/v1/y") == ("/v1/y", ["Bearer a"], ["1"], ["2"])
             assert await sent(keyed) == ("/v1/x", ["Bearer own"], ["1"], ["2"])
             assert await sent(plain, "/v1/y?key=b") == ("/v1/y?key=b", ["Bearer a"], ["1"], ["2"])
             assert await sent(plain, added={"x-a": "2"}) == ("/v1/x", ["Bearer a"], ["2"], ["2"])
