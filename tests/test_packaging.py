@@ -13,11 +13,13 @@ import signal
 import subprocess
 import sys
 import sysconfig
+import tarfile
 import tomllib
 import venv
 import zipfile
 from collections.abc import Sequence
 from dataclasses import dataclass
+from email import message_from_string
 from importlib.metadata import distribution, packages_distributions
 from pathlib import Path
 from typing import Any
@@ -25,6 +27,7 @@ from typing import Any
 import aiohttp
 import openai
 import pytest
+import yaml
 
 from tests.conftest import StartProxy, StartStub
 from tests.support.ports import free_port
@@ -111,9 +114,11 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Installed:
     empty.mkdir()
     for name in ["pyproject.toml", "README.md", "LICENSE"]:
         shutil.copy(ROOT / name, source)
+    (source / ".ci").mkdir()
+    shutil.copy(ROOT / ".ci" / "urls.py", source / ".ci")
     for name in ["proxy", "config"]:
         shutil.copytree(ROOT / name, source / name, ignore=shutil.ignore_patterns("__pycache__"))
-    call([sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", base], source)
+    call(["env", "-u", "SOURCE_URL", sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", base], source)
     (wheel,) = base.glob("*.whl")
     venv.create(home, with_pip=True, symlinks=True)
     call([home / "bin" / "python", "-m", "pip", "install", "--no-deps", "--no-index", wheel], empty)
@@ -199,6 +204,39 @@ def test_archives_are_the_same_bytes_each_time_and_fit_for_an_index(built: list[
     call([sys.executable, "-m", "twine", "--no-color", "check", "--strict", *sorted(built[0].iterdir())], ROOT)
 
 
+def pages(wheel: Path) -> dict[str, str]:
+    """The project's addresses in the metadata of *wheel*, by their label."""
+    with zipfile.ZipFile(wheel) as archive:
+        (name,) = [name for name in archive.namelist() if name.endswith(".dist-info/METADATA")]
+        metadata = message_from_string(archive.read(name).decode())
+    return dict(line.split(", ") for line in metadata.get_all("Project-URL", []))
+
+
+@pytest.mark.slow
+def test_a_wheel_names_the_pages_of_its_source_archive(tmp_path: Path) -> None:
+    """A build that is told where the source is names it, and so does what anybody builds of that archive anywhere."""
+    source = "https://example.org/fork/ullage"
+    build = [sys.executable, "-m", "hatchling", "build", "-d", tmp_path / "dist", "-t"]
+    call(["env", f"SOURCE_URL={source}", *build, "sdist"], ROOT)
+    with tarfile.open(next((tmp_path / "dist").glob("*.tar.gz"))) as archive:
+        archive.extractall(tmp_path, filter="data")
+    (unpacked,) = tmp_path.glob("ullage-*")
+    call(["env", "SOURCE_URL=https://example.org/else", *build, "wheel"], unpacked)
+    (wheel,) = (tmp_path / "dist").glob("*.whl")
+    assert pages(wheel) == {
+        "Source": source,
+        "Issues": f"{source}/issues",
+        "Documentation": f"{source}/tree/v{PROJECT['version']}/docs",
+        "Changelog": f"{source}/blob/v{PROJECT['version']}/CHANGELOG.md",
+    }
+
+
+@pytest.mark.slow
+def test_a_checkout_names_no_pages(installed: Installed) -> None:
+    """Whose it is, a checkout cannot know."""
+    assert pages(installed.wheel) == {}
+
+
 def test_command_line_loads_no_heavy_library(installed: Installed) -> None:
     """Neither litellm nor tiktoken is imported to print the help."""
     code = "import sys, proxy.cli; print(sorted({'litellm', 'tiktoken', 'openai'} & sys.modules.keys()))"
@@ -274,15 +312,38 @@ def test_image_runs_unprivileged() -> None:
 async def test_image_checks_its_health(stub: StartStub, proxy: StartProxy) -> None:
     """The command that the image runs ends with 0 beside a proxy that is ready, and not without one."""
     recipe = (ROOT / "Dockerfile").read_text().replace("\\\n", "")
-    (_, *arguments) = json.loads(re.findall(r"^HEALTHCHECK .*CMD (\[.*\])$", recipe, re.MULTILINE)[0])
+    command = json.loads(re.findall(r"^HEALTHCHECK .*CMD (\[.*\])$", recipe, re.MULTILINE)[0])
     front = await proxy((await stub(window=8_192)).url)
 
     def exit_code(port: int) -> int:
-        environment = {"ULLAGE_SERVER__PORT": str(port)}
-        return subprocess.run([sys.executable, *arguments], env=environment, stderr=subprocess.DEVNULL).returncode
+        environment = {"ULLAGE_SERVER__PORT": str(port), "PATH": os.environ["PATH"]}
+        return subprocess.run(command, env=environment, stderr=subprocess.DEVNULL).returncode
 
+    assert command[0] == "bash", "to start Python every ten seconds costs twenty times as much"
     assert await asyncio.to_thread(exit_code, front.port) == 0
     assert await asyncio.to_thread(exit_code, free_port()) != 0
+
+    async with await asyncio.start_server(refuse, "127.0.0.1", 0) as draining:
+        assert await asyncio.to_thread(exit_code, draining.sockets[0].getsockname()[1]) != 0
+
+
+async def refuse(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    """Answer as a server that is not ready."""
+    writer.write(b"HTTP/1.1 503 Service Unavailable\r\nContent-Length: 0\r\n\r\n")
+    await writer.drain()
+    writer.close()
+
+
+@pytest.mark.slow
+def test_image_compiles_what_a_start_loads() -> None:
+    """The base image brings no bytecode, and the running container may write none."""
+    recipe = (ROOT / "Dockerfile").read_text()
+    (left_out,) = re.findall(r"^RUN python -m compileall -q -x '(.*)' /usr/local/lib/python", recipe, re.MULTILINE)
+    code = "import sys, proxy.cli, proxy.app, proxy.wiring, litellm; print(*sys.modules)"
+    ran = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    loaded = {name.split(".")[0] for name in ran.stdout.split()} & sys.stdlib_module_names
+    assert len(loaded) > 100
+    assert [name for name in sorted(loaded) if re.search(left_out, f"/usr/local/lib/python3.13/{name}/")] == []
 
 
 def pruned() -> tuple[list[str], list[str]]:
@@ -328,6 +389,13 @@ async def test_what_the_image_lacks_is_not_missed(stub: StartStub, proxy: StartP
             assert answer.choices[0].message.content == "Understood."
             stream = await client.chat.completions.create(model=model, messages=messages, max_tokens=9, stream=True)
             assert "".join([chunk.choices[0].delta.content or "" async for chunk in stream if chunk.choices])
+
+
+def test_all_that_is_shipped_has_one_version() -> None:
+    """The image's label and the chart name the version of the package."""
+    (image,) = re.findall(r"^ARG VERSION=(.+)$", (ROOT / "Dockerfile").read_text(), re.MULTILINE)
+    chart = yaml.safe_load((ROOT / "helm" / "ullage" / "Chart.yaml").read_text())
+    assert [image, chart["version"], chart["appVersion"]] == [PROJECT["version"]] * 3
 
 
 def test_image_recipe_has_no_lint_findings() -> None:

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import os
 import re
-import shlex
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+import yaml
 
-CI = Path(__file__).parents[1] / ".ci"
-WORKFLOWS = Path(__file__).parents[1] / ".github" / "workflows"
+ROOT = Path(__file__).parents[1]
+CI = ROOT / ".ci"
+WORKFLOWS = ROOT / ".github" / "workflows"
 USES = re.compile(r"uses: (?P<action>[\w./-]+)@(?P<commit>\S+)(?: # v\d)?")
 
 
@@ -38,16 +39,40 @@ def test_a_release_is_tested_first() -> None:
     assert "run: .ci/run" in text
 
 
+def release_step(start: str) -> str:
+    """The commands of the one step of the release whose name begins with *start*."""
+    jobs = yaml.safe_load((WORKFLOWS / "release.yml").read_text())["jobs"]
+    steps = [step for job in jobs.values() for step in job["steps"] if step.get("name", "").startswith(start)]
+    assert len(steps) == 1
+    return str(steps[0]["run"])
+
+
+def run_step(start: str, folder: Path, **environment: str) -> int:
+    """Exit code of that step in *folder*, run as GitHub runs it."""
+    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+    command = ["bash", "--noprofile", "--norc", "-eo", "pipefail", "-c", release_step(start)]
+    done = subprocess.run(command, cwd=folder, env={"PATH": path, **environment}, capture_output=True, timeout=60)
+    return done.returncode
+
+
+@pytest.mark.parametrize(("source", "expected"), [("", False), ("https://example.org/fork/ullage", True)])
+def test_a_release_says_where_its_source_is(source: str, expected: bool, tmp_path: Path) -> None:
+    """Archives that were built without the address of their source are not published."""
+    environment = {**os.environ, "SOURCE_URL": source}
+    build = [sys.executable, "-m", "hatchling", "build", "-d", str(tmp_path / "dist")]
+    subprocess.run(build, cwd=ROOT, env=environment, capture_output=True, timeout=100, check=True)
+    wanted = "https://example.org/fork/ullage"
+    assert (run_step("Both archives say where", tmp_path, SOURCE_URL=wanted) == 0) is expected
+
+
 @pytest.mark.parametrize(
-    ("urls", "expected"), [("", False), ("[project.urls]\nSource = 'https://example.org'\n", True)]
+    ("command", "expected"),
+    [("pip install . && ullage serve --upstream URL", False), ("uvx ullage serve --upstream URL", True)],
 )
-def test_a_release_needs_a_home(urls: str, expected: bool, tmp_path: Path) -> None:
-    """A package that does not say where its source is cannot be published."""
-    (command,) = re.findall(r"run: (python -c .*urls.*)", (WORKFLOWS / "release.yml").read_text())
-    (tmp_path / "pyproject.toml").write_text(f"[project]\nname = 'x'\n{urls}")
-    arguments = [sys.executable, *shlex.split(command)[1:]]
-    done = subprocess.run(arguments, cwd=tmp_path, capture_output=True, timeout=60, check=False)
-    assert (done.returncode == 0) is expected
+def test_a_release_tells_the_published_command(command: str, expected: bool, tmp_path: Path) -> None:
+    """What an index shows of a release begins with the command that needs no checkout."""
+    (tmp_path / "README.md").write_text(f"# Ullage\n\n```sh\n{command}\n```\n")
+    assert (run_step("The first command of the README", tmp_path) == 0) is expected
 
 
 @pytest.mark.parametrize(
