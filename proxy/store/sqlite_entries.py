@@ -71,13 +71,17 @@ class Entries:
         """Device and inode of the file."""
 
     def read(self, keys: Sequence[str]) -> list[bytes | None]:
-        """The values under *keys*, in order; None for each that is missing."""
+        """The values under *keys*, in order; None for each that is missing.
+
+        A value that is no bytes is as good as none: a column holds values of any type, whatever its own is
+        (https://www.sqlite.org/flextypegood.html), and nothing here writes another.
+        """
         marks = ",".join("?" * len(keys))
         rows = self._connection.execute(
             f"SELECT key, value FROM entries WHERE key IN ({marks}) AND (expires IS NULL OR expires > ?)",  # noqa: S608
             (*keys, self._clock()),
         )
-        values = dict(rows.fetchall())
+        values = {key: value for key, value in rows.fetchall() if isinstance(value, bytes)}
         return [values.get(key) for key in keys]
 
     def version(self) -> int:

@@ -106,6 +106,20 @@ def test_a_value_of_another_kind_spoils_its_own_operation_only(entries: Entries)
     assert entries.read(["k", "other"]) == [b"\xc1 text", b"1"]
 
 
+@pytest.mark.parametrize("foreign", ["5", "2.5", "'a text'"])
+def test_a_value_that_is_no_bytes_is_none(tmp_path: Path, entries: Entries, clock: Clock, foreign: str) -> None:
+    """Another program may put a number or a text under one of our keys: it is missing, and gives way to what is ours."""
+    other = sqlite3.connect(tmp_path / "store.db")
+    for key in ("value", "hash", "scores"):
+        other.execute(f"INSERT INTO entries VALUES ('{key}', {foreign}, {clock.now + 60}, 0)")  # noqa: S608
+    other.commit()
+    other.close()
+    assert entries.read(["value"]) == [None]
+    assert (entries.read_fields("hash"), entries.top_members("scores", 9)) == ({}, [])
+    assert entries.claim("value", b"ours", 60) is None
+    assert entries.read(["value"]) == [b"ours"]
+
+
 def test_a_writer_waits_for_another(tmp_path: Path, entries: Entries) -> None:
     """While another connection writes, a transaction waits; then it is refused as busy, and nothing is lost."""
     other = sqlite3.connect(tmp_path / "store.db", isolation_level=None)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
 from collections.abc import Mapping, Sequence
@@ -14,7 +15,7 @@ import httpx
 from tests.conftest import StartProxy
 from tests.stub import Stub
 from tests.support.api_formats import kind_of, request_body, text_of
-from tests.support.process_inspection import metrics, total
+from tests.support.process_inspection import metrics, status, total
 from tests.support.proxy_process import Proxy
 from tests.support.sample_conversations import AGENT_TOOLS, agent_round, agent_session
 from tests.support.view_checks import view_problems
@@ -103,7 +104,14 @@ class AgentLoop:
         return {"authorization": f"Bearer {self.key}", "content-type": "application/json"}
 
     async def settled(self) -> None:
-        """Wait until every call for a summary that went out so far has come to something."""
+        """Wait until every summary begun so far has come to something, also one whose call is not out yet.
+
+        An agent that goes on meanwhile reaches its next compaction before that call: the jobs of both then call the
+        model.
+        """
+        for front in self.fronts:
+            while front.process is not None and (await status(front))["summaries"].get("running"):
+                await asyncio.sleep(0.01)
         if len(self.stub.summaries) == self.answered:
             return
 

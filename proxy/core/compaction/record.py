@@ -110,6 +110,9 @@ class Compaction(msgspec.Struct, frozen=True, rename=_STORED_NAMES):
 
 VERSION = 1
 
+STAGES = frozenset({"minify", "dedup", "prune", "truncate", "clip", "fold", "drop"})
+"""The stages that a compaction names. They become headers and labels of metrics."""
+
 
 def stages_of_edits(compaction: Compaction) -> dict[int, str]:
     """The stage that made each edited item smaller, by the item's index; without those that were clipped."""
@@ -159,9 +162,12 @@ def load(value: bytes, count: int) -> CompactionRecord | None:
 
 
 def _fits(record: CompactionRecord, count: int) -> bool:
-    """True if every index in *record* is one of *count* items."""
+    """True if every index in *record* is one of *count* items, folded items have a block, and all stages are known."""
     compaction = record.compaction
     if not 0 <= compaction.cut <= compaction.boundary <= count:
+        return False
+    has_block = compaction.cut > 0 and compaction.block_tokens > 0
+    if (has_block and not record.block) or not STAGES.issuperset(compaction.stages):
         return False
     indexes = [*record.edits, *compaction.anchors]
     indexes += [index for index, _ in (*compaction.clips, *compaction.truncations, *compaction.minified)]

@@ -58,7 +58,7 @@ records = st.builds(
     st.integers(0, 9),
     st.lists(indexes, max_size=2),
     st.lists(st.tuples(indexes, st.integers(0, 999)), max_size=3),
-    st.text(st.characters(exclude_categories=["Cs"])),
+    st.text(st.characters(exclude_categories=["Cs"]), min_size=1),
     st.dictionaries(indexes, st.binary(), max_size=3),
 )
 
@@ -82,12 +82,14 @@ def test_a_record_comes_back_as_it_was(record: CompactionRecord) -> None:
         structs.replace(RECORD, compaction=structs.replace(EVENT, clips=((10, 5),))),
         structs.replace(RECORD, compaction=structs.replace(EVENT, truncations=((10, 5),))),
         structs.replace(RECORD, compaction=structs.replace(EVENT, placeholders=(Placeholder(10, "old"),))),
+        structs.replace(RECORD, compaction=structs.replace(EVENT, stages=("fold", "a\r\nx-other: b"))),
+        structs.replace(RECORD, block=""),
         structs.replace(RECORD, edits={10: b"{}"}),
         structs.replace(RECORD, edits={-1: b"{}"}),
     ],
 )
 def test_a_record_that_does_not_fit_is_none(spoiled: CompactionRecord) -> None:
-    """Another version, and indexes outside the conversation, are as good as no record."""
+    """Another version, an index outside the conversation, an unknown stage, a lost block: as good as no record."""
     assert load(dump(RECORD), 10) == RECORD
     assert load(dump(spoiled), 10) is None
 
