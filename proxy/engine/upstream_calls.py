@@ -231,7 +231,11 @@ class UpstreamCalls:
         """The overflow that *reply* claims to be, what judges the claim, and the status that it has or states."""
         status = reply.status
         if status >= 400:
-            if not await _read(reply, chunks, ERROR_BYTES):
+            try:
+                is_whole = await _read(reply, chunks, ERROR_BYTES)
+            except (UpstreamUnreachable, UpstreamTimeout):
+                is_whole = False  # the client needs the status, and sees by itself that the body is cut
+            if not is_whole:
                 return None, None, status
             judge = partial(self._classifier.answer, status, reply.headers, b"".join(chunks))
             return judge(NOTHING_KNOWN), judge, status

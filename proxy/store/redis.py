@@ -109,7 +109,7 @@ class RedisBackend:
         self._sentinel: Sentinel | None = None
         try:
             self._client = self._build(url)
-        except (ValueError, TypeError, errors.RedisError) as error:
+        except (ValueError, TypeError, errors.RedisError, errors.RedisClusterException) as error:
             raise StoreMisconfigured(f"store.url cannot be used: {_harmless(error)}.") from None
         self._spawn = spawn
         self._clock = clock
@@ -321,7 +321,7 @@ class RedisBackend:
             return ""
         try:
             node = self._client.get_node_from_key(key)
-        except errors.RedisError:
+        except (errors.RedisError, errors.RedisClusterException):
             return ""  # the slot map is not known yet
         if node is None:
             return ""

@@ -33,8 +33,8 @@ _KINDS: Final[tuple[tuple[type[BaseException], str], ...]] = (
 _PREFIXES: Final = {"WRONGTYPE": "wrongtype", "MISCONF": "disk", "NOREPLICAS": "replicas"}
 """Error prefixes for which the library has no class: https://redis.io/docs/latest/develop/reference/errors/"""
 
-FAULTS: Final = (errors.RedisError, OSError, TimeoutError, *_PROTOCOL_ERRORS)
-"""Errors that an operation may raise."""
+FAULTS: Final = (errors.RedisError, errors.RedisClusterException, OSError, TimeoutError, *_PROTOCOL_ERRORS)
+"""Errors that an operation may raise. Those of a cluster that cannot be reached are no ``RedisError``."""
 
 
 def kind_of(error: BaseException) -> str:

@@ -7,6 +7,7 @@ import json
 
 import pytest
 
+from proxy.core.errors import UllageError, UpstreamTimeout, UpstreamUnreachable
 from proxy.core.models import ModelRule
 from proxy.core.report import Usage
 from proxy.core.request import Origin, Request
@@ -125,6 +126,17 @@ async def test_a_huge_error_is_passed_unread() -> None:
     answer = await EngineFixture().ask(agent_body(6200), upstream)
     assert len(upstream.bodies) == 1
     assert await read_whole(answer) == piece * 20
+
+
+@pytest.mark.parametrize("broken", [UpstreamUnreachable("stub", "it broke"), UpstreamTimeout("stub", 1)])
+async def test_an_error_whose_body_is_cut_keeps_its_status(broken: UllageError) -> None:
+    """The client gets status, headers and the bytes that came; then its body breaks as the upstream's did."""
+    limited = (*JSON, ("retry-after", "7"))
+    upstream = upstream_replying(ScriptedReply(429, [b'{"error": {"mess', broken], limited))
+    answer = await EngineFixture().ask(agent_body(6200), upstream)
+    assert (answer.reply.status, answer.reply.headers[-1], answer.head) == (429, limited[-1], b'{"error": {"mess')
+    with pytest.raises(type(broken)):
+        await answer.reply.next_chunk()
 
 
 async def test_what_tells_who_the_client_is_stays() -> None:

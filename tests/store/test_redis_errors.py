@@ -31,6 +31,8 @@ from tests.support.ports import free_port
         (exceptions.AuthenticationError(), "auth", True),
         (exceptions.BusyLoadingError(), "loading", True),
         (exceptions.ClusterDownError("CLUSTERDOWN"), "cluster", True),
+        (exceptions.RedisClusterException("Redis Cluster cannot be connected."), "cluster", True),
+        (exceptions.SlotNotCoveredError("Slot is not covered."), "cluster", True),
         (exceptions.TimeoutError(), "slow", True),
         (TimeoutError(), "slow", True),
         (exceptions.ConnectionError(), "down", True),
@@ -152,6 +154,19 @@ async def test_a_replica_without_a_key_is_down_with_its_remedy(short_path: Path,
         assert opener.warned == [("store.down", {"cause": "readonly", "advice": REFUSALS["readonly"]})]
     finally:
         server.kill()
+
+
+async def test_a_cluster_that_is_not_there_is_a_store_that_is_down(
+    valkey_on_tcp: Valkey, opener: Opener, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No node that can be reached, or one that is in no cluster: the store opens, is down, and is tried again."""
+    monkeypatch.setattr("proxy.store.store._LOOK", 0.05)
+    for port in (free_port(), valkey_on_tcp.port):
+        store = await opener(f"redis+cluster://127.0.0.1:{port}", key=b"k" * 32)
+        assert not store.state().up
+        assert await store.records.newest(TENANT, ROOT, ROUTE, [A]) is None
+        await eventually(lambda store=store: store.state().errors["cluster"] > 1)
+    assert opener.warned == [("store.down", {"cause": "cluster"})] * 2
 
 
 @pytest.mark.slow

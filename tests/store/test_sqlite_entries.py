@@ -108,10 +108,10 @@ def test_a_value_of_another_kind_spoils_its_own_operation_only(entries: Entries)
 
 @pytest.mark.parametrize("foreign", ["5", "2.5", "'a text'"])
 def test_a_value_that_is_no_bytes_is_none(tmp_path: Path, entries: Entries, clock: Clock, foreign: str) -> None:
-    """Another program may put a number or a text under one of our keys: it is missing, and gives way to what is ours."""
+    """A number or a text that another program put under one of our keys is missing, and gives way to what is ours."""
     other = sqlite3.connect(tmp_path / "store.db")
     for key in ("value", "hash", "scores"):
-        other.execute(f"INSERT INTO entries VALUES ('{key}', {foreign}, {clock.now + 60}, 0)")  # noqa: S608
+        other.execute(f"INSERT INTO entries VALUES ('{key}', {foreign}, {clock.now + 60}, 0)")
     other.commit()
     other.close()
     assert entries.read(["value"]) == [None]

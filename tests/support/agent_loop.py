@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import re
 from collections.abc import Mapping, Sequence
@@ -111,7 +110,7 @@ class AgentLoop:
         """
         for front in self.fronts:
             while front.process is not None and (await status(front))["summaries"].get("running"):
-                await asyncio.sleep(0.01)
+                pass
         if len(self.stub.summaries) == self.answered:
             return
 

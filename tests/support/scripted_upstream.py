@@ -33,12 +33,17 @@ DONE = b"data: [DONE]\n\n"
 
 
 class ScriptedReply:
-    """An upstream's answer of which everything is given: status, headers, and the chunks in which the body comes."""
+    """An upstream's answer of which everything is given: status, headers, and the chunks in which the body comes.
+
+    A number among them is a pause in seconds; an error breaks the body off.
+    """
 
     close_delimited = False
     pour = None
 
-    def __init__(self, status: int, chunks: Sequence[bytes | float], headers: Sequence[tuple[str, str]] = JSON) -> None:
+    def __init__(
+        self, status: int, chunks: Sequence[bytes | float | UllageError], headers: Sequence[tuple[str, str]] = JSON
+    ) -> None:
         self.status = status
         self.headers = headers
         self.closed = False
@@ -52,6 +57,8 @@ class ScriptedReply:
         while self._chunks and isinstance(self._chunks[0], float):
             await asyncio.sleep(self._chunks[0])
             self._chunks.pop(0)
+        if self._chunks and isinstance(self._chunks[0], UllageError):
+            raise self._chunks[0]
         self.chunks_read += 1
         chunk = self._chunks.pop(0) if self._chunks else b""
         assert isinstance(chunk, bytes)
