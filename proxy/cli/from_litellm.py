@@ -8,6 +8,7 @@ from __future__ import annotations
 import fnmatch
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass, field
 from itertools import product
 from pathlib import Path
@@ -30,7 +31,7 @@ https://docs.litellm.ai/docs/providers
 """
 
 PARAMETERS: Final = frozenset(
-    {"model", "api_base", "base_url", "api_key", "extra_headers", "timeout", "stream_timeout"}
+    {"model", "api_base", "base_url", "api_key", "extra_headers", "headers", "timeout", "stream_timeout"}
 )
 """Members of ``litellm_params`` that are converted."""
 
@@ -42,6 +43,18 @@ FIGURES: Final = {"max_input_tokens": "context_window", "max_output_tokens": "ma
 
 IGNORED_FACTS: Final = frozenset({"id", "mode", "max_tokens", "base_model", "description"})
 """Members of ``model_info`` that change nothing here."""
+
+OLLAMA: Final = "ollama_chat"
+"""The provider whose rules may have ``num_ctx``, here as there."""
+
+EVERY_MODEL: Final = "*"
+"""In a list of fallbacks: each model without an entry of its own, as with ``default_fallbacks``."""
+
+ALIASES: Final = "model_group_alias"
+"""The member of ``router_settings`` that gives models further names."""
+
+TIMEOUTS: Final = {"router_settings": "timeout", "litellm_settings": "request_timeout"}
+"""Where the timeout of models without one stands, the nearer one first: https://docs.litellm.ai/docs/proxy/timeout"""
 
 FALLBACKS: Final[dict[str, list[str]]] = {
     "context_window_fallbacks": ["overflow"],
@@ -87,14 +100,19 @@ def read_file(path: Path) -> dict[str, Any]:
 def convert(config: Mapping[str, Any]) -> Conversion:
     """Return the conversion of LiteLLM's configuration *config*."""
     conversion = Conversion()
+    timeouts = [_section(config, section).get(key) for section, key in TIMEOUTS.items()]
+    timeout = next((each for each in timeouts if each), None)
     for index, entry in enumerate(config["model_list"]):
         if isinstance(entry, dict):
-            _add_model(conversion, entry, f"model_list[{index}]")
+            _add_model(conversion, entry, timeout, f"model_list[{index}]")
         else:
             conversion.notes.append(f"model_list[{index}]: is no model")
     conversion.models.sort(key=_precedence)
+    aliases = _aliases(conversion, _section(config, "router_settings"))
     for section, key in product(("litellm_settings", "router_settings"), FALLBACKS):
-        _add_fallbacks(conversion, _section(config, section).get(key), f"{section}.{key}")
+        _add_fallbacks(conversion, _fallbacks(_section(config, section), key, aliases), f"{section}.{key}")
+    _add_aliases(conversion, aliases)
+    conversion.models.sort(key=_precedence)
     general = _section(config, "general_settings")
     if general.get("master_key"):
         conversion.server["access_keys"] = [_value(str(general["master_key"]))]
@@ -105,8 +123,11 @@ def convert(config: Mapping[str, Any]) -> Conversion:
     return conversion
 
 
-def _add_model(conversion: Conversion, entry: Mapping[str, Any], path: str) -> None:
-    """Add the rule and the upstream of one *entry* of ``model_list``, which stands at *path*."""
+def _add_model(conversion: Conversion, entry: Mapping[str, Any], timeout: Any, path: str) -> None:
+    """Add the rule and the upstream of one *entry* of ``model_list``, which stands at *path*.
+
+    Without a timeout of its own it has *timeout*.
+    """
     name, params = str(entry.get("model_name", "")), _section(entry, "litellm_params")
     litellm_model = str(params.get("model", ""))
     if not name or not litellm_model:
@@ -116,19 +137,23 @@ def _add_model(conversion: Conversion, entry: Mapping[str, Any], path: str) -> N
         conversion.notes.append(f"{path}: a second {name}: requests are not balanced; the first one is taken")
         return
     provider, model = _split(litellm_model)
-    upstream = _upstream_of(provider, params)
+    upstream = _upstream_of(provider, {"timeout": timeout, **params})
     if provider in OWN_API and "base_url" not in upstream:
         conversion.notes.append(f"{path}: {provider} needs an api_base here")
         return
     facts = _section(entry, "model_info")
-    conversion.models.append(
-        {"name": name, "upstream": _add_upstream(conversion, provider, upstream), **_figures(name, model, facts)}
-    )
+    figures = _figures(name, model, facts)
+    ours = PARAMETERS | OPTIONS
+    if provider == OLLAMA and isinstance(params.get("num_ctx"), int):
+        figures["num_ctx"] = params["num_ctx"]
+        figures.pop("context_window", None)  # num_ctx is the window, too
+        ours |= {"num_ctx"}
+    conversion.models.append({"name": name, "upstream": _add_upstream(conversion, provider, upstream), **figures})
     if "*" in name and name != "*":
         conversion.notes.append(
             f"{path}: models that match {name} keep their whole name; LiteLLM takes the provider off"
         )
-    conversion.notes += [f"{path}.{key}: no counterpart" for key in _unknown_keys(params, facts)]
+    conversion.notes += [f"{path}.{key}: no counterpart" for key in _unknown_keys(params.keys() - ours, facts)]
 
 
 def _precedence(rule: Mapping[str, Any]) -> tuple[bool, int]:
@@ -150,9 +175,9 @@ def _figures(name: str, model: str, facts: Mapping[str, Any]) -> dict[str, Any]:
     return figures
 
 
-def _unknown_keys(params: Mapping[str, Any], facts: Mapping[str, Any]) -> list[str]:
-    """Return the members of ``litellm_params`` and ``model_info`` that are not converted."""
-    unknown = [f"litellm_params.{key}" for key in params.keys() - (PARAMETERS | OPTIONS)]
+def _unknown_keys(params: Iterable[str], facts: Mapping[str, Any]) -> list[str]:
+    """Return the members of ``litellm_params`` and ``model_info`` that are not converted: *params* of the former."""
+    unknown = [f"litellm_params.{key}" for key in params]
     unknown += [f"model_info.{key}" for key in facts.keys() - (FIGURES.keys() | IGNORED_FACTS)]
     return sorted(unknown)
 
@@ -180,7 +205,7 @@ def _upstream_of(provider: str, params: Mapping[str, Any]) -> dict[str, Any]:
         upstream["base_url"] = _value(str(address))
     if params.get("api_key"):
         upstream["api_key"] = _value(str(params["api_key"]))
-    if headers := _texts(_section(params, "extra_headers")):
+    if headers := _texts({**_section(params, "headers"), **_section(params, "extra_headers")}):
         upstream["headers"] = headers
     options = _texts({key: params[key] for key in sorted(OPTIONS & params.keys())})
     if options and provider not in OWN_API:
@@ -215,15 +240,55 @@ def _add_upstream(conversion: Conversion, provider: str, upstream: dict[str, Any
     return name
 
 
-def _add_fallbacks(conversion: Conversion, fallbacks: Any, path: str) -> None:
-    """Add the list at *path*: objects from a model to the models that are asked instead."""
+def _aliases(conversion: Conversion, settings: Mapping[str, Any]) -> dict[str, str]:
+    """Return the further names of models in *settings*, each with the name of its model.
+
+    https://docs.litellm.ai/docs/proxy/configs
+    """
+    names = {rule["name"] for rule in conversion.models}
+    aliases = {}
+    for alias, target in _section(settings, ALIASES).items():
+        model = target
+        if isinstance(target, dict):
+            model = target.get("model")
+        if alias in names:
+            conversion.notes.append(f"router_settings.{ALIASES}: {alias} is a model itself")
+        elif not _rule_of(conversion.models, str(model)):
+            conversion.notes.append(f"router_settings.{ALIASES}: there is no model {model}")
+        else:
+            aliases[str(alias)] = str(model)
+    return aliases
+
+
+def _add_aliases(conversion: Conversion, aliases: Mapping[str, str]) -> None:
+    """Add a rule for each further name: that of its model, fallbacks included."""
+    for alias, model in aliases.items():
+        rule = _rule_of(conversion.models, model)
+        conversion.models.append({**deepcopy(rule), "name": alias, "model": rule.get("model", model)})
+
+
+def _fallbacks(settings: Mapping[str, Any], key: str, aliases: Mapping[str, str]) -> list[tuple[str, Any]]:
+    """Return the entries of the list *key* in *settings*: models, and those asked instead, by their own names."""
+    pairs = [*_pairs(settings.get(key))]
+    if key == "fallbacks" and settings.get("default_fallbacks"):
+        pairs.append((EVERY_MODEL, settings["default_fallbacks"]))
+    named = []
+    for model, others in pairs:
+        if isinstance(others, list):
+            others = [aliases.get(str(each), str(each)) for each in others]
+        named.append((aliases.get(str(model), str(model)), others))
+    return named
+
+
+def _add_fallbacks(conversion: Conversion, fallbacks: Sequence[tuple[str, Any]], path: str) -> None:
+    """Add the *fallbacks* of the list at *path* to the rules of their models."""
     rules = {rule["name"]: rule for rule in conversion.models}
-    for model, others in _pairs(fallbacks):
+    for model, others in _spread(fallbacks, list(rules)):
         if model not in rules or not isinstance(others, list):
             conversion.notes.append(f"{path}: there is no model {model}")
             continue
         steps = []
-        for name in dict.fromkeys(map(str, others)):
+        for name in dict.fromkeys(others):
             if _leads_back(conversion.models, rules[model], name):
                 conversion.notes.append(f"{path}: {model} to {name} leads in a circle")
             else:
@@ -231,15 +296,25 @@ def _add_fallbacks(conversion: Conversion, fallbacks: Any, path: str) -> None:
         _add_fallback(rules[model], steps, path.partition(".")[2])
 
 
+def _spread(fallbacks: Sequence[tuple[str, Any]], models: Sequence[str]) -> list[tuple[str, Any]]:
+    """Return the *fallbacks* with those of every model last, given to each of the *models* that has none of its own."""
+    own = [pair for pair in fallbacks if pair[0] != EVERY_MODEL]
+    without = [model for model in models if model not in dict(own)]
+    common = [others for model, others in fallbacks if model == EVERY_MODEL and isinstance(others, list)]
+    given = [(model, [each for each in others if each != model]) for others in common for model in without]
+    return own + given
+
+
+def _rule_of(rules: Sequence[Mapping[str, Any]], model: str) -> Mapping[str, Any]:
+    """Return the first of the *rules* that is for *model*; an empty one if there is none."""
+    return next((rule for rule in rules if fnmatch.fnmatchcase(model, rule["name"])), {})
+
+
 def _leads_back(rules: Sequence[Mapping[str, Any]], rule: Mapping[str, Any], name: str) -> bool:
     """True if *rule* is that of the model *name*, or of a model that its fallbacks lead to."""
-
-    def rule_of(model: str) -> Mapping[str, Any]:
-        return next((each for each in rules if fnmatch.fnmatchcase(model, each["name"])), {})
-
     waiting, seen = [name], set()
     while waiting:
-        found = rule_of(waiting.pop())
+        found = _rule_of(rules, waiting.pop())
         if found is rule:
             return True
         if found.get("name") not in seen:
@@ -271,10 +346,9 @@ def _add_fallback(rule: dict[str, Any], steps: list[Any], key: str) -> None:
 
 def _without_counterpart(config: Mapping[str, Any]) -> Iterator[str]:
     """Yield a line for each key outside ``model_list`` that is not converted."""
-    fallbacks = set(FALLBACKS)
     converted = {
-        "litellm_settings": fallbacks,
-        "router_settings": fallbacks,
+        "litellm_settings": {*FALLBACKS, "default_fallbacks", TIMEOUTS["litellm_settings"]},
+        "router_settings": {*FALLBACKS, "default_fallbacks", TIMEOUTS["router_settings"], ALIASES},
         "general_settings": {"master_key"},
     }
     for section, value in config.items():

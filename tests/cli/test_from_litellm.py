@@ -126,15 +126,64 @@ def test_an_odd_file_becomes_a_valid_configuration(tmp_path: Path) -> None:
     assert [rule.name for rule in settings.models] == ["a", "b", "anthropic/claude*", "anthropic/*", "*"]
     fallbacks = {rule.name: rule.fallbacks for rule in settings.models}
     assert (fallbacks["a"], fallbacks["b"]) == (("b",), ("anthropic/claude-x",))
-    assert (fallbacks["anthropic/claude*"], fallbacks["*"]) == (("zz",), ())
+    assert (fallbacks["anthropic/claude*"], fallbacks["anthropic/*"], fallbacks["*"]) == (("zz",), ("b", "a"), ())
     circles = [note.partition(": ")[2] for note in conversion.notes if "circle" in note]
     assert circles == [
         "b to a leads in a circle",
+        "a to a leads in a circle",
         "* to b leads in a circle",
         "* to a leads in a circle",
-        "a to a leads in a circle",
     ]
     assert "model_list[3]: is no model" in conversion.notes
+
+
+ALIASED = """\
+model_list:
+  - {model_name: gpt, litellm_params: {model: azure/eu, api_base: "http://a", api_version: "1", headers: {X-Team: a}}}
+  - model_name: llama
+    litellm_params: {model: ollama_chat/llama3.1, api_base: "http://o:11434", num_ctx: 16384, timeout: 20}
+    model_info: {max_input_tokens: 131072}
+  - {model_name: completions, litellm_params: {model: ollama/llama3.1, num_ctx: 8192}}
+  - {model_name: "*", litellm_params: {model: "openrouter/*", api_key: k}}
+litellm_settings:
+  request_timeout: 600
+  fallbacks: [{gpt-4: [best]}]
+  default_fallbacks: [gpt]
+router_settings:
+  model_group_alias: {gpt-4: gpt, best: {model: llama, hidden: true}, new: o9, gpt: llama}
+"""
+
+
+def test_further_names_and_common_settings_are_converted(tmp_path: Path) -> None:
+    """Aliases get the rule of their model; fallbacks and timeouts of all hold for models that have none."""
+    conversion = convert(yaml.safe_load(ALIASED))
+    file = tmp_path / "ullage.yaml"
+    file.write_text(to_yaml(conversion))
+    settings = load(file, {}, {}, AllSettings)
+    rules = {rule.name: rule for rule in settings.models}
+    assert list(rules) == ["gpt", "llama", "completions", "gpt-4", "best", "new", "*"]
+    assert (rules["gpt-4"].upstream, rules["gpt-4"].model, rules["gpt-4"].fallbacks) == ("azure", "eu", ("llama",))
+    assert (rules["best"].model, rules["best"].num_ctx, rules["best"].window) == ("llama3.1", 16_384, 16_384)
+    assert (rules["new"].upstream, rules["new"].model) == ("openrouter", "o9")
+    assert (rules["gpt"].fallbacks, rules["completions"].fallbacks) == (("llama",), ("gpt",))
+    timeouts = {each.name: each.timeouts.first_byte for each in settings.upstreams}
+    assert timeouts == {"azure": 600, "ollama_chat": 20, "ollama": 600, "openrouter": 600}
+    assert settings.upstreams[0].headers["X-Team"].get_secret_value() == "a"
+    assert conversion.notes == [
+        "model_list[2].litellm_params.num_ctx: no counterpart",
+        "router_settings.model_group_alias: gpt is a model itself",
+        "litellm_settings.fallbacks: llama to gpt leads in a circle",
+    ]
+
+
+def test_a_name_for_no_model_is_named() -> None:
+    """Such an alias is left out, and so is nothing else."""
+    models = [{"model_name": "a", "litellm_params": {"model": "openai/a"}}]
+    conversion = convert(
+        {"model_list": models, "router_settings": {"model_group_alias": {"b": "c", "d": {}, "e": "a"}}}
+    )
+    assert [rule["name"] for rule in conversion.models] == ["a", "e"]
+    assert [note.partition(": ")[2] for note in conversion.notes] == ["there is no model c", "there is no model None"]
 
 
 @pytest.mark.parametrize("text", ["model_list: 3\n", "[", "upstreams: []\n"])
