@@ -10,13 +10,16 @@ from __future__ import annotations
 import json
 import logging
 import threading
+import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable
 from contextlib import suppress
 from datetime import UTC, datetime
 from logging.handlers import RotatingFileHandler
 from pathlib import Path
 from typing import Final
+
+import msgspec
 
 from proxy.core.advice import NEARLY_FULL
 from proxy.core.report import INTERNAL_ERROR, Report
@@ -25,13 +28,13 @@ APIS: Final = frozenset({"chat", "messages", "responses", "gemini"})
 """APIs whose requests have a context. All others are relayed, or only ask for a count."""
 
 MOST_WAITING: Final = 10_000
-"""Lines that wait for the disk; further ones are dropped."""
+"""Requests whose lines wait for the disk; those of further ones are dropped."""
 
 BATCH_SECONDS: Final = 0.2
 """Seconds between two writes: one record for each line would cost as much as a small request."""
 
 BATCH_BYTES: Final = 65_536
-"""Bytes of one write at most, and half of a file: the handler rotates between two writes only."""
+"""Bytes of one write, and half of a file: the handler rotates between two writes only."""
 
 
 class BudgetLog:
@@ -46,22 +49,20 @@ class BudgetLog:
         self.dropped = 0
         self._file = _File(path, maxBytes=max_bytes, backupCount=files, encoding="utf-8")
         self._batch = min(BATCH_BYTES, max_bytes // 2)
-        self._lines: deque[str] = deque()
+        self._waiting: deque[tuple[Report, float]] = deque()
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._run, name="budget log", daemon=True)
         self._thread.start()
 
     def observe(self, report: Report, duration: float) -> None:
-        """Write the lines of one finished request."""
+        """Write the lines of one finished request, soon."""
         del duration
         if report.api not in APIS:
             return
-        now = datetime.now(UTC)
-        for kind in kinds_of(report):
-            if len(self._lines) < MOST_WAITING:
-                self._lines.append(json.dumps(line_of(report, kind, now)))
-            else:
-                self.dropped += 1
+        if len(self._waiting) < MOST_WAITING:
+            self._waiting.append((report, time.time()))
+        else:
+            self.dropped += 1
 
     def close(self) -> None:
         """Write the lines that wait and close the file."""
@@ -74,17 +75,18 @@ class BudgetLog:
         is_last = False
         while not is_last:
             is_last = self._closing.wait(BATCH_SECONDS)
-            while self._lines:
+            while self._waiting:
                 self._write_batch()
 
     def _write_batch(self) -> None:
         """Write lines that wait as one record, so that the file is rotated between two lines."""
-        batch = [self._lines.popleft()]
-        size = len(batch[0])
-        while self._lines and size + len(self._lines[0]) < self._batch:
-            batch.append(self._lines.popleft())
-            size += len(batch[-1]) + 1
-        self._file.handle(logging.makeLogRecord({"msg": "\n".join(batch)}))
+        batch: list[bytes] = []
+        size = 0
+        while self._waiting and size < self._batch:
+            lines = lines_of(*self._waiting.popleft())
+            batch += lines
+            size += sum(map(len, lines))
+        self._file.handle(logging.makeLogRecord({"msg": b"\n".join(batch).decode()}))
         if self._file.failed:
             self._file.failed = False
             self.dropped += len(batch)
@@ -101,33 +103,56 @@ class _File(RotatingFileHandler):
         self.failed = True
 
 
-def kinds_of(report: Report) -> Iterator[str]:
-    """Yield the kinds of lines that *report* makes."""
-    yield "context_budget"
-    if (report.pressure or 0.0) > NEARLY_FULL:
-        yield "context_overflow_warning"
-    if report.overflows or report.reason == INTERNAL_ERROR:
-        yield "context_recovery"
-
-
-def line_of(report: Report, kind: str, now: datetime) -> dict[str, object]:
-    """Return the line of *kind*. Tokens are the provider's; None stands for what is not known.
+class Line(msgspec.Struct, gc=False):
+    """A line of the log. Tokens are the provider's; None stands for what is not known.
 
     ``issue`` is the client's label of its project, else the conversation. ``checkpoint_entries`` is 1 if a block stands
     for folded rounds. ``pruned`` are the tokens that did not go upstream.
     """
-    ratio = None
-    if report.pressure is not None:
-        ratio = round(report.pressure, 2)
-    return {
-        "ts": now.isoformat(timespec="milliseconds").replace("+00:00", "Z"),
-        "event": kind,
-        "agent": report.agent,
-        "issue": report.project or report.conversation,
-        "context_loaded": report.tokens_after,
-        "context_available": report.budget,
-        "context_ratio": ratio,
-        "files_loaded": report.files_read,
-        "checkpoint_entries": int("summary" in report.regions),
-        "pruned": report.tokens_removed,
-    }
+
+    ts: str
+    event: str
+    agent: str
+    issue: str
+    context_loaded: int | None
+    context_available: int | None
+    context_ratio: float | None
+    files_loaded: int | None
+    checkpoint_entries: int
+    pruned: int
+
+
+def lines_of(report: Report, at: float) -> list[bytes]:
+    """Return the lines of a *report* that was made *at* this Unix time, its ``context_budget`` first."""
+    pressure = report.pressure
+    issue, ratio = report.project or report.conversation, None
+    if pressure is not None:
+        ratio = round(pressure, 2)
+    line = Line(
+        ts=f"{datetime.fromtimestamp(at, UTC).isoformat(timespec='milliseconds').removesuffix('+00:00')}Z",
+        event="context_budget",
+        agent=report.agent,
+        issue=issue,
+        context_loaded=report.tokens_after,
+        context_available=report.budget,
+        context_ratio=ratio,
+        files_loaded=report.files_read,
+        checkpoint_entries=int("summary" in report.regions),
+        pruned=report.tokens_removed,
+    )
+    encode: Callable[[Line], bytes] = msgspec.json.encode
+    if not (report.agent.isprintable() and issue.isprintable()):
+        encode = _ascii_json
+    lines = [encode(line)]
+    if pressure is not None and pressure > NEARLY_FULL:
+        line.event = "context_overflow_warning"
+        lines.append(encode(line))
+    if report.overflows or report.reason == INTERNAL_ERROR:
+        line.event = "context_recovery"
+        lines.append(encode(line))
+    return lines
+
+
+def _ascii_json(line: Line) -> bytes:
+    """Return *line* for names that clients forged: other line ends than ours are escaped, and half characters too."""
+    return json.dumps(msgspec.to_builtins(line)).encode()

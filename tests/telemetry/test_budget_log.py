@@ -11,10 +11,10 @@ import pytest
 
 from proxy.core.report import INTERNAL_ERROR, Report
 from proxy.telemetry import budget_log
-from proxy.telemetry.budget_log import BudgetLog, kinds_of, line_of
+from proxy.telemetry.budget_log import BudgetLog, lines_of
 from tests.telemetry.test_golden import COMPACTED, REPORTS
 
-NOW = datetime(2026, 11, 23, 4, 5, 6, 789_000, UTC)
+NOW = datetime(2026, 11, 23, 4, 5, 6, 789_000, UTC).timestamp()
 
 
 @pytest.fixture
@@ -28,9 +28,13 @@ def lines(folder: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for file in files for line in file.read_text("utf-8").splitlines()]
 
 
+def lines_of_report(report: Report) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in lines_of(report, NOW)]
+
+
 def test_a_line_has_the_figures() -> None:
     """Tokens and budget, their ratio to two decimals, files, block, what was left out, and who asked."""
-    assert line_of(COMPACTED, "context_budget", NOW) == {
+    assert lines_of_report(COMPACTED)[0] == {
         "ts": "2026-11-23T04:05:06.789Z",
         "event": "context_budget",
         "agent": "codex",
@@ -43,14 +47,14 @@ def test_a_line_has_the_figures() -> None:
         "pruned": 5500,
     }
     unlabelled = COMPACTED.with_(project="", regions={"summary": 5})
-    line = line_of(unlabelled, "context_budget", NOW)
+    line = lines_of_report(unlabelled)[0]
     assert (line["issue"], line["checkpoint_entries"]) == ("c0ffee", 1)
 
 
 @pytest.mark.parametrize("budget", [0, None])
 def test_without_a_budget_there_is_no_ratio(budget: int | None) -> None:
     """It is null, never a division by zero."""
-    line = line_of(COMPACTED.with_(budget=budget), "context_budget", NOW)
+    line = lines_of_report(COMPACTED.with_(budget=budget))[0]
     assert (line["context_ratio"], line["context_available"]) == (None, budget)
 
 
@@ -66,7 +70,9 @@ def test_without_a_budget_there_is_no_ratio(budget: int | None) -> None:
 )
 def test_warnings_and_recoveries_have_lines_of_their_own(report: Report, kinds: list[str]) -> None:
     """More than 80 % of the budget warns; an overflow that was made good, and a fault of ours, is a recovery."""
-    assert list(kinds_of(report)) == kinds
+    written = lines_of_report(report)
+    assert [line.pop("event") for line in written] == kinds
+    assert all(line == written[0] for line in written)
 
 
 def test_every_report_can_be_written(log: BudgetLog, tmp_path: Path) -> None:
