@@ -6,7 +6,7 @@ import asyncio
 import itertools
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 from proxy.core.errors import Overloaded
@@ -27,6 +27,7 @@ class Drain:
     """Requests of one process: waited for and then cut when it drains.
 
     ``running`` are the tasks of the requests under way; the handler adds and removes each. There may be ``limit``.
+    ``farewells`` are called once the process closes its connections: each tells a client that waits that it is left.
     """
 
     FULL: Final = "The proxy handles as many requests as it may (server.limits.in_flight). Try again soon."
@@ -34,6 +35,7 @@ class Drain:
     def __init__(self, limits: Limits) -> None:
         self.limit = limits.in_flight
         self.running: set[asyncio.Task[Any]] = set()
+        self.farewells: set[Callable[[], None]] = set()
         self.body_bytes = BodyBytes(limits.in_flight_bytes)
         self.ready = False
         self.draining = False

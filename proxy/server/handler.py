@@ -375,7 +375,12 @@ class Handler:
             task: Any = asyncio.current_task()
             self._drain.running.discard(task)  # between two messages no request is under way
             conversation = BodyReader(request.content, self._limits, self._drain.body_bytes, tenant)
-            await ResponsesSocket(request, headers, conversation).serve(call.out)
+            socket = ResponsesSocket(request, headers, conversation)
+            self._drain.farewells.add(socket.leave)
+            try:
+                await socket.serve(call.out)
+            finally:
+                self._drain.farewells.discard(socket.leave)
             return
         upstream = self._upstream_of(call, parse_qs(query).get("model", [""])[0])
         call.report = call.report.with_(stream=True)

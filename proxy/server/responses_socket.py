@@ -329,6 +329,10 @@ class ResponsesSocket:
             self._reader.release()
             self._end(out, code)
 
+    def leave(self) -> None:
+        """Close the socket once the messages that have arrived are answered: the process ends."""
+        self._incoming.set_exception(WebSocketError(WSCloseCode.GOING_AWAY, "the process ends"))
+
     async def _answer_messages(self) -> int:
         """Answer one message after the other. Return the code to close with.
 

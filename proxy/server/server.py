@@ -124,6 +124,8 @@ class Server:
         if self._sockets is not None:
             self._sockets.close()
         await self.drain(0)
+        for farewell in list(self._drain.farewells):
+            farewell()
         if self._listener is not None:
             await self._listener.shutdown(0.5)
 

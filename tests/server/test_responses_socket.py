@@ -213,6 +213,17 @@ async def test_a_client_that_closes_ends_the_request_under_way():
         assert await eventually(lambda: {"client_left"} <= {report.reason for report in at.reports})
 
 
+async def test_a_process_that_ends_says_so_to_idle_sockets():
+    """A client that waits learns by a close frame that the process is going away, not by a lost connection."""
+    async with running_server() as at, connected(at) as fresh, connected(at) as used:
+        at.stage.reply = events("r1")
+        await turn(used, model="m", input="a")
+        await asyncio.wait_for(at.server.close(), 60)
+        for socket in (fresh, used):
+            closed = await asyncio.wait_for(socket.receive(), 60)
+            assert (closed.type, closed.data) == (WSMsgType.CLOSE, 1001)
+
+
 async def test_an_idle_socket_is_no_request_and_a_drain_refuses_its_next_message():
     """A process that ends does not wait for a quiet socket; what comes over it then is refused, and it is closed."""
     async with running_server() as at, connected(at) as socket:
