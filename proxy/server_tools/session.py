@@ -5,8 +5,9 @@ Nothing is stored here. The request and its history stay in memory until its ans
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from itertools import chain
 from types import MappingProxyType
 from typing import Any, Final, TypeVar
 
@@ -68,7 +69,7 @@ class ToolSession:
         self._count = reader.count(view.measured.known.route.encoding, view.measured.known.route.model)
         self._tools = {tool.name: tool for tool in tools}
         self.names = frozenset(self._tools)
-        self._declared: list[str] = []
+        self._declared: dict[str, str] = {}
         self._request = request
         self._view = view
         self._stream = stream
@@ -114,19 +115,23 @@ class ToolSession:
         replayed = [dumped(element) for element in self.api.input_of(output, self._view.body)]
         writers = await self._begin(calls[:MOST_CALLS])
         added: list[bytes] = []
-        declared: list[str] = []
+        declared: dict[str, str] = {}
 
         async def extend(view: CountedView, most: int | None) -> CountedView:
             results = await self._off_loop(lambda: self._results(view, most, output, replayed, writers))
             added[:] = [*replayed, *self._elements(output, [result.text for result in results])]
-            declared[:] = [tool for result in results for tool in result.tools if tool not in self._declared]
+            declared.clear()
+            for name, tool in chain.from_iterable(result.tools.items() for result in results):
+                # Providers refuse two tools of one name, and calls of one generation may find the same.
+                if name not in self._declared:
+                    declared.setdefault(name, tool)
             return await self._off_loop(lambda: self._extended(view, added, declared))
 
         continued = await self._resend.send(self._view, extend)
         self._view = continued.view
         self._appended += added
-        self._declared += declared
-        self._appended_tokens = self._tokens_of(self._appended, self._declared)
+        self._declared |= declared
+        self._appended_tokens = self._tokens_of(self._appended, self._declared.values())
         self.recalls += 1
         self._retries += continued.retries
         self._overflows += continued.overflows
@@ -145,7 +150,7 @@ class ToolSession:
     async def _off_loop(self, work: Callable[[], T]) -> T:
         return await offload(len(self._request.body), work)
 
-    def _extended(self, view: CountedView, added: Sequence[bytes], declared: Sequence[str]) -> CountedView:
+    def _extended(self, view: CountedView, added: Sequence[bytes], declared: Mapping[str, str]) -> CountedView:
         """Return *view* with all elements of earlier generations and those *added* now behind it.
 
         Tools that were *declared*, now or before, stand behind the others.
@@ -153,13 +158,13 @@ class ToolSession:
         where = scan(view.body, self._api_format.LIST)
         end = where.spans[-1][1]
         appended = [*self._appended, *added]
-        tools = [*self._declared, *declared]
+        tools = [*self._declared.values(), *declared.values()]
         body = b"%b,%b%b" % (view.body[:end], b",".join(appended), view.body[end:])
         if tools:
             body = _with_tools(body, self._api_format.LIST, tools)
         return replace(view, body=body, extension=self._tokens_of(appended, tools))
 
-    def _tokens_of(self, elements: Sequence[bytes], tools: Sequence[str] = ()) -> int:
+    def _tokens_of(self, elements: Sequence[bytes], tools: Iterable[str] = ()) -> int:
         items = sum(self._api_format.read_item(raw, self._count).tokens for raw in elements)
         return items + sum(map(self._count, tools))
 
@@ -193,7 +198,8 @@ class ToolSession:
         full.
         """
         budget, ratio = view.budget, view.known.token_ratio
-        counted, added_tokens = view.counted + self._tokens_of(self._appended, self._declared), self._tokens_of(added)
+        counted = view.counted + self._tokens_of(self._appended, self._declared.values())
+        added_tokens = self._tokens_of(added)
         used = int(counted * ratio)
         if view is self._view and self._reported_input is not None:
             used = max(self._reported_input, int(used * LEAST_REPORTED_SHARE))

@@ -6,7 +6,7 @@ import json
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, ClassVar, Final
 
@@ -27,10 +27,10 @@ _AUTO: Final = (None, "auto")
 
 @dataclass(frozen=True, slots=True)
 class ToolResult:
-    """The result of one call: its ``text``, and declarations of tools that the model can call from then on, as JSON."""
+    """The result of one call: its ``text``, and tools that the model can call from then on, by name as JSON."""
 
     text: str
-    tools: tuple[str, ...] = ()
+    tools: Mapping[str, str] = field(default_factory=dict)
 
 
 WriteResult = Callable[[int, Count], ToolResult]

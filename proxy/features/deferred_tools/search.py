@@ -66,11 +66,14 @@ def read_tool(text: str) -> Tool:
         return Tool("", "", text)
     function = value.get("function", value)
     is_function = value.get("type", "function") in ("function", "custom")
-    if not is_function or not isinstance(function, dict) or not isinstance(function.get("name"), str):
+    if not is_function or not isinstance(function, dict):
+        return Tool("", "", text)
+    name = _text(function.get("name"))
+    if name != function.get("name"):
         return Tool("", "", text)
     schema = function.get("parameters") or function.get("input_schema")
     words = [_text(function.get("description")), *_parameter_words(schema)]
-    return Tool(function["name"], "\n".join(filter(None, words)), text)
+    return Tool(name, "\n".join(filter(None, words)), text)
 
 
 def _parameter_words(schema: Any) -> list[str]:
@@ -79,13 +82,13 @@ def _parameter_words(schema: Any) -> list[str]:
         return []
     properties = schema["properties"]
     described = ((name, value.get("description")) for name, value in properties.items() if isinstance(value, dict))
-    return [f"{name} {_text(description)}" for name, description in described]
+    return [f"{_text(name)} {_text(description)}" for name, description in described]
 
 
 def _text(value: Any) -> str:
-    """Return *value* if it is a text; else an empty one."""
+    """Return *value* if it is a text, half characters as question marks; else an empty one."""
     if isinstance(value, str):
-        return value
+        return value.encode("utf-8", "replace").decode()
     return ""
 
 
@@ -140,7 +143,7 @@ def search_tools(query: str, tools: Sequence[Tool], tokens: int, count: Count) -
     matches = ranked(query, names, descriptions, with_neighbours=False)
     if not matches:
         return ToolResult(clip(NOTHING, tokens, count))
-    lines, declarations = [HEADING], []
+    lines, declarations = [HEADING], dict[str, str]()
     room = tokens - count(HEADING)
     for index, _ in matches[:MOST_TOOLS]:
         line = _line(tools[index])
@@ -149,10 +152,10 @@ def search_tools(query: str, tools: Sequence[Tool], tokens: int, count: Count) -
             break
         room -= count(line) + count(declaration_text)
         lines.append(line)
-        declarations.append(declaration_text)
+        declarations.setdefault(tools[index].name, declaration_text)
     if not declarations:
         return ToolResult(clip(NO_ROOM, tokens, count))
-    return ToolResult("\n".join(lines), tuple(declarations))
+    return ToolResult("\n".join(lines), declarations)
 
 
 def _line(tool: Tool) -> str:

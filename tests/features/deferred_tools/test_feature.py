@@ -79,6 +79,22 @@ async def test_a_request_that_would_be_refused_is_served(
 
 
 @every
+@both
+async def test_a_tool_that_is_found_again_is_declared_once(
+    stub: StartStub, tmp_path: Path, api: str, stream: bool
+) -> None:
+    """Calls at once, a later call, and a client that sends a tool twice: no request has two found tools of one name."""
+    server = await stub(window=WINDOW, wording=WORDING[api])
+    server.script = model_answering(Answer("", (LOOK, LOOK, LOOK)), Answer("", (LOOK,)), Answer("", (USE,)))
+    tools = many_tools()
+    async with proxy_in_process(server, tmp_path, **on()) as proxy:
+        answer = await proxy.ask(api, request(api, stream, [*tools, tools[-5]]))
+        assert answer.status_code == 200, answer.text
+    assert [seen.tools.count(WANTED) for seen in server.seen] == [0, 1, 1]
+    assert proxy.faults == []
+
+
+@every
 async def test_switched_off_it_is_refused(stub: StartStub, tmp_path: Path, api: str) -> None:
     """Without the feature such a request has no view that fits."""
     server = await stub(window=WINDOW, wording=WORDING[api])

@@ -38,7 +38,7 @@ TOOLS = [
 def test_a_tool_is_found_by_its_name_its_words_and_its_parameters(query: str) -> None:
     """The best match is declared first, as the client declared it."""
     result = search_tools(query, TOOLS, 1_000, count_tokens)
-    assert json.loads(result.tools[0])["name"] == "forecast"
+    assert json.loads(result.tools["forecast"])["name"] == "forecast"
     assert "- forecast: Tells the weather." in result.text
 
 
@@ -54,14 +54,14 @@ def test_no_match_and_no_room_have_different_texts() -> None:
     assert search_tools("kingfisher", TOOLS, 500, count_tokens).text == NOTHING
     full = search_tools("weather", TOOLS, 20, count_tokens)
     assert full.text[:40] == NO_ROOM[:40]
-    assert full.tools == ()
+    assert full.tools == {}
 
 
 def test_a_tool_that_is_too_large_loses_prose_first() -> None:
     """Its name and its parameters stay."""
     prose = "Weather. " + "It has been written with much care. " * 60
     long = read_tool(declared("forecast", prose, place={"type": "string"}))
-    (text,) = search_tools("forecast", [long], 200, count_tokens).tools
+    (text,) = search_tools("forecast", [long], 200, count_tokens).tools.values()
     assert json.loads(text)["name"] == "forecast"
     assert "place" in json.loads(text)["input_schema"]["properties"]
     assert count_tokens(text) < 200 < count_tokens(long.json)
@@ -76,6 +76,8 @@ def test_a_tool_that_is_too_large_loses_prose_first() -> None:
         ('{"type":"custom","name":"a"}', "a"),
         ('{"type":"web_search_20250305","name":"web_search"}', ""),
         ('{"type":"function","function":{"name":7}}', ""),
+        (r'{"type":"function","function":{"name":"a\ud800"}}', ""),
+        (r'{"type":"function","name":"a","description":"\ud800","parameters":{"properties":{"\udfff":{}}}}', "a"),
         ("[1]", ""),
     ],
 )
@@ -83,6 +85,7 @@ def test_tools_of_every_shape_are_read(text: str, name: str) -> None:
     """Tools that the provider runs, and values that are no tools, have no name."""
     assert read_tool(text).name == name
     assert read_tool(text).json == text
+    assert search_tools(name, [read_tool(text)], 500, count_tokens).text
 
 
 @pytest.mark.parametrize(
@@ -109,4 +112,4 @@ def test_no_result_takes_more_than_its_room(query: str, words: list[str], tokens
     """Text and declarations together, whatever is looked for."""
     tools = [Tool(f"t{at}", says, declared(f"t{at}", says)) for at, says in enumerate(words)]
     result = search_tools(query, tools, tokens, count_tokens)
-    assert count_tokens(result.text) + sum(map(count_tokens, result.tools)) <= tokens + len(result.tools) + 1
+    assert count_tokens(result.text) + sum(map(count_tokens, result.tools.values())) <= tokens + len(result.tools) + 1
