@@ -83,8 +83,11 @@ def open_budget_log(path: Path | None, max_bytes: int, files: int, worker: int) 
         raise CannotExport(f"{problem}. Name a file in a folder that this process may write to.") from error
 
 
-def open_traces(version: str) -> Tracing:
-    """Return traces as the ``OTEL_*`` variables configure them. Raises ``CannotExport`` without the library."""
+def open_traces(version: str) -> Tracing | None:
+    """Return traces as the ``OTEL_*`` variables configure them, None if these disable them.
+
+    Raises ``CannotExport`` without the library.
+    """
     try:
         # Only if they are wanted: the library is an extra, and takes a fifth of a second to import.
         from proxy.telemetry.tracing import open_tracing

@@ -8,8 +8,11 @@ The spans of a request, each with its parent::
       retry            CLIENT    the same for each further body
       summary          INTERNAL  a job that the request began; it may end later
 
-A span costs about as much as a small request's plan, most of it for turning it into OTLP: so there are no others, and
-what one span says no other repeats. A request that is sampled out costs the sampler's decision only.
+While a request runs, only times and ids are noted. Its spans are made from them and from its report when they are
+exported, as the SDK's ``ReadableSpan``: its recording spans, with their locks, limits and checks, take as much CPU as
+half of a small request. Variables, sampler, queue and exporter are the SDK's. A request that is sampled out costs the
+sampler's decision only. What one span says no other repeats, and each attribute costs its encoding: what stands in the
+log line of ``ullage.request_id`` only is not here.
 
 Names and attributes are those of the GenAI conventions 1.37, what Ullage did is in ``ullage.*``:
 https://github.com/open-telemetry/semantic-conventions/blob/v1.37.0/docs/gen-ai/gen-ai-spans.md
@@ -22,19 +25,31 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping, Sequence
 from contextvars import ContextVar
-from dataclasses import dataclass
+from operator import attrgetter
 from types import MappingProxyType
-from typing import Final
+from typing import Any, Final
 
+import msgspec
 from opentelemetry import trace
 from opentelemetry.context import Context
 from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
 from opentelemetry.sdk.resources import SERVICE_NAME, SERVICE_VERSION, Resource
-from opentelemetry.sdk.trace import TracerProvider
-from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter
-from opentelemetry.trace import Span, SpanKind, Status, StatusCode, Tracer
+from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
+from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter, SpanExportResult
+from opentelemetry.sdk.trace.sampling import Decision
+from opentelemetry.sdk.util.instrumentation import InstrumentationScope
+from opentelemetry.trace import (
+    NonRecordingSpan,
+    NoOpTracer,
+    SpanContext,
+    SpanKind,
+    Status,
+    StatusCode,
+    TraceFlags,
+    TraceState,
+)
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 from opentelemetry.util.types import AttributeValue
 
@@ -57,24 +72,120 @@ TRACEPARENT: Final = "traceparent"
 NOTHING: Final[Mapping[str, str]] = MappingProxyType({})
 SECOND: Final = 1_000_000_000
 
+SCOPE: Final = "ullage"
+"""The name of what makes the spans."""
+
 _PROPAGATOR: Final = TraceContextTextMapPropagator()
+
+_NO_CONTEXT: Final = Context()
+_UNSET, _FAILED = Status(StatusCode.UNSET), Status(StatusCode.ERROR)
+_SAMPLED: Final = SpanContext(1, 1, is_remote=False, trace_flags=TraceFlags(TraceFlags.SAMPLED))
 
 Attributes = dict[str, AttributeValue]
 
 
-@dataclass(slots=True)
-class RequestTrace:
-    """The spans of one request under way.
+class UpstreamCall(msgspec.Struct):
+    """A body that was sent: when, in ns, and where to; its *status*, or the type of the *error* in its place."""
 
-    ``parent`` is the context of its own span, ``began`` its time in ns, ``sent`` that of the first body that was sent,
-    ``calls`` the number of bodies.
+    id: int
+    target: str
+    began: int
+    ended: int = 0
+    status: int = 0
+    error: str = ""
+
+
+class RequestTrace(msgspec.Struct):
+    """A request under way; ``id`` is that of its own span, ``began`` its time in ns.
+
+    ``parent`` is the client's span if its headers name one, ``state`` and ``flags`` those of the trace. The sampler may
+    have given the request ``attributes``.
     """
 
-    span: Span
-    parent: Context
+    trace: int
+    id: int
     began: int
-    sent: int = 0
-    calls: int = 0
+    parent: SpanContext | None
+    state: TraceState | None
+    flags: TraceFlags
+    attributes: Attributes
+    calls: list[UpstreamCall] = []
+
+    def context_of(self, span: int) -> SpanContext:
+        """Return the context of the span of that id: its own, or that of a call, which the upstream is told."""
+        return SpanContext(self.trace, span, is_remote=False, trace_flags=self.flags, trace_state=self.state)
+
+
+class Span(msgspec.Struct):
+    """A span as its request knows it; its times are in ns."""
+
+    name: str
+    kind: SpanKind
+    context: SpanContext
+    parent: SpanContext | None
+    began: int
+    ended: int
+    attributes: Attributes
+    failed: bool = False
+
+
+class FinishedSpans(ReadableSpan):
+    """Spans that wait for their export, and are made there by ``make``.
+
+    The SDK's queue asks for the context only, to see that the trace is sampled. One of these stands for all spans of a
+    request.
+    """
+
+    def __init__(self, make: Callable[[], Iterator[Span]]) -> None:
+        self.make = make
+
+    @property
+    def context(self) -> SpanContext:
+        """A context that is sampled."""
+        return _SAMPLED
+
+
+class SharedResource(Resource):
+    """A resource whose hash is worked out once: the SDK writes JSON for it, and asks for it with each span."""
+
+    def __init__(self, resource: Resource) -> None:
+        super().__init__(resource.attributes, resource.schema_url)
+        self._hash = super().__hash__()
+
+    def __hash__(self) -> int:
+        return self._hash
+
+
+class Exporter(SpanExporter):
+    """Makes the spans of finished requests, which are *resource*'s, and hands them to *exporter*."""
+
+    def __init__(self, exporter: SpanExporter, resource: Resource, version: str) -> None:
+        self._exporter = exporter
+        self._resource = SharedResource(resource)
+        self._scope = InstrumentationScope(SCOPE, version)
+
+    def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
+        """Export the spans of a batch; called by the SDK, on a thread of its own."""
+        made = [self._made(span) for each in spans if isinstance(each, FinishedSpans) for span in each.make()]
+        return self._exporter.export(made)
+
+    def shutdown(self) -> None:
+        """Try nothing again."""
+        self._exporter.shutdown()
+
+    def _made(self, span: Span) -> ReadableSpan:
+        return ReadableSpan(
+            span.name,
+            span.context,
+            span.parent,
+            self._resource,
+            span.attributes,
+            kind=span.kind,
+            instrumentation_scope=self._scope,
+            status=_FAILED if span.failed else _UNSET,
+            start_time=span.began,
+            end_time=span.ended,
+        )
 
 
 _CURRENT: ContextVar[RequestTrace | None] = ContextVar("ullage request trace", default=None)
@@ -82,133 +193,153 @@ _CURRENT: ContextVar[RequestTrace | None] = ContextVar("ullage request trace", d
 
 
 class Tracing:
-    """Makes spans with *tracer*. ``observe`` ends those of a request, ``summary`` adds that of a summary job."""
+    """Notes requests that the sampler of *provider* takes, and queues their spans in *processor*.
 
-    def __init__(self, tracer: Tracer, provider: TracerProvider) -> None:
-        self._tracer = tracer
-        self._provider = provider
+    ``observe`` ends a request, ``summary`` adds the span of a summary job.
+    """
+
+    def __init__(self, provider: TracerProvider, processor: BatchSpanProcessor) -> None:
+        self._decide = provider.sampler.should_sample
+        self._ids = provider.id_generator
+        self._processor = processor
         self._open: dict[str, RequestTrace] = {}
 
     def begin(self, request: Request) -> None:
-        """Begin the span of *request*, as a child of what its client's headers name, unless it is sampled out."""
-        parent = _context_of(request)
-        began = time.time_ns()
-        span = self._tracer.start_span(CHAT, parent, SpanKind.SERVER, start_time=began)
+        """Note that *request* begins, as a child of what its client's headers name, unless it is sampled out."""
+        began, ids = time.time_ns(), self._ids
+        context, client = _context_of(request)
+        if client is None:
+            trace_id, flags = ids.generate_trace_id(), _SAMPLED.trace_flags
+        else:
+            trace_id, flags = client.trace_id, TraceFlags(client.trace_flags | TraceFlags.SAMPLED)
+        decided = self._decide(context, trace_id, CHAT, SpanKind.SERVER)
         opened = None
-        if span.is_recording():
-            opened = RequestTrace(span, trace.set_span_in_context(span, parent), began)
+        if decided.decision is Decision.RECORD_AND_SAMPLE:
+            own, state = ids.generate_span_id(), decided.trace_state
+            opened = RequestTrace(trace_id, own, began, client, state, flags, dict(decided.attributes or {}))
             self._open[request.request_id] = opened
         _CURRENT.set(opened)  # also None: a connection's task answers one request after another
 
-    def begin_call(self, target: str) -> Span | None:
-        """Begin the span of a body that is sent to *target* now; None if it is sent for no traced request."""
-        current = _CURRENT.get()
-        if current is None:
-            return None
-        now, name = time.time_ns(), "retry"
-        if not current.calls:
-            current.sent, name = now, "wait"
-        current.calls += 1
-        return self._tracer.start_span(
-            name, current.parent, SpanKind.CLIENT, {"ullage.upstream": target}, start_time=now
-        )
+    def begin_call(self, current: RequestTrace, target: str) -> UpstreamCall:
+        """Note that a body of the *current* request is sent to *target* now."""
+        call = UpstreamCall(self._ids.generate_span_id(), target, time.time_ns())
+        current.calls.append(call)
+        return call
 
     def observe(self, report: Report, duration: float) -> None:
         """End the spans of a finished request; *duration* in seconds."""
         del duration  # it began with the head of the request, before anything of it was known
         opened = self._open.pop(report.request_id, None)
-        if opened is None:
-            return
-        if report.event and opened.sent:
-            compaction = self._tracer.start_span(
-                "compaction", opened.parent, attributes=_compaction(report), start_time=opened.began
-            )
-            compaction.end(opened.sent)
-        span = opened.span
-        span.update_name(f"{CHAT} {report.model}".strip())
-        span.set_attributes(_facts(report))
-        if report.status >= 500:
-            span.set_status(Status(StatusCode.ERROR))
-        span.end()
+        if opened is not None:
+            ended, compaction = time.time_ns(), 0
+            if report.event:
+                compaction = self._ids.generate_span_id()
+            self._processor.on_end(FinishedSpans(lambda: request_spans(opened, report, ended, compaction)))
 
     def summary(self, report: SummaryReport) -> None:
         """Add the span of a summary job that ends now. Call it where the job runs."""
         current = _CURRENT.get()
         if not report.calls or current is None:
             return
-        now = time.time_ns()
-        attributes: Attributes = {
-            "gen_ai.operation.name": CHAT,
-            "gen_ai.request.model": report.model,
-            "gen_ai.usage.input_tokens": report.input_tokens,
-            "gen_ai.usage.output_tokens": report.output_tokens,
-            "ullage.upstream": report.upstream,
-            "ullage.outcome": report.outcome,
-            "ullage.reason": report.reason,
-        }
-        began = now - int(report.seconds * SECOND)
-        self._tracer.start_span("summary", current.parent, attributes=attributes, start_time=began).end(now)
+        span = summary_span(current, self._ids.generate_span_id(), report, time.time_ns())
+        self._processor.on_end(FinishedSpans(lambda: iter((span,))))
 
     def close(self) -> None:
         """Export what waits, for ``EXPORT_SECONDS`` at most."""
         # The exporter tries a collector that is gone again and again; the process must end all the same.
-        thread = threading.Thread(target=self._provider.shutdown, name="last spans", daemon=True)
+        thread = threading.Thread(target=self._processor.shutdown, name="last spans", daemon=True)
         thread.start()
         thread.join(EXPORT_SECONDS)
 
 
-def _context_of(request: Request) -> Context | None:
-    """Return the context that the client's headers name; None if they name none."""
-    if request.origin is None:
-        return None
-    carrier = {name.lower(): value for name, value in request.origin.headers}
-    if TRACEPARENT not in carrier:
-        return None
-    return _PROPAGATOR.extract(carrier)
+def _context_of(request: Request) -> tuple[Context, SpanContext | None]:
+    """Return the context that the client's headers name, and the client's span; an empty one if they name none."""
+    if request.origin is None or not _names_trace(request.origin.headers):
+        return _NO_CONTEXT, None
+    context = _PROPAGATOR.extract({name.lower(): value for name, value in request.origin.headers}, _NO_CONTEXT)
+    client = trace.get_current_span(context).get_span_context()
+    if not client.is_valid:
+        return _NO_CONTEXT, None
+    return context, client
 
 
-def _end_call(span: Span, status: int, error: str) -> None:
-    """End the *span* of a call: the head of its answer has come with *status*, or an *error* in its place."""
-    if status >= 400:
-        span.set_attribute("http.response.status_code", status)
-    if error or status >= 400:
-        span.set_attribute("error.type", error or str(status))
-        span.set_status(Status(StatusCode.ERROR))
-    span.end()
+def _names_trace(headers: Sequence[tuple[str, str]]) -> bool:
+    """Return True if there is a ``traceparent`` in *headers*. Each request asks this of all of its headers."""
+    return TRACEPARENT in [name.lower() for name, _ in headers if len(name) == 11]
+
+
+def request_spans(opened: RequestTrace, report: Report, ended: int, compaction: int) -> Iterator[Span]:
+    """Yield the spans of a request that ended at *ended*, its own first; *compaction* is the id of such a span."""
+    own, name = opened.context_of(opened.id), f"{CHAT} {report.model}".strip()
+    facts = {**opened.attributes, **_facts(report)}
+    yield Span(name, SpanKind.SERVER, own, opened.parent, opened.began, ended, facts, report.status >= 500)
+    name = "wait"
+    for call in opened.calls:
+        context, until, error = opened.context_of(call.id), call.ended or ended, call.error
+        facts = {"ullage.upstream": call.target}
+        if call.status >= 400:
+            error = str(call.status)
+            facts["http.response.status_code"] = call.status
+        if error:
+            facts["error.type"] = error
+        yield Span(name, SpanKind.CLIENT, context, own, call.began, until, facts, bool(error))
+        name = "retry"
+    if report.event and opened.calls:
+        facts = {"ullage.stages": report.stages, "ullage.tokens_removed": report.tokens_removed}
+        context, sent = opened.context_of(compaction), opened.calls[0].began
+        yield Span("compaction", SpanKind.INTERNAL, context, own, opened.began, sent, facts)
+
+
+def summary_span(opened: RequestTrace, own: int, report: SummaryReport, ended: int) -> Span:
+    """Return the span of a summary job that ended at *ended* and was begun by a request."""
+    facts: Attributes = {
+        "gen_ai.operation.name": CHAT,
+        "gen_ai.request.model": report.model,
+        "gen_ai.usage.input_tokens": report.input_tokens,
+        "gen_ai.usage.output_tokens": report.output_tokens,
+        "ullage.upstream": report.upstream,
+        "ullage.outcome": report.outcome,
+        "ullage.reason": report.reason,
+    }
+    began, context = ended - int(report.seconds * SECOND), opened.context_of(own)
+    return Span("summary", SpanKind.INTERNAL, context, opened.context_of(opened.id), began, ended, facts)
+
+
+_FACTS: Final[Mapping[str, str]] = MappingProxyType(
+    {
+        "gen_ai.request.model": "model",
+        "gen_ai.conversation.id": "conversation",
+        "gen_ai.usage.input_tokens": "usage.input_tokens",
+        "gen_ai.usage.output_tokens": "usage.output_tokens",
+        "gen_ai.usage.cache_read.input_tokens": "usage.cached_tokens",
+        "http.response.status_code": "status",
+        "ullage.request_id": "request_id",
+        "ullage.upstream": "upstream",
+        "ullage.outcome": "outcome",
+        "ullage.reason": "reason",
+        "ullage.agent": "agent",
+        "ullage.project": "project",
+    }
+)
+"""Attributes of a request's span, the convention's first, each with the member of the report that it is."""
+
+_READ_FACTS: Final = attrgetter(*_FACTS.values())
 
 
 def _facts(report: Report) -> Attributes:
     """Return the attributes of the request's span: the convention's, and what Ullage did."""
-    usage, error = report.usage, None
+    values = zip(_FACTS, _READ_FACTS(report), strict=True)
+    facts: Attributes = {name: value for name, value in values if value is not None and value != ""}
+    facts["gen_ai.operation.name"] = CHAT
+    facts["gen_ai.provider.name"] = PROVIDERS.get(report.api, report.api)
     if report.status >= 400:
-        error = str(report.status)
-    attributes: dict[str, AttributeValue | None] = {
-        "gen_ai.operation.name": CHAT,
-        "gen_ai.provider.name": PROVIDERS.get(report.api, report.api),
-        "gen_ai.request.model": report.model,
-        "gen_ai.conversation.id": report.conversation,
-        "gen_ai.usage.input_tokens": usage.input_tokens,
-        "gen_ai.usage.output_tokens": usage.output_tokens,
-        "gen_ai.usage.cache_read.input_tokens": usage.cached_tokens,
-        "http.response.status_code": report.status,
-        "error.type": error,
-        "ullage.request_id": report.request_id,
-        "ullage.upstream": report.upstream,
-        "ullage.outcome": report.outcome,
-        "ullage.reason": report.reason,
-        "ullage.agent": report.agent,
-        "ullage.project": report.project,
-        "ullage.window": report.window,
-        "ullage.tokens_before": report.tokens_before,
-        "ullage.tokens_after": report.tokens_after,
-        "ullage.retries": report.retries or None,
-        "ullage.overhead_ms": round(report.overhead_seconds * 1000, 3),
-    }
-    return {name: value for name, value in attributes.items() if value not in (None, "")}
-
-
-def _compaction(report: Report) -> Attributes:
-    return {"ullage.stages": list(report.stages), "ullage.tokens_removed": report.tokens_removed}
+        facts["error.type"] = str(report.status)
+    if report.retries:
+        facts["ullage.retries"] = report.retries
+    if report.tokens_removed:
+        facts["ullage.tokens_before"] = report.tokens_before or 0
+        facts["ullage.tokens_after"] = report.tokens_after or 0
+    return facts
 
 
 class TracedExchange:
@@ -218,14 +349,14 @@ class TracedExchange:
         self._engine = engine
         self._tracing = tracing
 
-    async def exchange(self, request: Request) -> Outcome:
+    def exchange(self, request: Request) -> Coroutine[Any, Any, Outcome]:
         """Answer *request* as the engine does."""
         self._tracing.begin(request)
-        return await self._engine.exchange(request)
+        return self._engine.exchange(request)
 
-    async def untouched(self, request: Request) -> Outcome:
+    def untouched(self, request: Request) -> Coroutine[Any, Any, Outcome]:
         """Send the client's own bytes as the engine does."""
-        return await self._engine.untouched(request)
+        return self._engine.untouched(request)
 
 
 class TracedUpstream:
@@ -235,7 +366,7 @@ class TracedUpstream:
         self._upstream = upstream
         self._tracing = tracing
 
-    async def send(
+    def send(
         self,
         target: str,
         method: str,
@@ -243,36 +374,49 @@ class TracedUpstream:
         headers: Sequence[tuple[str, str]],
         body: bytes | AsyncIterator[bytes] | None,
         added: Mapping[str, str] = NOTHING,
-    ) -> Reply:
+    ) -> Coroutine[Any, Any, Reply]:
         """Return the reply; the upstream gets a ``traceparent`` if the client sent one."""
-        span = self._tracing.begin_call(target)
-        if span is None:
-            return await self._upstream.send(target, method, path_qs, headers, body, added)
-        if any(name.lower() == TRACEPARENT for name, _ in headers):
+        current = _CURRENT.get()
+        if current is None:
+            return self._upstream.send(target, method, path_qs, headers, body, added)
+        call = self._tracing.begin_call(current, target)
+        if _names_trace(headers):
             carrier: dict[str, str] = {}
-            _PROPAGATOR.inject(carrier, trace.set_span_in_context(span))
+            _PROPAGATOR.inject(
+                carrier, trace.set_span_in_context(NonRecordingSpan(current.context_of(call.id)), _NO_CONTEXT)
+            )
             added = {**added, **carrier}
-        try:
-            reply = await self._upstream.send(target, method, path_qs, headers, body, added)
-        except BaseException as error:  # also a client that left: the span tells it
-            _end_call(span, 0, type(error).__name__)
-            raise
-        _end_call(span, reply.status, "")
-        return reply
+        return _noted(call, self._upstream.send(target, method, path_qs, headers, body, added))
 
     async def upgrade(self, target: str, path_qs: str, headers: Sequence[tuple[str, str]]) -> Upgradable:
         """Return the reply to a request to leave HTTP, which is not traced."""
         return await self._upstream.upgrade(target, path_qs, headers)
 
 
-def open_tracing(version: str, exporter: SpanExporter | None = None) -> Tracing:
-    """Return what the standard ``OTEL_*`` variables configure; without an *exporter* spans go out as OTLP over HTTP.
+async def _noted(call: UpstreamCall, sending: Coroutine[Any, Any, Reply]) -> Reply:
+    """Return the reply of *sending*, and note in *call* when its head came, and its status."""
+    try:
+        reply = await sending
+    except BaseException as error:  # also a client that left: the span tells it
+        call.error = type(error).__name__
+        raise
+    finally:
+        call.ended = time.time_ns()
+    call.status = reply.status
+    return reply
 
+
+def open_tracing(version: str, exporter: SpanExporter | None = None) -> Tracing | None:
+    """Return what the standard ``OTEL_*`` variables configure, None if they disable it.
+
+    Without an *exporter* spans go out as OTLP over HTTP.
     https://opentelemetry-python.readthedocs.io/en/stable/sdk/environment_variables.html
     """
     resource = Resource.create({SERVICE_VERSION: version})
     if str(resource.attributes.get(SERVICE_NAME, "")).startswith("unknown_service"):
         resource = resource.merge(Resource({SERVICE_NAME: "ullage"}))
     provider = TracerProvider(resource=resource, shutdown_on_exit=False)
-    provider.add_span_processor(BatchSpanProcessor(exporter or OTLPSpanExporter()))
-    return Tracing(provider.get_tracer("ullage", version), provider)
+    if isinstance(provider.get_tracer(SCOPE), NoOpTracer):
+        return None
+    processor = BatchSpanProcessor(Exporter(exporter or OTLPSpanExporter(), resource, version))
+    return Tracing(provider, processor)

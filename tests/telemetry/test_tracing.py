@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from typing import Any
 
 import pytest
+from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
-from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export import BatchSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
-from opentelemetry.sdk.trace.sampling import ALWAYS_OFF, ALWAYS_ON, DEFAULT_OFF, Sampler
+from opentelemetry.sdk.trace.sampling import ALWAYS_OFF, ALWAYS_ON, DEFAULT_OFF, Decision, Sampler, SamplingResult
 from opentelemetry.trace import SpanKind, StatusCode
 
 from proxy.core.report import Report, SummaryReport, Usage
 from proxy.core.request import Origin, Request
 from proxy.engine.ports import Answer
-from proxy.telemetry.tracing import EXPORT_SECONDS, TracedExchange, TracedUpstream, Tracing, open_tracing
+from proxy.telemetry.tracing import EXPORT_SECONDS, Exporter, TracedExchange, TracedUpstream, Tracing, open_tracing
 from tests.support.engine_fixtures import TENANT, chat_body
 from tests.support.sample_conversations import prose
 from tests.support.scripted_upstream import (
@@ -38,8 +40,8 @@ class Traced:
     def __init__(self, *replies: ScriptedReply, sampler: Sampler = ALWAYS_ON) -> None:
         self.exporter = InMemorySpanExporter()
         provider = TracerProvider(sampler, shutdown_on_exit=False)
-        provider.add_span_processor(SimpleSpanProcessor(self.exporter))
-        self.tracing = Tracing(provider.get_tracer("test"), provider)
+        self._processor = BatchSpanProcessor(Exporter(self.exporter, Resource({}), "1"))
+        self.tracing = Tracing(provider, self._processor)
         fixture = EngineFixture()
         self.upstream = Recording(*replies)
         fixture.switch.upstream = TracedUpstream(self.upstream, self.tracing)
@@ -49,6 +51,7 @@ class Traced:
         self, body: bytes, headers: tuple[tuple[str, str], ...] = (), **facts: Any
     ) -> dict[str, ReadableSpan]:
         """Answer a request, report it, and return its spans by name; further ones of a name have a number."""
+        self.finished()
         self.exporter.clear()
         origin = Origin("/v1/chat/completions", headers)
         outcome = await self.exchange.exchange(Request("chat", body, TENANT, "r1", origin=origin))
@@ -56,9 +59,13 @@ class Traced:
         self.tracing.observe(outcome.report.with_(status=status, **facts), 0.1)
         return self.spans()
 
+    def finished(self) -> tuple[ReadableSpan, ...]:
+        self._processor.force_flush()
+        return self.exporter.get_finished_spans()
+
     def spans(self) -> dict[str, ReadableSpan]:
         by_name: dict[str, ReadableSpan] = {}
-        for span in sorted(self.exporter.get_finished_spans(), key=lambda span: span.start_time or 0):
+        for span in sorted(self.finished(), key=lambda span: span.start_time or 0):
             name = f"{span.kind.name} {span.name}"
             by_name[f"{name} {sum(key.startswith(name) for key in by_name)}" if name in by_name else name] = span
         return by_name
@@ -133,6 +140,7 @@ async def test_a_view_that_was_made_before_is_no_compaction() -> None:
     assert set(spans) == {SERVER, WAIT}
     assert spans[SERVER].attributes is not None
     assert spans[SERVER].attributes["ullage.outcome"] == "compacted"
+    assert spans[SERVER].attributes["ullage.tokens_before"] > spans[SERVER].attributes["ullage.tokens_after"]
 
 
 async def test_each_retry_has_its_spans() -> None:
@@ -168,7 +176,11 @@ async def test_a_clients_trace_is_continued() -> None:
     parent = spans[SERVER].parent
     assert parent is not None
     assert (f"{parent.trace_id:032x}", f"{parent.span_id:016x}") == (TRACE, PARENT)
+    assert parent.is_remote
     wait = spans[WAIT].context
+    assert spans[WAIT].parent is not None
+    assert not spans[WAIT].parent.is_remote
+    assert {span.context.trace_state.to_header() for span in spans.values()} == {"vendor=1"}
     assert traced.upstream.added == [{"traceparent": f"00-{TRACE}-{wait.span_id:016x}-01", "tracestate": "vendor=1"}]
 
 
@@ -186,7 +198,6 @@ async def test_a_request_that_is_sampled_out_costs_one_decision(headers: tuple[t
     """It has no span, no call of it either, and what the client said of its trace goes on as it came."""
     traced = Traced(OK, sampler=ALWAYS_OFF)
     assert await traced.ask(chat_body([{"role": "user", "content": "Hi"}], model="gpt-4o"), headers) == {}
-    assert traced.tracing.begin_call("stub") is None
     assert traced.upstream.added == [{}]
 
 
@@ -210,7 +221,7 @@ async def test_a_summary_belongs_to_the_request_that_began_it() -> None:
     assert summary.attributes["gen_ai.usage.output_tokens"] == 80
     began, ended = times(summary)
     assert (ended - began) // 1_000_000 == 1500
-    assert len(traced.exporter.get_finished_spans()) == 3
+    assert len(traced.finished()) == 3
 
 
 async def test_an_upstream_that_fails_is_named() -> None:
@@ -241,25 +252,62 @@ def test_reports_of_other_requests_are_no_spans() -> None:
 
 @pytest.fixture
 def no_otel(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
-    for name in ("OTEL_SERVICE_NAME", "OTEL_RESOURCE_ATTRIBUTES", "OTEL_SDK_DISABLED"):
-        monkeypatch.delenv(name, raising=False)
+    for name in [name for name in os.environ if name.startswith("OTEL_")]:
+        monkeypatch.delenv(name)
     return monkeypatch
+
+
+def opened(exporter: InMemorySpanExporter) -> Tracing:
+    tracing = open_tracing("1.2", exporter)
+    assert tracing is not None
+    return tracing
+
+
+def ask_once(tracing: Tracing) -> None:
+    tracing.begin(Request("chat", b"", TENANT, "r1"))
+    tracing.observe(COMPACTED.with_(request_id="r1"), 0.1)
+    tracing.close()
 
 
 @pytest.mark.parametrize(("name", "service"), [(None, "ullage"), ("mine", "mine")])
 def test_the_standard_variables_hold(no_otel: pytest.MonkeyPatch, name: str | None, service: str) -> None:
-    """The service is called ullage unless OTEL_SERVICE_NAME says otherwise."""
+    """The service is called ullage unless a variable says otherwise; OTEL_RESOURCE_ATTRIBUTES stand beside it."""
     if name:
         no_otel.setenv("OTEL_SERVICE_NAME", name)
+    no_otel.setenv("OTEL_RESOURCE_ATTRIBUTES", "deployment.environment=test")
     exporter = InMemorySpanExporter()
-    tracing = open_tracing("1.2", exporter)
-    tracing.begin(Request("chat", b"", TENANT, "r1"))
-    tracing.observe(COMPACTED.with_(request_id="r1"), 0.1)
-    tracing.close()
+    ask_once(opened(exporter))
     (span,) = exporter.get_finished_spans()
     assert span.kind is SpanKind.SERVER
-    assert (span.resource.attributes["service.name"], span.resource.attributes["service.version"]) == (service, "1.2")
+    expected = {"service.name": service, "service.version": "1.2", "deployment.environment": "test"}
+    assert expected.items() <= span.resource.attributes.items()
+    assert (span.instrumentation_scope.name, span.instrumentation_scope.version) == ("ullage", "1.2")
     assert EXPORT_SECONDS < 5
+
+
+@pytest.mark.parametrize(("share", "expected"), [("0.0", 0), ("1.0", 1)])
+def test_the_sampler_is_that_of_the_variables(no_otel: pytest.MonkeyPatch, share: str, expected: int) -> None:
+    """OTEL_TRACES_SAMPLER and its argument say which requests have spans."""
+    no_otel.setenv("OTEL_TRACES_SAMPLER", "traceidratio")
+    no_otel.setenv("OTEL_TRACES_SAMPLER_ARG", share)
+    exporter = InMemorySpanExporter()
+    ask_once(opened(exporter))
+    assert len(exporter.get_finished_spans()) == expected
+
+
+async def test_a_sampler_adds_its_attributes() -> None:
+    """What a sampler of one's own says of a request stands in its span."""
+
+    class Telling(Sampler):
+        def should_sample(self, *_: Any, **__: Any) -> SamplingResult:
+            return SamplingResult(Decision.RECORD_AND_SAMPLE, {"rule": "all", "weight": 2})
+
+        def get_description(self) -> str:
+            return "telling"
+
+    spans = await Traced(OK, sampler=Telling()).ask(chat_body([{"role": "user", "content": "Hi"}], model="gpt-4o"))
+    assert spans[SERVER].attributes is not None
+    assert {"rule": "all", "weight": 2}.items() <= spans[SERVER].attributes.items()
 
 
 def test_a_collector_that_hangs_does_not_hold_the_process(no_otel: pytest.MonkeyPatch) -> None:
@@ -272,20 +320,12 @@ def test_a_collector_that_hangs_does_not_hold_the_process(no_otel: pytest.Monkey
             can_go_on.wait(60)
             ended.set()
 
-    tracing = open_tracing("1.2", Hanging())
-    tracing.close()
+    opened(Hanging()).close()
     assert not ended.is_set()
     can_go_on.set()
 
 
-async def test_a_disabled_sdk_makes_no_spans(no_otel: pytest.MonkeyPatch) -> None:
-    """OTEL_SDK_DISABLED turns everything off, and requests pass."""
+def test_a_disabled_sdk_makes_no_spans(no_otel: pytest.MonkeyPatch) -> None:
+    """OTEL_SDK_DISABLED turns everything off: nothing is put around engine and upstream."""
     no_otel.setenv("OTEL_SDK_DISABLED", "true")
-    exporter = InMemorySpanExporter()
-    tracing = open_tracing("1.2", exporter)
-    fixture = EngineFixture()
-    fixture.switch.upstream = TracedUpstream(Recording(OK), tracing)
-    outcome = await TracedExchange(fixture.engine, tracing).exchange(Request("chat", agent_body(2_000), TENANT, "r1"))
-    tracing.observe(outcome.report, 0.1)
-    tracing.close()
-    assert exporter.get_finished_spans() == ()
+    assert open_tracing("1.2") is None
