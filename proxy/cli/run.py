@@ -26,6 +26,9 @@ BY_SIGNAL: Final = 128
 """Added to the number of the signal that ended a command, as shells do:
 https://pubs.opengroup.org/onlinepubs/9799919799/utilities/V3_chap02.html"""
 
+END_OF_OPTIONS: Final = "--"
+"""What may stand between a client and its arguments. Behind any other command it is one of the command's own."""
+
 USUAL: Final = ("openai", "anthropic", "litellm")
 """The clients whose variables any command gets."""
 
@@ -67,7 +70,7 @@ def run(
     """Start a proxy on a free port and a client that uses it.
 
     Nothing is written to the client's files, and both end together, with the client's exit code. Options come before
-    CLIENT; what follows it is the client's own: `ullage run --model gpt-5 codex exec "..."`. Any other command gets
+    CLIENT; what follows it is the client's own: `ullage run --model gpt-5 codex -- exec "..."`. Any other command gets
     OPENAI_BASE_URL, OPENAI_API_BASE and ANTHROPIC_BASE_URL.
     """
     from proxy.cli.clients import clients
@@ -91,6 +94,8 @@ def _arguments(client: Client | None, words: Sequence[str]) -> list[str]:
     arguments = list(words)
     if client is not None:
         arguments = list(words[1:])
+        if arguments[:1] == [END_OF_OPTIONS]:
+            del arguments[0]
         if client.run is not None:
             arguments.insert(0, client.run.command)
         elif not client.environment:

@@ -131,6 +131,33 @@ async def test_a_command_runs_beside_a_proxy_and_nothing_is_written(stub: StartS
     assert os.listdir(tmp_path) == []
 
 
+PRINT_ARGUMENTS = "import os, sys; print(sys.argv[1:], 'OPENAI_BASE_URL' in os.environ)"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("words", "arguments"),
+    [
+        (("qwen-code", "--", "-p", "x", "--", "y"), ["-p", "x", "--", "y"]),
+        (("qwen-code", "-p", "x"), ["-p", "x"]),
+        (("openai", "--", "qwen", "-p"), ["-p"]),
+        (("--", "qwen-code", "--", "-p"), ["-p"]),
+        (("env", "--", "qwen", "x"), ["x"]),
+    ],
+)
+async def test_a_client_is_set_apart_from_its_arguments(
+    words: tuple[str, ...], arguments: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A `--` behind a client is no argument of it; behind another command it is that command's own."""
+    program = tmp_path / "qwen"
+    program.write_text(f"#!{sys.executable}\n{PRINT_ARGUMENTS}\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    process = await started(tmp_path, "--upstream", "http://127.0.0.1:9/v1", *words)
+    out, errors = await asyncio.wait_for(process.communicate(), 60)
+    assert (process.returncode, out.decode().strip()) == (0, f"{arguments} True"), errors.decode()
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 async def test_a_signal_is_passed_on_and_both_end(stub: StartStub, tmp_path: Path, number: signal.Signals) -> None:

@@ -23,6 +23,7 @@ from proxy.features.settings import AllSettings
 from proxy.settings import load
 from proxy.upstream.litellm import OFFLINE
 from tests.conftest import StartProxy, StartStub
+from tests.e2e.test_compress import GATEWAY, gateway
 from tests.features.compress.test_feature import conversation
 from tests.helm.test_chart import documents, needs_helm
 from tests.support.ports import free_port
@@ -172,6 +173,67 @@ async def test_litellm_behind(stub: StartStub, proxy: StartProxy) -> None:
     assert answer.headers["x-ullage-window"] == "200000"
     (seen,) = server.chats()
     assert (seen.parsed["model"], seen.header("authorization")) == ("claude", f"Bearer {KEYS['LITELLM_MASTER_KEY']}")
+
+
+MASTER_KEY = "sk-" + "0f" * 32
+"""LiteLLM's proxy does not start with a weak one."""
+
+
+@pytest.fixture
+def keys_of_the_gateway(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {**KEYS, "LITELLM_MASTER_KEY": MASTER_KEY, "ANTHROPIC_API_KEY": "sk-ant"}.items():
+        monkeypatch.setenv(name, value)
+
+
+async def answered(base_url: str, model: str, key: str) -> str:
+    """The text of an answer to a conversation that is too long for any window here."""
+    async with httpx.AsyncClient(trust_env=False, timeout=60) as client:
+        body = {"model": model, "messages": conversation(400)}
+        answer = await client.post(
+            f"{base_url}/chat/completions", json=body, headers={"authorization": f"Bearer {key}"}
+        )
+    assert answer.status_code == 200, answer.text
+    text: str = answer.json()["choices"][0]["message"]["content"]
+    return text
+
+
+def test_the_gateways_have_a_master_key() -> None:
+    """LiteLLM's proxy refuses to start without one."""
+    for name in ("litellm-in-front", "litellm-behind"):
+        assert read(name, "litellm.yaml")["general_settings"]["master_key"] == "os.environ/LITELLM_MASTER_KEY"
+
+
+@pytest.mark.skipif(not GATEWAY, reason="ULLAGE_LITELLM is not set")
+@pytest.mark.slow
+async def test_the_real_gateway_in_front(
+    stub: StartStub, proxy: StartProxy, home: Path, keys_of_the_gateway: None
+) -> None:
+    """Both proxies start from the folder's files, and what is too long is answered."""
+    server = await stub(window=32_768)
+    config, litellm = read("litellm-in-front", "ullage.yaml"), read("litellm-in-front", "litellm.yaml")
+    config["upstreams"][0]["base_url"] = server.url
+    front = await proxy(server.url, config=config, environment=KEYS)
+    litellm["model_list"][0]["litellm_params"]["api_base"] = front.url
+    async with gateway(home, litellm) as url:
+        assert await answered(url, "qwen", MASTER_KEY) == "Understood."
+    assert [seen.verdict for seen in server.chats()] == ["ok"]
+
+
+@pytest.mark.skipif(not GATEWAY, reason="ULLAGE_LITELLM is not set")
+@pytest.mark.slow
+async def test_the_real_gateway_behind(
+    stub: StartStub, proxy: StartProxy, home: Path, keys_of_the_gateway: None
+) -> None:
+    """Both proxies start from the folder's files, and what is too long is answered by the provider behind them."""
+    server = await stub(window=20_000, wording="anthropic")
+    config, litellm = read("litellm-behind", "ullage.yaml"), read("litellm-behind", "litellm.yaml")
+    litellm["model_list"][0]["litellm_params"]["api_base"] = server.root
+    async with gateway(home, litellm) as url:
+        config["upstreams"][0]["base_url"] = url
+        config["models"][0]["context_window"] = 20_000
+        front = await proxy(url, config=config, environment={**KEYS, "LITELLM_MASTER_KEY": MASTER_KEY})
+        assert await answered(front.url, "claude", "sk-client") == "Understood."
+    assert [(seen.path, seen.verdict) for seen in server.chats()] == [("/v1/messages", "ok")]
 
 
 class Balancer:
