@@ -188,7 +188,7 @@ def keys_of_the_gateway(monkeypatch: pytest.MonkeyPatch) -> None:
 async def answered(base_url: str, model: str, key: str) -> str:
     """The text of an answer to a conversation that is too long for any window here."""
     async with httpx.AsyncClient(trust_env=False, timeout=60) as client:
-        body = {"model": model, "messages": conversation(400)}
+        body = {"model": model, "messages": conversation(400), "max_tokens": 500}
         answer = await client.post(
             f"{base_url}/chat/completions", json=body, headers={"authorization": f"Bearer {key}"}
         )
