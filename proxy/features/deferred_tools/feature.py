@@ -62,10 +62,14 @@ class DeferTools(Feature):
             return request
         if not may_offer(request.api, measured.parsed.envelope, NAME):
             return request
-        return await offload(len(request.body), self._deferred, measured, limit)
+        return await offload(len(request.body), self._deferred, measured)
 
-    def _deferred(self, measured: MeasuredRequest, limit: int) -> Request:
-        """Return the request with tools of about half of *limit* tokens, and the search tool."""
+    def _deferred(self, measured: MeasuredRequest) -> Request:
+        """Return the request with tools of about half of what tools may take, and the search tool.
+
+        The window counts as its provider states it. In tokens of our count it moves with what is learned of the route,
+        and with it the choice and the prompt.
+        """
         request, parsed, route = measured.request, measured.parsed, measured.known.route
         array = parsed.envelope.value("tools")
         try:
@@ -74,19 +78,19 @@ class DeferTools(Feature):
             return request
         count = self._reader.count(route.encoding, route.model)
         items = parsed.body[parsed.scan.start : parsed.scan.end]
-        remaining = _remaining(tools, items, limit // 2, count)
+        window = measured.known.window or measured.budget.window
+        remaining = _remaining(tools, items, int(window * self._share) // 2, count)
         deferred = [tool for tool in tools if tool not in remaining]
         if not deferred:
             return request
         names = [tool.name for tool in deferred]
-        search = search_tool(request.api, names, measured.budget.window // NAMES_PART, count)
+        search = search_tool(request.api, names, window // NAMES_PART, count)
         tools_json = f"[{','.join(tool.json for tool in remaining)}]"
         at = len(parsed.body[: parsed.scan.start].decode())
         smaller = Addition(search).added_to(tools_json)
         body = splice(parsed.envelope, at, items, {"tools": smaller})
         removed = measured.counts.beside.tools - self._reader.count_tools(route.encoding, route.model)(smaller)
         server_tools = (*request.server_tools, (NAME, tuple(tool.json for tool in deferred)))
-        window = measured.known.window or measured.budget.window
         options = structs.replace(request.options, window=window - reserve(window, self._max_tokens))
         prepared = (*request.prepared, STAGE)
         return structs.replace(

@@ -95,6 +95,20 @@ async def test_a_tool_that_is_found_again_is_declared_once(
 
 
 @every
+async def test_the_choice_is_the_same_once_more_is_known_of_the_route(
+    stub: StartStub, tmp_path: Path, api: str
+) -> None:
+    """A provider that counts a fifth more or less than we do teaches that with its answers, and no tool changes."""
+    for factor in (1.2, 0.8):
+        server = await stub(window=WINDOW, wording=WORDING[api], usage_factor=factor)
+        server.script = model_answering(Answer("It will rain."))
+        async with proxy_in_process(server, tmp_path, **on()) as proxy:
+            for _ in range(8):
+                assert (await proxy.ask(api, request(api, False))).status_code == 200
+        assert len({tuple(seen.tools) for seen in server.seen}) == 1
+
+
+@every
 async def test_switched_off_it_is_refused(stub: StartStub, tmp_path: Path, api: str) -> None:
     """Without the feature such a request has no view that fits."""
     server = await stub(window=WINDOW, wording=WORDING[api])
