@@ -40,6 +40,8 @@ _NO_MORE: Final = 0.0
 _NO_DESCRIPTOR: Final = (errno.EMFILE, errno.ENFILE)
 
 _CHUNKED: Final = "chunked"
+_PLAIN: Final = frozenset({"", _CHUNKED, "identity"})
+"""Transfer codings that leave a body as it is."""
 _LONGEST_CACHED_NAME: Final = 64
 """Bytes of a header's name that is cached, at most."""
 
@@ -329,8 +331,8 @@ class DirectReply:
     """An answer whose head has arrived: ``ports.Reply`` over a response of the pool's or of aiohttp's.
 
     ``headers`` are the end-to-end ones in order and spelling; ``header`` gives the first with a name in any case, or an
-    empty string. ``close_delimited``: only the end of the connection says
-    where the body ends (https://www.rfc-editor.org/rfc/rfc9112#section-6.3).
+    empty string. ``close_delimited``: only the end of the connection says where the body ends
+    (https://www.rfc-editor.org/rfc/rfc9112#section-6.3).
     """
 
     __slots__ = (
@@ -451,10 +453,15 @@ class Tunnel:
 def _end_to_end(response: PooledResponse | AbortingResponse) -> tuple[list[tuple[str, str]], bool]:
     """Return the headers that are not meant for this connection only, and True if one says where the body ends.
 
-    The ``x-ullage-*`` headers of another Ullage behind this one are left out: they would be taken for ours.
+    The ``x-ullage-*`` headers of another Ullage behind this one are left out: they would be taken for ours. Raises
+    ``InvalidHttp`` if the body has a transfer coding that nobody asked for, and that is gone with these headers.
     """
     parsed = response.headers
-    is_framed = "Content-Length" in parsed or _CHUNKED in ",".join(parsed.getall("Transfer-Encoding", ())).lower()
+    codings = ",".join(parsed.getall("Transfer-Encoding", ())).lower().replace(" ", "")
+    if not _PLAIN.issuperset(codings.split(",")):
+        response.close()
+        raise InvalidHttp
+    is_framed = "Content-Length" in parsed or _CHUNKED in codings
     named: frozenset[bytes] = frozenset()
     if "Connection" in parsed:
         values = ",".join(parsed.getall("Connection"))

@@ -1,4 +1,5 @@
 import asyncio
+import gzip
 import socket
 import ssl
 from datetime import UTC, datetime, timedelta
@@ -95,6 +96,20 @@ async def test_tls_that_cannot_be_verified_is_refused(tmp_path):
     assert stage.heard == []
     await upstream.close()
     server.close()
+
+
+@pytest.mark.parametrize("method", ["POST", "PATCH"])
+@pytest.mark.parametrize("coding", ["gzip, chunked", "gzip", "x-compress,chunked"])
+async def test_a_transfer_coding_that_was_not_asked_for_is_no_answer(method, coding):
+    """The header ends here, so that its client would take the coded bytes for the body."""
+    async with ScriptedConnection() as wire:
+        body = gzip.compress(b"{}")
+        head = f"HTTP/1.1 200 OK\r\nTransfer-Encoding: {coding}\r\n\r\n".encode()
+        wire.stage.reply = head + b"%x\r\n%b\r\n0\r\n\r\n" % (len(body), body)
+        with pytest.raises(UpstreamUnreachable, match="not valid HTTP"):
+            await wire.send(method=method)
+        wire.stage.reply = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: Identity, chunked\r\n\r\n2\r\n{}\r\n0\r\n\r\n"
+        assert await read_body(await wire.send(method=method)) == b"{}"
 
 
 @pytest.mark.parametrize("method", ["POST", "PATCH"])
