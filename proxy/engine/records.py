@@ -192,8 +192,11 @@ class CompactionRecords:
         layout, target, boundary = need.lookup.layout, need.target, record.compaction.boundary
         hashes, tenant, route = measured.prefix_hashes, measured.request.tenant, measured.known.route.name
         name, root = hashes[boundary - 1], measured.root_hash(layout)
-        stored = await self._records.save(tenant, root, route, name, dump(record), replace=target.replaces)
-        stored_record = load(stored, len(hashes))
+        ours = dump(record)
+        stored = await self._records.save(tenant, root, route, name, ours, replace=target.replaces)
+        stored_record = None
+        if stored != ours:  # another replica was first
+            stored_record = load(stored, len(hashes))
         if stored_record is not None and stored_record.compaction.boundary == boundary:
             budget = measured.budget_for(target)
             room = budget.input_budget(stored_record.lowered_output or budget.reserve)

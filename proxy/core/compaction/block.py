@@ -14,8 +14,7 @@ from dataclasses import dataclass
 import msgspec
 
 from proxy.core.compaction.digest import digest_of
-from proxy.core.compaction.sentence_ranking import SENTENCE_END, overtaken, rounds_of, sentence_rank
-from proxy.core.compaction.steps import Steps
+from proxy.core.compaction.steps import SENTENCE_END, Steps, overtaken, rounds_of, sentence_rank
 from proxy.core.compaction.truncate import OMITTED
 from proxy.core.compaction.work_state import NO_STATE, STATE, WorkState
 from proxy.core.conversation import ItemText

@@ -148,9 +148,13 @@ def prune_pass(
         return None
     prune = rules.prune.scaled(window)
     worthwhile = {index for index, saved in savings.items() if saved >= rules.min_saving}
-    old = _prunable(among, pairs, worthwhile.difference(duplicates, referenced), prune)
-    pruned = _first_that_save(need, old, savings)
-    if not pruned or sum(savings[index] for index in pruned) < max(need, prune.min_saving):
+    prunable = _prunable(among, worthwhile.difference(duplicates, referenced), prune)
+    need_in_all = max(need, prune.min_saving)
+    if sum(savings[index] for index in prunable) < need_in_all:
+        return None
+    ranked = rank_prunable(pairs, among.items, among.end, prune)
+    pruned = _first_that_save(need, [each for each in ranked if each.index in prunable], savings)
+    if not pruned or sum(savings[index] for index in pruned) < need_in_all:
         return None
     chosen = _without_references_to(pruned, duplicates) | pruned
     if not duplicates:
@@ -185,14 +189,11 @@ def _worthwhile_duplicates(
     return chosen
 
 
-def _prunable(
-    among: PruneRange, pairs: Sequence[Pair], worthwhile: Collection[int], rules: PruneRules
-) -> list[Placeholder]:
-    """The *worthwhile* results that are old enough to be pruned, the least needed first."""
+def _prunable(among: PruneRange, worthwhile: Collection[int], rules: PruneRules) -> set[int]:
+    """The *worthwhile* results that are old enough to be pruned, of whatever kind."""
     protected = first_protected(among.layout, among.start, among.end, rules)
     before = min(protected, unread_from(among.items, among.end))
-    ranked = rank_prunable(pairs, among.items, among.end, rules)
-    return [each for each in ranked if each.index < before and each.index in worthwhile]
+    return {index for index in worthwhile if index < before}
 
 
 def _first_that_save(

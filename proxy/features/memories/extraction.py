@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from proxy.core.compaction.sentence_ranking import SENTENCE_END
+from proxy.core.compaction.steps import SENTENCE_END
 from proxy.core.decisions import CountedView
 from proxy.core.errors import Conflict, InvalidRequest, StoreUnavailable
 from proxy.core.report import Report
