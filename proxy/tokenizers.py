@@ -256,10 +256,13 @@ class Tokenizers:
 
     def count(self, encoding: str, text: str) -> int:
         """Return the tokens of *text* in *encoding*; text that spells a special token counts as text."""
-        return (self.loaded.get(encoding) or self.counter(encoding))(text)
+        return self.counter(encoding)(text)
 
     def counter(self, encoding: str) -> Count:
         """Return the counting function of *encoding*; loads its vocabulary the first time (about half a second)."""
+        loaded = self.loaded.get(encoding)
+        if loaded is not None:
+            return loaded
         with self._lock:
             if encoding not in self.loaded:
                 self.loaded[encoding] = self._load(encoding)

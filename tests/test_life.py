@@ -6,7 +6,7 @@ must begin with the very bytes of the one before, whatever changed, until a new 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -181,10 +181,15 @@ async def characters_counted(rounds: int) -> int:
     class Meter:
         loaded = ("o200k_base",)
 
-        def count(self, encoding: str, text: str) -> int:
-            nonlocal total
-            total += len(text)
-            return tokenizers().count(encoding, text)
+        def counter(self, encoding: str) -> Callable[[str], int]:
+            count_tokens = tokenizers().counter(encoding)
+
+            def count(text: str) -> int:
+                nonlocal total
+                total += len(text)
+                return count_tokens(text)
+
+            return count
 
     replica.reader._counter = Meter()
     session = agent_session(rounds, 300)

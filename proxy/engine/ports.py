@@ -163,12 +163,12 @@ class Cache(Protocol[K, V]):
 class Counter(Protocol):
     """Counts tokens of text."""
 
-    def count(self, encoding: str, text: str) -> int:
-        """Tokens of *text* in *encoding*; special-token text counts as text. CPU-bound and thread-safe."""
+    def counter(self, encoding: str) -> Callable[[str], int]:
+        """The function that counts in *encoding*; special-token text counts as text. CPU-bound and thread-safe."""
 
     @property
     def loaded(self) -> Collection[str]:
-        """The encodings whose vocabulary is in memory; the first call of ``count`` for another takes half a second."""
+        """The encodings whose vocabulary is in memory; to ask for another one's counter takes half a second."""
 
 
 Version = tuple[int, ...]

@@ -29,9 +29,6 @@ P = TypeVar("P", bound="Prefix")
 RECOUNTED = 1_024
 """Characters from which a text that stands in every view of a conversation is not counted again for each of them."""
 
-SHORT, MOST_SHORT = 32, 40_000
-"""Characters of a text, such as a tool's name, that one pass counts once, and how many of these it remembers."""
-
 MANY, LEAST_ITEM = 1_000, 16
 """More items than the first that take fewer bytes than the second on average are refused: no API's message is so short.
 Each of them costs as much as one of hundreds of bytes."""
@@ -298,35 +295,21 @@ class Reader:
         return cached
 
     def count(self, encoding: str, model: str = "", tenant: bytes | None = None) -> Meter:
-        """Counts text in *encoding*, media as *model* prices them; a ``LARGE`` text of *tenant* as ``recount`` does."""
-        known: dict[str, int] = {}
-        recounted = None if tenant is None else self.recount(encoding, tenant, model)
-
-        def counted(text: str) -> int:
-            if len(text) > SHORT:
-                if recounted is not None and len(text) >= LARGE:
-                    return recounted(text)
-                return self._counter.count(encoding, text)
-            size = known.get(text)
-            if size is None:
-                size = self._counter.count(encoding, text)
-                if len(known) < MOST_SHORT:
-                    known[text] = size
-            return size
-
-        return Meter(counted, prices(model), self._injected)
+        """Counts text in *encoding*, media as *model* prices them; a large text of *tenant* as ``recount`` does."""
+        large_text = None if tenant is None else self.recount(encoding, tenant, model)
+        return Meter(self._counter.counter(encoding), prices(model), self._injected, large_text)
 
     def recount(self, encoding: str, tenant: bytes, model: str = "") -> Meter:
         """As ``count``, for texts of this tenant that come again: what is long is counted once."""
-        scope = scope_of(tenant, encoding, "again")
+        scope, count = scope_of(tenant, encoding, "again"), self._counter.counter(encoding)
 
         def counted(text: str) -> int:
             if len(text) < RECOUNTED:
-                return self._counter.count(encoding, text)
+                return count(text)
             name = name_in(scope, text.encode("utf-8", "surrogatepass"))
             size = self._sizes.get(name)
             if size is None:
-                size = self._sizes[name] = self._counter.count(encoding, text)
+                size = self._sizes[name] = count(text)
             return size
 
         return Meter(counted, prices(model), self._injected)

@@ -156,7 +156,7 @@ class Writer:
 
         Each chunk leaves enough of the window that its call fits even if our count is too low.
         """
-        count = self._count(summariser)
+        count = self._counter.counter(summariser.encoding)
         output = output_allowance(summariser.model, wanted.cap)
         room = min(int(summariser.window * FILL), summariser.window - output - 2 * wanted.cap - FRAME)
         if room < MIN_ROOM:
@@ -167,9 +167,6 @@ class Writer:
             summaries_before += 1
         tokens = sum(map(count, chunks)) + (PROMPT + wanted.cap) * len(chunks) + wanted.cap * summaries_before
         return chunks, tokens
-
-    def _count(self, summariser: Summariser) -> Callable[[str], int]:
-        return lambda text: self._counter.count(summariser.encoding, text)
 
     def _aligned_body(self, wanted: SummaryRequest, summariser: Summariser) -> tuple[bytes, int] | None:
         """The request's own prompt with the instruction behind it, and its tokens. Return None if it may not fit."""
@@ -203,7 +200,7 @@ class Writer:
 
     async def _verified(self, run: _Run, source: Source, origin: Origin, body: bytes) -> str:
         """The verified answer to *body*. Raises ``NotWritten``."""
-        count = self._count(run.summariser)
+        count = self._counter.counter(run.summariser.encoding)
         run.calls += 1
         try:
             answer = await call_model(self._upstream, run.summariser, origin, self._agent, body, self._seconds)

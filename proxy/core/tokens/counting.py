@@ -273,17 +273,38 @@ NO_RULES = InjectedRules({})
 # Counting a text.
 
 
+SHORT, MOST_SHORT = 32, 40_000
+"""Characters of a text, such as a tool's name, that a meter counts once, and how many of these it remembers."""
+
+LARGE_TEXT = 65_536
+"""Characters from which a text is worth remembering for longer than a meter lives."""
+
+
 @dataclass(frozen=True, slots=True)
 class Meter:
-    """A function that counts text, together with the prices of media and the marks of injected texts."""
+    """A function that counts text, together with the prices of media and the marks of injected texts.
+
+    ``text`` counts any text, ``large_text`` one of ``LARGE_TEXT`` characters or more.
+    """
 
     text: Callable[[str], int]
     prices: Prices
     injected: InjectedRules = NO_RULES
+    large_text: Callable[[str], int] | None = None
+    _known: dict[str, int] = field(default_factory=dict, repr=False, compare=False)
 
     def __call__(self, text: str) -> int:
         """Return the tokens of *text*."""
-        return self.text(text)
+        if len(text) > SHORT:
+            if self.large_text is not None and len(text) >= LARGE_TEXT:
+                return self.large_text(text)
+            return self.text(text)
+        size = self._known.get(text)
+        if size is None:
+            size = self.text(text)
+            if len(self._known) < MOST_SHORT:
+                self._known[text] = size
+        return size
 
 
 def prices_of(count: Callable[[str], int]) -> Prices:
