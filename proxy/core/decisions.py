@@ -257,8 +257,21 @@ class MeasuredRequest:
         if target.reserve is not None:
             budget = replace(budget, reserve=target.reserve)
         if not target.keep_addition:
-            budget = replace(budget, fixed=budget.fixed - self.addition.tokens)
+            budget = self.without_addition_room(budget)
         return budget
+
+    def without_addition_room(self, budget: TokenBudget) -> TokenBudget:
+        """*budget* without the room that was kept for the addition."""
+        return replace(budget, fixed=budget.fixed - self.addition.tokens)
+
+    def expected_tokens(self, boundary: int, tokens: int) -> int:
+        """The provider's expected count for *tokens*; *boundary* is that of the compaction, -1 if there is none."""
+        expected = None
+        if self.anchor is not None:
+            expected = self.anchor.expect(boundary, tokens, self.known.token_ratio)
+        if expected is None:
+            return int(tokens * self.known.token_ratio)
+        return expected
 
     def schedule(self, policy: Policy, layout: Layout, budget: TokenBudget) -> Schedule:
         """The schedule of this conversation's compactions under *budget*."""
@@ -407,6 +420,25 @@ class CountedView:
 
 
 View = UncountedView | CountedView
+
+
+def verbatim(
+    measured: MeasuredRequest, layout: Layout | None, budget: TokenBudget | None = None, edits: Edits = NO_EDITS
+) -> CountedView:
+    """The client's own bytes, held against *budget* (the request's own by default)."""
+    counts, budget = measured.counts, budget or measured.budget
+    if measured.addition.tokens:
+        budget = measured.without_addition_room(budget)
+    return CountedView(
+        measured=measured,
+        budget=budget,
+        layout=layout,
+        body=measured.request.body,
+        counted=counts.total,
+        expected_tokens=measured.expected_tokens(-1, counts.total),
+        roles=counts.roles,
+        edits=edits,
+    )
 
 
 @dataclass(frozen=True, slots=True)

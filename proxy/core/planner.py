@@ -66,10 +66,11 @@ from proxy.core.decisions import (
     TooLossy,
     UncountedView,
     Written,
+    verbatim,
 )
 from proxy.core.errors import OUTPUT, ContextTooLong
 from proxy.core.tokens.budget import TokenBudget, input_limit, to_our_tokens
-from proxy.core.views import build_view, client_compaction_view, verbatim
+from proxy.core.views import client_compaction_view, compacted_view
 
 LOSSY = frozenset({"drop", "clip"})
 """Stages that lose what the model is looking at."""
@@ -170,6 +171,19 @@ def _verified(measured: MeasuredRequest, policy: Policy, written: Written) -> De
     if excess > guessed_tokens(view) and is_certain(view, reserve):
         return Reject(refusal(view, reserve), view)
     return Forward(view)  # only guesses are too much: the provider judges
+
+
+def build_view(measured: MeasuredRequest, written: Written) -> CountedView:
+    """The view after *written*: the client's own bytes if nothing changes them."""
+    lookup, target, record = written.lookup, written.target, written.record
+    if record is None and not measured.tools_json and written.lowered_output is None:
+        if not target.keep_addition:
+            target = replace(target, keep_addition=True)
+        budget = measured.budget_for(target)
+        in_vain = target.wait_for_summary and target.limit is None
+        edits = Edits(previous=lookup.first, nothing_to_fold=in_vain)
+        return verbatim(measured, lookup.layout, budget, edits)
+    return compacted_view(measured, written)
 
 
 def _is_hopeless(measured: MeasuredRequest, policy: Policy, layout: Layout, view: CountedView) -> bool:

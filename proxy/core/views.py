@@ -1,7 +1,8 @@
-"""Views: what goes upstream for a measured request, built from its items, a record and the edits beside them."""
+"""Views that differ from what the client sent: built from its items, a record and the edits beside them."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 
 from proxy.core.apis.envelope import TOOLS, splice
@@ -10,55 +11,24 @@ from proxy.core.compaction.record import VERSION, Compaction, CompactionRecord
 from proxy.core.compaction.view import AssembledItems, RenderOptions, assemble, write_texts
 from proxy.core.conversation import Layout
 from proxy.core.decisions import (
-    NO_EDITS,
-    Addition,
     CountedView,
     Edits,
     LookedUp,
     MeasuredRequest,
+    ParsedBody,
     Policy,
     Written,
+    verbatim,
 )
-from proxy.core.tokens.budget import TokenBudget, summary_output, to_our_tokens
+from proxy.core.tokens.budget import summary_output, to_our_tokens
 from proxy.core.tool_calls import pairs_of
 
 PRUNE_ATTEMPTS = 3
 """How often the oldest results of a client's own compaction are chosen anew, once their placeholders were counted."""
 
 
-def build_view(measured: MeasuredRequest, written: Written) -> CountedView:
+def compacted_view(measured: MeasuredRequest, written: Written) -> CountedView:
     """The view after *written*: what the client sent, with the record's texts and the edits beside the items."""
-    lookup, target, record = written.lookup, written.target, written.record
-    if record is None and not measured.tools_json and written.lowered_output is None:
-        if not target.keep_addition:
-            target = replace(target, keep_addition=True)
-        budget = measured.budget_for(target)
-        in_vain = target.wait_for_summary and target.limit is None
-        edits = Edits(previous=lookup.first, nothing_to_fold=in_vain)
-        return verbatim(measured, lookup.layout, budget, edits)
-    return _compacted(measured, written)
-
-
-def verbatim(
-    measured: MeasuredRequest, layout: Layout | None, budget: TokenBudget | None = None, edits: Edits = NO_EDITS
-) -> CountedView:
-    """The client's own bytes, held against *budget* (the request's own by default)."""
-    counts, budget = measured.counts, budget or measured.budget
-    if measured.addition.tokens:
-        budget = without_addition_room(budget, measured.addition)
-    return CountedView(
-        measured=measured,
-        budget=budget,
-        layout=layout,
-        body=measured.request.body,
-        counted=counts.total,
-        expected_tokens=expected_tokens(measured, -1, counts.total),
-        roles=counts.roles,
-        edits=edits,
-    )
-
-
-def _compacted(measured: MeasuredRequest, written: Written) -> CountedView:
     lookup, target, record = written.lookup, written.target, written.record
     parsed, layout = measured.parsed, lookup.layout
     budget = measured.budget_for(target)
@@ -74,9 +44,8 @@ def _compacted(measured: MeasuredRequest, written: Written) -> CountedView:
         figure = max(int(written.lowered_output * measured.known.token_ratio), parsed.envelope.least_output)
         thinking = parsed.envelope.thinking(figure)
         members |= _output_members(measured, figure) | thinking
-    at = len(parsed.body[: parsed.scan.start].decode())
     if measured.addition.tokens and target.keep_addition and not has_addition:
-        budget = without_addition_room(budget, measured.addition)
+        budget = measured.without_addition_room(budget)
     tokens = budget.fixed - measured.counts.roles.system + items.tokens
     last = lookup.record.compaction if lookup.record else None
     stages = record.compaction.stages if record else ()
@@ -90,9 +59,9 @@ def _compacted(measured: MeasuredRequest, written: Written) -> CountedView:
         measured=measured,
         budget=budget,
         layout=layout,
-        body=splice(parsed.envelope, at, items.content, members),
+        body=_body_of(parsed, items.content, members),
         counted=tokens,
-        expected_tokens=expected_tokens(measured, record.compaction.boundary if record else -1, tokens),
+        expected_tokens=measured.expected_tokens(record.compaction.boundary if record else -1, tokens),
         roles=items.roles,
         summary=items.summary_tokens,
         edits=Edits(
@@ -112,13 +81,8 @@ def view_without_addition(view: CountedView) -> CountedView:
     edits = view.edits
     target = replace(view.measured.target, keep_addition=False)
     lookup = LookedUp(view.layout or view.measured.lay_out(), edits.record, first=edits.previous)
-    bare = _compacted(view.measured, Written(lookup, target, edits.record, edits.lowered_output))
+    bare = compacted_view(view.measured, Written(lookup, target, edits.record, edits.lowered_output))
     return replace(bare, edits=replace(bare.edits, compacted_now=edits.compacted_now))
-
-
-def without_addition_room(budget: TokenBudget, addition: Addition) -> TokenBudget:
-    """*budget* without the room that was kept for *addition*."""
-    return replace(budget, fixed=budget.fixed - addition.tokens)
 
 
 def _items_of(measured: MeasuredRequest, layout: Layout, record: CompactionRecord | None, note: str) -> AssembledItems:
@@ -130,6 +94,14 @@ def _items_of(measured: MeasuredRequest, layout: Layout, record: CompactionRecor
     return assemble(original, record.compaction, record.block, record.edits, measured.read_item, note)
 
 
+def _body_of(parsed: ParsedBody, items: bytes, members: Mapping[str, str]) -> bytes:
+    """The body with *items* in place of its own, and with *members* in place of those around them."""
+    body, scan = parsed.body, parsed.scan
+    if not members:
+        return b"".join((body[: scan.start], items, body[scan.end :]))
+    return splice(parsed.envelope, len(body[: scan.start].decode()), items, members)
+
+
 def tools_member(measured: MeasuredRequest) -> str:
     """The name of the counted member that holds the tools. Raises ``StopIteration`` if there is none."""
     return next(key for key in TOOLS if key in measured.counts.members)
@@ -139,13 +111,6 @@ def _output_members(measured: MeasuredRequest, figure: int) -> dict[str, str]:
     """The members that state the output figure, lowered to *figure*."""
     fields = measured.parsed.envelope.fields
     return {key: str(figure) for key in measured.api_format.OUTPUT_FIGURES if key in fields}
-
-
-def expected_tokens(measured: MeasuredRequest, boundary: int, tokens: int) -> int:
-    """Return the provider's expected count for *tokens*; *boundary* is that of the compaction, -1 if there is none."""
-    ratio = measured.known.token_ratio
-    expected = measured.anchor.expect(boundary, tokens, ratio) if measured.anchor else None
-    return int(tokens * ratio) if expected is None else expected
 
 
 # A client's own compaction.
@@ -208,9 +173,9 @@ def _with_reserve(view: CountedView, layout: Layout, record: CompactionRecord | 
     written = Written(lookup, measured.target, record, None)
     output: int | None = None
     if measured.requested_output is not None and reserve < budget.reserve:
-        compacted = _compacted(unshrunk, replace(written, lowered_output=reserve)) if record else view
+        compacted = compacted_view(unshrunk, replace(written, lowered_output=reserve)) if record else view
         used = to_our_tokens(compacted.expected_tokens, measured.known.token_ratio)
         output = min(budget.reserve, max(reserve, budget.window - used - budget.window // 64))
     if record is None and output is None:
         return view
-    return _compacted(unshrunk, replace(written, lowered_output=output))
+    return compacted_view(unshrunk, replace(written, lowered_output=output))

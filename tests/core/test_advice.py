@@ -18,10 +18,9 @@ from proxy.core.advice import (
     item_parts,
     main_part,
 )
-from proxy.core.decisions import NeedBlock
-from proxy.core.planner import decide
+from proxy.core.decisions import NeedBlock, verbatim
+from proxy.core.planner import build_view, decide
 from proxy.core.tokens.counting import REGIONS
-from proxy.core.views import build_view, verbatim
 from proxy.engine.run import report_of
 from tests.core.test_planner import LONG, PLANNING, looked_up, measured, written
 from tests.support.engine_fixtures import tool_map_of_package

@@ -6,8 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from proxy.core.decisions import LookedUp, Written
-from proxy.core.views import build_view, client_compaction_view, expected_tokens, verbatim
+from proxy.core.decisions import LookedUp, Written, verbatim
+from proxy.core.planner import build_view
+from proxy.core.views import client_compaction_view
 from tests.core.test_planner import LONG, PLANNING, SHORT, measured
 
 
@@ -48,5 +49,5 @@ def test_a_clients_own_compaction_loses_its_oldest_results_first() -> None:
 
 def test_the_providers_own_count_is_expected_before_ours() -> None:
     """Without an anchor the ratio of its tokens to ours is all there is."""
-    assert expected_tokens(measured(SHORT, ratio=1.5), -1, 100) == 150
+    assert measured(SHORT, ratio=1.5).expected_tokens(-1, 100) == 150
     assert verbatim(measured(SHORT), None).expected_tokens == measured(SHORT).counts.total
