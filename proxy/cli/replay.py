@@ -247,7 +247,9 @@ class FindingsCollector:
     def _advise(self, view: CountedView, report: Report) -> None:
         """Take the advice on *view* if none was fuller before."""
         pressure = report.pressure or 0.0
-        fullest = self.nearly_full.pressure if self.nearly_full else NEARLY_FULL
+        fullest = NEARLY_FULL
+        if self.nearly_full is not None:
+            fullest = self.nearly_full.pressure
         if pressure <= fullest:
             return
         advice = advise(view, report, self._tools)

@@ -296,7 +296,9 @@ class Reader:
 
     def count(self, encoding: str, model: str = "", tenant: bytes | None = None) -> Meter:
         """Counts text in *encoding*, media as *model* prices them; a large text of *tenant* as ``recount`` does."""
-        large_text = None if tenant is None else self.recount(encoding, tenant, model)
+        large_text: Meter | None = None
+        if tenant is not None:
+            large_text = self.recount(encoding, tenant, model)
         return Meter(self._counter.counter(encoding), prices(model), self._injected, large_text)
 
     def recount(self, encoding: str, tenant: bytes, model: str = "") -> Meter:

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import base64
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
@@ -28,7 +29,7 @@ from proxy.core.errors import UllageError
 from proxy.core.overflow.kinds import Overflow
 from proxy.core.report import ADDED_STAGES, BUDGET_UNREACHABLE, SERVED, Outcome, Report
 from proxy.core.request import ITEMS_KEPT, Request, public_session_name
-from proxy.core.tokens.budget import borrowed
+from proxy.core.tokens.budget import Allocation, borrowed
 from proxy.core.tokens.counting import add_up, regions, to_provider_tokens
 from proxy.core.tool_calls import files_read, needless_items
 from proxy.core.waste import LARGE
@@ -189,7 +190,7 @@ def report_of(view: View, policy: Policy, **facts: Any) -> Report:
         return _uncounted(view, facts)
     measured, budget, request = view.measured, view.budget, view.request
     ratio, counts, edits = measured.known.token_ratio, measured.counts, view.edits
-    envelope, root = measured.parsed.envelope, measured.root_hash(view.layout) if view.layout else b""
+    envelope = measured.parsed.envelope
     reserve = edits.lowered_output or budget.reserve
     beside = counts.beside
     if counts.fixed != budget.fixed:
@@ -206,11 +207,11 @@ def report_of(view: View, policy: Policy, **facts: Any) -> Report:
     tokens_before = view.expected_tokens + int((counts.fixed - budget.fixed + request.tokens_removed) * ratio)
     if edits.record:
         tokens_before = int((counts.total + request.tokens_removed) * ratio)
-    allocation = policy.rules.allocation
     members = _base(view, envelope.model, envelope.session, {})
-    members["conversation"] = members["conversation"] or base64.urlsafe_b64encode(root[:12]).decode()
+    if not members["conversation"] and view.layout is not None:
+        members["conversation"] = base64.urlsafe_b64encode(measured.root_hash(view.layout)[:12]).decode()
     members["client_compaction"] = measured.client_compaction
-    members |= facts
+    members |= _optional_part(view, policy.rules.allocation, by_region) | facts
     outcome: Outcome = "verbatim"
     reason = _counted_reason(view)
     if not view.observation:
@@ -222,17 +223,13 @@ def report_of(view: View, policy: Policy, **facts: Any) -> Report:
         stream=envelope.stream,
         outcome=outcome,
         reason=reason,
-        budget=None if view.known.window is None else int(max(0, budget.input_budget(reserve)) * ratio),
         tokens_before=tokens_before,
         tokens_after=view.expected_tokens,
         stages=_all_stages(request, edits.stages) if request.prepared else edits.stages,
         regions=to_provider_tokens(by_region, ratio),
-        borrowed=to_provider_tokens(borrowed(by_region, allocation, budget.window), ratio) if allocation else {},
         event=edits.compacted_now,
         observed=bool(view.observation),
-        files_read=_files_read(view) if measured.has_facts else None,
         **_newest_part(view),
-        summary_tokens=edits.record.summary_spent if edits.record else 0,
     )
 
 
@@ -341,6 +338,22 @@ def _files_read(view: CountedView) -> int:
     return files_read(items, record.compaction.cut, {each.index for each in record.compaction.placeholders})
 
 
+def _optional_part(view: CountedView, allocation: Allocation | None, by_region: Mapping[str, int]) -> dict[str, Any]:
+    """The members of a report that not every counted view has."""
+    budget, record, ratio = view.budget, view.edits.record, view.measured.known.token_ratio
+    members: dict[str, Any] = {}
+    if view.known.window is not None:
+        room = budget.input_budget(view.edits.lowered_output or budget.reserve)
+        members["budget"] = int(max(0, room) * ratio)
+    if allocation is not None:
+        members["borrowed"] = to_provider_tokens(borrowed(by_region, allocation, budget.window), ratio)
+    if view.measured.has_facts:
+        members["files_read"] = _files_read(view)
+    if record is not None:
+        members["summary_tokens"] = record.summary_spent
+    return members
+
+
 def _newest_part(view: CountedView) -> dict[str, Any]:
     """The members of a report about what no request has held before.
 
@@ -355,7 +368,9 @@ def _newest_part(view: CountedView) -> dict[str, Any]:
             break
         fresh, largest = fresh + item.tokens, max(largest, item.tokens)
     large = LARGE * (view.budget.input - counts.total + fresh)
-    waste = needless_items(items, counts.beside.injected) if view.edits.compacted_now else {}
+    waste: dict[str, int] = {}
+    if view.edits.compacted_now:
+        waste = needless_items(items, counts.beside.injected)
     newest = add_up(items[unread_from(items, len(items)) :])
     members: dict[str, Any] = {"newest_tokens": int(newest.history * ratio)}
     if 0 < large < fresh:

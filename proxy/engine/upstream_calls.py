@@ -134,9 +134,11 @@ class UpstreamCalls:
             run.overflows += not is_fallback
             run.drop()
             return NOT_NEWS
-        failure = failure_of(refusal) if refusal >= 400 else None
-        failed = await self._failed(run, view, failure, None) if failure else None
-        return failed or Accepted(reply, b"".join(run.chunks), hides_usage)
+        if refusal >= 400 and (failure := failure_of(refusal)):
+            failed = await self._failed(run, view, failure, None)
+            if failed is not None:
+                return failed
+        return Accepted(reply, b"".join(run.chunks), hides_usage)
 
     async def _failed(self, run: Run, view: View, failure: Failure, error: UllageError | None) -> Failed | None:
         """The models to ask after *failure*, which is put aside; None if the client is to see it.
@@ -223,9 +225,13 @@ class UpstreamCalls:
             return status
         if not is_believed:
             prior = await self._retries.prior(view)
-            large = len(view.body) > JUDGED_INLINE
-            claim = await asyncio.to_thread(judge, prior) if large else judge(prior)
-        return claim if claim is not None and self._retries.may_retry(claim) else status
+            if len(view.body) > JUDGED_INLINE:
+                claim = await asyncio.to_thread(judge, prior)
+            else:
+                claim = judge(prior)
+        if claim is None or not self._retries.may_retry(claim):
+            return status
+        return claim
 
     async def _claim_in(self, reply: Reply, chunks: list[bytes]) -> tuple[Overflow | None, Judge | None, int]:
         """The overflow that *reply* claims to be, what judges the claim, and the status that it has or states."""

@@ -339,9 +339,11 @@ class Handler:
         if not is_complete:
             return Upload(first, request.content, self._limits.idle, progress), model
         name = self._config.name_of(model)
-        if model and name != model:
-            first = with_model(first, name) if named == model else renamed_body(first, model, name)
-        return first, model
+        if not model or name == model:
+            return first, model
+        if named == model:
+            return with_model(first, name), model
+        return renamed_body(first, model, name), model
 
     def _upstream_of(self, call: Call, model: str) -> str:
         """Return the upstream of *model*, if that is empty the one of the path's API, and report both."""

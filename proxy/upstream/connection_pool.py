@@ -116,9 +116,11 @@ def _with_length(known: KnownHead, length: int) -> KnownHead:
     """Return the *known* head with another *length*."""
     headers = CIMultiDict(known.headers)
     headers["Content-Length"] = digits = str(length)
-    raw_length = digits.encode()
-    raw = tuple((name, raw_length if name.lower() == b"content-length" else value) for name, value in known.raw_headers)
-    return KnownHead(known.head, known.status, CIMultiDictProxy(headers), raw, length)
+    raw = [*known.raw_headers]
+    for index, (name, _) in enumerate(raw):
+        if name.lower() == b"content-length":
+            raw[index] = name, digits.encode()
+    return KnownHead(known.head, known.status, CIMultiDictProxy(headers), tuple(raw), length)
 
 
 class PooledConnection(BaseProtocol):

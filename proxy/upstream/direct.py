@@ -397,7 +397,9 @@ class DirectReply:
         elif self._response.connection is None:
             # All of it is here: readers would look for what is still to come.
             whole, self._response.whole = self._response.whole, b""
-            return whole if whole or content.at_eof() else remaining(content)
+            if whole or content.at_eof():
+                return whole
+            return remaining(content)
         try:
             return await content.readany()
         except aiohttp.SocketTimeoutError as error:

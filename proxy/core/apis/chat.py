@@ -23,7 +23,7 @@ from proxy.core.apis.json_edit import (
     with_content,
 )
 from proxy.core.apis.json_steps import ONE_CALL, decode
-from proxy.core.conversation import Item, ItemText, Role
+from proxy.core.conversation import Injected, Item, ItemText, Role
 from proxy.core.errors import InvalidRequest
 from proxy.core.tokens.counting import injected_in, prices_of
 from proxy.core.tokens.media import is_guess, is_media, part_tokens
@@ -106,7 +106,9 @@ def _read(message: dict[str, Any], count: Count, large: bool) -> Item:
     calls = tuple(name for call in called if (name := _call_id(call)))
     answered = _answered(message)
     answers = (answered,) if answered else ()
-    injected = injected_in(_content_text(message), count) if role in ("system", "user") else ()
+    injected: tuple[Injected, ...] = ()
+    if role in ("system", "user"):
+        injected = injected_in(_content_text(message), count)
     return Item(role, text + media, media, digest(message, large=large), calls, answers, guess, injected)
 
 

@@ -34,7 +34,7 @@ from proxy.core.apis.json_edit import (
 from proxy.core.apis.json_scan import members
 from proxy.core.apis.json_steps import ONE_CALL, decode, dismantle
 from proxy.core.apis.portable import SIGNATURES
-from proxy.core.conversation import Item, ItemText, Role
+from proxy.core.conversation import Injected, Item, ItemText, Role
 from proxy.core.errors import InvalidRequest
 from proxy.core.tokens.counting import injected_in, prices_of
 from proxy.core.tokens.media import Prices, is_guess, opaque_tokens, part_tokens
@@ -141,8 +141,15 @@ def _read(content: dict[str, Any], count: Count, large: bool) -> Item:
     for key, value in content.items():
         if key not in ("role", "parts") and value:
             weight.text += count(quoted(value))
-    texts = [] if role == "assistant" else [*_texts(parts)]
-    user_tokens = sum(map(count, texts)) if role == "tool" else 0
+    texts: list[str] = []
+    injected: tuple[Injected, ...] = ()
+    user_tokens = 0
+    if role != "assistant":
+        texts += _texts(parts)
+    if texts:
+        injected = injected_in("\n".join(texts), count)
+    if role == "tool":
+        user_tokens = sum(map(count, texts))
     unsigned = {**content, "role": content.get("role") or "user", "parts": [_unsigned(part) for part in parts]}
     return Item(
         role,
@@ -152,7 +159,7 @@ def _read(content: dict[str, Any], count: Count, large: bool) -> Item:
         _names(parts, "call"),
         _names(parts, "result"),
         weight.guess,
-        injected=injected_in("\n".join(texts), count) if texts else (),
+        injected=injected,
         sealed=weight.sealed,
         user_tokens=user_tokens,
     )

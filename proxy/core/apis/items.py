@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 
 from proxy.core.apis.json_steps import ONE_CALL, dismantle, encode_in_steps, parse
-from proxy.core.conversation import HASH_BYTES, Item, Role
+from proxy.core.conversation import HASH_BYTES, Injected, Item, Role
 from proxy.core.tokens.counting import injected_in
 
 Count = Callable[[str], int]
@@ -53,7 +53,9 @@ def text_message(
 
 def text_item(message: Mapping[str, Any], role: Role, text: str, frame: int, count: Count) -> Item:
     """Return the item of a *message* that is only *text*; *frame* are the tokens of its role and separators."""
-    injected = () if role == "assistant" else injected_in(text, count)
+    injected: tuple[Injected, ...] = ()
+    if role != "assistant":
+        injected = injected_in(text, count)
     plain: dict[str, Any] = {"content": [{"text": text, "type": "text"}], "role": message["role"]}
     if "type" in message:
         plain["type"] = message["type"]

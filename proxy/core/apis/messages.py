@@ -27,7 +27,7 @@ from proxy.core.apis.json_edit import (
     with_replaced_contents,
 )
 from proxy.core.apis.json_steps import ONE_CALL, decode, dismantle
-from proxy.core.conversation import Item, ItemText, Role
+from proxy.core.conversation import Injected, Item, ItemText, Role
 from proxy.core.errors import InvalidRequest
 from proxy.core.tokens.counting import injected_in, prices_of
 from proxy.core.tokens.media import is_guess, opaque_tokens, part_tokens
@@ -114,8 +114,15 @@ def _read(message: dict[str, Any], count: Count, large: bool) -> Item:
             answers.append(str(block["tool_use_id"]))
     _weigh_members(message, weight, count)
     role = _role(message, blocks)
-    texts = [] if role == "assistant" else [*_user_texts(blocks)]
-    user_tokens = sum(map(count, texts)) if role == "tool" else 0
+    texts: list[str] = []
+    injected: tuple[Injected, ...] = ()
+    user_tokens = 0
+    if role != "assistant":
+        texts += _user_texts(blocks)
+    if texts:
+        injected = injected_in("\n".join(texts), count)
+    if role == "tool":
+        user_tokens = sum(map(count, texts))
     return Item(
         role,
         weight.total,
@@ -124,7 +131,7 @@ def _read(message: dict[str, Any], count: Count, large: bool) -> Item:
         tuple(calls),
         tuple(answers),
         weight.guess,
-        injected=injected_in("\n".join(texts), count) if texts else (),
+        injected=injected,
         sealed=weight.sealed,
         user_tokens=user_tokens,
     )

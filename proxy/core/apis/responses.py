@@ -29,7 +29,7 @@ from proxy.core.apis.json_edit import (
 )
 from proxy.core.apis.json_scan import members
 from proxy.core.apis.json_steps import ONE_CALL, decode
-from proxy.core.conversation import Item, ItemText, Role
+from proxy.core.conversation import Injected, Item, ItemText, Role
 from proxy.core.errors import InvalidRequest
 from proxy.core.tokens.counting import injected_in, prices_of
 from proxy.core.tokens.media import Prices, is_guess, is_media, opaque_tokens, part_tokens
@@ -121,7 +121,9 @@ def _read(value: dict[str, Any], count: Count, large: bool) -> Item:
     sealed = opaque
     if kind not in _PLAIN and not kind.endswith("_output"):
         sealed += text
-    injected = injected_in("\n".join(_words(value)), count) if role in ("system", "user") else ()
+    injected: tuple[Injected, ...] = ()
+    if role in ("system", "user"):
+        injected = injected_in("\n".join(_words(value)), count)
     return Item(
         role,
         text + media + opaque,

@@ -158,11 +158,16 @@ def overtaken(texts: Sequence[Sequence[str]], acted: Sequence[bool], rules: Talk
 
 def _talk(sentence: str, rules: TalkRules) -> str:
     """``progress`` or ``intent`` for a sentence that says nothing else; else empty."""
+    kind = ""
     if len(sentence) <= _REPORT and any(pattern.match(sentence) for pattern in rules.progress):
-        return "progress" if sentence_rank(sentence) < 2 else ""
-    if len(sentence) <= _INTENT and any(pattern.match(sentence) for pattern in rules.intents):
-        return "intent" if sentence_rank(sentence) < 2 and not has_conclusion(sentence) else ""
-    return ""
+        kind = "progress"
+    elif len(sentence) <= _INTENT and any(pattern.match(sentence) for pattern in rules.intents):
+        kind = "intent"
+    if kind and sentence_rank(sentence) == 2:
+        return ""
+    if kind == "intent" and has_conclusion(sentence):
+        return ""
+    return kind
 
 
 def rounds_of(entries: Sequence[ItemText], outcomes: Sequence[str] = ()) -> list[Round]:

@@ -108,10 +108,11 @@ def stated_status(value: Any) -> int:
     """Return the status from 400 on that a decoded error with status 200 states for itself; 200 if it states none."""
     while isinstance(value, list):
         value = value[0]
-    response = value.get("response")
-    error = response.get("error") if isinstance(response, dict) else None
-    # A failed response repeats its request beside the error, whose words are no codes.
-    codes = error_parts(error or value.get("error") or value).codes
+    error, response = value.get("error"), value.get("response")
+    if isinstance(response, dict):
+        # A failed response repeats its request beside the error, whose words are no codes.
+        error = response.get("error") or error
+    codes = error_parts(error or value).codes
     stated = (int(code) for code in codes if code.isdecimal() and 400 <= int(code) <= 599)
     return next(stated, None) or _status_by_name("\n".join(codes))
 
