@@ -367,7 +367,9 @@ sys.meta_path.insert(0, Pruned())
 
 
 @pytest.mark.slow
-async def test_what_the_image_lacks_is_not_missed(stub: StartStub, proxy: StartProxy, tmp_path: Path) -> None:
+async def test_providers_answer_without_the_packages_that_the_image_leaves_out(
+    stub: StartStub, proxy: StartProxy, tmp_path: Path
+) -> None:
     """Providers over LiteLLM answer without what is taken out, and each path that is named there exists."""
     distributions, paths = pruned()
     litellm = Path(str(distribution("litellm").locate_file("")))

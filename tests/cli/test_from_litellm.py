@@ -117,7 +117,7 @@ router_settings: [1]
 """
 
 
-def test_an_odd_file_becomes_a_valid_configuration(tmp_path: Path) -> None:
+def test_a_litellm_file_with_circular_fallbacks_becomes_a_valid_configuration(tmp_path: Path) -> None:
     """Names come before patterns, as LiteLLM takes them, and fallbacks that lead in a circle are left out by name."""
     conversion = convert(yaml.safe_load(ODD))
     file = tmp_path / "ullage.yaml"

@@ -76,7 +76,7 @@ def test_a_frame_has_the_figures_of_the_metrics() -> None:
     assert row.split()[2] == f"{of_model:.0f}"
 
 
-def test_what_only_the_page_knows_has_a_line() -> None:
+def test_top_shows_cached_share_cost_and_nearly_full_conversations() -> None:
     """The share that came from caches, the money, and how many conversations are nearly full."""
     page = {"models": {"m": {"input": 1000, "cached": 250}}, "saved": 1.234}
     rows = [{"name": "a", "tokens": 90, "budget": 100}, {"name": "b", "tokens": 10, "budget": 100}]

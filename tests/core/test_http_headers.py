@@ -51,7 +51,7 @@ def test_no_other_module_has_a_list_of_its_own() -> None:
     assert set(found) == {"core/http_headers.py"}
 
 
-def test_only_the_length_may_differ():
+def test_a_repeated_head_may_differ_in_its_content_length_only():
     """Every other byte of a head is compared."""
     head = sized_head(HEAD, ["5"])
     assert head.match(HEAD + b"12345") == (len(HEAD), 5)
@@ -83,7 +83,7 @@ def test_only_the_length_may_differ():
         (b"GET / HTTP/1.1\r\nHost: a\r\n\r\n", 27),
     ],
 )
-def test_where_a_request_ends(data, size):
+def test_a_message_ends_at_its_content_length_or_with_its_head(data, size):
     """By its Content-Length, or with its head."""
     assert read_head(data) == (data[: data.index(b"\r\n\r\n") + 4], size)
 
@@ -99,6 +99,6 @@ def test_where_a_request_ends(data, size):
         HEAD.replace(b"X-Api-Key: k", b"Cookie: " + b"c" * 5000),
     ],
 )
-def test_whose_end_is_not_known(data):
+def test_no_end_is_read_from_a_head_that_is_incomplete_long_or_framed_otherwise(data):
     """A head that is incomplete, long, or framed by more than its length."""
     assert read_head(data) == (b"", 0)

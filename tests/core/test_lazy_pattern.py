@@ -7,7 +7,7 @@ import pytest
 from proxy.core.lazy_pattern import lazy_pattern
 
 
-def test_it_does_what_a_compiled_pattern_does():
+def test_a_lazy_pattern_does_what_a_compiled_one_does():
     """Also at its second use, and with flags."""
     lazy, compiled = (
         lazy_pattern(r"(?P<word>[a-z]+)\b", re.IGNORECASE),
@@ -21,7 +21,7 @@ def test_it_does_what_a_compiled_pattern_does():
     assert (lazy.pattern, lazy.flags, lazy.groups) == (compiled.pattern, compiled.flags, compiled.groups)
 
 
-def test_it_is_compiled_once(monkeypatch):
+def test_a_lazy_pattern_is_compiled_once_at_its_first_use(monkeypatch):
     """Nothing is compiled before it is used, nor again."""
     seen = []
     compile_ = re.compile

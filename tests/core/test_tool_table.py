@@ -164,7 +164,7 @@ def test_nothing_is_ever_an_error(name: str, arguments: str) -> None:
     assert NO_TOOLS.call(name, arguments).kind == "unknown"
 
 
-def test_a_figure_is_spelled_as_it_was() -> None:
+def test_numbers_in_arguments_keep_their_digits() -> None:
     """Numbers in a call's arguments keep their digits: 1e5 is not written as 100000.0, nor 1.10 as 1.1."""
     assert plain_arguments('{"a": 1e5, "b": [1.10, true, null, "x"], "c": 12345678901234567890}').split("\n") == [
         "1e5",
@@ -196,6 +196,6 @@ def test_very_long_arguments_are_not_decoded() -> None:
         ("[" * 100_000, ""),
     ],
 )
-def test_commands_of_calls(arguments: str, command: str) -> None:
+def test_a_shell_call_shows_its_command_on_one_line(arguments: str, command: str) -> None:
     """The command of a shell call on one line, whatever its member is called; nothing for other calls."""
     assert command_of(arguments) == command

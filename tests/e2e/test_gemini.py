@@ -288,7 +288,9 @@ SIBLINGS = [
 
 @pytest.mark.parametrize("own", [True, False], ids=["own key", "client's key"])
 @pytest.mark.slow
-async def test_siblings_go_to_googles_server(stub: StartStub, proxy: StartProxy, own: bool) -> None:
+async def test_other_gemini_paths_go_to_the_server_of_their_model(
+    stub: StartStub, proxy: StartProxy, own: bool
+) -> None:
     """Whatever of the API is managed or not goes where the model's rule says, with that server's credential alone."""
     openai, google = await stub(), await stub(window=WINDOW)
     key = {"api_key": "g-own", "api_key_header": "x-goog-api-key"} if own else {}
@@ -309,7 +311,9 @@ async def test_siblings_go_to_googles_server(stub: StartStub, proxy: StartProxy,
     assert openai.seen == []
 
 
-async def test_an_alias_is_renamed_for_siblings(stub: StartStub, proxy: StartProxy, web: httpx.AsyncClient) -> None:
+async def test_an_alias_is_renamed_in_other_gemini_paths(
+    stub: StartStub, proxy: StartProxy, web: httpx.AsyncClient
+) -> None:
     """In the path, and where a body repeats the model, in each request of a batch."""
     openai, google = await stub(), await stub()
     front = await proxy(google.root, config=two_upstreams(openai, google))
@@ -323,7 +327,7 @@ async def test_an_alias_is_renamed_for_siblings(stub: StartStub, proxy: StartPro
 
 
 @pytest.mark.slow
-async def test_behind_shared_keys_siblings_that_store_are_refused(stub: StartStub, proxy: StartProxy) -> None:
+async def test_gemini_paths_that_store_are_refused_behind_a_shared_key(stub: StartStub, proxy: StartProxy) -> None:
     """Embeddings and lists pass; files, caches and batches are what others with the same upstream key could read."""
     openai, google = await stub(), await stub()
     config = two_upstreams(openai, google, api_key="g-own", api_key_header="x-goog-api-key")

@@ -147,7 +147,7 @@ async def bench(proxy: StartProxy) -> AsyncIterator[Bench]:
     derandomize=True,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow, HealthCheck.data_too_large],
 )
-async def test_no_shape_is_a_fault(
+async def test_a_body_of_any_shape_is_sent_or_refused_without_a_fault(
     bench: Bench, api: str, rounds: int, edits: list[tuple[int, str, str, Any]], more: dict[str, Any]
 ) -> None:
     """It is sent, or refused as the client's; what is sent is JSON, inside the window, with no pair taken apart."""

@@ -458,7 +458,7 @@ async def test_a_large_text_is_counted_once_for_a_tenant() -> None:
     assert caching.counter.counted[text] == 2
 
 
-async def test_a_system_text_of_half_characters_is_counted() -> None:
+async def test_a_system_text_that_was_cut_inside_a_character_is_counted() -> None:
     """A client that cut its text inside a character is answered all the same."""
     body = rb'{"model":"m","instructions":"cut: \ud83d","messages":[{"role":"user","content":"cut: \ud83d"}]}'
     reading = await ReaderWithCaches().read(body)

@@ -313,7 +313,7 @@ STREAMED = {
 
 
 @pytest.mark.parametrize("form", STREAMED)
-async def test_a_stream_that_begins_with_a_failure_is_anothers_turn(form: str) -> None:
+async def test_a_stream_that_begins_with_a_failure_goes_to_a_fallback(form: str) -> None:
     """A rate limit or a fault of the server as a stream's first event costs no answer; it stands if all fail."""
     begin = """
         client   >> session
@@ -329,7 +329,7 @@ async def test_a_stream_that_begins_with_a_failure_is_anothers_turn(form: str) -
 
 
 @pytest.mark.parametrize("stream", [True, False])
-async def test_an_error_object_with_status_200_is_anothers_turn(stream: bool) -> None:
+async def test_an_error_object_with_status_200_goes_to_a_fallback(stream: bool) -> None:
     """Some gateways answer 200 with an error for a body, and say in it what the status should have been."""
     await TwoUpstreams(fail_over_on=EVERY_FAILURE).play(
         """

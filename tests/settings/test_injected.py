@@ -78,7 +78,7 @@ def test_a_bad_file_says_where(tmp_path: Path, text: str, message: str) -> None:
 
 
 @pytest.mark.parametrize("marks", [{"tags": ["<a>"]}, {"tags": [""]}, {"headings": [" "]}, {"lines": {"": "a"}}])
-def test_what_a_mark_cannot_be(marks: dict[str, object]) -> None:
+def test_an_empty_mark_or_a_tag_with_brackets_is_refused(marks: dict[str, object]) -> None:
     """A tag is a name without brackets, and no mark is empty."""
     with pytest.raises(ValidationError):
         InjectedTable.model_validate({"skills": marks})

@@ -27,7 +27,7 @@ def test_what_is_sealed_opens_to_itself(plain: bytes) -> None:
 
 
 @pytest.mark.parametrize("size", [0, 2_047, 2_048, 2**20])
-def test_small_and_large_values_open(size: int) -> None:
+def test_values_open_whichever_way_they_were_compressed(size: int) -> None:
     """However a value of its size is compressed."""
     sealer, plain = Sealer(MASTER), os.urandom(size // 2) + bytes(size - size // 2)
     assert sealer.open(TENANT, NAME, sealer.seal(TENANT, NAME, plain)) == plain

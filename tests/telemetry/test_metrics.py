@@ -107,7 +107,7 @@ def test_counters_with_known_labels_begin_at_zero():
     assert value(broken, "ullage_upstream_errors_total", upstream="u", **{"class": "timeout"}) == 1
 
 
-def test_no_series_begins_for_what_has_no_name():
+def test_a_request_without_an_upstream_begins_no_series():
     """A request that was refused before its model was read has no upstream that could fail."""
     telemetry = Telemetry("0")
     telemetry.observe(Report("r", "chat", status=400, outcome="refused", reason="invalid_request"), 0.1)

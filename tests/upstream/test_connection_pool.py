@@ -599,7 +599,7 @@ async def test_idle_connections_are_closed_and_the_watch_ends():
 
 @pytest.mark.parametrize("interim", [b"", b"HTTP/1.1 102 Processing\r\n\r\n"])
 @pytest.mark.parametrize("method", ["POST", "GET"])
-async def test_a_head_that_comes_in_drops(interim, method):
+async def test_a_head_that_comes_in_drops_is_not_waited_for_without_end(interim, method):
     """Bytes of a head, and answers before the answer, extend the wait for it, but not without end."""
     limits = Timeouts(first_byte=0.3 if method == "POST" and not interim else 60, total=0.9)
     async with ScriptedConnection(limits) as wire:
@@ -618,7 +618,7 @@ async def test_a_head_that_comes_in_drops(interim, method):
         assert await eventually(wire.stage.ended.is_set)
 
 
-async def test_an_answer_before_the_answer_says_that_it_is_coming():
+async def test_an_interim_answer_extends_the_wait_for_the_answer():
     """A server that works for long and says so is waited for."""
     async with ScriptedConnection(Timeouts(first_byte=0.5)) as wire:
 

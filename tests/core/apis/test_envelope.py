@@ -351,7 +351,7 @@ def test_a_hosted_tool_is_seen_wherever_it_stands(before: int) -> None:
 
 
 @pytest.mark.parametrize("name", ["\\ud800", "m\\udfff", "\\ude00\\ud83d"])
-def test_a_model_that_no_store_could_name_is_refused(name: str) -> None:
+def test_a_model_name_with_half_a_character_is_refused(name: str) -> None:
     """Half a character can be spelled in JSON, and nowhere else: not in a header, a metric's label or a key."""
     with pytest.raises(InvalidRequest, match="UTF-8"):
         read_envelope(f'{{"model":"{name}"}}', FIGURES)

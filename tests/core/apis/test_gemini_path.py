@@ -42,7 +42,7 @@ VERTEX = "/v1/projects/p-1/locations/us-east1/publishers/google/models/"
         ("/models/m:generateContent", None),
     ],
 )
-def test_paths_of_a_model(path: str, parts: tuple[str, str, str] | None) -> None:
+def test_a_path_names_a_version_a_model_and_perhaps_a_method(path: str, parts: tuple[str, str, str] | None) -> None:
     """A path names a version, a model of plain names and perhaps a method, and nothing climbs in it."""
     read = read_path(path)
     assert (read and read[:3]) == parts
@@ -62,7 +62,7 @@ def test_paths_of_a_model(path: str, parts: tuple[str, str, str] | None) -> None
         ("GET", "/v1beta/files/x", False),
     ],
 )
-def test_version_1_is_shared(method: str, path: str, expected: bool) -> None:
+def test_version_1_of_the_api_is_shared_with_openai(method: str, path: str, expected: bool) -> None:
     """Below it OpenAI's models are read and deleted, and their names may have colons."""
     assert names_model(path, method) is expected
 

@@ -105,7 +105,7 @@ def test_a_tail_that_begins_with_a_user_is_carried_by_it() -> None:
     assert message_slices(view)[2:] == message_slices(body)[4:]
 
 
-def test_a_note_needs_a_block() -> None:
+def test_a_view_without_a_block_gets_no_note() -> None:
     """A note is the last line of the block; a view without one gets none."""
     original = raw_of(chat_body([TASK, SPOKEN, NEWER]))
     compaction = fold(original, 2)

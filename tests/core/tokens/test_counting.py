@@ -149,7 +149,7 @@ def test_parts_are_counted_and_named() -> None:
         ("", "Base of this skill:\n", ""),
     ],
 )
-def test_a_long_text_costs_little(before: str, repeated: str, after: str) -> None:
+def test_a_hostile_text_is_searched_in_one_pass(before: str, repeated: str, after: str) -> None:
     """A text that is made to be expensive is searched in one pass, and a bounded number of its parts is counted."""
 
     def search(size: int) -> int:
@@ -178,7 +178,7 @@ def test_parts_are_pieces_of_the_text_in_their_order(text: str) -> None:
     assert bool(injected_in(text, Meter(len, DEFAULT_PRICES, RULES))) == bool(at)
 
 
-def test_no_rules_find_nothing() -> None:
+def test_without_rules_no_injected_part_is_found() -> None:
     """Without marks no text has a part."""
     assert list(NO_RULES.parts(BLOCK)) == []
     assert injected_in(BLOCK, Meter(len, DEFAULT_PRICES)) == ()

@@ -166,7 +166,7 @@ def test_odd_conversations_are_walked() -> None:
 
 
 @pytest.mark.parametrize("name", [[], {}, ["z"], 5, None])
-def test_names_that_are_no_texts_are_walked(name: Any) -> None:
+def test_a_result_whose_call_id_is_no_text_answers_nothing(name: Any) -> None:
     """A result whose name is any JSON at all answers nothing."""
     decoded = [
         {"role": "assistant", "content": [{"type": "tool_use", "id": "z", "name": "n", "input": {}}]},

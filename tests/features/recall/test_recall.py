@@ -142,7 +142,7 @@ async def test_no_request_is_refused_for_want_of_room_for_the_tool() -> None:
         assert (found.error is None) >= (without.error is None)
 
 
-async def test_its_mention_is_the_last_line_of_the_block() -> None:
+async def test_the_block_ends_with_a_note_on_the_recall_tool() -> None:
     """The model reads of the tool where it reads what was folded."""
     found = await plan("chat", long_history(90), window=16_384, tools=[])
     [carrier] = [each["content"] for each in json.loads(found.body)["messages"] if MENTION in str(each["content"])]
