@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any, TypeVar
 
 import msgspec
@@ -295,26 +295,24 @@ class Reader:
         return cached
 
     def count(self, encoding: str, model: str = "", tenant: bytes | None = None) -> Meter:
-        """Counts text in *encoding*, media as *model* prices them; a large text of *tenant* as ``recount`` does."""
-        large_text: Meter | None = None
-        if tenant is not None:
-            large_text = self.recount(encoding, tenant, model)
-        return Meter(self._counter.counter(encoding), prices(model), self._injected, large_text)
+        """Counts text in *encoding*, media as *model* prices them; a ``LARGE`` text of *tenant* is counted once."""
+        count = self._counter.counter(encoding)
+        if tenant is None:
+            return Meter(count, prices(model), self._injected)
+        return Meter(count, prices(model), self._injected, partial(self._count_once, encoding, tenant), LARGE)
 
     def recount(self, encoding: str, tenant: bytes, model: str = "") -> Meter:
         """As ``count``, for texts of this tenant that come again: what is long is counted once."""
-        scope, count = scope_of(tenant, encoding, "again"), self._counter.counter(encoding)
+        count, again = self._counter.counter(encoding), partial(self._count_once, encoding, tenant)
+        return Meter(count, prices(model), self._injected, again, RECOUNTED)
 
-        def counted(text: str) -> int:
-            if len(text) < RECOUNTED:
-                return count(text)
-            name = name_in(scope, text.encode("utf-8", "surrogatepass"))
-            size = self._sizes.get(name)
-            if size is None:
-                size = self._sizes[name] = count(text)
-            return size
-
-        return Meter(counted, prices(model), self._injected)
+    def _count_once(self, encoding: str, tenant: bytes, text: str) -> int:
+        """Tokens of a long *text*, which are remembered."""
+        name = name_in(scope_of(tenant, encoding, "again"), text.encode("utf-8", "surrogatepass"))
+        size = self._sizes.get(name)
+        if size is None:
+            size = self._sizes[name] = self._counter.counter(encoding)(text)
+        return size
 
     def view_item(self, api_format: ApiFormat, encoding: str, tenant: bytes, model: str, raw: bytes) -> Item:
         """The item *raw*, which stands in a view only, without facts: the same one comes again with every request."""

@@ -276,28 +276,26 @@ NO_RULES = InjectedRules({})
 SHORT, MOST_SHORT = 32, 40_000
 """Characters of a text, such as a tool's name, that a meter counts once, and how many of these it remembers."""
 
-LARGE_TEXT = 65_536
-"""Characters from which a text is worth remembering for longer than a meter lives."""
-
 
 @dataclass(frozen=True, slots=True)
 class Meter:
     """A function that counts text, together with the prices of media and the marks of injected texts.
 
-    ``text`` counts any text, ``large_text`` one of ``LARGE_TEXT`` characters or more.
+    ``text`` counts any text; ``again`` one of ``again_from`` characters or more, which may come again later.
     """
 
     text: Callable[[str], int]
     prices: Prices
     injected: InjectedRules = NO_RULES
-    large_text: Callable[[str], int] | None = None
+    again: Callable[[str], int] | None = None
+    again_from: int = 0
     _known: dict[str, int] = field(default_factory=dict, repr=False, compare=False)
 
     def __call__(self, text: str) -> int:
         """Return the tokens of *text*."""
         if len(text) > SHORT:
-            if self.large_text is not None and len(text) >= LARGE_TEXT:
-                return self.large_text(text)
+            if self.again is not None and len(text) >= self.again_from:
+                return self.again(text)
             return self.text(text)
         size = self._known.get(text)
         if size is None:
