@@ -134,17 +134,19 @@ class UpstreamCalls:
             run.overflows += not is_fallback
             run.drop()
             return NOT_NEWS
-        if refusal >= 400 and (failure := failure_of(refusal)):
-            failed = await self._failed(run, view, failure, None)
-            if failed is not None:
-                return failed
-        return Accepted(reply, b"".join(run.chunks), hides_usage)
+        failed = None
+        if refusal >= 400:
+            failed = await self._failed(run, view, failure_of(refusal), None)
+        return failed or Accepted(reply, b"".join(run.chunks), hides_usage)
 
-    async def _failed(self, run: Run, view: View, failure: Failure, error: UllageError | None) -> Failed | None:
+    async def _failed(self, run: Run, view: View, failure: Failure | None, error: UllageError | None) -> Failed | None:
         """The models to ask after *failure*, which is put aside; None if the client is to see it.
 
-        The client may have bytes of an answer already, or the error is too long to have been read.
+        No other model answers what is no *failure*, or if the client may have bytes of an answer already, or the error
+        is too long to have been read.
         """
+        if failure is None:
+            return None
         route = view.known.route
         if view.request.fallback_model:
             route = self._catalogue.resolve(view.request.requested_model)

@@ -148,13 +148,8 @@ def prune_pass(
         return None
     prune = rules.prune.scaled(window)
     worthwhile = {index for index, saved in savings.items() if saved >= rules.min_saving}
-    prunable = _prunable(among, worthwhile.difference(duplicates, referenced), prune)
-    need_in_all = max(need, prune.min_saving)
-    if sum(savings[index] for index in prunable) < need_in_all:
-        return None
-    ranked = rank_prunable(pairs, among.items, among.end, prune)
-    pruned = _first_that_save(need, [each for each in ranked if each.index in prunable], savings)
-    if not pruned or sum(savings[index] for index in pruned) < need_in_all:
+    pruned = _pruned(among, pairs, worthwhile.difference(duplicates, referenced), need, savings, prune)
+    if not pruned:
         return None
     chosen = _without_references_to(pruned, duplicates) | pruned
     if not duplicates:
@@ -189,11 +184,28 @@ def _worthwhile_duplicates(
     return chosen
 
 
-def _prunable(among: PruneRange, worthwhile: Collection[int], rules: PruneRules) -> set[int]:
-    """The *worthwhile* results that are old enough to be pruned, of whatever kind."""
-    protected = first_protected(among.layout, among.start, among.end, rules)
-    before = min(protected, unread_from(among.items, among.end))
-    return {index for index in worthwhile if index < before}
+def _pruned(
+    among: PruneRange,
+    pairs: Sequence[Pair],
+    candidates: Collection[int],
+    need: int,
+    savings: Mapping[int, int],
+    rules: PruneRules,
+) -> dict[int, Placeholder]:
+    """The least needed *candidates* that are old enough and together save *need* tokens, by index.
+
+    Empty if they save too little. That is seen before they are ranked, if all of them together do.
+    """
+    least = max(need, rules.min_saving)
+    before = min(first_protected(among.layout, among.start, among.end, rules), unread_from(among.items, among.end))
+    old = {index for index in candidates if index < before}
+    if sum(savings[index] for index in old) < least:
+        return {}
+    ranked = rank_prunable(pairs, among.items, among.end, rules)
+    chosen = _first_that_save(need, [each for each in ranked if each.index in old], savings)
+    if sum(savings[index] for index in chosen) < least:
+        return {}
+    return chosen
 
 
 def _first_that_save(
