@@ -155,6 +155,7 @@ class FastCounter:
         for text in _PROBES:
             self.count(text)
             self._compare(text)
+        self._seconds = 0.0  # what a new encoder sets up at its first texts, half a second, is no new words
 
     def count(self, text: str) -> int:
         """Return the tokens of *text*, of at most ``CHUNK`` characters: it is counted in one call that waits for none.

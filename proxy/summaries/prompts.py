@@ -30,10 +30,13 @@ USER, ASSISTANT, RESULT, ARGUMENTS = 16_000, 6_000, 2_000, 1_000
 OPAQUE: Final = 20_000
 """Characters without a space from which on a run is encoded data, not text."""
 
+RUN: Final = 1_200
+"""Characters of base64 from which on a run is encoded data, not a name."""
+
 _DATA_URL = lazy_pattern(r"data:[\w.+/-]{0,100};base64,[A-Za-z0-9+/=_-]{256,}")
 # The look-behind keeps these two linear: a match starts only at the beginning of a run. Scripts without spaces between
 # words (U+2E80 and up) are text.
-_BASE64 = lazy_pattern(r"(?<![A-Za-z0-9+/_-])[A-Za-z0-9+/_-]{1200,}={0,2}")
+_BASE64 = lazy_pattern(rf"(?<![A-Za-z0-9+/_-])[A-Za-z0-9+/_-]{{{RUN},}}={{0,2}}")
 _OPAQUE = lazy_pattern(rf"(?<![^\s\u2e80-\uffff])[^\s\u2e80-\uffff]{{{OPAQUE},}}")
 _SPECIAL = lazy_pattern(r"<\|([^|<>\n]{0,64})\|>")
 _TAG = lazy_pattern(
@@ -94,11 +97,19 @@ def _words(cap: int) -> int:
 
 def omit_data(text: str) -> str:
     """*text* with encoded data replaced by its size and a short digest."""
-    if len(text) < 256:
-        return text
-    for pattern in (_DATA_URL, _BASE64, _OPAQUE):
-        text = pattern.sub(_omitted, text)
+    if ";base64," in text:
+        text = _DATA_URL.sub(_omitted, text)
+    if _has_long_run(text):
+        text = _OPAQUE.sub(_omitted, _BASE64.sub(_omitted, text))
     return text
+
+
+def _has_long_run(text: str) -> bool:
+    """False if *text* has no run of ``RUN`` characters without a blank."""
+    # The patterns of data take fifty times as long. Wherever such a run begins, it holds one of these blocks.
+    block = RUN // 2
+    pieces = (text[at : at + block] for at in range(0, len(text) - block + 1, block))
+    return any(" " not in piece and "\n" not in piece for piece in pieces)
 
 
 def _omitted(match: re.Match[str]) -> str:
@@ -172,13 +183,19 @@ def _limit(role: Role, detail: float) -> int:
     return int(detail * RESULT)
 
 
-def split_transcript(entries: Sequence[ItemText], tokens: int, count: Count, detail: float = 1.0) -> list[str]:
-    """The transcript of *entries* in chunks of at most *tokens* each, in order; a larger item loses its middle."""
+def split_transcript(
+    entries: Sequence[ItemText], tokens: int, count: Count, detail: float = 1.0
+) -> tuple[list[str], int]:
+    """The transcript of *entries* in chunks of at most *tokens* each, in order, and the tokens of all, about.
+
+    A larger item loses its middle.
+    """
     chunks: list[str] = []
     chunk: list[str] = []
-    size = 0
+    size = total = 0
     for text in item_texts(entries, detail):
         text, weight = _within(text, tokens, count)
+        total += weight
         if chunk and size + weight > tokens:
             chunks.append("\n".join(chunk))
             chunk, size = [], 0
@@ -186,7 +203,7 @@ def split_transcript(entries: Sequence[ItemText], tokens: int, count: Count, det
         size += weight
     if chunk:
         chunks.append("\n".join(chunk))
-    return chunks
+    return chunks, total
 
 
 def _within(text: str, tokens: int, count: Count) -> tuple[str, int]:

@@ -161,12 +161,11 @@ class Writer:
         room = min(int(summariser.window * FILL), summariser.window - output - 2 * wanted.cap - FRAME)
         if room < MIN_ROOM:
             return [], 0
-        chunks = split_transcript(new, room, count, detail)
+        chunks, tokens = split_transcript(new, room, count, detail)
         summaries_before = len(chunks) - 1
         if base is not None:
             summaries_before += 1
-        tokens = sum(map(count, chunks)) + (PROMPT + wanted.cap) * len(chunks) + wanted.cap * summaries_before
-        return chunks, tokens
+        return chunks, tokens + (PROMPT + wanted.cap) * len(chunks) + wanted.cap * summaries_before
 
     def _aligned_body(self, wanted: SummaryRequest, summariser: Summariser) -> tuple[bytes, int] | None:
         """The request's own prompt with the instruction behind it, and its tokens. Return None if it may not fit."""

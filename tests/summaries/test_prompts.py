@@ -15,6 +15,7 @@ from proxy.summaries.prompts import (
     ARGUMENTS,
     MIDDLE,
     RESULT,
+    RUN,
     head_and_tail,
     item_texts,
     load_prompts,
@@ -70,6 +71,14 @@ def test_text_is_not_taken_for_data(text: str) -> None:
     assert omit_data(text) == text
 
 
+def test_data_is_found_wherever_it_begins() -> None:
+    """The shortest run that is data is left out at each place of a text; one a character shorter stays."""
+    run = BLOB[:RUN]
+    for before in range(0, RUN, 7):
+        assert "data left out" in omit_data(f"{'-' * before} {run}\n")
+        assert omit_data(f"{'-' * before} {run[:-1]}\n").endswith(f" {run[:-1]}\n")
+
+
 def test_slimming_is_linear() -> None:
     """Runs just below the limit do not make the search start over inside each of them."""
     assert omit_data(("A1" * 599 + " ") * 2000).count("A1") == 599 * 2000
@@ -116,7 +125,7 @@ def test_what_is_cut_is_cut_between_words() -> None:
     """A cut leaves no half of a name or figure, unless it is longer than any name."""
     names = [f"ledger_{at:05}" for at in range(2000)]
     (piece,) = item_texts([ItemText("tool", " ".join(names))])
-    (segment,) = split_transcript([ItemText("user", "\n".join(names[:500]))], 300, count_tokens)
+    (segment,), _ = split_transcript([ItemText("user", "\n".join(names[:500]))], 300, count_tokens)
     for text in (piece, segment):
         assert MIDDLE in text
         words = text.replace(MIDDLE, "").replace("|", "").split()
@@ -129,8 +138,10 @@ def test_what_is_cut_is_cut_between_words() -> None:
 )
 def test_no_chunk_is_larger_than_its_limit(entries: list[ItemText]) -> None:
     """The transcript in runs: none above the limit, every item in one of them, in order."""
-    found = split_transcript(entries, 300, count_tokens)
-    assert all(count_tokens(segment) <= 300 for segment in found)
+    found, tokens = split_transcript(entries, 300, count_tokens)
+    sizes = [*map(count_tokens, found)]
+    assert all(size <= 300 for size in sizes)
+    assert sum(sizes) <= tokens <= sum(sizes) + 4 * len(entries)
     speakers = [
         line for segment in found for line in segment.split("\n") if line in ("user:", "assistant:", "tool result:")
     ]
