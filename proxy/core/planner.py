@@ -279,11 +279,16 @@ def _is_below_high_mark(
     """True if no compaction can be due after *last*: a view grows at its end, and there it is below the high mark."""
     if not is_plain(target):
         return False
-    history, budget = measured.counts.history, measured.budget_for(target)
-    if last is not None:
-        history = last.view_tokens + layout.sums[-1] - layout.sums[last.boundary]
+    history, budget = history_in_view(layout, last), measured.budget_for(target)
     high = budget.high(policy.rules.marks, budget.baseline)
     return budget.quantised_fixed + history <= min(high, budget.ceiling, budget.baseline, budget.input)
+
+
+def history_in_view(layout: Layout, last: Compaction | None) -> int:
+    """Return the tokens of the view's items after *last*, the last compaction there was: what came since is whole."""
+    if last is None:
+        return layout.sums[-1]
+    return last.view_tokens + layout.sums[-1] - layout.sums[last.boundary]
 
 
 def is_quiet(measured: MeasuredRequest, policy: Policy) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -12,7 +13,7 @@ from proxy.core.compaction.schedule import CompactionTarget
 from proxy.core.compaction.view import OriginalItems, RenderOptions, same_block, write_texts
 from proxy.core.conversation import Layout
 from proxy.core.decisions import CountedView, LookedUp, MeasuredRequest, NeedBlock, Policy, UncountedView, View, Written
-from proxy.core.planner import is_left_to_provider, provider_compacts
+from proxy.core.planner import history_in_view, is_left_to_provider, provider_compacts
 from proxy.core.request import Request
 from proxy.engine.ports import Cache, Records, Summaries, Summary, SummaryRequest, Version
 from proxy.engine.reading import Reader
@@ -46,11 +47,14 @@ RecordKey = tuple[str, bytes]
 class StoreLook:
     """A look into the store for the newest record up to one boundary; ``has_record`` is False if there was none.
 
-    ``version`` is the store's, as it was before; None if it could not be told.
+    ``version`` is the store's, as it was before; None if it could not be told. ``kept`` are the records that this
+    process had cached in all, then; ``systems`` are where the conversation had system items, which no hash tells.
     """
 
     has_record: bool
     version: Version | None
+    kept: int
+    systems: tuple[int, ...]
 
 
 class CompactionRecords:
@@ -74,6 +78,7 @@ class CompactionRecords:
         self._records = records
         self._policy = policy
         self._cached = cached
+        self._kept = 0
         self._looked_up = looked_up
         self._summaries = summaries
         self._spawn = spawn
@@ -105,40 +110,60 @@ class CompactionRecords:
         count = len(measured.prefix_hashes)
         if not count:
             return None
-        past = [boundary for boundary in layout.boundaries[-MOST_BOUNDARIES:] if 0 < boundary < count]
-        boundaries = [count, *reversed(past)]
-        unread, cached, last_look = self._newest_cached(measured, boundaries)
+        kept = self._kept  # as of now: others may cache records while the store is asked
+        recent = layout.boundaries[-MOST_BOUNDARIES:]
+        boundaries = [count, *recent[: bisect_left(recent, count)][::-1]]
+        unread, cached, last_look = self._newest_cached(measured, layout, boundaries)
         if not unread:
             return cached
+        if cached is None and last_look is not None and last_look.has_record:
+            # The record that was known then is cached no more: the store is asked for all the boundaries there are.
+            name, last_look = measured.known.route.name, None
+            unread = [(name, measured.prefix_hashes[boundary - 1]) for boundary in boundaries]
         version = self._records.version()
         if last_look is not None and version is not None and last_look.version == version:
             # Nobody has written since: the store has no record but those that this process wrote, or read then.
-            self._looked_up[unread[0]] = StoreLook(cached is not None, version)
+            self._looked_up[unread[0]] = StoreLook(cached is not None, version, kept, layout.systems)
             return cached
+        stored = await self._stored(measured, layout, unread, boundaries)
+        if stored is not None:
+            return stored
+        if self._records.reachable():
+            self._looked_up[unread[0]] = StoreLook(cached is not None, version, kept, layout.systems)
+        return cached
+
+    async def _stored(
+        self, measured: MeasuredRequest, layout: Layout, unread: Sequence[RecordKey], boundaries: Sequence[int]
+    ) -> CompactionRecord | None:
+        """The newest record that the store has under *unread*, the keys of the first of *boundaries*; now cached."""
         hashes, tenant = measured.prefix_hashes, measured.request.tenant
         wanted = [prefix_hash for _, prefix_hash in unread]
         stored = await self._records.newest(tenant, measured.root_hash(layout), measured.known.route.name, wanted)
-        if stored is not None:
-            index, value = stored
-            record = load(value, len(hashes))
-            if record is not None and record.compaction.boundary == boundaries[index]:
-                self._cached[unread[index]] = record
-                return record
-        if self._records.reachable():
-            self._looked_up[unread[0]] = StoreLook(cached is not None, version)
-        return cached
+        if stored is None:
+            return None
+        index, value = stored
+        record = load(value, len(hashes))
+        if record is None or record.compaction.boundary != boundaries[index]:
+            return None
+        self._keep(unread[index], record)
+        return record
+
+    def _keep(self, key: RecordKey, record: CompactionRecord) -> None:
+        """Cache *record*."""
+        self._cached[key] = record
+        self._kept += 1
 
     def _newest_cached(
-        self, measured: MeasuredRequest, boundaries: Sequence[int]
+        self, measured: MeasuredRequest, layout: Layout, boundaries: Sequence[int]
     ) -> tuple[list[RecordKey], CompactionRecord | None, StoreLook | None]:
         """The keys of *boundaries* that the store was not asked for, the newest cached record, and the last look at it.
 
-        The last of the keys is the newest that the store was asked for. If a record was known then that is cached no
-        more, they are all the boundaries there are, and no look counts.
+        The last of the keys is the newest that the store was asked for.
         """
         route, hashes = measured.known.route.name, measured.prefix_hashes
         unread: list[RecordKey] = []
         look: StoreLook | None = None
+        none_since = (False, self._kept, layout.systems)  # a look after which there can be no cached record either
         for boundary in boundaries:
             key = (route, hashes[boundary - 1])
             # Read once: the cache is bounded, and may lose it while the store is asked.
@@ -146,11 +171,12 @@ class CompactionRecords:
             # System items change no hash: without them the same hash may stand at another boundary.
             if cached is not None and cached.compaction.boundary == boundary:
                 return unread, cached, look or self._looked_up.get(key)
-            if look is None:
-                unread.append(key)
-                look = self._looked_up.get(key)
-        if look is not None and look.has_record:
-            return [(route, hashes[boundary - 1]) for boundary in boundaries], None, None
+            if look is not None:
+                continue
+            unread.append(key)
+            look = self._looked_up.get(key)
+            if look is not None and (look.has_record, look.kept, look.systems) == none_since:
+                break
         return unread, None, look
 
     async def write(self, measured: MeasuredRequest, need: NeedBlock) -> Written:
@@ -202,8 +228,10 @@ class CompactionRecords:
             room = budget.input_budget(stored_record.lowered_output or budget.reserve)
             if measured.schedule(self._policy, layout, budget).fits(stored_record.compaction, room):
                 record = stored_record
-        self._cached[route, name] = record
-        self._looked_up[route, name] = StoreLook(True, None)  # others may have written meanwhile
+        self._keep((route, name), record)
+        self._looked_up[route, name] = StoreLook(
+            True, None, self._kept, layout.systems
+        )  # others may have written meanwhile
         return record
 
     async def _summary(self, measured: MeasuredRequest, need: NeedBlock) -> Summary | None:
@@ -267,8 +295,7 @@ class CompactionRecords:
         assert summaries is not None
         budget, marks, hashes = measured.budget, self._policy.rules.marks, measured.prefix_hashes
         last = view.edits.record.compaction if view.edits.record else None
-        schedule = measured.schedule(self._policy, layout, budget)
-        weight = budget.quantised_fixed + schedule.view_tokens(layout.count, last)
+        weight = budget.quantised_fixed + history_in_view(layout, last)
         if weight <= budget.soft(marks, budget.baseline):
             return
         since = hashes[last.boundary - 1] if last else measured.root_hash(layout)

@@ -14,6 +14,7 @@ from collections import Counter
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any, Final, TypeVar
 
+from cachebox import LRUCache
 from cachetools import TTLCache
 
 from proxy.store import deadlines, key_names
@@ -48,6 +49,8 @@ _RENEW_AFTER, _RENEWED = 3600.0, 8192
 
 _REQUESTS_FOR, _REQUESTS = 5.0, 4096
 """Seconds that an operator's request is remembered between ``newest`` and ``pop_request``, and how many are."""
+
+_NO_REQUEST: Final = (-math.inf, b"")
 
 T = TypeVar("T")
 
@@ -288,7 +291,9 @@ class RecordTable:
     def __init__(self, access: TableAccess, clock: Callable[[], float] = time.monotonic) -> None:
         self._access = access
         self._backend = access.backend
-        self._requests: TTLCache[str, bytes] = TTLCache(_REQUESTS, _REQUESTS_FOR, timer=clock)
+        self._clock = clock
+        self._requests: LRUCache[str, tuple[float, bytes]] = LRUCache(_REQUESTS)
+        """Operators' requests that were read, each with the second until which it is remembered."""
 
     def prefix_key(self, tenant: bytes) -> bytes:
         """The secret (32 bytes) that keys this tenant's prefix hashes."""
@@ -329,7 +334,7 @@ class RecordTable:
         if values is None:
             return None
         if values[-1] is not None:
-            self._requests[request] = values[-1]
+            self._requests[request] = self._clock() + _REQUESTS_FOR, values[-1]
         return self._access.first_of(tenant, names, values[:-1])
 
     async def save(
@@ -348,8 +353,8 @@ class RecordTable:
         if not self._requests:
             return ""
         name = key_names.compaction_request(root_hash)
-        value = self._requests.pop(name, None)
-        if value is None:
+        until, value = self._requests.pop(name, _NO_REQUEST)
+        if until <= self._clock():
             return ""
         extent = self._access.sealer.open(tenant, name, value)
         if extent is None:

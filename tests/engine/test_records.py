@@ -208,6 +208,30 @@ async def test_a_store_that_nobody_wrote_to_is_read_once_for_a_conversation() ->
     assert records.reads == 4
 
 
+async def test_a_compaction_further_back_than_the_last_look_is_found() -> None:
+    """A client went back, was compacted there, and goes on from where it had been: with its record."""
+    replica, messages, window = Replica(CountedReads()), agent_session(14, 300), 2 * WINDOW
+    lengths = list(request_lengths(messages))
+    longest = chat_body(messages[: lengths[-1]])
+    assert (await replica.plan(longest, window)).body == longest
+    behind = await replica.plan(chat_body(messages[: lengths[-4]]), window, CompactionTarget(force=True))
+    assert behind.report.event
+    assert (await replica.plan(longest, window)).body != longest
+
+
+async def test_a_look_at_the_same_words_behind_other_system_items_says_nothing() -> None:
+    """System text changes no prefix hash: that there is no record with it is not that there is none without it."""
+    replica, messages, window = Replica(CountedReads()), agent_session(14, 300), 2 * WINDOW
+    lengths, others = list(request_lengths(messages)), [message for message in messages if message["role"] != "system"]
+    fewer = len(messages) - len(others)
+    behind = chat_body(others[: lengths[-4] - fewer])
+    assert (await replica.plan(behind, window, CompactionTarget(force=True))).report.event
+    with_system = chat_body(messages[: lengths[-1]])
+    assert (await replica.plan(with_system, window)).body == with_system
+    longest = chat_body(others[: lengths[-1] - fewer])
+    assert (await replica.plan(longest, window)).body != longest
+
+
 @pytest.mark.parametrize("kind", ["embedded", "memory"])
 async def test_what_another_process_wrote_is_found(kind: str, tmp_path: Path) -> None:
     """Two engines on one store send the same, request by request, although each reads it only after a write."""
