@@ -8,14 +8,12 @@ of the work. It is never made from an earlier block, because the client sends th
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-
-import msgspec
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
 
 from proxy.core.compaction.digest import digest_of
-from proxy.core.compaction.steps import SENTENCE_END, Steps, overtaken, rounds_of, sentence_rank
-from proxy.core.compaction.truncate import OMITTED
+from proxy.core.compaction.excerpts import READ, Excerpts, Sentence, excerpt, mark_tokens, sentences_of
+from proxy.core.compaction.steps import Steps, overtaken, rounds_of, sentence_rank
 from proxy.core.compaction.work_state import NO_STATE, STATE, WorkState
 from proxy.core.conversation import ItemText
 from proxy.core.tool_table import NO_TALK, TalkRules
@@ -47,9 +45,6 @@ LEAST_ROOM = 6
 
 MOST_ROUNDS = 64
 """Rounds, the best first, whose words are tried in full."""
-
-READ = 65_536
-"""Characters of one text that are split into sentences; the rest of it counts as one more sentence."""
 
 MOST_TOKENS = 4
 """Tokens of a character at most: one for each of its bytes. A text that is so surely short is not even counted."""
@@ -96,15 +91,43 @@ def render_block(folded: FoldedItems, block_tokens: int, text_tokens: int, count
     *text_tokens* of them are for digest and steps, less what a *summary* by a model takes. The tokens that digest and
     steps leave go to the user's words first, then to the words of the best rounds.
     """
-    frame = count(HEADER) + count(FOOTER) + HEADINGS
-    user_texts = _UserTexts(folded.user_texts, count, folded.talk)
-    pins = user_texts.pins(max(0, block_tokens - text_tokens - frame))
-    pin_tokens = _list_tokens(pins, count)
-    free, section = text_tokens, ""
+    section = ""
+    free = text_tokens
     if summary:
         section = f"{SUMMARY}\n{summary}"
         free -= count(section) + 2
     free = max(0, free)
+    room = block_tokens - count(HEADER) - count(FOOTER) - HEADINGS - (text_tokens - free)
+    user_texts = _UserTexts(folded.user_texts, count, folded.talk)
+    write = _work_lists
+    if folded.entries and not any(entry.calls or entry.role == "tool" for entry in folded.entries):
+        write = _chat_lists  # no tool was used
+    lists = write(folded, user_texts, room, free, count, section)
+    block = _joined_sections(folded, section, lists)
+    most = block_tokens + count(folded.task) + count(folded.newest)
+    # The parts were counted one by one; together they may take a little more.
+    while (excess := count(block) - most) > 0 and (any(lists.steps) or lists.digest):
+        lists = _shortened(lists, excess, count)
+        block = _joined_sections(folded, section, lists)
+    return block
+
+
+@dataclass(frozen=True, slots=True)
+class _Lists:
+    """The sections of a block that are lists of lines; "" stands for a line that is left out."""
+
+    pins: list[str]
+    digest: list[str]
+    steps: list[str]
+    state: list[str]
+
+
+def _work_lists(
+    folded: FoldedItems, user_texts: _UserTexts, room: int, free: int, count: Count, section: str
+) -> _Lists:
+    """The lists of a block in *room* tokens, of which *free* are for digest, steps and state."""
+    pins = user_texts.pins(max(0, room - free))
+    pin_tokens = _list_tokens(pins, count)
     shown = "\n".join([folded.task, *filter(None, pins), folded.newest, folded.carrier_text, section])
     step_room = int(free * STEP_SHARE)
     state: list[str] = []
@@ -120,19 +143,49 @@ def render_block(folded: FoldedItems, block_tokens: int, text_tokens: int, count
     known = "\n".join([shown, *filter(None, steps)])
     digest = digest_of(folded.entries, free - step_tokens, count, known).lines()
     digest_tokens = sum(count(line) + 1 for line in digest)
-    left = block_tokens - frame - (text_tokens - free) - step_tokens - pin_tokens - digest_tokens
+    left = room - step_tokens - pin_tokens - digest_tokens
     if left > 0 and pins != list(folded.user_texts):
         pins = user_texts.pins(pin_tokens + left)
         left -= _list_tokens(pins, count) - pin_tokens
     if left > LEAST_ROOM:
         steps = writer.extended(steps, left)
-    block = _joined_sections(folded, pins, section, digest, steps, state)
-    most = block_tokens + count(folded.task) + count(folded.newest)
-    # The parts were counted one by one; together they may take a little more.
-    while (excess := count(block) - most) > 0 and (any(steps) or digest):
-        digest, steps = _shortened(digest, steps, excess, count)
-        block = _joined_sections(folded, pins, section, digest, steps, state)
-    return block
+    return _Lists(pins, digest, steps, state)
+
+
+def _chat_lists(
+    folded: FoldedItems, user_texts: _UserTexts, room: int, free: int, count: Count, section: str
+) -> _Lists:
+    """The lists of a chat's block: what tells most of either side, and a digest of what is not quoted.
+
+    All texts of the user stay if they fit.
+    """
+    digest_room = free - int(free * STEP_SHARE)
+    left = room - digest_room
+    model_texts = [each.spoken.text for each in rounds_of(folded.entries)]
+    if user_texts.fit(left):
+        pins = list(folded.user_texts)
+        excerpts = Excerpts((), model_texts, count, _shown(folded, pins, section))
+        left -= _list_tokens(pins, count)
+    else:
+        pins = []
+        gone = user_texts.overtaken()
+        excerpts = Excerpts(folded.user_texts, model_texts, count, _shown(folded, (), section), gone)
+        left = excerpts.choose_directing(left)
+    left = digest_room + excerpts.choose(left)
+    known = _shown(folded, [*pins, *excerpts.user_lines(), *excerpts.model_lines()], section)
+    digest = digest_of(folded.entries, left, count, known).lines()
+    excerpts.choose(left - _digest_tokens(digest, count))
+    return _Lists(pins or excerpts.user_lines(), digest, excerpts.model_lines(), [])
+
+
+def _shown(folded: FoldedItems, lines: Iterable[str], section: str) -> str:
+    """What a block with these *lines* and the *section* of a model's summary shows."""
+    return "\n".join([folded.task, *filter(None, lines), folded.newest, folded.carrier_text, section])
+
+
+def _digest_tokens(digest: Sequence[str], count: Count) -> int:
+    """Tokens of the lines of a digest."""
+    return sum(count(line) + 1 for line in digest)
 
 
 def _list_tokens(lines: Sequence[str], count: Count) -> int:
@@ -140,43 +193,36 @@ def _list_tokens(lines: Sequence[str], count: Count) -> int:
     return sum(count(line) + 2 for line in lines if line)
 
 
-def _shortened(digest: list[str], steps: list[str], tokens: int, count: Count) -> tuple[list[str], list[str]]:
-    """Digest and steps with about *tokens* less: the oldest steps go first, then the last line of the digest."""
-    if not any(steps):
-        return digest[:-1], steps
-    remaining = list(steps)
-    for index, step in enumerate(steps):
+def _shortened(lists: _Lists, tokens: int, count: Count) -> _Lists:
+    """*lists* with about *tokens* less: the oldest steps go first, then the last line of the digest."""
+    if not any(lists.steps):
+        return replace(lists, digest=lists.digest[:-1])
+    remaining = list(lists.steps)
+    for index, step in enumerate(remaining):
         if step and tokens > 0:
             tokens -= count(step)
             remaining[index] = ""
-    return digest, remaining
+    return replace(lists, steps=remaining)
 
 
-def _joined_sections(
-    folded: FoldedItems,
-    pins: Sequence[str],
-    summary: str,
-    digest: Sequence[str],
-    steps: Sequence[str],
-    state: Sequence[str],
-) -> str:
+def _joined_sections(folded: FoldedItems, summary: str, lists: _Lists) -> str:
     """The block: all sections that are not empty, between header and footer."""
     sections = [HEADER]
     if folded.task:
         sections.append(f"{TASK}:\n{folded.task}")
-    if any(pins):
-        heading = PINS + _gaps(pins)
-        sections.append("\n".join([heading, *(f"- {pin}" for pin in pins if pin)]))
+    if any(lists.pins):
+        heading = PINS + _gaps(lists.pins)
+        sections.append("\n".join([heading, *(f"- {pin}" for pin in lists.pins if pin)]))
     if folded.newest:
         sections.append(f"{NEWEST}:\n{folded.newest}")
     if summary:
         sections.append(summary)
-    if digest:
-        sections.append("\n".join(digest))
-    if any(steps):
-        sections.append("\n".join([STEPS + _gaps(steps), *(f"- {step}" for step in steps if step)]))
-    if state:
-        sections.append("\n".join([STATE + ":", *(f"- {line}" for line in state)]))
+    if lists.digest:
+        sections.append("\n".join(lists.digest))
+    if any(lists.steps):
+        sections.append("\n".join([STEPS + _gaps(lists.steps), *(f"- {step}" for step in lists.steps if step)]))
+    if lists.state:
+        sections.append("\n".join([STATE + ":", *(f"- {line}" for line in lists.state)]))
     sections.append(FOOTER)
     return "\n\n".join(sections)
 
@@ -207,17 +253,17 @@ class _UserTexts:
         Otherwise the best sentences stay, each word for word. Those that constrain come first, then those that ask for
         something, then the rest, and last what a later one overtakes; of equal ones the newer first.
         """
-        if self._fit(tokens):
+        if self.fit(tokens):
             return list(self._texts)
         short = max(24, tokens // 8)
         sentences = _Sentences(self._texts, [self._is_short(text, short) for text in self._texts], self._rank)
         chosen = _best_sentences(sentences, tokens, self._count, self._talk)
         pins = [""] * len(self._texts)
         for at, indexes in chosen.items():
-            pins[at] = _excerpt(self._texts[at], sentences.in_text(at), indexes)
+            pins[at] = excerpt(self._texts[at], sentences.in_text(at), indexes)
         return pins
 
-    def _fit(self, tokens: int) -> bool:
+    def fit(self, tokens: int) -> bool:
         """True if all texts together take at most *tokens*. No more of them are counted than it takes to know."""
         tokens -= BULLET * len(self._texts)
         for text in self._texts:
@@ -226,19 +272,14 @@ class _UserTexts:
             tokens -= self._size(text) - BULLET
         return tokens >= 0
 
+    def overtaken(self) -> set[tuple[int, int]]:
+        """Text and index of the sentences that say how far something is, as a later one says anew."""
+        sentences = _Sentences(self._texts, [False] * len(self._texts), self._rank)
+        return _overtaken_reports(sentences.newest(), self._talk)
+
     def _is_short(self, text: str, tokens: int) -> bool:
         """True if *text* takes at most *tokens*."""
         return len(text) * MOST_TOKENS + BULLET <= tokens or self._size(text) <= tokens
-
-
-class _Sentence(msgspec.Struct, frozen=True, gc=False):
-    """Sentence ``index`` of the text ``at``: its words, and their start and end in that text."""
-
-    at: int
-    index: int
-    start: int
-    end: int
-    text: str
 
 
 class _Sentences:
@@ -251,19 +292,19 @@ class _Sentences:
         self.texts = texts
         self.whole = whole
         self.rank = rank
-        self._split: dict[int, list[_Sentence]] = {}
+        self._split: dict[int, list[Sentence]] = {}
 
-    def in_text(self, at: int) -> list[_Sentence]:
+    def in_text(self, at: int) -> list[Sentence]:
         """The sentences of text *at*, in order."""
         sentences = self._split.get(at)
         if sentences is None:
-            sentences = self._split[at] = _split(self.texts[at], at, whole=self.whole[at])
+            sentences = self._split[at] = sentences_of(self.texts[at], at, whole=self.whole[at])
         return sentences
 
-    def newest(self) -> list[_Sentence]:
+    def newest(self) -> list[Sentence]:
         """The sentences that are ranked: first those that constrain or ask for something; newest text first."""
-        directing: list[_Sentence] = []
-        others: list[_Sentence] = []
+        directing: list[Sentence] = []
+        others: list[Sentence] = []
         for at in range(len(self.texts) - 1, -1, -1):
             if len(others) >= SENTENCES and self.whole[at] and not self.rank(self.texts[at]):
                 continue  # thousands of short texts: only one that asks for something can still be chosen
@@ -274,24 +315,9 @@ class _Sentences:
                     return directing
         return [*directing, *others][:SENTENCES]
 
-    def _rankable(self, at: int) -> list[_Sentence]:
+    def _rankable(self, at: int) -> list[Sentence]:
         """The sentences of text *at* that are not too long to be ranked."""
         return [sentence for sentence in self.in_text(at) if len(sentence.text) <= READ]
-
-
-def _split(text: str, at: int, *, whole: bool) -> list[_Sentence]:
-    """The sentences of *text*, whose index among all texts is *at*."""
-    if not text.strip():
-        return []
-    if whole:
-        return [_Sentence(at, 0, 0, len(text), text)]
-    sentences: list[_Sentence] = []
-    start = 0
-    for end in [*(match.end() for match in SENTENCE_END.finditer(text, 0, READ)), len(text)]:
-        if words := text[start:end].strip():
-            sentences.append(_Sentence(at, len(sentences), start, end, words))
-        start = end
-    return sentences
 
 
 def _best_sentences(sentences: _Sentences, tokens: int, count: Count, talk: TalkRules) -> dict[int, set[int]]:
@@ -301,11 +327,11 @@ def _best_sentences(sentences: _Sentences, tokens: int, count: Count, talk: Talk
     newest = sentences.newest()
     last = _overtaken_reports(newest, talk)
 
-    def order(sentence: _Sentence) -> tuple[bool, int, int]:
+    def order(sentence: Sentence) -> tuple[bool, int, int]:
         return (sentence.at, sentence.index) in last, -sentences.rank(sentence.text), -sentence.at
 
     for sentence in sorted(newest, key=order):
-        cost = count(sentence.text) + _mark_tokens(sentences.in_text(sentence.at), sentence.at in chosen)
+        cost = count(sentence.text) + mark_tokens(sentences.in_text(sentence.at), sentence.at in chosen)
         if cost <= tokens:
             chosen.setdefault(sentence.at, set()).add(sentence.index)
             tokens -= cost
@@ -316,35 +342,10 @@ def _best_sentences(sentences: _Sentences, tokens: int, count: Count, talk: Talk
     return chosen
 
 
-def _overtaken_reports(newest: Sequence[_Sentence], talk: TalkRules) -> set[tuple[int, int]]:
+def _overtaken_reports(newest: Sequence[Sentence], talk: TalkRules) -> set[tuple[int, int]]:
     """Text and index of each of the user's sentences that says how far something is, as a later one says anew."""
     if not talk.progress:
         return set()
     ordered = sorted(newest, key=lambda each: (each.at, each.index))
     gone = overtaken([[each.text] for each in ordered], [False] * len(ordered), talk)
     return {(each.at, each.index) for each, indexes in zip(ordered, gone, strict=True) if indexes}
-
-
-def _mark_tokens(sentences: Sequence[_Sentence], has_bullet: bool) -> int:
-    """Tokens beside one more sentence: for the bullet of its text, and for a sign that a part is left out."""
-    tokens = 0
-    if not has_bullet:
-        tokens += 2
-    if len(sentences) > 1:
-        tokens += 3
-    return tokens
-
-
-def _excerpt(text: str, sentences: Sequence[_Sentence], chosen: set[int]) -> str:
-    """The chosen sentences of *text* in runs of neighbours, each followed by a sign that a part is left out."""
-    if len(chosen) == len(sentences):
-        return text.strip("\n")
-    runs: list[tuple[int, int]] = []
-    for sentence in sentences:
-        if sentence.index not in chosen:
-            continue
-        if sentence.index - 1 in chosen:
-            runs[-1] = (runs[-1][0], sentence.end)
-        else:
-            runs.append((sentence.start, sentence.end))
-    return " ".join(f"{text[start:end].strip()} {OMITTED}" for start, end in runs)

@@ -41,9 +41,9 @@ REFUSALS = (
 
 
 def talk(api: str, stream: bool = False) -> dict[str, Any]:
-    """A talk that is longer than its window, whose fourth turn says what nothing else does."""
+    """A talk that is longer than its window, whose fourth turn says what nothing else does, too long to quote."""
     turns = [{"role": role, "content": prose(at, 150)} for at in range(72) for role in ("user", "assistant")]
-    turns[3] = {"role": "assistant", "content": f"{prose(1, 60)} {SAID} {prose(2, 60)}"}
+    turns[3] = {"role": "assistant", "content": f"{prose(1, 300).replace('.', ',')} and {SAID} {prose(2, 60)}"}
     more: dict[str, Any] = {"store": False} if api == "responses" else {}
     more |= {"stream": True} if stream else {}
     return request_body(api, [*turns, {"role": "user", "content": "What was it again?"}], **more)

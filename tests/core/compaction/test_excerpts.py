@@ -1,0 +1,88 @@
+"""Quotes of a chat: of either side, by what they tell, within their room, and never anything that was not said."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from proxy.core.compaction.block import FoldedItems, render_block
+from proxy.core.compaction.excerpts import BULLET, MOST_TEXTS, SHORT, Excerpts
+from proxy.core.compaction.stages import BLOCK_FRAME
+from proxy.core.compaction.truncate import OMITTED
+from proxy.core.conversation import ItemText
+from tests.support.engine_fixtures import count_tokens
+
+TALK = ("That sounds great!", "I am so happy to hear that.", "Thank you, that means a lot to me.")
+FACTS = (
+    "My sister moved to Bergen in June.",
+    "We adopted a tortoise called Ines.",
+    "The choir sings Fauré on Tuesday.",
+)
+
+
+def quotes(users: list[str], model: list[str], tokens: int, known: str = "") -> list[str]:
+    chosen = Excerpts(users, model, count_tokens, known)
+    chosen.choose(chosen.choose_directing(tokens))
+    return [line for line in (*chosen.user_lines(), *chosen.model_lines()) if line]
+
+
+@given(st.lists(st.text(max_size=400), max_size=12), st.lists(st.text(max_size=400), max_size=12), st.integers(0, 200))
+def test_quotes_keep_to_their_room_and_are_literal(users: list[str], model: list[str], tokens: int) -> None:
+    """Whatever was said, lines take no more than their room, and each run of sentences stands in its text."""
+    chosen = Excerpts(users, model, count_tokens, "")
+    left = chosen.choose(chosen.choose_directing(tokens))
+    lines = [*chosen.user_lines(), *chosen.model_lines()]
+    assert left >= 0
+    assert sum(count_tokens(line) + BULLET for line in lines if line) <= tokens - left
+    for text, line in zip([*users, *model], lines, strict=True):
+        runs = [run.strip() for run in line.split(OMITTED)]
+        assert all(run in text for run in runs) or OMITTED in text
+
+
+def test_facts_of_either_side_outlive_small_talk() -> None:
+    """What tells something is quoted, whoever said it and however long ago."""
+    users = [FACTS[0], *TALK * 30, FACTS[1], *TALK * 30]
+    model = [*TALK * 10, FACTS[2], *TALK * 40]
+    found = quotes(users, model, 60)
+    assert set(FACTS) <= set(found)
+
+
+def test_what_was_said_twice_is_quoted_once() -> None:
+    """Equal sentences do not take room twice."""
+    found = quotes([FACTS[0]] * 9, [FACTS[0]] * 9, 400)
+    assert found == [FACTS[0]]
+
+
+def test_what_is_known_gives_way() -> None:
+    """A text whose words the block shows anyway comes after one that is new."""
+    assert quotes([FACTS[0], FACTS[1]], [], 12) != quotes([FACTS[0], FACTS[1]], [], 12, known=FACTS[1])
+    assert quotes([FACTS[0], FACTS[1]], [], 12, known=FACTS[1]) == [FACTS[0]]
+
+
+@pytest.mark.parametrize("rule", ["You must never book a flight before noon.", "请不要预订早上的航班。"])
+def test_what_the_user_forbids_comes_first(rule: str) -> None:
+    """A constraint outlives facts, also one that is older than the texts that are looked through for facts."""
+    users = [rule, *(f"In {year} I painted the harbour of Lisbon {year} times." for year in range(MOST_TEXTS + 9))]
+    assert rule in quotes(users, [], 40)
+
+
+def test_a_long_text_gives_single_sentences() -> None:
+    """A short text is quoted whole; of a long one the sentences that tell most, with a sign of what went."""
+    long = f"{TALK[0]} " * 4 + FACTS[0] + f" {TALK[1]}" * 9
+    assert len(long) > SHORT
+    assert quotes([], [*TALK * 3, long], 14) == [f"{FACTS[0]} {OMITTED}"]
+    assert quotes([], [f"{TALK[0]} {FACTS[0]}"], 40) == [f"{TALK[0]} {FACTS[0]}"]
+
+
+def test_a_chats_block_quotes_both_sides() -> None:
+    """Where no tool was used the block quotes facts of user and model; all texts of the user stay if they fit."""
+    entries = [ItemText(("user", "assistant")[at % 2], TALK[at % 3]) for at in range(120)]
+    entries[11], entries[40] = ItemText("assistant", FACTS[0]), ItemText("user", FACTS[1])
+    users = tuple(entry.text for entry in entries if entry.role == "user")
+    made = render_block(FoldedItems(tuple(entries), users), BLOCK_FRAME + 200, 100, count_tokens)
+    assert f"- {FACTS[0]}" in made
+    assert f"- {FACTS[1]}" in made
+    assert made.count(TALK[0]) <= 2
+    few = render_block(FoldedItems(tuple(entries), users[:3]), BLOCK_FRAME + 200, 100, count_tokens)
+    assert all(f"- {text}" in few for text in users[:3])
