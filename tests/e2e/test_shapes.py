@@ -68,6 +68,7 @@ def nodes(value: Any) -> Iterator[tuple[Any, Any]]:
 def edited(body: Any, edits: list[tuple[int, str, str, Any]]) -> Any:
     """*body* with each of *edits* made somewhere in it."""
     for number, act, name, value in edits:
+        body = json.loads(json.dumps(body))  # no part stands in two places, nor in a constant of other tests
         places = list(nodes(body))
         holder, key = places[number % len(places)]
         if act == "remove":
@@ -78,7 +79,6 @@ def edited(body: Any, edits: list[tuple[int, str, str, Any]]) -> Any:
             holder[name] = value
         else:
             holder[key] = value
-        body = json.loads(json.dumps(body))  # no part stands in two places
     return body
 
 

@@ -234,7 +234,7 @@ async def test_a_connection_that_fails_is_the_callers_to_know() -> None:
         """
         client   >> session
         upstream << stub
-        upstream >> breaks 400
+        upstream >> breaks 200
         client   << raises UpstreamUnreachable
         replies  : closed
         """,
