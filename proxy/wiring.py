@@ -86,7 +86,7 @@ def open_engine(
     only note what was answered. *faults* reports faults of our own. *spawn* starts background tasks. *prepare* loads
     the vocabulary of an encoding that a request's model has.
     """
-    policy, classifier = _policy(settings), Classifier(configuration.overflow_rules(settings))
+    policy, classifier = _policy(settings), Classifier(configuration.overflow_rules(settings.overflow_rules))
     faults = faults or Faults()
     reader = Reader(
         tokenizers,

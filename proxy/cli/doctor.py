@@ -147,7 +147,7 @@ def _with_key(settings: Settings, target: Upstream, key: str) -> Settings:
 
 @asynccontextmanager
 async def _connected(settings: Settings, name: str, seconds: float) -> AsyncIterator[_Examination]:
-    classifier = Classifier(await asyncio.to_thread(overflow_rules, settings))
+    classifier = Classifier(await asyncio.to_thread(overflow_rules, settings.overflow_rules))
     tasks = Tasks(ignore_failure)
     upstream = open_upstream(settings, open_bridge(settings, tasks))
     try:

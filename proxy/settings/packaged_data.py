@@ -9,16 +9,14 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from importlib.resources.abc import Traversable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import msgspec
 import yaml
 
 from proxy.core.models import LazyTable
 from proxy.core.overflow.rules import OverflowRules, read_rules
-
-if TYPE_CHECKING:
-    from proxy.settings.settings import Settings
+from proxy.settings.upstreams import OverflowRule
 
 OVERFLOW: Final = "overflow.yaml"
 
@@ -96,9 +94,9 @@ def packaged_overflow_rules() -> dict[str, Any]:
     return data
 
 
-def overflow_rules(settings: Settings) -> OverflowRules:
-    """Return the configured overflow rules, followed by the packaged ones. Reads a file: call it in a thread."""
-    own = [rule.model_dump(exclude_none=True) for rule in settings.overflow_rules]
+def overflow_rules(configured: Iterable[OverflowRule]) -> OverflowRules:
+    """Return the *configured* overflow rules, followed by the packaged ones. Reads a file: call it in a thread."""
+    own = [rule.model_dump(exclude_none=True) for rule in configured]
     return read_rules(packaged_overflow_rules(), own)
 
 

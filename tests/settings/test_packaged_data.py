@@ -7,7 +7,8 @@ import sys
 
 import pytest
 
-from proxy.settings import Settings, model_table, overflow_rules, packaged, packaged_overflow_rules, prices, version
+from proxy.settings import model_table, overflow_rules, packaged, packaged_overflow_rules, prices, version
+from proxy.settings.upstreams import OverflowRule
 from tests.support.settings_files import EXAMPLE
 
 
@@ -41,8 +42,8 @@ def test_the_smaller_of_two_window_figures_is_taken():
 
 def test_the_configured_rules_come_before_the_packaged_ones():
     """A configured phrase is known beside all packaged ones."""
-    packaged_rules = overflow_rules(Settings())
-    own = overflow_rules(Settings(overflow_rules=({"phrase": "over {limit} beans"}, {"code": "E-77"})))
+    packaged_rules = overflow_rules(())
+    own = overflow_rules((OverflowRule(phrase="over {limit} beans"), OverflowRule(code="E-77")))
     assert own.phrases[0].source == "configured"
     assert len(own.phrases) == len(packaged_rules.phrases) + 1
     assert own.codes.items() > packaged_rules.codes.items()

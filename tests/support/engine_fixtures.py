@@ -42,7 +42,7 @@ from proxy.engine.retries import Retries
 from proxy.engine.run import report_of
 from proxy.engine.token_counts import CountedBy, TokenCounts
 from proxy.engine.upstream_calls import CallSettings, UpstreamCalls
-from proxy.settings import Settings, injected_rules, overflow_rules, tool_map
+from proxy.settings import injected_rules, overflow_rules, tool_map
 from proxy.settings.injected import InjectedTexts
 from proxy.settings.tools import Tools
 from proxy.tasks import Faults, Tasks, ignore_failure
@@ -81,7 +81,7 @@ def tokenizers() -> Tokenizers:
 @functools.cache
 def classifier() -> Classifier:
     """The classifier with the packaged rules."""
-    return Classifier(overflow_rules(Settings()))
+    return Classifier(overflow_rules(()))
 
 
 def count_tokens(text: str) -> int:
