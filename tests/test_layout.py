@@ -39,13 +39,6 @@ EXEMPT = {
     "proxy/engine/ports.py": "protocols and plain values, no behaviour",
     "proxy/upstream/pooled_response.py": "answers of the pool: tests/upstream/test_connection_pool.py",
     "proxy/server/config.py": "plain values with defaults, no behaviour",
-    "proxy/features/cap_results/opening.py": "a few lines, seen at work in tests/features/test_opening.py",
-    "proxy/features/compress/opening.py": "a few lines, seen at work in tests/features/test_opening.py",
-    "proxy/features/client_compaction/opening.py": "a few lines, seen at work in tests/features/test_opening.py",
-    "proxy/features/context_management/opening.py": "a few lines, seen at work in tests/features/test_opening.py",
-    "proxy/features/memories/opening.py": "a few lines, seen at work in tests/e2e/test_sessions.py",
-    "proxy/features/deferred_tools/opening.py": "a few lines, seen at work in tests/features/test_opening.py",
-    "proxy/features/recall/opening.py": "a few lines, seen at work in tests/features/test_opening.py",
 }
 
 # In pieces, so that this file does not hold what it looks for.

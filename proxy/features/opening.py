@@ -1,6 +1,6 @@
 """Builds the features whose folders are there. A folder can be deleted, and nothing else has to change.
 
-A folder has a module ``opening`` with a function ``open_features``, ``open_tools`` or both, which take
+A folder has a module ``feature`` with a function ``open_features``, ``open_tools`` or both, which take
 ``FeatureParts``: one ``ServerTools`` answers the calls of all tools. It may have ``open_routes``, for routes below
 ``/ullage/api/``. That of ``history`` has ``open_history`` instead: summaries and the server use it, too. The folders
 are found by name when the process starts; no other module imports them.
@@ -10,6 +10,8 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
+from datetime import UTC, datetime
+from types import ModuleType
 
 from proxy.core.conversation import ItemText
 from proxy.core.models import Route
@@ -57,6 +59,11 @@ class EarlierItem:
     text: ItemText
     is_summary: bool = False
 
+    @property
+    def day(self) -> str:
+        """The day on which it was stored, in UTC, as in ``2026-01-31``."""
+        return datetime.fromtimestamp(self.written_at, UTC).date().isoformat()
+
 
 ReadEarlier = Callable[[bytes, str, bytes], Awaitable[list[EarlierItem]]]
 """Reads what is stored of a tenant's conversations of one project, but for the one with a given root hash."""
@@ -90,12 +97,11 @@ def open_features(parts: FeatureParts) -> list[Feature]:
     """Return the features that the settings switch on, in the order in which they prepare a request."""
     features: list[Feature] = []
     tools: list[ServerTool] = []
-    for name in FOLDERS:
-        opening = feature_module(name, "opening")
-        if opening is not None and hasattr(opening, "open_features"):
-            features += opening.open_features(parts)
-        if opening is not None and hasattr(opening, "open_tools"):
-            tools += opening.open_tools(parts)
+    for module in _modules():
+        if hasattr(module, "open_features"):
+            features += module.open_features(parts)
+        if hasattr(module, "open_tools"):
+            tools += module.open_tools(parts)
     if tools:
         features.append(ServerTools(parts.reader, tools, parts.faults))
     return features
@@ -109,25 +115,22 @@ def open_history(
     warn: Callable[[str, Mapping[str, object]], None],
 ) -> OpenHistory:
     """Return the history of conversations. *observe* counts the outcomes of archived items, *warn* logs warnings."""
-    opening = feature_module(HISTORY, "opening")
-    if opening is None:
+    module = feature_module(HISTORY, "feature")
+    if module is None:
         return OpenHistory()
-    history: OpenHistory = opening.open_history(settings, store, tasks, observe, warn)
+    history: OpenHistory = module.open_history(settings, store, tasks, observe, warn)
     return history
 
 
 def open_all_routes(settings: Settings, store: Store, history: OpenHistory) -> OpenRoutes:
     """Return what opens the routes of all features below ``/ullage/api/``, those of the *history* among them."""
     opened: list[OpenRoutes] = [history.open_routes]
-    for name in FOLDERS:
-        opening = feature_module(name, "opening")
-        if opening is not None and hasattr(opening, "open_routes"):
-            opened.append(opening.open_routes(settings, store))
+    opened += [module.open_routes(settings, store) for module in _modules() if hasattr(module, "open_routes")]
 
     def open_routes(access: Access, limits: Limits) -> Mapping[str, OwnRoute]:
         routes: dict[str, OwnRoute] = {}
-        for each in opened:
-            routes |= each(access, limits)
+        for open_some in opened:
+            routes |= open_some(access, limits)
         return routes
 
     return open_routes
@@ -135,8 +138,14 @@ def open_all_routes(settings: Settings, store: Store, history: OpenHistory) -> O
 
 def open_earlier(store: Store) -> ReadEarlier:
     """Return what reads earlier conversations; it finds none if the folder of the history was deleted."""
-    opening = feature_module(HISTORY, "opening")
-    if opening is None:
+    module = feature_module(HISTORY, "feature")
+    if module is None:
         return read_no_earlier
-    read: ReadEarlier = opening.open_earlier(store)
+    read: ReadEarlier = module.open_earlier(store)
     return read
+
+
+def _modules() -> list[ModuleType]:
+    """Return the module ``feature`` of each folder that is there, in their order."""
+    modules = (feature_module(name, "feature") for name in FOLDERS)
+    return [module for module in modules if module is not None]

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Final
+from typing import Final, TypeVar
 from urllib.parse import parse_qs
+
+import msgspec
 
 from proxy.core.errors import InvalidRequest
 from proxy.server.access import Access
@@ -12,6 +14,8 @@ from proxy.server.config import Limits
 from proxy.server.incoming import BodyBytes, BodyReader, IncomingRequest
 from proxy.server.rate_limit import RateLimit
 from proxy.server.request import RequestHeaders, read_headers
+
+T = TypeVar("T")
 
 MAX_BODY: Final = 16 * 2**10
 """Bytes of a request's body at most."""
@@ -51,6 +55,14 @@ class OwnApi:
             return await reader.whole(request.content_length)
         finally:
             reader.release()
+
+
+def decoded(body: bytes, decoder: msgspec.json.Decoder[T], message: str) -> T:
+    """Return what *decoder* reads in *body*. Raises ``InvalidRequest`` with *message*, which says what to send."""
+    try:
+        return decoder.decode(body)
+    except (msgspec.DecodeError, UnicodeError, RecursionError):
+        raise InvalidRequest(message) from None
 
 
 def query(path_qs: str) -> dict[str, str]:

@@ -21,6 +21,9 @@ from proxy.engine.reading import Reader
 
 Count = Callable[[str], int]
 
+MOST_QUERY_CHARACTERS: Final = 1_000
+"""Characters of a call's query that are used: a longer one is a document, and each of its words is searched for."""
+
 _NO_TOOLS: Final = re.compile(r"(null|\[\s*\])?")
 _AUTO: Final = (None, "auto")
 

@@ -27,8 +27,8 @@ from rich.table import Table
 
 from proxy.core.decisions import CountedView
 from proxy.features.recall.pieces import Piece, pieces_of
-from proxy.features.recall.recall import Limits
-from proxy.features.recall.search import answer
+from proxy.features.recall.search import Arguments, answer
+from proxy.features.recall.settings import Recall
 from tests.bench import metrics
 from tests.bench.quality import LEAST_TOKENS, RESERVE, read
 from tests.bench.recall_questions import Question, drawn, entities_needed, talk
@@ -86,7 +86,7 @@ def conversations(folder: Path | None) -> Iterator[Conversation]:
             yield Conversation(f"talk-{seed}", *talk(seed))
 
 
-def answers(conversation: Conversation, share: float, limits: Limits) -> Iterator[Answered]:
+def answers(conversation: Conversation, share: float, limits: Recall) -> Iterator[Answered]:
     """Ask every question of a conversation whose evidence its view at *share* of its tokens no longer holds."""
     messages, future = list(conversation.messages), list[Message]()
     if metrics.size(messages) < LEAST_TOKENS:
@@ -125,9 +125,9 @@ def _flat(text: str) -> str:
     return " ".join(text.split())
 
 
-def _page(query: str, pieces: Sequence[Piece], limits: Limits) -> tuple[str, float]:
+def _page(query: str, pieces: Sequence[Piece], limits: Recall) -> tuple[str, float]:
     began = time.perf_counter()
-    page = answer(json.dumps({"query": query}), pieces, limits.results, limits.tokens, count_tokens)
+    page = answer(Arguments(query, limit=limits.results), pieces, limits.max_tokens, count_tokens).text
     return page, time.perf_counter() - began
 
 
@@ -150,10 +150,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m tests.bench.recall", description=__doc__)
     parser.add_argument("--sessions", type=Path, help="a folder of sessions; else generated ones")
     parser.add_argument("--share", type=float, default=SHARE, help="tokens of a view, as a share of the history")
-    parser.add_argument("--tokens", type=int, default=Limits().tokens, help="tokens of a page at most")
-    parser.add_argument("--results", type=int, default=Limits().results, help="results of a page")
+    parser.add_argument("--tokens", type=int, default=Recall().max_tokens, help="tokens of a page at most")
+    parser.add_argument("--results", type=int, default=Recall().results, help="results of a page")
     given = parser.parse_args()
-    limits = Limits(given.results, given.tokens)
+    limits = Recall(results=given.results, max_tokens=given.tokens)
     results = [each for one in conversations(given.sessions) for each in answers(one, given.share, limits)]
     grid = Table(title=f"evidence shown by the default page, views at {given.share:.0%}")
     for heading in ("conversations", "questions", "n", "shown", "tokens", "slowest ms"):

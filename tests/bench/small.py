@@ -10,7 +10,7 @@ from types import ModuleType
 
 from proxy import caches, cli, upstream_wiring, wiring
 from proxy.engine import features, records
-from proxy.features.history import opening
+from proxy.features.history import feature as history
 from proxy.server import rate_limit
 from proxy.store import encryption, tables
 
@@ -26,7 +26,7 @@ BOUNDS: tuple[tuple[ModuleType, tuple[str, ...]], ...] = (
     (encryption, ("_TENANTS",)),
     (records, ("NEED_NO_SUMMARY",)),
     (features, ("MOST_NOTED",)),
-    (opening, ("ARCHIVED_ITEMS", "RECENT_NOTES")),
+    (history, ("ARCHIVED_ITEMS", "RECENT_NOTES")),
     (rate_limit, ("MAX_CALLERS",)),
 )
 """The bounds of everything a process remembers of its clients, by the module that reads them."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from proxy.features.recall.recall import Limits
+from proxy.features.recall.settings import Recall
 from tests.bench import metrics
 from tests.bench.recall import AGENTS, SHARE, Conversation, answers, conversations
 from tests.bench.recall_questions import drawn, entities_needed, talk
@@ -34,10 +34,10 @@ def test_three_quarters_of_the_questions_are_answered_and_every_entity_is() -> N
     """The goal, on the generated conversations (all of an agent's, a talk, and the chats)."""
     chosen = [one for one in conversations(None) if not one.name.startswith("talk-")][-6:]
     chosen.append(Conversation("talk", *talk(1)))
-    results = [each for one in chosen for each in answers(one, SHARE, Limits())]
+    results = [each for one in chosen for each in answers(one, SHARE, Recall())]
     agents = [each.shown for each in results if each.group == AGENTS]
     chats = [each.shown for each in results if each.group != AGENTS]
     assert len(chats) > 40
     assert all(agents)
     assert sum(chats) >= GOAL * len(chats)
-    assert all(each.tokens <= Limits().tokens for each in results)
+    assert all(each.tokens <= Recall().max_tokens for each in results)

@@ -78,7 +78,7 @@ async def test_a_deleted_folder_is_a_feature_less(tmp_path: Path, monkeypatch: p
     """Without its folder a feature is not opened, whatever the settings say, and the others are."""
     for name in PRESENT:
         with monkeypatch.context() as patched:
-            patched.setitem(sys.modules, f"proxy.features.{name}.opening", None)
+            patched.setitem(sys.modules, f"proxy.features.{name}.feature", None)
             left = [each for each in PRESENT if each != name]
             assert list(dict.fromkeys(await opened(tmp_path, **ALL_ON))) == left
 
@@ -87,7 +87,7 @@ async def test_a_fault_in_a_folder_is_no_missing_folder(tmp_path: Path, monkeypa
     """A folder that is there and cannot be imported ends the start of the process."""
     for name in PRESENT:
         with monkeypatch.context() as patched:
-            patched.delitem(sys.modules, f"proxy.features.{name}.opening", raising=False)
+            patched.delitem(sys.modules, f"proxy.features.{name}.feature", raising=False)
             patched.setitem(sys.modules, "proxy.features.opening", None)
             with pytest.raises(ImportError):
                 await opened(tmp_path, **ALL_ON)
@@ -99,7 +99,7 @@ def ignore(name: str, facts: object) -> None:
 
 async def test_without_its_folder_there_is_no_history(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing is noted, no route is added, and nothing has to be finished."""
-    monkeypatch.setitem(sys.modules, "proxy.features.history.opening", None)
+    monkeypatch.setitem(sys.modules, "proxy.features.history.feature", None)
     tasks = Tasks(lambda name, error: None)
     history = open_history(
         Settings(), await a_store(tmp_path), tasks, lambda outcome, count: None, lambda event, facts: None

@@ -136,7 +136,7 @@ def write_texts(
         return last.block, edits
     folded = _folded_items(original, compaction, edits, options.tools)
     block = render_block(folded, compaction.block_tokens, compaction.text_tokens, options.count, summary)
-    return _encodable(block), edits
+    return encodable(block), edits
 
 
 def same_block(compaction: Compaction, last: Compaction) -> bool:
@@ -338,7 +338,7 @@ def _placeholder_line(original: OriginalItems, pair: Pair, placeholder: Placehol
     lines = [line]
     if reason == "old":
         lines += _names(original, pair, options.count)
-    return _encodable("\n".join(lines))
+    return encodable("\n".join(lines))
 
 
 def _call_of(original: OriginalItems, pair: Pair, tools: ToolMap) -> tuple[str, str]:
@@ -386,8 +386,8 @@ def _includes(original: OriginalItems, index: int, text: str) -> bool:
     return any(text.strip() in later for later, _ in original.text(index).results)
 
 
-def _encodable(text: str) -> str:
-    """*text* with replacement characters for lone surrogates, which JSON escapes can spell but UTF-8 cannot hold."""
+def encodable(text: str) -> str:
+    """Return *text* with replacement characters for lone surrogates, which JSON can spell and UTF-8 cannot hold."""
     return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 

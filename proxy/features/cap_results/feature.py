@@ -16,6 +16,8 @@ from proxy.core.request import Request
 from proxy.core.tool_table import ToolMap
 from proxy.engine.features import Feature, Planning
 from proxy.engine.reading import Reader
+from proxy.features.cap_results.settings import limits_of_results
+from proxy.features.opening import FeatureParts
 from proxy.offload import offload
 
 MOST_STEPS: Final = 64
@@ -98,3 +100,9 @@ def _call_kinds(body: bytes, scanned: Scan, index: int, api: ApiFormat, tools: T
             calls = zip(ids, api.read_item_text(raw).calls, strict=False)
             return {call_id: tools.call(*call).kind for call_id, call in calls}
     return {}
+
+
+def open_features(parts: FeatureParts) -> list[Feature]:
+    """Return it if results are always capped, and not only in a compaction."""
+    limits = limits_of_results(parts.settings)
+    return [CapResults(parts.reader, limits)] if limits else []

@@ -20,6 +20,7 @@ from proxy.core.client_compaction import TRIGGER
 from proxy.core.compaction.block import FoldedItems, render_block
 from proxy.core.compaction.stages import BLOCK_FRAME
 from proxy.core.compaction.truncate import clip
+from proxy.core.compaction.view import encodable
 from proxy.core.conversation import Item
 from proxy.core.decisions import MeasuredRequest
 from proxy.core.tokens.budget import Shares
@@ -86,7 +87,7 @@ def compact(
     )
     block = render_block(folded, sizes.block, sizes.text, count, summary)
     earlier = [clip(entries[i].text, int(sizes.block * EARLIER_SHARE) // len(ours), count) for i in sorted(ours)]
-    text = _encodable("\n\n".join([*earlier, block]))
+    text = encodable("\n\n".join([*earlier, block]))
     tokens = sum(items[i].tokens for i in verbatim) + count(text)
     ratio = measured.known.token_ratio
     user_items = tuple(_output_message(raw[i]) for i in verbatim)
@@ -95,13 +96,20 @@ def compact(
 
 def _sizes(measured: MeasuredRequest, shares: Shares, least_text: int) -> _Sizes:
     """Return the sizes of a compaction with at least *least_text* tokens of text."""
-    figures = measured.budget
-    budget = max(figures.input, figures.window // 4)
-    most = int(shares.block * max(0, budget - figures.fixed)) or budget // 4
+    budget = usable_budget(measured)
+    most = int(shares.block * max(0, budget - measured.budget.fixed)) or budget // 4
     user_words = int(shares.pins * budget)
     text = min(int((shares.digest + shares.steps) * budget), max(BLOCK_FRAME, measured.counts.history // 2), most)
     added = max(0, least_text - text)
     return _Sizes(user_words, text + added, min(user_words + text, most) + added + BLOCK_FRAME)
+
+
+def usable_budget(measured: MeasuredRequest) -> int:
+    """Return the budget that a compaction is sized by: the input's, but a quarter of the window at least.
+
+    The input's is small if the request reserves most of the window for its answer.
+    """
+    return max(measured.budget.input, measured.budget.window // 4)
 
 
 def _newest(indexes: Sequence[int], items: Sequence[Item], tokens: int) -> list[int]:
@@ -165,8 +173,3 @@ def _output_message(raw: bytes) -> bytes:
     if isinstance(content, str):
         content = [{"type": "input_text", "text": content}]
     return json.dumps({"type": "message", **value, "content": content}).encode()
-
-
-def _encodable(text: str) -> str:
-    """Return *text* with lone surrogates replaced."""
-    return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")

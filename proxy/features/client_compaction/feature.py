@@ -6,6 +6,7 @@ again before its conversation is planned, so that the upstream reads a message a
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -26,6 +27,9 @@ from proxy.engine.replies import LocalReply
 from proxy.engine.run import report_of_local
 from proxy.features.client_compaction.compact_endpoint import Kind, compact, compaction_item, is_trigger, response
 from proxy.features.client_compaction.compaction_item import PREFIX, OpenedBody, open_items
+from proxy.features.client_compaction.settings import UpstreamWithCompaction, answers_from_summaries
+from proxy.features.client_compaction.summary_answer import SummaryAnswers
+from proxy.features.opening import FeatureParts
 from proxy.offload import load_of, offload
 
 AnsweredBy = Literal["auto", "relay", "own"]
@@ -164,3 +168,20 @@ def is_unable(kind: Kind, outcome: Outcome) -> bool:
     if status in UNSUPPORTED:
         return True
     return kind == "trigger" and status in REFUSED and b"compaction" in outcome.head
+
+
+def open_features(parts: FeatureParts) -> list[Feature]:
+    """Return what opens our items and answers requests for a compaction; what answers from summaries if configured."""
+    upstreams = {
+        each.name: UpstreamCompaction(each.compaction, each.compacts)
+        for each in parts.settings.upstreams
+        if isinstance(each, UpstreamWithCompaction)
+    }
+    features: list[Feature] = [
+        ClientCompaction(
+            parts.reader, parts.store.records, parts.records, parts.resolve, parts.shares, time.time, upstreams
+        )
+    ]
+    if answers_from_summaries(parts.settings):
+        features.append(SummaryAnswers(parts.records, parts.reader, parts.shares, time.time))
+    return features

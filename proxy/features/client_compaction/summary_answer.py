@@ -16,7 +16,7 @@ from proxy.core.client_compaction import without_prompt
 from proxy.core.compaction.block import FoldedItems, render_block
 from proxy.core.compaction.stages import BLOCK_FRAME
 from proxy.core.compaction.truncate import clip
-from proxy.core.compaction.view import OriginalItems
+from proxy.core.compaction.view import OriginalItems, encodable
 from proxy.core.conversation import ItemText
 from proxy.core.decisions import CountedView, MeasuredRequest
 from proxy.core.report import SERVED, Report
@@ -27,7 +27,7 @@ from proxy.engine.ports import Answer, Summary
 from proxy.engine.reading import Reader
 from proxy.engine.records import CompactionRecords
 from proxy.engine.replies import LocalReply
-from proxy.features.client_compaction.compact_endpoint import is_trigger
+from proxy.features.client_compaction.compact_endpoint import is_trigger, usable_budget
 from proxy.features.client_compaction.local_response import (
     APIS,
     JSON,
@@ -100,8 +100,7 @@ class SummaryAnswers(Feature):
     def _text(self, measured: MeasuredRequest, original: OriginalItems, summary: Summary) -> str:
         """Return the summary with what it does not hold: the user's words, and what came after it."""
         count = self._reader.count(measured.known.route.encoding, measured.known.route.model)
-        figures, shares, items = measured.budget, self._shares, original.items
-        budget = max(figures.input, figures.window // 4)
+        shares, items, budget = self._shares, original.items, usable_budget(measured)
         text_tokens = max(int((shares.digest + shares.steps) * budget), 2 * count(summary.text))
         word_tokens = int(shares.pins * budget)
         entries = _entries(original)
@@ -114,13 +113,8 @@ class SummaryAnswers(Feature):
         )
         later = tuple(entry for i, entry in entries.items() if i >= summary.length)
         folded = FoldedItems(later, tuple(user_texts[1:-1]), task, newest)
-        return _encodable(
-            render_block(folded, word_tokens + text_tokens + BLOCK_FRAME, text_tokens, count, summary.text)
-        )
-
-
-def _ends_in_trigger(measured: MeasuredRequest) -> bool:
-    return is_trigger(measured.parsed.item(len(measured.parsed.items) - 1))
+        size = word_tokens + text_tokens + BLOCK_FRAME
+        return encodable(render_block(folded, size, text_tokens, count, summary.text))
 
 
 def _entries(original: OriginalItems) -> dict[int, ItemText]:
@@ -138,7 +132,10 @@ def _entries(original: OriginalItems) -> dict[int, ItemText]:
 
 def _takes_text(request: Request, measured: MeasuredRequest) -> bool:
     """True if an answer in words can be written in the request's API, and the client wants no compaction item."""
-    return request.api in APIS and request.purpose != "compact" and not _ends_in_trigger(measured)
+    if request.api not in APIS or request.purpose == "compact":
+        return False
+    parsed = measured.parsed
+    return not is_trigger(parsed.item(len(parsed.items) - 1))
 
 
 def _wants_text(envelope: Envelope) -> bool:
@@ -170,8 +167,3 @@ def _member(envelope: Envelope, name: str) -> Any:
     if name not in envelope.fields:
         return None
     return parse(envelope.value(name))
-
-
-def _encodable(text: str) -> str:
-    """Return *text* with lone surrogates replaced."""
-    return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")

@@ -21,6 +21,7 @@ from proxy.engine.ports import Answer, Outcome, Refusal
 from proxy.engine.reading import Reader
 from proxy.engine.replies import LocalReply
 from proxy.features.compress.body import UnusableBody, Wanted, answer_body, read_body
+from proxy.features.opening import FeatureParts
 from proxy.offload import offload
 
 API: Final = "compress"
@@ -108,3 +109,8 @@ def _keeps_rows(origin: Origin | None) -> bool:
         return False
     agents = [value.lower() for name, value in origin.headers if name.lower() == "user-agent"]
     return any(agent.startswith(ROW_KEEPERS) for agent in agents)
+
+
+def open_features(parts: FeatureParts) -> list[Feature]:
+    """Return the feature: it has no setting, and costs nothing but on its own route."""
+    return [Compress(parts.reader, parts.resolve)]

@@ -8,6 +8,7 @@ https://platform.claude.com/docs/en/build-with-claude/compaction describe them.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
+from types import MappingProxyType
 from typing import Any, Final
 
 from msgspec import structs
@@ -23,6 +24,8 @@ from proxy.core.tokens.budget import answer_reserve
 from proxy.engine.features import Feature, Planning
 from proxy.engine.reading import CountedBody, Reader
 from proxy.features.context_management.clearing import ContextEdits, clear_message, cleared_tool_uses, read_edits
+from proxy.features.context_management.settings import edited_upstreams
+from proxy.features.opening import FeatureParts
 from proxy.offload import offload
 
 MEMBER: Final = "context_management"
@@ -34,12 +37,12 @@ class ContextManagement(Feature):
     *resolve* gives the route of a model.
     """
 
+    markers = MappingProxyType({messages.API: (MEMBER.encode(),)})
+
     def __init__(self, reader: Reader, resolve: Callable[[str], Route], owned: Collection[str]) -> None:
         self._reader = reader
         self._resolve = resolve
         self._owned = frozenset(owned)
-        if owned:
-            self.markers = {messages.API: (MEMBER.encode(),)}
 
     async def prepare(self, request: Request, engine: Planning) -> Request:
         """Return *request* after its context edits. Raises ``InvalidRequest``.
@@ -132,3 +135,9 @@ def _without_member(envelope: Envelope, position: int, items: bytes) -> bytes:
     else:
         pieces = [text[:position].encode(), items, text[position:start].encode(), text[end:].encode()]
     return b"".join(pieces)
+
+
+def open_features(parts: FeatureParts) -> list[Feature]:
+    """Return it if an upstream is configured for which edits are applied here."""
+    names = edited_upstreams(parts.settings)
+    return [ContextManagement(parts.reader, parts.resolve, names)] if names else []

@@ -22,9 +22,11 @@ from proxy.core.errors import InvalidRequest
 from proxy.core.request import Request
 from proxy.engine.features import Feature, Planning
 from proxy.engine.reading import Reader
-from proxy.features.deferred_tools.search import NAME, Tool, read_tool, reserve, search_tool
+from proxy.features.deferred_tools.search import NAME, Tool, ToolSearch, read_tool, reserve, search_tool
+from proxy.features.deferred_tools.settings import deferred_tools_settings
+from proxy.features.opening import FeatureParts
 from proxy.offload import offload
-from proxy.server_tools.tool import Count, may_offer
+from proxy.server_tools.tool import Count, ServerTool, may_offer
 
 STAGE: Final = "deferred_tools"
 
@@ -125,3 +127,19 @@ def _first(tools: Iterable[Tool], tokens: int, count: Count) -> Iterable[Tool]:
         if tokens < 0:
             return
         yield tool
+
+
+def open_features(parts: FeatureParts) -> list[Feature]:
+    """Return the feature if it is switched on."""
+    settings = deferred_tools_settings(parts.settings)
+    if not settings.enabled:
+        return []
+    return [DeferTools(parts.reader, settings.share, settings.max_tokens)]
+
+
+def open_tools(parts: FeatureParts) -> list[ServerTool]:
+    """Return the tool if the feature is switched on."""
+    settings = deferred_tools_settings(parts.settings)
+    if not settings.enabled:
+        return []
+    return [ToolSearch(settings.max_tokens)]

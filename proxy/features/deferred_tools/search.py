@@ -11,7 +11,7 @@ from typing import Any, Final
 from proxy.core.compaction.truncate import clip, shrink_tools
 from proxy.core.decisions import CountedView
 from proxy.server_tools.ranking import ranked
-from proxy.server_tools.tool import Count, ServerTool, ToolResult, WriteResult, declaration
+from proxy.server_tools.tool import MOST_QUERY_CHARACTERS, Count, ServerTool, ToolResult, WriteResult, declaration
 
 NAME: Final = "ullage_tools"
 """The tool's name. A client that declares a tool of this name gets none of its tools deferred."""
@@ -27,9 +27,6 @@ SUMMARY_CHARACTERS: Final = 160
 
 RESERVED_PART: Final = 8
 """One token in so many of the window is reserved for tools that a search adds, at most."""
-
-MOST_QUERY_CHARACTERS: Final = 1_000
-"""Characters of a query that are used: a longer one is a document, and each of its words is searched for."""
 
 DESCRIPTION: Final = (
     "Find further tools, which are not declared here because there is no room for all of them. Say in a few words what "

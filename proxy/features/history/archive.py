@@ -7,18 +7,18 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Coroutine, MutableMapping, Sequence
+from collections.abc import Callable, MutableMapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final, Literal
+from typing import Final, Literal
 
 from proxy.core.compaction.record import Compaction
 from proxy.core.decisions import CountedView
 from proxy.engine.ports import Clock
 from proxy.features.history.pages import ITEM, Entry, encode_list, reference
 from proxy.store.archive_table import ArchiveTable
+from proxy.tasks import Spawn
 
 Outcome = Literal["kept", "dropped", "too_big", "failed"]
-Spawn = Callable[[Coroutine[Any, Any, None], str], "asyncio.Task[None]"]
 
 QUEUE: Final = 16 * 2**20
 """Bytes of originals that wait for the store at most, in one process."""

@@ -46,12 +46,11 @@ class HistoryRecorder(Feature):
         if layout is None or not layout.count or not report.conversation or report.observed:
             return
         root_hash, record = view.measured.root_hash(layout), view.edits.record
-        compacted_now = report.event and record is not None
         now, tenant, long_lived = self._now(), view.request.tenant, record is not None
         self._conversations.save_conversation(tenant, report.conversation, root_hash, now, long_lived=long_lived)
         last = _request_note(report, view, layout, int(now))
         self._conversations.save_note(tenant, root_hash, note_name(last), encode_note(last), long_lived=long_lived)
-        if not compacted_now or record is None:
+        if record is None or not report.event:
             return
         note = _compaction_note(report, view, layout, record, int(now))
         if self._archive is not None:

@@ -8,14 +8,14 @@ from typing import Annotated, Final, cast
 
 import msgspec
 
-from proxy.core.errors import InvalidRequest, NotFound
+from proxy.core.errors import NotFound
 from proxy.features.history.history import History
 from proxy.features.history.pages import MAX_CHARACTERS, Page, read_page
 from proxy.server.access import Access
 from proxy.server.admin import Route
 from proxy.server.config import Limits
 from proxy.server.incoming import IncomingRequest
-from proxy.server.own_api import OwnApi, query
+from proxy.server.own_api import OwnApi, decoded, query
 
 WHOLE: Final = Page(0, MAX_CHARACTERS)
 """As much as one answer may hold."""
@@ -94,12 +94,8 @@ class HistoryRoutes:
         """Have the next request of a conversation compact it."""
         tenant, headers = self._api.caller(request)
         if request.method != "POST" or name:
-            raise NotFound("Wishes are sent with POST to /ullage/api/compact.")
-        body = await self._api.body(request, tenant, headers)
-        try:
-            wanted = _COMPACT_REQUEST.decode(body)
-        except (msgspec.DecodeError, UnicodeError, RecursionError):
-            raise InvalidRequest(_NO_REQUEST) from None
+            raise NotFound("Compactions are requested with POST to /ullage/api/compact.")
+        wanted = decoded(await self._api.body(request, tenant, headers), _COMPACT_REQUEST, _NO_REQUEST)
         name = _checked_name(wanted.conversation)
         return 202, _existing(await self._history.request_compaction(tenant, name, wanted.share))
 

@@ -85,8 +85,8 @@ class EarlierSessions:
         for start in range(0, len(names), AT_ONCE):
             at_once = names[start : start + AT_ONCE]
             listed = await asyncio.gather(*(self._conversations.root_hashes(tenant, name) for name in at_once))
-            root_hashes = [each for some in listed for each in some if each != without]
-            noted = await asyncio.gather(*(self._conversations.notes(tenant, each) for each in root_hashes))
+            root_hashes = [root_hash for threads in listed for root_hash in threads if root_hash != without]
+            noted = await asyncio.gather(*(self._conversations.notes(tenant, root_hash) for root_hash in root_hashes))
             for root_hash, notes in zip(root_hashes, noted, strict=True):
                 if is_of_project(notes, project):
                     yield root_hash, notes
@@ -125,7 +125,9 @@ class EarlierSessions:
         """Return the summary of most items that a model wrote, alone; empty if there is none."""
         for note in sorted(notes, key=lambda each: -each.length):
             stored = await self._summaries.newest(tenant, root_hash, note.policy, [note.prefix_hash])
-            summary = load_summary(stored[1], note.length) if stored is not None else None
+            if stored is None:
+                continue
+            summary = load_summary(stored[1], note.length)
             if summary is not None:
                 text = ItemText("assistant", summary.text)
                 return [EarlierItem(session_name(root_hash), note.written_at, note.length, text, is_summary=True)]

@@ -11,7 +11,7 @@ from typing import Final
 
 import msgspec
 
-from proxy.features.memories.memory import Memory
+from proxy.features.memories.memory import Memory, shortened
 from proxy.features.memories.selection import Chosen
 
 HEADING: Final = "# Memories"
@@ -96,9 +96,7 @@ def shown(memory: Memory, longest: int) -> str:
     text = " ".join(f"{memory.title}: {memory.content}".split())
     if memory.content.startswith(memory.title.rstrip("…")):
         text = " ".join(memory.content.split())
-    if len(text) <= longest:
-        return text
-    return f"{text[: longest - 1].rstrip()}…"
+    return shortened(text, longest)
 
 
 def date_of(memory: Memory) -> str:

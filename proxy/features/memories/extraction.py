@@ -18,7 +18,7 @@ from proxy.core.errors import Conflict, InvalidRequest, StoreUnavailable
 from proxy.core.report import Report
 from proxy.engine.features import Feature
 from proxy.features.memories.book import MemoryBook, NewMemory
-from proxy.features.memories.memory import LONGEST_TITLE, Type
+from proxy.features.memories.memory import LONGEST_TITLE, Type, shortened
 from proxy.features.memories.provenance import own_words, speaker_of, spoken_of
 from proxy.features.memories.settings import is_named
 from proxy.offload import offload
@@ -121,8 +121,8 @@ def extracted(view: CountedView) -> list[NewMemory]:
         if item.role == "user":
             sentences += lasting_sentences(own_words(original.text(index).text))
     newest = sentences[-MOST_CANDIDATES:]
-    saying = [each for each in newest if speaker_of(each.text, spoken, is_strict=True) == "user"]
-    memories = [_memory(each.type, each.text) for each in _best(saying)]
+    by_user = [sentence for sentence in newest if speaker_of(sentence.text, spoken, is_strict=True) == "user"]
+    memories = [_memory(sentence.type, sentence.text) for sentence in _best(by_user)]
     task = _task(spoken.user)
     if task:
         memories.append(_memory("session", task))
@@ -146,21 +146,15 @@ def _best(sentences: Sequence[Sentence]) -> list[Sentence]:
     """Return the sentences that are stored: decisions first, and of each type the newest."""
     order = [type_ for type_, _ in _CUES]
     newest_first = list(dict.fromkeys(reversed(sentences)))
-    return sorted(newest_first, key=lambda each: order.index(each.type))[:MOST]
+    return sorted(newest_first, key=lambda sentence: order.index(sentence.type))[:MOST]
 
 
 def _task(user_texts: Sequence[str]) -> str:
     """Return the beginning of the first of *user_texts*; empty if there is none."""
     if not user_texts:
         return ""
-    text = " ".join(user_texts[0].split())
-    if len(text) <= TASK_CHARACTERS:
-        return text
-    return f"{text[: TASK_CHARACTERS - 1].rstrip()}…"
+    return shortened(" ".join(user_texts[0].split()), TASK_CHARACTERS)
 
 
 def _memory(type_: Type, text: str) -> NewMemory:
-    title = text
-    if len(text) > LONGEST_TITLE:
-        title = f"{text[: LONGEST_TITLE - 1].rstrip()}…"
-    return NewMemory(type_, title, text, "working", origin="user")
+    return NewMemory(type_, shortened(text, LONGEST_TITLE), text, "working", origin="user")

@@ -14,11 +14,13 @@ from the second request on, by the model's first answer, too: many conversations
 from __future__ import annotations
 
 import hmac
-from collections.abc import Callable, MutableMapping, Sequence
+import time
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Final
 
+from cachetools import LRUCache
 from msgspec import structs
 
 from proxy.core.decisions import API_FORMATS
@@ -30,9 +32,20 @@ from proxy.engine.reading import LocatedBody, Reader
 from proxy.features.memories import block
 from proxy.features.memories.block import Entry, StoredBlock
 from proxy.features.memories.book import MemoryBook
+from proxy.features.memories.extraction import ExtractMemories
+from proxy.features.memories.routes import MemoryRoutes
 from proxy.features.memories.selection import choose, query_of
+from proxy.features.memories.settings import memories_settings
+from proxy.features.memories.tools import DeclareMemoryTools, MemorySave, MemorySearch
+from proxy.features.opening import FeatureParts, open_earlier
 from proxy.offload import offload
+from proxy.server.access import Access
+from proxy.server.admin import OpenRoutes, Route, no_routes
+from proxy.server.config import Limits
 from proxy.server_tools.declare import ENDLESS
+from proxy.server_tools.tool import ServerTool
+from proxy.settings import Settings
+from proxy.store import Store
 
 STAGE: Final = "memories"
 
@@ -47,6 +60,9 @@ WINDOW_PART: Final = 16
 
 UNKNOWN_WINDOW: Final = 8_192
 """The window that a block is sized by if the model's is unknown."""
+
+BLOCKS: Final = 2_000
+"""Conversations whose block is remembered, for the time in which the store is away: about 2 KB each."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,20 +105,20 @@ class GiveMemories(Feature):
         api_format = API_FORMATS[request.api]
         try:
             located = await self._reader.located(api_format, request.tenant, request.body)
-            begins = await offload(len(request.body), self._beginning, request, located)
+            beginning = await offload(len(request.body), self._beginning, request, located)
         except InvalidRequest:
             return request  # what cannot be read may still be relayed
-        if begins is None or located.envelope.stored:
+        if beginning is None or located.envelope.stored:
             return request
-        given = await self._stored(request, begins)
-        if not begins.answered and not self._is_repeated(given):
-            given = await self._new(request, engine, begins, is_dry=purpose == "count", replaces=given is not None)
+        given = await self._stored(request, beginning)
+        if not beginning.answered and not self._is_repeated(given):
+            given = await self._new(request, engine, beginning, is_dry=purpose == "count", replaces=given is not None)
         if given is not None and given.entries:
-            given = await self._without_forgotten(request, begins, given, is_dry=purpose == "count")
+            given = await self._without_forgotten(request, beginning, given, is_dry=purpose == "count")
         if given is None or not given.entries:
             return request
         text = block.text_of(given.entries)
-        start, end = located.scan.spans[begins.index]
+        start, end = located.scan.spans[beginning.index]
         item = api_format.with_text(located.body[start:end], text, before=True)
         body = located.body[:start] + item + located.body[end:]
         return structs.replace(request, body=body, prepared=(*request.prepared, STAGE))
@@ -133,22 +149,22 @@ class GiveMemories(Feature):
             answered = hmac.digest(key, name + answer, "sha256")[:16]
         return Beginning(index, name, answered, tuple(texts))
 
-    async def _stored(self, request: Request, begins: Beginning) -> StoredBlock | None:
+    async def _stored(self, request: Request, beginning: Beginning) -> StoredBlock | None:
         """Return the block that the conversation was given, as the store has it or this process remembers it."""
-        names = [name for name in (begins.answered, begins.name) if name]
-        given, is_stored = await self._look_up(request, begins, names)
+        names = [name for name in (beginning.answered, beginning.name) if name]
+        given, is_stored = await self._look_up(request, beginning, names)
         if given is None:
             return None
         if not is_stored:
-            given = await self._save(request, begins, names[0], given)
+            given = await self._save(request, beginning, names[0], given)
         self._cached[names[0]] = given
         return given
 
     async def _look_up(
-        self, request: Request, begins: Beginning, names: Sequence[bytes]
+        self, request: Request, beginning: Beginning, names: Sequence[bytes]
     ) -> tuple[StoredBlock | None, bool]:
         """Return the block under the first of *names* that has one, and True if the store has it under the first."""
-        stored = await self._records.newest(request.tenant, begins.name, ROUTE, names)
+        stored = await self._records.newest(request.tenant, beginning.name, ROUTE, names)
         if stored is not None:
             index, value = stored
             return block.decode(value), index == 0
@@ -158,7 +174,7 @@ class GiveMemories(Feature):
         return given is not None and abs(self._now() - given.given_at) < REPEATED_SECONDS
 
     async def _new(
-        self, request: Request, engine: Planning, begins: Beginning, *, is_dry: bool, replaces: bool
+        self, request: Request, engine: Planning, beginning: Beginning, *, is_dry: bool, replaces: bool
     ) -> StoredBlock | None:
         """Return a block chosen now; None if there is nothing to give. It is stored unless *is_dry*.
 
@@ -174,26 +190,26 @@ class GiveMemories(Feature):
             measured = await engine.measure(request, ENDLESS)
             route, window = measured.known.route, measured.known.window or UNKNOWN_WINDOW
             count = self._reader.count(route.encoding, route.model)
-            entries = block.entries_of(choose(memories, query_of(begins.texts), now), window // WINDOW_PART, count)
+            entries = block.entries_of(choose(memories, query_of(beginning.texts), now), window // WINDOW_PART, count)
         if not entries and not replaces:
             return None
         given = StoredBlock(block.VERSION, int(self._now()), entries)
         if is_dry:
             return given
-        given = await self._save(request, begins, begins.name, given, replaces=replaces)
-        self._cached[begins.name] = given
+        given = await self._save(request, beginning, beginning.name, given, replaces=replaces)
+        self._cached[beginning.name] = given
         return given
 
     async def _save(
-        self, request: Request, begins: Beginning, name: bytes, given: StoredBlock, *, replaces: bool = False
+        self, request: Request, beginning: Beginning, name: bytes, given: StoredBlock, *, replaces: bool = False
     ) -> StoredBlock:
         """Store the block *given*; return the one that is valid from now on, which another replica may have stored."""
         value = block.encode(given)
-        stored = await self._records.save(request.tenant, begins.name, ROUTE, name, value, replace=replaces)
+        stored = await self._records.save(request.tenant, beginning.name, ROUTE, name, value, replace=replaces)
         return block.decode(stored) or given
 
     async def _without_forgotten(
-        self, request: Request, begins: Beginning, given: StoredBlock, *, is_dry: bool
+        self, request: Request, beginning: Beginning, given: StoredBlock, *, is_dry: bool
     ) -> StoredBlock:
         """Return the block *given* without memories that were forgotten since, and have the store forget them, too.
 
@@ -209,6 +225,42 @@ class GiveMemories(Feature):
         smaller = StoredBlock(given.version, given.given_at, remaining)
         if is_dry:
             return smaller
-        name = begins.answered or begins.name
+        name = beginning.answered or beginning.name
         self._cached[name] = smaller
-        return await self._save(request, begins, name, smaller, replaces=True)
+        return await self._save(request, beginning, name, smaller, replaces=True)
+
+
+def open_features(parts: FeatureParts) -> list[Feature]:
+    """Return what gives memories, and what declares their tools, if they are switched on."""
+    settings = memories_settings(parts.settings)
+    if not settings.enabled:
+        return []
+    book = MemoryBook(parts.store.memories, time.time)
+    cached: LRUCache[bytes, StoredBlock] = LRUCache(BLOCKS)
+    features: list[Feature] = [GiveMemories(parts.reader, parts.store.records, book, cached, time.time)]
+    if settings.tools:
+        features.append(DeclareMemoryTools(parts.reader, settings.tools))
+    if settings.extract:
+        features.append(ExtractMemories(book, settings.extract, parts.spawn))
+    return features
+
+
+def open_tools(parts: FeatureParts) -> list[ServerTool]:
+    """Return the tools if they are switched on for any project."""
+    settings = memories_settings(parts.settings)
+    if not settings.enabled or not settings.tools:
+        return []
+    book = MemoryBook(parts.store.memories, time.time)
+    return [MemorySave(book), MemorySearch(book, open_earlier(parts.store))]
+
+
+def open_routes(settings: Settings, store: Store) -> OpenRoutes:
+    """Return what opens the routes, if memories are switched on."""
+    if not memories_settings(settings).enabled:
+        return no_routes
+    book = MemoryBook(store.memories, time.time)
+
+    def open_with(access: Access, limits: Limits) -> Mapping[str, Route]:
+        return MemoryRoutes(access, book, limits).by_name()
+
+    return open_with

@@ -109,6 +109,13 @@ def expiry(class_: Class, days: int | None, now: float) -> int:
     return int(now) + min(max(days, 1), MOST_WORKING_DAYS) * DAY_SECONDS
 
 
+def shortened(text: str, most: int) -> str:
+    """Return *text* in at most *most* characters; the last is an ellipsis if some are left out."""
+    if len(text) <= most:
+        return text
+    return f"{text[: most - 1].rstrip()}…"
+
+
 def encode(memories: ProjectMemories) -> bytes:
     """Return *memories* as they are stored."""
     return msgspec.msgpack.encode(memories)

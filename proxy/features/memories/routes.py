@@ -11,14 +11,14 @@ from typing import Annotated, Final, Literal
 
 import msgspec
 
-from proxy.core.errors import InvalidRequest, NotFound
+from proxy.core.errors import NotFound
 from proxy.features.memories.book import ID, MemoryBook, NewMemory
 from proxy.features.memories.memory import MOST_WORKING_DAYS, Class, Memory
 from proxy.server.access import Access
 from proxy.server.admin import Route
 from proxy.server.config import Limits
 from proxy.server.incoming import IncomingRequest
-from proxy.server.own_api import OwnApi, query
+from proxy.server.own_api import OwnApi, decoded, query
 from proxy.server.request import options
 
 _NO_MEMORY: Final = "There is no such memory of yours in this project, which is that of the header x-ullage-project."
@@ -64,17 +64,18 @@ class MemoryRoutes:
         if not name and request.method in ("GET", "HEAD"):
             return 200, await self._listed(tenant, project, query(request.raw_path).get("q", ""))
         if not name and request.method == "POST":
-            body = await self._api.body(request, tenant, headers)
-            return 201, shown(await self._book.add(tenant, project, _new_memory(body)))
+            new = decoded(await self._api.body(request, tenant, headers), _NEW_MEMORY, _NO_NEW_MEMORY)
+            memory = NewMemory(new.type, new.title, new.content, new.class_, new.expires_days, new.pinned)
+            return 201, shown(await self._book.add(tenant, project, memory))
         if not ID.fullmatch(name) or request.method not in ("PUT", "DELETE"):
             raise NotFound(f"{_NO_MEMORY} GET and POST go to /ullage/api/memories, PUT and DELETE to one of them.")
         if request.method == "DELETE":
             return await self._forgotten(tenant, project, name)
-        body = await self._api.body(request, tenant, headers)
-        memory = await self._book.pin(tenant, project, name, pinned=_pin(body))
-        if memory is None:
+        pin = decoded(await self._api.body(request, tenant, headers), _PIN, _NO_PIN)
+        pinned = await self._book.pin(tenant, project, name, pinned=pin.pinned)
+        if pinned is None:
             raise NotFound(_NO_MEMORY)
-        return 200, shown(memory)
+        return 200, shown(pinned)
 
     async def _listed(self, tenant: bytes, project: str, wanted: str) -> Mapping[str, object]:
         if wanted.strip():
@@ -91,6 +92,9 @@ class MemoryRoutes:
 
 def shown(memory: Memory) -> dict[str, object]:
     """Return *memory* as callers see it."""
+    expires_at = None
+    if memory.expires_at and not memory.pinned:
+        expires_at = _time(memory.expires_at)
     return {
         "id": memory.id,
         "type": memory.type,
@@ -100,24 +104,9 @@ def shown(memory: Memory) -> dict[str, object]:
         "pinned": memory.pinned,
         "origin": memory.origin,
         "created_at": _time(memory.created_at),
-        "expires_at": _time(memory.expires_at) if memory.expires_at and not memory.pinned else None,
+        "expires_at": expires_at,
     }
 
 
 def _time(seconds: int) -> str:
     return datetime.fromtimestamp(seconds, UTC).isoformat()
-
-
-def _new_memory(body: bytes) -> NewMemory:
-    try:
-        new = _NEW_MEMORY.decode(body)
-    except (msgspec.DecodeError, UnicodeError, RecursionError):
-        raise InvalidRequest(_NO_NEW_MEMORY) from None
-    return NewMemory(new.type, new.title, new.content, new.class_, new.expires_days, new.pinned)
-
-
-def _pin(body: bytes) -> bool:
-    try:
-        return _PIN.decode(body).pinned
-    except (msgspec.DecodeError, UnicodeError, RecursionError):
-        raise InvalidRequest(_NO_PIN) from None

@@ -72,9 +72,14 @@ def choose(memories: Sequence[Memory], query: str, now: float) -> Chosen:
     """
     ordered = ranked(memories, query, now)
     ordered.sort(key=lambda memory: memory.class_ != "priority")  # stable
-    sessions = [memory for memory in ordered if memory.type == "session"]
-    working = [memory for memory in ordered if memory.class_ == "working" and memory.type != "session"]
-    others = [memory for memory in ordered if memory.class_ != "working" and memory.type != "session"]
+    return first_of_each(ordered)
+
+
+def first_of_each(memories: Sequence[Memory]) -> Chosen:
+    """Return as many of the first *memories* of each kind as are given at once."""
+    sessions = [memory for memory in memories if memory.type == "session"]
+    working = [memory for memory in memories if memory.class_ == "working" and memory.type != "session"]
+    others = [memory for memory in memories if memory.class_ != "working" and memory.type != "session"]
     return Chosen(tuple(others[:MOST_MEMORIES]), tuple(working[:MOST_WORKING]), tuple(sessions[:MOST_SESSIONS]))
 
 

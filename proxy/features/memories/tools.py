@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
-from datetime import UTC, datetime
 from functools import partial
 from types import MappingProxyType
 from typing import Any, Final, Literal
@@ -21,13 +20,13 @@ from proxy.features.memories.block import date_of, shown
 from proxy.features.memories.book import MemoryBook, NewMemory
 from proxy.features.memories.memory import Class, Memory
 from proxy.features.memories.provenance import Spoken, speaker_of, spoken_of
-from proxy.features.memories.selection import MOST_MEMORIES, MOST_SESSIONS, MOST_WORKING
+from proxy.features.memories.selection import first_of_each
 from proxy.features.memories.settings import is_named
 from proxy.features.opening import EarlierItem, ReadEarlier
 from proxy.offload import offload
 from proxy.server_tools.declare import declare, is_declared
 from proxy.server_tools.ranking import ranked
-from proxy.server_tools.tool import Count, ServerTool, ToolResult, WriteResult, declarations
+from proxy.server_tools.tool import MOST_QUERY_CHARACTERS, Count, ServerTool, ToolResult, WriteResult, declarations
 
 SAVE: Final = "memory_save"
 SEARCH: Final = "memory_search"
@@ -35,9 +34,6 @@ SEARCH: Final = "memory_search"
 
 MAX_TOKENS: Final = 2_000
 """Tokens of one call's result at most."""
-
-MOST_QUERY_CHARACTERS: Final = 1_000
-"""Characters of a query that are used."""
 
 MOST_FRAGMENTS: Final = 3
 FRAGMENT_CHARACTERS: Final = 220
@@ -169,13 +165,12 @@ class MemorySearch(ServerTool):
         tenant, project, query = request.tenant, request.options.project, _query(arguments)
         try:
             memories = await self._book.search(tenant, project, query)
-            earlier = await self._read_earlier(tenant, project, root_hash) if query.strip() else []
+            earlier: list[EarlierItem] = []
+            if query.strip():
+                earlier = await self._read_earlier(tenant, project, root_hash)
         except StoreUnavailable:
             return AWAY
-        sessions = [memory for memory in memories if memory.type == "session"][:MOST_SESSIONS]
-        working = [memory for memory in memories if memory.class_ == "working" and memory.type != "session"]
-        durable = [memory for memory in memories if memory.class_ != "working" and memory.type != "session"]
-        chosen = [*durable[:MOST_MEMORIES], *working[:MOST_WORKING], *sessions]
+        chosen = first_of_each(memories).all
         size = sum(len(item.text.text) for item in earlier)
         fragments = await offload(size, _fragments, query, earlier)
         if not chosen and not fragments:
@@ -192,8 +187,7 @@ def _fragments(query: str, items: Sequence[EarlierItem]) -> list[str]:
         item = items[index]
         start = max(0, match - FRAGMENT_CHARACTERS // 4)
         text = " ".join(item.text.text[start : start + FRAGMENT_CHARACTERS].split())
-        day = datetime.fromtimestamp(item.written_at, UTC).date().isoformat()
-        lines.append(f"- [conversation {item.session}, {item.text.role}, {day}] {text}")
+        lines.append(f"- [conversation {item.session}, {item.text.role}, {item.day}] {text}")
     return lines
 
 
@@ -211,7 +205,8 @@ def _query(arguments: str) -> str:
         value = msgspec.json.decode(arguments or "{}")
     except (msgspec.DecodeError, UnicodeError, RecursionError):
         return ""
-    query = value.get("query") if isinstance(value, dict) else value
-    if not isinstance(query, str):
+    if isinstance(value, dict):
+        value = value.get("query")
+    if not isinstance(value, str):
         return ""
-    return query[:MOST_QUERY_CHARACTERS]
+    return value[:MOST_QUERY_CHARACTERS]

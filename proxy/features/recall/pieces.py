@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from typing import Final
 
 from proxy.core.apis.json_scan import scan
@@ -56,8 +55,7 @@ def earlier_pieces(items: Sequence[EarlierItem]) -> list[Piece]:
         role: str = item.text.role
         if item.is_summary:
             role = "summary of the items up to this one"
-        day = datetime.fromtimestamp(item.written_at, UTC).date().isoformat()
-        label = f"{role}, {day}, session {item.session}"
+        label = f"{role}, {item.day}, session {item.session}"
         pieces.append(Piece(item.number, label, _text(item.text), session=item.session))
     return pieces
 

@@ -9,17 +9,14 @@ import json
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, TypeGuard
 
 from proxy.core.compaction.truncate import clip
 from proxy.features.recall.page import FRAME_TOKENS, LEAST_RESULT_TOKENS, Page, shown_item
 from proxy.features.recall.pieces import Piece
 from proxy.features.recall.tool import EARLIER, MOST_RESULTS
 from proxy.server_tools.ranking import ranked
-from proxy.server_tools.tool import Count
-
-MOST_QUERY_CHARACTERS: Final = 1_000
-"""Characters of a query that are used."""
+from proxy.server_tools.tool import MOST_QUERY_CHARACTERS, Count, ToolResult
 
 NO_ROOM: Final = "There is no room left in the context window to show anything. Go on with what you have."
 NOTHING: Final = "Nothing that was left out holds any of these words. It may be there in others: try those."
@@ -43,10 +40,10 @@ class Arguments:
     scope: str = ""
     session: str = ""
 
-    @property
-    def is_earlier(self) -> bool:
-        """True if earlier conversations are to be searched."""
-        return self.scope == EARLIER
+
+def is_earlier(arguments: Arguments | None) -> TypeGuard[Arguments]:
+    """True if earlier conversations are to be searched."""
+    return arguments is not None and arguments.scope == EARLIER
 
 
 def read_arguments(text: str, default_limit: int) -> Arguments | None:
@@ -70,35 +67,34 @@ def read_arguments(text: str, default_limit: int) -> Arguments | None:
     )
 
 
-def answer(text: str, pieces: Sequence[Piece], default_limit: int, tokens: int, count: Count) -> str:
-    """Return the tool's answer to a call with the arguments *text*: at most *tokens*, however few that are."""
-    arguments = read_arguments(text, default_limit)
+def answer(arguments: Arguments | None, pieces: Sequence[Piece], tokens: int, count: Count) -> ToolResult:
+    """Return the result of a call, of at most *tokens*, however few that are; *arguments* are None if unreadable."""
     if tokens < LEAST_RESULT_TOKENS:
-        return clip(NO_ROOM, tokens, count)
+        return ToolResult(clip(NO_ROOM, tokens, count))
     if arguments is None:
         page = UNREADABLE
     elif arguments.item is not None:
         page = _item_page(arguments, pieces, tokens, count)
     else:
         page = _search_page(arguments, pieces, tokens, count)
-    return clip(page, tokens, count)
+    return ToolResult(clip(page, tokens, count))
 
 
-def answer_earlier(arguments: Arguments, pieces: Sequence[Piece], tokens: int, count: Count) -> str:
-    """Return the tool's answer to a call about earlier conversations, in at most *tokens*.
+def answer_earlier(arguments: Arguments, pieces: Sequence[Piece], tokens: int, count: Count) -> ToolResult:
+    """Return the result of a call about earlier conversations, of at most *tokens*.
 
     *pieces* are what is stored of them, the newest conversation last.
     """
     room = tokens - count(RECORD) - 1
     if room < LEAST_RESULT_TOKENS:
-        return clip(NO_ROOM, tokens, count)
+        return ToolResult(clip(NO_ROOM, tokens, count))
     if not pieces:
-        return clip(NOTHING_EARLIER, tokens, count)
+        return ToolResult(clip(NOTHING_EARLIER, tokens, count))
     if arguments.item is not None:
         page = _item_page(arguments, [piece for piece in pieces if piece.session == arguments.session], room, count)
     else:
         page = _search_page(arguments, pieces, room, count)
-    return clip(f"{RECORD}\n\n{page}", tokens, count)
+    return ToolResult(clip(f"{RECORD}\n\n{page}", tokens, count))
 
 
 def _item_page(arguments: Arguments, pieces: Sequence[Piece], tokens: int, count: Count) -> str:
@@ -115,7 +111,7 @@ def _search_page(arguments: Arguments, pieces: Sequence[Piece], tokens: int, cou
     """Return the results from ``offset`` on: the best matches first, or without a query all items, oldest first."""
     left_out = [piece for piece in pieces if piece.hidden and piece.text.strip()]
     results = _results(arguments.query, left_out)
-    if not results and arguments.is_earlier:
+    if not results and is_earlier(arguments):
         return NOTHING_EARLIER
     if not results:
         return _nothing(left_out)

@@ -34,7 +34,8 @@ PIECES = [
 
 
 def ask(tokens: int = 2000, usual: int = 3, pieces: list[Piece] | None = None, **arguments: Any) -> str:
-    return answer(json.dumps(arguments), PIECES if pieces is None else pieces, usual, tokens, count_tokens)
+    wanted = read_arguments(json.dumps(arguments), usual)
+    return answer(wanted, PIECES if pieces is None else pieces, tokens, count_tokens).text
 
 
 def shown(text: str) -> list[int]:
@@ -160,12 +161,12 @@ def test_no_match_is_said_plainly(query: str) -> None:
 def test_arguments_that_cannot_be_read_are_answered() -> None:
     """The answer to arguments that are no JSON object names what to write."""
     for text in ("{", "[]", '"x"', "nonsense"):
-        assert answer(text, PIECES, 3, 500, count_tokens) == UNREADABLE
+        assert answer(read_arguments(text, 3), PIECES, 500, count_tokens).text == UNREADABLE
 
 
 def test_without_room_nothing_is_shown() -> None:
     """If nothing fits, the answer says so, in no more tokens than there are."""
-    assert answer("{}", PIECES, 3, LEAST_RESULT_TOKENS - 1, count_tokens) == NO_ROOM
+    assert answer(Arguments(), PIECES, LEAST_RESULT_TOKENS - 1, count_tokens).text == NO_ROOM
 
 
 @pytest.mark.parametrize(
@@ -207,7 +208,7 @@ ARGUMENTS = st.one_of(
 @given(st.lists(PIECE, max_size=12), ARGUMENTS, st.integers(6, 900), st.integers(1, 10))
 def test_no_answer_exceeds_its_room_or_its_results(pieces: list[Piece], text: str, tokens: int, usual: int) -> None:
     """Any arguments and any history give at most so many tokens, and at most ten results."""
-    found = answer(text, pieces, usual, tokens, count_tokens)
+    found = answer(read_arguments(text, usual), pieces, tokens, count_tokens).text
     assert count_tokens(found) <= tokens
     assert found
     assert found.count("[item ") <= MOST_RESULTS + sum(piece.text.count("[item ") for piece in pieces)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import partial
 from types import MappingProxyType
 
@@ -14,21 +13,14 @@ from proxy.core.models import Route
 from proxy.core.request import Request
 from proxy.engine.features import Feature, Planning
 from proxy.engine.reading import Reader
-from proxy.features.opening import ReadEarlier
+from proxy.features.opening import FeatureParts, ReadEarlier, open_earlier
 from proxy.features.recall.pieces import Piece, earlier_pieces, pieces_of
-from proxy.features.recall.search import Arguments, answer, answer_earlier, read_arguments
+from proxy.features.recall.search import answer, answer_earlier, is_earlier, read_arguments
+from proxy.features.recall.settings import recall_settings
 from proxy.features.recall.tool import DECLARATIONS_WITH_SESSIONS, MENTION, NAME, addition
 from proxy.offload import offload
 from proxy.server_tools.declare import declare, is_declared
-from proxy.server_tools.tool import Count, ServerTool, ToolResult, WriteResult, has_tools
-
-
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """Bounds of one call: ``tokens``, and ``results`` unless its arguments name another number."""
-
-    results: int = 10
-    tokens: int = 4_000
+from proxy.server_tools.tool import ServerTool, WriteResult, has_tools
 
 
 class Recall(ServerTool):
@@ -37,16 +29,23 @@ class Recall(ServerTool):
     name = NAME
 
     def __init__(
-        self, reader: Reader, limits: Limits, *, without_tools: bool = True, read_earlier: ReadEarlier | None = None
+        self,
+        reader: Reader,
+        *,
+        results: int = 10,
+        max_tokens: int = 4_000,
+        without_tools: bool = True,
+        read_earlier: ReadEarlier | None = None,
     ) -> None:
-        """*without_tools*: clients that send no tools are offered it, too.
+        """A call gets *results* unless its arguments name another number.
 
-        *read_earlier* reads earlier conversations, None if they are not searched.
+        *without_tools*: clients that send no tools are offered it, too. *read_earlier* reads earlier conversations,
+        None if they are not searched.
         """
-        self.max_tokens = limits.tokens
+        self.max_tokens = max_tokens
         self._read_earlier = read_earlier
         self._reader = reader
-        self._results = limits.results
+        self._results = results
         self._without_tools = without_tools
 
     def addition(self, request: Request, envelope: Envelope, route: Route, window: int) -> Addition:
@@ -63,17 +62,19 @@ class Recall(ServerTool):
 
     async def begin(self, view: CountedView, calls: Sequence[str]) -> Sequence[WriteResult]:
         """Return what writes a page for each of *calls*."""
-        wanted = [read_arguments(arguments, self._results) or Arguments() for arguments in calls]
-        earlier = await self._earlier(view) if any(each.is_earlier for each in wanted) else None
+        wanted = [read_arguments(arguments, self._results) for arguments in calls]
+        earlier: list[Piece] | None = None
+        if any(map(is_earlier, wanted)):
+            earlier = await self._earlier(view)
         pieces: Sequence[Piece] = ()
-        if earlier is None or not all(each.is_earlier for each in wanted):
+        if earlier is None or not all(map(is_earlier, wanted)):
             pieces = await offload(len(view.request.body), pieces_of, view)
         writers: list[WriteResult] = []
-        for arguments, each in zip(calls, wanted, strict=True):
-            if earlier is not None and each.is_earlier:
-                writers.append(partial(_earlier_page, each, earlier))
+        for arguments in wanted:
+            if earlier is not None and is_earlier(arguments):
+                writers.append(partial(answer_earlier, arguments, earlier))
             else:
-                writers.append(partial(self._page, arguments, pieces))
+                writers.append(partial(answer, arguments, pieces))
         return writers
 
     async def _earlier(self, view: CountedView) -> list[Piece] | None:
@@ -87,13 +88,6 @@ class Recall(ServerTool):
             return []
         return earlier_pieces(items)
 
-    def _page(self, arguments: str, pieces: Sequence[Piece], tokens: int, count: Count) -> ToolResult:
-        return ToolResult(answer(arguments, pieces, self._results, tokens, count))
-
-
-def _earlier_page(arguments: Arguments, pieces: Sequence[Piece], tokens: int, count: Count) -> ToolResult:
-    return ToolResult(answer_earlier(arguments, pieces, tokens, count))
-
 
 class DeclareRecall(Feature):
     """Declares the tool in every request with tools, since it is of use before anything left a view."""
@@ -106,3 +100,27 @@ class DeclareRecall(Feature):
     async def prepare(self, request: Request, engine: Planning) -> Request:
         """Return *request* with the tool; *request* itself if it may not be offered."""
         return await declare(request, engine, self._reader, {NAME: DECLARATIONS_WITH_SESSIONS}, "recall")
+
+
+def open_features(parts: FeatureParts) -> list[Feature]:
+    """Return what declares the tool in every request, if it searches earlier conversations."""
+    recall = recall_settings(parts.settings)
+    if not (recall.enabled and recall.sessions):
+        return []
+    return [DeclareRecall(parts.reader)]
+
+
+def open_tools(parts: FeatureParts) -> list[ServerTool]:
+    """Return the tool if it is switched on."""
+    recall = recall_settings(parts.settings)
+    if not recall.enabled:
+        return []
+    read_earlier = open_earlier(parts.store) if recall.sessions else None
+    tool = Recall(
+        parts.reader,
+        results=recall.results,
+        max_tokens=recall.max_tokens,
+        without_tools=recall.without_tools,
+        read_earlier=read_earlier,
+    )
+    return [tool]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from proxy.features.history.opening import open_archive, open_reader, open_recorder
+from proxy.features.history.feature import open_archive, open_reader, open_recorder
 from proxy.features.history.settings import Archive, HistorySettings
 from proxy.settings import Settings
 from tests.store.conftest import Opener, opener, short_path

@@ -12,7 +12,7 @@ from proxy.core.compaction.block import FOOTER
 from proxy.core.views import view_without_addition
 from proxy.engine.features import Feature
 from proxy.engine.summary_requests import summary_request_of
-from proxy.features.recall.recall import Limits, Recall
+from proxy.features.recall.feature import Recall
 from proxy.features.recall.tool import MENTION, NAME, WINDOW_PART
 from proxy.server_tools.answer import ServerTools
 from tests.stub import chat, messages, responses
@@ -27,12 +27,12 @@ WIRES: dict[str, Any] = {"chat": chat, "messages": messages, "responses": respon
 
 def offering(replica: Replica) -> list[Feature]:
     """The feature, as it is by default."""
-    return [ServerTools(replica.reader, [Recall(replica.reader, Limits())], replica.faults)]
+    return [ServerTools(replica.reader, [Recall(replica.reader)], replica.faults)]
 
 
 def offering_beside_tools(replica: Replica) -> list[Feature]:
     """The feature, for clients that send tools only."""
-    return [ServerTools(replica.reader, [Recall(replica.reader, Limits(), without_tools=False)], replica.faults)]
+    return [ServerTools(replica.reader, [Recall(replica.reader, without_tools=False)], replica.faults)]
 
 
 async def plan(
