@@ -66,7 +66,7 @@ async def serve(
         await tasks.finish(TASK_SECONDS)
         logs.close()
         return cannot_start(error)
-    reloads = Reloads(process, options, worker, logs, tasks)
+    reloads = Reloads(process, options)
     if companion is None:
         reloads.watch(source)
     lag = LagWatch(process.server.under_way, process.telemetry.loop_lag, logs.loop_lagged)
@@ -94,53 +94,57 @@ async def serve(
 class Reloads:
     """The present ``process``, and the change to one with another configuration: ``options`` are those in force."""
 
-    def __init__(self, process: Process, options: StartOptions, worker: Worker, logs: Logs, tasks: Tasks) -> None:
+    def __init__(self, process: Process, options: StartOptions) -> None:
         self.process = process
         self.options = options
-        self._worker = worker
-        self._logs = logs
-        self._tasks = tasks
+        self._tasks = process.surroundings.tasks
         # They never end by themselves: ``Tasks.finish`` would wait for them.
-        self._endless = [tasks.spawn(process.update_gauges(), "housekeeping")]
+        self._housekeeping = self._tasks.spawn(process.update_gauges(), "housekeeping")
+        self._watching: asyncio.Task[None] | None = None
 
     def watch(self, source: ConfigSource | None) -> None:
         """Change whenever *source* does, or when the parent sends other options."""
+        updates = self.process.surroundings.worker.updates
         if source is not None:
             watch = ConfigWatch(source)
             watch.handle_signal()
-            self._endless.append(self._tasks.spawn(watch.run(self._loaded), "watch the configuration"))
-        elif self._worker.updates is not None:
-            self._endless.append(self._tasks.spawn(self._take_updates(self._worker.updates), "take updates"))
+            self._watching = self._tasks.spawn(watch.run(self._loaded), "watch the configuration")
+        elif updates is not None:
+            self._watching = self._tasks.spawn(self._take_updates(updates), "take updates")
 
     def stop(self) -> None:
         """Change no more."""
-        while self._endless:
-            self._endless.pop().cancel()
+        self._housekeeping.cancel()
+        if self._watching is not None:
+            self._watching.cancel()
 
     async def _take_updates(self, updates: asyncio.Queue[StartOptions]) -> None:
         while True:
             await self._change(await updates.get())
 
     async def _loaded(self, loaded: Loaded) -> None:
-        log_configuration(self._logs, loaded)
+        log_configuration(self.process.surroundings.logs, loaded)
         settings = loaded.settings or self.options.settings
         await self._change(replace(self.options, settings=settings, state=loaded.state))
 
     async def _change(self, options: StartOptions) -> None:
-        """Build what *options* configure and put it in the place of what there is; after a fault, that stays."""
-        same = options.settings == self.options.settings
-        if not same:
+        """Put a process with *options* in the place of the present one, which stays after a fault."""
+        if options.settings != self.options.settings:
             try:
-                process = await self.process.changed(options, self._worker, self._logs, self._tasks)
+                process = await self.process.changed(options)
             except Exception as fault:
-                self._logs.log.exception("config.failed", exc_info=fault)
+                self.process.surroundings.logs.log.exception("config.failed", exc_info=fault)
                 return
-            before, self.process = self.process, process
-            self._endless.pop(0).cancel()
-            self._endless.insert(0, self._tasks.spawn(process.update_gauges(), "housekeeping"))
-            self._tasks.spawn(before.retire(process.server.take_over(), options.settings.server.drain), "retire")
+            self._replace(process, options.settings.server.drain)
         self.process.config.state = options.state
         self.options = options
+
+    def _replace(self, process: Process, seconds: float) -> None:
+        """Have *process* answer from now on; summaries of the one before it get *seconds* to end."""
+        before, self.process = self.process, process
+        self._housekeeping.cancel()
+        self._housekeeping = self._tasks.spawn(process.update_gauges(), "housekeeping")
+        self._tasks.spawn(before.retire(process.server.take_over(), seconds), "retire")
 
 
 def start_logging(settings: Settings, fd: int = STANDARD_OUTPUT) -> tuple[Logs, Tasks]:

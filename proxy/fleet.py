@@ -9,12 +9,7 @@ from contextlib import AsyncExitStack
 from dataclasses import replace
 from pathlib import Path
 
-from proxy.app import (
-    TASK_SECONDS,
-    Companion,
-    serve,
-    start_logging,
-)
+from proxy.app import TASK_SECONDS, Companion, serve, start_logging
 from proxy.process import StartOptions
 from proxy.reload import ConfigSource, ConfigWatch, Loaded, log_configuration
 from proxy.settings import Overrides, Settings
@@ -34,9 +29,9 @@ def run(settings: Settings, config: Path | None, overrides: Overrides) -> int:
     The *settings* are read again from the file *config* and the *overrides* when there is a reason to.
     """
     source = ConfigSource(config, overrides, settings)
-    if settings.server.workers > 1:
-        return _run_many(settings, source)
     with asyncio.Runner(loop_factory=new_event_loop) as runner:
+        if settings.server.workers > 1:
+            return runner.run(_supervise(settings, source))
         return runner.run(serve(StartOptions(settings, state=source.state), Worker(0, 1), source=source))
 
 
@@ -44,11 +39,6 @@ def run_with(settings: Settings, companion: Companion) -> int:
     """Serve on a free port while *companion* runs; return its exit code."""
     with asyncio.Runner(loop_factory=new_event_loop) as runner:
         return runner.run(serve(StartOptions(settings), Worker(0, 1), companion))
-
-
-def _run_many(settings: Settings, source: ConfigSource) -> int:
-    with asyncio.Runner(loop_factory=new_event_loop) as runner:
-        return runner.run(_supervise(settings, source))
 
 
 async def _supervise(settings: Settings, source: ConfigSource) -> int:

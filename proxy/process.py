@@ -6,14 +6,14 @@ import asyncio
 import resource
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from proxy import caches
 from proxy import settings as configuration
-from proxy.core.models import DEFAULT_ENCODING, ServerWindow
+from proxy.core.models import DEFAULT_ENCODING, Catalogue, ServerWindow
 from proxy.core.report import SummaryReport
 from proxy.engine.engine import Engine
 from proxy.features.opening import OpenHistory, open_all_routes, open_history
@@ -23,13 +23,9 @@ from proxy.reload import STARTED, ConfigState, CurrentState
 from proxy.server import Server
 from proxy.settings import Settings
 from proxy.startup import CannotListen, print_summary, warn_of_unreachable
-from proxy.store import (
-    Store,
-    describe_store,
-    store_status,
-)
+from proxy.store import Store, describe_store, store_status
 from proxy.summaries import Jobs
-from proxy.tasks import Faults, Spawn, Tasks
+from proxy.tasks import Faults, Tasks
 from proxy.telemetry import multiprocess
 from proxy.telemetry.exports import NO_EXPORTS, Exports
 from proxy.telemetry.logs import Logs
@@ -69,67 +65,36 @@ class StartOptions:
     state: ConfigState = STARTED
 
 
+@dataclass(frozen=True, slots=True)
+class Surroundings:
+    """The parts that a process has before its settings are read, and keeps when they change."""
+
+    worker: Worker
+    logs: Logs
+    tasks: Tasks
+    exports: Exports
+
+
+@dataclass(slots=True, eq=False)
 class Process:
     """Everything that one process owns. ``build`` opens it, ``close`` closes it. It listens on ``port``."""
 
-    def __init__(
-        self,
-        server: Server,
-        upstream: Upstreams,
-        probes: Probes,
-        store: Store,
-        telemetry: Telemetry,
-        logs: Logs,
-        engine: Engine,
-        jobs: Jobs | None,
-        history: OpenHistory,
-        page: LivePage,
-        port: int,
-        tokenizers: Tokenizers,
-        config: CurrentState,
-        exports: Exports,
-    ) -> None:
-        self.server = server
-        self.port = port
-        self.tokenizers = tokenizers
-        self.config = config
-        self.exports = exports
-        self.telemetry = telemetry
-        self._upstream = upstream
-        self._probes = probes
-        self._store = store
-        self._logs = logs
-        self._engine = engine
-        self._jobs = jobs
-        self._history = history
-        self.page = page
-        self._store_errors: Counter[str] = Counter()
-        self._without_descriptor = 0
-
-    async def changed(self, options: StartOptions, worker: Worker, logs: Logs, tasks: Tasks) -> Process:
-        """Return a process with other settings and with this one's store and metrics; it does not answer yet."""
-        bridge = open_bridge(options.settings, tasks)
-        upstream = open_upstream(options.settings, bridge)
-        try:
-            changed = await self._listening(
-                options, worker, logs, tasks, self._store, upstream, self.exports, quiet=True, before=self
-            )
-        except BaseException:
-            await upstream.close()
-            raise
-        changed._store_errors = self._store_errors
-        changed._without_descriptor = self.server.without_descriptor
-        return changed
-
-    async def retire(self, under_way: set[asyncio.Task[object]], seconds: float) -> None:
-        """Close what another process replaced once its requests have ended; its summaries get *seconds*."""
-        if self._jobs is not None:
-            await self._jobs.finish(seconds)
-        await self._probes.close()
-        if under_way:
-            await asyncio.wait(under_way)
-        await self._history.finish(HISTORY_SECONDS)
-        await self._upstream.close()
+    surroundings: Surroundings
+    store: Store
+    upstream: Upstreams
+    probes: Probes
+    catalogue: Catalogue
+    tokenizers: Tokenizers
+    telemetry: Telemetry
+    page: LivePage
+    history: OpenHistory
+    jobs: Jobs | None
+    engine: Engine
+    server: Server
+    config: CurrentState
+    port: int = 0
+    _store_errors: Counter[str] = field(default_factory=Counter)
+    _without_descriptor: int = 0
 
     @classmethod
     async def build(
@@ -146,37 +111,62 @@ class Process:
 
         Raises ``CannotListen``, and the errors of ``open_store``.
         """
-        store = await open_configured_store(options.settings, tasks, logs.warn, is_fallback=options.is_fallback)
-        bridge = open_bridge(options.settings, tasks)
-        upstream = open_upstream(options.settings, bridge)
+        settings, surroundings = options.settings, Surroundings(worker, logs, tasks, exports)
+        store = await open_configured_store(settings, tasks, logs.warn, is_fallback=options.is_fallback)
+        upstream = open_upstream(settings, open_bridge(settings, tasks))
         try:
-            return await cls._listening(options, worker, logs, tasks, store, upstream, exports, quiet=quiet)
+            process = await cls._assemble(options, surroundings, store, upstream)
+            await process._listen(settings)
         except BaseException:  # also after a cancellation: the store must be closed whatever happens
             await upstream.close()
             await store.close()
             raise
+        if worker.count == 1 and not quiet:
+            print_summary(settings, process.catalogue, process.port, describe_store(store.state(), settings.store.path))
+            tasks.spawn(warn_of_unreachable(settings, logs.warn), "look for the upstreams")
+        if process.tokenizers.is_fast:
+            # Loading it holds the interpreter's lock: better now than beside the first request.
+            _load_vocabulary(process.tokenizers, tasks, DEFAULT_ENCODING)
+        tasks.spawn(upstream.warm(), "load LiteLLM")
+        return process
+
+    async def changed(self, options: StartOptions) -> Process:
+        """Return a process with other settings and with this one's store and metrics; it does not answer yet."""
+        upstream = open_upstream(options.settings, open_bridge(options.settings, self.surroundings.tasks))
+        try:
+            process = await self._assemble(options, self.surroundings, self.store, upstream, before=self)
+        except BaseException:
+            await upstream.close()
+            raise
+        self.surroundings.tasks.spawn(upstream.warm(), "load LiteLLM")
+        process.port = self.port
+        process._store_errors = self._store_errors
+        process._without_descriptor = self.server.without_descriptor
+        return process
 
     @classmethod
-    async def _listening(
+    async def _assemble(
         cls,
         options: StartOptions,
-        worker: Worker,
-        logs: Logs,
-        tasks: Tasks,
+        surroundings: Surroundings,
         store: Store,
         upstream: Upstreams,
-        exports: Exports,
-        *,
-        quiet: bool,
         before: Process | None = None,
     ) -> Process:
-        """Build what *options* configure, and listen, unless there was a process *before*."""
-        settings, current = options.settings, CurrentState(options.state)
-        page, telemetry, tokenizers, server_before = _shared_parts(before, settings, worker, logs)
-        load_vocabulary = _vocabulary_loader(tokenizers, tasks.spawn)
+        """Build what *options* configure, with the page, the metrics and the vocabularies of the process *before*."""
+        settings, config, current = options.settings, server_config(options.settings), CurrentState(options.state)
+        logs, tasks, exports = surroundings.logs, surroundings.tasks, surroundings.exports
+        server_before: Server | None = None
+        if before is None:
+            page = LivePage(settings, surroundings.worker, multiprocess.shared_directory(), logs.warn)
+            telemetry = _open_telemetry(page.reports)
+            tokenizers = Tokenizers(release=caches.release_free_memory)
+        else:
+            page, telemetry, tokenizers = before.page, before.telemetry, before.tokenizers
+            server_before = before.server
         probes = open_probes(settings, upstream, tasks, partial(_log_windows, logs), store.records)
         if before is not None:
-            probes.adopt(before._probes)
+            probes.adopt(before.probes)
         catalogue = await asyncio.to_thread(open_catalogue, settings, probes.window_of)
 
         def observe_summary(report: SummaryReport) -> None:
@@ -187,7 +177,6 @@ class Process:
         history = open_history(settings, store, tasks, telemetry.archived, logs.warn)
         note = history.note_summary
         jobs = open_summaries(settings, catalogue, tokenizers, store, upstream, tasks, observe_summary, note)
-        config = server_config(settings)
         faults = Faults(logs.fault, telemetry.fault)
         engine = await asyncio.to_thread(
             open_engine,
@@ -202,9 +191,10 @@ class Process:
             call_settings(config),
             faults,
             tasks.spawn,
-            load_vocabulary,
+            partial(_load_vocabulary, tokenizers, tasks),
         )
 
+        # The server holds these two. They hold no process, so that one that was replaced is freed without a collection.
         def upstream_of(model: str) -> str:
             return catalogue.resolve(model).upstream
 
@@ -215,7 +205,7 @@ class Process:
             return {
                 "version": configuration.version(),
                 "configuration": current.state.status(),
-                "workers": worker.count,
+                "workers": surroundings.worker.count,
                 "upstreams": list(upstream.names),
                 "windows": probes.stated_windows(),
                 "probes": probes.last_probes(),
@@ -226,61 +216,64 @@ class Process:
                 "counted_by": tokenizers.counted_by(),
             }
 
-        models = open_models(settings, catalogue, upstream)
         metrics = None
         if settings.telemetry.metrics:
             metrics = telemetry.exposition
-        observers = (telemetry.observe, logs.request_done, *exports.observers)
-        exchange = exports.traced_exchange(engine)
-        routes = open_all_routes(settings, store, history)
         server = Server(
             config,
-            exchange,
+            exports.traced_exchange(engine),
             upstream,
             upstream_of,
-            observers,
+            (telemetry.observe, logs.request_done, *exports.observers),
             metrics,
             status,
-            models,
-            routes,
+            open_models(settings, catalogue, upstream),
+            open_all_routes(settings, store, history),
             faults,
             server_before,
         )
         server.show(page.routes(status))
-        is_alone = worker.count == 1
-        if before is not None:
-            port = before.port
-        else:
-            port = await _listen(server, settings, shared=not is_alone)
-            await page.start(tasks.spawn)
-        if is_alone and not quiet:
-            print_summary(settings, catalogue, port, describe_store(store.state(), settings.store.path))
-            tasks.spawn(warn_of_unreachable(settings, logs.warn), "look for the upstreams")
-        if tokenizers.is_fast and before is None:
-            load_vocabulary(DEFAULT_ENCODING)  # holds the interpreter's lock: better now than beside the first request
-        tasks.spawn(upstream.warm(), "load LiteLLM")
         return cls(
-            server,
+            surroundings,
+            store,
             upstream,
             probes,
-            store,
-            telemetry,
-            logs,
-            engine,
-            jobs,
-            history,
-            page,
-            port,
+            catalogue,
             tokenizers,
+            telemetry,
+            page,
+            history,
+            jobs,
+            engine,
+            server,
             current,
-            exports,
         )
+
+    async def _listen(self, settings: Settings) -> None:
+        """Listen on the configured address, and answer the pages of other workers. Raises ``CannotListen``."""
+        host, port = settings.server.host, settings.server.port
+        shared = self.surroundings.worker.count > 1
+        try:
+            self.port = await self.server.start(host, port, reuse_port=shared)
+        except OSError as error:
+            raise CannotListen(host, port, error) from error
+        await self.page.start(self.surroundings.tasks.spawn)
+
+    async def retire(self, under_way: set[asyncio.Task[object]], seconds: float) -> None:
+        """Close what another process replaced once its requests have ended; its summaries get *seconds*."""
+        if self.jobs is not None:
+            await self.jobs.finish(seconds)
+        await self.probes.close()
+        if under_way:
+            await asyncio.wait(under_way)
+        await self.history.finish(HISTORY_SECONDS)
+        await self.upstream.close()
 
     async def update_gauges(self) -> None:
         """Update every second what no request updates, of the metrics and the page. Never returns."""
         while True:
             self.telemetry.flush()
-            state = self._store.state()
+            state = self.store.state()
             self.telemetry.store_state(up=state.up, breaker=state.breaker)
             new_errors = Counter(state.errors) - self._store_errors
             for kind in new_errors.elements():
@@ -288,66 +281,52 @@ class Process:
             self._store_errors += new_errors
             self.telemetry.in_flight(self.server.in_flight)
             self.telemetry.refused_connections(self.server.refusals)
-            self.telemetry.learned_windows(len(self._engine.learned.shown_windows()))
-            self.telemetry.lines_dropped(self._logs.writer.dropped)
+            self.telemetry.learned_windows(len(self.engine.learned.shown_windows()))
+            self.telemetry.lines_dropped(self.surroundings.logs.writer.dropped)
             self._report_descriptors()
-            self._logs.log_refusals()
+            self.surroundings.logs.log_refusals()
             self.page.tick()
-            if self._jobs is not None:
-                self.telemetry.summaries_state(running=self._jobs.running, broken=self._jobs.open_breakers)
+            if self.jobs is not None:
+                self.telemetry.summaries_state(running=self.jobs.running, broken=self.jobs.open_breakers)
             await asyncio.sleep(HOUSEKEEPING_SECONDS)
 
     def _report_descriptors(self) -> None:
         """Count and log the connections refused since the last call because no file descriptor was left."""
-        total = self.server.without_descriptor + self._upstream.without_descriptor
+        total = self.server.without_descriptor + self.upstream.without_descriptor
         new, self._without_descriptor = total - self._without_descriptor, total
         if not new:
             return
         self.telemetry.without_descriptor(new)
         limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
         advice = "raise the limit of open files (ulimit -n, LimitNOFILE), or run more replicas"
-        self._logs.log.warning("server.out_of_descriptors", count=new, limit=limit, advice=advice)
+        self.surroundings.logs.log.warning("server.out_of_descriptors", count=new, limit=limit, advice=advice)
 
     async def drain(self, seconds: float) -> None:
         """Wait for running requests, then for the summaries that they started: *seconds* in all."""
         deadline = time.monotonic() + seconds
         self.page.close()
         await self.server.drain(seconds)
-        if self._jobs is not None:
-            await self._jobs.finish(max(0.0, deadline - time.monotonic()))
+        if self.jobs is not None:
+            await self.jobs.finish(max(0.0, deadline - time.monotonic()))
 
     async def close(self) -> None:
         """Stop listening, then close what the server used."""
         await self.server.close()
         self.telemetry.flush()
-        if self._jobs is not None:
-            await self._jobs.finish(0.0)
-        await self._history.finish(HISTORY_SECONDS)
-        await self._probes.close()
-        await self._upstream.close()
-        await self._store.close()
+        if self.jobs is not None:
+            await self.jobs.finish(0.0)
+        await self.history.finish(HISTORY_SECONDS)
+        await self.probes.close()
+        await self.upstream.close()
+        await self.store.close()
 
 
-def _shared_parts(
-    before: Process | None, settings: Settings, worker: Worker, logs: Logs
-) -> tuple[LivePage, Telemetry, Tokenizers, Server | None]:
-    """Return what a process shares with the one before it, if there was one; the last is its server."""
-    if before is not None:
-        return before.page, before.telemetry, before.tokenizers, before.server
-    page = LivePage(settings, worker, multiprocess.shared_directory(), logs.warn)
-    return page, _open_telemetry(page.reports), Tokenizers(release=caches.release_free_memory), None
+def _load_vocabulary(tokenizers: Tokenizers, tasks: Tasks, encoding: str) -> None:
+    """Load the vocabulary of an encoding in a thread.
 
-
-def _vocabulary_loader(tokenizers: Tokenizers, spawn: Spawn) -> Callable[[str], None]:
-    """Return a callback that loads the vocabulary of an encoding in a thread.
-
-    A vocabulary takes 40 MiB and a third of a second: a process that was asked for nothing has none.
+    It takes 40 MiB and a third of a second: a process without requests has none.
     """
-
-    def load(encoding: str) -> None:
-        spawn(asyncio.to_thread(tokenizers.counter, encoding), "load a vocabulary")
-
-    return load
+    tasks.spawn(asyncio.to_thread(tokenizers.counter, encoding), "load a vocabulary")
 
 
 def _open_telemetry(reports: Reports | None) -> Telemetry:
@@ -363,12 +342,3 @@ def _log_windows(logs: Logs, upstream: str, windows: Mapping[str, ServerWindow])
     """Log how many windows *upstream* states, with the first five of them."""
     examples = [f"{model}={window.context_window}" for model, window in list(windows.items())[:5]]
     logs.log.info("upstream.windows", upstream=upstream, count=len(windows), windows=examples)
-
-
-async def _listen(server: Server, settings: Settings, *, shared: bool) -> int:
-    """Listen on the configured address; return the port. If *shared*, workers use it too. Raises ``CannotListen``."""
-    host, port = settings.server.host, settings.server.port
-    try:
-        return await server.start(host, port, reuse_port=shared)
-    except OSError as error:
-        raise CannotListen(host, port, error) from error
