@@ -14,17 +14,7 @@ from heapq import heappop, heappush, nsmallest
 from math import log2
 from string import ascii_letters, digits
 
-from proxy.core.compaction.names import (
-    BLANKS,
-    LONGEST,
-    PATH,
-    SPLIT,
-    STANDARD,
-    Pieces,
-    dates,
-    proper_names,
-    without_line_numbers,
-)
+from proxy.core.compaction.names import LONGEST, PATH, STANDARD, WINDOW, NameFinder, without_line_numbers
 from proxy.core.conversation import ItemText
 from proxy.core.lazy_pattern import lazy_pattern
 from proxy.core.tool_table import command_of, plain_arguments
@@ -54,15 +44,14 @@ ROUGH, SMOOTH = 3.0, 2.0
 MOST_MISSES = 20
 """Entries in all that may be too long for the room before no further one is tried."""
 
-_LETTERS = f"{ascii_letters}'".encode()
-_SIGNS = bytes(code for code in range(128) if not chr(code).isalnum() and chr(code) not in "'\n")
+_SIGNS = bytes(code for code in range(128) if not chr(code).isalnum() and chr(code) != "\n")
 _KINDS = bytes.maketrans(
-    _LETTERS + digits.encode() + _SIGNS, b"a" * len(_LETTERS) + b"0" * len(digits) + b" " * len(_SIGNS)
+    (ascii_letters + digits).encode() + _SIGNS, b"a" * len(ascii_letters) + b"0" * len(digits) + b" " * len(_SIGNS)
 )
-"""Turns every letter into one character, every digit into another one, and all else into blanks.
+"""Turns every letter into one character, every digit into another one, and all else into blanks."""
 
-An apostrophe counts as a letter: vocabularies join ``n't`` and the like with the word before.
-"""
+_ANY_DIGIT = str.maketrans(dict.fromkeys(digits, "0"))
+"""Spells all digits as one of them: in every vocabulary one, two or three digits are one token, whichever they are."""
 
 _PART = 8
 """Characters of the parts of a text by which it is known that a name is not in it."""
@@ -73,14 +62,8 @@ _INDEXED = 16_384
 LABEL = 6
 """Tokens of the words around an error line or a command."""
 
-_SHORT, _MOST_SHORT = 64, 8_192
-"""Characters of a text whose names are remembered, and of how many texts at most."""
-
 _COUNTED = 65_536
 """Values that are counted in one call, during which nothing else runs."""
-
-_WINDOW = 65_536
-"""Characters of a text that are searched at a time; of a result, all that are searched for an error line."""
 
 _TIME = lazy_pattern(r"\d{1,2}(?::\d{2}){1,2}")
 TIME = 0.3
@@ -89,7 +72,6 @@ TIME = 0.3
 STANDARD_WORTH = 0.3
 """The worth of a name in a standard library, as a share of that of other names."""
 
-_QUOTED = lazy_pattern(r"[「『《【“]([^」』》】”\n]{2,40})[」』》】”]")
 _FAILURE = lazy_pattern(
     r"\b(?:error|failed|failure|exception|traceback|fatal|cannot|denied|not found)\b|错误|失败|エラー", re.I
 )
@@ -173,9 +155,7 @@ class _Names:
     def __init__(self) -> None:
         self.mentions: dict[float, dict[str, int]] = defaultdict(dict)
         self.recency: dict[str, float] = {}
-        self._pieces = Pieces()
-        self._titles: set[str] = set()
-        self._short: dict[tuple[str, bool], set[str]] = {}
+        self._finder = NameFinder()
         self.is_chat = False
 
     def read(self, entries: Sequence[ItemText]) -> None:
@@ -193,8 +173,8 @@ class _Names:
                 self._add(plain_arguments(arguments), CALLED, recency)
 
     def numbers(self) -> set[str]:
-        """The names that were first mentioned as numbers."""
-        return self._pieces.numbers - self._titles
+        """The names that are numbers, and no titles."""
+        return self._finder.numbers - self._finder.titles
 
     def worths(self) -> dict[str, float]:
         """The worth of each name: the sum over its kinds of mention, in each of which a further one counts less."""
@@ -213,50 +193,10 @@ class _Names:
         """Add a mention of each name in *text*."""
         # Plain loops: while a dictionary takes in another one with a million names, no other thread runs.
         times, newest = self.mentions[worth], self.recency
-        for name in self._names_in(text, phrases=worth > WRITTEN["tool"]):
+        written = worth > WRITTEN["tool"]
+        for name in self._finder.names_in(text, phrases=written, people=written and self.is_chat):
             times[name] = times.get(name, 0) + 1
             newest[name] = recency
-
-    def _names_in(self, text: str, *, phrases: bool) -> set[str]:
-        """Every name in *text*; with *phrases* also quoted titles of several words."""
-        if len(text) <= _SHORT:
-            return self._names_in_short(text, phrases)
-        if len(text) <= _WINDOW:
-            return self._names_in_window(text, phrases)
-        names: set[str] = set()
-        for start in range(0, len(text), _WINDOW):
-            names |= self._names_in_window(text[start : start + _WINDOW], phrases)
-        return names
-
-    def _names_in_short(self, text: str, phrases: bool) -> set[str]:
-        """As of a window; equal texts, such as tools' names and results of a word or two, are searched once."""
-        names = self._short.get((text, phrases))
-        if names is None:
-            names = self._names_in_window(text, phrases)
-            if len(self._short) < _MOST_SHORT:
-                self._short[text, phrases] = names
-        return names
-
-    def _names_in_window(self, text: str, phrases: bool) -> set[str]:
-        names = self._names_of_pieces(text, phrases)
-        if not phrases:
-            return names
-        for date in dates(text):
-            self._pieces.numbers.add(date)
-            names.add(date)
-        if self.is_chat:
-            names.update(proper_names(text))
-        return names
-
-    def _names_of_pieces(self, text: str, phrases: bool) -> set[str]:
-        if text.isascii():  # a quarter of the time that the pattern takes, and none of the marks of titles is in ASCII
-            return self._pieces.names_in(set(text.translate(BLANKS).split()))
-        names = self._pieces.names_in(set(SPLIT.findall(text)))
-        titles: list[str] = _QUOTED.findall(text)
-        if not phrases:
-            titles = [title for title in titles if not any(map(str.isspace, title))]
-        self._titles.update(title for title in titles if title not in self.recency)
-        return names.union(titles)
 
 
 def quoted(text: str) -> str:
@@ -318,26 +258,28 @@ def ranked(worths: Mapping[str, float], sizes: Sizes) -> Iterator[str]:
 def fewest_tokens(names: Sequence[str]) -> list[int]:
     """The fewest tokens that each of *names* can take with the comma and the space behind it.
 
-    A run of letters takes at least one, and each three digits take one: vocabularies join no letters with digits, and
-    no four digits. See the patterns in
+    Vocabularies join no letters with digits, no four digits, and letters with no more than one sign before them. So a
+    run of letters takes at least one token, each three digits take one, and so do signs that stand before a digit or
+    are several. An apostrophe may be joined with both sides, and does not count. See the patterns in
     https://github.com/openai/tiktoken/blob/main/tiktoken_ext/openai_public.py
     """
     if not names:
         return []
     # All names as one text, a line each: to turn letters into others then costs nearly nothing.
-    lines = " " + "\n ".join(names)
-    if not lines.isascii() or lines.count("\n") >= len(names):
-        lines = " " + "\n ".join([name * (name.isascii() and "\n" not in name) for name in names])
-    kinds = lines.encode().translate(_KINDS)
+    lines = "\n" + "\n".join(names)
+    if not lines.isascii() or lines.count("\n") > len(names):
+        lines = "\n" + "\n".join([name * (name.isascii() and "\n" not in name) for name in names])
+    kinds = lines.encode().translate(_KINDS, b"'")
+    # One mark a token: first for digits and for letters right behind them, then for signs, then for other letters.
     for most_digits in (b"000", b"00", b"0"):
         kinds = kinds.replace(most_digits, b"#")
-    # One mark a token: for three digits at most, and for the beginning of each run of letters.
-    kinds = kinds.replace(b"#a", b"##").replace(b" a", b" #")
-    return [2 + len(tokens) for tokens in kinds.translate(None, b"a ").split(b"\n")]
+    kinds = kinds.replace(b"#a", b"##").replace(b" #", b"##").replace(b"  a", b"##")
+    kinds = kinds.replace(b" a", b"#").replace(b"\na", b"\n#")
+    return [2 + len(tokens) for tokens in kinds.translate(None, b"a ").split(b"\n")[1:]]
 
 
 class Sizes:
-    """Counts the tokens of lines as parts of a list, each line once."""
+    """Counts the tokens of lines as parts of a list, once those of lines that differ in digits only."""
 
     def __init__(self, count: Count) -> None:
         self._count = count
@@ -345,9 +287,10 @@ class Sizes:
 
     def __call__(self, line: str) -> int:
         """The tokens of *line* with the comma and the space behind it."""
-        size = self._sizes.get(line)
+        spelled = line.translate(_ANY_DIGIT)
+        size = self._sizes.get(spelled)
         if size is None:
-            size = self._sizes[line] = self._count(f"{line}, ")
+            size = self._sizes[spelled] = self._count(f"{spelled}, ")
         return size
 
     def fill(self, candidates: Iterable[str], tokens: int) -> list[str]:
@@ -413,7 +356,7 @@ def _error_lines(entries: Sequence[ItemText]) -> Iterator[str]:
     for entry in reversed(entries):
         if entry.role != "tool":
             continue
-        text = entry.text[:_WINDOW]
+        text = entry.text[:WINDOW]
         if not _may_fail(text):
             continue
         for line in map(str.strip, text.splitlines()):

@@ -260,6 +260,30 @@ def test_no_name_takes_fewer_tokens_than_it_is_expected_to_take(encoding: str, t
     assert fewest_tokens([text]) <= [tokenizers().count(encoding, f"{text}, ")]
 
 
+@pytest.mark.parametrize("encoding", sorted(VOCABULARIES))
+@given(text=NAMES)
+def test_all_digits_take_as_many_tokens(encoding: str, text: str) -> None:
+    """A name is counted as one with other digits was: that changes no count, in any vocabulary."""
+
+    def count(line: str) -> int:
+        return tokenizers().count(encoding, line)
+
+    assert Sizes(count)(text) == count(f"{text}, ")
+
+
+def test_names_that_differ_in_digits_only_are_counted_once() -> None:
+    """Identifiers of one kind cost one count."""
+    counted: list[str] = []
+
+    def count(line: str) -> int:
+        counted.append(line)
+        return count_tokens(line)
+
+    sizes = Sizes(count)
+    assert [sizes(name) for name in ("row_412", "row_977", "row_41")] == [5, 5, 5]
+    assert len(counted) == 2
+
+
 @given(st.lists(NAMES, max_size=8))
 def test_a_name_is_expected_to_take_as_many_tokens_beside_others(names: list[str]) -> None:
     """Names are looked at together: no other one changes what a name is expected to take."""
@@ -267,10 +291,14 @@ def test_a_name_is_expected_to_take_as_many_tokens_beside_others(names: list[str
 
 
 @pytest.mark.parametrize(
-    ("name", "fewest"), [("412", 3), ("4123", 4), ("src/rows_12.py", 6), ("a1b2", 6), ("don't", 3), ("“don't”", 2)]
+    ("name", "fewest"),
+    [("412", 3), ("4123", 4), ("src/rows_12.py", 7), ("a//b-c", 6), ("a1b2", 6), ("don't", 3), ("“don't”", 2)],
 )
 def test_letters_and_digits_take_tokens_of_their_own(name: str, fewest: int) -> None:
-    """Each run of letters takes at least one, each three digits one, comma and space one each."""
+    """Each run of letters takes at least one, each three digits one, comma and space one each.
+
+    So do signs before a digit, and several before a letter: one sign may be joined with the letters behind it.
+    """
     assert fewest_tokens([name]) == [fewest]
 
 
