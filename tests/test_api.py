@@ -45,6 +45,16 @@ def test_a_text_that_was_cut_inside_a_character_stays_as_it_is(rounds: int) -> N
     assert fitted.messages[-1] == whole["messages"][-1]
 
 
+async def test_a_refused_request_changes_no_later_view() -> None:
+    """What was dropped in vain, for a window that the newest round alone exceeds, is no fact of the conversation."""
+    whole = request(40)
+    async with Fitter() as fitter:
+        with pytest.raises(ContextTooLong):
+            await fitter.fit(whole, window=9)
+        after = await fitter.fit(whole, window=WINDOW)
+    assert after == await fit_async(whole, window=WINDOW)
+
+
 def test_what_fits_is_returned_as_it_is() -> None:
     """The window of a known model is the packaged one."""
     fitted = fit(request(2))

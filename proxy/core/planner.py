@@ -150,8 +150,12 @@ def _planned(measured: MeasuredRequest, policy: Policy, lookup: LookedUp, target
     if not measured.has_facts:
         return NeedFacts()  # the texts of a compaction are about calls and results
     at_same_boundary = last is not None and last.boundary == compaction.boundary
-    replaces = target.replaces or target.force or at_same_boundary
-    return NeedBlock(lookup, replace(target, replaces=replaces), compaction, lowered_output)
+    target = replace(target, replaces=target.replaces or target.force or at_same_boundary)
+    loses = not LOSSY.isdisjoint(compaction.stages)
+    if loses and _is_hopeless(measured, policy, lookup.layout, measured.budget_for(target)):
+        # It will be refused, or the provider judges: what fits later must not begin with what was dropped in vain.
+        target = replace(target, dry_run=True)
+    return NeedBlock(lookup, target, compaction, lowered_output)
 
 
 def _verified(measured: MeasuredRequest, policy: Policy, written: Written) -> Decision:
@@ -163,7 +167,7 @@ def _verified(measured: MeasuredRequest, policy: Policy, written: Written) -> De
     if excess <= 0:
         return Forward(view)
     lookup = _go_on_from(written)
-    tighter_targets = () if _is_hopeless(measured, policy, lookup.layout, view) else TIGHTER_TARGETS
+    tighter_targets = () if _is_hopeless(measured, policy, lookup.layout, view.budget) else TIGHTER_TARGETS
     for tighter in tighter_targets:
         target = tighter(measured, written, view, excess)
         if target is not None:
@@ -186,9 +190,8 @@ def build_view(measured: MeasuredRequest, written: Written) -> CountedView:
     return compacted_view(measured, written)
 
 
-def _is_hopeless(measured: MeasuredRequest, policy: Policy, layout: Layout, view: CountedView) -> bool:
+def _is_hopeless(measured: MeasuredRequest, policy: Policy, layout: Layout, budget: TokenBudget) -> bool:
     """True if the newest round alone is too large, however short: each more try would cost as much as the first."""
-    budget = view.budget
     return measured.schedule(policy, layout, budget).minimum_tokens() > budget.input_budget(
         budget.window // LEAST_RESERVE
     )

@@ -119,7 +119,8 @@ def _tokens(options: Mapping[str, Any], name: str, api: str) -> int | None:
     value = options.get(name)
     if value is None:
         return None
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 1 <= value <= MOST_TOKENS:
+    is_whole = isinstance(value, int | float) and value == int(value)
+    if isinstance(value, bool) or not is_whole or not 1 <= value <= MOST_TOKENS:
         raise UnusableBody(f"{name} is a whole number of tokens between 1 and {MOST_TOKENS}.", api)
     return int(value)
 

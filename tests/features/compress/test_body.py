@@ -52,6 +52,7 @@ def test_members_stay_as_their_bytes_are() -> None:
         (b'{"messages": [], "target": true}', "chat", "target"),
         (b'{"input": [], "window": "9"}', "responses", "window"),
         (b'{"input": [], "window": 1e12}', "responses", "window"),
+        (b'{"input": [], "window": 1.5}', "responses", "window"),
         (b'{"input": [], "keep_items": 1}', "responses", "keep_items"),
     ],
 )
