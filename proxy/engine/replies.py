@@ -44,15 +44,14 @@ class LocalReply:
     close_delimited = False
     pour = None
     status = 200
-    headers: Sequence[tuple[str, str]]
 
     def __init__(self, body: bytes, kind: str = "application/json") -> None:
         self._body = body
-        self.headers = (("content-type", kind), ("content-length", str(len(body))))
+        self.headers: Sequence[tuple[str, str]] = (("content-type", kind), ("content-length", str(len(body))))
 
     def header(self, name: str) -> str:
         """The first header called *name* (any case), or an empty string."""
-        return dict(self.headers).get(name.lower(), "")
+        return header_in(self.headers, name)
 
     async def next_chunk(self) -> bytes:
         """All of it, then nothing."""
@@ -61,3 +60,8 @@ class LocalReply:
 
     def close(self) -> None:
         """Nothing is under way."""
+
+
+def header_in(headers: Sequence[tuple[str, str]], name: str) -> str:
+    """Return the first of *headers* called *name* (any case); empty if there is none."""
+    return next((value for key, value in headers if key.lower() == name.lower()), "")

@@ -1,10 +1,39 @@
-"""Makes one answer for the client out of the generations that it took: whole, or as one stream."""
+"""Makes one answer for the client out of the generations that it took: whole, or as one stream.
+
+Theory of operation
+===================
+
+``ServerTools`` sees the reply to a view that offers a tool. The reply is the first *generation*. If a generation calls
+a tool of ours, ``ToolSession`` writes the result and sends the prompt again with both behind it, which gives the next
+generation: ``session.MOST_GENERATIONS`` in all. The client gets one answer without these calls.
+
+An answer that is no stream is read whole, generation after generation (``rewritten_reply``). A stream passes while it
+is written: ``StreamMerger`` says which bytes may go to the client by now; ``MergedReply`` waits, reads and asks again.
+Its states, and what leads from one to the next:
+
+    state     event                                      next state   bytes for the client
+    --------  -----------------------------------------  -----------  ------------------------------------------------
+    MERGING   bytes of the generation                    MERGING      what may pass by now
+    MERGING   its last event, or the stream's end        DECIDING     what may pass by now
+    DECIDING  it calls no tool of ours, was cut short    LAST         all that was buffered, without such calls
+              or failed, or no further one is allowed
+    DECIDING  it calls a tool of ours                    ASKING       none
+    ASKING    the next generation begins                 MERGING      none
+    LAST      bytes behind the last event                LAST         the same
+    LAST      the stream's end                           ENDED        an event without an end
+
+An upstream's error ends the stream, as does the refusal of a later generation (``ServerToolFailed``). After a fault of
+ours nothing of the first generation is lost: the bytes that were not passed on follow, then the rest as it comes. The
+state is PLAIN then, or ENDED if the generation was read to its end (ASKING). A fault in a later generation ends the
+stream, since the client has its beginning in another form.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import re
 from collections.abc import Callable, Sequence
+from enum import Enum, auto
 from functools import partial
 from typing import Any, Final
 
@@ -22,6 +51,7 @@ from proxy.core.views import view_without_addition
 from proxy.engine.features import Feature, Resend
 from proxy.engine.ports import Answer, Reply
 from proxy.engine.reading import Reader
+from proxy.engine.replies import LocalReply, header_in
 from proxy.server_tools.events import dumped, value_of
 from proxy.server_tools.merger import StreamMerger, TooMuchBuffered
 from proxy.server_tools.session import ToolSession
@@ -190,44 +220,34 @@ async def _read(reply: Reply, chunks: list[bytes], most: int) -> int:
     return size
 
 
-class RewrittenReply:
-    """A reply with a body of its own, under the head of the reply that it was made of."""
-
-    close_delimited = False
-    pour = None
+class RewrittenReply(LocalReply):
+    """A 200 with a body of its own, under the head of the reply that it was made of."""
 
     def __init__(self, reply: Reply, body: bytes) -> None:
+        super().__init__(body)
         self._reply = reply
-        self._body = body
         removed = ("content-length", "content-encoding", "transfer-encoding")
         remaining = [pair for pair in reply.headers if pair[0].lower() not in removed]
-        self.headers: Sequence[tuple[str, str]] = [*remaining, ("content-length", str(len(body)))]
-
-    @property
-    def status(self) -> int:
-        """The HTTP status."""
-        return self._reply.status
-
-    def header(self, name: str) -> str:
-        """The first header called *name* (any case), or an empty string."""
-        return next((value for key, value in self.headers if key.lower() == name.lower()), "")
-
-    async def next_chunk(self) -> bytes:
-        """All of the body, then nothing."""
-        body, self._body = self._body, b""
-        return body
+        self.headers = [*remaining, ("content-length", str(len(body)))]
 
     def close(self) -> None:
         """End the reply that it was made of."""
         self._reply.close()
 
 
-class MergedReply:
-    """A reply whose stream goes on with the next generation. Closing it ends the generation that is under way.
+class _State(Enum):
+    """The states of a ``MergedReply``; the table at the top of this module says what leads from one to the next."""
 
-    After a fault of ours a first generation goes on as it comes, unanswered. A later one, whose beginning the
-    client has in another form, ends the stream.
-    """
+    MERGING = auto()
+    DECIDING = auto()
+    ASKING = auto()
+    LAST = auto()
+    PLAIN = auto()
+    ENDED = auto()
+
+
+class MergedReply:
+    """A reply whose stream goes on with the next generation. Closing it ends the generation that is under way."""
 
     pour = None
 
@@ -246,12 +266,8 @@ class MergedReply:
         self._resend = resend
         self._on_fault = on_fault
         self._merger: StreamMerger = session.api.new_stream(session.names)
+        self._state = _State.MERGING
         self._read_from(reply, head)
-        self._ended = False  # nothing more follows
-        self._is_final = False  # no generation follows this one
-        self._is_due = False  # this generation has ended: decide what follows
-        self._is_read = False  # this generation was read to its end
-        self._is_plain = False  # after a fault: everything passes as it comes
 
     @property
     def close_delimited(self) -> bool:
@@ -260,14 +276,14 @@ class MergedReply:
 
     def header(self, name: str) -> str:
         """The first header called *name* (any case), or an empty string."""
-        return next((value for key, value in self.headers if key.lower() == name.lower()), "")
+        return header_in(self.headers, name)
 
     async def next_chunk(self) -> bytes:
         """Return the next bytes for the client; empty at the end.
 
         Raises ``ServerToolFailed`` and the upstream's errors.
         """
-        while not self._ended:
+        while self._state is not _State.ENDED:
             try:
                 chunk = await self._next()
             except UllageError:
@@ -285,18 +301,18 @@ class MergedReply:
         self._resend.drop()
 
     async def _next(self) -> bytes:
-        if self._is_plain:
+        if self._state is _State.PLAIN:
             return await self._next_plain()
-        if self._is_due:
-            self._is_due = False
+        if self._state is _State.DECIDING:
             return await self._end_generation()
         return await self._next_merged()
 
     def _unanswered(self, fault: Exception) -> bytes:
         """Return the bytes of the first generation that were not passed on; the rest of it follows as it comes."""
-        if self._is_plain or not self._merger.is_first:
+        if self._state is _State.PLAIN or not self._merger.is_first:
             raise ServerToolFailed(500, "internal error.") from fault
-        self._is_plain, self._ended = True, self._is_read
+        is_read = self._state is _State.ASKING
+        self._state = _State.ENDED if is_read else _State.PLAIN
         if self._resend.reply is not self._reply:
             self._resend.drop()
         try:
@@ -306,7 +322,8 @@ class MergedReply:
 
     async def _next_plain(self) -> bytes:
         chunk = await self._reply.next_chunk()
-        self._ended = not chunk
+        if not chunk:
+            self._state = _State.ENDED
         return self._decoded(chunk)
 
     def _read_from(self, reply: Reply, head: bytes) -> None:
@@ -336,10 +353,10 @@ class MergedReply:
                 merged = self._merger.feed(self._merger.unread)
         except TooMuchBuffered:
             raise ServerToolFailed(502, "what it says is too large to be held back.") from None
-        if not self._is_final:
-            self._is_due = self._merger.ended or not chunk
-        elif not chunk:
-            self._ended = True
+        if self._state is _State.MERGING and (self._merger.ended or not chunk):
+            self._state = _State.DECIDING
+        elif self._state is _State.LAST and not chunk:
+            self._state = _State.ENDED
             merged += self._merger.rest()
         return merged
 
@@ -350,9 +367,9 @@ class MergedReply:
         if session.recalls or calls:
             session.add_usage(merger.usage)
         if not calls or not session.may_ask_again() or merger.truncated or merger.failed:
-            self._is_final = True
+            self._state = _State.LAST
             return merger.release()
-        self._is_read = True
+        self._state = _State.ASKING
         await self._read_to_end()
         reply, head = await session.ask_again(merger.output, calls)
         if reply.status != 200 or not session.is_stream(reply.header("content-type")):
@@ -360,7 +377,7 @@ class MergedReply:
             raise await _failure(reply, head)
         merger.next_generation()
         self._read_from(reply, head)
-        self._is_read = False
+        self._state = _State.MERGING
         return b""
 
     async def _read_to_end(self) -> None:

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from proxy.server_tools.events import dumped, written
-from proxy.server_tools.merger import NOT_RUN, Call, Names, StreamMerger, add_piece, assembled
+from proxy.server_tools.merger import Call, Names, StreamMerger, add_piece, assembled, with_texts
 
 _KNOWN_MEMBERS: Final = ("role", "content", "tool_calls")
 _MOST_OTHER_MEMBERS: Final = 32
@@ -54,14 +54,8 @@ def input_of(output: Mapping[str, Any], body: bytes) -> list[Any]:
 
 def results(output: Mapping[str, Any], names: Names, texts: Sequence[str]) -> list[Any]:
     """Return a tool message for each call."""
-    remaining = iter(texts)
-    messages: list[Any] = []
-    for call in _tool_calls(output):
-        text = NOT_RUN
-        if _is_server_call(call, names):
-            text = next(remaining)
-        messages.append({"role": "tool", "tool_call_id": str(call.get("id") or ""), "content": text})
-    return messages
+    answered = with_texts(_tool_calls(output), lambda call: _is_server_call(call, names), texts)
+    return [{"role": "tool", "tool_call_id": str(call.get("id") or ""), "content": text} for call, text in answered]
 
 
 def merged(answer: Mapping[str, Any], earlier: Sequence[Mapping[str, Any]], names: Names) -> dict[str, Any]:

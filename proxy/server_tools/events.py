@@ -29,6 +29,11 @@ def value_of(data: bytes) -> dict[str, Any] | None:
     return None
 
 
+def without_nulls(value: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the members of *value* that are not null: providers state some that they do not take back."""
+    return {name: member for name, member in value.items() if member is not None}
+
+
 def kind_of(value: Mapping[str, Any]) -> str:
     """Return the type that an event names; ``error`` for an error that names none, else an empty text."""
     kind = value.get("type")

@@ -62,7 +62,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Protocol, TypeVar
 
@@ -277,6 +277,18 @@ class StreamMerger(ABC):
 
 
 Part = TypeVar("Part")
+
+
+def with_texts(
+    calls: Iterable[Part], is_server_call: Callable[[Part], bool], texts: Sequence[str]
+) -> Iterator[tuple[Part, str]]:
+    """Yield each of *calls* with its result: those of server tools with *texts* in order, others with ``NOT_RUN``."""
+    remaining = iter(texts)
+    for call in calls:
+        text = NOT_RUN
+        if is_server_call(call):
+            text = next(remaining)
+        yield call, text
 
 
 def without_calls(

@@ -13,8 +13,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from proxy.core.compaction.truncate import OMITTED
-from proxy.server_tools.events import dumped, kind_of, written
-from proxy.server_tools.merger import NOT_RUN, Call, Names, StreamMerger, add_piece, assembled, without_calls
+from proxy.server_tools.events import dumped, kind_of, without_nulls, written
+from proxy.server_tools.merger import Call, Names, StreamMerger, add_piece, assembled, with_texts, without_calls
 
 Block = Mapping[str, Any]
 
@@ -54,19 +54,14 @@ def calls(output: Sequence[Block], names: Names) -> list[Call]:
 def input_of(output: Sequence[Block], body: bytes) -> list[Any]:
     """Return the message to go on from, thinking and signatures as they were."""
     del body
-    content = [_without_nulls(block) for block in output if not _is_empty(block)]
+    content = [without_nulls(block) for block in output if not _is_empty(block)]
     return [{"role": "assistant", "content": content}]
 
 
 def results(output: Sequence[Block], names: Names, texts: Sequence[str]) -> list[Any]:
     """Return one user message with every result."""
-    remaining = iter(texts)
-    content: list[Any] = []
-    for call in filter(_is_call, output):
-        text = NOT_RUN
-        if _is_server_call(call, names):
-            text = next(remaining)
-        content.append({"type": "tool_result", "tool_use_id": str(call.get("id")), "content": text})
+    answered = with_texts(filter(_is_call, output), lambda call: _is_server_call(call, names), texts)
+    content = [{"type": "tool_result", "tool_use_id": str(call.get("id")), "content": text} for call, text in answered]
     return [{"role": "user", "content": content}]
 
 
@@ -246,10 +241,6 @@ def _stop_reason(reason: Any, *, calls_left: bool) -> Any:
     if reason == "tool_use" and not calls_left:
         return "end_turn"
     return reason
-
-
-def _without_nulls(block: Block) -> dict[str, Any]:
-    return {name: member for name, member in block.items() if member is not None}
 
 
 def _is_call(block: Block) -> bool:

@@ -11,8 +11,8 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from proxy.server_tools.events import kind_of, written
-from proxy.server_tools.merger import NOT_RUN, Call, Names, StreamMerger, without_calls
+from proxy.server_tools.events import kind_of, without_nulls, written
+from proxy.server_tools.merger import Call, Names, StreamMerger, with_texts, without_calls
 
 Item = Mapping[str, Any]
 
@@ -62,7 +62,7 @@ def calls(output: Sequence[Item], names: Names) -> list[Call]:
 
 def input_of(output: Sequence[Item], body: bytes) -> list[Any]:
     """Return the items to go on from, without those that only a server which stores answers could use."""
-    items = [_without_nulls(item) for item in without_calls(output, _is_unanswerable, _is_call, _is_thought)]
+    items = [without_nulls(item) for item in without_calls(output, _is_unanswerable, _is_call, _is_thought)]
     if not _UNSTORED.search(body):
         return items
     if all(item.get("encrypted_content") for item in items if _is_thought(item)):
@@ -73,16 +73,12 @@ def input_of(output: Sequence[Item], body: bytes) -> list[Any]:
 
 def results(output: Sequence[Item], names: Names, texts: Sequence[str]) -> list[Any]:
     """Return an output item for each call."""
-    remaining = iter(texts)
-    items: list[Any] = []
-    for item in output:
-        if str(item.get("type")) not in _ANSWERABLE:
-            continue
-        text = NOT_RUN
-        if _is_server_call(item, names):
-            text = next(remaining)
-        items.append({"type": f"{item['type']}_output", "call_id": str(item.get("call_id")), "output": text})
-    return items
+    answerable = [item for item in output if str(item.get("type")) in _ANSWERABLE]
+    answered = with_texts(answerable, lambda item: _is_server_call(item, names), texts)
+    return [
+        {"type": f"{item['type']}_output", "call_id": str(item.get("call_id")), "output": text}
+        for item, text in answered
+    ]
 
 
 def merged(answer: Item, earlier: Sequence[Sequence[Item]], names: Names) -> dict[str, Any]:
@@ -207,10 +203,6 @@ def _number(value: Any, default: int) -> int:
     if isinstance(value, int) and not isinstance(value, bool):
         return value
     return default
-
-
-def _without_nulls(item: Item) -> dict[str, Any]:
-    return {name: member for name, member in item.items() if member is not None}
 
 
 def _is_call(item: Item) -> bool:

@@ -25,6 +25,8 @@ MOST_QUERY_CHARACTERS: Final = 1_000
 """Characters of a call's query that are used: a longer one is a document, and each of its words is searched for."""
 
 _NO_TOOLS: Final = re.compile(r"(null|\[\s*\])?")
+"""The JSON of a member that holds no tool."""
+
 _AUTO: Final = (None, "auto")
 
 
@@ -117,24 +119,24 @@ def added_tokens(reader: Reader, api: str, envelope: Envelope, route: Route, too
 
 
 def _is_free_in_messages(envelope: Envelope) -> bool:
-    choice = _member(envelope, "tool_choice")
+    choice = envelope.member("tool_choice")
     if choice is not None and _within(choice, "type") != "auto":
         return False
-    if any(_member(envelope, name) for name in ("output_format", "container")):
+    if any(envelope.member(name) for name in ("output_format", "container")):
         return False
-    return not _within(_member(envelope, "output_config"), "format")
+    return not _within(envelope.member("output_config"), "format")
 
 
 def _is_free_in_responses(envelope: Envelope) -> bool:
-    if _member(envelope, "tool_choice") not in _AUTO or _member(envelope, "background"):
+    if envelope.member("tool_choice") not in _AUTO or envelope.member("background"):
         return False
-    return not _has_form(_within(_member(envelope, "text"), "format"))
+    return not _has_form(_within(envelope.member("text"), "format"))
 
 
 def _is_free_in_chat(envelope: Envelope) -> bool:
-    if _member(envelope, "tool_choice") not in _AUTO or _member(envelope, "audio"):
+    if envelope.member("tool_choice") not in _AUTO or envelope.member("audio"):
         return False
-    return _member(envelope, "n") in (None, 1) and not _has_form(_member(envelope, "response_format"))
+    return envelope.member("n") in (None, 1) and not _has_form(envelope.member("response_format"))
 
 
 _IS_FREE: Final = MappingProxyType(
@@ -153,12 +155,6 @@ def _declares(tools: str, name: str) -> bool:
 def _has_form(form: Any) -> bool:
     """True if an answer must have a form other than text, such as JSON."""
     return form is not None and _within(form, "type") != "text"
-
-
-def _member(envelope: Envelope, name: str) -> Any:
-    if name not in envelope.fields:
-        return None
-    return json.loads(envelope.value(name), parse_int=read_integer)
 
 
 def _within(value: Any, name: str) -> Any:

@@ -151,9 +151,13 @@ class Envelope:
             return ""
         return self.value(key)
 
+    def member(self, key: str) -> Any:
+        """Return the decoded member *key*; None if there is none."""
+        return _value(self.text, self.fields, key)
+
     def thinking(self, output: int) -> dict[str, str]:
         """Return the JSON of the members whose thinking budget must change for a lower output figure, *output*."""
-        members = {key: _value(self.text, self.fields, key) for key in THINKING_MEMBERS if key in self.fields}
+        members = {key: self.member(key) for key in THINKING_MEMBERS if key in self.fields}
         if not members or not self.requested_output:
             return {}
         return lowered_thinking(members, self.requested_output, output)

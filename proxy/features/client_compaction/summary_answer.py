@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Final
 
 from proxy.core.apis.envelope import Envelope
-from proxy.core.apis.json_steps import parse
 from proxy.core.client_compaction import without_prompt
 from proxy.core.compaction.block import FoldedItems, render_block
 from proxy.core.compaction.stages import BLOCK_FRAME
@@ -140,20 +139,20 @@ def _takes_text(request: Request, measured: MeasuredRequest) -> bool:
 
 def _wants_text(envelope: Envelope) -> bool:
     """True if the request can only mean one plain text: no second choice, no form, no call that it insists on."""
-    if _member(envelope, "n") not in (None, 1) or _member(envelope, "logprobs"):
+    if envelope.member("n") not in (None, 1) or envelope.member("logprobs"):
         return False
-    forms = [_member(envelope, name) for name in ("response_format", "output_format")]
-    forms += [_format(_member(envelope, name)) for name in ("text", "output_config")]
+    forms = [envelope.member(name) for name in ("response_format", "output_format")]
+    forms += [_format(envelope.member(name)) for name in ("text", "output_config")]
     if any(isinstance(form, dict) and form.get("type", "text") != "text" for form in forms):
         return False
-    choice = _member(envelope, "tool_choice")
+    choice = envelope.member("tool_choice")
     if isinstance(choice, dict):
         choice = choice.get("type")
     return choice in (None, "auto", "none")
 
 
 def _wants_usage(envelope: Envelope) -> bool:
-    options = _member(envelope, "stream_options")
+    options = envelope.member("stream_options")
     return isinstance(options, dict) and options.get("include_usage") is True
 
 
@@ -161,9 +160,3 @@ def _format(member: object) -> object:
     if not isinstance(member, dict):
         return None
     return member.get("format")
-
-
-def _member(envelope: Envelope, name: str) -> Any:
-    if name not in envelope.fields:
-        return None
-    return parse(envelope.value(name))
