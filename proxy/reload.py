@@ -1,7 +1,26 @@
 """A configuration that is read again while the proxy runs: when the file changed, or on SIGUSR1.
 
-A new configuration is checked as ``ullage check`` does before anything of it holds. What cannot change while the
-process runs keeps its value, and is named. Keys are named, never values: they may be secrets.
+Theory of operation
+===================
+
+``ConfigWatch`` looks at the file every two seconds and waits for SIGUSR1. After either, ``ConfigSource.read`` reads
+file, environment and flags again, and checks them as ``ullage check`` does. It compares three sets of settings: those
+that the process *started* with, those *accepted* last, and those that it has just read:
+
+    the settings read                     settings to change to        the state afterwards
+    ------------------------------------  ---------------------------  -------------------------------------------------
+    are refused                           none                         ``problems``; all else as before
+    are those accepted last               none                         no ``problems``
+    differ in keys of ``RESTART`` only    none                         ``needs_restart``
+    differ in others, too                 the new ones, but those of   the next ``generation``, ``changed`` and
+                                          ``RESTART`` as started       ``needs_restart``
+
+``needs_restart`` names the keys of ``RESTART`` whose value differs from the one that the process started with. Keys are
+named, never values: they may be secrets.
+
+What happens with a ``Loaded`` is up to the caller. A lone process builds new parts beside the old ones and puts them in
+their place (``app.Reloads``): requests under way end with the old ones. The parent of several workers sends it to them
+(``fleet``). If the parts cannot be built, the old ones stay, and the fault is logged.
 """
 
 from __future__ import annotations
@@ -74,7 +93,7 @@ class ConfigSource:
         self._path = path
         self._overrides = overrides
         self._started = settings
-        self._settings = settings
+        self._accepted = settings
         self._signature = self._sign()
 
     def has_changed(self) -> bool:
@@ -84,34 +103,29 @@ class ConfigSource:
 
     def read(self) -> Loaded:
         """Read the settings again. If they are refused, nothing changes but the state's ``problems``."""
-        problems = tuple(self._refusals())
-        if problems:
-            self.state = replace(self.state, problems=tuple(str(problem) for problem in problems))
-            return Loaded(self.state, None, problems)
-        wanted = self._read
-        changed = tuple(changed_keys(self._settings, wanted))
-        self._settings = wanted
-        waiting = tuple(key for key in changed_keys(self._started, wanted) if needs_restart(key))
-        in_force = [key for key in changed if not needs_restart(key)]
-        state = replace(self.state, needs_restart=waiting, problems=())
-        if not in_force:
-            self.state = state
-            return Loaded(state)
-        self.state = replace(
-            state, generation=state.generation + 1, loaded_at=time.time(), changed=tuple(in_force), problems=()
-        )
+        try:
+            wanted = self._load()
+        except SettingsError as error:
+            self.state = replace(self.state, problems=tuple(str(problem) for problem in error.problems))
+            return Loaded(self.state, None, tuple(error.problems))
+        changed = [key for key in changed_keys(self._accepted, wanted) if not needs_restart(key)]
+        waiting = [key for key in changed_keys(self._started, wanted) if needs_restart(key)]
+        self._accepted = wanted
+        self.state = replace(self.state, needs_restart=tuple(waiting), problems=())
+        if not changed:
+            return Loaded(self.state)
+        generation = self.state.generation + 1
+        self.state = replace(self.state, generation=generation, loaded_at=time.time(), changed=tuple(changed))
         return Loaded(self.state, with_fixed(wanted, self._started))
 
-    def _refusals(self) -> Iterator[Problem]:
-        """Read the settings; yield the problems for which ``ullage check`` refuses them."""
-        try:
-            self._read = load(self._path, self._overrides, os.environ, AllSettings)
-        except SettingsError as error:
-            yield from error.problems
-            return
-        reason = serving_problem(self._read)
+    def _load(self) -> Settings:
+        """Read the settings. Raises ``SettingsError`` if ``ullage check`` would refuse them."""
+        settings = load(self._path, self._overrides, os.environ, AllSettings)
+        reason = serving_problem(settings)
         if reason is not None:
-            yield Problem(str(self._path or "the command line"), None, "", f"would not be served: {reason}", "")
+            source = str(self._path or "the command line")
+            raise SettingsError([Problem(source, None, "", f"would not be served: {reason}", "")])
+        return settings
 
     def _sign(self) -> tuple[int, int, int] | None:
         """Return inode, time and size of the file, which differ between its versions; None if there is no file.

@@ -5,6 +5,23 @@ worker is a fresh interpreter that runs one coroutine function, named as ``modul
 ``await function(argument, worker)``; its result is the exit code. Workers share a port with SO_REUSEPORT
 (https://man7.org/linux/man-pages/man7/socket.7.html): the parent reserves it with a socket that does not listen, and
 each worker binds and listens on one of its own.
+
+The life of one worker's place, which ``Supervisor._restart_forever`` runs:
+
+    state     event                                              next state
+    --------  -------------------------------------------------  -----------------------------------------------------
+    starting  it lives for ``SETTLED_SECONDS``                   running
+    starting  it ends: a false start                             waiting, each time twice as long as before
+    starting  every place has had ``MAX_FALSE_STARTS`` in a row  all end, with exit code 1: the configuration is wrong
+    running   it ends: a crash                                   waiting, for ``FIRST_BACKOFF``
+    waiting   the time is over                                   starting
+    any       the first signal                                   draining: it gets SIGTERM and has *drain* seconds
+    draining  it ends                                            ended
+    draining  a second signal                                    it gets SIGTERM again, and has ``KILL_GRACE`` seconds
+    draining  its time is over                                   killed, with exit code 1
+
+The argument reaches a worker through a pipe, its length before it; so does each further one (``update``). The pipe is
+the sign of life of the parent, too: a worker whose pipe is closed shuts down, since nothing would restart it.
 """
 
 from __future__ import annotations
@@ -46,7 +63,10 @@ KILL_GRACE: Final = 2.0
 """Seconds after the end of the drain at which a worker is killed."""
 
 _LENGTH: Final = struct.Struct(">Q")
+"""The length of an argument in the pipe, before it."""
+
 _MOST_READ: Final = 65_536
+"""Bytes read from the pipe at once: as many as it holds (https://man7.org/linux/man-pages/man7/pipe.7.html)."""
 
 
 @dataclass(frozen=True, slots=True)

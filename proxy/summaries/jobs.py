@@ -1,10 +1,35 @@
 """Writes summaries before they are needed: one job for each stretch of a conversation, on one of all replicas.
 
-A stretch begins at a conversation's newest compaction. Above the soft mark a job writes the summary that the next
-compaction will need. A compaction that comes before it is ready uses the newest summary there is.
+Theory of operation
+===================
+
+A stretch begins at a conversation's newest compaction. Above the soft mark the engine calls ``prepare``, and a job
+writes the summary that the next compaction will need. A compaction that comes before it is ready uses the newest
+summary there is (``ready``); in the mode ``inline`` it waits for its own (``write``).
 
 A job holds a lease in the store, so that only one replica pays for a summary. Nothing else depends on the lease: a
 summary is an immutable value, and the first one stored is valid.
+
+The states of one stretch in this process, which ``is_due`` reads from ``_running`` and ``JobCaches.not_before``:
+
+    state    event                                           next state
+    -------  ----------------------------------------------  ---------------------------------------------------------
+    idle     a request above the soft mark                   running, if the client may spend what is needed
+    running  the summary was written, or there was one       done
+    running  a fault of ours                                 done: another job would pay for the same fault
+    running  another replica has the lease                   resting, for as long as a lease lasts
+    running  the client has not sent enough tokens for it    idle; a job is due once it has (``too_expensive``)
+    running  the model was called and gave no usable text    resting, for ``REFUSED`` seconds, twice as long with each
+                                                             failure in a row; the store keeps other replicas away
+    running  anything else (paused, breaker, subscription)   resting, for ``AGAIN`` seconds
+    resting  the time is over                                idle
+    done     the next compaction                             a new stretch begins, which is idle
+
+A compaction that waits starts a job in any state but running. One that its caller requested may also cost more than the
+client's share. However many summaries one request waits for, it waits for one ``timeout`` (``waiting_until``).
+
+The owner of a conversation sees a note for each summary (``_note``): ``pending`` while the model is called, then
+``ready``, ``failed`` if it was called in vain, or ``skipped`` if it was not called.
 """
 
 from __future__ import annotations
