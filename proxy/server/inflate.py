@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import zlib
+from collections.abc import Iterator
 from typing import Final
 
 from proxy.core.errors import BodyTooLarge, InflatesTooFar, InvalidRequest, UllageError
@@ -10,6 +11,17 @@ from proxy.offload import offload
 from proxy.server.config import Limits
 
 _STEP: Final = 2**18
+"""Bytes that one call inflates to, at most."""
+
+_PIECE: Final = 2**16
+"""Bytes that one call inflates, at most."""
+
+_MOST_MEMBERS: Final = 4096
+"""Members of a compressed body: the largest that ``bgzip`` makes of 64 MiB has a quarter of them.
+
+Each takes a decompressor of its own: https://www.rfc-editor.org/rfc/rfc1952#section-2.2.
+"""
+
 _ANY_RATIO: Final = 2**16
 """Bytes that any compressed body may inflate to, whatever the ratio: so few do no harm."""
 
@@ -61,19 +73,38 @@ def _members(body: bytes, window: int, limits: Limits) -> bytes:
     parts: list[bytes] = []
     size = 0
     most = max(limits.inflation * len(body), _ANY_RATIO)
-    while body:
-        inflate = zlib.decompressobj(window)
-        data = body
-        while not inflate.eof:
-            part = inflate.decompress(data, _STEP)
-            data = inflate.unconsumed_tail
-            size += len(part)
-            _refuse_too_large(size, most, limits)
-            parts.append(part)
-            if not part and not data and not inflate.eof:
-                raise zlib.error("the body ends early")
-        body = inflate.unused_data
+    for part in _steps(body, window):
+        size += len(part)
+        _refuse_too_large(size, most, limits)
+        parts.append(part)
     return b"".join(parts)
+
+
+def _steps(body: bytes, window: int) -> Iterator[bytes]:
+    """Yield what each step inflates to. Linear in time, whatever the number of members."""
+    members = 1
+    inflate = _member(members, window)
+    # In pieces, since each call copies what it leaves of its input.
+    for start in range(0, len(body), _PIECE):
+        data = body[start : start + _PIECE]
+        is_done = False
+        while not is_done:
+            if inflate.eof:
+                members += 1
+                inflate = _member(members, window)
+            part = inflate.decompress(data, _STEP)
+            yield part
+            data = inflate.unused_data or inflate.unconsumed_tail
+            is_done = not data and (len(part) < _STEP or inflate.eof)
+    if body and not inflate.eof:
+        raise zlib.error("the body ends early")
+
+
+def _member(number: int, window: int) -> zlib._Decompress:
+    """Return what inflates the next member, which is this *number*. Raises ``InvalidRequest`` for one too many."""
+    if number > _MOST_MEMBERS:
+        raise InvalidRequest(f"The compressed request body has more than {_MOST_MEMBERS} members.")
+    return zlib.decompressobj(window)
 
 
 def _refuse_too_large(size: int, most: int, limits: Limits) -> None:

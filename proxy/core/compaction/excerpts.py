@@ -43,11 +43,20 @@ OLDEST = 0.8
 AGAIN = 0.3
 """What is left of a word's weight each time that it is quoted."""
 
+LEAST_WEIGHT = 0.001
+"""The weight of a word below which it counts as none: one that few others have weighs 5 to 11."""
+
 OVERTAKEN = 0.5
 """The worth of a sentence that a later one overtakes, as a share of that of others."""
 
 BULLET = 2
 """Tokens of a list's mark before a text."""
+
+COUNTED_WHOLE = 2_048
+"""Characters of a text whose line is counted anew for each sentence that is added to it.
+
+Of a longer one the sentence alone is counted: thousands of lines of thousands of characters would take seconds.
+"""
 
 LEAST_ROOM = 6
 """Tokens of room below which no further text is tried."""
@@ -141,6 +150,7 @@ class Excerpts:
         overtaken: Iterable[tuple[int, int]] = (),
     ) -> None:
         self._count = count
+        self._sign_tokens = count(f" {OMITTED}")
         self._texts = (*user_texts, *model_texts)
         self._users = len(user_texts)
         self._sentences: dict[int, list[Sentence]] = {}
@@ -172,6 +182,8 @@ class Excerpts:
         fresh = [each for each in sentences if each.index in words and each.text not in seen]
         if not fresh:
             return
+        if len(self._texts[fresh[0].at]) > SHORT:
+            fresh = _first_of_each(fresh)
         seen.update([each.text for each in fresh])
         if fresh[0].at < self._users:
             self._add_directing(fresh, words, worth)
@@ -253,9 +265,23 @@ class Excerpts:
         after = before | {each.index for each in candidate.sentences}
         if before == after:
             return 0
+        if len(self._texts[at]) > COUNTED_WHOLE:
+            return self._cost_alone(candidate, before)
         if not before:
             return self._count(self._line_of(at, after)) + BULLET
         return max(0, self._count(self._line_of(at, after)) - self._count(self._line_of(at, before)))
+
+    def _cost_alone(self, candidate: _Candidate, before: set[int]) -> int:
+        """About the same as ``_cost``: the sentence of *candidate* is counted alone, and no more than it.
+
+        It brings a sign that a part is left out; of two runs of neighbours that it joins, one sign goes.
+        """
+        [sentence] = candidate.sentences
+        runs = 1 - (sentence.index - 1 in before) - (sentence.index + 1 in before)
+        cost = self._count(sentence.text) + runs * self._sign_tokens
+        if not before:
+            cost += BULLET
+        return max(0, cost)
 
     def _quote(self, candidate: _Candidate) -> None:
         chosen = self._chosen.setdefault(candidate.at, set())
@@ -267,8 +293,20 @@ class Excerpts:
     def _lower(self, words: Iterable[str]) -> None:
         """Let *words* tell less from now on."""
         for word in words:
-            if word in self._weights:
-                self._weights[word] *= AGAIN
+            weight = self._weights.get(word, 0.0)
+            if weight:
+                weight *= AGAIN
+                if weight < LEAST_WEIGHT:
+                    weight = 0.0  # candidates with it need no new value each time that it is quoted
+                self._weights[word] = weight
+
+
+def _first_of_each(sentences: Sequence[Sentence]) -> list[Sentence]:
+    """The *sentences* without those that say the same as one before."""
+    first: dict[str, Sentence] = {}
+    for sentence in sentences:
+        first.setdefault(sentence.text, sentence)
+    return list(first.values())
 
 
 def _groups(sentences: Sequence[Sentence], *, whole: bool) -> list[tuple[Sentence, ...]]:

@@ -12,6 +12,7 @@ from proxy.core.compaction.stages import BLOCK_FRAME
 from proxy.core.compaction.truncate import OMITTED
 from proxy.core.conversation import ItemText
 from tests.support.engine_fixtures import count_tokens
+from tests.support.linear_time import is_linear
 
 TALK = ("That sounds great!", "I am so happy to hear that.", "Thank you, that means a lot to me.")
 FACTS = (
@@ -86,3 +87,21 @@ def test_a_chats_block_quotes_both_sides() -> None:
     assert made.count(TALK[0]) <= 2
     few = render_block(FoldedItems(tuple(entries), users[:3]), BLOCK_FRAME + 200, 100, count_tokens)
     assert all(f"- {text}" in few for text in users[:3])
+
+
+def test_a_sentence_that_stands_twice_in_a_long_text_is_quoted_once() -> None:
+    """A list of one line a thousand times is no thousand lines of a block."""
+    found = quotes([], ["Step one is not done.\n" * 1000, FACTS[0]], 200)
+    assert found == [f"Step one is not done. {OMITTED}", FACTS[0]]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("line", ["- [ ] do it now\n", "- [ ] do it now with {} apples\n"])
+def test_the_cost_of_a_long_text_of_short_lines_grows_with_its_length(line: str) -> None:
+    """The line of a text was counted anew for each sentence, and each quote gave all others a new value."""
+
+    def choose(lines: int) -> None:
+        text = "".join(line.format(at) for at in range(lines))
+        Excerpts((), [text], count_tokens, "").choose(10**6)
+
+    assert is_linear(choose, 1_000)
