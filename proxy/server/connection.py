@@ -10,8 +10,7 @@ that leaves cancels the task, and so the call of the upstream.
 
 A client sends the same head all day, byte for byte but for the length of its body. Such a head need not be parsed
 again: ``SizedHead`` compares it, and the body goes past the parser. The loop is woken when the body is complete. If
-that takes longer than ``_GRACE``, it is read as it comes instead, under its limits and deadlines. A long body is always
-read so, through the parser.
+that takes longer than ``_GRACE``, it is read as it comes instead, under its limits and deadlines; a long one always is.
 
 The parser must stand between two requests for that, which it does not tell. So ``_due`` counts the bytes that it still
 needs for the request it has: 0 is between requests, and ``_UNKNOWN`` is for ever, after a chunked body for example, or
@@ -100,6 +99,7 @@ class Connection(web.RequestHandler):
         "_due",
         "_expected",
         "_faults",
+        "_first",
         "_grace",
         "_head",
         "_missing",
@@ -129,6 +129,7 @@ class Connection(web.RequestHandler):
         self.caller: Caller | None = None
         self._head = b""
         self._due = 0
+        self._first: tuple[bytes, IncomingRequest, Caller] | None = None
         self._repeated: tuple[RepeatedHead, Caller] | None = None
         self._expected: list[bytes | memoryview] = []
         self._grace: asyncio.TimerHandle | None = None
@@ -146,7 +147,7 @@ class Connection(web.RequestHandler):
             self._grace.cancel()
             self._begin_incomplete(self._missing + sum(map(len, self._expected)))
         self.handle = handle
-        self.caller, self._repeated = None, None
+        self.caller = self._first = self._repeated = None
 
     @property
     def idle(self) -> bool:
@@ -161,15 +162,8 @@ class Connection(web.RequestHandler):
     def remember(self, caller: Caller) -> None:
         """Take a request with the same head as the one under way for *caller*'s from now on, if that is allowed."""
         request = self.request
-        if not self._head or request is None or not caller.may_return:
-            return
-        try:
-            head = repeated_head(self._head, request)
-        except Exception as fault:  # noqa: BLE001 - fail open: the parser reads a head that is not remembered
-            self._faults.report("after", "", fault)
-            return
-        if head is not None:
-            self._repeated = head, caller
+        if self._head and request is not None and caller.may_return:
+            self._first = self._head, structs.replace(request, content=EMPTY_PAYLOAD), caller
 
     # What arrives.
 
@@ -194,6 +188,8 @@ class Connection(web.RequestHandler):
 
     def _begin_repeated(self, data: bytes) -> bool:
         """Wake the loop with the request that *data* begins. Return False if its head is not the repeated one."""
+        if self._first is not None:
+            self._read_first_head(*self._first)
         waiter = self._waiter
         if self._repeated is None or waiter is None or waiter.done():
             return False
@@ -214,6 +210,13 @@ class Connection(web.RequestHandler):
             self._due = _UNKNOWN
             super().data_received(data[end:])
         return True
+
+    def _read_first_head(self, head: bytes, request: IncomingRequest, caller: Caller) -> None:
+        """Let the *head* of *caller*'s first *request* come again: not before a second one, which many never send."""
+        self._first = None
+        known = repeated_head(head, request)
+        if known is not None:
+            self._repeated = known, caller
 
     def _wake(self, length: int, body: bytes | None, content: StreamReader) -> None:
         """Let the loop answer a request with the repeated head, whose body of *length* bytes is *body* or *content*."""

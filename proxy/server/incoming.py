@@ -16,7 +16,6 @@ from aiohttp import HttpVersion, StreamReader, web
 from aiohttp.http_exceptions import HttpProcessingError, LineTooLong
 from aiohttp.http_parser import RawRequestMessage
 from aiohttp.streams import EMPTY_PAYLOAD
-from msgspec import structs
 from multidict import CIMultiDictProxy
 
 from proxy.core.errors import BodyTooLarge, InvalidRequest, Overloaded, RequestTimeout
@@ -61,7 +60,7 @@ class IncomingRequest(msgspec.Struct):
 
 
 class RepeatedHead(msgspec.Struct, frozen=True):
-    """A head that may come again on its connection. ``request`` is the first request with it, without its body."""
+    """A head that may come again on its connection, and the first request with it."""
 
     head: SizedHead
     request: IncomingRequest
@@ -72,7 +71,7 @@ def repeated_head(head: bytes, request: IncomingRequest) -> RepeatedHead | None:
     known = sized_head(head, request.headers.getall("Content-Length", []))
     if known is None:
         return None
-    return RepeatedHead(known, structs.replace(request, content=EMPTY_PAYLOAD))
+    return RepeatedHead(known, request)
 
 
 class HeadLimit:
