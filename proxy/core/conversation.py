@@ -15,7 +15,6 @@ import hashlib
 import hmac
 from bisect import bisect_left
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 from itertools import chain
 from operator import attrgetter
@@ -173,8 +172,7 @@ class ItemText(msgspec.Struct, frozen=True, gc=False):
     results: tuple[tuple[str, bool], ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Layout:
+class Layout(msgspec.Struct, frozen=True):
     """The structure of a conversation; all figures are item indexes.
 
     ``cuts`` are the starts of rounds and of user items at which a conversation may be cut without splitting a pair;

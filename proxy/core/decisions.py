@@ -11,6 +11,7 @@ from types import MappingProxyType
 from typing import ClassVar, Final, Literal
 
 import msgspec
+from msgspec import structs
 
 from proxy.core.apis import chat, gemini, messages, responses
 from proxy.core.apis.base import ApiFormat
@@ -92,8 +93,7 @@ class Policy:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class KnownRoute:
+class KnownRoute(msgspec.Struct, frozen=True):
     """A route and what is known of it for one tenant at one moment.
 
     ``window`` is in the provider's tokens, None if it is unknown. ``stated_window`` is the window as far as a person, a
@@ -115,14 +115,17 @@ class KnownRoute:
         return "no_drop" if self.route.steps[0] == COMPRESS else "none"
 
 
-@dataclass(frozen=True, slots=True)
-class ParsedBody:
+class ParsedBody(msgspec.Struct, frozen=True):
     """A body whose items are recognised: ``scan`` says where they stand, ``envelope`` what is around them."""
 
-    body: bytes = field(repr=False)
-    scan: Scan = field(repr=False)
+    body: bytes
+    scan: Scan
     items: tuple[Item, ...]
-    envelope: Envelope = field(repr=False)
+    envelope: Envelope
+
+    def __repr__(self) -> str:
+        """Leave out the texts."""
+        return f"ParsedBody({len(self.items)} items)"
 
     def item(self, index: int) -> bytes:
         """The client's own bytes of one item."""
@@ -130,8 +133,7 @@ class ParsedBody:
         return self.body[start:end]
 
 
-@dataclass(frozen=True, slots=True)
-class TokenCounts:
+class TokenCounts(msgspec.Struct, frozen=True):
     """Tokens of a request as the client sent it.
 
     ``history`` are all items that are not system items, ``fixed`` is everything else. ``members`` are the counted
@@ -177,8 +179,7 @@ class Addition:
 NO_ADDITION: Final = Addition()
 
 
-@dataclass(frozen=True, slots=True)
-class UsageAnchor:
+class UsageAnchor(msgspec.Struct, frozen=True):
     """The newest prefix of a conversation that a provider has counted; ``boundary`` of its compaction, -1 if none."""
 
     counted: int
@@ -199,8 +200,7 @@ LIGHT_ITEM: Final = 50
 """Weight of an item's numbers, in the bytes of text that take as long: 2 us."""
 
 
-@dataclass(frozen=True, slots=True)
-class MeasuredRequest:
+class MeasuredRequest(msgspec.Struct, frozen=True):
     """A request measured once for one model.
 
     ``size`` is what work on all of it weighs, ``light_size`` what work on the numbers of its items does.
@@ -216,19 +216,23 @@ class MeasuredRequest:
     size: int
     light_size: int
     counts: TokenCounts
-    prefix_hashes: tuple[bytes, ...] = field(repr=False)
+    prefix_hashes: tuple[bytes, ...]
     budget: TokenBudget
     requested_output: int | None
     client_compaction: str
-    tools_json: str = field(repr=False)
+    tools_json: str
     addition: Addition
     anchor: UsageAnchor | None
     target: CompactionTarget
-    count: Callable[[str], int] = field(repr=False, compare=False)
-    read_item: Callable[[bytes], Item] = field(repr=False, compare=False)
-    lay_out: Callable[[], Layout] = field(repr=False, compare=False)
-    read_facts: Callable[[], tuple[Item, ...]] = field(repr=False, compare=False)
+    count: Callable[[str], int]
+    read_item: Callable[[bytes], Item]
+    lay_out: Callable[[], Layout]
+    read_facts: Callable[[], tuple[Item, ...]]
     has_facts: bool = False
+
+    def __repr__(self) -> str:
+        """Leave out the texts."""
+        return f"MeasuredRequest({self.request!r}, {self.known!r}, {self.budget!r})"
 
     @property
     def api_format(self) -> ApiFormat:
@@ -237,7 +241,8 @@ class MeasuredRequest:
 
     def with_facts(self) -> MeasuredRequest:
         """This request with the facts of all calls and results; reads their texts."""
-        return replace(self, parsed=replace(self.parsed, items=self.read_facts()), has_facts=True)
+        parsed = structs.replace(self.parsed, items=self.read_facts())
+        return structs.replace(self, parsed=parsed, has_facts=True)
 
     def original(self, layout: Layout) -> OriginalItems:
         """The items as the client sent them, for the stages to write from."""
@@ -290,8 +295,7 @@ class Start:
 START: Final = Start()
 
 
-@dataclass(frozen=True, slots=True)
-class LookedUp:
+class LookedUp(msgspec.Struct, frozen=True):
     """The layout, and the newest compaction record on the conversation's prefix hashes.
 
     ``requested``: an operator asked for a compaction, to ``share`` of the room if that is not None. ``first`` is the
@@ -306,8 +310,7 @@ class LookedUp:
     share: float | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Written:
+class Written(msgspec.Struct, frozen=True):
     """A record for ``target``: ours, or another replica's; None if the view needs no compaction.
 
     ``lookup.record`` is the record before this one.
@@ -322,8 +325,7 @@ class Written:
 Progress = Start | LookedUp | Written
 
 
-@dataclass(frozen=True, slots=True)
-class Edits:
+class Edits(msgspec.Struct, frozen=True):
     """How a view differs from what the client sent; each part may be absent.
 
     ``previous`` is the compaction of the conversation's last view. ``nothing_to_fold``: a compaction was asked for, and
@@ -380,8 +382,7 @@ Observation = Literal["", "fits", "would_compact", "would_refuse"]
 """The outcome that was only observed, if the client's own bytes are sent all the same; empty unless in mode observe."""
 
 
-@dataclass(frozen=True, slots=True)
-class CountedView:
+class CountedView(msgspec.Struct, frozen=True):
     """The bytes that go upstream for a measured request.
 
     ``budget`` is what it was held against; ``layout`` is None below half of the low mark. ``expected_tokens`` is what
@@ -389,10 +390,12 @@ class CountedView:
     tokens of the block, ``extension`` those of what stands behind the view while an answer is continued.
     """
 
+    request: Request
+    known: KnownRoute
     measured: MeasuredRequest
     budget: TokenBudget
     layout: Layout | None
-    body: bytes = field(repr=False)
+    body: bytes
     counted: int
     expected_tokens: int
     roles: RoleTotals
@@ -400,13 +403,10 @@ class CountedView:
     edits: Edits = NO_EDITS
     extension: int = 0
     observation: Observation = ""
-    # As every view has them:
-    request: Request = field(init=False, repr=False, compare=False)
-    known: KnownRoute = field(init=False, repr=False, compare=False)
 
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "request", self.measured.request)  # the class is frozen
-        object.__setattr__(self, "known", self.measured.known)
+    def __repr__(self) -> str:
+        """Leave out the body."""
+        return f"CountedView({self.measured!r}, {self.edits!r})"
 
     @property
     def lowered_output(self) -> int | None:
@@ -430,6 +430,8 @@ def verbatim(
     if measured.addition.tokens:
         budget = measured.without_addition_room(budget)
     return CountedView(
+        request=measured.request,
+        known=measured.known,
         measured=measured,
         budget=budget,
         layout=layout,

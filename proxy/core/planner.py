@@ -43,6 +43,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import assert_never
 
+from msgspec import structs
+
 from proxy.core.compaction.record import Compaction, CompactionRecord
 from proxy.core.compaction.schedule import CompactionTarget, MaxLoss
 from proxy.core.conversation import FactsMissing, Layout
@@ -107,7 +109,7 @@ def as_observed(decision: FinalDecision) -> FinalDecision:
         observation = "would_refuse"
     elif view.body != view.request.body:
         observation = "would_compact"
-    return Forward(replace(view, body=view.request.body, observation=observation))
+    return Forward(structs.replace(view, body=view.request.body, observation=observation))
 
 
 def _before_lookup(measured: MeasuredRequest, policy: Policy) -> Decision:
@@ -201,7 +203,7 @@ def _go_on_from(written: Written) -> LookedUp:
     """Return what is known after a record was written: it is the newest one now."""
     lookup = written.lookup
     wrote = lookup.wrote or written.record is not lookup.record
-    return replace(lookup, record=written.record or lookup.record, wrote=wrote)
+    return structs.replace(lookup, record=written.record or lookup.record, wrote=wrote)
 
 
 def _was_compacted_here(lookup: LookedUp) -> bool:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
+from msgspec import structs
+
 from proxy.core.apis.envelope import TOOLS, splice
 from proxy.core.compaction.prune import oldest_results
 from proxy.core.compaction.record import VERSION, Compaction, CompactionRecord
@@ -56,6 +58,8 @@ def compacted_view(measured: MeasuredRequest, written: Written) -> CountedView:
         "recall": has_addition,
     }
     return CountedView(
+        request=measured.request,
+        known=measured.known,
         measured=measured,
         budget=budget,
         layout=layout,
@@ -82,7 +86,7 @@ def view_without_addition(view: CountedView) -> CountedView:
     target = replace(view.measured.target, keep_addition=False)
     lookup = LookedUp(view.layout or view.measured.lay_out(), edits.record, first=edits.previous)
     bare = compacted_view(view.measured, Written(lookup, target, edits.record, edits.lowered_output))
-    return replace(bare, edits=replace(bare.edits, compacted_now=edits.compacted_now))
+    return structs.replace(bare, edits=structs.replace(bare.edits, compacted_now=edits.compacted_now))
 
 
 def _items_of(measured: MeasuredRequest, layout: Layout, record: CompactionRecord | None, note: str) -> AssembledItems:
@@ -168,14 +172,14 @@ def _pruned(view: CountedView, policy: Policy, layout: Layout, reserve: int) -> 
 def _with_reserve(view: CountedView, layout: Layout, record: CompactionRecord | None, reserve: int) -> CountedView:
     """The view of *record* with an output figure of at least *reserve* tokens, if that is less than was asked for."""
     measured, budget = view.measured, view.budget
-    unshrunk = replace(measured, budget=budget, tools_json="")
+    unshrunk = structs.replace(measured, budget=budget, tools_json="")
     lookup = LookedUp(layout, record)
     written = Written(lookup, measured.target, record, None)
     output: int | None = None
     if measured.requested_output is not None and reserve < budget.reserve:
-        compacted = compacted_view(unshrunk, replace(written, lowered_output=reserve)) if record else view
+        compacted = compacted_view(unshrunk, structs.replace(written, lowered_output=reserve)) if record else view
         used = to_our_tokens(compacted.expected_tokens, measured.known.token_ratio)
         output = min(budget.reserve, max(reserve, budget.window - used - budget.window // 64))
     if record is None and output is None:
         return view
-    return compacted_view(unshrunk, replace(written, lowered_output=output))
+    return compacted_view(unshrunk, structs.replace(written, lowered_output=output))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 
 from msgspec import structs
 
@@ -74,7 +73,7 @@ def with_lower_output(located: LocatedBody, view: View, most: int) -> View | Non
     stages = ("output", "thinking") if thinking else ("output",)
     if isinstance(view, CountedView):
         lowered = to_our_tokens(most, view.known.token_ratio)
-        view = replace(view, edits=replace(view.edits, lowered_output=lowered))
+        view = structs.replace(view, edits=structs.replace(view.edits, lowered_output=lowered))
     else:
         budget = None
         if view.known.window is not None and not view.is_off:
@@ -103,5 +102,5 @@ def _edited(view: View, body: bytes, stages: tuple[str, ...]) -> View:
     """*view* with another *body*, and *stages* behind those that made it."""
     if isinstance(view, UncountedView):
         return structs.replace(view, body=body, stages=tuple(dict.fromkeys((*view.stages, *stages))))
-    edits = replace(view.edits, stages=tuple(dict.fromkeys((*view.edits.stages, *stages))))
-    return replace(view, body=body, edits=edits)
+    edits = structs.replace(view.edits, stages=tuple(dict.fromkeys((*view.edits.stages, *stages))))
+    return structs.replace(view, body=body, edits=edits)

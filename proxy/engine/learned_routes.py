@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from types import MappingProxyType
 from typing import Final
 
@@ -93,8 +93,7 @@ class LearnedRoute(msgspec.Struct, frozen=True, rename={"learned_window": "belie
         return self.learned_window.reported
 
 
-@dataclass(frozen=True, slots=True)
-class CachedRoute:
+class CachedRoute(msgspec.Struct, frozen=True):
     """A learned route and the monotonic second at which the store was last asked for it."""
 
     learned: LearnedRoute
@@ -340,8 +339,7 @@ class LearnedRoutes:
         return cached
 
 
-@dataclass(frozen=True, slots=True)
-class RememberedRoute:
+class RememberedRoute(msgspec.Struct, frozen=True):
     """A known route that holds while ``generation`` is current and until the monotonic second ``until``.
 
     ``limits`` are the input budget and the lowest mark in tokens, by output figure and size of task, as the quick check
@@ -351,7 +349,7 @@ class RememberedRoute:
     known: KnownRoute
     generation: int
     until: float
-    limits: dict[tuple[int | None, str], tuple[int, int]] = field(default_factory=dict)
+    limits: dict[tuple[int | None, str], tuple[int, int]] = {}
 
 
 def prepare_nothing(encoding: str) -> None:

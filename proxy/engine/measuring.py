@@ -251,7 +251,7 @@ async def with_calls_read(decision: FinalDecision) -> FinalDecision:
     parsed = view.measured.parsed
     unread = [span for item, span in zip(parsed.items, parsed.scan.spans, strict=True) if item.facts is UNREAD]
     size = load_of(sum(end - start for start, end in unread), len(unread))
-    read = replace(view, measured=await offload(size, view.measured.with_facts))
+    read = structs.replace(view, measured=await offload(size, view.measured.with_facts))
     if isinstance(decision, Forward):
         return Forward(read)
     return replace(decision, view=read)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from dataclasses import replace
 
 from msgspec import structs
 
@@ -100,7 +99,7 @@ class Retries:
         known, window = self._known_after(view, overflow, sent)
         measured = await self._measurer.count(request, located, known, window)
         for target in retry_targets(overflow, self._measurer.policy.lower_output, sent):
-            decision = await decide(replace(measured, target=target))
+            decision = await decide(structs.replace(measured, target=target))
             if isinstance(decision, Forward) and is_smaller(decision.view, view, sent):
                 return _after(view, decision.view)
         return None
@@ -112,10 +111,10 @@ class Retries:
         # A figure too odd to be kept is still what this request was measured by.
         if stated is not None and (known.window is None or stated <= known.window):
             learned_stated = self._learned.stated_window(known.route, view.request.tenant)
-            known = replace(known, window=stated, window_source="learned", stated_window=learned_stated)
+            known = structs.replace(known, window=stated, window_source="learned", stated_window=learned_stated)
         ratio = max(known.token_ratio, (overflow.prompt or 0) / max(1, sent))
         window = known.window or UNKNOWN_WINDOW_SHARE * len(view.request.body)
-        return replace(known, token_ratio=ratio), window
+        return structs.replace(known, token_ratio=ratio), window
 
     def _known_route(self, view: View) -> KnownRoute:
         """Return the route of *view* with what is known of it by now."""
@@ -142,5 +141,5 @@ class Retries:
 def _after(refused: View, view: View) -> View:
     """*view*, sent after *refused*: the conversation's last view is the one before both."""
     if isinstance(refused, CountedView) and isinstance(view, CountedView):
-        return replace(view, edits=replace(view.edits, previous=refused.edits.previous))
+        return structs.replace(view, edits=structs.replace(view.edits, previous=refused.edits.previous))
     return view

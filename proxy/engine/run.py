@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Final
 
 import msgspec
+from msgspec import structs
 
 from proxy.core.attempts import Attempts
 from proxy.core.conversation import unread_from
@@ -195,7 +196,7 @@ def report_of(view: View, policy: Policy, **facts: Any) -> Report:
     beside = counts.beside
     if counts.fixed != budget.fixed:
         # As small as they were made: the rest of the fixed part stays as the client sent it.
-        beside = replace(beside, tools=beside.tools - (counts.fixed - budget.fixed))
+        beside = structs.replace(beside, tools=beside.tools - (counts.fixed - budget.fixed))
     by_region = regions(
         view.roles,
         beside,

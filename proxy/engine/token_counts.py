@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from types import MappingProxyType
 from typing import Final, Literal
 
@@ -56,10 +55,10 @@ class TokenCounts:
         view = decision.view
         refused = isinstance(decision, Reject)
         if refused:
-            view = replace(view, body=view.request.body)
+            view = structs.replace(view, body=view.request.body)
         is_gemini = view.request.api == gemini.API
         if is_gemini and isinstance(view, CountedView) and view.body != view.request.body:
-            view = replace(view, body=count_body(view.body, view.known.route.model))
+            view = structs.replace(view, body=count_body(view.body, view.known.route.model))
         counted_by = self._counted_by.get(view.known.route.upstream, "auto")
         if counted_by != "own":
             reply = await self._calls.send_unwatched(run, view)

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 
 import pytest
-from msgspec.structs import replace as replace_struct
+from msgspec import structs
 
 from proxy.core.advice import (
     LONGEST_TARGET,
@@ -105,8 +104,8 @@ def test_what_was_folded_or_cut_is_no_part_of_the_view() -> None:
     assert parts
     assert min(part.index for part in parts) >= cut
     assert view.edits.record is not None
-    record = replace_struct(view.edits.record, edits={parts[0].index: b"{}"})
-    assert list(item_parts(replace(view, edits=replace(view.edits, record=record)))) == parts[1:]
+    record = structs.replace(view.edits.record, edits={parts[0].index: b"{}"})
+    assert list(item_parts(structs.replace(view, edits=structs.replace(view.edits, record=record)))) == parts[1:]
 
 
 @pytest.mark.parametrize("total", [0, 100])

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from msgspec import structs
+
 from proxy.core.compaction.schedule import CompactionTarget
-from proxy.core.decisions import UsageAnchor
+from proxy.core.decisions import UsageAnchor, verbatim
 from tests.core.test_planner import measured
 from tests.support.sample_conversations import agent_session
 
@@ -16,7 +18,7 @@ def test_a_target_changes_the_budget_and_nothing_else() -> None:
     assert request.budget_for(CompactionTarget()) == request.budget
     roomier = request.budget_for(CompactionTarget(reserve=10))
     assert roomier.input == request.budget.window - 10
-    added = replace(request, addition=replace(request.addition, tokens=7, note="n"))
+    added = structs.replace(request, addition=replace(request.addition, tokens=7, note="n"))
     assert added.budget_for(CompactionTarget(keep_addition=False)).fixed == request.budget.fixed - 7
 
 
@@ -32,4 +34,12 @@ def test_a_conversation_is_named_by_its_first_user_item() -> None:
     """The root hash is the prefix hash after the task, whatever follows; nothing names an empty one."""
     short, longer = measured(agent_session(3, 100)), measured(agent_session(6, 100))
     assert short.root_hash(short.lay_out()) == longer.root_hash(longer.lay_out()) == short.prefix_hashes[1]
-    assert replace(short, prefix_hashes=()).root_hash(short.lay_out()) == b""
+    assert structs.replace(short, prefix_hashes=()).root_hash(short.lay_out()) == b""
+
+
+def test_a_value_prints_no_text_of_a_client() -> None:
+    """Neither a body nor a text that was counted shows in what a log or an exception could quote."""
+    request = measured([{"role": "user", "content": "the secret"}], tools=[{"type": "function", "name": "the secret"}])
+    request.count("the secret")
+    for value in (request, request.parsed, request.count, verbatim(request, None)):
+        assert "secret" not in repr(value)

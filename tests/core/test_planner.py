@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec import structs
 
 from proxy.core.compaction.schedule import CompactionTarget
 from proxy.core.decisions import (
@@ -171,27 +172,27 @@ def test_what_would_lose_too_much_is_said_before_anything_is_written(max_loss: A
 def test_an_operators_request_compacts_what_would_fit() -> None:
     """Asked for, a compaction happens below the mark; not for a dry run; and once at one boundary."""
     request = measured(agent_session(8, 500))
-    found = replace(looked_up(request), requested=True)
+    found = structs.replace(looked_up(request), requested=True)
     need = decide(request, PLANNING, found)
     assert isinstance(need, NeedBlock)
     assert need.target.wait_for_summary
-    dry = replace(request, target=CompactionTarget(dry_run=True))
+    dry = structs.replace(request, target=CompactionTarget(dry_run=True))
     assert isinstance(decide(dry, PLANNING, found), Forward)
-    again = replace(found, record=written(request, need).record)
+    again = structs.replace(found, record=written(request, need).record)
     assert isinstance(decide(request, PLANNING, again), Forward)
 
 
 def test_an_operators_request_may_name_a_share() -> None:
     """The view goes down to the share that was asked for; a share in the request's own header wins."""
     request = measured(agent_session(8, 500))
-    found = replace(looked_up(request), requested=True, share=0.1)
+    found = structs.replace(looked_up(request), requested=True, share=0.1)
     need = decide(request, PLANNING, found)
     assert isinstance(need, NeedBlock)
     assert need.target.share == 0.1
-    usual = decide(request, PLANNING, replace(found, share=None))
+    usual = decide(request, PLANNING, structs.replace(found, share=None))
     assert isinstance(usual, NeedBlock)
     assert need.compaction.view_tokens < usual.compaction.view_tokens
-    own = replace(request, target=CompactionTarget(force=True, share=0.3))
+    own = structs.replace(request, target=CompactionTarget(force=True, share=0.3))
     need = decide(own, PLANNING, found)
     assert isinstance(need, NeedBlock)
     assert need.target.share == 0.3
@@ -211,7 +212,7 @@ def test_only_a_stated_window_refuses(stated: bool) -> None:
     messages = [{"role": "system", "content": prose(1, 9000)}, {"role": "user", "content": "hi"}]
     request = measured(messages, max_tokens=100)
     if not stated:
-        request = replace(request, known=replace(request.known, stated_window=None))
+        request = structs.replace(request, known=structs.replace(request.known, stated_window=None))
     final = finish(request)
     assert isinstance(final, Reject if stated else Forward)
     if isinstance(final, Reject):

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
+from msgspec import structs
 
 from proxy.core.decisions import LookedUp, Written, verbatim
 from proxy.core.planner import build_view
@@ -32,7 +31,7 @@ def test_a_lowered_output_figure_is_the_only_edit(lowered: int | None) -> None:
 
 def test_a_clients_own_compaction_that_fits_changes_nothing() -> None:
     """What the model reads now is all that will be left of the conversation."""
-    request = replace(measured(SHORT), client_compaction="other")
+    request = structs.replace(measured(SHORT), client_compaction="other")
     view = client_compaction_view(request, PLANNING)
     assert view is not None
     assert view.body == request.request.body
@@ -40,7 +39,7 @@ def test_a_clients_own_compaction_that_fits_changes_nothing() -> None:
 
 def test_a_clients_own_compaction_loses_its_oldest_results_first() -> None:
     """Above the window results give way from the beginning, and the newest items stay as they are."""
-    request = replace(measured(LONG, window=10_000), client_compaction="other")
+    request = structs.replace(measured(LONG, window=10_000), client_compaction="other")
     view = client_compaction_view(request, PLANNING)
     assert view is not None
     assert view.counted < request.counts.total

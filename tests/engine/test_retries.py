@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
+from msgspec import structs
 
 from proxy.core.attempts import is_smaller
 from proxy.core.models import COMPRESS, Failure, ModelRule
@@ -578,9 +579,9 @@ async def test_repeated_refusals_without_a_figure_teach() -> None:
 async def test_smaller_is_less_and_never_the_same() -> None:
     """Fewer tokens or less output, and never the same bytes."""
     view = (await Replica().plan(chat_body(agent_session(3, 100)), 8192)).view
-    tokens, lower = view.tokens, replace(view.edits, lowered_output=5)
-    assert is_smaller(replace(view, body=b"b", extension=-1), view, tokens)
-    assert not is_smaller(replace(view, extension=-1), view, tokens)
-    assert not is_smaller(replace(view, body=b"b"), view, tokens)
-    assert is_smaller(replace(view, body=b"b", edits=lower), view, tokens)
-    assert not is_smaller(replace(view, body=b"b", edits=lower), replace(view, edits=lower), tokens)
+    tokens, lower = view.tokens, structs.replace(view.edits, lowered_output=5)
+    assert is_smaller(structs.replace(view, body=b"b", extension=-1), view, tokens)
+    assert not is_smaller(structs.replace(view, extension=-1), view, tokens)
+    assert not is_smaller(structs.replace(view, body=b"b"), view, tokens)
+    assert is_smaller(structs.replace(view, body=b"b", edits=lower), view, tokens)
+    assert not is_smaller(structs.replace(view, body=b"b", edits=lower), structs.replace(view, edits=lower), tokens)

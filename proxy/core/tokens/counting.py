@@ -7,6 +7,8 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
+import msgspec
+
 from proxy.core.conversation import Injected, Item, Role
 from proxy.core.tokens.media import DEFAULT_PRICES, Prices
 
@@ -23,8 +25,7 @@ of the answer. ``summary``: the block.
 HISTORY: tuple[Role, ...] = ("user", "assistant", "tool")
 
 
-@dataclass(frozen=True, slots=True)
-class RoleTotals:
+class RoleTotals(msgspec.Struct, frozen=True):
     """Tokens of the first ``count`` items by role; ``media`` are those of images, sound and files.
 
     ``injected`` are those of injected texts by role and region; they are part of the role's.
@@ -36,7 +37,7 @@ class RoleTotals:
     assistant: int = 0
     tool: int = 0
     media: int = 0
-    injected: Mapping[tuple[Role, str], int] = field(default_factory=dict)
+    injected: Mapping[tuple[Role, str], int] = {}
 
     @property
     def history(self) -> int:
@@ -68,8 +69,7 @@ def _with_parts(injected: Mapping[tuple[Role, str], int], item: Item) -> Mapping
     return sums
 
 
-@dataclass(frozen=True, slots=True)
-class Members:
+class Members(msgspec.Struct, frozen=True):
     """Tokens of the members beside the items; ``injected`` are the injected parts of ``system``."""
 
     tools: int = 0
@@ -277,8 +277,7 @@ SHORT, MOST_SHORT = 32, 40_000
 """Characters of a text, such as a tool's name, that a meter counts once, and how many of these it remembers."""
 
 
-@dataclass(frozen=True, slots=True)
-class Meter:
+class Meter(msgspec.Struct, frozen=True, eq=False):
     """A function that counts text, together with the prices of media and the marks of injected texts.
 
     ``text`` counts any text; ``again`` one of ``again_from`` characters or more, which may come again later.
@@ -289,7 +288,11 @@ class Meter:
     injected: InjectedRules = NO_RULES
     again: Callable[[str], int] | None = None
     again_from: int = 0
-    _known: dict[str, int] = field(default_factory=dict, repr=False, compare=False)
+    _known: dict[str, int] = {}
+
+    def __repr__(self) -> str:
+        """Leave out the texts."""
+        return f"Meter({self.prices.name})"
 
     def __call__(self, text: str) -> int:
         """Return the tokens of *text*."""
