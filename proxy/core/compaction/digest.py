@@ -38,8 +38,8 @@ CALLED = 1.5
 OLDEST = 0.6
 """The worth of a mention at the very beginning, as a share of the worth of one at the end."""
 
-ROUGH, SMOOTH = 3.0, 2.0
-"""Tokens added to the size of a name, so that the shortest do not always win: to a guessed size, to a counted one."""
+SMOOTH = 3.0
+"""Tokens added to the size of a name, so that the shortest do not always win."""
 
 MOST_MISSES = 20
 """Entries in all that may be too long for the room before no further one is tried."""
@@ -209,7 +209,7 @@ def best_by_length(worths: dict[str, float], most: int) -> dict[str, float]:
     """The *most* names of *worths* with the highest worth per token, their tokens guessed by their length."""
     if len(worths) <= most:
         return worths
-    per_token = [worth / (len(name) / 4 + ROUGH) for name, worth in worths.items()]
+    per_token = [worth / (len(name) / 4 + SMOOTH) for name, worth in worths.items()]
     least = _nth_highest(per_token, most + 1)
     best = {name: worths[name] for name, worth in zip(worths, per_token, strict=True) if worth > least}
     ties = [name for name, worth in zip(worths, per_token, strict=True) if worth == least]
@@ -256,26 +256,26 @@ def ranked(worths: Mapping[str, float], sizes: Sizes) -> Iterator[str]:
 
 
 def fewest_tokens(names: Sequence[str]) -> list[int]:
-    """The fewest tokens that each of *names* can take with the comma and the space behind it.
+    """The fewest tokens that each of *names* can take with the space before and the comma behind it.
 
     Vocabularies join no letters with digits, no four digits, and letters with no more than one sign before them. So a
     run of letters takes at least one token, each three digits take one, and so do signs that stand before a digit or
-    are several. An apostrophe may be joined with both sides, and does not count. See the patterns in
-    https://github.com/openai/tiktoken/blob/main/tiktoken_ext/openai_public.py
+    are several; the space before is a sign, too. An apostrophe may be joined with both sides, and does not count. See
+    the patterns in https://github.com/openai/tiktoken/blob/main/tiktoken_ext/openai_public.py
     """
     if not names:
         return []
     # All names as one text, a line each: to turn letters into others then costs nearly nothing.
-    lines = "\n" + "\n".join(names)
+    lines = "\n " + "\n ".join(names)
     if not lines.isascii() or lines.count("\n") > len(names):
-        lines = "\n" + "\n".join([name * (name.isascii() and "\n" not in name) for name in names])
+        lines = "\n " + "\n ".join([name * (name.isascii() and "\n" not in name) for name in names])
     kinds = lines.encode().translate(_KINDS, b"'")
     # One mark a token: first for digits and for letters right behind them, then for signs, then for other letters.
     for most_digits in (b"000", b"00", b"0"):
         kinds = kinds.replace(most_digits, b"#")
     kinds = kinds.replace(b"#a", b"##").replace(b" #", b"##").replace(b"  a", b"##")
-    kinds = kinds.replace(b" a", b"#").replace(b"\na", b"\n#")
-    return [2 + len(tokens) for tokens in kinds.translate(None, b"a ").split(b"\n")[1:]]
+    kinds = kinds.replace(b" a", b"#")
+    return [1 + len(tokens) for tokens in kinds.translate(None, b"a ").split(b"\n")[1:]]
 
 
 class Sizes:
@@ -286,11 +286,11 @@ class Sizes:
         self._sizes: dict[str, int] = {}
 
     def __call__(self, line: str) -> int:
-        """The tokens of *line* with the comma and the space behind it."""
+        """The tokens of *line* in a list: with a space before it, which vocabularies join with a word, and a comma."""
         spelled = line.translate(_ANY_DIGIT)
         size = self._sizes.get(spelled)
         if size is None:
-            size = self._sizes[spelled] = self._count(f"{spelled}, ")
+            size = self._sizes[spelled] = self._count(f" {spelled},")
         return size
 
     def fill(self, candidates: Iterable[str], tokens: int) -> list[str]:
