@@ -20,7 +20,7 @@ from proxy.core.errors import UllageError, UpstreamTimeout, UpstreamUnreachable
 from proxy.core.http_headers import PERSONAL
 from proxy.core.models import Catalogue, Failure
 from proxy.core.overflow.classify import Classifier
-from proxy.core.overflow.evidence import NOTHING_KNOWN, Prior
+from proxy.core.overflow.evidence import NOT_COUNTED_YET, Prior
 from proxy.core.overflow.kinds import Overflow
 from proxy.core.overflow.stream import EarlyOverflowDetector
 from proxy.core.request import Origin, Request
@@ -225,7 +225,7 @@ class UpstreamCalls:
         claim, judge, status = await self._claim_in(reply, chunks)
         if claim is None or judge is None or not self._retries.may_retry(claim):
             return status
-        if not is_believed:
+        if claim.unlikely or not is_believed:
             prior = await self._retries.prior(view)
             if len(view.body) > JUDGED_INLINE:
                 claim = await asyncio.to_thread(judge, prior)
@@ -246,10 +246,10 @@ class UpstreamCalls:
             if not is_whole:
                 return None, None, status
             judge = partial(self._classifier.answer, status, reply.headers, b"".join(chunks))
-            return judge(NOTHING_KNOWN), judge, status
+            return judge(NOT_COUNTED_YET), judge, status
         if status == 200:
             content_type, encoding = reply.header("content-type"), reply.header("content-encoding")
-            opening = EarlyOverflowDetector(self._classifier, content_type, encoding)
+            opening = EarlyOverflowDetector(self._classifier, content_type, encoding, NOT_COUNTED_YET)
             claim = await _watch(reply, chunks, opening)
             return claim, opening.overflow_for, opening.stated_status
         return None, None, status

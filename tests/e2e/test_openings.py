@@ -63,6 +63,35 @@ OPENINGS = {
         "chat",
         b": ping\n\n" + event({"error": {"message": CLAUDE, "type": "AI_APICallError", "param": {"statusCode": 400}}}),
     ),
+    "figures in no known words": (
+        "chat",
+        event({"error": {"message": f"This one takes {TRUE} tokens, that is {COUNTED} tokens."}}),
+    ),
+    "figures behind an empty choice": (
+        "chat",
+        json.dumps({"choices": [], "error": {"message": f"{COUNTED} tokens sent, {TRUE} is what we take"}}).encode(),
+    ),
+    "llama.cpp of 2025": (
+        "chat",
+        ROLE + b"error: " + json.dumps({"message": CLAUDE, "type": "invalid_request_error"}).encode() + b"\n\n" + DONE,
+    ),
+    "openrouter": (
+        "chat",
+        event({"choices": [{"delta": {"content": ""}, "finish_reason": "error", "error": {"message": CLAUDE}}]}),
+    ),
+    "responses: items begun": (
+        "responses",
+        BEGUN
+        + numbered(3, type="response.output_item.added", item={"type": "message", "content": []})
+        + numbered(4, type="response.content_part.added", part={"type": "output_text", "text": ""})
+        + FAILED,
+    ),
+    "messages: a block begun": (
+        "messages",
+        event({"type": "message_start", "message": {"id": "m", "content": [], "usage": {"input_tokens": 0}}})
+        + event({"type": "content_block_start", "index": 0, "content_block": {"type": "text", "text": ""}})
+        + event({"type": "error", "error": {"type": "invalid_request_error", "message": CLAUDE}}, "error"),
+    ),
     "vercel: messages": (
         "messages",
         event({"type": "message_start", "message": {"id": "m", "content": [], "usage": {"input_tokens": 0}}})

@@ -7,7 +7,13 @@ while it was made. ``judged`` was not tuned row by row, but its counts by kind w
 work, so its figures flatter. ``later`` was collected when it was done; it was scored, ``NEARLY_FULL`` was added for
 what it showed at half a stated window (2 of 29 false alarms, then 1), and nothing else was changed for it.
 
-The classifier before, which knew no circumstances, found 100 of the 102 overflows, took 40 of the 94 look-alikes for
+``fresh`` and ``unseen`` were written down later still, before the rules were looked at: errors that people posted
+since, and composed ones whose origin says so; split by the hash of their bodies. The classifier found 75 of these 83
+overflows and took 7 of 72 look-alikes for one. It was mended for ``fresh``, with 73 more composed ones. Then ``unseen``
+gave 39 of 40 (37 of 41 before: one turned out to be about the output, by its vendor's list) and 3 of 29 (3 of 28
+before), and was mended for afterwards.
+
+The first classifier, which knew no circumstances, found 100 of the 102 overflows, took 40 of the 94 look-alikes for
 one, and learned a window from 23.
 """
 
@@ -21,7 +27,7 @@ from proxy.core.overflow.evidence import Prior
 
 FILE = Path(__file__).parents[1] / "data" / "overflow_claims.jsonl"
 
-HALVES = ("development", "judged", "later")
+HALVES = ("development", "judged", "later", "fresh", "unseen")
 CIRCUMSTANCES = ("unknown window", "table says 5 x", "stated 2 x", "stated 12 x")
 """What is believed of the window, as a multiple of the request."""
 

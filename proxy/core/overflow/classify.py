@@ -11,8 +11,10 @@ The *claim* of an answer is the overflow that it seems to report. It is found in
    themselves do not fit; a rule about the window; words about a rate; any other rule.
 4. A machine-readable code corrects the meaning of the text. A text about the window outweighs a code about a rate.
 5. With the status of another trouble, a claim counts only if the text is about the window; with one about credentials,
-   only if a code makes it.
-6. The claim is compared with what is known of the request (``evidence``). If that does not confirm it, the texts are
+   only if a code makes it, or the limit that it states is one that our count exceeds.
+6. A text that no rule knows makes a claim if it states two figures and no more; it counts only if they agree with our
+   count.
+7. The claim is compared with what is known of the request (``evidence``). If that does not confirm it, the texts are
    read again without what they only repeat of the request.
 
 Texts are read by rules that are data (``rules``). A figure gets its role by its position in the sentence, and the
@@ -30,7 +32,7 @@ from typing import Any
 from proxy.core.apis.usage import read_usage
 from proxy.core.content_encoding import decode_content
 from proxy.core.overflow.error_body import ErrorParts, error_parts, is_error, parse_body
-from proxy.core.overflow.evidence import NOTHING_KNOWN, EchoFilter, Prior, agrees, check_claim
+from proxy.core.overflow.evidence import NOTHING_KNOWN, EchoFilter, Prior, check_claim, states_size_of
 from proxy.core.overflow.kinds import Overflow
 from proxy.core.overflow.rules import NOTIONS, Meaning, OverflowRules, Pattern, Phrase, Row, code_name, mentions
 from proxy.core.report import Usage
@@ -82,6 +84,9 @@ def read_figures(row: Row, patterns: Iterable[Pattern]) -> StatedFigures:
         known.update(roles)
         for position, role in roles.items():
             by_role.setdefault(role, []).append(row.figures[position])
+    if by_role.keys() == {"limit"}:
+        unnamed = (figure for at, figure in row.figures.items() if at not in known and row.notions.startswith("NK", at))
+        by_role["limit"] += unnamed  # of two figures of tokens the larger one is what was sent
     return assign_roles(by_role)
 
 
@@ -97,9 +102,9 @@ def _role_positions(row: Row, patterns: Iterable[Pattern]) -> Iterator[dict[int,
 def assign_roles(by_role: Mapping[str, list[int]]) -> StatedFigures:
     """One figure for each role, of those stated in it, the most certain first."""
     output = next(iter(by_role.get("output", ())), None)
-    requested = next(iter(by_role.get("requested", ())), None)
+    requested = next(filter(None, by_role.get("requested", ())), None)
     limits = [limit for limit in by_role.get("limit", ()) if limit >= SMALLEST_WINDOW]
-    prompt = _prompt(by_role.get("prompt", []), output, requested)
+    prompt = _prompt([*filter(None, by_role.get("prompt", ()))], output, requested)
     if prompt is None and len(set(limits)) > 1:
         limits, prompt = [min(limits)], max(limits)
     claim = (prompt or 0) + (output or 0)
@@ -127,7 +132,7 @@ CAREFUL = frozenset({404, 405, 408, 409, 429})
 """Statuses of other troubles. With them, only a text about the window itself can mean that a request is too long."""
 
 CREDENTIALS = frozenset({401, 402, 403})
-"""Statuses about credentials and payment. With them, only a code can mean that a request is too long."""
+"""Statuses about credentials and payment. With them, only a code or a limit can mean that a request is too long."""
 
 ERROR_HEADERS = ("x-amzn-errortype", "x-error-code", "x-ms-error-code")
 """Headers that hold a code.
@@ -147,7 +152,8 @@ _CODE = re.compile(r"\b(?:[A-Za-z]{1,30}(?:_[A-Za-z]{1,30}){1,6}|(?:[A-Z][a-z]{1
 class _Reading:
     """The meaning of one text. ``strong``: the text is about the window, or its figures by themselves do not fit.
 
-    ``names_input``: it mentions the prompt. ``names_media``: it complains of an image or a file.
+    ``names_input``: it mentions the prompt. ``names_media``: it complains of an image or a file. ``guessed``: no words
+    of it say what its figures are.
     """
 
     means: Meaning
@@ -156,6 +162,7 @@ class _Reading:
     rule: str = ""
     names_input: bool = False
     names_media: bool = False
+    guessed: bool = False
 
 
 class Classifier:
@@ -199,7 +206,7 @@ class Classifier:
         """The claim that *parts* make, as far as it can be true of the request."""
         codes = self._codes_in(parts.texts)
         claim = self._claim(status, replace(parts, codes=[*parts.codes, *codes]))
-        if claim is None or not claim.too_long or agrees(claim, prior):
+        if claim is None or not claim.too_long or states_size_of(claim, prior):
             return check_claim(claim, prior)
         if prior.body:
             parts.texts = EchoFilter(prior.body).without_echoes(parts.texts)
@@ -233,13 +240,17 @@ class Classifier:
         """The claim of *chosen* as far as it counts with this *status*; *decisive*: a code makes it."""
         if not chosen.strong and _is_elsewhere(chosen, parts.complained_of):
             return None
+        unlikely = chosen.guessed
         if status in CREDENTIALS and not decisive:
-            return None
+            if not chosen.strong or chosen.figures.limit is None:
+                return None
+            unlikely = True
         if status in CAREFUL and chosen.means in _TOO_LONG and not (decisive or chosen.strong):
             if status != 429:
                 return None
             return Overflow("rate_limit", rule=chosen.rule)
-        return _overflow(chosen, _with_members(chosen, self._rules.fields, parts), decisive=decisive)
+        claim = _overflow(chosen, _with_members(chosen, self._rules.fields, parts), decisive=decisive)
+        return replace(claim, unlikely=unlikely and not decisive)
 
     def _read_text(self, text: str) -> _Reading | None:
         """The meaning of one text; None if it is about something else."""
@@ -269,7 +280,7 @@ class Classifier:
             return _Reading("rate_limit", read_figures(row, self._rules.figures), rule="rate")
         if matched:
             return replace(matched[0], figures=figures)
-        return _Reading("other", figures) if figures.limit else None
+        return _guess(row) or _Reading("other", figures)
 
     def _matching(self, row: Row, sentences: Sequence[str]) -> list[_Reading]:
         """The meanings by rules: those that cross sentences, then for each sentence the first one that matches."""
@@ -361,6 +372,17 @@ def _by_figures(figures: StatedFigures, matched: Sequence[_Reading], row: Row) -
     return _Reading(means, figures, strong=True, rule="figures")
 
 
+def _guess(row: Row) -> _Reading | None:
+    """The meaning of a text that no rule knows, if it states two figures that can be a prompt and its limit."""
+    stated = sorted({figure for figure in row.figures.values() if figure >= SMALLEST_WINDOW})
+    if len(stated) != 2 or not row.mentions("tokens", "input", "context", "window"):
+        return None
+    if row.mentions("output", "bytes", "media", "load", "time", "batch", "field", "elsewhere", "least"):
+        return None
+    limit, prompt = stated
+    return _Reading("input", StatedFigures(limit, prompt), rule="our count", guessed=True)
+
+
 def _by_phrase(phrase: Phrase, match: re.Match[str]) -> _Reading:
     """The meaning of a literal phrase, at its *match*."""
     by_role = {role: [int(re.sub(r"\D", "", value))] for role, value in match.groupdict().items() if value}
@@ -394,7 +416,7 @@ def _is_about_tokens(row: Row, *, beside_a_rate: bool) -> bool:
         return True
     if beside_a_rate:
         return False
-    return row.mentions("input", "tokens") or (row.mentions("request") and not row.mentions("output"))
+    return row.mentions("input", "tokens") or (row.mentions("request") and not row.mentions("output", "tools"))
 
 
 def _complains_of_media(sentence: str) -> bool:

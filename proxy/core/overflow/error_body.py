@@ -24,11 +24,19 @@ ECHOES = frozenset(
 )  # fmt: skip
 """Members that repeat the request or refer to something else: they say nothing about the error."""
 
-NAMING = frozenset({"code", "type", "reason", "status", "error_type", "error_code", "errorcode", "__type", "kind"})
+NAMING = frozenset(
+    {"code", "type", "reason", "status", "status_code", "error_type", "error_code", "errorcode", "__type", "kind"}
+)
 """Members that hold machine-readable codes."""
 
 _EVENT_ERRORS = frozenset({":exception-type", ":error-code"})
 """Headers of a frame that reports an error in an AWS event stream: https://smithy.io/2.0/aws/amazon-eventstream.html"""
+
+_ERROR_MEMBERS = ("error_code", "error_msg", "errorCode", "errorMessage", "errcode", "errmsg")
+"""Members that only errors have, of vendors that answer them with 200.
+
+Baidu: https://ai.baidu.com/ai-doc/WENXINWORKSHOP/tlmyncueh
+"""
 
 _NAMED_MEMBER = re.compile(
     r"[\"'`]([a-z_]\w{0,60}(?:[.\[][\w.\[\]]{0,120})?)[\"'`]: (?:string|array) too (?:long|large)|#/(\w[\w/]{0,120})"
@@ -81,15 +89,35 @@ def is_error(value: Any) -> bool:
         return bool(value) and is_error(value[0])
     if not isinstance(value, dict):
         return False
-    response = value.get("response")
-    if isinstance(response, dict) and response.get("error"):
-        return True
-    headers = value.get("headers")
-    if isinstance(headers, dict) and not _EVENT_ERRORS.isdisjoint(headers):
-        return True
     if value.get("error") or value.get("type") == "error" or value.get("object") == "error":
         return True
-    return bool(value.get("detail") or value.get("errors")) and not (value.get("choices") or value.get("content"))
+    if _holds_error(value):
+        return True
+    if value.get("choices") or value.get("content"):
+        return False
+    return bool(value.get("detail") or value.get("errors")) or _is_failure(value)
+
+
+def _holds_error(value: dict[Any, Any]) -> bool:
+    """True if the response in an event or answer is an error, or the frame of an AWS event stream reports one."""
+    response = value.get("response") or value.get("Response")
+    if isinstance(response, dict) and (response.get("error") or response.get("Error")):
+        return True
+    headers = value.get("headers")
+    return isinstance(headers, dict) and not _EVENT_ERRORS.isdisjoint(headers)
+
+
+def _is_failure(value: dict[Any, Any]) -> bool:
+    """True if an object without an answer has a code of its own, and words or members that only errors have.
+
+    MiniMax: https://platform.minimax.io/docs/api-reference/errorcode
+    """
+    base = value.get("base_resp")
+    if isinstance(base, dict) and base.get("status_code"):
+        return True
+    if any(value.get(name) for name in _ERROR_MEMBERS):
+        return True
+    return bool(value.get("code")) and isinstance(value.get("message") or value.get("msg"), str)
 
 
 STATED_STATUSES: Final[tuple[tuple[int, frozenset[str]], ...]] = (

@@ -126,6 +126,8 @@ class Prior:
     ``counted`` are the tokens of its input by our own count, as provider tokens; ``output`` are those that it wants at
     most. ``window`` is what it was fitted into; ``stated``: a person or the server states it, and no table.
     ``plain``: the request holds only text. ``body`` are its bytes: parts of an error that repeat them are no evidence.
+    ``pending``: the request can be counted, if a claim makes that worth it. Unlikely claims pass then, to be checked
+    again.
     """
 
     counted: int | None = None
@@ -134,6 +136,7 @@ class Prior:
     stated: bool = False
     plain: bool = False
     body: bytes = b""
+    pending: bool = False
 
     @property
     def pressure(self) -> float | None:
@@ -144,6 +147,7 @@ class Prior:
 
 
 NOTHING_KNOWN = Prior()
+NOT_COUNTED_YET = Prior(pending=True)
 
 
 def check_claim(claim: Overflow | None, prior: Prior) -> Overflow | None:
@@ -151,12 +155,18 @@ def check_claim(claim: Overflow | None, prior: Prior) -> Overflow | None:
 
     It is not ``sure`` if only a sentence makes it: then its limit is learned after a smaller view succeeds.
     """
-    if claim is None or not claim.too_long or prior.counted is None:
+    if claim is None or not claim.too_long:
+        return claim
+    if claim.unlikely:
+        return _confirmed(claim, prior)
+    if prior.counted is None:
         return claim
     if is_about_the_output(claim, prior):
         return replace(claim, kind="output_cap", prompt=None, output=prior.output, decisive=False)
     if claim.decisive or agrees(claim, prior):
         return claim
+    if contradicts(claim, prior):
+        return None
     if prior.pressure is None:
         if claim.names_media:
             return None
@@ -164,10 +174,17 @@ def check_claim(claim: Overflow | None, prior: Prior) -> Overflow | None:
     return _by_pressure(claim, prior, prior.pressure)
 
 
+def _confirmed(claim: Overflow, prior: Prior) -> Overflow | None:
+    """An unlikely *claim* if its figures agree, or still may."""
+    if prior.pending:
+        return claim
+    if agrees(claim, prior) and not is_about_the_output(claim, prior):
+        return replace(claim, unlikely=False)
+    return None
+
+
 def _by_pressure(claim: Overflow, prior: Prior, pressure: float) -> Overflow | None:
     """*claim*, which no code and no figure confirms, if the request is large enough for its window."""
-    if contradicts(claim, prior):
-        return None
     if claim.names_media and pressure < NEARLY_FULL:
         return None
     if prior.stated and pressure < TINY:
@@ -203,6 +220,11 @@ def agrees(claim: Overflow, prior: Prior) -> bool:
     if claim.kind == "input_plus_output":
         output = output or prior.output or 0
     return claim.limit <= prior.counted + output and not claim.names_media
+
+
+def states_size_of(claim: Overflow, prior: Prior) -> bool:
+    """True if the figures agree, and among them is the size of this request: no quotation of another error has that."""
+    return agrees(claim, prior) and not (claim.prompt is None and claim.requested is None)
 
 
 def contradicts(claim: Overflow, prior: Prior) -> bool:

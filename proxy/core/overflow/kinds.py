@@ -25,7 +25,8 @@ class Overflow:
     of a span; never set for ``payload``. ``prompt`` are the tokens of the input, ``output`` those of the output that
     the request wants, ``requested`` both together. ``decisive``: a machine-readable code says so. ``rule`` is the
     source of the rule that matched, or the code. ``names_media``: it complains of an image or a file, perhaps only of
-    its size. ``sure``: its limit may be learned before a smaller view succeeds.
+    its size. ``sure``: its limit may be learned before a smaller view succeeds. ``unlikely``: it counts only if its
+    figures agree with our count.
     """
 
     kind: Kind
@@ -37,6 +38,7 @@ class Overflow:
     rule: str = ""
     names_media: bool = False
     sure: bool = True
+    unlikely: bool = False
 
     @property
     def too_long(self) -> bool:

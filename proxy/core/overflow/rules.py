@@ -19,7 +19,7 @@ NOTIONS: dict[str, str] = {
     "input": "I", "request": "J", "tokens": "K", "context": "C", "window": "W", "over": "O", "excess": "E",
     "many": "Y", "under": "U", "most": "M", "output": "X", "bytes": "B", "rate": "R", "media": "F", "batch": "A",
     "time": "D", "claim": "Q", "shorten": "Z", "length": "L", "tools": "G", "invalid": "V", "by": "b", "figure": "N",
-    "field": "T", "elsewhere": "H", "nothing": "_", "load": "P", "unit": "S",
+    "field": "T", "elsewhere": "H", "nothing": "_", "load": "P", "unit": "S", "least": "l",
 }  # fmt: skip
 """The letter of each notion. Also ``.`` (end of a sentence), ``n`` (figure of something else) and ``_`` (filler)."""
 
@@ -38,9 +38,9 @@ _TOKEN = lazy_pattern(
     rf"|(?P<run>[{_CJK}]+)"
     rf"|(?P<word>[^\W\d_{_CJK}](?:[^\W{_CJK}]|['’/.-](?=[^\W_{_CJK}]))*)"
     r"|(?P<colon>(?<=\d):(?!\S))|(?P<arrow>[=-]>|<\d{3}>)|(?P<over>>=?|≥)|(?P<under><=?|≤)|(?P<range>\[\s*[01]\s*,)"
-    r"|(?P<end>\.(?!\w)|(?<=\d)\.(?=[A-Za-z])|[!?;|\n。；！？])|(?P<sign>[+,、，-])"
+    r"|(?P<end>\](?=\s)|\.(?!\w)|(?<=\d)\.(?=[A-Za-z])|[!?;|\n。；！？])|(?P<sign>[+,、，-])"
 )
-_CAMEL = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
+_CAMEL = re.compile(r"(?<=[a-z0-9])(?=[A-Z])(?!(?<=[0-9])[KM](?![A-Za-z]))")
 _PARTS = re.compile(r"[^\W\d_]+(?:['’][^\W\d_]+)?")
 _SIGNS = {"+": "+", ",": ",", "、": ",", "，": ",", "-": "-"}
 _PUNCTUATION = {"over": ">", "under": "U", "range": "[", "end": ".", "arrow": "_", "colon": ","}
@@ -214,7 +214,8 @@ def _letter(kind: str | None, sign: str) -> str:
 def _number(token: re.Match[str]) -> int | None:
     """The number; None for a fraction and for a part of a word, such as a model's name."""
     text, rest, after = token["number"], token["rest"], token.string[token.end() : token.end() + 1]
-    if rest.startswith(".") or after == "%" or (after.isalpha() and after.isascii()) or after == "_":
+    is_fraction = rest.startswith(".") and rest.strip(".0") != ""
+    if is_fraction or after == "%" or (after.isalpha() and after.isascii()) or after == "_":
         return None
     value = int(re.sub(r"\D", "", text[: len(text) - len(rest)])[:15])
     return value * {"k": 1_000, "m": 1_000_000}.get(rest, 1)

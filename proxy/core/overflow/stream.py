@@ -38,6 +38,7 @@ Verdict = Literal["undecided", "content", "overflow"]
 
 PREAMBLE_TYPES = frozenset(
     {"response.created", "response.queued", "response.in_progress", "message_start", "ping", "keepalive"}
+    | {"codex.rate_limits"}
 )
 """The ``type`` of events that come before any content.
 
@@ -45,17 +46,36 @@ Responses: https://platform.openai.com/docs/api-reference/responses-streaming
 Messages: https://platform.claude.com/docs/en/build-with-claude/streaming
 """
 
+_OPENINGS: Final = {
+    "content_block_start": "content_block",
+    "response.output_item.added": "item",
+    "response.content_part.added": "part",
+    "response.reasoning_summary_part.added": "part",
+}
+"""The ``type`` of events that open a part of an answer, and the member that holds it. It is content if it has any."""
+
+_EMPTY_PARTS: Final = frozenset({"text", "thinking", "message", "reasoning", "output_text", "summary_text"})
+"""The ``type`` of parts that open without content; a tool's part names the tool."""
+
+_PART_TEXTS: Final = ("text", "thinking", "content", "summary", "encrypted_content")
+"""Members of such a part that hold its content."""
+
 LONGEST = 262_144
 """Most bytes of one event, and of an answer that is no stream, that are buffered."""
 
-_LINES: Final = (b"data", b"event", b"id:", b"retry", b":")
-"""Beginnings of the lines of an event: https://html.spec.whatwg.org/multipage/server-sent-events.html"""
+_LINES: Final = (b"data", b"event", b"id:", b"retry", b":", b"error")
+"""Beginnings of the lines of an event: https://html.spec.whatwg.org/multipage/server-sent-events.html
 
-_ANSWERS: Final = re.compile(rb'"(?:choices|content|output|candidates|completion|data)"\s{0,32}:')
-"""Members that answers have and errors have not, in any API."""
+llama.cpp wrote errors in lines of their own name: https://github.com/ggml-org/llama.cpp/issues/16104
+"""
 
-_LONGEST_ANSWERS: Final = 64
-"""Bytes that such a member's name, blanks and colon take at most."""
+_ANSWERS: Final = re.compile(
+    rb'"(?:choices|content|output|candidates|completion|data)"\s{0,32}:\s{0,32}(?:[^\sn\[]|\[\s{0,32}[^\s\]])'
+)
+"""Members that answers have and errors have not, in any API; an error may have one that is null or empty."""
+
+_LONGEST_ANSWERS: Final = 128
+"""Bytes that such a member's name, blanks, signs and first byte take at most."""
 
 _REASON = re.compile(rb'"(?:native_)?(?:stop_reason|finish_reason|reason)"\s*:\s*"([A-Za-z_]{4,64})"')
 _ENDING_EVENT: Final = 65_536
@@ -286,32 +306,58 @@ def _fields(event: bytes) -> Iterator[tuple[bytes, bytes]]:
 def _event(event: bytes) -> tuple[bytes, Any]:
     """The data of an event, and the object in it or None. An error in plain text becomes an object."""
     fields = list(_fields(event))
-    data = b"\n".join(value for name, value in fields if name == b"data")
+    data = b"\n".join(value for name, value in fields if name in (b"data", b"error"))
     if not data:
         return data, None
     try:
         value = json.loads(data)
     except (ValueError, RecursionError):
         value = data.decode("utf-8", "replace")
-    if (b"event", b"error") in fields and not is_error(value):
+    if is_error(value):
+        return data, value
+    if (b"event", b"error") in fields or any(name == b"error" for name, _ in fields):
         return data, {"error": value}
     if not isinstance(value, dict | list):
         return data, None
-    return data, value
+    return data, _error_in_choice(value) or value
+
+
+def _error_in_choice(value: Any) -> dict[str, Any] | None:
+    """The error in place of a choice, as an error object; None if there is none, or content beside it.
+
+    OpenRouter: https://openrouter.ai/docs/api/reference/errors-and-debugging
+    """
+    choices = value.get("choices") if isinstance(value, dict) else None
+    if not isinstance(choices, list):
+        return None
+    for choice in choices:
+        if isinstance(choice, dict) and choice.get("error") and not _has_content(choice.get("delta") or {}):
+            return {"error": choice["error"]}
+    return None
 
 
 def _is_preamble(value: Any) -> bool:
     """True if an event has no content yet: a start-up event, or a delta with nothing but a role."""
     if not isinstance(value, dict):
         return False
-    if str(value.get("type")) in PREAMBLE_TYPES:
+    kind = str(value.get("type"))
+    if kind in PREAMBLE_TYPES:
         return True
+    if kind in _OPENINGS:
+        return _is_empty_part(value.get(_OPENINGS[kind]))
     choices = value.get("choices")
-    if not isinstance(choices, list) or value.get("usage"):
+    if not isinstance(choices, list) or (value.get("usage") and not choices):
         return False
     deltas = [choice.get("delta") for choice in choices if isinstance(choice, dict)]
     ended = any(choice.get("finish_reason") for choice in choices if isinstance(choice, dict))
     return not ended and all(isinstance(delta, dict) and not _has_content(delta) for delta in deltas)
+
+
+def _is_empty_part(part: Any) -> bool:
+    """True if a part of an answer that opens has no content yet."""
+    if not isinstance(part, dict) or part.get("type") not in _EMPTY_PARTS:
+        return False
+    return not any(part.get(name) for name in _PART_TEXTS)
 
 
 def _has_content(delta: dict[str, Any]) -> bool:

@@ -94,6 +94,15 @@ def test_any_bytes_open(body: bytes) -> None:
         ("error", False),
         ({"response": {"error": None}}, False),
         ({"response": {"error": {"code": "x"}}}, True),
+        ({"Response": {"Error": {"Code": "x"}, "RequestId": "1"}}, True),
+        ({"Response": {"RequestId": "1"}}, False),
+        ({"error_code": 336103, "error_msg": "Prompt tokens too long", "id": "as-1"}, True),
+        ({"code": 10907, "message": "x", "sid": "1"}, True),
+        ({"code": 0, "message": "Success", "sid": "1"}, False),
+        ({"code": 20015, "message": "x", "data": None}, True),
+        ({"code": 1, "message": "x", "choices": [{}]}, False),
+        ({"base_resp": {"status_code": 2013, "status_msg": "x"}, "choices": None}, True),
+        ({"base_resp": {"status_code": 0, "status_msg": ""}, "reply": "x"}, False),
     ],
 )
 def test_what_says_by_its_shape_that_it_is_an_error(value: object, expected: bool) -> None:

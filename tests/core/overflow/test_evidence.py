@@ -10,6 +10,7 @@ import pytest
 from proxy.core.overflow.evidence import (
     ALIKE,
     LIKELY,
+    NOT_COUNTED_YET,
     TINY,
     EchoFilter,
     Prior,
@@ -135,7 +136,7 @@ def test_overflows_of_a_tiny_request(half: str) -> None:
     for claim in claims():
         if claim.half != half or not claim.is_overflow:
             continue
-        alone = classifier().answer(claim.status, (), claim.body.encode())
+        alone = classifier().answer(claim.status, (), claim.body.encode(), NOT_COUNTED_YET)
         if alone is None or (not alone.decisive and alone.limit is None):
             assert read(claim, "stated 12 x") is None, claim.body
         elif alone.decisive:
@@ -205,3 +206,38 @@ def test_media_need_agreement() -> None:
     assert check_claim(media, Prior(10_000, window=100_000)) is None
     assert check_claim(media, Prior(80_000, window=100_000)) is None
     assert check_claim(media, Prior(90_000, window=100_000)) == replace(media, sure=False)
+
+
+BARE = b'{"error": {"message": "Our model takes 8192 tokens, this is 9120 tokens."}}'
+SUBSCRIPTION = b'{"error": {"type": "authentication_error", "message": "k3 supports only 8K context."}}'
+
+
+@pytest.mark.parametrize(("status", "error"), [(400, BARE), (500, BARE), (401, SUBSCRIPTION), (403, SUBSCRIPTION)])
+def test_what_only_our_count_can_confirm(status: int, error: bytes) -> None:
+    """Figures in no known words, and a limit beside a status about credentials, count if they agree with our count."""
+    answer = classifier().answer
+    pending = answer(status, (), error, NOT_COUNTED_YET)
+    assert pending is not None
+    assert pending.unlikely
+    for counted, expected in ((9_000, True), (4_000, False)):
+        for window in (None, counted * 10):
+            found = answer(status, (), error, Prior(counted, window=window, stated=True))
+            assert (found is not None) is expected
+            assert found is None or not found.unlikely
+    assert answer(status, (), error, Prior(body=b"{}")) is None
+    assert answer(status, (), error) is None
+
+
+def test_a_quoted_limit_is_not_confirmed_by_a_longer_conversation() -> None:
+    """The size of this request cannot be quoted; a limit of another model can, and is below many conversations."""
+    quoted = "maximum context length is 4096 tokens"
+    error = json.dumps({"error": {"message": f"unknown role 'x' in: {quoted}"}}).encode()
+    prior = Prior(9_000, window=100_000, stated=True, body=body(f"what does it mean: {quoted}?"))
+    assert classifier().answer(400, (), error, replace(prior, body=b"")) is not None
+    assert classifier().answer(400, (), error, prior) is None
+
+
+def test_figures_about_another_request_are_no_evidence_without_a_window_either() -> None:
+    """A sentence about the context that the server was started with is not about 2,000 tokens."""
+    error = b'{"error": "requested context size 262144 is larger than the 131072 the model was trained for"}'
+    assert classifier().answer(400, (), error, Prior(2_000, plain=True)) is None

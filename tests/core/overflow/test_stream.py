@@ -38,10 +38,35 @@ EVENTS: dict[str, object] = {
     "error": {"type": "error", "error": {"type": "invalid_request_error", "message": "prompt is too long"}},
     "overflow": OVERFLOW,
     "other": {"error": {"message": "The server had an error"}},
+    "limits": {"type": "codex.rate_limits", "plan_type": "plus"},
+    "counted role": {"choices": [{"delta": {"role": "assistant", "content": ""}}], "usage": {"prompt_tokens": 0}},
+    "block": {"type": "content_block_start", "index": 0, "content_block": {"type": "thinking", "thinking": ""}},
+    "tool block": {"type": "content_block_start", "index": 0, "content_block": {"type": "tool_use", "name": "x"}},
+    "item": {"type": "response.output_item.added", "item": {"type": "message", "role": "assistant", "content": []}},
+    "reasoning item": {"type": "response.output_item.added", "item": {"type": "reasoning", "summary": []}},
+    "sealed": {"type": "response.output_item.added", "item": {"type": "reasoning", "encrypted_content": "x"}},
+    "call item": {"type": "response.output_item.added", "item": {"type": "function_call", "name": "x"}},
+    "part": {"type": "response.content_part.added", "part": {"type": "output_text", "text": ""}},
+    "full part": {"type": "response.content_part.added", "part": {"type": "output_text", "text": "x"}},
+    "no part": {"type": "response.content_part.added", "part": None},
+    "choice": {"choices": [{"delta": {"content": ""}, "finish_reason": "error", "error": OVERFLOW["error"]}]},
+    "word and error": {"choices": [{"delta": {"content": "x"}, "error": OVERFLOW["error"]}]},
 }
 PACKERS = {"gzip": gzip.compress, "br": brotli.compress, "zstd": zstandard.compress}
-PREAMBLE = {"role", "created", "start", "ping", "alive"}
-LENGTH = {"overflow", "error", "failed"}
+PREAMBLE = {
+    "role",
+    "created",
+    "start",
+    "ping",
+    "alive",
+    "limits",
+    "counted role",
+    "block",
+    "item",
+    "reasoning item",
+    "part",
+}
+LENGTH = {"overflow", "error", "failed", "choice"}
 
 
 def wire(value: object, end: str = "\n") -> bytes:
@@ -208,6 +233,10 @@ WHOLE = {
     "answer": ({"choices": [{"message": {"content": "prompt is too long"}}], "error": None}, "content"),
     "message": ({"type": "message", "content": [{"text": "prompt is too long"}]}, "content"),
     "list of models": ({"object": "list", "data": []}, "content"),
+    "no choices": ({"id": "c", "choices": [], "error": OVERFLOW["error"]}, "overflow"),
+    "null choices": ({"id": "c", "choices": None, "error": OVERFLOW["error"]}, "overflow"),
+    "no output": ({"object": "response", "output": [], "status": "failed", "error": OVERFLOW["error"]}, "overflow"),
+    "code and message": ({"code": 7, "message": "prompt is too long: 9000 tokens > 8192", "data": None}, "overflow"),
 }
 
 
@@ -253,6 +282,15 @@ def test_compressed_answers(encoding: str) -> None:
         judged(*(raw[i : i + 1] for i in range(len(raw))), named=(*STREAM, ("content-encoding", encoding)))[0]
         == "overflow"
     )
+
+
+def test_an_error_in_a_line_of_its_own_name() -> None:
+    """llama.cpp of 2025 wrote no data line for an error."""
+    line = b"error: " + json.dumps(OVERFLOW["error"]).encode() + b"\n\n"
+    assert judged(line)[0] == "overflow"
+    assert judged(wire(ROLE), line, b"data: [DONE]\n\n", named=())[0] == "overflow"
+    assert judged(*(line[i : i + 1] for i in range(len(line))), named=())[0] == "overflow"
+    assert judged(b'error: {"message": "no such slot"}\n\n')[0] == "content"
 
 
 def test_an_error_event_in_plain_text() -> None:
