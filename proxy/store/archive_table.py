@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import hmac
 from collections.abc import Sequence
 from typing import Final
 
-from proxy.core.errors import StoreUnavailable
 from proxy.store import key_names
 from proxy.store.backend import Unavailable
 from proxy.store.encryption import MAX_PLAIN, pack
@@ -26,8 +24,7 @@ class ArchiveTable:
 
     def name(self, tenant: bytes, content: bytes) -> bytes:
         """The name (16 bytes) of an original with this *content*, or a digest of it: equal content, equal name."""
-        key = self._access.sealer.prefix_key(tenant)
-        return hmac.digest(key, b"original\0" + content, "sha256")[:16]
+        return self._access.sealer.digest(tenant, b"original\0" + content)
 
     async def save(self, tenant: bytes, root_hash: bytes, name: bytes, plain: bytes, seconds: float) -> bool:
         """Store *plain* for *seconds* from now. Return False if it is too long or the store does not answer."""
@@ -56,10 +53,6 @@ class ArchiveTable:
         if not names:
             return []
         keys = [key_names.archived(root_hash, name) for name in names]
-        try:
-            values = await self._access.run_with_retries(lambda: self._backend.read(keys))
-        except Unavailable as error:
-            self._access.count_failure(error)
-            raise StoreUnavailable from error
+        values = await self._access.retry_or_raise(lambda: self._backend.read(keys))
         sealer = self._access.sealer
         return [sealer.open(tenant, key, value) for key, value in zip(keys, values, strict=True)]

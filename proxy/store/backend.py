@@ -91,7 +91,7 @@ class Backend(Protocol):
         """True if other processes may write here."""
 
     def version(self) -> tuple[int, ...] | None:
-        """A value that changes when another process writes, if not more often; None if that cannot be told at once."""
+        """A value that changes when another process writes, if not more often; None if that is not known at once."""
 
     @property
     def breaker(self) -> State:

@@ -1,8 +1,17 @@
 """A circuit breaker: decides if a server is worth a call. Pure but for the clock and the dice that it gets.
 
-- ``closed``: every call goes out. A few failures within a short time, or in a row, open it.
-- ``open``: no call goes out until the pause is over.
-- ``half-open``: exactly one call goes out. Its success closes the breaker, its failure doubles the pause.
+================  ==============================  ======================  ==============================
+state             ``admit``                       ``succeeded``           ``failed``
+================  ==============================  ======================  ==============================
+``closed``        True                            stays                   ``open`` after a few failures
+``open``          False during the pause, then    ignored: a call that    ignored: so was this one
+                  True and ``half-open``          was under way
+``half-open``     False; True again if no call    ``closed``, with the    ``open`` for twice as long
+                  reports back for ``lost``       first pause again
+================  ==============================  ======================  ==============================
+
+The failures count if they come within a short time or, if ``Patience.within`` is None, with no success in between.
+A half-open breaker lets one call out, so that a server that comes back is not met by all that waits for it.
 """
 
 from __future__ import annotations
@@ -14,12 +23,6 @@ from typing import Literal
 
 State = Literal["closed", "open", "half-open"]
 
-FAILURES, WITHIN = 5, 10.0
-"""Failures within so many seconds that open a server's breaker."""
-
-FIRST_PAUSE, LONGEST_PAUSE = 2.0, 30.0
-"""Seconds of the first pause, and of the longest."""
-
 
 @dataclass(frozen=True, slots=True)
 class Patience:
@@ -29,10 +32,10 @@ class Patience:
     *lost* is how long a half-open call that never reported back holds up the next one.
     """
 
-    failures: int = FAILURES
-    within: float | None = WITHIN
-    first_pause: float = FIRST_PAUSE
-    longest_pause: float = LONGEST_PAUSE
+    failures: int = 5
+    within: float | None = 10.0
+    first_pause: float = 2.0
+    longest_pause: float = 30.0
     lost: float = 5.0
 
 

@@ -6,13 +6,10 @@ wrong.
 
 from __future__ import annotations
 
-import hmac
 from collections.abc import Callable, Coroutine, Mapping, Sequence
-from typing import Any, Final, Literal, TypeVar
+from typing import Any, Final, Literal
 
-from proxy.core.errors import StoreUnavailable
 from proxy.store import key_names
-from proxy.store.backend import Unavailable
 from proxy.store.tables import LIFETIME, TableAccess
 
 NOTES, ROOTS, LISTED = 64, 16, 200
@@ -25,8 +22,7 @@ Kind = Literal["record", "summary", "lease", "failure", "request"]
 """Kinds of keys of a conversation; ``record`` is a compaction record, ``request`` an operator's one to compact."""
 
 _STATE: Final = "state"
-
-T = TypeVar("T")
+"""The one field of the hash that holds a conversation's state."""
 
 
 class ConversationTable:
@@ -59,21 +55,22 @@ class ConversationTable:
     async def conversations(self, tenant: bytes) -> list[tuple[str, float]]:
         """Names of the tenant's newest conversations with the time of their last request (Unix time), newest first."""
         name = key_names.conversations(self._list_name(tenant))
-        members = await self._read(lambda: self._backend.top_members(name, LISTED))
+        members = await self._access.retry_or_raise(lambda: self._backend.top_members(name, LISTED))
         return [(member.decode("ascii", "replace"), at) for member, at in members]
 
     async def root_hashes(self, tenant: bytes, conversation: str) -> list[bytes]:
         """Root hashes of the conversation called *conversation*, the one used last first."""
         name = key_names.roots(self._name(tenant, conversation))
-        members = await self._read(lambda: self._backend.top_members(name, ROOTS))
+        members = await self._access.retry_or_raise(lambda: self._backend.top_members(name, ROOTS))
         return [root_hash for root_hash, _ in members if len(root_hash) == 16]
 
     async def add_consumed(self, tenant: bytes, conversation: str, tokens: int) -> int:
         """Add *tokens* to those that the conversation has used; return their sum. Raises ``StoreUnavailable``."""
         name = key_names.consumed(self._name(tenant, conversation))
         if tokens:
-            await self._once(self._backend.add(name, tokens, LIFETIME))
-        (value,) = await self._once(self._backend.read([name]))
+            # Once: an addition whose reply was lost must not be added again.
+            await self._access.run_or_raise(self._backend.add(name, tokens, LIFETIME))
+        (value,) = await self._access.run_or_raise(self._backend.read([name]))
         if value is None or not value.lstrip(b"-").isdigit():
             return 0
         return int(value)
@@ -82,19 +79,19 @@ class ConversationTable:
         """Save *value* as the conversation's state. Raises ``StoreUnavailable``."""
         name = key_names.state(self._name(tenant, conversation))
         sealed = self._access.sealer.seal(tenant, _sealed_to(name, _STATE), value)
-        await self._read(lambda: self._backend.set_field(name, _STATE, sealed, 1, LIFETIME))
+        await self._access.retry_or_raise(lambda: self._backend.set_field(name, _STATE, sealed, 1, LIFETIME))
 
     async def state(self, tenant: bytes, conversation: str) -> bytes | None:
         """The conversation's state; None if there is none. Raises ``StoreUnavailable``."""
         name = key_names.state(self._name(tenant, conversation))
-        fields = await self._read(lambda: self._backend.read_fields(name))
+        fields = await self._access.retry_or_raise(lambda: self._backend.read_fields(name))
         return self._access.sealer.open(tenant, _sealed_to(name, _STATE), fields.get(_STATE.encode()))
 
     async def notes(self, tenant: bytes, root_hash: bytes) -> Mapping[str, bytes]:
         """The notes on *root_hash* by name, without those of other tenants and those that were tampered with."""
         name, sealer = key_names.notes(root_hash), self._access.sealer
         notes: dict[str, bytes] = {}
-        for field_bytes, sealed in (await self._read(lambda: self._backend.read_fields(name))).items():
+        for field_bytes, sealed in (await self._access.retry_or_raise(lambda: self._backend.read_fields(name))).items():
             field = field_bytes.decode("ascii", "replace")
             value = sealer.open(tenant, _sealed_to(name, field), sealed)
             if value is not None:
@@ -110,7 +107,7 @@ class ConversationTable:
         if not wanted:
             return []
         names = [_key_name(root_hash, kind, scope, prefix_hash) for kind, scope, prefix_hash in wanted]
-        return [value is not None for value in await self._read(lambda: self._backend.read(names))]
+        return [value is not None for value in await self._access.retry_or_raise(lambda: self._backend.read(names))]
 
     async def request_compaction(self, tenant: bytes, root_hash: bytes, seconds: float, extent: str = "now") -> None:
         """Have the conversation's next request compacted, if it comes within *seconds*.
@@ -120,32 +117,17 @@ class ConversationTable:
         self._access.requested_until = max(self._access.requested_until, self._access.clock() + seconds)
         name = key_names.compaction_request(root_hash)
         sealed = self._access.sealer.seal(tenant, name, extent.encode())
-        await self._read(lambda: self._backend.claim(name, sealed, seconds))
+        await self._access.retry_or_raise(lambda: self._backend.claim(name, sealed, seconds))
 
     def _write(self, operation: Callable[[], Coroutine[Any, Any, None]]) -> None:
         self._access.run_in_background(self._access.run_with_retries(operation), "conversation")
 
-    async def _once(self, operation: Coroutine[Any, Any, T]) -> T:
-        """Run *operation* once: an addition whose reply was lost must not be added again."""
-        try:
-            return await self._access.run(operation)
-        except Unavailable as error:
-            self._access.count_failure(error)
-            raise StoreUnavailable from error
-
-    async def _read(self, operation: Callable[[], Coroutine[Any, Any, T]]) -> T:
-        try:
-            return await self._access.run_with_retries(operation)
-        except Unavailable as error:
-            self._access.count_failure(error)
-            raise StoreUnavailable from error
-
     def _name(self, tenant: bytes, conversation: str) -> bytes:
         message = b"conversation\0" + conversation.encode("utf-8", "surrogatepass")
-        return hmac.digest(self._access.sealer.prefix_key(tenant), message, "sha256")[:16]
+        return self._access.sealer.digest(tenant, message)
 
     def _list_name(self, tenant: bytes) -> bytes:
-        return hmac.digest(self._access.sealer.prefix_key(tenant), b"listed", "sha256")[:16]
+        return self._access.sealer.digest(tenant, b"listed")
 
 
 def _lifetime(*, long_lived: bool) -> float:

@@ -13,6 +13,7 @@ the store holds for each master key, sealed with it. So a new master key moves n
 
 from __future__ import annotations
 
+import hmac
 import os
 import secrets
 import zlib
@@ -44,8 +45,10 @@ _ZSTD_FROM: Final = 2_048
 
 _ZSTD_LEVEL = 3
 _HEAD, _NONCE, _TAG = 2, 12, 16
-_TENANTS = 4096
+"""Bytes of version and key id, of the nonce, and of the tag."""
 
+_TENANTS = 4096
+"""Tenants whose derived keys a process remembers."""
 
 KEY_SIZE = 32
 """Bytes of a master key."""
@@ -72,6 +75,10 @@ class Sealer:
         It is the same for every tenant, since credentials change.
         """
         return derive(self.names, b"item", b"")
+
+    def digest(self, tenant: bytes, message: bytes) -> bytes:
+        """A digest (16 bytes) of *message*, to name a key in the store: only holders of the secret can form it."""
+        return hmac.digest(self.prefix_key(tenant), message, "sha256")[:16]
 
     def seal(self, tenant: bytes, key_name: str, plain: bytes) -> bytes:
         """Seal *plain* to store it under *key_name*; never the same bytes twice. ``ValueError`` above ``MAX_PLAIN``."""
@@ -232,8 +239,9 @@ async def share_naming_secret(backend: Backend, ring: Sequence[bytes]) -> bytes:
     """
     names = [key_names.naming_secret(derive(key, b"fingerprint", b"")[:8]) for key in ring]
     values = await backend.read(names)
-    opened = (Sealer(key).open(b"", name, value) for key, name, value in zip(ring, names, values, strict=True))
-    secret = next((each for each in opened if each is not None), naming_secret(ring[0]))
+    opened = [Sealer(key).open(b"", name, value) for key, name, value in zip(ring, names, values, strict=True)]
+    shared = [secret for secret in opened if secret is not None]
+    secret = (shared or [naming_secret(ring[0])])[0]
     if values[0] is not None:
         return secret
     theirs = await backend.claim(names[0], Sealer(ring[0]).seal(b"", names[0], secret), None)

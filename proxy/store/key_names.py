@@ -101,9 +101,11 @@ def learned_route(name: bytes) -> str:
 
 
 def trial(key: str, operation: str) -> str:
-    """The key on which *operation* is tried on the server that has *key*: it is in the same hash slot."""
+    """The key to try *operation* on, in the hash slot of *key*, so that the same server has it."""
+    tag = key
     tagged = re.search(r"\{(.+?)\}", key)
-    tag = tagged[1] if tagged else key
+    if tagged is not None:
+        tag = tagged[1]
     return f"ullage1:{{{tag}}}:t:{operation}"
 
 

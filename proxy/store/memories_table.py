@@ -5,16 +5,12 @@ Two replicas that change it at once cannot lose a change: a value is replaced on
 
 from __future__ import annotations
 
-import hmac
-from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
-from typing import Any, Final, TypeVar
+from typing import Final
 
 from cachetools import TTLCache
 
-from proxy.core.errors import StoreUnavailable
 from proxy.store import key_names
-from proxy.store.backend import Unavailable
 from proxy.store.tables import TableAccess
 
 LIFETIME: Final = 365 * 24 * 3600.0
@@ -22,8 +18,6 @@ LIFETIME: Final = 365 * 24 * 3600.0
 
 _RENEW_AFTER, _RENEWED = 24 * 3600.0, 8_192
 """Seconds after which memories in use are renewed again, and the projects that a process remembers to have renewed."""
-
-T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +39,7 @@ class MemoriesTable:
     async def read(self, tenant: bytes, project: str) -> StoredMemories:
         """Return what is stored for *project*. Raises ``StoreUnavailable``."""
         name = self._name(tenant, project)
-        (sealed,) = await self._run(lambda: self._backend.read([name]))
+        (sealed,) = await self._access.run_or_raise(self._backend.read([name]))
         value = self._access.sealer.open(tenant, name, sealed)
         if value is not None and name not in self._renewed:
             self._renewed[name] = True
@@ -60,20 +54,13 @@ class MemoriesTable:
         name = self._name(tenant, project)
         sealed, former = self._access.sealer.seal(tenant, name, value), before.sealed
         if former is None:
-            return await self._run(lambda: self._backend.claim(name, sealed, LIFETIME)) is None
-        return await self._run(lambda: self._backend.swap(name, former, sealed, LIFETIME))
+            return await self._access.run_or_raise(self._backend.claim(name, sealed, LIFETIME)) is None
+        return await self._access.run_or_raise(self._backend.swap(name, former, sealed, LIFETIME))
 
     def log_other_version(self, version: int) -> None:
         """Log, once, that memories of another *version* are left alone."""
         self._access.log_other_version("memories", version)
 
-    async def _run(self, operation: Callable[[], Coroutine[Any, Any, T]]) -> T:
-        try:
-            return await self._access.run(operation())
-        except Unavailable as error:
-            self._access.count_failure(error)
-            raise StoreUnavailable from error
-
     def _name(self, tenant: bytes, project: str) -> str:
         message = b"memories\0" + project.encode("utf-8", "surrogatepass")
-        return key_names.memories(hmac.digest(self._access.sealer.prefix_key(tenant), message, "sha256")[:16])
+        return key_names.memories(self._access.sealer.digest(tenant, message))

@@ -31,7 +31,7 @@ class MemoryBackend:
         self._bytes = 0
 
     def version(self) -> None:
-        """None: no other process writes here, so that nobody asks."""
+        """None: no other process writes here."""
         return
 
     async def read(self, keys: Sequence[str]) -> Sequence[bytes | None]:

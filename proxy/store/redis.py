@@ -98,6 +98,8 @@ class RedisBackend:
     Raises ``StoreMisconfigured`` for a URL that cannot be used; does not connect.
     """
 
+    shared: bool = True
+
     def __init__(
         self,
         url: str,
@@ -120,13 +122,8 @@ class RedisBackend:
         self._wait_budget = WaitBudget(clock)
         self._running: set[asyncio.Task[Any]] = set()
 
-    @property
-    def shared(self) -> bool:
-        """True: any number of processes may use a server."""
-        return True
-
     def version(self) -> None:
-        """None: only a server could tell."""
+        """None: it would take a question to the server."""
         return
 
     @property
@@ -268,7 +265,7 @@ class RedisBackend:
                     continue  # the server is gone, and its connections with it
 
     async def _operate(self, operation: str, key: str, call: Callable[[], Awaitable[T]]) -> T:
-        """The reply to *call*; a refusal is noted under *operation*. Raises ``Unavailable``."""
+        """The reply to *call*; a refusal is remembered under *operation*. Raises ``Unavailable``."""
         began, left = self._clock(), self._wait_budget.left(deadlines.OPERATION)
         node = self._node_of(key)
         try:

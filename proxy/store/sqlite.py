@@ -293,7 +293,7 @@ class SqliteBackend:
         return result
 
     async def _operate(self, operation: str, key: str, worker: Worker, work: Work) -> Any:
-        """The result of *work* on *worker*; a refusal is noted under *operation*. Raises ``Unavailable``."""
+        """The result of *work* on *worker*; a refusal is remembered under *operation*. Raises ``Unavailable``."""
         began, left = self._clock(), self._wait_budget.left(deadlines.OPERATION)
         try:
             result = await self._result_of(worker, work, left)

@@ -1,4 +1,15 @@
-"""A thread that works on the embedded store's file, so that a slow disk does not hold up the event loop."""
+"""A thread that works on the embedded store's file, so that a slow disk does not hold up the event loop.
+
+Its loop takes the jobs that wait, runs them, delivers their outcomes to the event loop, and tidies up. Its connection
+is opened for the first job and dropped before the next one if
+
+==================================================  ===========================================================
+the file in the directory is another one            it is opened; the operations run there
+SQLite reports damage                               the file is moved aside; the operations run once in a new one
+SQLite or the disk reports another fault            the operations fail; the next ones open the file again
+the disk is full, or another process writes         the operations fail; the connection stays
+==================================================  ===========================================================
+"""
 
 from __future__ import annotations
 

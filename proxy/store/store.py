@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 SHORTEST_KEY = 16
 """Bytes of a master key at least: a key of AES-128."""
 
-_LOOK, _REREAD = 1.0, 60.0
+_CHECK_BROKEN, _CHECK_WORKING = 1.0, 60.0
 """Seconds between two checks of a store that does not work, and of one that does."""
 
 INSTEAD = ", in place of the configured store, which cannot be used"
@@ -47,6 +47,7 @@ INSTEAD = ", in place of the configured store, which cannot be used"
 class StoreState:
     """The state of the store, for health, metrics and the status page.
 
+    ``kind`` is ``embedded``, ``memory`` or the scheme of the server's URL.
     ``refusal`` is a kind of ``refusals.REFUSALS`` if the store answers but refuses operations, else empty.
     ``instead``: memory replaces the configured store. ``errors`` counts by kind. ``latency`` is a running mean of
     operations, ``seconds`` their sum.
@@ -68,8 +69,8 @@ class StoreState:
 
 def describe_store(state: StoreState, path: Path) -> str:
     """The store in one line, for the start; *path* is the embedded one's directory."""
-    place = {"embedded": str(path), "memory": "this process only"}.get(state.kind, state.url_redacted)
-    return f"{state.kind}  ({place}{_trouble(state)})"
+    location = {"embedded": str(path), "memory": "this process only"}.get(state.kind, state.url_redacted)
+    return f"{state.kind}  ({location}{_trouble(state)})"
 
 
 def store_status(state: StoreState) -> dict[str, object]:
@@ -89,27 +90,24 @@ def _trouble(state: StoreState) -> str:
     if state.instead:
         return INSTEAD
     if state.refusal:
-        return f", refuses what it is asked ({state.refusal}): {REFUSALS[state.refusal]}"
+        return f", refuses operations ({state.refusal}): {REFUSALS[state.refusal]}"
     return ", not reachable: serving without it"
 
 
 class Store:
     """An open store; ``open_store`` builds it.
 
-    ``records`` is for the engine, ``summaries`` for summaries, ``conversations`` for what owners are shown, ``archive``
-    for originals, ``memories`` for those of projects. *instead*: it replaces the configured store, which cannot be
-    used.
+    ``records`` serves the engine, ``summaries`` the writing of summaries, ``conversations`` their owners' questions.
+    ``archive`` stores originals, ``memories`` those of projects. *url* is ``embedded``, ``memory`` or a server's.
+    *instead*: memory replaces the configured store, which cannot be used.
     """
 
-    def __init__(
-        self, kind: str, url: str, access: TableAccess, warnings: ThrottledWarnings, *, instead: bool = False
-    ) -> None:
+    def __init__(self, url: str, access: TableAccess, warnings: ThrottledWarnings, *, instead: bool = False) -> None:
         self.records = RecordTable(access)
         self.summaries = SummaryTable(access)
         self.conversations = ConversationTable(access)
         self.archive = ArchiveTable(access)
         self.memories = MemoriesTable(access)
-        self._kind = kind
         self._url = url
         self._access = access
         self._warnings = warnings
@@ -121,7 +119,7 @@ class Store:
         access, backend = self._access, self._access.backend
         refusal = backend.refusal
         return StoreState(
-            kind=self._kind,
+            kind=self._url.partition("://")[0],
             url_redacted=redacted(self._url),
             up=self.records.reachable() and not refusal and not self._instead,
             breaker=backend.breaker,
@@ -169,8 +167,8 @@ class StoreMonitor:
         self._has_shared = False
         access.ready = False
 
-    async def first(self) -> None:
-        """Try once, at start. Raises ``StoreUnsupported`` if the server is too old; nothing if it is down."""
+    async def start(self) -> None:
+        """Connect once, at start. Raises ``StoreUnsupported`` if the server is too old; nothing if it is down."""
         try:
             await self._servers.connect()
             await self._share_key()
@@ -184,9 +182,9 @@ class StoreMonitor:
         """Monitor the store until cancelled."""
         since_check = 0.0
         while True:
-            await asyncio.sleep(_LOOK)
-            since_check += _LOOK
-            if since_check >= _REREAD or not self._works:
+            await asyncio.sleep(_CHECK_BROKEN)
+            since_check += _CHECK_BROKEN
+            if since_check >= _CHECK_WORKING or not self._works:
                 since_check = 0.0
                 await self._check()
 
@@ -289,21 +287,23 @@ async def open_store(
     if url == "memory":
         sealer = Sealer(key or new_master_key())
         access = TableAccess(MemoryBackend(), sealer, spawn=spawn, warnings=warnings)
-        return Store("memory", url, access, warnings, instead=instead)
+        return Store(url, access, warnings, instead=instead)
     # redis takes 40 ms and 6 MB to import, which a process without such a server saves.
     from proxy.store.redis import RedisBackend
 
     servers = RedisBackend(url, spawn=spawn)
-    return await _opened(url.partition("://")[0], url, servers, ring, spawn, warnings)
+    return await _monitored(url, servers, ring, spawn, warnings)
 
 
 def _refuse_short_keys(key: bytes | None, others: Sequence[bytes]) -> None:
-    named = [("other_keys", other) for other in others]
+    secrets = [("other_keys", other) for other in others]
     if key is not None:
-        named.insert(0, ("key", key))
-    for name, each in named:
-        if len(each) < SHORTEST_KEY:
-            raise StoreMisconfigured(f"store.{name} is {len(each)} bytes long; it must be at least {SHORTEST_KEY}.")
+        secrets.insert(0, ("key", key))
+    for setting, secret in secrets:
+        if len(secret) < SHORTEST_KEY:
+            raise StoreMisconfigured(
+                f"store.{setting} is {len(secret)} bytes long; it must be at least {SHORTEST_KEY}."
+            )
 
 
 async def _open_embedded(
@@ -321,7 +321,7 @@ async def _open_embedded(
     except (EmbeddedUnavailable, OSError, ValueError):
         await file.close()
         raise
-    return await _opened("embedded", "embedded", file, ring, spawn, warnings)
+    return await _monitored("embedded", file, ring, spawn, warnings)
 
 
 def _embedded_ring(directory: Path, key: bytes | None, others: Sequence[bytes]) -> tuple[bytes, ...]:
@@ -334,21 +334,17 @@ def _embedded_ring(directory: Path, key: bytes | None, others: Sequence[bytes]) 
     return tuple(dict.fromkeys(keys))
 
 
-async def _opened(
-    kind: str,
-    url: str,
-    backend: RedisBackend | SqliteBackend,
-    ring: Sequence[bytes],
-    spawn: Spawn,
-    warnings: ThrottledWarnings,
+async def _monitored(
+    url: str, backend: RedisBackend | SqliteBackend, ring: Sequence[bytes], spawn: Spawn, warnings: ThrottledWarnings
 ) -> Store:
+    """A store on *backend*, with the task that monitors it. Raises ``StoreUnsupported``, with *backend* closed."""
     async with AsyncExitStack() as opened:
         opened.push_async_callback(backend.close)
         first, *others = ring or [new_master_key()]
         access = TableAccess(backend, Sealer(first, others), spawn=spawn, warnings=warnings)
-        store = Store(kind, url, access, warnings)
+        store = Store(url, access, warnings)
         monitor = StoreMonitor(backend, access, warnings, ring)
-        await monitor.first()
+        await monitor.start()
         store.attach(spawn(monitor.run(), "store monitor"))
         opened.pop_all()  # the store closes it from now on
     return store

@@ -5,13 +5,11 @@ Nothing here raises. If the store does not answer, there is no summary and no le
 
 from __future__ import annotations
 
-import hmac
 import os
 from collections.abc import Sequence
 from typing import Final
 
 from proxy.store import key_names
-from proxy.store.backend import Unavailable
 from proxy.store.tables import MAX_HASHES, TableAccess
 
 SLOT, SLOTS = 600.0, 6
@@ -33,18 +31,11 @@ class Lease:
 
     async def renew(self, seconds: float) -> bool:
         """Hold the lease for *seconds* from now. Return False if it is lost; True if the store does not answer."""
-        try:
-            return await self._access.run(self._access.backend.extend(self._name, self._value, seconds))
-        except Unavailable as error:
-            self._access.count_failure(error)
-            return True
+        return await self._access.run_or(True, self._access.backend.extend(self._name, self._value, seconds))
 
     async def release(self) -> None:
         """Release the lease."""
-        try:
-            await self._access.run(self._access.backend.release(self._name, self._value))
-        except Unavailable as error:
-            self._access.count_failure(error)
+        await self._access.run_or(False, self._access.backend.release(self._name, self._value))
 
 
 class SummaryTable:
@@ -58,7 +49,7 @@ class SummaryTable:
         self, tenant: bytes, root_hash: bytes, policy: bytes, prefix_hashes: Sequence[bytes]
     ) -> tuple[int, bytes] | None:
         """The summary under the first of *prefix_hashes* (512 are read) that has one, as ``(index, summary)``."""
-        names = [key_names.summary(root_hash, policy, each) for each in prefix_hashes[:MAX_HASHES]]
+        names = [key_names.summary(root_hash, policy, prefix_hash) for prefix_hash in prefix_hashes[:MAX_HASHES]]
         return await self._access.read_first(tenant, names)
 
     async def save(self, tenant: bytes, root_hash: bytes, policy: bytes, prefix_hash: bytes, value: bytes) -> bytes:
@@ -68,12 +59,7 @@ class SummaryTable:
     async def lease(self, root_hash: bytes, policy: bytes, prefix_hash: bytes, seconds: float) -> Lease | None:
         """A lease for *seconds*. Return None if another replica has it or the store does not answer."""
         name, value = key_names.lease(root_hash, policy, prefix_hash), os.urandom(16)
-        try:
-            present = await self._access.run(self._backend.claim(name, value, seconds))
-        except Unavailable as error:
-            self._access.count_failure(error)
-            return None
-        if present is not None:
+        if await self._access.run_or(b"", self._backend.claim(name, value, seconds)) is not None:
             return None
         return Lease(self._access, name, value)
 
@@ -119,17 +105,13 @@ class SummaryTable:
 
     async def _read(self, names: Sequence[str]) -> Sequence[bytes | None]:
         """The plain values under *names*; empty if none is set or the store does not answer."""
-        try:
-            values = await self._access.run(self._backend.read(names))
-        except Unavailable as error:
-            self._access.count_failure(error)
-            return []
+        values = await self._access.run_or((), self._backend.read(names))
         if all(value is None for value in values):
-            return []
+            return ()
         return values
 
     def _name(self, tenant: bytes) -> bytes:
-        return hmac.digest(self._access.sealer.prefix_key(tenant), b"spending", "sha256")[:16]
+        return self._access.sealer.digest(tenant, b"spending")
 
 
 def _sum(counts: Sequence[bytes | None]) -> int:

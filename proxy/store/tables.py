@@ -7,7 +7,6 @@ change of state, and one a minute for repeated errors.
 from __future__ import annotations
 
 import asyncio
-import hmac
 import math
 import time
 from collections import Counter
@@ -17,6 +16,7 @@ from typing import Any, Final, TypeVar
 from cachebox import LRUCache
 from cachetools import TTLCache
 
+from proxy.core.errors import StoreUnavailable
 from proxy.store import deadlines, key_names
 from proxy.store.backend import Backend, Unavailable, Warn
 from proxy.store.encryption import MAX_PLAIN, Sealer
@@ -53,6 +53,7 @@ _REQUESTS_FOR, _REQUESTS = 5.0, 4096
 _NO_REQUEST: Final = (-math.inf, b"")
 
 T = TypeVar("T")
+D = TypeVar("D")
 
 
 class ThrottledWarnings:
@@ -144,6 +145,30 @@ class TableAccess:
                     raise
             await asyncio.sleep(pause)
         return await self.run(operation())
+
+    async def run_or(self, default: D, operation: Coroutine[Any, Any, T]) -> T | D:
+        """Run *operation*. Return *default* if the store does not answer, which is counted."""
+        try:
+            return await self.run(operation)
+        except Unavailable as error:
+            self.count_failure(error)
+            return default
+
+    async def run_or_raise(self, operation: Coroutine[Any, Any, T]) -> T:
+        """Run *operation*. Raises ``StoreUnavailable`` if the store does not answer, which is counted."""
+        try:
+            return await self.run(operation)
+        except Unavailable as error:
+            self.count_failure(error)
+            raise StoreUnavailable from error
+
+    async def retry_or_raise(self, operation: Callable[[], Coroutine[Any, Any, T]]) -> T:
+        """Run *operation* as ``run_with_retries`` does. Raises ``StoreUnavailable``, and counts the failure."""
+        try:
+            return await self.run_with_retries(operation)
+        except Unavailable as error:
+            self.count_failure(error)
+            raise StoreUnavailable from error
 
     def run_in_background(self, operation: Coroutine[Any, Any, object], name: str) -> None:
         """Run *operation* as a task called *name*; a failure is counted."""
@@ -268,7 +293,9 @@ class TableAccess:
         elif state == "half-open":
             return
         elif refusal:
-            event = "store.full" if refusal == "oom" else "store.refused"
+            event = "store.refused"
+            if refusal == "oom":
+                event = "store.full"
             self._warnings.change("store", refusal, event, kind=refusal, advice=REFUSALS[refusal])
         else:
             self._warnings.change("store", True, "store.up", state=state)
@@ -359,23 +386,14 @@ class RecordTable:
         extent = self._access.sealer.open(tenant, name, value)
         if extent is None:
             return ""
-        try:
-            released = await self._access.run(self._backend.release(name, value))
-        except Unavailable as error:
-            self._access.count_failure(error)
-            return ""
-        if not released:
-            return ""  # another replica was first
+        if not await self._access.run_or(False, self._backend.release(name, value)):
+            return ""  # another replica was first, or the store does not answer
         return extent.decode("ascii", "replace")
 
     async def read_route(self, tenant: bytes, route: str) -> bytes | None:
         """The last value saved about *route* for *tenant*; None if there is none or the store does not answer."""
         name = self._route_name(tenant, route)
-        try:
-            (value,) = await self._access.run(self._backend.read([name]))
-        except Unavailable as error:
-            self._access.count_failure(error)
-            return None
+        (value,) = await self._access.run_or((None,), self._backend.read([name]))
         return self._access.sealer.open(tenant, name, value)
 
     def save_route(self, tenant: bytes, route: str, value: bytes) -> None:
@@ -389,6 +407,4 @@ class RecordTable:
         await self._access.run(self._backend.claim(name, sealed, ROUTE_LIFETIME))
 
     def _route_name(self, tenant: bytes, route: str) -> str:
-        return key_names.learned_route(
-            hmac.digest(self.prefix_key(tenant), b"lesson\0" + route.encode(), "sha256")[:16]
-        )
+        return key_names.learned_route(self._access.sealer.digest(tenant, b"lesson\0" + route.encode()))

@@ -7,7 +7,6 @@ that was sent again after an overflow, or untouched after a fault of ours.
 
 from __future__ import annotations
 
-import json
 import logging
 import threading
 import time
@@ -23,6 +22,7 @@ import msgspec
 
 from proxy.core.advice import NEARLY_FULL
 from proxy.core.report import INTERNAL_ERROR, Report
+from proxy.telemetry.logs import ascii_json
 
 APIS: Final = frozenset({"chat", "messages", "responses", "gemini"})
 """APIs whose requests have a context. All others are relayed, or only ask for a count."""
@@ -38,7 +38,7 @@ BATCH_BYTES: Final = 65_536
 
 
 class BudgetLog:
-    """Writes lines to *path*, on a thread of its own, and keeps *files* older ones of *max_bytes* each.
+    """Writes lines to *path*, on a thread of its own, and leaves *files* older ones of *max_bytes* each.
 
     ``dropped`` counts the lines that were not written because the disk was too slow, or full. Raises ``OSError`` if
     the file cannot be opened.
@@ -93,18 +93,18 @@ class BudgetLog:
 
 
 class _File(RotatingFileHandler):
-    """A rotated file that notes a failed write; its base would print a traceback for each."""
+    """A rotated file that remembers a failed write; its base would print a traceback for each."""
 
     failed = False
 
     def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802 - the base's name
-        """Note that *record* was not written."""
+        """Remember that *record* was not written."""
         del record
         self.failed = True
 
 
 class Line(msgspec.Struct, gc=False):
-    """A line of the log. Tokens are the provider's; None stands for what is not known.
+    """A line of the log. Tokens are the provider's; None stands for an unknown figure.
 
     ``issue`` is the client's label of its project, else the conversation. ``checkpoint_entries`` is 1 if a block stands
     for folded rounds. ``pruned`` are the tokens that did not go upstream.
@@ -142,7 +142,7 @@ def lines_of(report: Report, at: float) -> list[bytes]:
     )
     encode: Callable[[Line], bytes] = msgspec.json.encode
     if not (report.agent.isprintable() and issue.isprintable()):
-        encode = _ascii_json
+        encode = ascii_json  # clients forge names: other line ends than ours are escaped, and half characters too
     lines = [encode(line)]
     if pressure is not None and pressure > NEARLY_FULL:
         line.event = "context_overflow_warning"
@@ -151,8 +151,3 @@ def lines_of(report: Report, at: float) -> list[bytes]:
         line.event = "context_recovery"
         lines.append(encode(line))
     return lines
-
-
-def _ascii_json(line: Line) -> bytes:
-    """Return *line* for names that clients forged: other line ends than ours are escaped, and half characters too."""
-    return json.dumps(msgspec.to_builtins(line)).encode()

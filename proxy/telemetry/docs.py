@@ -48,12 +48,12 @@ _PROCESS = """
 
 def page() -> str:
     """Return the page about fields and metrics, as Markdown."""
-    seen = [field for field in FIELDS if field.log or field.header or field.metrics]
-    fields = [_field_row(field.log, field.header, field.about, field.metrics) for field in seen]
+    public = [field for field in FIELDS if field.log or field.header or field.metrics]
+    fields = [_field_row(field.log, field.header, field.about, field.metrics) for field in public]
     # A metric may stand in several rows.
     metrics = {metric.name: metric for field in FIELDS for metric in field.metrics}
-    counted = map(_metric_row, metrics.values())
-    return "".join([_HEAD, "\n", _REQUEST, *fields, _METRICS, *counted, _PROCESS, *map(_metric_row, PROCESS)])
+    of_requests, of_process = map(_metric_row, metrics.values()), map(_metric_row, PROCESS)
+    return "".join([_HEAD, "\n", _REQUEST, *fields, _METRICS, *of_requests, _PROCESS, *of_process])
 
 
 def _field_row(key: str, header: str, about: str, metrics: Iterable[Metric]) -> str:
@@ -62,13 +62,16 @@ def _field_row(key: str, header: str, about: str, metrics: Iterable[Metric]) -> 
 
 
 def _metric_row(metric: Metric) -> str:
-    labels = ", ".join(map(_code, metric.labels + metric.by))
-    kind = f"{metric.kind}: {labels}" if labels else metric.kind
+    kind: str = metric.kind
+    if labels := metric.labels + metric.by:
+        kind = f"{kind}: {', '.join(map(_code, labels))}"
     return f"| {_code(metric.name)} | {kind} | {' '.join(filter(None, (metric.about, metric.doc)))} |\n"
 
 
 def _code(name: str) -> str:
-    return f"`{name}`" if name else ""
+    if not name:
+        return ""
+    return f"`{name}`"
 
 
 if __name__ == "__main__":

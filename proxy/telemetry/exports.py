@@ -29,8 +29,8 @@ class Exports:
     @property
     def observers(self) -> tuple[Callable[[Report, float], None], ...]:
         """Functions that are called with each request's report and its seconds."""
-        configured = (self.budget_log, self.tracing)
-        return tuple(each.observe for each in configured if each is not None)
+        outputs = (self.budget_log, self.tracing)
+        return tuple(output.observe for output in outputs if output is not None)
 
     def traced_upstream(self, upstream: Upstream) -> Upstream:
         """Return *upstream* with its calls traced, if traces are on."""

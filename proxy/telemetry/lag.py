@@ -30,14 +30,16 @@ WORKERS: Final = "offload"
 """The beginning of the names of threads that read large bodies."""
 
 Observe = Callable[[float], None]
+"""Takes the seconds of lag of one beat."""
+
 Warn = Callable[[float, Sequence[str]], None]
+"""Takes the seconds of lag of a beat that was too late, and the frames that ran meanwhile."""
 
 
 class LagWatch:
     """Watches the running loop from ``start`` to ``stop``.
 
-    *under_way* are the requests under way. *observe* gets the seconds of lag of each beat; *warn* those of a beat that
-    is too late, and the innermost frames of what ran, as ``file:line function``.
+    *under_way* are the requests under way. A frame is given as ``file:line function``, innermost frames only.
     """
 
     def __init__(self, under_way: Collection[object], observe: Observe, warn: Warn, too_late: float = TOO_LATE) -> None:
@@ -99,9 +101,9 @@ class LagWatch:
         names = {thread.ident: thread.name for thread in threading.enumerate()}
         stacks = sys._current_frames()
         workers = [ident for ident in stacks if (names.get(ident) or "").startswith(WORKERS)]
-        places: list[str] = []
+        locations: list[str] = []
         for ident in (self._thread, *workers):
-            if frame := stacks.get(ident):
-                summary = traceback.StackSummary.extract(traceback.walk_stack(frame), lookup_lines=False)
-                places += [location_of(each) for each in summary[:DEEPEST_STACK]]
-        return tuple(places)
+            if innermost := stacks.get(ident):
+                stack = traceback.StackSummary.extract(traceback.walk_stack(innermost), lookup_lines=False)
+                locations += [location_of(frame) for frame in stack[:DEEPEST_STACK]]
+        return tuple(locations)

@@ -77,16 +77,14 @@ ALLOWED = frozenset(_KEYS) | frozenset(
 class Logs:
     """The logger of a process. Build one, hand it in, close it last.
 
-    Lines go to *fd* (standard output). ``None`` for *colors*: as the terminal and its user want it.
+    Lines go to *fd* (standard output).
     """
 
-    def __init__(
-        self, level: Level = "info", style: Format = "auto", fd: int = 1, *, colors: bool | None = None
-    ) -> None:
+    def __init__(self, level: Level = "info", style: Format = "auto", fd: int = 1) -> None:
         self.writer = LineWriter(fd)
         self._render: Callable[[Line], bytes] = msgspec.json.encode
         if style == "console" or (style == "auto" and os.isatty(fd)):
-            self._render = Console(fd, colors=uses_colors(fd) if colors is None else colors)
+            self._render = Console(fd, colors=uses_colors(fd))
         self._level = logging.getLevelNamesMapping()[level.upper()]
         self.log: structlog.typing.FilteringBoundLogger = structlog.wrap_logger(
             _Sink(self.writer),
@@ -139,7 +137,7 @@ class Logs:
         try:
             rendered = self._render(line)
         except _NOT_ENCODED:
-            rendered = _plain_json(line)
+            rendered = ascii_json(line)
         self.writer.write(rendered + b"\n")
 
     def _rendered(self, _logger: object, _method: str, fields: Fields) -> bytes:
@@ -147,7 +145,7 @@ class Logs:
         try:
             return self._render(fields)
         except _NOT_ENCODED:
-            return _plain_json(fields)
+            return ascii_json(fields)
 
     def log_refusals(self) -> None:
         """Write the number of refused requests without a line since the last call, if any. Call it every second."""
@@ -276,7 +274,8 @@ _NOT_ENCODED = (UnicodeEncodeError, OverflowError)
 """Raised by msgspec for lone surrogates and integers above 64 bits, which only the standard library can write."""
 
 
-def _plain_json(line: Line) -> bytes:
+def ascii_json(line: Line) -> bytes:
+    """Return *line* as JSON in which every character beyond ASCII is escaped."""
     return json.dumps(msgspec.to_builtins(line)).encode()
 
 

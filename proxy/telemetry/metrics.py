@@ -25,10 +25,11 @@ from prometheus_client.multiprocess import MultiProcessCollector
 
 from proxy.core.report import DURATION, DURATION_BUCKETS, FIELDS, Metric, Report, SummaryReport, Value
 
-# Label values live as long as the process, and model names come from clients.
-MOST_MODELS = 100
-LONGEST_MODEL = 100
+MOST_MODELS, LONGEST_MODEL = 100, 100
+"""Names of each kind that become labels, and their characters: labels live as long as the process."""
+
 OTHER = "other"
+"""The label of all further names, which come from clients."""
 
 MOST_WAITING: Final = 64
 """Reports that wait in a tally, unless another thread is counting: half a millisecond of work."""
@@ -52,14 +53,14 @@ WITHOUT_DESCRIPTOR: Final = Metric("ullage_out_of_descriptors_total",
                                    "Connections that met the limit of open files.",
                                    doc="Of clients and to upstreams. Raise the limit (`ulimit -n`, `LimitNOFILE`).")
 IN_FLIGHT: Final = Metric("ullage_in_flight", "Requests under way.", kind="gauge")
-LINES_DROPPED: Final = Metric("ullage_log_lines_dropped", "Log lines nobody read in time.", kind="gauge")
+LINES_DROPPED: Final = Metric("ullage_log_lines_dropped", "Log lines that were not read in time.", kind="gauge")
 INTERNAL_ERRORS: Final = Metric("ullage_internal_errors_total", "Faults of the proxy's own that cost no request.",
                                 by=("where",), known=("request", "answer", "after"),
                                 doc="In making a `request` smaller, in watching an `answer`, in what is noted `after`.")
 LEARNED_WINDOWS: Final = Metric("ullage_learned_windows", "Windows that hold because traffic taught them.",
                                 kind="gauge", across="livemax")
 STORE_UP: Final = Metric("ullage_store_up", "1 if the store answers.", kind="gauge", across="livemin",
-                         doc="0 for memory in its place, and if the store refuses what it is asked.")
+                         doc="0 for memory in its place, and if the store refuses operations.")
 STORE_BREAKER: Final = Metric("ullage_store_breaker_state", "0 closed, 1 half open, 2 open.", kind="gauge",
                               across="livemax")
 STORE_ERRORS: Final = Metric("ullage_store_errors_total", "Errors of the store.", by=("kind",))
@@ -77,7 +78,7 @@ SUMMARY_SECONDS: Final = Metric("ullage_summary_seconds", "From a summary job's 
                                 kind="histogram", buckets=DURATION_BUCKETS)
 SUMMARIES_RUNNING: Final = Metric("ullage_summaries_running", "Summary jobs under way.", kind="gauge")
 SUMMARY_BREAKERS: Final = Metric("ullage_summary_breakers_open",
-                                 "Summarisers, each for one client, that are not asked because they failed.",
+                                 "Summarisers, each for one client, that are not called because they failed.",
                                  kind="gauge")
 BUILD_INFO: Final = Metric("ullage_build_info", "The version.", by=("version",), kind="gauge", across="livemax")
 # fmt: on
@@ -112,14 +113,18 @@ def _rows_of(attribute: str) -> tuple[_Row, ...]:
     rows = []
     for metric, when in _ROWS:
         if when == attribute:
-            nothing = object() if metric.always else getattr(_BLANK, when, None)
-            key = None if metric.own is None else (metric, metric.own)
+            nothing, key = getattr(_BLANK, when, None), None
+            if metric.always:
+                nothing = object()  # equal to no value
+            if metric.own is not None:
+                key = metric, metric.own
             rows.append(_Row(metric, nothing, key))
     return tuple(rows)
 
 
 _USUAL: Final = ("api", "tokens_before", "tokens_sent", "overhead_seconds")
 """The attributes that nearly every report has. The others are compared with their defaults all at once."""
+
 _RARE: Final = tuple(dict.fromkeys(when for _, when in _ROWS if when not in (*_USUAL, DURATION)))
 
 _READ_RARE: Final = attrgetter(*_RARE)
@@ -146,6 +151,8 @@ class Telemetry:
     def __init__(
         self, version: str, directory: Path | None = None, reports: deque[tuple[float, Report]] | None = None
     ) -> None:
+        # The client chose at its import, and shows it nowhere else:
+        # https://github.com/prometheus/client_python/blob/master/prometheus_client/values.py
         shared = bool(getattr(values.ValueClass, "_multiprocess", False))
         if shared != (directory is not None):
             raise ValueError("PROMETHEUS_MULTIPROC_DIR must be set before the import exactly when a directory is given")
@@ -284,8 +291,9 @@ class _Families:
             labels = metric.labels + metric.by
             if metric.kind == "counter":
                 self.counters[name] = Counter(name, metric.about, labels, registry=registry)
-                for own in () if metric.labels else metric.known:
-                    self.series(metric, _own_labels(own))
+                if not metric.labels:
+                    for own in metric.known:
+                        self.series(metric, _own_labels(own))
             elif metric.kind == "gauge":
                 self.gauges[name] = Gauge(
                     name, metric.about, labels, registry=registry, multiprocess_mode=metric.across
@@ -298,7 +306,9 @@ class _Families:
     def series(self, metric: Metric, labels: tuple[str, ...]) -> Counter | _Histogram:
         """Return the series of a counter or histogram; it begins at 0 with the first call."""
         family = self.counters.get(metric.name) or self.histograms[metric.name]
-        return family.labels(*labels) if labels else family
+        if not labels:
+            return family
+        return family.labels(*labels)
 
     def show(self, metric: Metric, labels: tuple[str, ...], own: Value, amount: float) -> None:
         """Let a gauge show *amount* under its *own* labels only, among all with the same *labels*."""
@@ -336,7 +346,7 @@ def _amounts(row: _Row, reports: Sequence[Report], values: Sequence[Any]) -> lis
         return [value for value in values if value != row.nothing]
     pairs = zip(reports, values, strict=True)
     amounts = [amount(report, value) for report, value in pairs if value != row.nothing]
-    return [each for each in amounts if each is not None]
+    return [value for value in amounts if value is not None]
 
 
 class _Tally:

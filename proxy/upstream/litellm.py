@@ -14,7 +14,6 @@ import os
 import re
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from types import MappingProxyType
 from typing import Any, Final
 
 from proxy.core.errors import InvalidRequest, UllageError, Unauthorized, UpstreamTimeout, UpstreamUnreachable
@@ -34,10 +33,14 @@ OFFLINE: Final = {
 """Environment that keeps LiteLLM from fetching anything by itself; set before it is imported."""
 
 _ALWAYS_TAKEN: Final = frozenset({"model", "messages", "stream", "stream_options"})
+"""Members of a request that every provider takes, in LiteLLM's hands."""
+
 _RETURNED_HEADERS: Final = re.compile(r"(?:x-|anthropic-)?ratelimit[\w-]*|(?:x-)?request-id|retry-after[\w-]*")
 _MISSING: Final = re.compile(r"No module named '([\w.]+)'")
+
 _KEYS: Final = CREDENTIAL_ORDER[1:]
 """Headers that hold a key without a scheme before it."""
+
 _MOST_QUEUED: Final = 64
 """Events of a stream that wait for their reader, at most."""
 
@@ -69,8 +72,8 @@ class Bridged:
     base_url: str | None = None
     api_key: str | None = field(default=None, repr=False)
     ambient: bool = False
-    headers: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}), repr=False)
-    options: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}), repr=False)
+    headers: Mapping[str, str] = field(default_factory=lambda: NOTHING, repr=False)
+    options: Mapping[str, str] = field(default_factory=lambda: NOTHING, repr=False)
     timeouts: Timeouts = field(default_factory=Timeouts)
     options_of: OptionsOf = no_options
 
@@ -160,7 +163,7 @@ class Bridge:
     ) -> BridgedReply:
         """Return the provider's answer to a chat completions *body*, in OpenAI's shape; its errors too.
 
-        Of the client's *headers* its key, its name and its betas are passed on; *added* are sent.
+        Of the client's *headers* its key, ``user-agent`` and ``anthropic-beta`` are passed on; all *added* are sent.
 
         Raises ``InvalidRequest`` for a member that cannot be passed on, ``Unauthorized`` without a key,
         ``UpstreamUnreachable`` and ``UpstreamTimeout``.
@@ -285,6 +288,7 @@ def _options(
 
 
 def _check(litellm: Any, upstream: Bridged, request: Mapping[str, Any]) -> None:
+    """Raise ``InvalidRequest`` if the provider, or LiteLLM on the way to it, would drop a member of *request*."""
     supported = litellm.get_supported_openai_params(request["model"], upstream.provider)
     if supported is None:
         raise InvalidRequest(
@@ -299,6 +303,7 @@ def _check(litellm: Any, upstream: Bridged, request: Mapping[str, Any]) -> None:
 
 
 def _key(upstream: Bridged, headers: Sequence[tuple[str, str]]) -> str | None:
+    """Return the key to call the provider with, or None if the proxy's surroundings pay. Raises ``Unauthorized``."""
     if upstream.api_key is not None or upstream.ambient:
         return upstream.api_key
     sent = {name.lower(): value for name, value in headers}
@@ -397,6 +402,7 @@ def _refused(upstream: Bridged, call: Any, error: Exception) -> BridgedReply:
 
 
 def _unanswered(upstream: Bridged, broken: Exception) -> UllageError:
+    """Return the error for a call whose connection gave *broken*, one of httpx's errors, and no answer."""
     name = type(broken).__name__
     if name == "ConnectTimeout":
         return UpstreamUnreachable(upstream.name, f"no connection within {upstream.timeouts.connect:g} s")
@@ -408,6 +414,7 @@ def _unanswered(upstream: Bridged, broken: Exception) -> UllageError:
 
 
 def _failed(error: Exception) -> tuple[int, dict[str, Any]]:
+    """Return status and body, in OpenAI's shape, of an *error* that LiteLLM raised."""
     return shapes.failed(_inner(error), overflow=_is_overflow(error))
 
 

@@ -83,9 +83,10 @@ def failed(error: Exception, *, overflow: bool) -> tuple[int, dict[str, Any]]:
 
 
 def _error_document(status: int, message: str, kind: str, code: str | None) -> dict[str, Any]:
-    kind = kind or KINDS.get(status, "")
-    if not kind:
-        kind = "invalid_request_error" if status < 500 else "server_error"
+    default = "invalid_request_error"
+    if status >= 500:
+        default = "server_error"
+    kind = kind or KINDS.get(status, default)
     return {"error": {"message": message, "type": kind, "param": None, "code": code}}
 
 
@@ -127,7 +128,7 @@ _GOOGLE: Final = ("gemini", "vertex_ai", "vertex_ai_beta")
 
 
 def lost(provider: str, request: Mapping[str, Any]) -> str:
-    """Return the member of *request* that would not reach *provider*, with a remedy, or an empty string."""
+    """Return the member of *request* that LiteLLM would drop on the way to *provider*, with a remedy; empty if none."""
     claude = bool(CLAUDE.search(f"{provider}/{request['model']}"))
     google, amazon = provider in _GOOGLE and not claude, provider.startswith("bedrock")
     form = request.get("response_format")

@@ -55,13 +55,10 @@ def decode(body: bytes) -> object:
         raise Unreadable("an answer that is no JSON") from error
 
 
-def encode(value: Mapping[str, str]) -> bytes:
-    """Return *value* as JSON."""
-    return msgspec.json.encode(value)
-
-
 def find(windows: Mapping[str, ServerWindow], model: str) -> ServerWindow | None:
     """Return the window of *model* among *windows*, or None. Ollama's clients may leave out the tag ``latest``."""
+    if not windows:
+        return None  # most servers state none: no name is formed for those
     return windows.get(model) or windows.get(f"{model}:latest") or windows.get(EVERY)
 
 
@@ -220,7 +217,9 @@ def _figure(value: object, least: int = LEAST) -> int | None:
 
 def _as_object(value: object) -> Mapping[str, Any]:
     """Return *value* if it is a JSON object, else an empty one."""
-    return value if isinstance(value, dict) else {}
+    if isinstance(value, dict):
+        return value
+    return {}
 
 
 def _object(answer: object, name: str) -> Mapping[str, Any]:

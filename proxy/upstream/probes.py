@@ -42,6 +42,15 @@ MOST_SKEW: Final = 5.0
 MOST_WANTED: Final = 100
 """Models remembered as wanted, of each server: their names come from clients."""
 
+DEADLINE: Final = 3.0
+"""Seconds for all requests of one probe together."""
+
+MOST_BYTES: Final = 2**20
+"""Bytes of one answer."""
+
+INLINE: Final = 2**15
+"""Bytes of an answer that are decoded on the event loop; more in a thread."""
+
 SILENT: Final = (
     "api.openai.com",
     "api.anthropic.com",
@@ -156,13 +165,12 @@ class Probes:
         server = self._servers.get(upstream)
         if server is None:
             return None
-        if not refresh:
-            return _find(server.windows, model)
-        if model not in server.wanted:
-            self._want(server, model)
-        if not server.probing and self._clock() >= server.due:
-            self._start(server)
-        return _find(server.windows, model)
+        if refresh:
+            if model not in server.wanted:
+                self._want(server, model)
+            if not server.probing and self._clock() >= server.due:
+                self._start(server)
+        return formats.find(server.windows, model)
 
     def adopt(self, before: Probes) -> None:
         """Take over what *before* knows of servers that are still configured at the same address."""
@@ -273,7 +281,7 @@ class Probes:
             return False
         probed = {name for model in shared.probed for name in (model, f"{model}:latest")}
         others = [model for model in _listed(server.wanted, shared.listed) if model not in probed]
-        if any(_find(shared.windows, model) is None for model in others):
+        if any(formats.find(shared.windows, model) is None for model in others):
             return False
         windows = {
             model: replace(window, since=min(now, window.since + now - wall))
@@ -353,28 +361,12 @@ def _decode(value: bytes | None) -> Shared | None:
         return None
 
 
-def _find(windows: Mapping[str, ServerWindow], model: str) -> ServerWindow | None:
-    """Return the window of *model*, or None. A request without any window costs no look-up by name."""
-    if not windows:
-        return None
-    return formats.find(windows, model)
-
-
 def _shown(server: _Server) -> list[tuple[str, ServerWindow]]:
     """Return the windows of the models that were wanted, and of the first twenty others, sorted by name."""
     few = dict(list(server.windows.items())[:20])
-    wanted = {model: window for model in server.wanted if (window := _find(server.windows, model))}
+    wanted = {model: window for model in server.wanted if (window := formats.find(server.windows, model))}
     return sorted({**few, **wanted}.items())
 
-
-DEADLINE: Final = 3.0
-"""Seconds for all requests of one probe together."""
-
-MOST_BYTES: Final = 2**20
-"""Bytes of one answer."""
-
-INLINE: Final = 2**15
-"""Bytes of an answer that are decoded on the event loop; more in a thread."""
 
 SendProbe = Callable[[str, str, str, Sequence[tuple[str, str]], bytes | None], Awaitable[Reply]]
 """Sends a request: upstream, method, path, headers, body. It adds that upstream's own key and follows no redirect."""
@@ -452,7 +444,7 @@ class Probe:
         """Return the JSON of the answer, or None if there is no such route. Raises ``Unreadable``."""
         headers, sent = self._headers, None
         if body is not None:
-            headers, sent = (*headers, ("content-type", "application/json")), formats.encode(body)
+            headers, sent = (*headers, ("content-type", "application/json")), msgspec.json.encode(body)
         reply = await self._send(self._upstream, method, path, headers, sent)
         try:
             if reply.status in (404, 405, 501):
@@ -460,7 +452,7 @@ class Probe:
             if reply.status != 200:
                 raise formats.Unreadable(f"{method} {path} answered {reply.status}")
             if reply.header("content-encoding") not in ("", "identity"):
-                raise formats.Unreadable(f"{method} {path} answered in an encoding that was not asked for")
+                raise formats.Unreadable(f"{method} {path} answered in a content encoding that it may not use")
             answer = await _body(reply)
         finally:
             reply.close()

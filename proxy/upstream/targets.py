@@ -12,7 +12,6 @@ from types import MappingProxyType
 from typing import Final
 from urllib.parse import urlsplit
 
-# First segments of the OpenAI and Anthropic APIs: without a version they still mean the versioned route.
 API: Final = frozenset(
     {
         "assistants",
@@ -40,12 +39,15 @@ API: Final = frozenset(
         "videos",
     }
 )
+"""First segments of the OpenAI and Anthropic APIs: without a version they still mean the versioned route."""
 
 _VERSION = re.compile(r"v\d+\w*")
-_FLAVOURS = re.compile("/(?:openai|anthropic)(?=/v1/)")
 
+_FLAVOURS = re.compile("/(?:openai|anthropic)(?=/v1/)")
+"""Prefixes that gateways put before an API's paths, which a base URL with a path of its own replaces."""
 
 NOTHING: Final[Mapping[str, str]] = MappingProxyType({})
+"""An empty mapping that every caller may share."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +81,7 @@ class Target:
 
 
 class BaseUrl:
-    """A configured base URL, ready to be joined. Raises ``ValueError`` when it is not a plain http(s) URL."""
+    """A configured base URL, split for ``join``. Raises ``ValueError`` if it is not a plain http(s) URL."""
 
     __slots__ = ("_origin", "_path", "_root", "_versioned")
 
@@ -99,8 +101,8 @@ class BaseUrl:
 
     def join(self, path_qs: str) -> str:
         """Return the absolute URL for a client's path and query, whose bytes stay as they are."""
-        for own in (self._path, self._root):
-            if own and path_qs.startswith(own) and _ends(path_qs, len(own)):
+        for prefix in (self._path, self._root):
+            if prefix and path_qs.startswith(prefix) and _ends(path_qs, len(prefix)):
                 return self._origin + path_qs
         if self._path and (flavour := _FLAVOURS.match(path_qs)):
             path_qs = path_qs[flavour.end() :]

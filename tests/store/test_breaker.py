@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.store.breaker import FAILURES, FIRST_PAUSE, LONGEST_PAUSE, WITHIN, Breaker, Patience
+from proxy.store.breaker import SERVER, Breaker, Patience
 
 
 class Now:
@@ -30,13 +30,13 @@ def breaker(now: Now) -> Breaker:
 
 
 def _open(breaker: Breaker) -> None:
-    for _ in range(FAILURES):
+    for _ in range(SERVER.failures):
         breaker.failed()
 
 
 def test_five_failures_in_ten_seconds_open_it(breaker: Breaker) -> None:
     """It lets calls through up to the fifth failure and none after."""
-    for _ in range(FAILURES):
+    for _ in range(SERVER.failures):
         assert breaker.admit()
         breaker.failed()
     assert not breaker.admit()
@@ -47,13 +47,13 @@ def test_failures_spread_out_do_not_open_it(breaker: Breaker, now: Now) -> None:
     """Failures further apart than the span are not counted together."""
     for _ in range(20):
         breaker.failed()
-        now.seconds += WITHIN / (FAILURES - 1) + 0.1
+        now.seconds += 10.0 / (SERVER.failures - 1) + 0.1
     assert breaker.state == "closed"
 
 
 def test_successes_between_do_not_hide_a_failing_server(breaker: Breaker) -> None:
     """A server that fails every other call is opened for all the same."""
-    for _ in range(FAILURES):
+    for _ in range(SERVER.failures):
         breaker.succeeded()
         breaker.failed()
     assert breaker.state == "open"
@@ -62,7 +62,7 @@ def test_successes_between_do_not_hide_a_failing_server(breaker: Breaker) -> Non
 def test_exactly_one_probe_passes_half_open(breaker: Breaker, now: Now) -> None:
     """After the pause one call goes out, and nobody else until it has reported back."""
     _open(breaker)
-    now.seconds += FIRST_PAUSE - 0.1
+    now.seconds += SERVER.first_pause - 0.1
     assert not breaker.admit()
     now.seconds += 0.2
     assert [breaker.admit() for _ in range(5)] == [True, False, False, False, False]
@@ -74,7 +74,7 @@ def test_exactly_one_probe_passes_half_open(breaker: Breaker, now: Now) -> None:
 def test_a_lost_probe_does_not_close_the_way_for_ever(breaker: Breaker, now: Now) -> None:
     """When the probing call never reports back, another one may try later."""
     _open(breaker)
-    now.seconds += FIRST_PAUSE
+    now.seconds += SERVER.first_pause
     assert breaker.admit()
     now.seconds += 60
     assert breaker.admit()
@@ -93,19 +93,19 @@ def test_the_pause_grows_to_thirty_seconds_and_starts_over_after_success(dice: f
     now = Now()
     breaker = Breaker(now, lambda: dice)
     _open(breaker)
-    expected = FIRST_PAUSE
+    expected = SERVER.first_pause
     for _ in range(8):
         began = now.seconds
         while not breaker.admit():
             now.seconds += 0.05
         assert 0.75 * expected - 0.06 <= now.seconds - began <= 1.25 * expected + 0.06
         breaker.failed()
-        expected = min(2 * expected, LONGEST_PAUSE)
+        expected = min(2 * expected, SERVER.longest_pause)
     while not breaker.admit():
         now.seconds += 1
     breaker.succeeded()
     _open(breaker)
-    now.seconds += 1.25 * FIRST_PAUSE
+    now.seconds += 1.25 * SERVER.first_pause
     assert breaker.admit()
 
 

@@ -132,8 +132,8 @@ async def test_a_server_that_refuses_is_not_up_until_it_accepts(
 
 async def test_an_idle_store_is_tried(valkey: Valkey, opener: Opener, monkeypatch: pytest.MonkeyPatch) -> None:
     """A server that stops taking writes is noticed although no request needs one, then and at the start."""
-    monkeypatch.setattr("proxy.store.store._LOOK", 0.05)
-    monkeypatch.setattr("proxy.store.store._REREAD", 0.05)
+    monkeypatch.setattr("proxy.store.store._CHECK_BROKEN", 0.05)
+    monkeypatch.setattr("proxy.store.store._CHECK_WORKING", 0.05)
     store = await opener(valkey.url, key=b"k" * 32)
     assert store.state().up
     mended = _read_only(valkey)
@@ -160,7 +160,7 @@ async def test_a_cluster_that_is_not_there_is_a_store_that_is_down(
     valkey_on_tcp: Valkey, opener: Opener, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """No node that can be reached, or one that is in no cluster: the store opens, is down, and is tried again."""
-    monkeypatch.setattr("proxy.store.store._LOOK", 0.05)
+    monkeypatch.setattr("proxy.store.store._CHECK_BROKEN", 0.05)
     for port in (free_port(), valkey_on_tcp.port):
         store = await opener(f"redis+cluster://127.0.0.1:{port}", key=b"k" * 32)
         assert not store.state().up

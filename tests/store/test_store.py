@@ -29,8 +29,8 @@ TENANT, ROOT, ROUTE, A, B = b"t" * 32, b"r" * 16, "openai,gpt-5", b"a" * 16, b"b
 @pytest.fixture
 def watchful(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Lets stores look after themselves many times a second."""
-    monkeypatch.setattr("proxy.store.store._LOOK", 0.05)
-    monkeypatch.setattr("proxy.store.store._REREAD", 0.05)
+    monkeypatch.setattr("proxy.store.store._CHECK_BROKEN", 0.05)
+    monkeypatch.setattr("proxy.store.store._CHECK_WORKING", 0.05)
     return None
 
 
