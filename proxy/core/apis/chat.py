@@ -104,12 +104,10 @@ def _read(message: dict[str, Any], count: Count, large: bool) -> Item:
     called = _calls(message)
     text, media, guess = _weigh(message, called, count)
     calls = tuple(name for call in called if (name := _call_id(call)))
-    answered = _answered(message)
-    answers = (answered,) if answered else ()
     injected: tuple[Injected, ...] = ()
     if role in ("system", "user"):
         injected = injected_in(_content_text(message), count)
-    return Item(role, text + media, media, digest(message, large=large), calls, answers, guess, injected)
+    return Item(role, text + media, media, digest(message, large=large), calls, _answers(message), guess, injected)
 
 
 def _weigh(message: dict[str, Any], called: Sequence[dict[str, Any]], count: Count) -> tuple[int, int, int]:
@@ -145,7 +143,9 @@ def read_item_text(raw: bytes) -> ItemText:
     reasoning = "\n".join(text for key in REASONING if isinstance(text := message.get(key), str))
     text = _content_text(message)
     calls = tuple(_call_texts(_calls(message)))
-    results = ((text, False),) if role == "tool" else ()
+    results: tuple[tuple[str, bool], ...] = ()
+    if role == "tool":
+        results = ((text, False),)
     return ItemText(role, text, calls, media, reasoning, results=results)
 
 
@@ -191,7 +191,9 @@ def with_results(raw: bytes, texts: Sequence[str], *, media: bool = False) -> by
     With *media* the images of the content stay behind the text.
     """
     text = "\n".join(texts)
-    parts = media_parts(raw) if media else []
+    parts: list[bytes] = []
+    if media:
+        parts = media_parts(raw)
 
     def replaced(content: str) -> str:
         if not content.startswith("["):
@@ -213,9 +215,8 @@ def _slots(message: dict[str, Any]) -> Iterator[Slot]:
     yield from _text_slots(message)
     for at, call in enumerate(_listed(message, "tool_calls")):
         if isinstance(call, dict):
-            kind = next((key for key in KINDS if isinstance(call.get(key), dict)), "")
-            path = ("tool_calls", at, kind) if kind else ("tool_calls", at)
-            yield from _call_slots(_named(call), path)
+            kinds = [key for key in KINDS if isinstance(call.get(key), dict)]
+            yield from _call_slots(_named(call), ("tool_calls", at, *kinds[:1]))
     legacy = message.get("function_call")
     if isinstance(legacy, dict):
         yield from _call_slots(legacy, ("function_call",))
@@ -239,8 +240,10 @@ def _call_slots(function: dict[str, Any], path: Path) -> Iterator[Slot]:
 
 def _counted(message: Mapping[str, Any], calls: Sequence[dict[str, Any]]) -> Iterator[str]:
     """Yield every text of a message with these *calls* that a provider counts."""
-    content = message.get("content")
-    for part in content if isinstance(content, list) else [content]:
+    parts = message.get("content")
+    if not isinstance(parts, list):
+        parts = [parts]
+    for part in parts:
         if isinstance(part, str):
             yield part
         elif part is not None:
@@ -251,8 +254,12 @@ def _counted(message: Mapping[str, Any], calls: Sequence[dict[str, Any]]) -> Ite
         yield name
         yield arguments
     for key, value in message.items():
-        if key not in _COUNTED_ELSEWHERE and value:
-            yield value if isinstance(value, str) else quoted(value)
+        if key in _COUNTED_ELSEWHERE or not value:
+            continue
+        if isinstance(value, str):
+            yield value
+        else:
+            yield quoted(value)
 
 
 def _part_texts(part: Any) -> Iterator[str]:
@@ -296,7 +303,9 @@ def _named(call: dict[str, Any]) -> dict[str, Any]:
 def _listed(message: Mapping[str, Any], key: str) -> list[Any]:
     """Return the list under *key*; an empty one if there is none."""
     value = message.get(key)
-    return value if isinstance(value, list) else []
+    if isinstance(value, list):
+        return value
+    return []
 
 
 def _parts(message: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -324,8 +333,10 @@ def _call_id(call: dict[str, Any]) -> str:
     return "function:" + "".join(name for name, _ in _call_texts([call]))
 
 
-def _answered(message: Mapping[str, Any]) -> str:
-    """Return the id of the call that a result answers; empty if it names none."""
+def _answers(message: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return the id of the call that a result answers; none if it names none."""
     if message.get("role") == "function":
-        return f"function:{message.get('name', '')}"
-    return str(message.get("tool_call_id") or "")
+        return (f"function:{message.get('name', '')}",)
+    if message.get("tool_call_id"):
+        return (str(message["tool_call_id"]),)
+    return ()

@@ -191,7 +191,7 @@ def read_envelope(text: str, figures: Sequence[str]) -> Envelope:
         fields=fields,
         least_output=least_output({key: _value(text, fields, key) for key in THINKING_MEMBERS if key in fields}),
         stored=any(_value(text, fields, key) for key in STORED if key in fields),
-        has_unseen_input=has_unseen_members or _has_hosted_tool(_raw(text, fields, "tools")),
+        has_unseen_input=has_unseen_members or _has_hosted_tool(text, fields.get("tools")),
         session=session_in_body({key: _value(text, fields, key) for key in SESSION}),
         provider_compacts_from=_compacts_from(
             _value(text, fields, "truncation"), _value(text, fields, "context_management")
@@ -200,9 +200,12 @@ def read_envelope(text: str, figures: Sequence[str]) -> Envelope:
     )
 
 
-def _has_hosted_tool(tools: str) -> bool:
-    """True if the JSON array *tools* has one that the provider runs itself."""
-    return any(HOSTED.search(tools, start, start + STEP + OVERLAP) for start in range(0, len(tools), STEP))
+def _has_hosted_tool(text: str, tools: Field | None) -> bool:
+    """True if the member *tools* of *text* has one that the provider runs itself."""
+    if tools is None:
+        return False
+    starts = range(tools.start, tools.end, STEP)
+    return any(HOSTED.search(text, start, min(start + STEP + OVERLAP, tools.end)) for start in starts)
 
 
 def _system_texts(text: str, fields: Mapping[str, Field]) -> dict[str, str]:
@@ -343,14 +346,6 @@ def _value(text: str, fields: Mapping[str, Field], key: str) -> Any:
     return json.loads(text[field.start : field.end], parse_int=read_integer, parse_float=read_fraction)
 
 
-def _raw(text: str, fields: Mapping[str, Field], key: str) -> str:
-    """Return the JSON of the member *key*; empty if there is none."""
-    field = fields.get(key)
-    if field is None:
-        return ""
-    return text[field.start : field.end]
-
-
 def _compacts_from(truncation: Any, management: Any) -> int | None:
     """Return the tokens from which on the provider is to shorten the conversation; None if it is not to.
 
@@ -359,7 +354,9 @@ def _compacts_from(truncation: Any, management: Any) -> int | None:
     """
     if truncation == "auto":
         return 0
-    edits = management.get("edits") if isinstance(management, dict) else management
+    edits = management
+    if isinstance(management, dict):
+        edits = management.get("edits")
     if not isinstance(edits, list):
         return None
     triggers = [_trigger(edit) for edit in edits if isinstance(edit, dict)]

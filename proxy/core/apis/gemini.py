@@ -14,17 +14,17 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Final
 
 from proxy.core.apis import json_edit
 from proxy.core.apis.base import Count
 from proxy.core.apis.gemini_path import WRAPPED
-from proxy.core.apis.items import digest
+from proxy.core.apis.items import Weight, digest
 from proxy.core.apis.json_edit import (
     Clip,
     Path,
     Slot,
+    joined_list,
     leaves,
     parts_in_content,
     quoted,
@@ -106,20 +106,6 @@ def with_item_list(body: bytes) -> bytes | None:
     return inner.encode()
 
 
-@dataclass(slots=True)
-class _Weight:
-    """Tokens of one item, added up part by part; ``sealed`` are those of parts that must not be edited."""
-
-    text: int = 0
-    media: int = 0
-    guess: int = 0
-    sealed: int = 0
-
-    @property
-    def total(self) -> int:
-        return self.text + self.media + self.sealed
-
-
 def read_item(raw: bytes, count: Count) -> Item:
     """Return the item of one content's bytes. Raises ``InvalidRequest`` if it is no object."""
     content = json_edit.decode_element(raw, LIST)
@@ -135,7 +121,7 @@ def read_item(raw: bytes, count: Count) -> Item:
 def _read(content: dict[str, Any], count: Count, large: bool) -> Item:
     parts = _parts(content)
     role = _role(content, parts)
-    weight = _Weight(PER_CONTENT)
+    weight = Weight(PER_CONTENT)
     for part in parts:
         _weigh(part, weight, count)
     for key, value in content.items():
@@ -180,20 +166,20 @@ def _names(parts: Sequence[Mapping[str, Any]], kind: str) -> tuple[str, ...]:
     An id alone would not do: some clients make up ids for the results of calls that had none.
     """
     values = _values(parts, kind)
-    several = Counter(str(value.get("name")) for value in values)
-    seen: Counter[str] = Counter()
+    calls_of = Counter(str(value.get("name")) for value in values)
+    named: Counter[str] = Counter()
     names: list[str] = []
     for value in values:
-        name = str(value.get("name"))
-        label = str(seen[name])
-        if several[name] > 1:
+        function = str(value.get("name"))
+        label = str(named[function])
+        if calls_of[function] > 1:
             label = str(value.get("id") or label)
-        names.append(f"{name}#{label}")
-        seen[name] += 1
+        names.append(f"{function}#{label}")
+        named[function] += 1
     return tuple(names)
 
 
-def _weigh(part: Mapping[str, Any], weight: _Weight, count: Count) -> None:
+def _weigh(part: Mapping[str, Any], weight: Weight, count: Count) -> None:
     """Add the tokens of *part* to *weight*."""
     signature = _signature(part)
     opaque = opaque_tokens(len(signature))
@@ -221,11 +207,10 @@ def _part_tokens(part: Mapping[str, Any], kind: str, count: Count) -> int:
     if kind in _EDITABLE:
         texts = (str(value.get("name")), str(value.get("id") or ""), quoted(value.get(_EDITABLE[kind])))
         return PER_CALL + sum(map(count, texts))
-    rest = {key: member for key, member in part.items() if key not in SIGNATURES}
-    return PER_CALL + count(quoted(rest))
+    return PER_CALL + count(quoted(_unsigned(part)))
 
 
-def _weigh_media(value: Mapping[str, Any], weight: _Weight, count: Count) -> None:
+def _weigh_media(value: Mapping[str, Any], weight: Weight, count: Count) -> None:
     tokens, guessed = _media_tokens(value, prices_of(count))
     weight.media += tokens
     if guessed:
@@ -300,19 +285,13 @@ def with_text(raw: bytes, text: str, *, before: bool, media: Sequence[bytes] = (
     """
     del marker
     added = ",".join([_text_part(text), *(part.decode() for part in media)])
-    return with_content(raw, lambda own: _extended(own, added, before), "parts")
 
+    def extended(parts: str) -> str:
+        if not parts.startswith("["):
+            return joined_list("", added, before)
+        return joined_list(parts[1:-1].strip(), added, before)
 
-def _extended(own: str, added: str, before: bool) -> str:
-    """Return the JSON array *own* with the elements *added* before or after its own."""
-    inner = ""
-    if own.startswith("["):
-        inner = own[1:-1].strip()
-    if not inner:
-        return "[" + added + "]"
-    if before:
-        return "[" + added + "," + inner + "]"
-    return "[" + inner + "," + added + "]"
+    return with_content(raw, extended, "parts")
 
 
 def user_message(text: str) -> bytes:
@@ -336,9 +315,9 @@ def marker(raw: bytes) -> bytes:
 
 
 def with_results(raw: bytes, texts: Sequence[str], *, media: bool = False) -> bytes:
-    """Return the content with *texts* in place of what its tool results say; every other byte stays as it is.
+    """Return the content with *texts* in place of those of its tool results; every other byte stays as it is.
 
-    With *media* the parts of a result that hold images and files stay. A result that says its text already stays whole.
+    With *media* the parts of a result that hold images and files stay. A result that has its text already stays whole.
     """
     parts = decode(raw)["parts"]
     results = [(at, part) for at, part in enumerate(parts) if isinstance(part, dict) and _kind(part) == "result"]

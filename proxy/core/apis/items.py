@@ -1,4 +1,4 @@
-"""Shared by all APIs in reading items: messages that are one text, and digests.
+"""Shared by all APIs in reading items: messages that are one text, weights and digests.
 
 Digests are equal for items that mean the same, however a client serialises them.
 """
@@ -7,16 +7,16 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import msgspec
 
+from proxy.core.apis.base import Count
 from proxy.core.apis.json_steps import ONE_CALL, dismantle, encode_in_steps, parse
 from proxy.core.conversation import HASH_BYTES, Injected, Item, Role
 from proxy.core.tokens.counting import injected_in
-
-Count = Callable[[str], int]
 
 DEEPEST = 250
 """Levels that an item may nest; a deeper one is refused before it reaches the interpreter's own limit."""
@@ -31,6 +31,21 @@ _CONTAINERS = frozenset({dict, list})
 _FIGURES = frozenset({int, float, bool})
 
 _SORTED = json.JSONEncoder(sort_keys=True, separators=(",", ":"))
+
+
+@dataclass(slots=True)
+class Weight:
+    """Tokens of one item, added up part by part; ``sealed`` are those of parts that must not be edited."""
+
+    text: int = 0
+    media: int = 0
+    guess: int = 0
+    sealed: int = 0
+
+    @property
+    def total(self) -> int:
+        """All tokens of the item."""
+        return self.text + self.media + self.sealed
 
 
 def text_message(

@@ -7,17 +7,21 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
+from operator import itemgetter
 from typing import Any
 
 import msgspec
 
+from proxy.core.apis.base import Count
 from proxy.core.apis.json_scan import Field, Span, elements, members
 from proxy.core.apis.json_steps import ONE_CALL, decode, dismantle, encode_in_steps, parse, spelled
 from proxy.core.errors import InvalidRequest
 
 Path = tuple[str | int, ...]
-Count = Callable[[str], int]
+"""The keys and indexes that lead to a value."""
+
 Clip = Callable[[str, int], str]
+"""Shortens a text to a number of tokens."""
 
 MOST_PARTS = 64
 """Text parts of one content that are clipped one by one. Of more, neighbours become one text, clipped as a whole."""
@@ -230,7 +234,7 @@ def locate_slots(source: str, slots: Sequence[Slot]) -> list[_Holder]:
         arguments = json.loads(source[slice(*span)])
         spans = dict(locate(arguments, [slot.inner for slot in within if slot.inner is not None]))
         located = [(slot, spans[slot.inner]) for slot in within if slot.inner is not None]
-        holders.append(_Holder(span, sorted(located, key=lambda each: each[1]), arguments))
+        holders.append(_Holder(span, sorted(located, key=itemgetter(1)), arguments))
     return sorted(holders, key=lambda holder: holder.span)
 
 
@@ -273,18 +277,18 @@ def _children(source: str, start: int, end: int) -> Mapping[str | int, Span]:
 
 def common_cap(sizes: Sequence[int], room: int) -> int:
     """Return the largest cap at which *sizes*, each cut to it, take at most *room* together."""
-    ordered = sorted(sizes)
-    left = room
-    for index, size in enumerate(ordered):
-        share = left // (len(ordered) - index)
+    left, waiting = room, len(sizes)
+    for size in sorted(sizes):
+        share = left // waiting
         if size > share:
             return share
         left -= size
-    return ordered[-1] if ordered else 0
+        waiting -= 1
+    return max(sizes, default=0)
 
 
-def content_field(fields: Sequence[Field], key: str = "content") -> Field | None:
-    """Return the member *key* with the content, the last one of that name as parsers read it; None if there is none."""
+def last_member(fields: Sequence[Field], key: str) -> Field | None:
+    """Return the member *key*, the last one if it occurs twice, as parsers read it; None if there is none."""
     for field in reversed(fields):
         if field.key == key:
             return field
@@ -298,21 +302,28 @@ def with_content(raw: bytes, edit: Callable[[str], str], key: str = "content") -
     """
     source = raw.decode()
     fields = members(source)
-    field = content_field(fields, key)
+    field = last_member(fields, key)
     if field is not None:
         return (source[: field.start] + edit(source[field.start : field.end]) + source[field.end :]).encode()
     close = source.rindex("}")
-    comma = "," if fields else ""
-    return (source[:close] + comma + f'"{key}":' + edit("null") + source[close:]).encode()
+    member = f'"{key}":' + edit("null")
+    if fields:
+        member = "," + member
+    return (source[:close] + member + source[close:]).encode()
 
 
 def parts_in_content(raw: bytes, is_wanted: Callable[[Mapping[str, Any]], bool], key: str = "content") -> list[bytes]:
     """Return the parts of a message's content, its member *key*, for which *is_wanted* is true, as their own bytes."""
     source = raw.decode()
-    field = content_field(members(source), key)
+    field = last_member(members(source), key)
     if field is None or source[field.start] != "[":
         return []
-    parts = [source[start:end].encode() for start, end in elements(source, field.start)[0]]
+    return _parts_at(source, field.start, is_wanted)
+
+
+def _parts_at(source: str, start: int, is_wanted: Callable[[Mapping[str, Any]], bool]) -> list[bytes]:
+    """Return the objects for which *is_wanted* is true in the JSON array at *start*, as their own bytes."""
+    parts = [source[first:last].encode() for first, last in elements(source, start)[0]]
     values = [(part, decode(part)) for part in parts]
     return [part for part, value in values if isinstance(value, dict) and is_wanted(value)]
 
@@ -329,6 +340,11 @@ def extended_list(value: str, text: str, kind: str, before: bool, media: Sequenc
         own = value[1:-1].strip()
     elif value.startswith('"') and value != '""':
         own = open_part + value + "}"
+    return joined_list(own, added, before)
+
+
+def joined_list(own: str, added: str, before: bool) -> str:
+    """Return the JSON array of the elements *own*, maybe none, with the elements *added* before or after them."""
     if not own:
         return "[" + added + "]"
     if before:
@@ -337,30 +353,29 @@ def extended_list(value: str, text: str, kind: str, before: bool, media: Sequenc
 
 
 def with_replaced_contents(
-    source: str, texts: Sequence[tuple[Path, str]], kind: str, is_media: Callable[[Mapping[str, Any]], bool] | None
+    source: str,
+    texts: Sequence[tuple[Path, str]],
+    kind: str,
+    is_media: Callable[[Mapping[str, Any]], bool],
+    *,
+    media: bool,
 ) -> str:
     """Return the JSON *source* with each of *texts* in place of the content at its path, everything else unchanged.
 
-    Parts for which *is_media* is true stay behind the text, which is then a part of the type *kind*.
+    With *media* the parts for which *is_media* is true stay behind the text, which is then a part of the type *kind*.
     """
     by_path = dict(texts)
-    spans = sorted(locate(source, list(by_path)), key=lambda located: located[1])
-    return _spliced(
-        source,
-        [(span, _replaced_content(source[slice(*span)], by_path[path], kind, is_media)) for path, span in spans],
-    )
-
-
-def _replaced_content(value: str, text: str, kind: str, is_media: Callable[[Mapping[str, Any]], bool] | None) -> str:
-    """Return the JSON of *text* in place of the content *value*, with the media of that behind it."""
-    if is_media is None or not value.startswith("["):
-        return quoted(text)
-    parts = [value[start:end] for start, end in elements(value, 0)[0]]
-    decoded = [(part.encode(), parse(part)) for part in parts]
-    media = [part for part, node in decoded if isinstance(node, dict) and is_media(node)]
-    if not media:
-        return quoted(text)
-    return extended_list("null", text, kind, before=True, media=media)
+    changes: list[tuple[Span, str]] = []
+    for path, span in sorted(locate(source, list(by_path)), key=itemgetter(1)):
+        content, text = source[slice(*span)], by_path[path]
+        parts: list[bytes] = []
+        if media and content.startswith("["):
+            parts = _parts_at(content, 0, is_media)
+        replacement = quoted(text)
+        if parts:
+            replacement = extended_list("null", text, kind, before=True, media=parts)
+        changes.append((span, replacement))
+    return _spliced(source, changes)
 
 
 def extended_string(value: str, text: str, before: bool) -> str:
@@ -379,13 +394,10 @@ def decode_element(raw: bytes, name: str) -> dict[str, Any]:
 
 
 def with_model(body: bytes, name: str) -> bytes:
-    """Return the JSON object *body* with *name* for its model and every other byte as it is; *body* if it names none.
-
-    Of a member that occurs twice the last one counts, as it does for parsers.
-    """
+    """Return the JSON object *body* with *name* for its model; *body* if it names none. Every other byte stays."""
     try:
         text = body.decode()
-        field = next((each for each in reversed(members(text)) if each.key == "model"), None)
+        field = last_member(members(text), "model")
     except (ValueError, RecursionError):
         return body
     if field is None:

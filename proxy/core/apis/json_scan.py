@@ -23,7 +23,9 @@ _SPACE = b" \t\n\r"
 _GAP = re.compile(rb"[, \t\n\r]+")
 _WHITESPACE = re.compile(r"[ \t\n\r]*")
 _DECODER = json.JSONDecoder(parse_int=len)  # only the end of each value is used
-ESCAPED_LETTER = re.compile(rb"\\u00[4-7]")  # hides a key from a search for its plain spelling
+
+ESCAPED_LETTER = re.compile(rb"\\u00[4-7]")
+"""An escape that hides a key from a search for its plain spelling."""
 
 MOST_ITEMS = 20_000
 """Items of one request. Each takes some 50 us and 2 KB, however small; the longest recorded session has 2,000."""
@@ -32,6 +34,7 @@ _SURELY_FEW = 4
 """Commas per allowed item; in a body with no more, items are located first and counted afterwards."""
 
 _STRUCTURE = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"|[\[\]{},]', re.DOTALL)
+"""A string, which hides the marks in it, or a mark."""
 
 
 class Scan(msgspec.Struct, frozen=True):
@@ -237,8 +240,9 @@ def _locate(body: bytes, items: list[msgspec.Raw], at: int) -> tuple[tuple[Span,
         raw = bytes(item)
         start = at + len(between)
         if not (body.startswith(between, at) and body.startswith(raw, start)):  # not the same gap as before
-            gap = _GAP.match(body, at)
-            start = gap.end() if gap else at
+            start = at
+            if gap := _GAP.match(body, at):
+                start = gap.end()
             if not body.startswith(raw, start):
                 return None
             between = body[at:start]
@@ -309,4 +313,5 @@ def _byte_offsets(text: str, points: Iterator[int]) -> Iterator[int]:
 def _skip(text: str, at: int) -> int:
     """Return the offset of the first character from *at* on that is no white space."""
     match = _WHITESPACE.match(text, at)
-    return match.end() if match else at
+    assert match is not None  # it matches nothing at all, too
+    return match.end()

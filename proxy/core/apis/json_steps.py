@@ -22,6 +22,7 @@ MOST: Final = 32_768
 """Values that one call of an encoder writes, and ``_TEXT`` characters are one: 2 ms with msgspec, 8 with ``json``."""
 
 _TEXT: Final = 64
+
 _BATCH: Final = 256
 """Members of a large list or object that are encoded in one call, if they are small enough."""
 
@@ -150,9 +151,14 @@ def _write(value: Any, large: set[int], encode: Callable[[Any], str], ordered: b
             pieces.append(encode(value))
             return
     is_object = isinstance(value, dict)
-    pieces.append("{" if is_object else "[")
+    opening, closing = "[", "]"
+    if is_object:
+        opening, closing = "{", "}"
+    pieces.append(opening)
     for batch in _batches(value, ordered):
-        members = list(batch.values()) if is_object else batch
+        members = batch
+        if is_object:
+            members = list(batch.values())
         if large.isdisjoint(map(id, members)) and not _large(members):
             pieces += [encode(batch)[1:-1], ","]
             continue
@@ -161,7 +167,7 @@ def _write(value: Any, large: set[int], encode: Callable[[Any], str], ordered: b
                 pieces += [encode(key), ":"]
             _write(member, large, encode, ordered, pieces)
             pieces.append(",")
-    pieces[-1] = "}" if is_object else "]"  # in place of the last comma: a large value is not empty
+    pieces[-1] = closing  # in place of the last comma: a large value is not empty
 
 
 def _large(value: Any) -> set[int]:
@@ -204,8 +210,9 @@ def _large(value: Any) -> set[int]:
 def _batches(value: Any, ordered: bool) -> Iterator[Any]:
     """Yield the members of a list or an object, some at a time, as lists or objects."""
     if isinstance(value, dict):
-        items = sorted(value.items()) if ordered else value.items()
-        members = iter(items)
+        members = iter(value.items())
+        if ordered:
+            members = iter(sorted(value.items()))
         while batch := dict(islice(members, _BATCH)):
             yield batch
     else:

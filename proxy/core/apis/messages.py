@@ -9,12 +9,11 @@ https://platform.claude.com/docs/en/api/messages
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Final
 
 from proxy.core.apis import json_edit
 from proxy.core.apis.base import Count
-from proxy.core.apis.items import digest, text_item, text_message
+from proxy.core.apis.items import Weight, digest, text_item, text_message
 from proxy.core.apis.json_edit import (
     Clip,
     Path,
@@ -64,20 +63,7 @@ _TEXTS: Final = frozenset({"text", "tool_result", "tool_use", "search_result", "
 """Blocks with texts of the client or the model, which may be clipped. All others stay as they are."""
 
 _OPAQUE: Final = frozenset({"signature", "data", "encrypted_content", "encrypted_index"})
-
-
-@dataclass(slots=True)
-class _Weight:
-    """Tokens of one item, added up block by block; ``sealed`` are those of blocks that must not be edited."""
-
-    text: int = 0
-    media: int = 0
-    guess: int = 0
-    sealed: int = 0
-
-    @property
-    def total(self) -> int:
-        return self.text + self.media + self.sealed
+"""Members that only the provider can read."""
 
 
 def with_item_list(body: bytes) -> bytes | None:
@@ -103,7 +89,7 @@ def read_item(raw: bytes, count: Count) -> Item:
 
 def _read(message: dict[str, Any], count: Count, large: bool) -> Item:
     blocks = _blocks(message)
-    weight = _Weight(PER_MESSAGE)
+    weight = Weight(PER_MESSAGE)
     calls: list[str] = []
     answers: list[str] = []
     for block in blocks:
@@ -140,7 +126,7 @@ def _read(message: dict[str, Any], count: Count, large: bool) -> Item:
 def _tokens(raw: bytes, count: Count) -> int:
     """Return the tokens of one message's bytes, without the digest of its item."""
     message = decode(raw)
-    weight = _Weight(PER_MESSAGE)
+    weight = Weight(PER_MESSAGE)
     for block in _blocks(message):
         _weigh(block, weight, count)
     _weigh_members(message, weight, count)
@@ -159,15 +145,17 @@ def _role(message: Mapping[str, Any], blocks: Sequence[Mapping[str, Any]]) -> Ro
     return "user"
 
 
-def _weigh_members(message: Mapping[str, Any], weight: _Weight, count: Count) -> None:
+def _weigh_members(message: Mapping[str, Any], weight: Weight, count: Count) -> None:
     """Add to *weight* the members that the API does not define but clients send."""
     for key, value in message.items():
         if key in ("role", "content", "cache_control") or not value:
             continue
-        weight.text += count(value if isinstance(value, str) else quoted(value))
+        if not isinstance(value, str):
+            value = quoted(value)
+        weight.text += count(value)
 
 
-def _weigh(block: Mapping[str, Any], weight: _Weight, count: Count) -> None:
+def _weigh(block: Mapping[str, Any], weight: Weight, count: Count) -> None:
     """Add the tokens of *block*, and of the blocks inside it, to *weight*."""
     kind = block.get("type")
     if _is_media(block):
@@ -187,7 +175,7 @@ def _weigh(block: Mapping[str, Any], weight: _Weight, count: Count) -> None:
         _weigh_sealed(block, weight, count)
 
 
-def _weigh_media(block: Mapping[str, Any], weight: _Weight, count: Count) -> None:
+def _weigh_media(block: Mapping[str, Any], weight: Weight, count: Count) -> None:
     tokens = part_tokens(block, prices_of(count)) or 0
     weight.media += tokens
     if is_guess(block):
@@ -195,10 +183,12 @@ def _weigh_media(block: Mapping[str, Any], weight: _Weight, count: Count) -> Non
     weight.text += sum(count(str(block[key])) for key in ("title", "context") if block.get(key))
 
 
-def _weigh_document(block: Mapping[str, Any], weight: _Weight, count: Count) -> None:
+def _weigh_document(block: Mapping[str, Any], weight: Weight, count: Count) -> None:
     """Add to *weight* a document or a search result: its labels, and the text or the blocks of its source."""
     weight.text += sum(count(_text(block.get(key))) for key in ("title", "context", "source"))
-    source = block.get("source") if block.get("type") == "document" else block
+    source: Any = block
+    if block.get("type") == "document":
+        source = block.get("source")
     if not isinstance(source, dict):
         return
     weight.text += count(_text(source.get("data")))
@@ -206,7 +196,7 @@ def _weigh_document(block: Mapping[str, Any], weight: _Weight, count: Count) -> 
         _weigh(part, weight, count)
 
 
-def _weigh_sealed(block: Mapping[str, Any], weight: _Weight, count: Count) -> None:
+def _weigh_sealed(block: Mapping[str, Any], weight: Weight, count: Count) -> None:
     """Add to *weight* a block that must stay as it is; texts that only the provider can read count by their size."""
     plain = opaque = 0
     for path, text in leaves(block):
@@ -242,7 +232,9 @@ def read_item_text(raw: bytes) -> ItemText:
             results.append(("\n".join(_words(_blocks(block))), block.get("is_error") is True))
         elif _is_media(block):
             media.append(kind)
-    user_text = "\n".join(_user_texts(blocks)) if role == "tool" else ""
+    user_text = ""
+    if role == "tool":
+        user_text = "\n".join(_user_texts(blocks))
     text = "\n".join(_words(blocks))
     del blocks
     if len(raw) > ONE_CALL:
@@ -256,7 +248,9 @@ def with_text(raw: bytes, text: str, *, before: bool, media: Sequence[bytes] = (
     Its own content stays one unchanged run of bytes. *marker* is the cache marker of the added block. A string becomes
     a block, so that its bytes are the same with and without a marker beside it.
     """
-    more = f',"cache_control":{marker.decode()}' if marker else ""
+    more = ""
+    if marker:
+        more = f',"cache_control":{marker.decode()}'
     return with_content(raw, lambda content: extended_list(content, text, "text", before, media, more))
 
 
@@ -290,7 +284,7 @@ def with_results(raw: bytes, texts: Sequence[str], *, media: bool = False) -> by
     replacements = [
         (("content", at, "content"), text) for at, text in zip(indexes, texts, strict=True) if "content" in blocks[at]
     ]
-    return with_replaced_contents(raw.decode(), replacements, "text", _is_media if media else None).encode()
+    return with_replaced_contents(raw.decode(), replacements, "text", _is_media, media=media).encode()
 
 
 def clipped(raw: bytes, clip: Clip, count: Count, tokens: int) -> bytes:
@@ -333,7 +327,9 @@ def _source_slots(source: Mapping[str, Any], path: Path) -> Iterator[Slot]:
 
 def _blocks(holder: Any) -> list[dict[str, Any]]:
     """Return the blocks under ``content``; a string is one text block."""
-    content = holder.get("content") if isinstance(holder, dict) else None
+    if not isinstance(holder, dict):
+        return []
+    content = holder.get("content")
     if isinstance(content, list):
         return [part if isinstance(part, dict) else {"type": "text", "text": quoted(part)} for part in content]
     if isinstance(content, str) and content:
@@ -368,8 +364,10 @@ def _words(blocks: Sequence[Mapping[str, Any]]) -> Iterator[str]:
         elif kind in ("tool_result", "search_result", "compaction", "mcp_tool_result"):
             yield from _words(_blocks(block))
         elif kind == "document" and isinstance(block.get("source"), dict):
-            source = block["source"]
-            yield _text(source.get("data")) if source.get("type") == "text" else ""
+            source, data = block["source"], ""
+            if source.get("type") == "text":
+                data = _text(source.get("data"))
+            yield data
             yield from _words(_blocks(source))
 
 

@@ -63,10 +63,11 @@ def chat(raw: bytes) -> bytes:
 def messages(raw: bytes) -> bytes:
     """Return a message of the Messages API without thinking blocks; empty if nothing else is in it."""
     message = decode(raw)
-    content = message.get("content") if isinstance(message, dict) else None
-    if not isinstance(content, list) or not any(map(is_sealed, content)):
+    if not isinstance(message, dict) or not isinstance(message.get("content"), list):
         return raw
-    rest = [block for block in content if not is_sealed(block)]
+    rest = [block for block in message["content"] if not is_sealed(block)]
+    if rest == message["content"]:
+        return raw
     if not rest:
         return b""
     return _as_json({**message, "content": rest})

@@ -64,18 +64,26 @@ https://developers.openai.com/api/docs/guides/compaction"""
 _TRIGGER: Final = "compaction_trigger"
 _REFERENCE: Final = "item_reference"
 _ROLES: Final[Mapping[str, Role]] = {"system": "system", "developer": "system", "assistant": "assistant"}
-_ANSWERS: Final = ("call_id", "approval_request_id", "id")
+_ANSWER_KEYS: Final = ("call_id", "approval_request_id", "id")
+"""Members of a result that may name its call; the first one that is there does."""
+
 _REPLACEABLE: Final = frozenset({"function_call_output", "custom_tool_call_output"})
 """Results whose output may be any text."""
 
 _NAMED_BY_ID: Final = frozenset({"local_shell_call", "mcp_approval_request"})
+"""Calls whose results may name them by ``id``."""
+
 _PLAIN: Final = frozenset({"message", "function_call", "custom_tool_call"})
 """Elements with texts of the client or the model, which may be clipped; so may results (``…_output``). All others stay
 as they are."""
 
 _IMAGE_CALL: Final = "image_generation_call"
 _OPAQUE: Final = "encrypted_content"
+"""The member that only the provider can read."""
+
 _NAMES: Final = frozenset({"type", "id", "role", "status", "phase", "annotations", "logprobs", "detail"})
+"""Members whose texts are no input."""
+
 _TEXT_PARTS: Final = frozenset({"input_text", "output_text", "text", "refusal"})
 
 
@@ -121,16 +129,22 @@ def _read(value: dict[str, Any], count: Count, large: bool) -> Item:
     sealed = opaque
     if kind not in _PLAIN and not kind.endswith("_output"):
         sealed += text
+    calls: tuple[str, ...] = ()
+    answers: tuple[str, ...] = ()
     injected: tuple[Injected, ...] = ()
-    if role in ("system", "user"):
+    if role == "assistant":
+        calls = _call_ids(value)
+    elif role == "tool":
+        answers = _answers(value)
+    else:
         injected = injected_in("\n".join(_words(value)), count)
     return Item(
         role,
         text + media + opaque,
         media,
         digest(value, large=large),
-        calls=_call_ids(value) if role == "assistant" else (),
-        answers=_answered(value) if role == "tool" else (),
+        calls=calls,
+        answers=answers,
         guess=guess + opaque,
         injected=injected,
         sealed=sealed,
@@ -174,13 +188,15 @@ def _media_tokens(value: dict[str, Any], kind: str, prices: Prices) -> tuple[int
 
 def _call_ids(value: Mapping[str, Any]) -> tuple[str, ...]:
     """Return the names by which a result may refer to this call."""
-    keys = ("call_id", "id") if _kind(value) in _NAMED_BY_ID else ("call_id",)
+    keys = ["call_id"]
+    if _kind(value) in _NAMED_BY_ID:
+        keys.append("id")
     return tuple(str(value[key]) for key in keys if value.get(key))
 
 
-def _answered(value: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return the name of the call that a result answers; empty if it names none."""
-    for key in _ANSWERS:
+def _answers(value: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return the name of the call that a result answers; none if it names none."""
+    for key in _ANSWER_KEYS:
         if value.get(key):
             return (str(value[key]),)
     return ()
@@ -212,8 +228,12 @@ def read_item_text(raw: bytes) -> ItemText:
         return ItemText(role, "", reasoning=_reasoning(value))
     media = tuple(str(part.get("type")) for part in _parts(value) if is_media(part))
     words = "\n".join(_words(value))
-    calls = ((str(value.get("name") or kind), _arguments(value)),) if kind.endswith("_call") else ()
-    results = ((words, False),) if kind in _REPLACEABLE and "output" in value else ()
+    calls: tuple[tuple[str, str], ...] = ()
+    results: tuple[tuple[str, bool], ...] = ()
+    if kind.endswith("_call"):
+        calls = ((str(value.get("name") or kind), _arguments(value)),)
+    if kind in _REPLACEABLE and "output" in value:
+        results = ((words, False),)
     return ItemText(role, words, calls, media, results=results)
 
 
@@ -227,8 +247,11 @@ def _reasoning(value: Mapping[str, Any]) -> str:
 def _arguments(value: Mapping[str, Any]) -> str:
     """Return the arguments of a call as text; empty if it has none."""
     for key in ("arguments", "input", "action"):
-        if value.get(key):
-            return value[key] if isinstance(value[key], str) else quoted(value[key])
+        arguments = value.get(key)
+        if isinstance(arguments, str) and arguments:
+            return arguments
+        if arguments:
+            return quoted(arguments)
     return ""
 
 
@@ -281,7 +304,7 @@ def with_results(raw: bytes, texts: Sequence[str], *, media: bool = False) -> by
     With *media* the images and files of the output stay behind its text.
     """
     replacement = (("output",), "\n".join(texts))
-    return with_replaced_contents(raw.decode(), [replacement], "input_text", is_media if media else None).encode()
+    return with_replaced_contents(raw.decode(), [replacement], "input_text", is_media, media=media).encode()
 
 
 def clipped(raw: bytes, clip: Clip, count: Count, tokens: int) -> bytes:

@@ -21,7 +21,11 @@ _KEY: Final = b'"usage'
 """The common beginning of both keys, ``usage`` and ``usageMetadata``."""
 
 _TAIL: Final = len(_KEY) - 1
+"""Bytes of a chunk that may be the beginning of a key."""
+
 _LONGEST: Final = 16 * 2**10
+"""Bytes of a usage object that are read."""
+
 _INFLATED: Final = 32 * 2**20
 """Bytes of a compressed answer that are read, after inflation."""
 
@@ -137,7 +141,9 @@ class UsageTap:
         self._input: int | None = None
         self._output: int | None = None
         self._cached: int | None = None
-        self._plain = ContentDecoder(encoding, _INFLATED) if encoding not in ("", "identity") else None
+        self._plain: ContentDecoder | None = None
+        if encoding not in ("", "identity"):
+            self._plain = ContentDecoder(encoding, _INFLATED)
 
     @property
     def usage(self) -> Usage:
