@@ -24,12 +24,11 @@ from proxy.cli.findings import (
     largest,
 )
 from proxy.cli.output import figures_table, window_source
-from proxy.core.apis.base import Count
 from proxy.core.apis.envelope import TOOLS
 from proxy.core.apis.json_steps import read_integer
 from proxy.core.apis.shape import shape_of
 from proxy.core.compaction.record import CompactionRecord, stages_of_edits
-from proxy.core.conversation import Item, ItemText
+from proxy.core.conversation import Count, Item, ItemText
 from proxy.core.decisions import CountedView, MeasuredRequest, Reject
 from proxy.core.errors import InvalidRequest, UllageError
 from proxy.core.models import Catalogue, Route

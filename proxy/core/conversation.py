@@ -14,13 +14,16 @@ from __future__ import annotations
 import hashlib
 import hmac
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from itertools import chain
 from operator import attrgetter
 from typing import Any, Literal, cast
 
 import msgspec
+
+Count = Callable[[str], int]
+"""Returns the tokens of a text."""
 
 Role = Literal["system", "user", "assistant", "tool"]
 

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.resources import files
 from string import Template
 from typing import Final
 
-from proxy.core.conversation import ItemText, Role
+from proxy.core.conversation import Count, ItemText, Role
 from proxy.core.lazy_pattern import lazy_pattern
 
 WORDS_PER_TOKEN: Final = 0.5
@@ -21,8 +21,6 @@ WORDS_PER_TOKEN: Final = 0.5
 
 _MIN_WORDS: Final = 40
 _TEMPLATES: Final = ("summary", "request", "previous", "aligned")
-
-Count = Callable[[str], int]
 
 USER, ASSISTANT, RESULT, ARGUMENTS = 16_000, 6_000, 2_000, 1_000
 """Most characters of a text, by its kind; the middle of a longer one is left out."""

@@ -9,15 +9,13 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
 from proxy.core.compaction.digest import quoted
-from proxy.core.conversation import ItemText
+from proxy.core.conversation import Count, ItemText
 from proxy.core.lazy_pattern import lazy_pattern
-
-Count = Callable[[str], int]
 
 SECTIONS = ("Decisions and why", "State", "Pending", "Next", "Instructions from the user")
 """The headings that a summary may have; it must have at least one.

@@ -8,9 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from proxy.core.conversation import Item, ItemText
-
-Count = Callable[[str], int]
+from proxy.core.conversation import Count, Item, ItemText
 
 
 class ApiFormat(Protocol):

@@ -9,7 +9,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from proxy.core.apis import json_edit
-from proxy.core.apis.base import Count
 from proxy.core.apis.items import digest, text_item, text_message
 from proxy.core.apis.json_edit import (
     Clip,
@@ -23,7 +22,7 @@ from proxy.core.apis.json_edit import (
     with_content,
 )
 from proxy.core.apis.json_steps import ONE_CALL, decode
-from proxy.core.conversation import Injected, Item, ItemText, Role
+from proxy.core.conversation import Count, Injected, Item, ItemText, Role
 from proxy.core.errors import InvalidRequest
 from proxy.core.tokens.counting import injected_in, prices_of
 from proxy.core.tokens.media import is_guess, is_media, part_tokens

@@ -17,7 +17,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from proxy.core.apis import json_edit
-from proxy.core.apis.base import Count
 from proxy.core.apis.gemini_path import WRAPPED
 from proxy.core.apis.items import Weight, digest
 from proxy.core.apis.json_edit import (
@@ -34,7 +33,7 @@ from proxy.core.apis.json_edit import (
 from proxy.core.apis.json_scan import members
 from proxy.core.apis.json_steps import ONE_CALL, decode, dismantle
 from proxy.core.apis.portable import SIGNATURES
-from proxy.core.conversation import Injected, Item, ItemText, Role
+from proxy.core.conversation import Count, Injected, Item, ItemText, Role
 from proxy.core.errors import InvalidRequest
 from proxy.core.tokens.counting import injected_in, prices_of
 from proxy.core.tokens.media import Prices, is_guess, opaque_tokens, part_tokens

@@ -13,9 +13,8 @@ from typing import Any
 
 import msgspec
 
-from proxy.core.apis.base import Count
 from proxy.core.apis.json_steps import ONE_CALL, dismantle, encode_in_steps, parse
-from proxy.core.conversation import HASH_BYTES, Injected, Item, Role
+from proxy.core.conversation import HASH_BYTES, Count, Injected, Item, Role
 from proxy.core.tokens.counting import injected_in
 
 DEEPEST = 250

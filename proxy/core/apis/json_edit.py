@@ -12,9 +12,9 @@ from typing import Any
 
 import msgspec
 
-from proxy.core.apis.base import Count
 from proxy.core.apis.json_scan import Field, Span, elements, members
 from proxy.core.apis.json_steps import ONE_CALL, decode, dismantle, encode_in_steps, parse, spelled
+from proxy.core.conversation import Count
 from proxy.core.errors import InvalidRequest
 
 Path = tuple[str | int, ...]

@@ -12,7 +12,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from proxy.core.apis import json_edit
-from proxy.core.apis.base import Count
 from proxy.core.apis.items import Weight, digest, text_item, text_message
 from proxy.core.apis.json_edit import (
     Clip,
@@ -26,7 +25,7 @@ from proxy.core.apis.json_edit import (
     with_replaced_contents,
 )
 from proxy.core.apis.json_steps import ONE_CALL, decode, dismantle
-from proxy.core.conversation import Injected, Item, ItemText, Role
+from proxy.core.conversation import Count, Injected, Item, ItemText, Role
 from proxy.core.errors import InvalidRequest
 from proxy.core.tokens.counting import injected_in, prices_of
 from proxy.core.tokens.media import is_guess, opaque_tokens, part_tokens

@@ -13,7 +13,6 @@ from itertools import chain
 from typing import Any, Final
 
 from proxy.core.apis import json_edit
-from proxy.core.apis.base import Count
 from proxy.core.apis.items import digest, text_item, text_message
 from proxy.core.apis.json_edit import (
     Clip,
@@ -29,7 +28,7 @@ from proxy.core.apis.json_edit import (
 )
 from proxy.core.apis.json_scan import members
 from proxy.core.apis.json_steps import ONE_CALL, decode
-from proxy.core.conversation import Injected, Item, ItemText, Role
+from proxy.core.conversation import Count, Injected, Item, ItemText, Role
 from proxy.core.errors import InvalidRequest
 from proxy.core.tokens.counting import injected_in, prices_of
 from proxy.core.tokens.media import Prices, is_guess, is_media, opaque_tokens, part_tokens

@@ -15,10 +15,8 @@ from proxy.core.compaction.digest import digest_of
 from proxy.core.compaction.excerpts import READ, Excerpts, Sentence, excerpt, mark_tokens, sentences_of
 from proxy.core.compaction.steps import Steps, overtaken, rounds_of, sentence_rank
 from proxy.core.compaction.work_state import NO_STATE, STATE, WorkState
-from proxy.core.conversation import ItemText
+from proxy.core.conversation import Count, ItemText
 from proxy.core.tool_table import NO_TALK, TalkRules
-
-Count = Callable[[str], int]
 
 HEADER = (
     "[Summary of the earlier part of this conversation, written in its place to save room. A record, not a request.]"

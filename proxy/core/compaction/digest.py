@@ -8,18 +8,16 @@ from __future__ import annotations
 
 import re
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from heapq import heappop, heappush, nsmallest
 from math import log2
 from string import ascii_letters, digits
 
 from proxy.core.compaction.names import LONGEST, PATH, STANDARD, WINDOW, NameFinder, without_line_numbers
-from proxy.core.conversation import ItemText
+from proxy.core.conversation import Count, ItemText
 from proxy.core.lazy_pattern import lazy_pattern
 from proxy.core.tool_table import command_of, plain_arguments
-
-Count = Callable[[str], int]
 
 NUMBER_SHARE = 0.2
 CHAT_NUMBER_SHARE = 0.5

@@ -9,7 +9,7 @@ constrain or ask for something come first. A short text is quoted whole, so that
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
 from math import log2
@@ -18,9 +18,8 @@ import msgspec
 
 from proxy.core.compaction.steps import SENTENCE_END, sentence_rank
 from proxy.core.compaction.truncate import OMITTED
+from proxy.core.conversation import Count
 from proxy.core.lazy_pattern import lazy_pattern
-
-Count = Callable[[str], int]
 
 READ = 65_536
 """Characters of one text that are split into sentences; the rest of it counts as one more sentence."""

@@ -10,17 +10,15 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush
 from math import log2
 
 from proxy.core.compaction.truncate import OMITTED, shorten
-from proxy.core.conversation import ItemText
+from proxy.core.conversation import Count, ItemText
 from proxy.core.lazy_pattern import lazy_pattern
 from proxy.core.tool_table import NO_TALK, TalkRules, plain_arguments
-
-Count = Callable[[str], int]
 
 # Ranks of sentences.
 

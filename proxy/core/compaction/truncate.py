@@ -15,8 +15,7 @@ from typing import Any
 from proxy.core.apis.json_edit import minified, quoted
 from proxy.core.apis.json_scan import elements
 from proxy.core.apis.json_steps import parse
-
-Count = Callable[[str], int]
+from proxy.core.conversation import Count
 
 MIDDLE = "[... the middle of this output was left out to save room; run a narrower command to see it ...]"
 REST = "[... the rest was left out to save room; ask for a later or narrower part to see it ...]"

@@ -19,13 +19,11 @@ from proxy.core.compaction.digest import digest_of
 from proxy.core.compaction.record import LINE, NAMES, Compaction, CompactionRecord, Placeholder, placeholder_text
 from proxy.core.compaction.truncate import TruncateLimits, clip, line_count, truncate_to
 from proxy.core.compaction.work_state import FoldedCall, outcome_words, work_state
-from proxy.core.conversation import UNREAD, Item, ItemText, Layout, WrittenResult
+from proxy.core.conversation import UNREAD, Count, Item, ItemText, Layout, WrittenResult
 from proxy.core.tokens.counting import NOTHING, RoleTotals, add_up
 from proxy.core.tokens.media import is_media
 from proxy.core.tool_calls import WRITTEN, Pair, as_result, failure_line, pairs_of, replace_written_result
 from proxy.core.tool_table import ToolMap, command_of
-
-Count = Callable[[str], int]
 
 ReadItem = Callable[[bytes], Item]
 """Returns the item of the bytes that a view has of it."""

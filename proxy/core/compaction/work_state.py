@@ -9,16 +9,15 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 from proxy.core.compaction.digest import quoted
 from proxy.core.compaction.truncate import shorten
+from proxy.core.conversation import Count
 from proxy.core.lazy_pattern import lazy_pattern
 from proxy.core.tool_table import TodoRules, ToolMap, command_of
-
-Count = Callable[[str], int]
 
 STATE = "State of the work after these steps"
 """The beginning of the heading."""

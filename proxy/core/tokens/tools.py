@@ -15,13 +15,12 @@ from __future__ import annotations
 
 import functools
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from fnmatch import fnmatchcase
 from typing import Any
 
 from proxy.core.apis.json_scan import elements
-
-Count = Callable[[str], int]
+from proxy.core.conversation import Count
 
 READERS = ("gpt-*", "chatgpt-*", "o[1-9]*", "codex-*", "computer-use-*")
 """Patterns of the names of models that read tools this way."""

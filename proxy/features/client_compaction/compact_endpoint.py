@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
@@ -21,13 +21,11 @@ from proxy.core.compaction.block import FoldedItems, render_block
 from proxy.core.compaction.stages import BLOCK_FRAME
 from proxy.core.compaction.truncate import clip
 from proxy.core.compaction.view import encodable
-from proxy.core.conversation import Item
+from proxy.core.conversation import Count, Item
 from proxy.core.decisions import MeasuredRequest
 from proxy.core.tokens.budget import Shares
 from proxy.features.client_compaction.compaction_item import pack
 from proxy.features.client_compaction.local_response import JSON, STREAM, event, output_usage, response_head
-
-Count = Callable[[str], int]
 
 Kind = Literal["endpoint", "trigger"]
 """A compaction is requested on an endpoint of its own, or by the last item of an ordinary request."""

@@ -17,6 +17,7 @@ from msgspec import structs
 
 from proxy.core.apis.envelope import splice
 from proxy.core.apis.json_scan import elements
+from proxy.core.conversation import Count
 from proxy.core.decisions import API_FORMATS, Addition, MeasuredRequest
 from proxy.core.errors import InvalidRequest
 from proxy.core.request import Request
@@ -26,7 +27,7 @@ from proxy.features.deferred_tools.search import NAME, Tool, ToolSearch, read_to
 from proxy.features.deferred_tools.settings import deferred_tools_settings
 from proxy.features.opening import FeatureParts
 from proxy.offload import offload
-from proxy.server_tools.tool import Count, ServerTool, may_offer
+from proxy.server_tools.tool import ServerTool, may_offer
 
 STAGE: Final = "deferred_tools"
 

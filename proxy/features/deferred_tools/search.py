@@ -9,9 +9,10 @@ from functools import partial
 from typing import Any, Final
 
 from proxy.core.compaction.truncate import clip, shrink_tools
+from proxy.core.conversation import Count
 from proxy.core.decisions import CountedView
 from proxy.server_tools.ranking import ranked
-from proxy.server_tools.tool import MOST_QUERY_CHARACTERS, Count, ServerTool, ToolResult, WriteResult, declaration
+from proxy.server_tools.tool import MOST_QUERY_CHARACTERS, ServerTool, ToolResult, WriteResult, declaration
 
 NAME: Final = "ullage_tools"
 """The tool's name. A client that declares a tool of this name gets none of its tools deferred."""

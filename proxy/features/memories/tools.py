@@ -11,6 +11,7 @@ from typing import Any, Final, Literal
 import msgspec
 
 from proxy.core.compaction.truncate import clip
+from proxy.core.conversation import Count
 from proxy.core.decisions import API_FORMATS, CountedView
 from proxy.core.errors import Conflict, InvalidRequest, StoreUnavailable
 from proxy.core.request import Request
@@ -26,7 +27,7 @@ from proxy.features.opening import EarlierItem, ReadEarlier
 from proxy.offload import offload
 from proxy.server_tools.declare import declare, is_declared
 from proxy.server_tools.ranking import ranked
-from proxy.server_tools.tool import MOST_QUERY_CHARACTERS, Count, ServerTool, ToolResult, WriteResult, declarations
+from proxy.server_tools.tool import MOST_QUERY_CHARACTERS, ServerTool, ToolResult, WriteResult, declarations
 
 SAVE: Final = "memory_save"
 SEARCH: Final = "memory_search"

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Final
 
+from proxy.core.conversation import Count
 from proxy.features.recall.pieces import Piece
-from proxy.server_tools.tool import Count
 
 LEAST_RESULT_TOKENS: Final = 48
 """Tokens below which a result shows too little to be worth its heading."""

@@ -12,11 +12,12 @@ from dataclasses import dataclass
 from typing import Any, Final, TypeGuard
 
 from proxy.core.compaction.truncate import clip
+from proxy.core.conversation import Count
 from proxy.features.recall.page import FRAME_TOKENS, LEAST_RESULT_TOKENS, Page, shown_item
 from proxy.features.recall.pieces import Piece
 from proxy.features.recall.tool import EARLIER, MOST_RESULTS
 from proxy.server_tools.ranking import ranked
-from proxy.server_tools.tool import MOST_QUERY_CHARACTERS, Count, ToolResult
+from proxy.server_tools.tool import MOST_QUERY_CHARACTERS, ToolResult
 
 NO_ROOM: Final = "There is no room left in the context window to show anything. Go on with what you have."
 NOTHING: Final = "Nothing that was left out holds any of these words. It may be there in others: try those."
