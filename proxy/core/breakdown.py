@@ -104,4 +104,4 @@ def block_parts(block: str, tokens: int) -> tuple[BlockPart, ...]:
             characters[kind] += len(line)
             lines[kind] += 1
     whole = characters.total() or 1
-    return tuple(BlockPart(each, tokens * count // whole, lines[each]) for each, count in characters.items())
+    return tuple(BlockPart(name, tokens * count // whole, lines[name]) for name, count in characters.items())

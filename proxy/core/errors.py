@@ -108,7 +108,6 @@ class Overloaded(UllageError):
 
     status = 503
     code = "overloaded"
-    kind = "server_error"
     retry_after = 1
 
 
@@ -127,23 +126,21 @@ class StoreUnavailable(UllageError):
     status = 503
     code = "store_unavailable"
 
-    @property
-    def message(self) -> str:
-        """One sentence: what is unavailable, and what still works."""
-        return "The store does not answer, so nothing can be told of conversations now. Model calls go on without it."
+    def __init__(
+        self,
+        message: str = "The store does not answer, so conversations cannot be shown now. Model calls go on without it.",
+    ) -> None:
+        super().__init__(message)
 
 
 class OtherVersion(StoreUnavailable):
     """What is stored was written by another version of Ullage, which may know more of it: it is left alone."""
 
     def __init__(self, version: int) -> None:
-        super().__init__()
+        super().__init__(
+            "Another version of Ullage stored this, so it can be neither read nor changed here. Model calls go on."
+        )
         self.version = version
-
-    @property
-    def message(self) -> str:
-        """One sentence: what is unavailable, and what still works."""
-        return "Another version of Ullage stored this, so it can be neither read nor changed here. Model calls go on."
 
 
 class UpstreamUnreachable(UllageError):
@@ -151,7 +148,6 @@ class UpstreamUnreachable(UllageError):
 
     status = 502
     code = "upstream_unreachable"
-    kind = "server_error"
 
     def __init__(self, upstream: str, cause: str) -> None:
         super().__init__(f"The upstream {upstream!r} could not be reached: {cause}.")
@@ -164,10 +160,11 @@ class UpstreamTimeout(UllageError):
 
     status = 504
     code = "upstream_timeout"
-    kind = "server_error"
 
     def __init__(self, upstream: str, seconds: float, *, endless: bool = False) -> None:
-        fault = "did not end its answer within" if endless else "sent nothing for"
+        fault = "sent nothing for"
+        if endless:
+            fault = "did not end its answer within"
         super().__init__(f"The upstream {upstream!r} {fault} {seconds:.0f} s.")
         self.upstream = upstream
         self.seconds = seconds
@@ -244,7 +241,7 @@ GOOGLE_STATUSES = {
     503: "UNAVAILABLE",
     504: "DEADLINE_EXCEEDED",
 }
-"""Google's names of errors by status; those of the request's that have none are ``INVALID_ARGUMENT``.
+"""Google's names of errors by status; any other error is the request's, an ``INVALID_ARGUMENT``.
 https://cloud.google.com/apis/design/errors#handling_errors"""
 
 
@@ -254,10 +251,10 @@ def error_body(error: UllageError, api: str) -> bytes:
         return json.dumps(_anthropic_error(error)).encode()
     if api == "gemini":
         return json.dumps(_google_error(error)).encode()
-    items = None
+    member = None
     if isinstance(error, ContextTooLong):
-        items = "input" if api == "responses" else "messages"
-    fields = {"message": error.message, "type": error.kind, "param": items, "code": error.code}
+        member = {"responses": "input"}.get(api, "messages")
+    fields = {"message": error.message, "type": error.kind, "param": member, "code": error.code}
     return json.dumps({"error": fields}).encode()
 
 

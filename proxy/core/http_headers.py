@@ -36,7 +36,7 @@ WRITTEN_ANEW: Final = frozenset({"content-length", "host"})
 class EndToEnd(tuple[tuple[str, str], ...]):
     """A client's end-to-end headers, in order and spelling. They come again with each request that has the same head.
 
-    ``prepared`` is what the upstream that they were last sent to made of them. It is kept as long as they are: a key in
+    ``prepared`` is what the upstream that they were last sent to made of them. It lives as long as they do: a key in
     it stays in memory no longer than in them.
     """
 

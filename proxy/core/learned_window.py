@@ -99,7 +99,9 @@ def is_truncated(calibration: Calibration, counted: int, reported: int) -> bool:
 
 def is_credible(counted: int, reported: int, *, plain: bool) -> bool:
     """Return True if a prompt of *counted* tokens of ours can have *reported* tokens; a *plain* one is all text."""
-    highest = HIGHEST_RATIO if plain else HIGHEST_WITH_MEDIA
+    highest = HIGHEST_WITH_MEDIA
+    if plain:
+        highest = HIGHEST_RATIO
     return 0 < reported <= highest * counted + SMALLEST_SAMPLE
 
 
@@ -248,7 +250,8 @@ def with_answer(learned: LearnedWindow, tokens: int, now: float) -> LearnedWindo
     if learned.stated is not None and tokens > learned.stated:
         learned = structs.replace(learned, stated=None)
     if learned.inferred is not None and tokens > learned.inferred:
-        # After a successful probe the search goes on from the answered size, unless the figure was too old.
-        inferred = tokens if inferred_window(learned, now) else None
+        inferred = None
+        if inferred_window(learned, now):
+            inferred = tokens  # a probe succeeded: the search for the window goes on from here
         learned = structs.replace(learned, inferred=inferred, inferred_at=now)
     return learned

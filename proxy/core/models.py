@@ -151,7 +151,7 @@ class ModelRule:
     """One rule of the configuration: models that match the glob *pattern* go to *upstream* with these limits.
 
     An empty upstream is the default one. With a ``model`` the rule defines an alias of it; unset limits are those of
-    that model's own rule. ``failovers`` are asked instead after a failure in ``fail_over_on``. ``task_size`` is the
+    that model's own rule. ``failovers`` take its place after a failure in ``fail_over_on``. ``task_size`` is the
     size of its tasks and ``conversation_budget`` the tokens that a conversation may use in all (0: none), unless a
     request states others.
     """

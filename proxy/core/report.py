@@ -24,14 +24,14 @@ SERVED = "served"
 """The reason of a request that Ullage answered by itself, in place of a server that cannot."""
 
 INTERNAL_ERROR = "internal_error"
-"""The reason of a request that went upstream untouched, since a fault of ours kept it from being made smaller."""
+"""The reason of a request that went upstream untouched, since a fault of ours prevented a smaller view."""
 
 BUDGET_UNREACHABLE = "budget_unreachable"
 """The reason of a request whose history is larger than its task's size allows, and could not be made smaller."""
 
 
 class Usage(msgspec.Struct, frozen=True):
-    """Token figures as the upstream reported them; ``None`` where it said nothing."""
+    """Token figures as the upstream reported them; None for a figure that it did not report."""
 
     input_tokens: int | None = None
     output_tokens: int | None = None
@@ -89,12 +89,12 @@ class Report(msgspec.Struct, frozen=True):
     conversation_budget: Mapping[str, int | None] = {}
 
     def with_(self, **changes: Any) -> Report:
-        """The same report with some facts *changed*."""
+        """Return the same report with other values for *changes*."""
         return msgspec.structs.replace(self, **changes)
 
     @property
     def pressure(self) -> float | None:
-        """View tokens over budget; ``None`` when either is unknown."""
+        """View tokens over budget; None if either is unknown."""
         if self.tokens_after is None or not self.budget:
             return None
         return self.tokens_after / self.budget
@@ -106,14 +106,16 @@ class Report(msgspec.Struct, frozen=True):
 
     @property
     def tokens_sent(self) -> int | None:
-        """How many tokens went upstream; ``None`` if that is unknown, or if nothing did since it was refused."""
+        """The tokens that went upstream; None if they are unknown, or if the request was refused."""
         if self.outcome == "refused":
             return None
-        return self.tokens_before if self.observed else self.tokens_after
+        if self.observed:
+            return self.tokens_before
+        return self.tokens_after
 
     @property
     def tokens_removed(self) -> int:
-        """How many tokens the view is smaller than what the client sent."""
+        """The tokens by which the view is smaller than what the client sent."""
         if self.tokens_before is None or self.tokens_after is None:
             return 0
         return max(0, self.tokens_before - self.tokens_after)
@@ -125,7 +127,7 @@ SummaryOutcome = Literal["written", "adopted", "failed", "skipped"]
 class SummaryReport(msgspec.Struct, frozen=True):
     """The outcome of one summary job. ``tenant`` is a short keyed name, ``reason`` a fixed word; never a text.
 
-    Token figures are those the model reported, or our count where it said nothing.
+    Token figures are those that the model reported, else our own count.
     """
 
     outcome: SummaryOutcome
@@ -225,7 +227,9 @@ def _upstream_error(report: Report) -> Amount:
         return None
     if report.status == 429:
         return {"rate_limited": 1}
-    return {"server" if report.status >= 500 else "client": 1}
+    if report.status >= 500:
+        return {"server": 1}
+    return {"client": 1}
 
 
 def _overflows(report: Report, overflows: int) -> Amount:
@@ -235,7 +239,7 @@ def _overflows(report: Report, overflows: int) -> Amount:
 
 
 def _label_metrics(row: str) -> tuple[Metric, ...]:
-    """The metrics of both labels of a client; a report that has both counts in the row ``project`` only."""
+    """Return the metrics of both labels of a client; a report that has both counts in the row ``project`` only."""
 
     def requests(report: Report, _: str) -> Amount:
         if row == "task_size" and report.project:
@@ -264,9 +268,9 @@ def _label_metrics(row: str) -> tuple[Metric, ...]:
 FIELDS: Final[tuple[Field, ...]] = (
     Field("request_id", "request_id", "The name of this request in the log."),
     Field("api", "api", "`chat`, `messages`, `responses` or `gemini`."),
-    Field("model", "model", "The model that the client asked for.", foreign=True),
+    Field("model", "model", "The model that the client requested.", foreign=True),
     Field("upstream", "upstream", "The configured upstream that it went to."),
-    Field("conversation", "conversation", "A short name of the conversation, which tells nothing of its content.",
+    Field("conversation", "conversation", "A short name of the conversation, which reveals nothing of its content.",
           "x-ullage-conversation"),
     Field("agent", "agent",
           "The client by its headers: as `ullage connect` calls it, else the first word of its user agent.",
@@ -293,7 +297,7 @@ FIELDS: Final[tuple[Field, ...]] = (
               "ullage_silent_truncations_total", "Prompts that a server cut without a word.", ("model",),
               known=(NO_LABELS,),
               amount=lambda _, reason: 1 if reason == "silently_truncated" else None),)),
-    Field("stream", "stream", "Whether the client asked for a stream."),
+    Field("stream", "stream", "True if the client requested a stream."),
     Field("stages", "stages", "The stages of compression that made the view, in their order.", "x-ullage-stages",
           shown=lambda _, stages: ",".join(stages),
           metrics=(Metric(
@@ -326,13 +330,13 @@ FIELDS: Final[tuple[Field, ...]] = (
           metrics=(Metric(
               "ullage_window_tokens", "A model's window; 0 once another source says how large it is.",
               ("upstream", "model"), ("source",), own=None, kind="gauge", when="tokens_sent", across="livemostrecent",
-              doc="A window that a request asked for is not shown.",
+              doc="A window that a request states is not shown.",
               amount=lambda r, _: {r.source: r.window} if r.window and r.source != "request" else None),)),
     Field("regions", "regions",
           "The view's tokens by region: `system`, `tools`, `format`, `memory`, `skills`, `knowledge`, `related`, "
           "`summary`, `user`, `assistant`, `tool`; and `reserve`, the room for the answer.", metrics=(Metric(
         "ullage_region_tokens_total",
-        "Input tokens that went upstream, by region, and the room kept for answers (reserve).", ("model",), ("region",),
+        "Input tokens that went upstream, by region, and the room for answers (reserve).", ("model",), ("region",),
         own=None, doc="Of counted requests only.",
         amount=lambda r, regions: None if r.outcome == "refused" or r.tokens_after is None else regions),)),
     Field("borrowed", "borrowed", "Tokens by which parts exceed their own share of `compression.allocation`.", metrics=(
@@ -389,7 +393,7 @@ FIELDS: Final[tuple[Field, ...]] = (
               buckets=DURATION_BUCKETS),)),
     Field("summary_tokens", "summary_tokens", "Tokens that a model took to write the summaries in the view.",
           "x-ullage-summary-tokens"),
-    Field("recalls", "recalls", "How often the model was asked again because it looked up what had left its view.",
+    Field("recalls", "recalls", "How often the model was called again because it looked up what had left its view.",
           metrics=(Metric(
               "ullage_recalls_total", "Generations that followed a look at what had left the view.", ("model",)),)),
     Field("recall_tokens", "recall_tokens", "Tokens of all generations of an answer with recalls.",
@@ -429,10 +433,13 @@ _DEFAULTS: Final[tuple[object, ...]] = tuple(
 
 
 def response_headers(report: Report) -> list[tuple[str, str]]:
-    """The ``x-ullage-*`` response headers that are known before the first byte goes to the client."""
+    """Return the ``x-ullage-*`` response headers that are known before the first byte goes to the client."""
     values = _VALUES(report)
     headers = []
     # Most fields are at their defaults: comparing in C takes a fifth of the time.
     for field, value in compress(zip(_SHOWN, values, strict=True), map(ne, values, _DEFAULTS)):
-        headers.append((field.header, str(value) if field.shown is None else field.shown(report, value)))
+        if field.shown is None:
+            headers.append((field.header, str(value)))
+        else:
+            headers.append((field.header, field.shown(report, value)))
     return headers

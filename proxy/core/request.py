@@ -50,8 +50,8 @@ class Options(msgspec.Struct, frozen=True):
 class Origin(msgspec.Struct, frozen=True):
     """The path and the end-to-end headers of a request, the caller's credentials among them.
 
-    Kept in memory only while the request, a job it started, or the client's connection lasts; never logged, never
-    stored.
+    It is in memory only while the request, a job it started, or the client's connection lasts; it is never logged and
+    never stored.
     """
 
     path_qs: str
@@ -78,7 +78,7 @@ class Request(msgspec.Struct, frozen=True):
     ``server_tools`` are the tools of Ullage's own that a feature declared in ``body``, each with its name and
     the texts that it is answered from.
 
-    ``requested_model`` is the model that was asked for, if this request is for the fallback ``fallback_model``.
+    ``requested_model`` is the client's model, if this request is for the fallback ``fallback_model``.
     """
 
     api: str
@@ -203,9 +203,12 @@ def _session_in_user_id(text: str) -> str:
         value = json.loads(text)
     except (ValueError, RecursionError):
         match = _SESSION.search(text)
-        return match[1] if match else ""
-    session = value.get("session_id") if isinstance(value, dict) else None
-    return session if isinstance(session, str) else ""
+        if match is None:
+            return ""
+        return match[1]
+    if isinstance(value, dict) and isinstance(value.get("session_id"), str):
+        return str(value["session_id"])
+    return ""
 
 
 def public_session_name(tenant: bytes, session: str) -> str:

@@ -1,7 +1,7 @@
 """Repeated paragraphs and skills, and large new results, which fill a window without need.
 
 A paragraph ends at an empty line. A tool result is fresh in the first request that it stands in: from then on the model
-has read it, and what it holds could still have been asked for in a narrower way.
+has read it, and what it holds could still have been requested in a narrower way.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def repeated_paragraphs(texts: Iterable[str], count: Callable[[str], int]) -> li
             times[paragraph] = times.get(paragraph, 0) + 1
     occurrences = [(text, number) for text, number in times.items() if number > 1]
     repeated = [RepeatedParagraph(excerpt(text), number, (number - 1) * count(text)) for text, number in occurrences]
-    return sorted(repeated, key=lambda each: -each.wasted)
+    return sorted(repeated, key=lambda paragraph: -paragraph.wasted)
 
 
 def repeated_skills(items: Sequence[Item], system: Sequence[Injected]) -> int:
@@ -96,7 +96,7 @@ def excerpt(text: str) -> str:
 
 
 def fresh_results(items: Sequence[Item], total: int, room: int) -> FreshResults:
-    """Return the results at the end of *items*, which no request before has held.
+    """Return the results at the end of *items*, which stood in no request before.
 
     *total* are the tokens of the request, *room* those that its input may use.
     """
@@ -105,5 +105,5 @@ def fresh_results(items: Sequence[Item], total: int, room: int) -> FreshResults:
         if not items[index].answers:
             break
         tokens.append((index, items[index].tokens))
-    newest = sum(each for _, each in tokens)
+    newest = sum(size for _, size in tokens)
     return FreshResults(tuple(reversed(tokens)), room - total + newest)

@@ -12,7 +12,7 @@ from functools import lru_cache, partial
 from proxy.core.tokens.counting import INJECTED
 
 DEFAULT_RESERVE = 16_384
-"""Tokens kept for an answer if neither the request nor the model's own output limit states less."""
+"""Tokens reserved for an answer if neither the request nor the model's own output limit states less."""
 
 MOST_SUMMED = 8_192
 """Tokens of output in which any conversation can be summarised; a summary of our own has no more either."""
@@ -75,7 +75,7 @@ SCALED_BELOW = 65_536
 class Buffers:
     """Thresholds as distances from the window's end, in tokens; None if only the mark holds.
 
-    ``reserve`` is kept for an answer. Beside it, ``warning`` is free at the soft mark, ``auto_compact`` at the high
+    ``reserve`` is for an answer. Beside it, ``warning`` is free at the soft mark, ``auto_compact`` at the high
     mark, and ``blocking`` in every view. Of a mark and its buffer, the smaller threshold holds.
     """
 
@@ -85,7 +85,7 @@ class Buffers:
     blocking: int | None = None
 
     def __post_init__(self) -> None:
-        rising = [each for each in (self.blocking, self.auto_compact, self.warning) if each is not None]
+        rising = [level for level in (self.blocking, self.auto_compact, self.warning) if level is not None]
         if rising != sorted(set(rising)):
             raise ValueError(f"buffers must shrink from warning to auto_compact to blocking, not {self}")
 
@@ -106,18 +106,20 @@ def economy_cap(window: int, price_tier: int | None) -> int:
     Each token of an input above *price_tier* costs more.
     """
     cap = min(int(ECONOMY_SHARE * window), ECONOMY_MOST)
-    return min(cap, int(BELOW_TIER * price_tier)) if price_tier else cap
+    if not price_tier:
+        return cap
+    return min(cap, int(BELOW_TIER * price_tier))
 
 
 @dataclass(frozen=True, slots=True)
 class TokenBudget:
     """The tokens that one request may use, by our own count.
 
-    ``window`` holds input and output; ``reserve`` is kept for the answer; ``fixed`` is the part that no compaction of
-    the history changes (system, tools, response format). ``default_reserve`` is kept if a request names no output
-    figure; ``max_input`` limits the input however short the answer. Above ``price_cap`` the input becomes expensive,
-    and ``history_cap`` is what the history is to take beside the fixed part: both lower the marks and refuse nothing.
-    ``buffers`` are thresholds beside the marks.
+    ``window`` is for input and output, ``reserve`` for the answer; ``fixed`` is the part that no compaction of
+    the history changes (system, tools, response format). ``default_reserve`` is for the answer if a request names no
+    output figure; ``max_input`` limits the input however short the answer. Above ``price_cap`` the input becomes
+    expensive, and ``history_cap`` is what the history is to take beside the fixed part: both lower the marks and refuse
+    nothing. ``buffers`` are thresholds beside the marks.
     """
 
     window: int
@@ -166,7 +168,9 @@ class TokenBudget:
     def input_budget(self, reserve: int) -> int:
         """Return the tokens of input beside an answer of *reserve*; below zero if the answer alone is too large."""
         left = self.window - reserve
-        return left if self.max_input is None else min(left, self.max_input)
+        if self.max_input is None:
+            return left
+        return min(left, self.max_input)
 
     def mark(self, share: float, budget: int) -> int:
         """Return the level at which *share* of the affordable part of *budget* is used, beside the fixed part."""
@@ -224,7 +228,7 @@ token_budget = lru_cache(1_024)(TokenBudget)
 
 
 def answer_reserve(requested: int | None, max_output: int | None, window: int) -> int:
-    """Return the tokens kept for the answer: the figure of the request, unclamped; else a share of the window."""
+    """Return the tokens reserved for the answer: the figure of the request, unclamped; else a share of the window."""
     if requested is not None and requested > 0:
         return requested
     return min(max_output or DEFAULT_RESERVE, window // 8, DEFAULT_RESERVE)
@@ -241,14 +245,20 @@ def summary_output(window: int, least: int = 0) -> int:
 def input_limit(window: int, reserve: int, max_input: int | None) -> int:
     """Return the tokens of input that a *window* takes beside an answer of *reserve*, at most *max_input*."""
     left = window - reserve
-    return left if max_input is None else min(left, max_input)
+    if max_input is None:
+        return left
+    return min(left, max_input)
 
 
 def rounded_down(tokens: int) -> int:
     """Return the largest power of two, or one and a half of it, not above *tokens*: small changes move nothing."""
-    power = 1 << max(0, tokens.bit_length() - 1)
+    if tokens < 1:
+        return min(tokens, 1)
+    power = 1 << (tokens.bit_length() - 1)
     larger = power + power // 2
-    return min(tokens, larger if larger <= tokens else power)
+    if larger <= tokens:
+        return larger
+    return power
 
 
 def to_our_tokens(tokens: int, factor: float) -> int:
@@ -339,8 +349,7 @@ def used(regions: Mapping[str, int], allocation: Allocation, window: int) -> dic
 
 
 def borrowed(regions: Mapping[str, int], allocation: Allocation, window: int) -> dict[str, int]:
-    """Return by how many tokens parts of a view exceed their own share, less those that do not."""
-    excess = {
-        part: tokens - allocation.tokens(part, window) for part, tokens in used(regions, allocation, window).items()
-    }
+    """Return by how many tokens each part of a view exceeds its own share; parts that do not are left out."""
+    parts = used(regions, allocation, window)
+    excess = {part: tokens - allocation.tokens(part, window) for part, tokens in parts.items()}
     return {part: tokens for part, tokens in excess.items() if tokens > 0}

@@ -63,7 +63,9 @@ class Patches:
 
     def tokens(self, size: Size | None, detail: str) -> int:
         """See ``ImagePrice``."""
-        most = self.original if detail == "original" else self.most
+        most = self.most
+        if detail == "original":
+            most = self.original
         patches = most
         if size is not None:
             patches = self._patches(max(1, size[0]), max(1, size[1]), most)
@@ -129,7 +131,9 @@ class Flat:
     def tokens(self, size: Size | None, detail: str) -> int:
         """See ``ImagePrice``."""
         del size
-        return self.low if detail == "low" else self.high
+        if detail == "low":
+            return self.low
+        return self.high
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,9 +225,11 @@ _HEADER = 4096
 """Bytes at the beginning of a file that are searched for its header."""
 
 _PAGE = re.compile(rb"/Type\s*/Page(?![A-Za-z])")
-# Bit rates in kbit/s by the index in a frame's header: layer III of MPEG 1, and of MPEG 2.
+"""The entry of a page in a PDF."""
+
 _MP3_KBITS = (0, 32, 40, 48, 56, 64, 80, 96, 112, 128, 160, 192, 224, 256, 320)
 _MP3_KBITS_LOW = (0, 8, 16, 24, 32, 40, 48, 56, 64, 80, 96, 112, 128, 144, 160)
+"""Bit rates in kbit/s by the index in a frame's header: layer III of MPEG 1, and of MPEG 2."""
 
 
 def image_tokens(url: str, detail: str = "auto", prices: Prices = DEFAULT_PRICES) -> int:
@@ -351,8 +357,9 @@ def _sound_rate(head: bytes) -> float:
         at = 10 + sum((byte & 0x7F) << shift for byte, shift in zip(head[6:10], (21, 14, 7, 0), strict=True))
     frame = head[at : at + 4]
     if len(frame) == 4 and frame[0] == 0xFF and frame[1] & 0xE6 == 0xE2:  # layer III
-        is_mpeg_1 = frame[1] & 0x18 == 0x18
-        rates = _MP3_KBITS if is_mpeg_1 else _MP3_KBITS_LOW
+        rates = _MP3_KBITS_LOW
+        if frame[1] & 0x18 == 0x18:  # MPEG 1
+            rates = _MP3_KBITS
         return rates[min(frame[2] >> 4, 14)] * 125.0
     return 0.0
 

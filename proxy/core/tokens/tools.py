@@ -116,8 +116,10 @@ def _object(schema: Mapping[str, Any], depth: int, indent: int = 0) -> str:
     for key, value in properties.items():
         if isinstance(value, dict):
             lines += _notes(value)
-        optional = "" if key in required else "?"
-        lines.append(f"{key}{optional}: {_type(value, depth + 1, indent)},")
+        name = key
+        if key not in required:
+            name = f"{key}?"
+        lines.append(f"{name}: {_type(value, depth + 1, indent)},")
     return "\n".join(["{", *(" " * indent + line for line in lines), "}"])
 
 
@@ -151,7 +153,7 @@ def _choices(schema: Mapping[str, Any], depth: int, indent: int) -> list[str] | 
         return [_json(schema["const"])]
     kind = schema.get("type")
     if isinstance(kind, list):
-        return [_type({**schema, "type": one}, depth + 1, indent) for one in kind]
+        return [_type({**schema, "type": name}, depth + 1, indent) for name in kind]
     return None
 
 
@@ -204,7 +206,9 @@ def _formula(tools: list[dict[str, Any]], count: Count) -> int:
 
 
 def _property_tokens(name: str, value: Any, count: Count) -> int:
-    schema = value if isinstance(value, dict) else {}
+    schema: Mapping[str, Any] = {}
+    if isinstance(value, dict):
+        schema = value
     total = 3 + count(f"{name}:{schema.get('type')}:{schema.get('description') or ''}")
     if isinstance(schema.get("enum"), list):
         total += sum(3 + count(str(item)) for item in schema["enum"]) - 3
