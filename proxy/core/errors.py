@@ -6,16 +6,20 @@ import json
 
 
 class UllageError(Exception):
-    """An error that Ullage itself answers with: its HTTP ``status``, and ``code``, a stable machine-readable name."""
+    """An error that Ullage itself answers with: its HTTP ``status``, and ``code``, a stable machine-readable name.
+
+    ``text`` is its message if it is raised without one.
+    """
 
     status = 500
     code = "internal_error"
     kind = "server_error"
+    text = "Ullage failed to handle this request."
 
     @property
     def message(self) -> str:
         """One sentence for the caller: the problem, its place, and a remedy."""
-        return str(self) or "Ullage failed to handle this request."
+        return str(self) or self.text
 
 
 class InvalidRequest(UllageError):
@@ -125,21 +129,16 @@ class StoreUnavailable(UllageError):
 
     status = 503
     code = "store_unavailable"
-
-    def __init__(
-        self,
-        message: str = "The store does not answer, so conversations cannot be shown now. Model calls go on without it.",
-    ) -> None:
-        super().__init__(message)
+    text = "The store does not answer, so conversations cannot be shown now. Model calls go on without it."
 
 
 class OtherVersion(StoreUnavailable):
     """What is stored was written by another version of Ullage, which may know more of it: it is left alone."""
 
+    text = "Another version of Ullage stored this, so it can be neither read nor changed here. Model calls go on."
+
     def __init__(self, version: int) -> None:
-        super().__init__(
-            "Another version of Ullage stored this, so it can be neither read nor changed here. Model calls go on."
-        )
+        super().__init__()
         self.version = version
 
 

@@ -17,15 +17,16 @@ from proxy.core.http_headers import CREDENTIAL_ORDER, CREDENTIALS
 from proxy.server.config import ServerConfig
 from proxy.server.request import RequestHeaders, RequestPath, api_path, plain_path
 
-# RFC 7239 and what proxies sent before it: https://www.rfc-editor.org/rfc/rfc7239#section-4.
 _FORWARDED: Final = ("forwarded", "x-forwarded-for", "x-forwarded-host", "x-real-ip")
+"""Headers of requests that came through a proxy: https://www.rfc-editor.org/rfc/rfc7239#section-4."""
+
 _STATELESS_POST: Final = frozenset(
     {"chat/completions", "completions", "embeddings", "messages", "messages/count_tokens", "responses", "moderations"}
     | {"rerank", "responses/compact", "responses/input_tokens"}
 )
 _STATELESS_GET: Final = frozenset({"models", "realtime", "v1beta/models", "v1alpha/models"})
 _STATELESS_TREES: Final = ("audio/", "images/")
-
+"""Routes below an API's root, by method, that neither read nor store what another caller could reach."""
 
 FOREIGN_HOST: Final = (
     "This listener is for its own machine: call it by an address, such as 127.0.0.1, or as localhost. "
@@ -34,7 +35,7 @@ FOREIGN_HOST: Final = (
 
 
 _NOT_REPEATED: Final = frozenset({"content-encoding", "expect", "origin", "sec-fetch-site", "upgrade"})
-"""Headers of requests whose head is read anew each time: browsers', and those whose headers change on their way."""
+"""Headers of requests whose head is read anew each time: those of browsers, and those that change on their way."""
 
 
 class Caller(msgspec.Struct):
@@ -144,7 +145,7 @@ class Access:
         """Raise ``Forbidden`` if *path* could reach data stored under the key that callers of *upstream* share."""
         if upstream in self._shared_upstreams and not is_stateless(method, path):
             raise Forbidden(
-                "Behind shared access keys only stateless routes are relayed: what others keep under the upstream's "
+                "Behind shared access keys only stateless routes are relayed: what others store under the upstream's "
                 "key could be read on this path (server.relay: all allows it)."
             )
 
@@ -170,17 +171,17 @@ class Access:
         tenant, whose conversations are shown to the admin key, or on this machine, only.
         Raises ``Unauthorized`` and ``Forbidden``.
         """
-        seen = dict(headers.by_name)
-        admin = self.is_admin_key(_bearer(seen.get("authorization", "")))
+        by_name = dict(headers.by_name)
+        admin = self.is_admin_key(_bearer(by_name.get("authorization", "")))
         if admin:
-            seen.pop("authorization")
+            by_name.pop("authorization")
         if self._keys:
             if admin and "key" not in headers.own:
                 raise Forbidden("Say whose conversations: send the client's access key in x-ullage-key.")
             return self._by_proxy_key(headers)
-        if not admin and not any(seen.get(name) for name in CREDENTIAL_ORDER):
+        if not admin and not any(by_name.get(name) for name in CREDENTIAL_ORDER):
             self.check_admin(headers, names)
-        return client_tenant(seen)
+        return client_tenant(by_name)
 
     def _is_local(self, names: Iterable[str]) -> bool:
         """True if the caller is on this machine for certain: no header among *names* says that it was forwarded."""
@@ -241,9 +242,9 @@ def tenants_of(keys: Iterable[str]) -> frozenset[bytes]:
     return frozenset(tenants)
 
 
-def client_tenant(seen: Mapping[str, str]) -> bytes:
-    """Return the tenant of a caller who sends its own credentials, by the headers that hold them (lower case)."""
-    parts = [f"{name}\0{seen[name]}" for name in CREDENTIAL_ORDER if seen.get(name)]
+def client_tenant(headers: Mapping[str, str]) -> bytes:
+    """Return the tenant of a caller who sends its own credentials in *headers* (names in lower case)."""
+    parts = [f"{name}\0{headers[name]}" for name in CREDENTIAL_ORDER if headers.get(name)]
     return sha256(("ullage tenant\0client\0" + "\0".join(parts)).encode("utf-8", "surrogateescape")).digest()
 
 

@@ -100,7 +100,9 @@ class OwnRoutes:
         if path in LIVE:
             return _json(200, {"status": "ok"})
         if path in READY:
-            return self._ready()
+            if self._drain.draining:
+                return _json(503, {"status": "draining"})
+            return _json(200, {"status": "ready"})
         if path == "/metrics" and self._metrics is not None:
             self._access.check_metrics(read_headers(request.raw_headers), request.headers.keys())
             body, kind = await asyncio.to_thread(self._metrics)
@@ -113,13 +115,6 @@ class OwnRoutes:
             self._access.check_admin(headers, request.headers.keys())
             return _json(200, dict(self._status()))
         raise NotFound("There is no such page here: base URLs of the API end in /v1.")
-
-    def _ready(self) -> tuple[int, bytes, str]:
-        if self._drain.draining:
-            return _json(503, {"status": "draining"})
-        if not self._drain.ready:
-            return _json(503, {"status": "starting"})
-        return _json(200, {"status": "ready"})
 
 
 def _json(status: int, value: dict[str, object]) -> tuple[int, bytes, str]:

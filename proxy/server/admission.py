@@ -27,7 +27,7 @@ class Drain:
     """Requests of one process: waited for and then cut when it drains.
 
     ``running`` are the tasks of the requests under way; the handler adds and removes each. There may be ``limit``.
-    ``farewells`` are called once the process closes its connections: each tells a client that waits that it is left.
+    ``farewells`` are called once the process closes its connections: each takes leave of a client that waits.
     """
 
     FULL: Final = "The proxy handles as many requests as it may (server.limits.in_flight). Try again soon."
@@ -37,7 +37,6 @@ class Drain:
         self.running: set[asyncio.Task[Any]] = set()
         self.farewells: set[Callable[[], None]] = set()
         self.body_bytes = BodyBytes(limits.in_flight_bytes)
-        self.ready = False
         self.draining = False
         self.cutting = False
 

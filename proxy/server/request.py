@@ -48,26 +48,32 @@ _MANAGED: Final[Mapping[str, tuple[str, Purpose]]] = {
 The body of a request to ``compress`` says by its members which API it is of.
 """
 
-# Plain names only, which no upstream can decode into another path.
 _DEPLOYMENT: Final = re.compile(r"/openai/deployments/((?!\.\.?/)[\w.~-]+)/(.+)", re.ASCII)
+"""The route of an Azure deployment; plain names only, which no upstream can decode into another path."""
 
-# What RFC 3986 (section 3.3) lets stand in a segment, but for escapes and the semicolon that begins parameters.
 _ORDINARY: Final = re.compile(r"(?:/[\w.~!$&'()*+,=:@-]+)+/?", re.ASCII)
+"""A path of the characters that a segment may have, but for escapes and the semicolon that begins parameters.
+
+https://www.rfc-editor.org/rfc/rfc3986#section-3.3
+"""
+
 _DECODINGS: Final = 3
+"""Times that a path is decoded: once more than servers and what stands before them do."""
 
 LIVE: Final = frozenset({"/health/live", "/healthz", "/health/liveliness"})
-RETRIEVE: Final = "/v1/retrieve/"
-"""The path below which gateways ask for what left a view: https://docs.litellm.ai/docs/proxy/headroom."""
-
-LOCAL_ROOTS: Final = ("/ullage/", "/health/", RETRIEVE)
 READY: Final = frozenset({"/health/ready", "/readyz", "/health/readiness"})
 
-# First parts of the paths of OpenAI's and Anthropic's APIs, which clients also send without a version before them.
+RETRIEVE: Final = "/v1/retrieve/"
+"""The path below which gateways read what left a view: https://docs.litellm.ai/docs/proxy/headroom."""
+
+LOCAL_ROOTS: Final = ("/ullage/", "/health/", RETRIEVE)
+
 _RESOURCES: Final = frozenset(
     {"assistants", "audio", "batches", "chat", "completions", "containers", "conversations", "embeddings", "evals"}
     | {"files", "fine_tuning", "images", "messages", "models", "moderations", "organization", "organizations"}
     | {"projects", "realtime", "rerank", "responses", "skills", "threads", "uploads", "vector_stores", "videos"}
 )
+"""First parts of the paths of OpenAI's and Anthropic's APIs, which clients also send without a version before them."""
 
 
 def is_local(path: str) -> bool:
@@ -133,7 +139,9 @@ def read_path(method: str, target: str) -> RequestPath:
         return RequestPath(path_qs, path, api, api, model=deployed[1])
     parts = gemini_path.read_path(path)
     if method == "POST" and parts is not None and parts.method in gemini_path.MANAGED_METHODS:
-        purpose: Purpose = "count" if parts.method == gemini_path.COUNT_METHOD else "answer"
+        purpose: Purpose = "answer"
+        if parts.method == gemini_path.COUNT_METHOD:
+            purpose = "count"
         return RequestPath(path_qs, path, gemini.API, gemini.API, purpose, parts.model)
     if parts is not None and gemini_path.names_model(path, method):
         return RequestPath(path_qs, path, "relay", gemini.API, model=parts.model)
@@ -202,8 +210,12 @@ def send_continue(request: IncomingRequest, headers: RequestHeaders) -> None:
         request.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
 
 
-# "expect" is answered here; "http2-settings" belongs to an upgrade (https://www.rfc-editor.org/rfc/rfc7540#section-3.2.1).
 _NOT_FORWARDED: Final = HOP_BY_HOP | WRITTEN_ANEW | {"expect", "http2-settings"}
+"""``expect`` is answered here, ``http2-settings`` belongs to an upgrade.
+
+https://www.rfc-editor.org/rfc/rfc7540#section-3.2.1
+"""
+
 _READ_HERE: Final = CREDENTIALS | {
     AGENT_HEADER,
     "anthropic-beta",
@@ -222,6 +234,8 @@ _READ_HERE: Final = CREDENTIALS | {
     METADATA_HEADER,
 }
 _PLAIN: Final = frozenset({"", "keep-alive", "close"})
+"""Values of ``Connection`` that name no other header."""
+
 _LABEL: Final = 256
 """Characters of a label at most."""
 
@@ -236,7 +250,7 @@ _CLIENT_NAMES: Final = frozenset({AGENT_HEADER, *SESSION_HEADERS, EPOCH_HEADER, 
 
 
 class ExpectationFailed(UllageError):
-    """An ``Expect`` header asks for something unknown."""
+    """An ``Expect`` header names an unknown expectation."""
 
     status = 417
     code = "expectation_failed"
@@ -269,7 +283,7 @@ class RequestHeaders:
     facts: HeaderFacts | None = None
 
     def drop(self, names: Iterable[str]) -> None:
-        """Keep the headers called *names* (lower case) from being forwarded."""
+        """Forward the headers called *names* (lower case) no more."""
         dropped = frozenset(names)
         self.end_to_end = EndToEnd(pair for pair in self.end_to_end if pair[0].lower() not in dropped)
 
@@ -358,8 +372,9 @@ def _sort(raw: bytes) -> tuple[str, str, int]:
     return spelled, name, kind
 
 
-# Clients send the same dozen names all day; long ones are not worth the memory.
 _sort_cached: Final = lru_cache(maxsize=1024)(_sort)
+"""``_sort`` for names of usual length: clients send the same dozen all day."""
+
 NO_OPTIONS: Final = Options()
 _SHARE: Final = re.compile(r"0?\.\d{1,4}", re.ASCII)
 
@@ -400,6 +415,7 @@ def _tokens(own: Mapping[str, str], name: str) -> int | None:
 
 
 _MODEL_FIRST: Final = re.compile(rb'\s*\{\s*"model"\s*:\s*"([^"\\]{1,256})"')
+"""A model as the first member of a body."""
 
 
 def read_request(body: bytes, path: RequestPath, headers: RequestHeaders, tenant: bytes, request_id: str) -> Request:

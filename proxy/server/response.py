@@ -245,11 +245,7 @@ class UpgradeRefused(UllageError):
     status = 426
     code = "upgrade_refused"
     kind = "invalid_request_error"
-
-    @property
-    def message(self) -> str:
-        """One sentence for the client."""
-        return "This proxy does not speak WebSocket here; send POST /v1/responses with stream: true."
+    text = "This proxy does not speak WebSocket here; send POST /v1/responses with stream: true."
 
 
 class ShuttingDown(UllageError):
@@ -257,11 +253,7 @@ class ShuttingDown(UllageError):
 
     status = 503
     code = "server_shutting_down"
-
-    @property
-    def message(self) -> str:
-        """One sentence for the client."""
-        return "The proxy was shut down before this answer was complete. Try again."
+    text = "The proxy was shut down before this answer was complete. Try again."
 
 
 class StreamBroken(UllageError):
@@ -269,11 +261,7 @@ class StreamBroken(UllageError):
 
     status = 502
     code = "upstream_stream_error"
-
-    @property
-    def message(self) -> str:
-        """One sentence for the client."""
-        return "The upstream's stream broke before it was complete."
+    text = "The upstream's stream broke before it was complete."
 
 
 def check_known(path: str, reply: ports.Reply) -> None:
@@ -333,7 +321,7 @@ def last_event(error: UllageError, api: str) -> bytes:
 
 
 class ReplyObserver:
-    """Notes the usage and late overflows of one answer, and keeps from it the usage that its client did not ask for.
+    """Notes the usage and late overflows of one answer, and hides from its client the usage that it did not request.
 
     A fault in it is *reported* once and turns it off; the bytes go on.
     """
@@ -375,7 +363,7 @@ class ReplyObserver:
             return NO_USAGE
 
     def feed(self, chunk: bytes) -> bytes:
-        """Return the bytes for the client: *chunk* itself, or without the usage event that it did not ask for."""
+        """Return the bytes for the client: *chunk* itself, or without the usage event that it did not request."""
         if not self._is_on or self._tap is None:
             return chunk
         pending: bytes | None = None

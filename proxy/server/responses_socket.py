@@ -17,9 +17,20 @@ and the handler answers that as it answers a POST, with every guarantee. The ups
                                       upstream's                          output f of response r2
                                       stores r2: r0, then e f
 
-One request is under way at a time; messages that come meanwhile wait. A warm-up (``generate: false``) has no answer of
-a model: its input is stored, and the response that the client continues is named here. After an error the response
-before it is still known.
+A warm-up (``generate: false``) has no answer of a model: its input is stored, and the response that the client
+continues is named here. After an error the response before it is still known.
+
+One request is under way at a time. Codes are those of a close frame:
+
+    state       event                            next
+    waiting     a message                        answering; waiting if it is a warm-up or cannot be read
+    waiting     no message for an hour           closed, 1000
+    waiting     a binary message                 closed, 1003
+    answering   a message                        answering; the message waits
+    answering   the end of the answer            waiting; closed with 1012 if the process is being shut down
+    both        the client's close               closed; a call of the upstream ends
+    both        more bytes than the caller may   closed, 1013
+    both        the end of the process           closed with 1001, after the messages that have arrived
 """
 
 from __future__ import annotations
@@ -50,19 +61,21 @@ from proxy.server.response import ResponseWriter
 
 PATH: Final = MANAGED["/v1/responses"]
 IDLE_SECONDS: Final = 3600.0
-"""Seconds without a message after which a socket is closed: as long as OpenAI's live at most.
+"""Seconds without a message after which a socket is closed: the longest life of OpenAI's own.
 
 https://developers.openai.com/api/docs/guides/websocket-mode#connection-behavior-and-limits
 """
 
 _VERSION: Final = "13"
 _BUFFER: Final = 2**16
+"""Bytes of messages that wait; from twice as many on the connection is not read."""
+
 _JSON: Final = ("content-type", "application/json")
 _TEXT, _CLOSE, _PONG = 0x81, 0x88, 0x8A
 """First bytes of whole frames: https://www.rfc-editor.org/rfc/rfc6455#section-5.2"""
 
-_LAST_EVENTS: Final = (b'"response.completed"', b'"response.incomplete"')
-_ITEM_DONE: Final = b'"response.output_item.done"'
+_STORED_EVENTS: Final = (b'"response.completed"', b'"response.incomplete"', b'"response.output_item.done"')
+"""Types of the events with items of an answer."""
 
 
 def frame(first: int, payload: bytes) -> bytes:
@@ -283,8 +296,7 @@ class MessageWriter(ResponseWriter):
 
     def _note(self, data: bytes) -> None:
         """Store what the event *data* adds to the conversation. Some servers repeat no output in their last event."""
-        is_last = any(mark in data for mark in _LAST_EVENTS)
-        if not is_last and _ITEM_DONE not in data:
+        if not any(kind in data for kind in _STORED_EVENTS):
             return
         try:
             event = _event.decode(data)

@@ -92,10 +92,6 @@ class Server:
             return {}
         return self._listener.refusals
 
-    def set_ready(self, ready: bool) -> None:
-        """Set the answer of ``/health/ready``; ``start`` sets it to True."""
-        self._drain.ready = ready
-
     async def start(self, host: str, port: int, *, reuse_port: bool = False) -> int:
         """Listen on *port*, or on a free one if it is 0, and return it. Raises ``OSError`` if it is taken."""
         self._listener = Listener(self._handler, self._limits, self._faults)
@@ -105,7 +101,6 @@ class Server:
         addresses = [socket.getsockname() for socket in self._sockets.sockets]
         self._access.loopback = all(_is_loopback(address[0]) for address in addresses)
         await self._sockets.start_serving()
-        self._drain.ready = True
         actual: int = addresses[0][1]
         return actual
 

@@ -291,9 +291,7 @@ class _Families:
             labels = metric.labels + metric.by
             if metric.kind == "counter":
                 self.counters[name] = Counter(name, metric.about, labels, registry=registry)
-                if not metric.labels:
-                    for own in metric.known:
-                        self.series(metric, _own_labels(own))
+                self._begin(metric)
             elif metric.kind == "gauge":
                 self.gauges[name] = Gauge(
                     name, metric.about, labels, registry=registry, multiprocess_mode=metric.across
@@ -302,6 +300,12 @@ class _Families:
                 self.histograms[name] = _Histogram(
                     name, metric.about, labels, registry=registry, buckets=metric.buckets
                 )
+
+    def _begin(self, metric: Metric) -> None:
+        """Begin the known series of a metric that depends on no label of a report."""
+        if not metric.labels:
+            for own in metric.known:
+                self.series(metric, _own_labels(own))
 
     def series(self, metric: Metric, labels: tuple[str, ...]) -> Counter | _Histogram:
         """Return the series of a counter or histogram; it begins at 0 with the first call."""

@@ -57,14 +57,6 @@ async def test_the_root_and_metrics():
         assert (got.body, got.all("content-type")) == (b"ullage_up 1\n", ["text/plain; version=0.0.4"])
 
 
-async def test_readiness_can_be_taken_back():
-    """While the process says so, ``/health/ready`` is a 503 and liveness is not."""
-    async with running_server() as at:
-        at.server.set_ready(False)
-        assert (await at.ask("GET", "/health/ready")).line.split()[1] == "503"
-        assert (await at.ask("GET", "/health/live")).line.split()[1] == "200"
-
-
 async def test_without_metrics_there_is_no_such_page():
     """If metrics are turned off the path is a 404 of ours and is not relayed."""
     async with running_server() as at:

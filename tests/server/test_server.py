@@ -32,6 +32,7 @@ async def test_draining_lets_running_requests_finish_and_refuses_new_ones():
         assert await asyncio.wait_for(idle_reader.read(), 60) == b""
         got = await at.ask("GET", "/health/ready")
         assert (got.line.split()[1], json.loads(got.body)) == ("503", {"status": "draining"})
+        assert (await at.ask("GET", "/health/live")).line.split()[1] == "200"
         got = await at.chat()
         assert (got.line.split()[1], got.all("connection"), got.all("retry-after")) == ("503", ["close"], ["1"])
         assert not drained.done()

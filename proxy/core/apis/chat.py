@@ -253,12 +253,8 @@ def _counted(message: Mapping[str, Any], calls: Sequence[dict[str, Any]]) -> Ite
         yield name
         yield arguments
     for key, value in message.items():
-        if key in _COUNTED_ELSEWHERE or not value:
-            continue
-        if isinstance(value, str):
-            yield value
-        else:
-            yield quoted(value)
+        if key not in _COUNTED_ELSEWHERE and value:
+            yield value if isinstance(value, str) else quoted(value)
 
 
 def _part_texts(part: Any) -> Iterator[str]:
