@@ -16,12 +16,13 @@ from dataclasses import dataclass
 
 from proxy.core.overflow.classify import Classifier
 from proxy.core.overflow.kinds import Overflow
-from proxy.core.overflow.rules import read_rules, without_sources
+from proxy.core.overflow.rules import read_rules
 from proxy.core.overflow.stream import EarlyOverflowDetector, LateOverflowDetector
 from proxy.settings import packaged_overflow_rules
 from tests.support import overflow_recordings
 from tests.support.overflow_claims import CIRCUMSTANCES, HALVES, claims
 from tests.support.overflow_reports import reported_errors
+from tests.support.overflow_rules import without_sources
 
 NAMES = {
     "azure_openai": ("Azure", "OpenAI"),

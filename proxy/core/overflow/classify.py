@@ -142,7 +142,11 @@ Of Azure: https://github.com/microsoft/api-guidelines/blob/vNext/azure/Guideline
 """
 
 _FIELD = "OpenAI, FastAPI"
+"""The source of the rule about a member that is too long."""
+
 _TOO_LONG = frozenset({"input", "input_plus_output", "payload"})
+"""Meanings after which a smaller view may succeed."""
+
 _CONTENT = re.compile(r"(?:^|[.\]])(?:messages?|input|system|contents?|prompt|instructions|text|output)(?:[.\[\]\d]*)$")
 _SENTENCE = re.compile(r"[^.]+")
 _CODE = re.compile(r"\b(?:[A-Za-z]{1,30}(?:_[A-Za-z]{1,30}){1,6}|(?:[A-Z][a-z]{1,30}){2,8})\b")
@@ -320,11 +324,16 @@ def _best_reading(readings: Sequence[_Reading]) -> _Reading | None:
 
     Of readings with the same meaning, the first one that states a limit.
     """
-    ranked = sorted(readings, key=lambda one: (not one.strong, one.means != "rate_limit", one.means == "other"))
+    ranked = sorted(readings, key=_rank)
     if not ranked:
         return None
     best = ranked[0]
-    return next((one for one in ranked if one.means == best.means and one.figures.limit), best)
+    return next((reading for reading in ranked if reading.means == best.means and reading.figures.limit), best)
+
+
+def _rank(reading: _Reading) -> tuple[bool, bool, bool]:
+    """The place of *reading* among others, the most telling first."""
+    return not reading.strong, reading.means != "rate_limit", reading.means == "other"
 
 
 def _with_code(chosen: _Reading, code: Meaning) -> _Reading | None:
@@ -459,19 +468,22 @@ def _reasons(value: Any) -> Iterator[str]:
     Messages: https://platform.claude.com/docs/en/build-with-claude/handling-stop-reasons
     OpenRouter: https://openrouter.ai/announcements/standardized-finish-reasons
     """
+    for holder in _objects_with_reasons(value):
+        for member in ("stop_reason", "finish_reason", "reason", "native_finish_reason"):
+            if isinstance(holder.get(member), str):
+                yield holder[member]
+
+
+def _objects_with_reasons(value: Any) -> list[dict[str, Any]]:
+    """The objects of an answer or event in which a reason may stand."""
     if not isinstance(value, dict):
-        return
-    choices = value.get("choices")
-    response, delta = value.get("response"), value.get("delta")
-    details = value.get("incomplete_details")
-    holders = [value, *(choices if isinstance(choices, list) else ()), response, delta, details]
-    if isinstance(response, dict):
-        holders.append(response.get("incomplete_details"))
-    for holder in holders:
-        if isinstance(holder, dict):
-            for member in ("stop_reason", "finish_reason", "reason", "native_finish_reason"):
-                if isinstance(holder.get(member), str):
-                    yield holder[member]
+        return []
+    holders = [value, value.get("response"), value.get("delta"), value.get("incomplete_details")]
+    if isinstance(value.get("choices"), list):
+        holders[1:1] = value["choices"]
+    if isinstance(value.get("response"), dict):
+        holders.append(value["response"].get("incomplete_details"))
+    return [holder for holder in holders if isinstance(holder, dict)]
 
 
 def _usage(value: Any) -> Usage:

@@ -176,14 +176,14 @@ class _RowWriter:
 
     def add(self, *letters: str) -> None:
         """Add the letters of notions, of a long stretch of filler only the first."""
-        for some in letters:
-            if some != "_":
+        for group in letters:
+            if group != "_":
                 self._filler = 0
             else:
                 self._filler += 1
             if self._filler <= _MOST_FILLER:
-                self._notions.append(some)
-                self._size += len(some)
+                self._notions.append(group)
+                self._size += len(group)
 
     def add_figure(self, figure: int | None) -> None:
         """Add a figure; None is one of something else than tokens."""
@@ -314,21 +314,6 @@ def _lexicon(data: Mapping[str, Any]) -> Lexicon:
         return Lexicon(terms, [row["text"] for row in data.get("noise", ())])
     except KeyError as error:
         raise BadRule(f"{error.args[0]!r} is no notion") from None
-
-
-def without_sources(data: Mapping[str, Any], left_out: Iterable[str]) -> dict[str, Any]:
-    """*data* without the rules that come from *left_out* alone. Plain words of the language stay."""
-    names = {name.lower() for name in left_out}
-
-    def stays(row: Any) -> bool:
-        sources = [source.strip().lower() for source in str(row["source"]).split(",")]
-        return not all(any(name in source for name in names) for source in sources)
-
-    result = dict(data)
-    for key in ("terms", "noise", "codes", "stops", "fields", "rules", "figures"):
-        if key in data:
-            result[key] = [row for row in data[key] if stays(row)]
-    return result
 
 
 def code_name(code: object) -> str:

@@ -78,6 +78,8 @@ _LONGEST_ANSWERS: Final = 128
 """Bytes that such a member's name, blanks, signs and first byte take at most."""
 
 _REASON = re.compile(rb'"(?:native_)?(?:stop_reason|finish_reason|reason)"\s*:\s*"([A-Za-z_]{4,64})"')
+"""A member with the reason why generation stopped."""
+
 _ENDING_EVENT: Final = 65_536
 """Most bytes of one event after the first content that are buffered."""
 
@@ -108,7 +110,9 @@ class EarlyOverflowDetector:
         self._classifier = classifier
         self._prior = prior
         self._is_declared = content_type.startswith("text/event-stream")
-        self._decoder = ContentDecoder(encoding, 2 * LONGEST) if encoding else None
+        self._decoder = None
+        if encoding:
+            self._decoder = ContentDecoder(encoding, 2 * LONGEST)
         self._buffer = bytearray()
         self._is_stream: bool | None = None
         self._cutter: EventCutter | None = None
@@ -163,9 +167,8 @@ class EarlyOverflowDetector:
             self._read_event(event.rstrip(b"\r\n"))
             if self.verdict != "undecided":
                 return
-        if (
-            self._cutter.pending_size > LONGEST + 3
-        ):  # an event ends in a line end and a blank line: up to three bytes more
+        # An event ends in a line end and a blank line: up to three bytes more.
+        if self._cutter.pending_size > LONGEST + 3:
             self.verdict = "content"
 
     def _is_answer(self) -> bool:
@@ -229,7 +232,9 @@ class LateOverflowDetector:
         """*encoding* is the answer's content-encoding."""
         self.overflow: Overflow | None = None
         self._classifier = classifier
-        self._decoder = ContentDecoder(encoding, _MOST_SEARCHED) if encoding else None
+        self._decoder = None
+        if encoding:
+            self._decoder = ContentDecoder(encoding, _MOST_SEARCHED)
         self._event = bytearray()
         self._may_hold_error = False
         self._tail = b""

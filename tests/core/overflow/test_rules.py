@@ -21,9 +21,9 @@ from proxy.core.overflow.rules import (
     code_name,
     phrase_regex,
     read_rules,
-    without_sources,
 )
 from proxy.settings import packaged_overflow_rules
+from tests.support.overflow_rules import without_sources
 
 WORDS = {
     phrase: [notion] for notion, lists in packaged_overflow_rules()["words"].items() for row in lists for phrase in row
