@@ -296,9 +296,9 @@ class Board:
 
     def changes(self, since: int = 0) -> Changes:
         """Return the rows that changed after version *since*, the names of all, and the totals."""
-        live = [each for each in self._conversations.values() if each.row.requests]
-        rows = [each.shown() for each in live if each.version > since]
-        names = [each.row.name for each in live]
+        live = [conversation for conversation in self._conversations.values() if conversation.row.requests]
+        rows = [conversation.shown() for conversation in live if conversation.version > since]
+        names = [conversation.row.name for conversation in live]
         return Changes(self.worker, self._version, rows, names, self._models, self._missed, self.lag, self.windows())
 
     def detail(self, name: str) -> Detail | None:

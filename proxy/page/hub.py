@@ -144,12 +144,12 @@ class Hub:
         """Return conversation *name*, joined from all workers; None if it is not live."""
         self._board.update()
         answers = await asyncio.gather(*(ask(path, Question(name=name), Detail) for path in self._others))
-        details = [each for each in (self._board.detail(name), *answers) if each is not None]
+        details = [detail for detail in (self._board.detail(name), *answers) if detail is not None]
         if not details:
             return None
-        points = sorted(point for each in details for point in each.points)
-        compactions = sorted((entry for each in details for entry in each.compactions), key=lambda entry: entry.at)
-        row = joined_row([each.row for each in details])
+        points = sorted(point for detail in details for point in detail.points)
+        compactions = sorted((entry for detail in details for entry in detail.compactions), key=lambda entry: entry.at)
+        row = joined_row([detail.row for detail in details])
         return Detail(row, points[-MOST_POINTS:], compactions[-MOST_COMPACTIONS:])
 
     def snapshot(self) -> Snapshot:
@@ -159,7 +159,7 @@ class Hub:
         for seen in self._all():
             for name, totals in seen.models.items():
                 models.setdefault(name, Totals()).add(totals)
-            windows.update(((each["upstream"], each["model"]), each) for each in seen.windows)
+            windows.update(((window["upstream"], window["model"]), window) for window in seen.windows)
         saved, unpriced = self._saved(models)
         return Snapshot(
             workers=1 + len(self._others),
@@ -167,7 +167,7 @@ class Hub:
             lag=max(seen.lag for seen in self._all()),
             missed=sum(seen.missed for seen in self._all()),
             models=models,
-            windows=sorted(windows.values(), key=lambda each: (str(each["upstream"]), str(each["model"]))),
+            windows=sorted(windows.values(), key=lambda window: (str(window["upstream"]), str(window["model"]))),
             saved=saved,
             unpriced=unpriced,
             status=self._status(),

@@ -12,7 +12,7 @@ from proxy import settings as configuration
 from proxy.engine.features import Feature
 from proxy.page.board import Board, Reports
 from proxy.page.hub import Hub, StatusOf
-from proxy.page.recorder import Shown, ViewRecorder, Warn
+from proxy.page.recorder import ViewRecorder, Warn
 from proxy.page.routes import open_page
 from proxy.page.workers import WorkerSocket
 from proxy.server.admin import OpenPage
@@ -41,8 +41,9 @@ class LivePage:
         if self._board is not None and folder is not None:
             self._socket = WorkerSocket(self._board, folder, worker.index, worker.count)
         if self._board is not None or telemetry.advice:
-            shown, tools = Shown(page.text, telemetry.advice), configuration.tool_map(settings.tools)
-            self.features = (ViewRecorder(self._board, tools, shown, warn),)
+            log = warn if telemetry.advice else None
+            tools = configuration.tool_map(settings.tools)
+            self.features = (ViewRecorder(self._board, tools, log, text=page.text),)
 
     @property
     def reports(self) -> Reports | None:

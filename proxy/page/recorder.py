@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Final
 
 from cachetools import LRUCache
@@ -23,22 +22,17 @@ MOST_ADVISED: Final = 10_000
 Warn = Callable[[str, Mapping[str, object]], None]
 
 
-@dataclass(frozen=True, slots=True)
-class Shown:
-    """Permissions: show the targets of calls (``text``), and log advice (``advice``)."""
-
-    text: bool = False
-    advice: bool = True
-
-
 class ViewRecorder(Feature):
-    """Notes answered views on *board*, if there is one, and calls *warn* once for each conversation nearly full."""
+    """Notes answered views on *board*, if there is one, and calls *warn* once for each conversation nearly full.
 
-    def __init__(self, board: Board | None, tools: ToolMap, shown: Shown, warn: Warn) -> None:
+    With *text* advice names the targets of calls. Without *warn* nothing is logged.
+    """
+
+    def __init__(self, board: Board | None, tools: ToolMap, warn: Warn | None, *, text: bool = False) -> None:
         self._board = board
         self._tools = tools
-        self._shown = shown
         self._warn = warn
+        self._text = text
         self._advised: LRUCache[str, bool] = LRUCache(MOST_ADVISED)
 
     def answered(self, view: CountedView, report: Report, status: int) -> None:
@@ -72,12 +66,13 @@ class ViewRecorder(Feature):
         """Return advice on *view*, whose conversation has become nearly full, and log it."""
         self._advised[report.conversation] = True
         advice = advise(view, report, self._tools)
-        if advice is not None and self._shown.advice:
-            self._log(report, advice)
+        if advice is not None and self._warn is not None:
+            self._warn("conversation.nearly_full", self._facts(report, advice))
         return advice
 
-    def _log(self, report: Report, advice: Advice) -> None:
-        facts = {
+    def _facts(self, report: Report, advice: Advice) -> dict[str, object]:
+        """Return the fields of the log line."""
+        return {
             "request_id": report.request_id,
             "model": report.model,
             "conversation": report.conversation,
@@ -87,7 +82,6 @@ class ViewRecorder(Feature):
             "advice": self._sentence(advice),
             "remedy": advice.remedy,
         }
-        self._warn("conversation.nearly_full", facts)
 
     def _sentence(self, advice: Advice) -> str:
-        return advice.sentence(targets=self._shown.text)
+        return advice.sentence(targets=self._text)

@@ -13,7 +13,7 @@ from typing import Final
 
 import msgspec
 
-from proxy.core.errors import InvalidRequest, NotFound, TooManyRequests
+from proxy.core.errors import NotFound, TooManyRequests
 from proxy.page.board import Row
 from proxy.page.hub import Hub, Snapshot
 from proxy.page.sessions import Sessions
@@ -21,6 +21,7 @@ from proxy.server.access import Access
 from proxy.server.admin import Page
 from proxy.server.config import Limits
 from proxy.server.incoming import BodyBytes, BodyReader, IncomingRequest
+from proxy.server.own_api import decoded, json_body
 from proxy.server.request import read_headers
 from proxy.server.response import ClientLeft, ResponseWriter
 
@@ -110,9 +111,8 @@ class PageRoutes:
             return
         headers = read_headers(request.raw_headers)
         if name == "session":
-            _write(
-                out, 200, msgspec.json.encode({"access": self._sessions.access(request, headers)}), "application/json"
-            )
+            access = {"access": self._sessions.access(request, headers)}
+            _write(out, 200, msgspec.json.encode(access), "application/json")
             return
         self._sessions.admit(request, headers)
         if name == "events":
@@ -129,19 +129,14 @@ class PageRoutes:
         _write(out, 200, msgspec.json.encode(detail), "application/json")
 
     async def _change_session(self, request: IncomingRequest, name: str, out: ResponseWriter) -> None:
-        """Log in or out. A page of another site cannot send JSON without a preflight, which is refused."""
+        """Log in or out. Both take JSON, which no page of another site can send."""
         headers = read_headers(request.raw_headers)
-        if not headers.by_name.get("content-type", "").lower().startswith("application/json"):
-            raise InvalidRequest("Send the body as application/json.")
-        reader = BodyReader(request.content, self._limits, self._body_bytes, b"")
-        try:
-            body = await reader.whole(request.content_length)
-        finally:
-            reader.release()
+        body = await json_body(request, headers, BodyReader(request.content, self._limits, self._body_bytes, b""))
         if name == "logout":
             cookie = self._sessions.log_out(headers)
         else:
-            cookie = self._sessions.log_in(request, headers, _key(body))
+            login = decoded(body, _LOGIN, 'Send {"key": KEY}, with the admin key.')
+            cookie = self._sessions.log_in(request, headers, login.key)
         out.start(204, [*HEADERS, ("set-cookie", cookie)], sized=True)
         out.finish()
 
@@ -168,14 +163,6 @@ class PageRoutes:
             pass
         finally:
             hub.watchers -= 1
-
-
-def _key(body: bytes) -> str:
-    """Return the key in the *body* of a login. Raises ``InvalidRequest``."""
-    try:
-        return _LOGIN.decode(body).key
-    except (msgspec.DecodeError, UnicodeError, RecursionError):
-        raise InvalidRequest('Send {"key": KEY}, with the admin key.') from None
 
 
 def _write(out: ResponseWriter, status: int, body: bytes, kind: str) -> None:

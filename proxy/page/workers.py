@@ -40,7 +40,7 @@ class WorkerSocket:
     def __init__(self, board: Board, folder: Path, index: int, count: int) -> None:
         self._board = board
         self._path = folder / f"page-{index}.sock"
-        self.others: Sequence[Path] = [folder / f"page-{each}.sock" for each in range(count) if each != index]
+        self.others: Sequence[Path] = [folder / f"page-{other}.sock" for other in range(count) if other != index]
         self._server: asyncio.Server | None = None
 
     async def start(self) -> None:

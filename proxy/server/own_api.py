@@ -46,15 +46,19 @@ class OwnApi:
 
     async def body(self, request: IncomingRequest, tenant: bytes, headers: RequestHeaders) -> bytes:
         """Return the JSON body of *request*. Raises ``InvalidRequest``."""
-        # A page of another site cannot send JSON without a preflight request, which is refused:
-        # https://developer.mozilla.org/en-US/docs/Web/HTTP/CORS
-        if not headers.by_name.get("content-type", "").lower().startswith("application/json"):
-            raise InvalidRequest("Send the body as application/json.")
-        reader = BodyReader(request.content, self._limits, self._body_bytes, tenant)
-        try:
-            return await reader.whole(request.content_length)
-        finally:
-            reader.release()
+        return await json_body(request, headers, BodyReader(request.content, self._limits, self._body_bytes, tenant))
+
+
+async def json_body(request: IncomingRequest, headers: RequestHeaders, reader: BodyReader) -> bytes:
+    """Return the JSON body of *request*, by *reader*. Raises ``InvalidRequest``."""
+    # A page of another site cannot send JSON without a preflight request, which is refused:
+    # https://developer.mozilla.org/en-US/docs/Web/HTTP/CORS
+    if not headers.by_name.get("content-type", "").lower().startswith("application/json"):
+        raise InvalidRequest("Send the body as application/json.")
+    try:
+        return await reader.whole(request.content_length)
+    finally:
+        reader.release()
 
 
 def decoded(body: bytes, decoder: msgspec.json.Decoder[T], message: str) -> T:

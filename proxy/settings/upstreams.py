@@ -31,8 +31,6 @@ _NAME = re.compile(r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
 _SET_BY_ULLAGE = HOP_BY_HOP | WRITTEN_ANEW
 _KEY_HEADERS = CREDENTIALS | {"cookie"}
 
-# LiteLLM's names of providers that authenticate by the machine's role or service account, never by a client's key:
-# https://docs.litellm.ai/docs/providers/bedrock and https://docs.litellm.ai/docs/providers/vertex
 OLLAMA: Final = "ollama_chat"
 """LiteLLM's name of Ollama's own API, by which a request can set the window: ``/v1`` ignores it.
 
@@ -40,6 +38,11 @@ https://docs.ollama.com/api/openai-compatibility#setting-the-context-size, https
 """
 
 _AMBIENT = frozenset({"bedrock", "bedrock_converse", "sagemaker", "sagemaker_chat", "vertex_ai", "vertex_ai_beta"})
+"""LiteLLM's names of providers that authenticate by the machine's role or service account, never by a client's key.
+
+https://docs.litellm.ai/docs/providers/bedrock and https://docs.litellm.ai/docs/providers/vertex
+"""
+
 _KEY_HEADERS_BY_HOST = (("anthropic.com", "x-api-key"), ("azure.com", "api-key"))
 
 Encoding = Literal["o200k_base", "cl100k_base"]
@@ -93,7 +96,6 @@ class Upstream(Section):
         default=False,
         description="Ask for usage in every chat stream, and keep the event that tells it from clients that did not.",
     )
-
     count_tokens: Literal["auto", "relay", "own"] = Field(
         default="auto", description="Who answers /v1/messages/count_tokens: it if it can, it, or our own count."
     )
@@ -179,16 +181,13 @@ class Model(Section):
     overflow: Annotated[tuple[Literal["compress"] | Fallback, ...], Field(min_length=1)] = Field(
         default=("compress",), description="What to try, in order, when it does not fit: compress, {fallback: MODEL}."
     )
-
     fallback_on: Annotated[tuple[Literal["overflow", "rate_limit", "unavailable"], ...], Field(min_length=1)] = Field(
         default=("overflow",),
         description="When they are asked: overflow, rate_limit (429), unavailable (5xx, no answer).",
     )
-
     task_size: TaskSize | None = Field(
         default=None, description="Size of its tasks, of those in compression.sizes; a request's own header wins."
     )
-
     conversation_budget: Tokens | None = Field(
         default=None, description="Tokens that a conversation with it may use in all; only counted and reported."
     )

@@ -16,8 +16,10 @@ from proxy.tasks import Tasks, ignore_failure
 from proxy.workers import Worker
 from tests.stub.rules import Rules
 from tests.stub.server import Stub
-from tests.support.page_scene import Scene, configuration, play
+from tests.support.engine_fixtures import Replica, chat_body
+from tests.support.page_scene import Scene, configuration, play, reading
 from tests.support.proxy_process import Proxy
+from tests.support.sample_conversations import agent_session, log
 
 SCENE = Scene("migrate", "qwen3-coder", "billing", tuple(range(2, 30, 3)))
 ROOMY = Rules(window=400_000)
@@ -53,6 +55,21 @@ async def test_what_is_switched_off_is_not_there() -> None:
     only_advice = live_page(page={"enabled": False})
     assert (only_advice.reports, len(only_advice.features)) == (None, 1)
     assert live_page().reports is not None
+
+
+@pytest.mark.parametrize("advice", [True, False])
+async def test_the_log_can_be_without_advice(advice: bool) -> None:
+    """The page has it all the same."""
+    lines: list[str] = []
+    settings = Settings.model_validate({"telemetry": {"advice": advice}})
+    page = LivePage(settings, Worker(0, 1), None, lambda event, facts: lines.append(event))
+    plan = await Replica().plan(chat_body([*agent_session(5, 100), *reading("dist/bundle.js", log(1, 5600))]), 8192)
+    (recorder,) = page.features
+    recorder.answered(plan.view, plan.report, 200)
+    assert lines == ["conversation.nearly_full"] * advice
+    assert page._board is not None
+    (note,) = page._board.views
+    assert note.advice is not None
 
 
 async def test_a_folder_whose_name_is_too_long_costs_the_others_rows_only(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from proxy.core.advice import NEARLY_FULL
 from proxy.page.board import Board, ViewNote
-from proxy.page.recorder import Shown, ViewRecorder
+from proxy.page.recorder import ViewRecorder
 from tests.support.engine_fixtures import Planned, Replica, chat_body, tool_map_of_package
 from tests.support.page_scene import reading
 from tests.support.sample_conversations import agent_session, log
@@ -24,11 +24,11 @@ BUNDLE = [*agent_session(5, 100), *reading("dist/bundle.js", log(1, 5600))]
 class Recorded:
     """A replica whose answered requests a recorder gets."""
 
-    def __init__(self, shown: Shown | None = None, board: Board | None = None) -> None:
+    def __init__(self, board: Board | None = None, *, text: bool = False) -> None:
         self.board = board or Board(10, now=lambda: 0.0)
         self.lines: list[tuple[str, Mapping[str, object]]] = []
         self.recorder = ViewRecorder(
-            self.board, tool_map_of_package(), shown or Shown(), lambda event, facts: self.lines.append((event, facts))
+            self.board, tool_map_of_package(), lambda event, facts: self.lines.append((event, facts)), text=text
         )
         self.replica = Replica()
 
@@ -60,7 +60,7 @@ async def test_a_compaction_is_noted_once_with_what_it_took_and_made() -> None:
 
 async def test_the_block_is_shown_if_the_settings_say_so() -> None:
     """Only then does the page hold a text."""
-    recorded = Recorded(Shown(text=True))
+    recorded = Recorded(text=True)
     plan = await recorded.ask(agent_session(40, 300))
     (note,) = recorded.notes()
     entry = note.compaction(text=True)
@@ -87,7 +87,7 @@ async def test_a_conversation_that_is_nearly_full_gets_one_line() -> None:
 
 async def test_targets_are_named_if_texts_may_be_shown() -> None:
     """Both in the log and on the page."""
-    recorded = Recorded(Shown(text=True))
+    recorded = Recorded(text=True)
     await recorded.ask(BUNDLE)
     assert str(recorded.lines[0][1]["advice"]).endswith("read_file dist/bundle.js")
 
@@ -102,14 +102,6 @@ async def test_it_gets_another_line_once_it_had_room_again() -> None:
     assert len(recorded.lines) == filled_up > 1
 
 
-async def test_the_log_can_be_without_advice() -> None:
-    """The page has it all the same."""
-    recorded = Recorded(Shown(advice=False))
-    await recorded.ask(BUNDLE)
-    assert recorded.lines == []
-    assert recorded.notes()[0].advice is not None
-
-
 async def test_what_has_no_conversation_is_not_noted() -> None:
     """Nobody could look it up."""
     recorded = Recorded()
@@ -120,7 +112,7 @@ async def test_what_has_no_conversation_is_not_noted() -> None:
 async def test_without_a_page_there_is_still_the_line() -> None:
     """The log does not depend on the page."""
     lines: list[str] = []
-    recorder = ViewRecorder(None, tool_map_of_package(), Shown(), lambda event, facts: lines.append(event))
+    recorder = ViewRecorder(None, tool_map_of_package(), lambda event, facts: lines.append(event))
     plan = await Replica().plan(chat_body(BUNDLE), WINDOW)
     recorder.answered(plan.view, plan.report, 200)
     assert lines == ["conversation.nearly_full"]
