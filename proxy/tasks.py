@@ -79,8 +79,8 @@ class Faults:
 
     def report(self, phase: FaultPhase, request_id: str, fault: Exception) -> None:
         """Report *fault*."""
-        for each in self._reports:
-            each(phase, request_id, fault)
+        for report in self._reports:
+            report(phase, request_id, fault)
 
     def attempt(self, phase: FaultPhase, request_id: str, work: Callable[[], T], default: T) -> T:
         """Return the result of *work*; after a fault report it and return *default*."""

@@ -224,7 +224,7 @@ def open_probes(
 
     With *records*, processes share the answers.
     """
-    probed = {each.name: each.base_url for each in settings.upstreams if each.probe and not each.bridged}
+    probed = {entry.name: entry.base_url for entry in settings.upstreams if entry.probe and not entry.bridged}
     agent = f"ullage/{configuration.version()}"
     return Probes(
         probed,

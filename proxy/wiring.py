@@ -109,7 +109,7 @@ def open_engine(
     measurer = Measurer(catalogue, routes, reader, store.records, learned, features, policy, mode, shrunk_tools)
     retries = Retries(measurer, learned)
     sending = UpstreamCalls(upstream, catalogue, measurer, retries, classifier, calls or CallSettings(), faults)
-    counted_by = {each.name: each.count_tokens for each in settings.upstreams}
+    counted_by = {entry.name: entry.count_tokens for entry in settings.upstreams}
     return Engine(
         catalogue,
         quick_check,
@@ -268,7 +268,7 @@ def open_models(settings: Settings, catalogue: Catalogue, upstream: Upstreams) -
         }
         return {name: value for name, value in by_name.items() if value is not None}
 
-    listed = [ListedUpstream(each.name, upstream.speaks(each.name)) for each in settings.upstreams]
+    listed = [ListedUpstream(entry.name, upstream.speaks(entry.name)) for entry in settings.upstreams]
     configured = [rule.name for rule in settings.models if not {"*", "?", "["}.intersection(rule.name)]
     return Models(upstream, listed, settings.default_upstream().name, configured, limits)
 

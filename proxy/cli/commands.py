@@ -12,6 +12,7 @@ import json
 import os
 import sys
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -252,7 +253,7 @@ def replay(
         typer.echo(json.dumps(replays_as_json(replays), indent=2))
     else:
         show_replays(replays, top)
-    if not any(each.requests for each in replays):
+    if not any(conversation.requests for conversation in replays):
         raise typer.Exit(REFUSED)
     if html is not None:
         _write(html, lambda: html.write_text(replay_page(replays), "utf-8"))
@@ -422,7 +423,11 @@ def connect(
         if undo:
             lines = commands.undo(client, chosen, journal)
         else:
-            facts = _client_facts(settings, chosen, url, key, model, window, roomy=roomy)
+            from proxy.cli.models import client_facts
+
+            facts = client_facts(settings, key or chosen.key, model, window)
+            address = url or local_address(settings.server.host, settings.server.port)
+            facts = _facts_at(address, facts, roomy=roomy)
             lines = commands.connect(client, chosen, facts, os.environ, journal if write else None)
     except (commands.ConnectError, OSError) as error:
         fail(REFUSED, str(error))
@@ -430,8 +435,8 @@ def connect(
 
 
 def _list_clients(known: Mapping[str, Client]) -> None:
-    for name, each in known.items():
-        typer.echo(f"{name:16}{each.title} ({each.api})")
+    for name, client in known.items():
+        typer.echo(f"{name:16}{client.title} ({client.api})")
 
 
 def _client_named(name: str, known: Mapping[str, Client]) -> Client:
@@ -444,30 +449,12 @@ def _client_named(name: str, known: Mapping[str, Client]) -> Client:
     return known[name]
 
 
-def _client_facts(
-    settings: Settings,
-    client: Client,
-    url: str | None,
-    key: str | None,
-    model: str | None,
-    window: int | None,
-    *,
-    roomy: bool,
-) -> ClientFacts:
-    """Return the facts of a client's configuration; if *roomy*, with a window ten times as large as the model's."""
-    import asyncio
-
-    from proxy.cli.clients import ClientFacts
-    from proxy.cli.models import limits
-
-    known_window, output = asyncio.run(limits(settings, model))
-    window = window or known_window
-    assumed = window
+def _facts_at(address: str, facts: ClientFacts, *, roomy: bool) -> ClientFacts:
+    """Return *facts* with the proxy's *address*; if *roomy*, with a window ten times as large as the model's."""
+    window = facts.window
     if window and roomy:
-        assumed = 10 * window
-    address = url or local_address(settings.server.host, settings.server.port)
-    root = address.rstrip("/").removesuffix("/v1")
-    return ClientFacts(root, key or client.key, model, assumed, output, window)
+        window = 10 * window
+    return replace(facts, root=address.rstrip("/").removesuffix("/v1"), window=window)
 
 
 app.command(context_settings={"allow_interspersed_args": False, "ignore_unknown_options": False})(run)

@@ -87,7 +87,7 @@ class _EnvFile(dict[str, str]):
         from dotenv.parser import parse_stream
 
         self._bindings = list(parse_stream(StringIO(text)))
-        super().__init__({each.key: each.value or "" for each in self._bindings if each.key})
+        super().__init__({binding.key: binding.value or "" for binding in self._bindings if binding.key})
 
     def __str__(self) -> str:
         """Return the text: changed variables on their old lines, new ones at the end, everything else as it was."""

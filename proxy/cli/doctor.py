@@ -12,6 +12,8 @@ from typing import Any, Final
 from urllib.parse import urlsplit
 
 from pydantic import SecretStr
+from rich.markup import escape
+from rich.table import Table
 
 from proxy.cli import diagnosis
 from proxy.cli.diagnosis import Attempt, Finding, Level, Window
@@ -141,7 +143,7 @@ def _with_key(settings: Settings, target: Upstream, key: str) -> Settings:
     """Return *settings* with *target* as the first upstream, and with *key* as its key if it is not empty."""
     if key:
         target = target.model_copy(update={"api_key": SecretStr(key)})
-    others = (each for each in settings.upstreams if each.name != target.name)
+    others = (upstream for upstream in settings.upstreams if upstream.name != target.name)
     return settings.model_copy(update={"upstreams": (target, *others)})
 
 
@@ -318,8 +320,6 @@ def _one_line(body: bytes) -> str:
 
 def show_findings(result: Diagnosis) -> None:
     """Print the findings on a server, with their remedies."""
-    from rich.table import Table
-
     table = Table(box=None, show_header=False, pad_edge=False)
     table.add_column(no_wrap=True)
     table.add_column(style="bold", no_wrap=True)
@@ -327,17 +327,10 @@ def show_findings(result: Diagnosis) -> None:
     signs = {"ok": "[green]ok[/]", "info": "[blue]--[/]", "warning": "[yellow]!![/]", "error": "[bold red]XX[/]"}
     for finding in result.findings:
         sign = signs[finding.level]
-        table.add_row(sign, finding.topic, _plain(finding.text))
+        table.add_row(sign, finding.topic, escape(finding.text))
         if finding.remedy:
-            table.add_row("", "", f"[dim]{_plain(finding.remedy)}[/]")
+            table.add_row("", "", f"[dim]{escape(finding.remedy)}[/]")
     console = table_console(markup=True)
-    console.print(f"{_plain(result.model or '(no model)')} at {_plain(result.base_url)}", markup=True)
+    console.print(f"{escape(result.model or '(no model)')} at {escape(result.base_url)}", markup=True)
     console.print(table)
     console.print(f"{result.sent:,} tokens were sent, by our count.")
-
-
-def _plain(text: str) -> str:
-    """Return *text* escaped, so that rich prints its brackets."""
-    from rich.markup import escape
-
-    return escape(text)

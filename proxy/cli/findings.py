@@ -64,19 +64,17 @@ def findings_tables(findings: Sequence[Findings]) -> Iterator[Table]:
 
 def findings_rows(findings: Sequence[Findings]) -> Iterator[tuple[str, tuple[str, ...], list[tuple[str, ...]]]]:
     """Yield the title of the first column, the other titles, and the rows of each table."""
-    paragraphs = sorted((row for each in findings for row in each.paragraphs), key=lambda row: -row.wasted)
+    paragraphs = [row for conversation in findings for row in conversation.paragraphs]
+    paragraphs.sort(key=lambda row: -row.wasted)
     if paragraphs:
-        yield (
-            "repeated paragraph",
-            ("times", "tokens too many"),
-            [_paragraph_row(row) for row in paragraphs[:MOST_SHOWN]],
-        )
-    skills = sum(each.skill_tokens for each in findings)
+        rows = [_paragraph_row(row) for row in paragraphs[:MOST_SHOWN]]
+        yield "repeated paragraph", ("times", "tokens too many"), rows
+    skills = sum(conversation.skill_tokens for conversation in findings)
     if skills:
         yield "sent again", ("tokens too many",), [("skills", f"{skills:,}")]
-    results = largest([row for each in findings for row in each.results])
+    results = largest([row for conversation in findings for row in conversation.results])
     if results:
-        yield "largest fresh result", ("tokens", "of the room left"), [_result_row(each) for each in results]
+        yield "largest fresh result", ("tokens", "of the room left"), [_result_row(result) for result in results]
 
 
 def _paragraph_row(paragraph: RepeatedParagraph) -> tuple[str, ...]:
@@ -94,7 +92,7 @@ def find_paragraphs(measured: MeasuredRequest) -> tuple[RepeatedParagraph, ...]:
     """Return the paragraphs that occur more than once in system texts and items, those that waste most first."""
     ratio = measured.known.token_ratio
     repeated = repeated_paragraphs(_texts(measured), measured.count)
-    return tuple(each._replace(wasted=int(each.wasted * ratio)) for each in repeated[:MOST_SHOWN])
+    return tuple(paragraph._replace(wasted=int(paragraph.wasted * ratio)) for paragraph in repeated[:MOST_SHOWN])
 
 
 def find_skills(measured: MeasuredRequest) -> int:
@@ -123,7 +121,7 @@ def find_results(measured: MeasuredRequest, tools: ToolMap, number: int = 1) -> 
 
 def largest(results: list[FreshResult]) -> tuple[FreshResult, ...]:
     """Return the largest of *results*."""
-    return tuple(sorted(results, key=lambda each: -each.tokens)[:MOST_SHOWN])
+    return tuple(sorted(results, key=lambda result: -result.tokens)[:MOST_SHOWN])
 
 
 def _call_of(measured: MeasuredRequest, index: int, tools: ToolMap) -> str:

@@ -101,7 +101,7 @@ def convert(config: Mapping[str, Any]) -> Conversion:
     """Return the conversion of LiteLLM's configuration *config*."""
     conversion = Conversion()
     timeouts = [_section(config, section).get(key) for section, key in TIMEOUTS.items()]
-    timeout = next((each for each in timeouts if each), None)
+    timeout = next((seconds for seconds in timeouts if seconds), None)
     for index, entry in enumerate(config["model_list"]):
         if isinstance(entry, dict):
             _add_model(conversion, entry, timeout, f"model_list[{index}]")
@@ -275,7 +275,7 @@ def _fallbacks(settings: Mapping[str, Any], key: str, aliases: Mapping[str, str]
     named = []
     for model, others in pairs:
         if isinstance(others, list):
-            others = [aliases.get(str(each), str(each)) for each in others]
+            others = [aliases.get(str(name), str(name)) for name in others]
         named.append((aliases.get(str(model), str(model)), others))
     return named
 
@@ -301,7 +301,7 @@ def _spread(fallbacks: Sequence[tuple[str, Any]], models: Sequence[str]) -> list
     own = [pair for pair in fallbacks if pair[0] != EVERY_MODEL]
     without = [model for model in models if model not in dict(own)]
     common = [others for model, others in fallbacks if model == EVERY_MODEL and isinstance(others, list)]
-    given = [(model, [each for each in others if each != model]) for others in common for model in without]
+    given = [(model, [other for other in others if other != model]) for others in common for model in without]
     return own + given
 
 
@@ -327,7 +327,7 @@ def _pairs(objects: Any) -> Iterable[tuple[Any, Any]]:
     """Return the members of all *objects* of a list; none of what is no list or no object."""
     if not isinstance(objects, list):
         return ()
-    return [pair for each in objects if isinstance(each, dict) for pair in each.items()]
+    return [pair for value in objects if isinstance(value, dict) for pair in value.items()]
 
 
 def _add_fallback(rule: dict[str, Any], steps: list[Any], key: str) -> None:

@@ -48,8 +48,8 @@ def replay_page(replays: Sequence[Replay]) -> str:
     ordered = by_size(replays)
     lines = "".join(f"<li>{escape(line)}</li>" for line in summary_lines(replays))
     sections = [f"<ul>{lines}</ul>", table(COLUMNS, map(conversation_row, ordered))]
-    sections += findings_sections([each.findings for each in replays])
-    sections += [_conversation(each) for each in ordered[:MOST_CHARTS]]
+    sections += findings_sections([replay.findings for replay in replays])
+    sections += [_conversation(replay) for replay in ordered[:MOST_CHARTS]]
     return document("Replay of past conversations", sections)
 
 
@@ -109,18 +109,18 @@ def bars(rows: Sequence[tuple[str, int, int]]) -> str:
     return f'<svg viewBox="0 0 {WIDTH} {height}" role="img" aria-label="{label}">{"".join(pieces)}</svg>'
 
 
-def _conversation(each: Replay) -> str:
+def _conversation(replay: Replay) -> str:
     """Return the heading and the chart of one conversation."""
-    model = escape(each.model)
-    if each.window:
-        model += f", window {each.window:,}"
-    heading = f"<h2>{escape(each.name)}</h2><p>{model}</p>"
-    if each.problem:
-        heading += f"<p>{escape(each.problem)}</p>"
-    heading += "".join(f"<p>{escape(line)}</p>" for line in advice_lines([each]))
-    if not each.requests:
+    model = escape(replay.model)
+    if replay.window:
+        model += f", window {replay.window:,}"
+    heading = f"<h2>{escape(replay.name)}</h2><p>{model}</p>"
+    if replay.problem:
+        heading += f"<p>{escape(replay.problem)}</p>"
+    heading += "".join(f"<p>{escape(line)}</p>" for line in advice_lines([replay]))
+    if not replay.requests:
         return heading
-    return heading + chart(each.requests)
+    return heading + chart(replay.requests)
 
 
 def chart(requests: Sequence[PlannedRequest]) -> str:

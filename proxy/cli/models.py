@@ -9,6 +9,9 @@ from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from typing import Final, Literal
 
+from rich.table import Table
+
+from proxy.cli.clients import ClientFacts
 from proxy.cli.output import table_console, window_source
 from proxy.core import learned_window
 from proxy.core.errors import NotFound
@@ -18,11 +21,12 @@ from proxy.engine.learned_routes import LearnedRoute, believed, load
 from proxy.offline import ignore_warning
 from proxy.server.access import client_tenant, proxy_tenant
 from proxy.settings import Settings
-from proxy.store import Store, StoreMisconfigured, StoreUnsupported, has_data, open_store
+from proxy.store import Store, StoreMisconfigured, StoreUnsupported, has_data
 from proxy.tasks import Tasks, ignore_failure
 from proxy.tokenizers import library
 from proxy.upstream import find
 from proxy.upstream_wiring import open_catalogue, open_probes, open_upstream
+from proxy.wiring import open_configured_store
 
 MAX_PER_SERVER: Final = 50
 """Models of one server that are listed if no pattern is given."""
@@ -103,8 +107,8 @@ async def _ask_servers(settings: Settings, names: Sequence[str]) -> tuple[Server
     upstream = open_upstream(settings)
     try:
         probes = open_probes(settings, upstream, tasks)
-        await asyncio.gather(*(probes.probe_now(each.name, names) for each in settings.upstreams))
-        windows = {each.name: probes.windows(each.name) for each in settings.upstreams}
+        await asyncio.gather(*(probes.probe_now(target.name, names) for target in settings.upstreams))
+        windows = {target.name: probes.windows(target.name) for target in settings.upstreams}
         states = probes.last_probes().items()
         return windows, {name: str(state["trouble"]) for name, state in states if state["trouble"]}
     finally:
@@ -213,14 +217,18 @@ def _is_glob(name: str) -> bool:
     return not {"*", "?", "["}.isdisjoint(name)
 
 
-async def limits(settings: Settings, model: str | None) -> tuple[int | None, int | None]:
-    """Return the window and the longest answer of *model* in tokens; None for a figure that is not known."""
-    if model is None:
-        return None, None
-    rows = (await list_models(settings, model)).rows
-    if not rows:
-        return None, None
-    return rows[0].context_window, rows[0].max_output_tokens
+def client_facts(settings: Settings, key: str, model: str | None, window: int | None) -> ClientFacts:
+    """Return the facts of the configuration of a client that requests *model*, without the proxy's address.
+
+    *key* is the variable with its key. Without a *window* it is the model's.
+    """
+    output: int | None = None
+    rows: Sequence[ModelRow] = ()
+    if model is not None:
+        rows = asyncio.run(list_models(settings, model)).rows
+    if rows:
+        window, output = window or rows[0].context_window, rows[0].max_output_tokens
+    return ClientFacts("", key, model, window, output, window)
 
 
 @dataclass(frozen=True, slots=True)
@@ -246,12 +254,8 @@ async def learned_windows(settings: Settings, routes: Iterable[Route], key: str 
     if url == "memory" or (url == "embedded" and not has_data(path)):
         return {}
     tasks = Tasks(ignore_failure)
-    own_key = settings.store.key.get_secret_value().encode() if settings.store.key else None
-    other_keys = [each.get_secret_value().encode() for each in settings.store.other_keys]
     try:
-        store = await open_store(
-            url, directory=path, key=own_key, others=other_keys, spawn=tasks.spawn, warn=ignore_warning
-        )
+        store = await open_configured_store(settings, tasks, ignore_warning, is_fallback=False)
     except (StoreMisconfigured, StoreUnsupported):
         return {}
     tenants = visible_tenants(settings, key)
@@ -266,7 +270,7 @@ async def learned_windows(settings: Settings, routes: Iterable[Route], key: str 
 def visible_tenants(settings: Settings, key: str) -> list[bytes]:
     """Return the tenants whose learned windows an operator of *settings*, or a client with *key*, may see."""
     if settings.server.access_keys:
-        return [proxy_tenant(each.get_secret_value()) for each in settings.server.access_keys]
+        return [proxy_tenant(access_key.get_secret_value()) for access_key in settings.server.access_keys]
     if not key:
         return [client_tenant({})]
     return [client_tenant({"authorization": f"Bearer {key}"}), client_tenant({"x-api-key": key})]
@@ -280,7 +284,7 @@ async def _smallest_learned(store: Store, route: Route, tenants: Iterable[bytes]
         learned_route = load(await store.records.read_route(tenant, route.learned_key))
         if learned_route is not None:
             facts.append(_learned_facts(route, learned_route, now))
-    return min(facts, key=lambda each: each.window or learned_window.LARGEST_WINDOW, default=None)
+    return min(facts, key=lambda learned: learned.window or learned_window.LARGEST_WINDOW, default=None)
 
 
 def _learned_facts(route: Route, learned_route: LearnedRoute, now: float) -> LearnedFacts:
@@ -310,8 +314,6 @@ FOLDED: Final = ("model", "upstream", "window_from")
 
 def show_models(rows: list[dict[str, object]], *, wide: bool) -> None:
     """Print a table of the rows of ``ullage models --json``: in 80 columns, or with every figure's source if *wide*."""
-    from rich.table import Table
-
     hidden = {"sent_as", "variant"}
     if not wide:
         hidden.update(WIDE)

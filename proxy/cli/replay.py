@@ -90,46 +90,48 @@ class Replay:
     @property
     def answered(self) -> int:
         """Number of requests that would have been sent."""
-        return sum(each.after is not None for each in self.requests)
+        return sum(request.after is not None for request in self.requests)
 
     @property
     def answered_before(self) -> int:
         """Number of requests that fitted as the client sent them."""
-        return sum(each.budget is None or each.before <= each.budget for each in self.requests)
+        return sum(request.budget is None or request.before <= request.budget for request in self.requests)
 
     @property
     def compactions(self) -> int:
         """Number of compactions."""
-        return sum(each.compacted for each in self.requests)
+        return sum(request.compacted for request in self.requests)
 
     @property
     def before(self) -> int:
         """Tokens of all requests as the client sent them."""
-        return sum(each.before for each in self.requests)
+        return sum(request.before for request in self.requests)
 
     @property
     def after(self) -> int:
         """Tokens of all requests that were sent."""
-        return sum(each.after or 0 for each in self.requests)
+        return sum(request.after or 0 for request in self.requests)
 
     @property
     def repeated(self) -> float:
         """Share of the tokens sent that the previous request began with too."""
-        return sum(each.repeated for each in self.requests) / max(1, self.after)
+        return sum(request.repeated for request in self.requests) / max(1, self.after)
 
     @property
     def cost(self) -> float | None:
         """US dollars of the input sent, the repeated part at the price of cached tokens; None without prices."""
         if self.prices is None:
             return None
-        return sum(self.prices.cost(each.after, each.repeated) for each in self.requests if each.after is not None)
+        return sum(
+            self.prices.cost(request.after, request.repeated) for request in self.requests if request.after is not None
+        )
 
     @property
     def cost_before(self) -> float | None:
         """US dollars of what the client sent, as if every request had been accepted; None without prices."""
         if self.prices is None:
             return None
-        return sum(self.prices.cost(each.before, each.repeated_before) for each in self.requests)
+        return sum(self.prices.cost(request.before, request.repeated_before) for request in self.requests)
 
 
 def find_sessions(path: Path) -> Iterator[Session]:
@@ -140,7 +142,7 @@ def find_sessions(path: Path) -> Iterator[Session]:
     if not path.is_dir():
         yield from _sessions_in(path, path.name)
         return
-    for file in sorted(each for each in path.rglob("*") if each.suffix in SUFFIXES and each.is_file()):
+    for file in sorted(entry for entry in path.rglob("*") if entry.suffix in SUFFIXES and entry.is_file()):
         yield from _sessions_in(file, str(file.relative_to(path)))
 
 
@@ -148,7 +150,7 @@ def _sessions_in(file: Path, name: str) -> list[Session]:
     return read_sessions(name, file.read_text("utf-8", "replace"))
 
 
-async def replay(
+async def replay_sessions(
     settings: Settings, sessions: Sequence[Session], model: str, advance: Callable[[int], None] = lambda _: None
 ) -> list[Replay]:
     """Plan every request of *sessions*. *advance* is called with the number of requests that were planned or skipped.

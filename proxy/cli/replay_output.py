@@ -19,7 +19,7 @@ from rich.table import Table
 
 from proxy.cli.findings import MOST_SHOWN, findings_tables
 from proxy.cli.output import figures_table, table_console
-from proxy.cli.replay import Replay, replay, request_lengths
+from proxy.cli.replay import Replay, replay_sessions, request_lengths
 from proxy.cli.session_files import Session
 from proxy.settings import Settings
 
@@ -34,7 +34,7 @@ def replay_all(settings: Settings, sessions: Sequence[Session], model: str) -> l
     """Replay *sessions*; show the progress on standard error: a bar on a terminal, else a line for each tenth."""
     total = sum(len(request_lengths(session.messages)) for session in sessions)
     with _progress(total) as advance:
-        return asyncio.run(replay(settings, sessions, model, advance))
+        return asyncio.run(replay_sessions(settings, sessions, model, advance))
 
 
 @contextmanager
@@ -85,20 +85,20 @@ class Totals(NamedTuple):
 
 def totals(replays: Sequence[Replay]) -> Totals:
     """Return the figures of *replays* together."""
-    sent = sum(each.after for each in replays)
-    repeated = sum(request.repeated for each in replays for request in each.requests)
+    sent = sum(replay.after for replay in replays)
+    repeated = sum(request.repeated for replay in replays for request in replay.requests)
     return Totals(
         len(replays),
-        sum(len(each.requests) for each in replays),
-        sum(each.skipped for each in replays),
-        sum(each.answered for each in replays),
-        sum(each.answered_before for each in replays),
-        sum(each.compactions for each in replays),
-        sum(each.before for each in replays),
+        sum(len(replay.requests) for replay in replays),
+        sum(replay.skipped for replay in replays),
+        sum(replay.answered for replay in replays),
+        sum(replay.answered_before for replay in replays),
+        sum(replay.compactions for replay in replays),
+        sum(replay.before for replay in replays),
         sent,
         repeated / max(1, sent),
-        _sum_known(each.cost_before for each in replays),
-        _sum_known(each.cost for each in replays),
+        _sum_known(replay.cost_before for replay in replays),
+        _sum_known(replay.cost for replay in replays),
     )
 
 
@@ -123,11 +123,11 @@ def summary_lines(replays: Sequence[Replay]) -> list[str]:
         f"{total.tokens_before:,} tokens as sent, {total.tokens_after:,} upstream ({fewer:.0%} fewer)",
     ]
     if total.skipped:
-        conversations = _plural(sum(each.skipped > 0 for each in replays), "conversation")
+        conversations = _plural(sum(replay.skipped > 0 for replay in replays), "conversation")
         lines.insert(1, f"{_plural(total.skipped, 'request')} of {conversations} could not be planned: see the reasons")
     if total.cost is not None:
         lines.append(f"{dollars(total.cost_before)} as sent, {dollars(total.cost)} upstream")
-    fills = [each.findings.first_fill for each in replays if each.findings.first_fill is not None]
+    fills = [replay.findings.first_fill for replay in replays if replay.findings.first_fill is not None]
     if fills:
         median = statistics.median(fills)
         lines.append(f"first requests fill {median:.0%} of the window at the median, {max(fills):.0%} at most")
@@ -142,7 +142,7 @@ def _plural(count: int, noun: str) -> str:
 
 def by_size(replays: Sequence[Replay]) -> list[Replay]:
     """Return *replays*, those whose client sent most tokens first."""
-    return sorted(replays, key=lambda each: -each.before)
+    return sorted(replays, key=lambda replay: -replay.before)
 
 
 def show_replays(replays: Sequence[Replay], top: int) -> None:
@@ -155,20 +155,20 @@ def show_replays(replays: Sequence[Replay], top: int) -> None:
     console.print(_conversations(shown))
     if len(shown) < len(replays):
         console.print(f"and {len(replays) - len(shown):,} smaller ones: --top {len(replays)} or --json shows them")
-    for table in findings_tables([each.findings for each in replays]):
+    for table in findings_tables([replay.findings for replay in replays]):
         console.print()
         console.print(table)
     for line in advice_lines(replays):
         console.print()
         console.print(line)
-    for each in replays:
-        if each.problem:
-            console.print(f"{each.name}: {each.problem}")
+    for replay in replays:
+        if replay.problem:
+            console.print(f"{replay.name}: {replay.problem}")
 
 
 def advice_lines(replays: Sequence[Replay]) -> list[str]:
     """Return the advice on the fullest conversations, as the log and the page give it."""
-    nearly_full = [(each.name, each.nearly_full) for each in replays if each.nearly_full is not None]
+    nearly_full = [(replay.name, replay.nearly_full) for replay in replays if replay.nearly_full is not None]
     nearly_full.sort(key=lambda pair: -pair[1].pressure)
     return [
         f"{name}, request {full.request} at {full.pressure:.0%}: {full.advice.sentence()}. "
@@ -180,43 +180,43 @@ def advice_lines(replays: Sequence[Replay]) -> list[str]:
 COLUMNS: Final = ("conversation", "requests", "fitted", "compacted", "as sent", "upstream", "cost")
 
 
-def conversation_row(each: Replay) -> tuple[str, ...]:
+def conversation_row(replay: Replay) -> tuple[str, ...]:
     """Return the cells of one conversation, under ``COLUMNS``."""
-    figures = (len(each.requests), each.answered_before, each.compactions, each.before, each.after)
-    return each.name, *(f"{figure:,}" for figure in figures), dollars(each.cost)
+    figures = (len(replay.requests), replay.answered_before, replay.compactions, replay.before, replay.after)
+    return replay.name, *(f"{figure:,}" for figure in figures), dollars(replay.cost)
 
 
 def _conversations(replays: Sequence[Replay]) -> Table:
     table = figures_table(*COLUMNS)
-    for each in replays:
-        table.add_row(*conversation_row(each))
+    for replay in replays:
+        table.add_row(*conversation_row(replay))
     return table
 
 
 def replays_as_json(replays: Sequence[Replay]) -> dict[str, object]:
     """Return the total and every conversation, the largest first, as JSON values; costs are in US dollars."""
-    return {"total": totals(replays)._asdict(), "conversations": [_as_json(each) for each in by_size(replays)]}
+    return {"total": totals(replays)._asdict(), "conversations": list(map(_as_json, by_size(replays)))}
 
 
-def _as_json(each: Replay) -> Mapping[str, object]:
-    findings = each.findings
+def _as_json(replay: Replay) -> Mapping[str, object]:
+    findings = replay.findings
     return {
-        "name": each.name,
-        "model": each.model,
-        "window": each.window,
-        "problem": each.problem,
-        **{name: value for name, value in totals([each])._asdict().items() if name != "conversations"},
+        "name": replay.name,
+        "model": replay.model,
+        "window": replay.window,
+        "problem": replay.problem,
+        **{name: value for name, value in totals([replay])._asdict().items() if name != "conversations"},
         "first_fill": findings.first_fill,
         "first_tokens": dict(findings.first_tokens),
         "repeated_paragraphs": [row._asdict() for row in findings.paragraphs],
         "repeated_skill_tokens": findings.skill_tokens,
         "fresh_results": [asdict(result) for result in findings.results],
-        "nearly_full": _advice_as_json(each),
+        "nearly_full": _advice_as_json(replay),
     }
 
 
-def _advice_as_json(each: Replay) -> Mapping[str, object] | None:
-    full = each.nearly_full
+def _advice_as_json(replay: Replay) -> Mapping[str, object] | None:
+    full = replay.nearly_full
     if full is None:
         return None
     advice = {"advice": full.advice.sentence(), "remedy": full.advice.remedy}
@@ -241,12 +241,12 @@ def draw_replays(replays: Sequence[Replay], file: Path) -> None:
 
     Raises ``CannotPlot`` without matplotlib, and ``OSError`` if the file cannot be written.
     """
-    drawn = [each for each in by_size(replays) if each.requests][:MAX_PANELS]
+    drawn = [replay for replay in by_size(replays) if replay.requests][:MAX_PANELS]
     columns = min(2, max(1, len(drawn)))
     rows = max(1, math.ceil(len(drawn) / 2))
     figure = _figure(columns, rows)
-    for position, each in enumerate(drawn, 1):
-        _draw_panel(figure.add_subplot(rows, columns, position), each)
+    for position, replay in enumerate(drawn, 1):
+        _draw_panel(figure.add_subplot(rows, columns, position), replay)
     figure.tight_layout()
     figure.savefig(file, format="png", dpi=100)
 
@@ -260,17 +260,20 @@ def _figure(columns: int, rows: int) -> Any:
     return module.Figure(figsize=(7.0 * columns, 3.2 * rows))
 
 
-def _draw_panel(axes: Any, each: Replay) -> None:
-    numbers = range(1, len(each.requests) + 1)
-    before = [request.pressure_before or 0.0 for request in each.requests]
-    after = [request.pressure or math.nan for request in each.requests]
-    compacted = [number for number, request in zip(numbers, each.requests, strict=True) if request.compacted]
+def _draw_panel(axes: Any, replay: Replay) -> None:
+    numbers = range(1, len(replay.requests) + 1)
+    before = [request.pressure_before or 0.0 for request in replay.requests]
+    after = [request.pressure or math.nan for request in replay.requests]
+    compacted = [number for number, request in zip(numbers, replay.requests, strict=True) if request.compacted]
     axes.plot(numbers, before, color="0.75", linewidth=1, label="as sent by the client")
     axes.plot(numbers, after, color="tab:blue", linewidth=1.5, label="as sent upstream")
     axes.plot(compacted, [after[number - 1] for number in compacted], "v", color="tab:orange", label="compaction")
     axes.axhline(1.0, color="tab:red", linewidth=0.8, linestyle="--")
     axes.set_ylim(0, max(1.15, min(2.0, max(before, default=0.0) * 1.05)))
-    axes.set_title(f"{each.name}  (window {each.window:,})" if each.window else each.name, fontsize=9)
+    title = replay.name
+    if replay.window:
+        title += f"  (window {replay.window:,})"
+    axes.set_title(title, fontsize=9)
     axes.set_xlabel("request", fontsize=8)
     axes.set_ylabel("share of the budget", fontsize=8)
     axes.tick_params(labelsize=8)

@@ -76,12 +76,17 @@ def run(
     from proxy.cli.clients import clients
 
     known = clients()
-    client = next((each for name, each in known.items() if words[0] in (name, program_of(each))), None)
+    client = client_of(words[0], known)
     if client is not None and client.needs_model and model is None:
         fail(MISUSED, f"The configuration of {client.title} names models: give --model NAME before it.")
     arguments = _arguments(client, words)
     settings = _settings(config, upstream, model, window, store, client)
-    facts = _facts(settings, client, model, window)
+    from proxy.cli.models import client_facts
+
+    key = ""
+    if client is not None:
+        key = client.key
+    facts = client_facts(settings, key, model, window)
 
     def launch(root: str) -> Launch:
         return launch_of(client, replace(facts, root=root), arguments, [known[name] for name in USUAL])
@@ -108,11 +113,12 @@ def _arguments(client: Client | None, words: Sequence[str]) -> list[str]:
     return arguments
 
 
-def program_of(client: Client) -> str:
-    """Return the program of *client*; empty if it has none."""
-    if client.run is None:
-        return ""
-    return client.run.command
+def client_of(word: str, known: Mapping[str, Client]) -> Client | None:
+    """Return the client that is called *word*, or whose program is; None if it is any other command."""
+    for name, client in known.items():
+        if word == name or (client.run is not None and word == client.run.command):
+            return client
+    return None
 
 
 def _settings(
@@ -159,25 +165,14 @@ def providers(client: Client | None, window: int | None, environ: Mapping[str, s
     return overrides
 
 
-def _facts(settings: Settings, client: Client | None, model: str | None, window: int | None) -> ClientFacts:
-    """Return the facts of a client's configuration, without the proxy's address."""
-    from proxy.cli.clients import ClientFacts
-    from proxy.cli.models import limits
-
-    known_window, output = asyncio.run(limits(settings, model))
-    window = window or known_window
-    key = ""
-    if client is not None:
-        key = client.key
-    return ClientFacts("", key, model, window, output, window)
-
-
 def launch_of(client: Client | None, facts: ClientFacts, arguments: Sequence[str], usual: Sequence[Client]) -> Launch:
     """Return the command with its variables; *usual* are the clients whose variables any command gets."""
     from proxy.cli.clients import fill_in
 
     if client is None:
-        variables = {name: value for each in usual for name, value in each.environment.items()}
+        variables: dict[str, str] = {}
+        for usual_client in usual:
+            variables |= usual_client.environment
         return Launch(tuple(arguments), _texts(fill_in(variables, facts)))
     if client.run is None:
         return Launch(tuple(arguments), _texts(fill_in(client.environment, facts)))

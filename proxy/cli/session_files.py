@@ -190,11 +190,11 @@ class _Thread:
         if message["role"] == "assistant" and message.get("model"):
             self.model = str(message["model"])
         message_id = str(message.get("id") or "")
-        for each in _from_blocks(message):
-            if message_id and message_id == self.last_id and each["role"] == "assistant":
-                self.messages[-1] = _joined(self.messages[-1], each)
+        for chat_message in _from_blocks(message):
+            if message_id and message_id == self.last_id and chat_message["role"] == "assistant":
+                self.messages[-1] = _joined(self.messages[-1], chat_message)
             else:
-                self.messages.append(each)
+                self.messages.append(chat_message)
             self.last_id = message_id
 
 
@@ -327,7 +327,7 @@ def _objects(value: Any) -> list[dict[str, Any]]:
     """Return the JSON objects in *value* if it is a list."""
     if not isinstance(value, list):
         return []
-    return [each for each in value if isinstance(each, dict)]
+    return [element for element in value if isinstance(element, dict)]
 
 
 def _object(value: Any) -> dict[str, Any]:

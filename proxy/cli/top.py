@@ -77,20 +77,20 @@ class Reading:
 
     def total(self, name: str, **labels: str) -> float:
         """Return the sum of the series called *name* that have these *labels*."""
-        return sum(each.value for each in self._series(name, labels))
+        return sum(sample.value for sample in self._series(name, labels))
 
     def by_label(self, name: str, label: str, **labels: str) -> dict[str, float]:
         """Return the sums of the series called *name* by the value of *label*."""
         sums: dict[str, float] = {}
-        for each in self._series(name, labels):
-            value = each.labels.get(label, "")
-            sums[value] = sums.get(value, 0.0) + each.value
+        for sample in self._series(name, labels):
+            value = sample.labels.get(label, "")
+            sums[value] = sums.get(value, 0.0) + sample.value
         return sums
 
     def _series(self, name: str, labels: Labels) -> Iterator[Sample]:
-        for each in self.samples:
-            if each.name == name and labels.items() <= each.labels.items():
-                yield each
+        for sample in self.samples:
+            if sample.name == name and labels.items() <= sample.labels.items():
+                yield sample
 
 
 def read(address: str, key: str) -> Reading:
@@ -196,8 +196,8 @@ def _savings_line(reading: Reading) -> Iterator[Text]:
         return
     models = reading.page["models"].values()
     parts = []
-    if total := sum(each["input"] for each in models):
-        parts.append(f"provider cache {sum(each['cached'] for each in models) / total:.0%}")
+    if total := sum(model["input"] for model in models):
+        parts.append(f"provider cache {sum(model['cached'] for model in models) / total:.0%}")
     if reading.page["saved"] is not None:
         parts.append(f"at least ${reading.page['saved']:.2f} saved")
     full = sum(row.get("tokens", 0) > NEARLY_FULL * row.get("budget", 0) > 0 for row in reading.conversations)

@@ -56,7 +56,7 @@ def _extended(section: type[SomeSection], name: str = "", **fields: Any) -> type
 
     *fields* replace those fields whose types are themselves extended.
     """
-    added = [each for module in _MODULES for each in module.SECTIONS if issubclass(each, section)]
+    added = [extension for module in _MODULES for extension in module.SECTIONS if issubclass(extension, section)]
     return create_model(
         name or section.__name__,
         __base__=(*reversed(added), section),  # the fields of the last base come first

@@ -47,7 +47,7 @@ async def declare(
     if not has_tools(envelope) or not all(may_offer(request.api, envelope, name) for name in tools):
         return request
     declarations = [by_api[request.api] for by_api in tools.values()]
-    tokens = sum(added_tokens(reader, request.api, envelope, known.route, each) for each in declarations)
+    tokens = sum(added_tokens(reader, request.api, envelope, known.route, declaration) for declaration in declarations)
     if tokens * WINDOW_PART > known.window * len(tools):
         return request
     return _declared(request, measured, tuple(tools), ",".join(declarations), stage)
@@ -68,4 +68,4 @@ def _declared(
 
 def is_declared(request: Request, name: str) -> bool:
     """True if the server tool called *name* was declared in *request*."""
-    return any(each == name for each, _ in request.server_tools)
+    return any(declared == name for declared, _ in request.server_tools)

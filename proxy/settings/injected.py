@@ -72,7 +72,12 @@ def injected_rules(injected: InjectedTable) -> InjectedRules:
     """Return *injected* merged over the packaged marks, compiled. Reads a file: call it once, or in a thread."""
     below = InjectedTable.model_validate(parse_inline(packaged(FILE).read_text(encoding="utf-8")))
     marks = merged(below, injected).marks()
-    return InjectedRules({region: InjectedMarks(each.headings, each.tags, each.lines) for region, each in marks})
+    return InjectedRules(
+        {
+            region: InjectedMarks(region_marks.headings, region_marks.tags, region_marks.lines)
+            for region, region_marks in marks
+        }
+    )
 
 
 def with_file(injected: InjectedTexts, folder: Path) -> InjectedTexts:

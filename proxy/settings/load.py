@@ -64,7 +64,7 @@ def _validated(source: Source, keys: SettingKeys, model: type[Settings]) -> Sett
     try:
         return model.model_validate(source.values)
     except ValidationError as error:
-        details = [cast("dict[str, Any]", each) for each in error.errors(include_url=False, include_input=False)]
+        details = [cast("dict[str, Any]", detail) for detail in error.errors(include_url=False, include_input=False)]
     for detail in details:
         _add_validation_problem(source, keys, detail)
     if all(detail["loc"] for detail in details):

@@ -126,7 +126,7 @@ def tool_map(tools: ToolTable) -> ToolMap:
 def _work(work: WorkNames) -> WorkRules:
     todos: dict[str, Any] = {name: getattr(work.todos, name) for name in TodoNames.model_fields}
     for name in ("lists", "adds", "changes", "done", "dropped", "pending"):
-        todos[name] = frozenset(each.lower() for each in todos[name])
+        todos[name] = frozenset(word.lower() for word in todos[name])
     checks, changes = (tuple(map(re.compile, patterns)) for patterns in (work.checks, work.changes))
     intents, progress = (
         tuple(re.compile(pattern, re.IGNORECASE) for pattern in patterns) for patterns in (work.intents, work.progress)

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from proxy.cli.replay import Replay, find_sessions, replay, request_bodies, request_lengths
+from proxy.cli.replay import Replay, find_sessions, replay_sessions, request_bodies, request_lengths
 from proxy.cli.session_files import Session
 from proxy.settings import load
 from tests.stub.tokens import request_tokens
@@ -26,7 +26,7 @@ def settings(window: int | None = WINDOW, **compression: Any) -> Any:
 
 
 async def one(session: Session, window: int | None = WINDOW, model: str = MODEL, **compression: Any) -> Replay:
-    (replayed,) = await replay(settings(window, **compression), [session], model)
+    (replayed,) = await replay_sessions(settings(window, **compression), [session], model)
     return replayed
 
 

@@ -173,9 +173,9 @@ def is_unable(kind: Kind, outcome: Outcome) -> bool:
 def open_features(parts: FeatureParts) -> list[Feature]:
     """Return what opens our items and answers requests for a compaction; what answers from summaries if configured."""
     upstreams = {
-        each.name: UpstreamCompaction(each.compaction, each.compacts)
-        for each in parts.settings.upstreams
-        if isinstance(each, UpstreamWithCompaction)
+        upstream.name: UpstreamCompaction(upstream.compaction, upstream.compacts)
+        for upstream in parts.settings.upstreams
+        if isinstance(upstream, UpstreamWithCompaction)
     }
     features: list[Feature] = [
         ClientCompaction(

@@ -65,7 +65,7 @@ def read_body(body: bytes) -> Wanted:
     """Return the request in *body*. Raises ``UnusableBody``."""
     try:
         members = _members_of(body)
-        options: dict[str, Any] = {each: msgspec.json.decode(members.pop(each)) for each in OPTIONS if each in members}
+        options: dict[str, Any] = {name: msgspec.json.decode(members.pop(name)) for name in OPTIONS if name in members}
         shape = shape_of(_shown(members))
     except (msgspec.DecodeError, ValueError, RecursionError) as error:
         raise UnusableBody(f"The body is no JSON object: {error}.") from error

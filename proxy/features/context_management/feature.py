@@ -98,12 +98,12 @@ def _edited_body(reading: CountedBody, edits: ContextEdits) -> bytes:
     items = body[scan.start : scan.end]
     if edits.clearing:
         raw = [body[start:end] for start, end in scan.spans]
-        values = [_object(each) for each in raw]
+        values = [_object(item) for item in raw]
         cleared: dict[str, bool] = {}
         for clearing in edits.clearing:
             cleared |= cleared_tool_uses(reading.fixed, reading.items, values, clearing)
         if cleared:
-            messages_after = [clear_message(each, value, cleared) for each, value in zip(raw, values, strict=True)]
+            messages_after = [clear_message(item, value, cleared) for item, value in zip(raw, values, strict=True)]
             items = b",".join(messages_after)
     return _without_member(reading.envelope, len(body[: scan.start].decode()), items)
 

@@ -24,7 +24,7 @@ SECTIONS: Final = (UpstreamWithEdits,)
 def edited_upstreams(settings: Settings) -> list[str]:
     """Return the names of the upstreams whose requests Ullage edits."""
     return [
-        each.name
-        for each in settings.upstreams
-        if isinstance(each, UpstreamWithEdits) and each.context_management == "own"
+        upstream.name
+        for upstream in settings.upstreams
+        if isinstance(upstream, UpstreamWithEdits) and upstream.context_management == "own"
     ]

@@ -205,7 +205,7 @@ def summary_json(
 def _summary_state(note: SummaryNote, compactions: Sequence[CompactionNote], *, has_text: bool, has_lease: bool) -> str:
     """Return the state of a summary: the noted one as far as it agrees with the store."""
     if has_text:
-        return _use_of_text(note, [each for each in compactions if each.route == note.route])
+        return _use_of_text(note, [compaction for compaction in compactions if compaction.route == note.route])
     if note.state == "pending" and has_lease:
         return "pending"
     if note.state in ("pending", "ready"):
@@ -215,9 +215,9 @@ def _summary_state(note: SummaryNote, compactions: Sequence[CompactionNote], *, 
 
 def _use_of_text(note: SummaryNote, compactions: Sequence[CompactionNote]) -> str:
     """Return ``used`` if a compaction has it, ``unused`` if one folded as much without it, else ``ready``."""
-    if any(each.summary_length == note.length and each.summary_by for each in compactions):
+    if any(compaction.summary_length == note.length and compaction.summary_by for compaction in compactions):
         return "used"
-    if any(each.cut >= note.length for each in compactions):
+    if any(compaction.cut >= note.length for compaction in compactions):
         return "unused"
     return "ready"
 

@@ -123,7 +123,7 @@ class EarlierSessions:
 
     async def _summary(self, tenant: bytes, root_hash: bytes, notes: Sequence[SummaryNote]) -> list[EarlierItem]:
         """Return the summary of most items that a model wrote, alone; empty if there is none."""
-        for note in sorted(notes, key=lambda each: -each.length):
+        for note in sorted(notes, key=lambda note: -note.length):
             stored = await self._summaries.newest(tenant, root_hash, note.policy, [note.prefix_hash])
             if stored is None:
                 continue

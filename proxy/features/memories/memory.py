@@ -78,7 +78,7 @@ class ProjectMemories(msgspec.Struct, frozen=True):
         A memory of the same type, title and origin is replaced unless it is pinned. Raises ``Conflict`` if a project
         has as many as it may.
         """
-        others = [each for each in self.memories if not _is_replaced(each, memory)]
+        others = [known for known in self.memories if not _is_replaced(known, memory)]
         remaining = _consolidated([*others, memory], now)
         if len(remaining) > MOST:
             oldest = _oldest_working(remaining, memory)
@@ -89,14 +89,14 @@ class ProjectMemories(msgspec.Struct, frozen=True):
 
     def with_pin(self, name: str, *, pinned: bool) -> ProjectMemories:
         """Return these with the memory called *name* pinned, or not pinned."""
-        memories = [structs.replace(each, pinned=pinned) if each.id == name else each for each in self.memories]
+        memories = [structs.replace(memory, pinned=pinned) if memory.id == name else memory for memory in self.memories]
         return structs.replace(self, memories=tuple(memories))
 
     def without(self, names: Iterable[str]) -> ProjectMemories:
         """Return these without the memories called *names*, which are known as forgotten from then on."""
         gone = set(names)
         forgotten = tuple(dict.fromkeys((*self.forgotten, *sorted(gone))))[-MOST_FORGOTTEN:]
-        memories = tuple(each for each in self.memories if each.id not in gone)
+        memories = tuple(memory for memory in self.memories if memory.id not in gone)
         return structs.replace(self, memories=memories, forgotten=forgotten)
 
 
@@ -157,5 +157,7 @@ def _consolidated(memories: Sequence[Memory], now: float) -> list[Memory]:
 
 def _oldest_working(memories: Sequence[Memory], new: Memory) -> Memory | None:
     """Return the oldest working memory that may give way to *new*; None if there is none."""
-    working = [each for each in memories if each.class_ == "working" and not each.pinned and each.id != new.id]
+    working = [
+        memory for memory in memories if memory.class_ == "working" and not memory.pinned and memory.id != new.id
+    ]
     return min(working, key=lambda memory: memory.created_at, default=None)
