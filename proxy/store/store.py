@@ -163,7 +163,9 @@ class StoreMonitor:
         self._access = access
         self._warnings = warnings
         self._ring = tuple(ring)
-        self._master = ring[0] if ring else new_master_key()
+        self._master = new_master_key()
+        if ring:
+            self._master = ring[0]
         self._has_shared = False
         access.ready = False
 

@@ -11,6 +11,17 @@ from typing import Protocol
 from proxy.core.conversation import Count, Item, ItemText
 
 
+def no_item_list(body: bytes) -> None:
+    """Return None: ``with_item_list`` of an API whose items are always a list."""
+    del body
+
+
+def no_marker(raw: bytes) -> bytes:
+    """Return nothing: ``marker`` of an API without marks of a cached prefix."""
+    del raw
+    return b""
+
+
 class ApiFormat(Protocol):
     """One API.
 

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from proxy.core.apis import json_edit
+from proxy.core.apis.base import no_item_list, no_marker
 from proxy.core.apis.items import digest, text_item, text_message
 from proxy.core.apis.json_edit import (
     Clip,
@@ -75,13 +76,10 @@ ROLES: Mapping[str, Role] = {
     "function": "tool",
 }
 
+with_item_list = no_item_list
+marker = no_marker
+
 _COUNTED_ELSEWHERE = frozenset({"role", "content", "tool_calls", "function_call", "cache_control"})
-
-
-def with_item_list(body: bytes) -> bytes | None:
-    """Return None: a body without a list of messages is no request of this API."""
-    del body
-    return None
 
 
 def read_item(raw: bytes, count: Count) -> Item:
@@ -171,12 +169,6 @@ def _extended(content: str, text: str, before: bool, media: Sequence[bytes]) -> 
 def media_parts(raw: bytes) -> list[bytes]:
     """Return the media parts of a message, each as its own bytes."""
     return parts_in_content(raw, is_media)
-
-
-def marker(raw: bytes) -> bytes:
-    """Return nothing: see ``MARKER``."""
-    del raw
-    return b""
 
 
 def user_message(text: str) -> bytes:

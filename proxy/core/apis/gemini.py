@@ -17,6 +17,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from proxy.core.apis import json_edit
+from proxy.core.apis.base import no_marker
 from proxy.core.apis.gemini_path import WRAPPED
 from proxy.core.apis.items import Weight, digest
 from proxy.core.apis.json_edit import (
@@ -54,6 +55,8 @@ PER_TOOLS = 0
 
 MARKER = b""
 """Empty: there are no marks of a cached prefix in this API."""
+
+marker = no_marker
 
 PER_CONTENT = 4
 """Tokens of a content's role and separators."""
@@ -305,12 +308,6 @@ def _text_part(text: str) -> str:
 def media_parts(raw: bytes) -> list[bytes]:
     """Return the media parts of a content, each as its own bytes."""
     return parts_in_content(raw, lambda part: _kind(part) == "media", "parts")
-
-
-def marker(raw: bytes) -> bytes:
-    """Return nothing: see ``MARKER``."""
-    del raw
-    return b""
 
 
 def with_results(raw: bytes, texts: Sequence[str], *, media: bool = False) -> bytes:

@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from proxy.core.apis import json_edit
+from proxy.core.apis.base import no_item_list
 from proxy.core.apis.items import Weight, digest, text_item, text_message
 from proxy.core.apis.json_edit import (
     Clip,
@@ -57,18 +58,14 @@ MARKER = b'"cache_control"'
 """Marks the end of the prompt cache; a request may hold four of these.
 https://platform.claude.com/docs/en/build-with-claude/prompt-caching"""
 
+with_item_list = no_item_list
+
 _ROLES: Final[Mapping[str, Role]] = {"system": "system", "assistant": "assistant"}
 _TEXTS: Final = frozenset({"text", "tool_result", "tool_use", "search_result", "document"})
 """Blocks with texts of the client or the model, which may be clipped. All others stay as they are."""
 
 _OPAQUE: Final = frozenset({"signature", "data", "encrypted_content", "encrypted_index"})
 """Members that only the provider can read."""
-
-
-def with_item_list(body: bytes) -> bytes | None:
-    """Return None: a body without a list of messages is no request of this API."""
-    del body
-    return None
 
 
 def read_item(raw: bytes, count: Count) -> Item:

@@ -13,6 +13,7 @@ from itertools import chain
 from typing import Any, Final
 
 from proxy.core.apis import json_edit
+from proxy.core.apis.base import no_marker
 from proxy.core.apis.items import digest, text_item, text_message
 from proxy.core.apis.json_edit import (
     Clip,
@@ -49,6 +50,8 @@ PER_TOOLS = 0
 
 MARKER = b""
 """Empty: there are no marks of a cached prefix in this API."""
+
+marker = no_marker
 
 PER_ITEM = 4
 """Tokens of an element's role and separators."""
@@ -291,12 +294,6 @@ def media_parts(raw: bytes) -> list[bytes]:
     return parts_in_content(raw, is_media)
 
 
-def marker(raw: bytes) -> bytes:
-    """Return nothing: see ``MARKER``."""
-    del raw
-    return b""
-
-
 def with_results(raw: bytes, texts: Sequence[str], *, media: bool = False) -> bytes:
     """Return the result with the one of *texts* in place of its output; every other byte stays as it is.
 
@@ -364,8 +361,10 @@ def _counted(value: Mapping[str, Any]) -> Iterator[str]:
 
 def _member_texts(key: str, member: Any) -> Iterable[str]:
     """Return the texts of one member that a provider counts."""
+    if isinstance(member, str) and key == _OPAQUE:
+        return ()
     if isinstance(member, str):
-        return () if key == _OPAQUE else (member,)
+        return (member,)
     if isinstance(member, list) and key in ("content", "output"):
         return chain.from_iterable(map(_part_texts, member))
     if isinstance(member, dict) and is_media(member):  # a screenshot
