@@ -6,10 +6,11 @@ Nothing is stored here. The request and its history stay in memory until its ans
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
 from itertools import chain
 from types import MappingProxyType
 from typing import Any, Final, TypeVar
+
+from msgspec import structs
 
 from proxy.core.apis.envelope import read_envelope, splice
 from proxy.core.apis.json_scan import scan
@@ -162,7 +163,7 @@ class ToolSession:
         body = b"%b,%b%b" % (view.body[:end], b",".join(appended), view.body[end:])
         if tools:
             body = _with_tools(body, self._api_format.LIST, tools)
-        return replace(view, body=body, extension=self._tokens_of(appended, tools))
+        return structs.replace(view, body=body, extension=self._tokens_of(appended, tools))
 
     def _tokens_of(self, elements: Sequence[bytes], tools: Iterable[str] = ()) -> int:
         items = sum(self._api_format.read_item(raw, self._count).tokens for raw in elements)
