@@ -32,7 +32,7 @@ NEWEST = "The user's latest message, word for word"
 STEPS = "Steps so far"
 """The beginnings of the headings of the other sections; the digest has none."""
 
-STEP_SHARE = 0.23
+STEP_SHARE = 0.25
 """Share of the text's tokens for the steps; the digest, which later steps refer to most, gets the rest."""
 
 STATE_FRAME = 10
@@ -137,12 +137,15 @@ def _work_lists(
         shown = "\n".join([shown, *state])
     writer = Steps(rounds_of(folded.entries, folded.outcomes), count, shown, folded.talk)
     steps = writer.lines(step_room - state_tokens)
+    digest_room = free
+    if are_whole := pins == list(folded.user_texts):
+        steps = writer.extended(steps, room - free - pin_tokens)
+        digest_room = room - pin_tokens
     step_tokens = _list_tokens(steps, count) + state_tokens
     known = "\n".join([shown, *filter(None, steps)])
-    digest = digest_of(folded.entries, free - step_tokens, count, known).lines()
-    digest_tokens = sum(count(line) + 1 for line in digest)
-    left = room - step_tokens - pin_tokens - digest_tokens
-    if left > 0 and pins != list(folded.user_texts):
+    digest = digest_of(folded.entries, digest_room - step_tokens, count, known).lines()
+    left = room - step_tokens - pin_tokens - _digest_tokens(digest, count)
+    if left > 0 and not are_whole:
         pins = user_texts.pins(pin_tokens + left)
         left -= _list_tokens(pins, count) - pin_tokens
     if left > LEAST_ROOM:

@@ -186,6 +186,9 @@ def rounds_of(entries: Sequence[ItemText], outcomes: Sequence[str] = ()) -> list
 LINE = 140
 """Characters of a sentence that a round's own line shows at most."""
 
+RECENT = 3
+"""Rounds, the newest, that get a line before the others are ranked by what they say."""
+
 MOST_ROUNDS = 256
 """Rounds whose sentences are looked through: the newest and the first. Older ones have no room in any block."""
 
@@ -281,10 +284,29 @@ class Steps:
                 sentences[index].worth *= OVERTAKEN
 
     def lines(self, tokens: int) -> list[str]:
-        """A line for each round: the newest and the first that fit in *tokens*, "" for the others."""
+        """A line for each round that gets one in *tokens*, "" for the others.
+
+        First come the newest rounds and the first, then the sentences that say most, and then the newest of the other
+        rounds, most of which have calls and no words.
+        """
         steps = [""] * len(self.rounds)
         newest_first = range(len(self.rounds) - 1, -1, -1)
-        for index in dict.fromkeys([*newest_first[:1], *newest_first[-1:], *newest_first]):
+        tokens = self._add_lines(steps, [*newest_first[:1], *newest_first[-1:], *newest_first[:RECENT]], tokens)
+        tokens = self._extend(steps, tokens)
+        self._add_lines(steps, newest_first, tokens)
+        return steps
+
+    def extended(self, steps: Sequence[str], tokens: int) -> list[str]:
+        """*steps* with the sentences that say most in about *tokens* more."""
+        longer = list(steps)
+        self._extend(longer, tokens)
+        return longer
+
+    def _add_lines(self, steps: list[str], indexes: Iterable[int], tokens: int) -> int:
+        """Add a line for each round at *indexes* without one, until *tokens* are used; return how many are left."""
+        for index in indexes:
+            if steps[index]:
+                continue
             best = self._best(index)
             chosen: set[int] = set()
             if best is not None:
@@ -296,32 +318,31 @@ class Steps:
             steps[index] = step
             self._choose(index, best)
             tokens -= size
-        return steps
+        return tokens
 
-    def extended(self, steps: Sequence[str], tokens: int) -> list[str]:
-        """*steps* with the sentences that say most in about *tokens* more."""
-        longer = list(steps)
+    def _extend(self, steps: list[str], tokens: int) -> int:
+        """Add the sentences that say most to *steps* until *tokens* are used; return how many are left."""
         heap = [(-self._value(each), each.at, each.index) for all_ in self._sentences.values() for each in all_]
         heapify(heap)
         misses = 0
         while heap and tokens > LEAST_ROOM and misses <= MOST_MISSES:
             value, at, index = heappop(heap)
             sentence = self._sentences[at][index]
-            if not value or sentence.text in longer[at]:
+            if not value or sentence.text in steps[at]:
                 continue
             present = -self._value(sentence)
             if heap and present > heap[0][0]:
                 heappush(heap, (present, at, index))
                 continue
             line = self._line(at, {*self._chosen.get(at, ()), index})
-            cost = self._cost(longer[at], line)
+            cost = self._cost(steps[at], line)
             if cost > tokens:
                 misses += 1
                 continue
-            longer[at] = line
+            steps[at] = line
             self._choose(at, sentence)
             tokens -= cost
-        return longer
+        return tokens
 
     def _cost(self, present: str, line: str) -> int:
         """Tokens that *line* takes beyond the *present* one in its place."""
@@ -343,11 +364,14 @@ class Steps:
         return sum([weights.get(word, 0.0) for word in sorted(sentence.words)]) * sentence.worth / sentence.size
 
     def _best(self, index: int) -> _Sentence | None:
-        """The sentence of a round that says most; None if it has none."""
+        """The sentence of a round that says most; None if none says anything that is not shown."""
         sentences = self._sentences.get(index)
         if sentences is None:
             sentences = _sentences_of(self.rounds[index], index, 1.0)
-        return max(sentences, key=lambda each: (self._value(each), -each.index), default=None)
+        best = max(sentences, key=lambda each: (self._value(each), -each.index), default=None)
+        if best is None or not self._value(best):
+            return None
+        return best
 
     def _line(self, index: int, chosen: set[int], characters: int = 0) -> str:
         """The line of a round: its *chosen* sentences, each cut to *characters* if these are not 0, and its calls."""

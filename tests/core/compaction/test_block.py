@@ -184,9 +184,9 @@ def test_steps_are_the_newest_in_order() -> None:
         for at in range(50)
     ]
     made = render_block(FoldedItems(tuple(entries), ()), 600, 400, count_tokens)
-    lines = [line for line in made.splitlines() if line.startswith("- Now")]
+    lines = [line for line in made.splitlines() if line.endswith(")") and line.startswith("- ")]
     assert lines[-1] == "- Now I do thing number 49. -> run(make 49)"
-    numbers = [int(line.split("number ")[1].split(".")[0]) for line in lines]
+    numbers = [int(line.split("make ")[1].removesuffix(")")) for line in lines]
     assert numbers == [0, *range(51 - len(numbers), 50)]
     assert 3 < len(numbers) < 50
     assert "some left out" in made

@@ -35,8 +35,26 @@ def steps_of(*entries: ItemText, known: str = "") -> Steps:
 def test_a_line_is_the_sentence_that_says_most() -> None:
     """A sentence of one round wins over a sentence that every round has."""
     facts = ["The mutex is released twice.", "Postgres drops the advisory lock.", "A retry hides the timeout."]
-    lines = steps_of(*(spoken(f"{OPENER} {fact} {OPENER}") for fact in facts)).lines(200)
+    lines = steps_of(*(spoken(f"{OPENER} {fact} {OPENER}") for fact in facts)).lines(30)
     assert lines == facts
+
+
+def test_a_round_that_says_much_has_a_line_before_newer_ones() -> None:
+    """Behind the newest rounds room goes to what says most, however old it is; calls alone have what is left."""
+    fact = "Postgres drops the advisory lock."
+    silent = spoken("", ("run", '{"command": "make"}'))
+    rounds = [*[silent] * 21, spoken(fact), *[silent] * 20]
+    lines = steps_of(*rounds).lines(60)
+    assert lines[21] == fact
+    shown = [at for at, line in enumerate(lines) if line]
+    assert shown == [0, 21, *range(44 - len(shown), 42)]
+
+
+def test_a_sentence_is_said_once() -> None:
+    """A round whose words another one says has its calls alone."""
+    call = ("run", '{"command": "make"}')
+    lines = steps_of(spoken(OPENER, call), spoken(OPENER, call), spoken(OPENER, call)).lines(200)
+    assert lines == ["run(make)", "run(make)", f"{OPENER} -> run(make)"]
 
 
 def test_words_that_are_shown_already_count_for_nothing() -> None:
@@ -73,7 +91,7 @@ def test_a_conclusion_is_worth_more() -> None:
     """Of two sentences with as many new words, the one that constrains is shown, though it is longer."""
     plain, concluding = "Locks drop rows fast.", "You must never ever touch it."
     for text in (f"{plain} {concluding}", f"{concluding} {plain}"):
-        assert steps_of(spoken(text)).lines(200) == [concluding]
+        assert steps_of(spoken(text)).lines(12) == [concluding]
 
 
 def test_a_silent_round_shows_its_calls() -> None:
@@ -166,8 +184,8 @@ def test_what_holds_has_the_room_before_what_was_overtaken() -> None:
     """A round's line is the sentence that still holds, though an intent beside it says a little more."""
     intent, fact = "Let me rewrite parsers quickly.", "It is the tokens: it leaks a lot."
     rounds = rounds_of([spoken(f"{intent} {fact}", ("bash", "{}")), spoken("")])
-    assert Steps(rounds, count_tokens).lines(200)[0].startswith(intent)
-    assert Steps(rounds, count_tokens, talk=TALK).lines(200)[0].startswith(fact)
+    assert Steps(rounds, count_tokens).lines(18)[0].startswith(intent)
+    assert Steps(rounds, count_tokens, talk=TALK).lines(18)[0].startswith(fact)
 
 
 @pytest.mark.parametrize(
