@@ -19,6 +19,9 @@ if TYPE_CHECKING:
     from proxy.cli.clients import Client, ClientFacts
     from proxy.settings import Settings
 
+NOT_STARTED: Final = 126
+"""The exit code of a command that is there and cannot be started."""
+
 NOT_FOUND: Final = 127
 """The exit code of a command that does not exist: https://pubs.opengroup.org/onlinepubs/9799919799/utilities/V3_chap02.html"""
 
@@ -233,7 +236,7 @@ def _serve(settings: Settings, launch: Callable[[str], Launch], log: Path) -> in
 
 
 async def run_child(command: Sequence[str], environment: Mapping[str, str]) -> int:
-    """Run *command* to its end, pass signals on to it, and return its exit code."""
+    """Run *command* to its end, pass signals on to it, and return its exit code; ``NOT_STARTED`` if it has none."""
     early: list[signal.Signals] = []
     child: asyncio.subprocess.Process | None = None
 
@@ -246,7 +249,11 @@ async def run_child(command: Sequence[str], environment: Mapping[str, str]) -> i
     loop = asyncio.get_running_loop()
     for number in FORWARDED:
         loop.add_signal_handler(number, forward, number)
-    child = await asyncio.create_subprocess_exec(*command, env=dict(environment))
+    try:
+        child = await asyncio.create_subprocess_exec(*command, env=dict(environment))
+    except OSError as error:  # for example a script whose interpreter is gone
+        typer.echo(f"{command[0]} cannot be started: {error.strerror}.", err=True)
+        return NOT_STARTED
     for number in early:
         forward(number)
     code = await child.wait()

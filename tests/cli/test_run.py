@@ -240,3 +240,12 @@ async def test_what_cannot_be_started_is_said(tmp_path: Path, words: tuple[str, 
     _, errors = await asyncio.wait_for(process.communicate(), 60)
     assert process.returncode == code
     assert sentence in errors.decode()
+
+
+async def test_a_command_whose_interpreter_is_gone_is_said(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """A script of a removed environment is on the PATH, and cannot be started."""
+    script = tmp_path / "agent"
+    script.write_text("#!/no/such/python\n")
+    script.chmod(0o755)
+    assert await run_child([str(script)], os.environ) == 126
+    assert capfd.readouterr().err == f"{script} cannot be started: No such file or directory.\n"
