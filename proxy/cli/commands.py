@@ -129,7 +129,8 @@ def check(
 
 def _convert(file: Path) -> None:
     """Print LiteLLM's configuration as one of ours; what has no counterpart goes to standard error."""
-    from proxy.cli.from_litellm import NotLiteLLM, convert, read_file, to_yaml
+    from proxy.cli.from_litellm import convert, to_yaml
+    from proxy.cli.litellm_files import NotLiteLLM, read_file
 
     try:
         conversion = convert(read_file(file))

@@ -11,7 +11,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field
 from itertools import product
-from pathlib import Path
 from typing import Any, Final
 
 import yaml
@@ -31,12 +30,39 @@ https://docs.litellm.ai/docs/providers
 """
 
 PARAMETERS: Final = frozenset(
-    {"model", "api_base", "base_url", "api_key", "extra_headers", "headers", "timeout", "stream_timeout"}
+    {
+        "model",
+        "custom_llm_provider",
+        "api_base",
+        "base_url",
+        "api_key",
+        "extra_headers",
+        "headers",
+        "timeout",
+        "stream_timeout",
+    }
 )
 """Members of ``litellm_params`` that are converted."""
 
-OPTIONS: Final = frozenset({"api_version", "aws_region_name", "vertex_project", "vertex_location", "region_name"})
+OPTIONS: Final = frozenset(
+    {
+        "api_version", "azure_ad_token", "tenant_id", "client_id", "client_secret", "organization", "region_name",
+        "aws_region_name", "aws_access_key_id", "aws_secret_access_key", "aws_session_token", "aws_profile_name",
+        "aws_role_name", "aws_session_name", "aws_bedrock_runtime_endpoint",
+        "vertex_project", "vertex_location", "vertex_credentials", "vertex_ai_project", "vertex_ai_location",
+        "vertex_ai_credentials",
+    }
+)  # fmt: skip
 """Members of ``litellm_params`` that go to ``upstreams[].options``."""
+
+CREDENTIAL: Final = "litellm_credential_name"
+"""The member of ``litellm_params`` that names an entry of ``credential_list``, whose values it has where it has none.
+
+https://docs.litellm.ai/docs/proxy/configs
+"""
+
+RESPONSES: Final = "responses/"
+"""Before a model's name: LiteLLM answers chat requests over the Responses API."""
 
 FIGURES: Final = {"max_input_tokens": "context_window", "max_output_tokens": "max_output_tokens"}
 """Members of ``model_info`` that are converted, with their names here."""
@@ -63,11 +89,9 @@ FALLBACKS: Final[dict[str, list[str]]] = {
 """LiteLLM's lists of models that are asked instead, with our reasons. https://docs.litellm.ai/docs/proxy/reliability"""
 
 _VARIABLE: Final = re.compile(r"os\.environ/(\w+)")
+_PROVIDER: Final = re.compile(r"[a-z][a-z0-9_]*")
+_NUMBER: Final = re.compile(r"\d+(\.\d+)?")
 _NOT_IN_NAMES: Final = re.compile(r"[^A-Za-z0-9._-]+")
-
-
-class NotLiteLLM(Exception):
-    """The file cannot be converted; the text says why."""
 
 
 @dataclass
@@ -86,25 +110,16 @@ class Conversion:
         return {name: section for name, section in sections.items() if section}
 
 
-def read_file(path: Path) -> dict[str, Any]:
-    """Return LiteLLM's configuration in the file *path*. Raises ``NotLiteLLM`` and ``OSError``."""
-    try:
-        value = yaml.safe_load(path.read_text("utf-8"))
-    except (yaml.YAMLError, UnicodeError) as error:
-        raise NotLiteLLM(f"is no YAML: {error}") from error
-    if not isinstance(value, dict) or not isinstance(value.get("model_list"), list):
-        raise NotLiteLLM("has no model_list: it is no configuration of LiteLLM's proxy.")
-    return value
-
-
 def convert(config: Mapping[str, Any]) -> Conversion:
     """Return the conversion of LiteLLM's configuration *config*."""
     conversion = Conversion()
     timeouts = [_section(config, section).get(key) for section, key in TIMEOUTS.items()]
     timeout = next((seconds for seconds in timeouts if seconds), None)
+    credentials = _credentials(config)
     for index, entry in enumerate(config["model_list"]):
         if isinstance(entry, dict):
-            _add_model(conversion, entry, timeout, f"model_list[{index}]")
+            params = {"timeout": timeout, **_with_credential(_section(entry, "litellm_params"), credentials)}
+            _add_model(conversion, entry, params, f"model_list[{index}]")
         else:
             conversion.notes.append(f"model_list[{index}]: is no model")
     conversion.models.sort(key=_precedence)
@@ -123,29 +138,41 @@ def convert(config: Mapping[str, Any]) -> Conversion:
     return conversion
 
 
-def _add_model(conversion: Conversion, entry: Mapping[str, Any], timeout: Any, path: str) -> None:
-    """Add the rule and the upstream of one *entry* of ``model_list``, which stands at *path*.
+def _credentials(config: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
+    """Return the values of each entry of ``credential_list`` in *config*, by its name."""
+    entries = config.get("credential_list")
+    if not isinstance(entries, list):
+        return {}
+    named = [entry for entry in entries if isinstance(entry, dict)]
+    return {str(entry.get("credential_name")): _section(entry, "credential_values") for entry in named}
 
-    Without a timeout of its own it has *timeout*.
-    """
-    name, params = str(entry.get("model_name", "")), _section(entry, "litellm_params")
-    litellm_model = str(params.get("model", ""))
-    if not name or not litellm_model:
-        conversion.notes.append(f"{path}: has no model_name or no litellm_params.model")
+
+def _with_credential(params: Mapping[str, Any], credentials: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    """Return *params* with the values of the credential that they name; unchanged if there is none of that name."""
+    values = credentials.get(str(params.get(CREDENTIAL)))
+    if values is None:
+        return dict(params)
+    return {**values, **{key: value for key, value in params.items() if key != CREDENTIAL}}
+
+
+def _add_model(conversion: Conversion, entry: Mapping[str, Any], params: Mapping[str, Any], path: str) -> None:
+    """Add the rule and the upstream of one *entry* of ``model_list``, which stands at *path* and has *params*."""
+    name = _text(entry, "model_name")
+    provider, model = _split(_text(params, "model"), _text(params, "custom_llm_provider"))
+    upstream = _upstream_of(provider, params)
+    reason = _unusable(conversion, name, provider, model, upstream)
+    if reason:
+        conversion.notes.append(f"{path}: {reason}")
         return
-    if any(rule["name"] == name for rule in conversion.models):
-        conversion.notes.append(f"{path}: a second {name}: requests are not balanced; the first one is taken")
-        return
-    provider, model = _split(litellm_model)
-    upstream = _upstream_of(provider, {"timeout": timeout, **params})
-    if provider in OWN_API and "base_url" not in upstream:
-        conversion.notes.append(f"{path}: {provider} needs an api_base here")
-        return
+    if provider in OWN_API and model.startswith(RESPONSES):
+        model = model.removeprefix(RESPONSES)
+        conversion.notes.append(f"{path}: {model} is asked over the API that the client speaks, not over Responses")
     facts = _section(entry, "model_info")
     figures = _figures(name, model, facts)
-    ours = PARAMETERS | OPTIONS
-    if provider == OLLAMA and isinstance(params.get("num_ctx"), int):
-        figures["num_ctx"] = params["num_ctx"]
+    ours = PARAMETERS if provider in OWN_API else PARAMETERS | OPTIONS
+    context = _whole(params.get("num_ctx"))
+    if provider == OLLAMA and context is not None:
+        figures["num_ctx"] = context
         figures.pop("context_window", None)  # num_ctx is the window, too
         ours |= {"num_ctx"}
     conversion.models.append({"name": name, "upstream": _add_upstream(conversion, provider, upstream), **figures})
@@ -153,7 +180,45 @@ def _add_model(conversion: Conversion, entry: Mapping[str, Any], timeout: Any, p
         conversion.notes.append(
             f"{path}: models that match {name} keep their whole name; LiteLLM takes the provider off"
         )
-    conversion.notes += [f"{path}.{key}: no counterpart" for key in _unknown_keys(params.keys() - ours, facts)]
+    if params["model"] == "*":
+        conversion.notes.append(f"{path}: models of all providers go to OpenAI; LiteLLM reads the provider in a name")
+    conversion.notes += [f"{path}.{key}: no counterpart" for key in _unknown_keys(params, ours, facts)]
+
+
+def _unusable(conversion: Conversion, name: str, provider: str, model: str, upstream: Mapping[str, Any]) -> str:
+    """Return why the model *name* of *provider* is left out, behind *upstream*; empty if it is not."""
+    if not name or not model:
+        return "has no model_name or no litellm_params.model"
+    if any(rule["name"] == name for rule in conversion.models):
+        return f"a second {name}: requests are not balanced; the first one is taken"
+    if not _PROVIDER.fullmatch(provider):
+        return f"{provider} is no provider of chat models"
+    if provider in OWN_API and "base_url" not in upstream:
+        return f"{provider} needs an api_base here"
+    return ""
+
+
+def _text(members: Mapping[str, Any], name: str) -> str:
+    """Return the member *name* as a text; empty if there is none."""
+    value = members.get(name)
+    if value is None:
+        return ""
+    return str(value)
+
+
+def _whole(value: Any) -> int | None:
+    """Return *value* as a whole number, which may be written as a text; None if it is none."""
+    number = _seconds(value)
+    if number is None or not number.is_integer():
+        return None
+    return int(number)
+
+
+def _seconds(value: Any) -> float | None:
+    """Return *value* as a number, which may be written as a text; None if it is none above 0."""
+    if isinstance(value, bool) or not _NUMBER.fullmatch(str(value)):
+        return None
+    return float(value) or None
 
 
 def _precedence(rule: Mapping[str, Any]) -> tuple[bool, int]:
@@ -169,27 +234,34 @@ def _precedence(rule: Mapping[str, Any]) -> tuple[bool, int]:
 
 def _figures(name: str, model: str, facts: Mapping[str, Any]) -> dict[str, Any]:
     """Return the members of the rule *name* beside its upstream: the *model* if that is another name, and limits."""
-    figures = {ours: facts[theirs] for theirs, ours in FIGURES.items() if isinstance(facts.get(theirs), int)}
+    known = {ours: _whole(facts.get(theirs)) for theirs, ours in FIGURES.items()}
+    figures = {name: figure for name, figure in known.items() if figure is not None}
     if "*" not in name and model != name:
         return {"model": model, **figures}
     return figures
 
 
-def _unknown_keys(params: Iterable[str], facts: Mapping[str, Any]) -> list[str]:
-    """Return the members of ``litellm_params`` and ``model_info`` that are not converted: *params* of the former."""
-    unknown = [f"litellm_params.{key}" for key in params]
-    unknown += [f"model_info.{key}" for key in facts.keys() - (FIGURES.keys() | IGNORED_FACTS)]
+def _unknown_keys(params: Mapping[str, Any], ours: Iterable[str], facts: Mapping[str, Any]) -> list[str]:
+    """Return the members of ``litellm_params`` and ``model_info`` that are not converted; *ours* of the former are."""
+    unread = [key for key in FIGURES if facts.get(key) is not None and _whole(facts[key]) is None]
+    unread += facts.keys() - (FIGURES.keys() | IGNORED_FACTS)
+    unknown = [f"model_info.{key}" for key in unread]
+    times = [key for key in ("timeout", "stream_timeout") if params.get(key) and _seconds(params[key]) is None]
+    unknown += [f"litellm_params.{key}" for key in [*times, *(params.keys() - ours)]]
     return sorted(unknown)
 
 
-def _split(model: str) -> tuple[str, str]:
+def _split(model: str, provider: str = "") -> tuple[str, str]:
     """Return provider and name of a LiteLLM *model*, such as ``anthropic/claude-sonnet-4``.
 
-    LiteLLM knows the provider of a well-known name without a prefix: https://docs.litellm.ai/docs/providers
+    LiteLLM knows the provider of a well-known name without a prefix: https://docs.litellm.ai/docs/providers. A
+    *provider* that is named beside it holds.
     """
-    provider, slash, name = model.partition("/")
+    first, slash, name = model.partition("/")
+    if provider:
+        return provider, model.removeprefix(f"{provider}/")
     if slash:
-        return provider, name
+        return first, name
     if model.startswith("claude"):
         return "anthropic", model
     return "openai", model
@@ -210,9 +282,9 @@ def _upstream_of(provider: str, params: Mapping[str, Any]) -> dict[str, Any]:
     options = _texts({key: params[key] for key in sorted(OPTIONS & params.keys())})
     if options and provider not in OWN_API:
         upstream["options"] = options
-    seconds = params.get("stream_timeout") or params.get("timeout")
-    if isinstance(seconds, int | float) and seconds > 0:
-        upstream["timeouts"] = {"first_byte": float(seconds)}
+    seconds = _seconds(params.get("stream_timeout")) or _seconds(params.get("timeout"))
+    if seconds is not None:
+        upstream["timeouts"] = {"first_byte": seconds}
     return upstream
 
 
@@ -352,7 +424,7 @@ def _without_counterpart(config: Mapping[str, Any]) -> Iterator[str]:
         "general_settings": {"master_key"},
     }
     for section, value in config.items():
-        if section == "model_list":
+        if section in ("model_list", "credential_list"):
             continue
         if not isinstance(value, dict):
             yield f"{section}: no counterpart"

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import yaml
 
-from proxy.cli.from_litellm import NotLiteLLM, convert, read_file, to_yaml, variables_in
+from proxy.cli.from_litellm import convert, to_yaml, variables_in
 from proxy.features.settings import AllSettings
 from proxy.settings import load
 from tests.support.proxy_process import ROOT
@@ -186,15 +186,6 @@ def test_a_name_for_no_model_is_named() -> None:
     assert [note.partition(": ")[2] for note in conversion.notes] == ["there is no model c", "there is no model None"]
 
 
-@pytest.mark.parametrize("text", ["model_list: 3\n", "[", "upstreams: []\n"])
-def test_another_file_is_refused(tmp_path: Path, text: str) -> None:
-    """It says that this is no configuration of LiteLLM's."""
-    file = tmp_path / "x.yaml"
-    file.write_text(text)
-    with pytest.raises(NotLiteLLM):
-        read_file(file)
-
-
 def test_odd_entries_are_named_and_skipped() -> None:
     """An entry without a name or without an address has its line."""
     conversion = convert({"model_list": [{}, 3, {"model_name": "a", "litellm_params": {"model": "hosted_vllm/m"}}]})
@@ -216,3 +207,56 @@ def test_check_prints_the_configuration_and_the_notes(tmp_path: Path) -> None:
     refused = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
     assert (refused.returncode, refused.stdout) == (1, "")
     assert "has no model_list" in refused.stderr
+
+
+SPELLED = """\
+model_list:
+  - model_name: gpt
+    litellm_params: {model: azure/gpt-4o, litellm_credential_name: eu, api_key: os.environ/OWN}
+  - model_name: lost
+    litellm_params: {model: azure/gpt-4o, litellm_credential_name: us}
+  - model_name: sonnet
+    litellm_params: {model: bedrock/eu.claude, aws_profile_name: dev, aws_role_name: "arn:1"}
+  - model_name: bare
+    litellm_params: {model: facebook/opt-125m, custom_llm_provider: hosted_vllm, api_base: "http://v/v1", timeout: "30"}
+    model_info: {max_input_tokens: "32768"}
+  - model_name: o1-pro
+    litellm_params: {model: openai/responses/o1-pro, organization: org-1, timeout: os.environ/SECONDS}
+    model_info: {max_input_tokens: many}
+  - model_name: instruct
+    litellm_params: {model: text-completion-openai/gpt-3.5-turbo-instruct}
+  - model_name: null
+    litellm_params: {model: openai/x}
+  - model_name: "*"
+    litellm_params: {model: "*"}
+credential_list:
+  - credential_name: eu
+    credential_values: {api_key: os.environ/EU, api_base: "https://eu.openai.azure.com", api_version: "2024-10-21"}
+"""
+
+
+def test_credentials_numbers_and_providers_of_every_spelling_are_converted(tmp_path: Path) -> None:
+    """What LiteLLM's documentation shows in the wild is converted, or has its line; nothing is lost without one."""
+    conversion = convert(yaml.safe_load(SPELLED))
+    file = tmp_path / "ullage.yaml"
+    file.write_text(to_yaml(conversion))
+    settings = load(file, {}, dict.fromkeys(variables_in(to_yaml(conversion)), "x"), AllSettings)
+    rules = {rule.name: rule for rule in settings.models}
+    assert list(rules) == ["gpt", "lost", "sonnet", "bare", "o1-pro", "*"]
+    upstreams = {each["name"]: each for each in conversion.upstreams}
+    assert upstreams["azure"]["api_key"] == "${OWN}"
+    assert upstreams["azure"]["options"] == {"api_version": "2024-10-21"}
+    assert upstreams["bedrock"]["options"] == {"aws_profile_name": "dev", "aws_role_name": "arn:1"}
+    assert (rules["bare"].model, rules["bare"].window) == ("facebook/opt-125m", 32_768)
+    assert upstreams["hosted_vllm"]["timeouts"] == {"first_byte": 30.0}
+    assert rules["o1-pro"].model == ""
+    assert conversion.notes == [
+        "model_list[1].litellm_params.litellm_credential_name: no counterpart",
+        "model_list[4]: o1-pro is asked over the API that the client speaks, not over Responses",
+        "model_list[4].litellm_params.organization: no counterpart",
+        "model_list[4].litellm_params.timeout: no counterpart",
+        "model_list[4].model_info.max_input_tokens: no counterpart",
+        "model_list[5]: text-completion-openai is no provider of chat models",
+        "model_list[6]: has no model_name or no litellm_params.model",
+        "model_list[7]: models of all providers go to OpenAI; LiteLLM reads the provider in a name",
+    ]

@@ -1,0 +1,62 @@
+"""Reads the configuration of LiteLLM's proxy, with the files that it includes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+
+import yaml
+
+INCLUDE: Final = "include"
+"""The member with files whose lists are appended, and whose other values take the place of those before.
+
+https://docs.litellm.ai/docs/proxy/config_management
+"""
+
+
+class NotLiteLLM(Exception):
+    """The file cannot be converted; the text says why."""
+
+
+def read_file(path: Path) -> dict[str, Any]:
+    """Return LiteLLM's configuration in the file *path* with those that it includes.
+
+    Raises ``NotLiteLLM`` and ``OSError``.
+    """
+    config = _read(path)
+    waiting, seen = _includes(config, path), {path.resolve()}
+    while waiting:
+        file = waiting.pop(0)
+        if file.resolve() in seen:
+            continue
+        seen.add(file.resolve())
+        included = _read(file)
+        waiting += _includes(included, file)
+        for key, value in included.items():
+            if isinstance(value, list) and isinstance(config.get(key), list):
+                value = config[key] + value
+            config[key] = value
+    config.pop(INCLUDE, None)
+    if not isinstance(config.get("model_list"), list):
+        raise NotLiteLLM("has no model_list: it is no configuration of LiteLLM's proxy.")
+    return config
+
+
+def _read(path: Path) -> dict[str, Any]:
+    """Return the object in the YAML file *path*."""
+    try:
+        value = yaml.safe_load(path.read_text("utf-8"))
+    except (yaml.YAMLError, UnicodeError) as error:
+        raise NotLiteLLM(f"{path.name} is no YAML: {error}") from error
+    if not isinstance(value, dict):
+        raise NotLiteLLM(f"{path.name} has no model_list: it is no configuration of LiteLLM's proxy.")
+    return value
+
+
+def _includes(config: Mapping[str, Any], path: Path) -> list[Path]:
+    """Return the files that *config*, which stands in *path*, includes: they stand beside it."""
+    names = config.get(INCLUDE, [])
+    if not isinstance(names, list):
+        raise NotLiteLLM("include is no list of files.")
+    return [path.parent / str(name) for name in names]
