@@ -11,8 +11,8 @@ from proxy.core.decisions import View
 from proxy.core.models import COMPRESS, Failure
 from proxy.core.overflow.kinds import Overflow
 
-ASKED: Final = ""
-"""The model that the client asked for, where a fallback's name could stand."""
+REQUESTED: Final = ""
+"""Stands for the requested model where a fallback's name could stand."""
 
 SHRINKS: Final = 2
 """How often an overflow is answered with something smaller; then the provider's first error goes to the client."""
@@ -25,7 +25,7 @@ NO_NEWS: Final = frozenset({400, 413, 422})
 
 
 def plans_in_order(steps: Sequence[str]) -> Iterator[tuple[str, MaxLoss]]:
-    """The models and the most each may lose, once the asked model lost too much at first.
+    """The models and the most each may lose, once the requested model lost too much at first.
 
     No model drops or clips while another one need not.
     """
@@ -36,7 +36,7 @@ def plans_in_order(steps: Sequence[str]) -> Iterator[tuple[str, MaxLoss]]:
             if step != COMPRESS:
                 yield step, max_loss
             elif max_loss == "any" or position > 0:
-                yield ASKED, max_loss
+                yield REQUESTED, max_loss
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +56,7 @@ class Fallback:
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """The upstream is at its rate limit or unavailable; *models* may be asked instead."""
+    """The upstream is at its rate limit or unavailable; *models* may answer instead."""
 
     models: tuple[str, ...]
 
@@ -76,7 +76,7 @@ class Attempts:
     """
 
     def __init__(self, steps: Sequence[str], view: View) -> None:
-        """*steps* are those of the asked model's overflow policy; *view* is the first that is sent."""
+        """*steps* are those of the requested model's overflow policy; *view* is the first that is sent."""
         tried = view.request.fallback_model
         self.shrinks_left = SHRINKS
         self.fallbacks = [step for step in steps if step not in (COMPRESS, tried)]
@@ -120,11 +120,13 @@ def retry_targets(overflow: Overflow, lower: LowerOutput, sent: int) -> tuple[Co
     by_share = CompactionTarget(
         limit=int(SHRINK_SHARE * sent), force=True, replaces=True, lower_output=by_window.lower_output
     )
-    return (by_share,) if overflow.kind == "payload" else (by_window, by_share)
+    if overflow.kind == "payload":
+        return (by_share,)
+    return by_window, by_share
 
 
 def is_smaller(view: View, than: View, sent: int) -> bool:
-    """True if *view* asks for strictly less *than* one of *sent* tokens: fewer tokens, or a smaller output figure."""
+    """True if *view* needs strictly less *than* one of *sent* tokens: fewer tokens, or a smaller output figure."""
     if view.body == than.body:
         return False
     tokens = view.tokens or 0
@@ -140,13 +142,15 @@ def failure_of(status: int) -> Failure | None:
     """The failure that an answer of *status* is, if another model could answer instead; None for every other answer."""
     if status == 429:
         return "rate_limit"
-    return "unavailable" if status >= 500 else None
+    if status >= 500:
+        return "unavailable"
+    return None
 
 
 def is_news(status: int, *, is_fallback: bool) -> bool:
     """True if an answer of *status*, to what was sent after an overflow, is for the client to see instead of that.
 
-    A fallback that fails never is: the client did not ask for it. Nor is one more "no" from the asked model, whose
+    A fallback that fails never is: the client did not request it. Nor is one more "no" from the requested model, whose
     figures are about a body that the client never saw.
     """
     if status < 400:
@@ -164,19 +168,21 @@ def retries_smaller(overflow: Overflow, lower: LowerOutput) -> bool:
 
 def lowering(overflow: Overflow, lower: LowerOutput) -> LowerOutput:
     """When the output figure gives way in what is sent for *overflow*: first, if input and output were too much."""
-    return "first" if overflow.kind == "input_plus_output" and lower != "never" else lower
+    if overflow.kind == "input_plus_output" and lower != "never":
+        return "first"
+    return lower
 
 
 def fallback_cycle(start: str, steps_of: Callable[[str], Sequence[str]]) -> tuple[str, ...]:
-    """The way by fallbacks from the model *start* back to a model on it; empty where there is none.
+    """The way by fallbacks from the model *start* back to a model on it; empty if there is none.
 
     *steps_of* gives the fallbacks of a model.
     """
-    trail: list[tuple[str, ...]] = [(start,)]
-    while trail:
-        way = trail.pop()
-        for step in steps_of(way[-1]):
-            if step in way:
-                return (*way, step)
-            trail.append((*way, step))
+    paths: list[tuple[str, ...]] = [(start,)]
+    while paths:
+        path = paths.pop()
+        for step in steps_of(path[-1]):
+            if step in path:
+                return (*path, step)
+            paths.append((*path, step))
     return ()

@@ -35,15 +35,19 @@ def rerouted(request: Request, located: LocatedBody, model: str) -> bytes:
 
 
 def _portable_items(api: str, located: LocatedBody) -> bytes:
-    """The items without what only the model that wrote it can read; the client's own bytes if there is nothing such."""
+    """The items without what only its author can read; the client's own bytes if there is nothing of that kind."""
     body, where = located.body, located.scan
     items = body[where.start : where.end]
     if not SEALED_HINT.search(items):
         return items
-    portable = PORTABLE[api]
     originals = [body[start:end] for start, end in where.spans]
-    left = [portable(item) if SEALED_HINT.search(item) else item for item in originals]
-    return items if left == originals else b",".join(filter(None, left))
+    portable = list(originals)
+    for index, item in enumerate(originals):
+        if SEALED_HINT.search(item):
+            portable[index] = PORTABLE[api](item)
+    if portable == originals:
+        return items
+    return b",".join(filter(None, portable))
 
 
 def renamed(body: bytes, located: LocatedBody, model: str) -> bytes:
@@ -52,7 +56,7 @@ def renamed(body: bytes, located: LocatedBody, model: str) -> bytes:
     text, where = located.envelope.text, located.envelope.fields.get("model")
     if where is None:
         return body
-    # The items stand either behind the name or before it; from the other end the outline is the body.
+    # The items stand either behind the name or before it; from the other end the envelope is the body.
     if where.start < len(located.body[: located.scan.start].decode()):
         start = len(text[: where.start].encode())
         end = start + len(text[where.start : where.end].encode())
@@ -70,7 +74,9 @@ def with_lower_output(located: LocatedBody, view: View, most: int) -> View | Non
         return None
     thinking = envelope.thinking(most)
     body = splice(envelope, len(view.body[:start].decode()), view.body[start:end], figures | thinking)
-    stages = ("output", "thinking") if thinking else ("output",)
+    stages: tuple[str, ...] = ("output",)
+    if thinking:
+        stages = ("output", "thinking")
     if isinstance(view, CountedView):
         lowered = to_our_tokens(most, view.known.token_ratio)
         view = structs.replace(view, edits=structs.replace(view.edits, lowered_output=lowered))
@@ -84,23 +90,29 @@ def with_lower_output(located: LocatedBody, view: View, most: int) -> View | Non
 
 def _figures_above(envelope: Envelope, api: str, most: int) -> dict[str, str]:
     """The members that state an output figure above *most*, lowered to it."""
-    given = {key: envelope.value(key) for key in API_FORMATS[api].OUTPUT_FIGURES if key in envelope.fields}
-    return {key: str(most) for key, value in given.items() if value.isdecimal() and int(value[:_DIGITS]) > most}
+    figures = {key: envelope.value(key) for key in API_FORMATS[api].OUTPUT_FIGURES if key in envelope.fields}
+    return {key: str(most) for key, value in figures.items() if value.isdecimal() and int(value[:_DIGITS]) > most}
 
 
 def with_truncation(located: LocatedBody, view: View) -> View | None:
     """*view* with leave for the provider to cut the history that only it has; None if it has that already."""
-    before = view.stages if isinstance(view, UncountedView) else view.edits.stages
-    if "truncation" in located.envelope.fields or "truncation" in before:
+    if "truncation" in located.envelope.fields or "truncation" in _stages_of(view):
         return None
     at = view.body.index(b"{") + 1
     body = view.body[:at] + b'"truncation":"auto",' + view.body[at:]
     return _edited(view, body, ("truncation",))
 
 
+def _stages_of(view: View) -> tuple[str, ...]:
+    """The stages that made *view*."""
+    if isinstance(view, UncountedView):
+        return view.stages
+    return view.edits.stages
+
+
 def _edited(view: View, body: bytes, stages: tuple[str, ...]) -> View:
     """*view* with another *body*, and *stages* behind those that made it."""
+    stages = tuple(dict.fromkeys((*_stages_of(view), *stages)))
     if isinstance(view, UncountedView):
-        return structs.replace(view, body=body, stages=tuple(dict.fromkeys((*view.stages, *stages))))
-    edits = structs.replace(view.edits, stages=tuple(dict.fromkeys((*view.edits.stages, *stages))))
-    return structs.replace(view, body=body, edits=edits)
+        return structs.replace(view, body=body, stages=stages)
+    return structs.replace(view, body=body, edits=structs.replace(view.edits, stages=stages))

@@ -18,7 +18,7 @@ from msgspec import structs
 
 from proxy.core.advice import NEARLY_FULL
 from proxy.core.apis import gemini
-from proxy.core.attempts import ASKED, Attempts, Failed, Fallback, NotNews, Shrink, plans_in_order
+from proxy.core.attempts import REQUESTED, Attempts, Failed, Fallback, NotNews, Shrink, plans_in_order
 from proxy.core.compaction.schedule import MaxLoss
 from proxy.core.decisions import (
     START,
@@ -226,7 +226,7 @@ class Engine:
         self, request: Request, model: str, max_loss: MaxLoss, *, dry_run: bool = False
     ) -> FinalDecision:
         """Plan *request* for the fallback called *model*, or for the asked one."""
-        if model != ASKED:
+        if model != REQUESTED:
             request = await self._for_fallback(request, model)
         return await self.plan(request, max_loss, dry_run=dry_run)
 

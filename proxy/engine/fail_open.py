@@ -46,7 +46,7 @@ class FailOpen:
         Raises what the upstream raises.
         """
         if run.request.purpose == "compress":
-            raise UllageError  # the caller asked for nothing to be sent
+            raise UllageError  # such a request sends nothing
         if run.reply is not None:
             return self._untouched_answer(run, run.reply, b"".join(run.chunks))
         if run.instead is not None:
@@ -57,7 +57,9 @@ class FailOpen:
 
     def _untouched_answer(self, run: Run, reply: Reply, head: bytes) -> Answer:
         request = run.request
-        api = COUNT_TOKENS if request.purpose == "count" else request.api
+        api = request.api
+        if request.purpose == "count":
+            api = COUNT_TOKENS
         model = request.path_model or model_of(request.body)
         return Answer(
             Report(request.request_id, api, model, run.upstream, outcome="degraded", reason=INTERNAL_ERROR), reply, head

@@ -185,23 +185,22 @@ class Features:
         self.amending = _overriding(features, "amend")
         self.counting = _overriding(features, "used")
         self.noted: TTLCache[tuple[str, bytes, object], bool] = TTLCache(MOST_NOTED, NOTE_SECONDS)
-        adding = _overriding(features, "addition")
-        self.adding = adding[0] if adding else None
-        self._concerned = [each for each in features if each in self.preparing or each in self.answering]
-        apis = {api for each in self._concerned for api in each.markers}
+        self.adding = next(iter(_overriding(features, "addition")), None)
+        self._concerned = [feature for feature in features if feature in (*self.preparing, *self.answering)]
+        apis = {api for feature in self._concerned for api in feature.markers}
         self.markers = {api: _markers(self._concerned, api) for api in apis}
 
     def concerned(self, request: Request) -> list[Feature]:
         """The features that have something to prepare or to answer in *request*, in their order."""
-        return [each for each in self._concerned if _concerns(each, request)]
+        return [feature for feature in self._concerned if _concerns(feature, request)]
 
 
 def _overriding(features: Sequence[Feature], method: str) -> list[Feature]:
-    return [each for each in features if getattr(type(each), method) is not getattr(Feature, method)]
+    return [feature for feature in features if getattr(type(feature), method) is not getattr(Feature, method)]
 
 
 def _markers(features: Sequence[Feature], api: str) -> tuple[bytes, ...]:
-    return tuple(dict.fromkeys(word for each in features for word in each.markers.get(api, ())))
+    return tuple(dict.fromkeys(marker for feature in features for marker in feature.markers.get(api, ())))
 
 
 def _concerns(feature: Feature, request: Request) -> bool:

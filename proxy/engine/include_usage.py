@@ -1,7 +1,7 @@
-"""Usage that a streaming client did not ask for: asked for on its behalf, noted, and kept from it.
+"""Usage that a streaming client did not request: requested on its behalf, read, and hidden from it.
 
-Rule: where this is used, the request gets one member (``stream_options.include_usage``), and the answer loses the one
-event it brought. Every other byte passes as it came.
+Rule: the request gets one member (``stream_options.include_usage``), and the answer loses the one event that it brings.
+Every other byte passes as it came.
 """
 
 from __future__ import annotations
@@ -13,8 +13,10 @@ import msgspec
 from proxy.core.apis.sse import EventCutter
 
 _MEMBER: Final = b'"stream_options"'
-_ASKED: Final = b'"include_usage":true'
+_REQUESTED: Final = b'"include_usage":true'
+
 _LONGEST: Final = 64 * 2**10
+"""Bytes of the longest event that may be the one with usage."""
 
 
 class _Options(msgspec.Struct):
@@ -36,31 +38,36 @@ _OPTIONS: Final = msgspec.json.Decoder(_Options | None)
 _CHUNK: Final = msgspec.json.Decoder(_Chunk)
 
 
-def ask(body: bytes) -> bytes | None:
-    """*body* with usage asked for; None if it does not stream, states ``include_usage`` itself, or is unclear."""
+def requesting_usage(body: bytes) -> bytes | None:
+    """*body* with usage requested; None if it does not stream, states ``include_usage`` itself, or is unclear."""
     if not body.lstrip().startswith(b"{"):
         return None
     try:
         streaming = _STREAMING.decode(body)
         own = bytes(streaming.stream_options)
-        options = _OPTIONS.decode(own) if own else None
+        options = None
+        if own:
+            options = _OPTIONS.decode(own)
     except (msgspec.DecodeError, UnicodeError, RecursionError):
         return None
     if not streaming.stream or (options is not None and bytes(options.include_usage)):
         return None
     if not own:
         at = body.index(b"{") + 1
-        return body[:at] + _MEMBER + b":{" + _ASKED + b"}," + body[at:]
+        return body[:at] + _MEMBER + b":{" + _REQUESTED + b"}," + body[at:]
     at = body.find(own, body.find(_MEMBER) + len(_MEMBER))
     if body.count(_MEMBER) != 1 or body[body.find(_MEMBER) + len(_MEMBER) : at].strip(b" \t\r\n") != b":":
         return None  # written with escapes, or elsewhere as well: nothing is edited on a guess
-    more = own.lstrip(b"{ \t\r\n") if options is not None else b"}"
-    value = b"{" + _ASKED + (b"" if more.startswith(b"}") else b",") + more
-    return body[:at] + value + body[at + len(own) :]
+    rest = b"}"
+    if options is not None:
+        rest = own.lstrip(b"{ \t\r\n")
+    if not rest.startswith(b"}"):
+        rest = b"," + rest
+    return body[:at] + b"{" + _REQUESTED + rest + body[at + len(own) :]
 
 
 class UsageHider:
-    """Takes the event that only tells usage out of a stream, however the stream is cut into pieces."""
+    """Takes the event that has only usage out of a stream, however the stream is cut into pieces."""
 
     __slots__ = ("_events", "_open")
 

@@ -74,7 +74,7 @@ class Upgradable(Reply, Protocol):
     """An answer that may have left HTTP."""
 
     def tunnel(self) -> Tunnel:
-        """The connection, where ``status`` is 101."""
+        """The connection, if ``status`` is 101."""
 
 
 class Upstream(Protocol):
@@ -109,8 +109,8 @@ class Answer(msgspec.Struct, frozen=True):
 
     ``learn`` takes the usage of an answer that came to its end; it returns True if that shows that the provider
     silently cut the prompt instead of refusing it. ``ending`` watches for an overflow behind the first content.
-    ``hides_usage``: the stream's usage event was asked for by us, and is none of the client's. ``at_end``, if set, adds
-    to the report what happens until the answer's end: such an answer needs its request until then.
+    ``hides_usage``: the stream's usage event was requested by us, not by the client. ``at_end``, if set, adds to the
+    report what happens until the answer's end: such an answer needs its request until then.
     """
 
     report: Report
@@ -172,7 +172,7 @@ class Counter(Protocol):
 
 
 Version = tuple[int, ...]
-"""The state of a store: equal as long as nobody else wrote to it."""
+"""The state of a store: equal as long as no other process wrote to it."""
 
 
 class Records(Protocol):
@@ -208,9 +208,9 @@ class Records(Protocol):
         """
 
     async def pop_request(self, tenant: bytes, root_hash: bytes) -> str:
-        """How far an operator asked to compact this conversation, as ``newest`` saw: ``now``, or a share such as 0.2.
+        """The extent of an operator's request to compact this conversation, as ``newest`` read it, which is removed.
 
-        Return an empty text if none asked. Only one caller is given the request.
+        The extent is ``now``, or a share such as 0.2; empty if there is no request. Only one caller gets it.
         """
 
     async def read_route(self, tenant: bytes, route: str) -> bytes | None:
@@ -252,7 +252,7 @@ class SummaryRequest:
     request's own model, both in tokens of our count; ``quantised_cap`` is the cap in steps that no learned ratio moves.
     ``fixed_digest`` is a digest of system text and tools. ``token_ratio``: provider tokens per token of our count.
     ``read_entries`` gives the items between two indexes, ``cached_prompt`` the prompt of a prefix of that length; both
-    may be called in a thread. ``requested``: the caller asked for it, so that it may cost more than others.
+    may be called in a thread. ``requested``: the caller wants it, so that it may cost more than others.
     """
 
     request: Request
@@ -278,7 +278,9 @@ class SummaryRequest:
     def up_to(self, length: int) -> SummaryRequest:
         """The same for a prefix of at most *length* items, if there is one; else the request itself."""
         prefixes = tuple(prefix for prefix in self.prefixes if prefix.length <= length)
-        return replace(self, prefixes=prefixes) if prefixes else self
+        if not prefixes:
+            return self
+        return replace(self, prefixes=prefixes)
 
 
 @dataclass(frozen=True, slots=True)

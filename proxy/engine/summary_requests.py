@@ -14,14 +14,13 @@ from proxy.core.tokens.budget import rounded_down
 from proxy.engine.ports import CachedPrompt, Prefix, SummaryRequest
 
 LEAST_SUMMARY = 96
-"""Tokens a model's summary must be allowed to have: below, the digest says more."""
+"""Tokens of a model's summary at least: in fewer the digest says more."""
 
 MOST_SUMMARY = 8_192
-"""Tokens it may have in the largest window: no model writes more of use in one answer."""
-
+"""Tokens of a summary at most, in the largest window: no model writes more of use in one answer."""
 
 MOST_CUTS = 2_048
-"""Prefixes of which a summary is looked for, the longest ones: four times as many as the store is asked about."""
+"""Prefixes of which a summary is looked for, the longest ones: four times as many as one look-up reads."""
 
 
 def summary_request_of(
@@ -38,16 +37,19 @@ def summary_request_of(
     cap = int(step / max(1.0, ratio))
     if cap < LEAST_SUMMARY or not cut:
         return None
+    last_compaction, folded = root, 0
+    if record is not None:
+        last_compaction, folded = hashes[record.compaction.boundary - 1], record.compaction.cut
     return SummaryRequest(
         request=measured.request,
         route=measured.known.route,
         root_hash=root,
-        last_compaction=hashes[record.compaction.boundary - 1] if record else root,
+        last_compaction=last_compaction,
         prefixes=tuple(Prefix(at, hashes[at - 1], layout.sums[at]) for at in cuts if 0 < at <= cut),
-        folded=record.compaction.cut if record else 0,
+        folded=folded,
         cap=cap,
         quantised_cap=step,
-        fixed_digest=_head(measured, layout),
+        fixed_digest=_fixed_digest(measured, layout),
         window=budget.window,
         token_ratio=ratio,
         read_entries=lambda start, stop: [original.text(i) for i in range(start, stop)],
@@ -55,7 +57,7 @@ def summary_request_of(
     )
 
 
-def _head(measured: MeasuredRequest, layout: Layout) -> bytes:
+def _fixed_digest(measured: MeasuredRequest, layout: Layout) -> bytes:
     """A digest of what stands before the conversation: system items and every counted member."""
     parsed = measured.parsed
     parts = [parsed.items[i].digest for i in layout.systems]
@@ -69,10 +71,11 @@ def _warm(
     """The prompt of the first *length* items as they last went upstream, which the provider's cache may have."""
     spans, items, envelope = whole.spans[:length], whole.items[:length], measured.parsed.envelope
     raw = OriginalItems(whole.body, spans, items, lay_out(items), whole.api)
-    addition = measured.addition if record is not None else NO_ADDITION
     if record is None:
+        addition = NO_ADDITION
         view = AssembledItems(whole.body[spans[0][0] : spans[-1][1]], sum(item.tokens for item in items))
     else:
+        addition = measured.addition
         edits = {i: value for i, value in record.edits.items() if i < length}
         view = assemble(raw, record.compaction, record.block, edits, measured.read_item, addition.note)
     text = envelope.text

@@ -68,7 +68,9 @@ class TokenCounts:
         if tokens is None or report.bounded or refused:
             tokens = await self._own_count(view)
         run.drop()
-        member = b"totalTokens" if is_gemini else b"input_tokens"
+        member = b"input_tokens"
+        if is_gemini:
+            member = b"totalTokens"
         return Answer(report, LocalReply(b'{"%b":%d}' % (member, tokens)))
 
     async def _own_count(self, view: View) -> int:

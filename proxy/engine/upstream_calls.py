@@ -14,7 +14,7 @@ from msgspec import structs
 
 from proxy.core.apis import gemini
 from proxy.core.apis.gemini_path import path_for
-from proxy.core.attempts import ASKED, NOT_NEWS, Failed, NotNews, failure_of, is_news
+from proxy.core.attempts import NOT_NEWS, REQUESTED, Failed, NotNews, failure_of, is_news
 from proxy.core.decisions import View
 from proxy.core.errors import UllageError, UpstreamTimeout, UpstreamUnreachable
 from proxy.core.http_headers import PERSONAL
@@ -25,7 +25,7 @@ from proxy.core.overflow.kinds import Overflow
 from proxy.core.overflow.stream import EarlyOverflowDetector
 from proxy.core.request import Origin, Request
 from proxy.engine.body_edits import renamed
-from proxy.engine.include_usage import ask
+from proxy.engine.include_usage import requesting_usage
 from proxy.engine.measuring import Measurer
 from proxy.engine.ports import Reply, Upstream
 from proxy.engine.retries import Retries
@@ -33,7 +33,7 @@ from proxy.engine.run import Run
 from proxy.tasks import Faults
 
 HOLD_SECONDS: Final = 5.0
-"""How long the head of a stream is held after its first byte while it is unclear whether it is an overflow."""
+"""How long the head of a stream is buffered after its first byte while it is unclear whether it is an overflow."""
 
 JUDGED_INLINE: Final = 16_384
 """Bytes of a request above which a claim about it is judged in a thread: its words are searched."""
@@ -74,8 +74,8 @@ Received = Accepted | Overflowed | Failed | NotNews
 class CallSettings:
     """The configuration of calls.
 
-    ``headers_of`` gives the headers added for a model, by the name it was asked for, if any are configured. The streams
-    of ``usage_upstreams`` are asked for usage. ``check_stored`` is called before each call, if callers share a key.
+    ``headers_of`` gives the headers added for a model, by the client's name of it, if any are configured. Usage is
+    requested in all streams of ``usage_upstreams``. ``check_stored`` is called before each call if callers share a key.
     """
 
     headers_of: Callable[[str], Mapping[str, str]] | None = None
@@ -157,7 +157,7 @@ class UpstreamCalls:
         if sum(map(len, run.chunks)) > ERROR_BYTES:
             return None
         run.failed(view, error)
-        return Failed((*route.failovers, ASKED))
+        return Failed((*route.failovers, REQUESTED))
 
     async def send_unwatched(self, run: Run, view: View) -> Reply:
         """Send *view* and return whatever is replied. Raises ``UpstreamUnreachable`` and ``UpstreamTimeout``."""
@@ -169,15 +169,16 @@ class UpstreamCalls:
         """Send *body* to *path_qs* of *upstream* with the caller's own headers, unread and unwatched."""
         origin = run.request.origin or NO_ORIGIN
         run.sending(upstream)
-        settings = self._settings
-        added = settings.headers_of(requested_model) if settings.headers_of is not None else NO_HEADERS
+        settings, added = self._settings, NO_HEADERS
+        if settings.headers_of is not None:
+            added = settings.headers_of(requested_model)
         if settings.check_stored is not None:
             settings.check_stored(body, upstream, origin.headers)
         run.reply = await self._upstream.send(upstream, "POST", path_qs, origin.headers, body, added)
         return run.reply
 
     async def _call(self, run: Run, view: View) -> bool:
-        """Send *view*; True if its stream is asked for usage, which the client did not ask for."""
+        """Send *view*. Return True if usage, which the client did not request, is requested in its stream."""
         request, route, settings = view.request, view.known.route, self._settings
         origin = run.request.origin or NO_ORIGIN
         headers: Headers = origin.headers
@@ -191,18 +192,15 @@ class UpstreamCalls:
         run.sending(route.upstream)
         if settings.check_stored is not None:
             settings.check_stored(body, route.upstream, headers)
-        asking = None
+        with_usage, added = None, NO_HEADERS
         if request.api == "chat" and route.upstream in settings.usage_upstreams:
-            asking = self._asking_usage(request, body)
-        if asking is not None:
-            body, headers = asking, _uncompressed(headers)
-        added = settings.headers_of(route.requested_model) if settings.headers_of is not None else NO_HEADERS
+            with_usage = self._faults.attempt("answer", request.request_id, partial(requesting_usage, body), None)
+        if with_usage is not None:
+            body, headers = with_usage, _uncompressed(headers)
+        if settings.headers_of is not None:
+            added = settings.headers_of(route.requested_model)
         run.reply = await self._upstream.send(route.upstream, "POST", path_qs, headers, body, added)
-        return asking is not None
-
-    def _asking_usage(self, request: Request, body: bytes) -> bytes | None:
-        """*body* with usage asked for; None if it does not stream or says itself what it wants."""
-        return self._faults.attempt("answer", request.request_id, partial(ask, body), None)
+        return with_usage is not None
 
     async def _renamed(self, view: View) -> bytes:
         """The body of *view* under the name that its upstream has for the model."""
@@ -219,7 +217,7 @@ class UpstreamCalls:
         That is what an error inside an answer with status 200 states, if it came before any content.
 
         What is read to find out is added to *chunks* as it comes, so that none is lost if this fails; of an overflow it
-        is everything. A claim is held against what is known of the request, which costs a count; a provider that was
+        is everything. A claim is compared with what is known of the request, which costs a count; a provider that was
         believed once *is_believed* again.
         """
         claim, judge, status = await self._claim_in(reply, chunks)
@@ -261,7 +259,7 @@ def _without_credentials(headers: Headers) -> Headers:
 
 
 def _uncompressed(headers: Headers) -> Headers:
-    """*headers* that ask for no content coding: an event can only be chunks out of what can be read."""
+    """*headers* that accept no content coding: an event can only be taken out of a stream that can be read."""
     return [*(pair for pair in headers if pair[0].lower() != "accept-encoding"), ("Accept-Encoding", "identity")]
 
 
@@ -283,14 +281,16 @@ async def _watch(reply: Reply, chunks: list[bytes], opening: EarlyOverflowDetect
         opening.feed(chunk)
     if opening.verdict == "content" or opening.finish() != "overflow":
         return None
-    return opening.overflow if await _read(reply, chunks, ERROR_BYTES, deadline) else None
+    if not await _read(reply, chunks, ERROR_BYTES, deadline):
+        return None
+    return opening.overflow
 
 
 async def _read(reply: Reply, chunks: list[bytes], limit: int, deadline: float | None = None) -> bool:
     """Add the rest of a reply to *chunks*, up to *limit* bytes; True if that was all of it."""
     size = 0
     while size <= limit:
-        chunk = await (reply.next_chunk() if deadline is None else _before(deadline, reply.next_chunk()))
+        chunk = await _before(deadline, reply.next_chunk())
         if not chunk:
             return chunk is not None
         chunks.append(chunk)
@@ -307,8 +307,8 @@ async def _read_rest(reply: Reply, chunks: list[bytes]) -> None:
         return  # the error is here, and nothing of worth follows it
 
 
-async def _before(deadline: float, chunk: Awaitable[bytes]) -> bytes | None:
-    """The chunk, or None if it does not come before *deadline* (the loop's clock)."""
+async def _before(deadline: float | None, chunk: Awaitable[bytes]) -> bytes | None:
+    """The chunk, or None if it does not come before *deadline* (the loop's clock; None: it may take any time)."""
     try:
         async with asyncio.timeout_at(deadline):
             return await chunk

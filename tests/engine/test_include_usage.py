@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.engine.include_usage import UsageHider, ask
+from proxy.engine.include_usage import UsageHider, requesting_usage
 from proxy.server import ServerConfig
 from tests.support.linear_time import is_linear
 from tests.support.server_fixture import RawMessage, ScriptedServer, chunk, running_server
@@ -41,8 +41,8 @@ DONE = b"data: [DONE]\n\n"
 )
 def test_what_is_added(body: bytes, asked: bytes) -> None:
     """The member is added at the front, or inside the options that are there; the rest stays as it was."""
-    assert ask(body) == asked
-    assert ask(asked) is None
+    assert requesting_usage(body) == asked
+    assert requesting_usage(asked) is None
 
 
 @pytest.mark.parametrize(
@@ -63,14 +63,14 @@ def test_what_is_added(body: bytes, asked: bytes) -> None:
 )
 def test_what_is_left_alone(body: bytes) -> None:
     """A request that does not stream, that says what it wants, or that is unclear goes up as it is."""
-    assert ask(body) is None
+    assert requesting_usage(body) is None
 
 
 @given(st.dictionaries(st.text(max_size=5), st.integers() | st.text(max_size=5) | st.none(), max_size=4), st.booleans())
 def test_only_one_member_changes(members: dict[str, Any], spaced: bool) -> None:
     """Whatever else a body holds, it holds afterwards."""
     members = {**members, "stream": True}
-    asked = ask(json.dumps(members, separators=None if spaced else (",", ":")).encode())
+    asked = requesting_usage(json.dumps(members, separators=None if spaced else (",", ":")).encode())
     assert asked is not None
     assert json.loads(asked) == {**members, "stream_options": {"include_usage": True}}
 
