@@ -19,7 +19,7 @@ _TRAMPOLINE = """
 def trampoline(*args, **kwargs):
     from tests.support import fault_injection
 
-    return fault_injection.run(%d, args, kwargs)
+    return fault_injection.run_injected(%d, args, kwargs)
 """
 
 
