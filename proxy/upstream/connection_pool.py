@@ -61,7 +61,6 @@ from aiohttp.base_protocol import BaseProtocol
 from aiohttp.client_proto import ResponseHandler
 from aiohttp.connector import Connection
 from aiohttp.http import HttpResponseParser, RawResponseMessage
-from multidict import CIMultiDict, CIMultiDictProxy
 from yarl import URL
 
 from proxy.core.http_headers import read_head, sized_head
@@ -91,6 +90,8 @@ _SWITCHING: Final = 101
 _INTERIM: Final = frozenset({100, *range(102, 200)})
 """Answers before the answer (https://www.rfc-editor.org/rfc/rfc9110#section-15.2); 101 is an answer."""
 
+_MOST_INTERIM: Final = 1_000
+"""Interim answers before one answer. Each begins the wait for it anew: a server that works for hours sends a few."""
 
 _LOOKS: Final = 4
 """How often the pool looks over its connections in the shortest of its limits."""
@@ -112,17 +113,6 @@ class InvalidHttp(aiohttp.ClientError):
     """The other side's bytes are no HTTP answer."""
 
 
-def _with_length(known: KnownHead, length: int) -> KnownHead:
-    """Return the *known* head with another *length*."""
-    headers = CIMultiDict(known.headers)
-    headers["Content-Length"] = digits = str(length)
-    raw = [*known.raw_headers]
-    for index, (name, _) in enumerate(raw):
-        if name.lower() == b"content-length":
-            raw[index] = name, digits.encode()
-    return KnownHead(known.head, known.status, CIMultiDictProxy(headers), tuple(raw), length)
-
-
 class PooledConnection(BaseProtocol):
     """One connection.
 
@@ -137,6 +127,7 @@ class PooledConnection(BaseProtocol):
         "_chunked",
         "_dialled",
         "_handler",
+        "_interim",
         "_known",
         "_pool",
         "_previous",
@@ -157,7 +148,7 @@ class PooledConnection(BaseProtocol):
         self.response: PooledResponse | None = None
         self._reusable = False
         self._chunked = False
-        self._behind_head = 0
+        self._behind_head = self._interim = 0
         self._previous = b""
         self._known: KnownHead | None = None
         self._chances = _CHANCES
@@ -222,7 +213,7 @@ class PooledConnection(BaseProtocol):
                 return False
             start, length = body_span
             if length != known.length:
-                known = self._known = _with_length(known, length)
+                known = self._known = known.with_length(length)
         except Exception as fault:  # noqa: BLE001 - fail open: the parser reads what was not recognised
             self._forget(fault)
             return False
@@ -284,6 +275,7 @@ class PooledConnection(BaseProtocol):
                 self._reusable = False
             elif message.code not in _INTERIM:
                 # If a head's last four bytes came in two pieces, it is not known what stands behind it.
+                self._interim = 0
                 self._reusable = at >= 0 and not message.should_close and message.code != _SWITCHING
                 self._chunked = message.chunked
                 self._behind_head = len(data) - end
@@ -295,6 +287,10 @@ class PooledConnection(BaseProtocol):
                     response.answered.set_result(None)
             else:
                 self.waits_since = self.heard_at
+                self._interim += 1
+                if self._interim > _MOST_INTERIM:
+                    self.end(InvalidHttp())
+                    return
 
     def _complete(self, response: PooledResponse, data: bytes) -> None:
         """Give the connection back to the pool, or close it if it cannot carry another exchange.

@@ -34,6 +34,16 @@ class KnownHead(msgspec.Struct, eq=False):
     length: int
     end_to_end: tuple[list[tuple[str, str]], bool] | None = None
 
+    def with_length(self, length: int) -> KnownHead:
+        """Return this head with another *length*."""
+        headers = CIMultiDict(self.headers)
+        headers["Content-Length"] = digits = str(length)
+        raw = [*self.raw_headers]
+        for index, (name, _) in enumerate(raw):
+            if name.lower() == b"content-length":
+                raw[index] = name, digits.encode()
+        return KnownHead(self.head, self.status, CIMultiDictProxy(headers), tuple(raw), length)
+
 
 class PooledResponse(msgspec.Struct, eq=False):
     """An answer, with what ``DirectReply`` reads of aiohttp's responses.

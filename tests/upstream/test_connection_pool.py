@@ -441,6 +441,7 @@ async def test_a_body_that_the_connection_s_end_completes():
         b"HTTP/1.1 200 OK\r\nX: " + b"x" * 2**16 + b"\r\n\r\n",
         b"HTTP/1.1 200 OK\r\n" + b"X: 1\r\n" * 200 + b"\r\n",
         b"HTTP/1.1 200 OK\r\nX: \0\r\n\r\n",
+        b"HTTP/1.1 100 Continue\r\n\r\n" * 1_001,
     ],
 )
 async def test_heads_that_are_no_http(rubbish):

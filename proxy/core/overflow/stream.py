@@ -12,6 +12,7 @@ buffered, so that a smaller view can be sent instead. ``EarlyOverflowDetector`` 
                              more than can be read                          content
                              its end                                        overflow if it reports one, else content
       events                 a start-up event, a comment                    events
+      any of these           more than an opening has                       content
                              an error                                       overflow if it reports one, else content
                              any other event, or one that is too long       content
 
@@ -69,6 +70,9 @@ _LINES: Final = (b"data", b"event", b"id:", b"retry", b":", b"error")
 llama.cpp wrote errors in lines of their own name: https://github.com/ggml-org/llama.cpp/issues/16104
 """
 
+_MOST_OPENING: Final = 2**20
+"""Most bytes that come before the first content of an answer: comments and blanks without end are content."""
+
 _ANSWERS: Final = re.compile(
     rb'"(?:choices|content|output|candidates|completion|data)"\s{0,32}:\s{0,32}(?:[^\sn\[]|\[\s{0,32}[^\s\]])'
 )
@@ -117,6 +121,7 @@ class EarlyOverflowDetector:
         self._is_stream: bool | None = None
         self._cutter: EventCutter | None = None
         self._searched = 0
+        self._size = 0
         self._has_error = False
         self._claim: Callable[[Prior], Overflow | None] | None = None
 
@@ -136,6 +141,9 @@ class EarlyOverflowDetector:
         if self._is_stream:
             self._feed_events(data)
         elif self._is_stream is False and (len(self._buffer) > LONGEST or self._is_answer()):
+            self.verdict = "content"
+        self._size += len(chunk)
+        if self.verdict == "undecided" and self._size > _MOST_OPENING:
             self.verdict = "content"
         return self.verdict
 

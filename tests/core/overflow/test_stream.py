@@ -345,6 +345,17 @@ def test_a_long_event_is_not_buffered() -> None:
     assert ending.overflow is not None
 
 
+@pytest.mark.parametrize("piece", [b"\n" * 4_096, b": alive\n\n" * 400, b" " * 4_096])
+@pytest.mark.parametrize("kind", ["text/event-stream", "application/json"])
+def test_signs_of_life_are_no_opening_for_ever(piece: bytes, kind: str) -> None:
+    """What an answer begins with is in memory: blanks without end were 300 MB within the five seconds of the hold."""
+    opening = EarlyOverflowDetector(classifier(), kind)
+    assert opening.feed(piece) == "undecided"
+    for _ in range(2**20 // len(piece)):
+        opening.feed(piece)
+    assert opening.verdict == "content"
+
+
 def pieces(data: bytes, size: int) -> list[bytes]:
     return [data[at : at + size] for at in range(0, len(data), size)]
 
