@@ -42,6 +42,11 @@ MOST_CONVERSATIONS: Final = 10
 CELLS: Final = 20
 """Columns of the bar of a full conversation: with it the table still fits 80."""
 
+NARROW: Final = 72
+"""Columns of a terminal below which tables have only the columns that matter most, and shorter bars."""
+
+NARROW_CELLS: Final = 10
+
 HALF_FULL: Final = 0.6
 NEARLY_FULL: Final = 0.8
 """Shares of the budget above which a bar is yellow, and red."""
@@ -133,25 +138,33 @@ def watch(address: str, key: str, interval: float, *, once: bool) -> None:
     reading, before = read(address, key), None
     console = table_console()
     if once or not console.is_terminal:
-        console.print(frame(address, reading, before))
+        console.print(frame(address, reading, before, console.width))
         return
-    shown = frame(address, reading, before)
+    shown = frame(address, reading, before, console.width)
     with Live(shown, console=console, screen=True, auto_refresh=False) as live, suppress(KeyboardInterrupt):
         while True:
             time.sleep(interval)
             try:
                 before, reading = reading, read(address, key)
-                shown = frame(address, reading, before)
+                shown = frame(address, reading, before, console.width)
             except CannotRead as error:  # it is restarted, or the network is gone: it may come back
                 shown = Text(str(error), style="red")
             live.update(shown, refresh=True)
 
 
-def frame(address: str, reading: Reading, before: Reading | None) -> RenderableType:
-    """Return the whole output for *reading*; rates and times are those since the reading *before*, if any."""
-    parts: list[RenderableType] = [*_head(address, reading, before), Text(), _models(reading, before)]
+def frame(address: str, reading: Reading, before: Reading | None, width: int) -> RenderableType:
+    """Return the whole output for *reading* on a terminal of *width* columns.
+
+    Rates and times are those since the reading *before*, if any.
+    """
+    is_narrow = width < NARROW
+    columns = MODEL_COLUMNS
+    if is_narrow:
+        columns = ("requests", "fill")
+    models = _models(reading, before, columns)
+    parts: list[RenderableType] = [*_head(address, reading, before), Text(), models]
     if reading.conversations:
-        parts += [Text(), _conversations(reading.conversations)]
+        parts += [Text(), _conversations(reading.conversations, is_narrow=is_narrow)]
     return Group(*parts)
 
 
@@ -239,9 +252,16 @@ def _troubles(reading: Reading) -> Iterator[Text]:
         yield Text(", ".join(texts), style="yellow")
 
 
-def _models(reading: Reading, before: Reading | None) -> Table:
+MODEL_COLUMNS: Final[Sequence[str]] = ("window", "requests", "/s", "as sent", "upstream", "fill", "compacted")
+"""Figures of a model."""
+
+CONVERSATION_COLUMNS: Final[Sequence[str]] = ("requests", "compacted", "tokens", "budget", "fill")
+"""Figures of a conversation."""
+
+
+def _models(reading: Reading, before: Reading | None, columns: Sequence[str]) -> Table:
     """Return a row for each model, those with most requests first; ``fill`` is the mean of their views."""
-    table = figures_table("model", "window", "requests", "/s", "as sent", "upstream", "fill", "compacted")
+    table = figures_table("model", *columns)
     rate = Rate(reading, before)
     requests = reading.by_label(REQUESTS, "model")
     sent = reading.by_label(TOKENS, "model", region="before")
@@ -249,54 +269,56 @@ def _models(reading: Reading, before: Reading | None) -> Table:
     compactions = reading.by_label("ullage_compactions_total", "model")
     windows = reading.by_label("ullage_window_tokens", "model")
     for model in sorted(requests, key=lambda name: -requests[name])[:MOST_MODELS]:
-        table.add_row(
-            model or "(none)",
-            _tokens(windows.get(model)),
-            _figure(requests[model]),
-            rate.figure(REQUESTS, model=model),
-            _tokens(sent.get(model)),
-            _tokens(upstream.get(model)),
-            _share(
+        figures = {
+            "window": _tokens(windows.get(model)),
+            "requests": _figure(requests[model]),
+            "/s": rate.figure(REQUESTS, model=model),
+            "as sent": _tokens(sent.get(model)),
+            "upstream": _tokens(upstream.get(model)),
+            "fill": _share(
                 reading.total("ullage_context_fill_ratio_sum", model=model),
                 reading.total("ullage_context_fill_ratio_count", model=model),
             ),
-            _figure(compactions.get(model)),
-        )
+            "compacted": _figure(compactions.get(model)),
+        }
+        table.add_row(model or "(none)", *[figures[column] for column in columns])
     return table
 
 
-def _conversations(rows: Sequence[Mapping[str, Any]]) -> Table:
+def _conversations(rows: Sequence[Mapping[str, Any]], *, is_narrow: bool) -> Table:
     """Return a row for each conversation with its fill, those with the newest requests first."""
-    table = figures_table("conversation", "requests", "compacted", "tokens", "budget", "fill")
-    table.add_column("", no_wrap=True, min_width=CELLS)
+    columns, cells = CONVERSATION_COLUMNS, CELLS
+    if is_narrow:
+        columns, cells = ("fill",), NARROW_CELLS
+    table = figures_table("conversation", *columns)
+    table.add_column("", no_wrap=True, min_width=cells)
     table.collapse_padding = True  # else the widest rows have 81 columns
     newest = sorted(rows, key=lambda row: -float(row.get("last", 0.0)))
     for row in newest[:MOST_CONVERSATIONS]:
         tokens, budget = row.get("tokens", 0), row.get("budget", 0)
-        table.add_row(
-            row["name"],
-            _figure(row.get("requests")),
-            _figure(row.get("compactions")),
-            _tokens(tokens),
-            _tokens(budget),
-            _share(tokens, budget),
-            _bar(tokens, budget),
-        )
+        figures = {
+            "requests": _figure(row.get("requests")),
+            "compacted": _figure(row.get("compactions")),
+            "tokens": _tokens(tokens),
+            "budget": _tokens(budget),
+            "fill": _share(tokens, budget),
+        }
+        table.add_row(row["name"], *[figures[column] for column in columns], _bar(tokens, budget, cells))
     return table
 
 
-def _bar(tokens: float, budget: float) -> Text:
-    """Return a bar of ``CELLS`` cells, coloured by the share of the *budget* that *tokens* take; empty without one."""
+def _bar(tokens: float, budget: float, most: int) -> Text:
+    """Return a bar of *most* cells, coloured by the share of the *budget* that *tokens* take; empty without one."""
     share = 0.0
     if budget:
         share = tokens / budget
-    cells = min(CELLS, round(CELLS * share))
+    cells = min(most, round(most * share))
     color = "green"
     if share > NEARLY_FULL:
         color = "red"
     elif share > HALF_FULL:
         color = "yellow"
-    return Text("█" * cells, style=color) + Text("░" * (CELLS - cells), style="dim")
+    return Text("█" * cells, style=color) + Text("░" * (most - cells), style="dim")
 
 
 def _figure(value: float | None) -> str:

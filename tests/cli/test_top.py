@@ -57,7 +57,7 @@ def reading(at: float = 0.0, factor: float = 1.0) -> Reading:
 
 def shown(now: Reading, before: Reading | None = None, width: int = 80) -> str:
     console = Console(file=io.StringIO(), width=width, highlight=False)
-    console.print(frame("http://127.0.0.1:8484", now, before))
+    console.print(frame("http://127.0.0.1:8484", now, before, width))
     return console.file.getvalue()  # type: ignore[attr-defined,no-any-return]
 
 
@@ -94,9 +94,21 @@ def test_conversations_have_bars() -> None:
     assert older.split() == ["older", "40", "3", "900", "1,000", "90%", "█" * 18 + "░" * 2]
     assert bare.split()[-1] == "░" * 20
     console = Console(file=io.StringIO(), width=100, force_terminal=True)
-    console.print(frame("http://h", reading(), None))
+    console.print(frame("http://h", reading(), None, 100))
     assert "\x1b[31m" + "█" * 18 in console.file.getvalue()  # type: ignore[attr-defined]
     assert "conversation" not in shown(replace(reading(), conversations=()))
+
+
+def test_a_narrow_terminal_gets_fewer_columns() -> None:
+    """In 40 columns each row is whole: its name, how full it is, and a shorter bar."""
+    lines = shown(reading(), width=40).splitlines()
+    start = next(at for at, line in enumerate(lines) if line.startswith("conversation"))
+    assert lines[start].split() == ["conversation", "fill"]
+    assert lines[start + 1].split() == ["newer_1234567890", "13%", "█" + "░" * 9]
+    assert "…" not in "".join(lines)
+    assert max(map(len, lines)) <= 40
+    row = next(line for line in lines if line.startswith("gpt-5"))
+    assert len(row.split()) == 3
 
 
 def test_long_lists_are_cut() -> None:

@@ -35,7 +35,7 @@ pytestmark = [
     pytest.mark.skipif(not (CHROMIUM and DRIVER), reason=MISSING),
 ]
 
-WIDE, PHONE = (1440, 1000), (390, 844)
+WIDE, PHONE, SMALLEST = (1440, 1000), (390, 844), (320, 640)
 GROWING = Scene("growing", "qwen3-coder", "billing", tuple(range(2, 40)))
 
 
@@ -197,6 +197,16 @@ def test_it_is_fit_for_everybody(shown: Shown, size: tuple[int, int], scheme: st
     assert problems(shown.driver) == []
     width = shown.driver.execute_script("return document.documentElement.scrollWidth")
     assert width <= size[0]
+
+
+def test_no_conversation_is_wider_than_the_smallest_screen(shown: Shown) -> None:
+    """320 CSS pixels need no scrolling sideways: https://www.w3.org/WAI/WCAG22/Understanding/reflow.html."""
+    shown.open(SMALLEST)
+    shown.until(lambda: shown.all("#list a .advice"))
+    for link in shown.all("#list a", "hash"):
+        shown.driver.execute_script("location.hash = arguments[0]", link)
+        shown.until(lambda name=link[1:]: shown.text("#detail h2") == name)
+        assert shown.driver.execute_script("return document.documentElement.scrollWidth") <= SMALLEST[0], link
 
 
 def test_it_is_used_by_keyboard(shown: Shown) -> None:
