@@ -17,7 +17,7 @@ from proxy.core import learned_window
 from proxy.core.errors import NotFound
 from proxy.core.learned_window import prior_calibration
 from proxy.core.models import Catalogue, Route, ServerWindow
-from proxy.engine.learned_routes import LearnedRoute, believed, load
+from proxy.engine.learned_routes import LearnedRoute, load, window_now
 from proxy.offline import ignore_warning
 from proxy.server.access import client_tenant, proxy_tenant
 from proxy.settings import Settings
@@ -289,7 +289,7 @@ async def _smallest_learned(store: Store, route: Route, tenants: Iterable[bytes]
 
 def _learned_facts(route: Route, learned_route: LearnedRoute, now: float) -> LearnedFacts:
     learned, factor = learned_route.learned_window, learned_route.calibration.factor
-    window = believed(route, learned, now)
+    window = window_now(route, learned, now)
     if window is None or window == route.window:
         return LearnedFacts(None, "", factor)
     how, since = "worked out", learned.inferred_at

@@ -76,8 +76,12 @@ class Policy:
         """
         default = answer_reserve(None, route.max_output, window)
         reserved = answer_reserve(requested, route.max_output, window)
-        max_input = None if route.max_input is None else to_our_tokens(route.max_input, token_ratio)
-        price_cap = to_our_tokens(economy_cap(window, route.price_tier), token_ratio) if self.economy else None
+        max_input: int | None = None
+        price_cap: int | None = None
+        if route.max_input is not None:
+            max_input = to_our_tokens(route.max_input, token_ratio)
+        if self.economy:
+            price_cap = to_our_tokens(economy_cap(window, route.price_tier), token_ratio)
         history_cap = self.sizes.get(task_size or route.task_size)
         if history_cap is not None:
             history_cap = to_our_tokens(history_cap, token_ratio)
@@ -109,10 +113,12 @@ class KnownRoute(msgspec.Struct, frozen=True):
 
     @property
     def first_max_loss(self) -> MaxLoss:
-        """How much the asked model may lose before another step of its overflow policy is looked at."""
+        """How much the requested model may lose before another step of its overflow policy is looked at."""
         if self.route.steps == (COMPRESS,):
             return "any"
-        return "no_drop" if self.route.steps[0] == COMPRESS else "none"
+        if self.route.steps[0] == COMPRESS:
+            return "no_drop"
+        return "none"
 
 
 class ParsedBody(msgspec.Struct, frozen=True):
@@ -254,7 +260,9 @@ class MeasuredRequest(msgspec.Struct, frozen=True):
         """The prefix hash after the first user item, which names the conversation; empty if there are no items."""
         if not self.prefix_hashes:
             return b""
-        return self.prefix_hashes[layout.users[0] if layout.users else 0]
+        if not layout.users:
+            return self.prefix_hashes[0]
+        return self.prefix_hashes[layout.users[0]]
 
     def budget_for(self, target: CompactionTarget) -> TokenBudget:
         """The budget as *target* leaves it: with a smaller reserve, or without room for the addition."""
@@ -266,7 +274,7 @@ class MeasuredRequest(msgspec.Struct, frozen=True):
         return budget
 
     def without_addition_room(self, budget: TokenBudget) -> TokenBudget:
-        """*budget* without the room that was kept for the addition."""
+        """*budget* without the room for the addition."""
         return replace(budget, fixed=budget.fixed - self.addition.tokens)
 
     def expected_tokens(self, boundary: int, tokens: int) -> int:
@@ -298,7 +306,7 @@ START: Final = Start()
 class LookedUp(msgspec.Struct, frozen=True):
     """The layout, and the newest compaction record on the conversation's prefix hashes.
 
-    ``requested``: an operator asked for a compaction, to ``share`` of the room if that is not None. ``first`` is the
+    ``requested``: an operator wants a compaction, to ``share`` of the room if that is not None. ``first`` is the
     compaction before this request's first one; ``wrote``: this request wrote a record.
     """
 
@@ -328,7 +336,7 @@ Progress = Start | LookedUp | Written
 class Edits(msgspec.Struct, frozen=True):
     """How a view differs from what the client sent; each part may be absent.
 
-    ``previous`` is the compaction of the conversation's last view. ``nothing_to_fold``: a compaction was asked for, and
+    ``previous`` is the compaction of the conversation's last view. ``nothing_to_fold``: a compaction was requested, and
     would have saved hardly anything.
     """
 
@@ -355,7 +363,7 @@ class UncountedView(msgspec.Struct, frozen=True):
 
     ``model`` is the one the path or the body names; ``session`` is what the body calls the conversation. ``bound`` is
     the most tokens that the bytes can be; 0 if there is no bound: mode off, or the window is unknown. ``budget`` is
-    what the bound was held against. ``lowered_output`` and ``stages`` say what was edited after a refusal. All tokens
+    what the bound was compared with. ``lowered_output`` and ``stages`` say what was edited after a refusal. All tokens
     are the provider's.
     """
 
@@ -385,7 +393,7 @@ Observation = Literal["", "fits", "would_compact", "would_refuse"]
 class CountedView(msgspec.Struct, frozen=True):
     """The bytes that go upstream for a measured request.
 
-    ``budget`` is what it was held against; ``layout`` is None below half of the low mark. ``expected_tokens`` is what
+    ``budget`` is what it has to fit; ``layout`` is None below half of the low mark. ``expected_tokens`` is what
     the provider will count, by its own last count. ``roles`` are the client's own items in the view, ``summary`` the
     tokens of the block, ``extension`` those of what stands behind the view while an answer is continued.
     """
@@ -411,12 +419,16 @@ class CountedView(msgspec.Struct, frozen=True):
     @property
     def lowered_output(self) -> int | None:
         """The output figure, if it was lowered, in tokens of our count."""
-        return None if self.observation else self.edits.lowered_output
+        if self.observation:
+            return None
+        return self.edits.lowered_output
 
     @property
     def tokens(self) -> int:
         """Tokens of what is sent, by our own count."""
-        return self.measured.counts.total if self.observation else self.counted + self.extension
+        if self.observation:
+            return self.measured.counts.total
+        return self.counted + self.extension
 
 
 View = UncountedView | CountedView
@@ -425,7 +437,7 @@ View = UncountedView | CountedView
 def verbatim(
     measured: MeasuredRequest, layout: Layout | None, budget: TokenBudget | None = None, edits: Edits = NO_EDITS
 ) -> CountedView:
-    """The client's own bytes, held against *budget* (the request's own by default)."""
+    """The client's own bytes, which have to fit *budget* (the request's own by default)."""
     counts, budget = measured.counts, budget or measured.budget
     if measured.addition.tokens:
         budget = measured.without_addition_room(budget)

@@ -130,10 +130,12 @@ def _after_lookup(measured: MeasuredRequest, policy: Policy, lookup: LookedUp) -
     if is_left_to_provider(measured, lookup.record):
         return Forward(verbatim(measured, lookup.layout))
     if lookup.requested and not target.dry_run:
-        share = lookup.share if target.share is None else target.share
+        share = target.share
+        if share is None:
+            share = lookup.share
         target = replace(target, force=True, wait_for_summary=True, max_loss="any", share=share)
     if target.force and target.limit is None and _was_compacted_here(lookup):
-        # Asked again at the same boundary: nothing more happens.
+        # Requested again at the same boundary: nothing more happens.
         target = replace(target, force=False, wait_for_summary=False)
     return _planned(measured, policy, lookup, target)
 
@@ -247,7 +249,7 @@ def tighter_limit(
 def without_default_reserve(
     measured: MeasuredRequest, written: Written, view: CountedView, excess: int
 ) -> CompactionTarget | None:
-    """The target with hardly any room kept for the answer; None if the request names an output figure itself.
+    """The target with hardly any room for the answer; None if the request names an output figure itself.
 
     A client that names none prefers a short answer to none.
     """
@@ -270,7 +272,7 @@ def without_addition(
 
 TIGHTER_TARGETS = (tighter_limit, without_default_reserve, without_addition)
 
-# What the schedule is asked.
+# Questions to the schedule.
 
 
 def is_plain(target: CompactionTarget) -> bool:
@@ -397,10 +399,12 @@ def _smaller_reserves(measured: MeasuredRequest, budget: TokenBudget) -> list[in
 
 
 def _room_left(measured: MeasuredRequest, budget: TokenBudget, used: int) -> int | None:
-    """The output figure beside *used* tokens of input; None if that is no less than what was asked for."""
+    """The output figure beside *used* tokens of input; None if that is no less than what was requested."""
     least = to_our_tokens(measured.parsed.envelope.least_output, measured.known.token_ratio)
     left = max(1, least, budget.window - used - budget.window // 64)
-    return left if left < budget.reserve else None
+    if left >= budget.reserve:
+        return None
+    return left
 
 
 # Refusals.

@@ -23,7 +23,7 @@ from proxy.core.decisions import (
     verbatim,
 )
 from proxy.core.tokens.budget import summary_output, to_our_tokens
-from proxy.core.tool_calls import pairs_of
+from proxy.core.tool_calls import Pair, pairs_of
 
 PRUNE_ATTEMPTS = 3
 """How often the oldest results of a client's own compaction are chosen anew, once their placeholders were counted."""
@@ -35,7 +35,15 @@ def compacted_view(measured: MeasuredRequest, written: Written) -> CountedView:
     parsed, layout = measured.parsed, lookup.layout
     budget = measured.budget_for(target)
     has_addition = bool(measured.addition.tokens) and target.keep_addition and record is not None
-    items = _items_of(measured, layout, record, measured.addition.note if has_addition else "")
+    note, last, boundary = "", None, -1
+    stages: tuple[str, ...] = ()
+    if has_addition:
+        note = measured.addition.note
+    if lookup.record is not None:
+        last = lookup.record.compaction
+    if record is not None:
+        boundary, stages = record.compaction.boundary, record.compaction.stages
+    items = _items_of(measured, layout, record, note)
     members: dict[str, str] = {}
     thinking: dict[str, str] = {}
     if measured.tools_json:
@@ -49,8 +57,6 @@ def compacted_view(measured: MeasuredRequest, written: Written) -> CountedView:
     if measured.addition.tokens and target.keep_addition and not has_addition:
         budget = measured.without_addition_room(budget)
     tokens = budget.fixed - measured.counts.roles.system + items.tokens
-    last = lookup.record.compaction if lookup.record else None
-    stages = record.compaction.stages if record else ()
     used = {
         "tools": measured.tools_json,
         "output": written.lowered_output,
@@ -65,7 +71,7 @@ def compacted_view(measured: MeasuredRequest, written: Written) -> CountedView:
         layout=layout,
         body=_body_of(parsed, items.content, members),
         counted=tokens,
-        expected_tokens=measured.expected_tokens(record.compaction.boundary if record else -1, tokens),
+        expected_tokens=measured.expected_tokens(boundary, tokens),
         roles=items.roles,
         summary=items.summary_tokens,
         edits=Edits(
@@ -124,7 +130,7 @@ def client_compaction_view(measured: MeasuredRequest, policy: Policy) -> Counted
     """The view for a client that compacts its conversation itself; None if that is too large for it.
 
     What the model reads now is all that will be left, so nothing changes, whatever happened to the conversation
-    before. If it is too large, its answer gets the room a summary needs instead of what it asked for; after that its
+    before. If it is too large, its answer gets the room a summary needs instead of what it requested; after that its
     oldest tool results give way, as many as have to. No record is read or written.
     """
     layout = measured.lay_out()
@@ -150,7 +156,9 @@ def _pruned(view: CountedView, policy: Policy, layout: Layout, reserve: int) -> 
     """*view* without as many of its oldest tool results as it takes beside an answer of *reserve* tokens, verified."""
     measured, rules = view.measured, policy.rules
     items, count = measured.parsed.items, layout.count
-    pairs = list(pairs_of(items, 0, count)) if rules.prune_pass.prune else []
+    pairs: list[Pair] = []
+    if rules.prune_pass.prune:
+        pairs += pairs_of(items, 0, count)
     options = RenderOptions(measured.count, policy.tools)
     over = _excess(view, reserve)
     for _ in range(PRUNE_ATTEMPTS):
@@ -170,14 +178,16 @@ def _pruned(view: CountedView, policy: Policy, layout: Layout, reserve: int) -> 
 
 
 def _with_reserve(view: CountedView, layout: Layout, record: CompactionRecord | None, reserve: int) -> CountedView:
-    """The view of *record* with an output figure of at least *reserve* tokens, if that is less than was asked for."""
+    """The view of *record* with an output figure of at least *reserve* tokens, if that is less than was requested."""
     measured, budget = view.measured, view.budget
     unshrunk = structs.replace(measured, budget=budget, tools_json="")
     lookup = LookedUp(layout, record)
     written = Written(lookup, measured.target, record, None)
     output: int | None = None
     if measured.requested_output is not None and reserve < budget.reserve:
-        compacted = compacted_view(unshrunk, structs.replace(written, lowered_output=reserve)) if record else view
+        compacted = view
+        if record is not None:
+            compacted = compacted_view(unshrunk, structs.replace(written, lowered_output=reserve))
         used = to_our_tokens(compacted.expected_tokens, measured.known.token_ratio)
         output = min(budget.reserve, max(reserve, budget.window - used - budget.window // 64))
     if record is None and output is None:

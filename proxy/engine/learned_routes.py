@@ -34,7 +34,7 @@ from proxy.core.request import Request
 from proxy.engine.ports import Cache, Clock, Records
 
 FRESH_SECONDS = 60.0
-"""How long a learned route is used before the store is asked for a newer one of another replica."""
+"""How long a learned route is used before the store is read for a newer one of another replica."""
 
 ANCHOR_REACH = 64
 """Items back from the end that are looked at for an anchor: many parallel results may end one request."""
@@ -94,7 +94,7 @@ class LearnedRoute(msgspec.Struct, frozen=True, rename={"learned_window": "belie
 
 
 class CachedRoute(msgspec.Struct, frozen=True):
-    """A learned route and the monotonic second at which the store was last asked for it."""
+    """A learned route and the monotonic second at which the store was last read for it."""
 
     learned: LearnedRoute
     read_at: float = 0.0
@@ -121,17 +121,24 @@ class SentPrompt(msgspec.Struct, frozen=True):
 def sent_prompt(view: View) -> SentPrompt | None:
     """Return what the answer to *view* can teach about; None if its count cannot be compared with ours."""
     if isinstance(view, UncountedView):
-        return None if view.is_off or view.bound else _uncounted_prompt(view)
+        if view.is_off or view.bound:
+            return None
+        return _uncounted_prompt(view)
     if view.observation or view.measured.parsed.envelope.has_unseen_input:
         return None
     measured, record = view.measured, view.edits.record
     output = int((view.edits.lowered_output or view.budget.reserve) * measured.known.token_ratio)
+    prefix_hash, boundary = b"", -1
+    if measured.prefix_hashes:
+        prefix_hash = measured.prefix_hashes[-1]
+    if record is not None:
+        boundary = record.compaction.boundary
     return SentPrompt(
         measured.known.route,
         measured.request.tenant,
         view.counted,
-        measured.prefix_hashes[-1] if measured.prefix_hashes else b"",
-        record.compaction.boundary if record else -1,
+        prefix_hash,
+        boundary,
         is_text=not measured.counts.roles.media,
         output_tokens=output,
     )
@@ -197,8 +204,9 @@ class LearnedRoutes:
 
     def window(self, route: Route, learned: LearnedRoute) -> int | None:
         """The window that holds for *route*, in the provider's tokens; None if it is unknown."""
-        taught = learned.learned_window
-        return route.window if taught is NOTHING_LEARNED else believed(route, taught, self._wall())
+        if learned.learned_window is NOTHING_LEARNED:
+            return route.window
+        return window_now(route, learned.learned_window, self._wall())
 
     def known_route(self, route: Route, tenant: bytes, cached: CachedRoute, most: int | None) -> KnownRoute:
         """Return *route* with what is known of it, its window no larger than *most* provider tokens if that is set.
@@ -207,11 +215,15 @@ class LearnedRoutes:
         """
         learned, window = cached.learned, route.window
         if learned.learned_window is not NOTHING_LEARNED:
-            window = believed(route, learned.learned_window, self._wall())
-        source: str = route.source if window == route.window else "learned"
+            window = window_now(route, learned.learned_window, self._wall())
+        source: str = route.source
+        if window != route.window:
+            source = "learned"
         if most is not None and (window is None or most < window):
             window, source = most, "request"
-        stated = self.stated_window(route, tenant) if source == "learned" else None
+        stated: int | None = None
+        if source == "learned":
+            stated = self.stated_window(route, tenant)
         return KnownRoute(route, window, source, stated, learned.calibration.factor)
 
     def stated_window(self, route: Route, tenant: bytes) -> int | None:
@@ -246,7 +258,9 @@ class LearnedRoutes:
         if overflow.kind not in ("input", "input_plus_output", "stop"):
             return
         learned, now = self.get_cached(sent.route, sent.tenant).learned, self._wall()
-        counted = sent.tokens if sent.is_counted else None
+        counted: int | None = None
+        if sent.is_counted:
+            counted = sent.tokens
         weight = usage.input_tokens or overflow.prompt or int((counted or 0) * learned.calibration.factor)
         if overflow.window and learned_window.is_plausible(overflow.window, counted, sent.output_tokens):
             taught = learned_window.with_stated_limit(
@@ -274,7 +288,8 @@ class LearnedRoutes:
         calibration = learned.calibration
         if sent.is_counted:
             self._anchors[route.name, sent.prefix_hash] = UsageAnchor(counted, reported, sent.boundary)
-            calibration = with_report(calibration, counted, reported) if sent.is_text else calibration
+        if sent.is_counted and sent.is_text:
+            calibration = with_report(calibration, counted, reported)
         taught = learned.learned_window
         if taught is not NOTHING_LEARNED:
             taught = learned_window.with_answer(taught, reported, self._wall())
@@ -331,9 +346,11 @@ class LearnedRoutes:
         cached = self._known[route.learned_key, tenant] = CachedRoute(learned, self._clock())
         self.generation += 1
         self._records.save_route(tenant, route.learned_key, msgspec.msgpack.encode(learned))
-        window = believed(route, learned.learned_window, now)
-        if window is not None and window != believed(route, before.learned_window, now):
-            how = "stated" if learned.learned_window.stated_at == now else "worked out"
+        window = window_now(route, learned.learned_window, now)
+        if window is not None and window != window_now(route, before.learned_window, now):
+            how = "worked out"
+            if learned.learned_window.stated_at == now:
+                how = "stated"
             facts = {"upstream": route.upstream, "model": route.model, "observed_window": window, "kind": how}
             self._notice("upstream.window_learned", facts)
         return cached
@@ -405,17 +422,20 @@ class KnownRoutes:
         return remembered
 
 
-def believed(route: Route, taught: LearnedWindow, now: float) -> int | None:
-    """The window of *route* given what traffic taught, never above a configured one; None if it is unknown."""
+def window_now(route: Route, taught: LearnedWindow, now: float) -> int | None:
+    """The window of *route* by what traffic *taught*, never above a configured one; None if it is unknown."""
     window = route.window_after(learned_window.stated_limit(taught, now), taught.reported)
-    lower = learned_window.inferred_window(taught, now)
-    return window if lower is None else min(window or lower, lower)
+    inferred = learned_window.inferred_window(taught, now)
+    if inferred is None:
+        return window
+    return min(window or inferred, inferred)
 
 
 def remedy(route: Route) -> str:
     """How to raise the window of a server that cuts prompts silently."""
-    named = [advice for where, advice in RAISE_WINDOW.items() if route.window_origin.startswith(where)]
-    return f"{named[-1] if named else RAISE_ANY}, or set context_window to what it has."
+    named = [advice for path, advice in RAISE_WINDOW.items() if route.window_origin.startswith(path)]
+    advice = [RAISE_ANY, *named][-1]
+    return f"{advice}, or set context_window to what it has."
 
 
 def load(value: bytes | None) -> LearnedRoute | None:

@@ -22,7 +22,7 @@ from proxy.offload import LARGE, offload
 from proxy.tasks import Spawn
 
 MOST_BOUNDARIES = 512
-"""Boundaries asked of the store at once; a record is never further back than the room between the marks."""
+"""Boundaries that one look-up reads; a record is never further back than the room between the marks."""
 
 NEXT_LOOK_SHARE = 64
 """A conversation that needs no summary yet is looked at again halfway to its high mark, where it would be compacted.
@@ -47,20 +47,20 @@ RecordKey = tuple[str, bytes]
 class StoreLook:
     """A look into the store for the newest record up to one boundary; ``has_record`` is False if there was none.
 
-    ``version`` is the store's, as it was before; None if it could not be told. ``kept`` are the records that this
-    process had cached in all, then; ``systems`` are where the conversation had system items, which no hash tells.
+    ``version`` is the store's, as it was before; None if it was unknown. ``cached`` are the records that this process
+    had cached in all, then; ``systems`` are where the conversation had system items, which change no hash.
     """
 
     has_record: bool
     version: Version | None
-    kept: int
+    cached: int
     systems: tuple[int, ...]
 
 
 class CompactionRecords:
     """Looks compaction records up and writes them.
 
-    *cached* is in front of the store. *looked_up* are the keys up to which the store was asked before, and whether
+    *cached* is in front of the store. *looked_up* are the keys up to which the store was read before, and whether
     there was a record then. *summaries* is None if no model writes any.
     """
 
@@ -78,7 +78,7 @@ class CompactionRecords:
         self._records = records
         self._policy = policy
         self._cached = cached
-        self._kept = 0
+        self._number_cached = 0
         self._looked_up = looked_up
         self._summaries = summaries
         self._spawn = spawn
@@ -88,48 +88,52 @@ class CompactionRecords:
         self._need_no_summary: LRUCache[RecordKey, int] = LRUCache(NEED_NO_SUMMARY)
 
     async def look_up(self, measured: MeasuredRequest) -> LookedUp:
-        """The layout, the newest record of the conversation, and whether an operator asked for a compaction.
+        """The layout, the newest record of the conversation, and an operator's request for a compaction.
 
-        A request of an operator's is handed out once, so it is left for a dry run, and if the provider is to compact.
+        Such a request is handed out once: a dry run leaves it, and so does a request that the provider compacts.
         """
         layout = await offload(measured.light_size, measured.lay_out)
         record = await self.newest(measured, layout)
-        first = record.compaction if record else None
+        first: Compaction | None = None
+        if record is not None:
+            first = record.compaction
         if measured.target.dry_run or is_left_to_provider(measured, record):
             return LookedUp(layout, record, first=first)
         requested = await self._records.pop_request(measured.request.tenant, measured.root_hash(layout))
-        share = float(requested) if requested[:1].isdigit() else None
+        share: float | None = None
+        if requested[:1].isdigit():
+            share = float(requested)
         return LookedUp(layout, record, bool(requested), first, share=share)
 
     async def newest(self, measured: MeasuredRequest, layout: Layout) -> CompactionRecord | None:
         """The newest record on the conversation's prefix hashes: the cached one, unless the store has a newer one.
 
-        The store is asked for the boundaries since the newest one it was asked for before, that one included: whatever
+        The store is read for the boundaries since the newest one that was read before, that one included: whatever
         other replicas wrote since then, they wrote there.
         """
         count = len(measured.prefix_hashes)
         if not count:
             return None
-        kept = self._kept  # as of now: others may cache records while the store is asked
+        number = self._number_cached  # as of now: others may cache records while the store is read
         recent = layout.boundaries[-MOST_BOUNDARIES:]
         boundaries = [count, *recent[: bisect_left(recent, count)][::-1]]
         unread, cached, last_look = self._newest_cached(measured, layout, boundaries)
         if not unread:
             return cached
         if cached is None and last_look is not None and last_look.has_record:
-            # The record that was known then is cached no more: the store is asked for all the boundaries there are.
+            # The record that was known then is cached no more: the store is read for all the boundaries there are.
             name, last_look = measured.known.route.name, None
             unread = [(name, measured.prefix_hashes[boundary - 1]) for boundary in boundaries]
         version = self._records.version()
         if last_look is not None and version is not None and last_look.version == version:
-            # Nobody has written since: the store has no record but those that this process wrote, or read then.
-            self._looked_up[unread[0]] = StoreLook(cached is not None, version, kept, layout.systems)
+            # No other process has written since: the store has no record but those that this one wrote, or read then.
+            self._looked_up[unread[0]] = StoreLook(cached is not None, version, number, layout.systems)
             return cached
         stored = await self._stored(measured, layout, unread, boundaries)
         if stored is not None:
             return stored
         if self._records.reachable():
-            self._looked_up[unread[0]] = StoreLook(cached is not None, version, kept, layout.systems)
+            self._looked_up[unread[0]] = StoreLook(cached is not None, version, number, layout.systems)
         return cached
 
     async def _stored(
@@ -145,28 +149,29 @@ class CompactionRecords:
         record = load(value, len(hashes))
         if record is None or record.compaction.boundary != boundaries[index]:
             return None
-        self._keep(unread[index], record)
+        self._cache(unread[index], record)
         return record
 
-    def _keep(self, key: RecordKey, record: CompactionRecord) -> None:
+    def _cache(self, key: RecordKey, record: CompactionRecord) -> None:
         """Cache *record*."""
         self._cached[key] = record
-        self._kept += 1
+        self._number_cached += 1
 
     def _newest_cached(
         self, measured: MeasuredRequest, layout: Layout, boundaries: Sequence[int]
     ) -> tuple[list[RecordKey], CompactionRecord | None, StoreLook | None]:
-        """The keys of *boundaries* that the store was not asked for, the newest cached record, and the last look at it.
+        """The keys of *boundaries* that the store was not read for, the newest cached record, and the last look at it.
 
-        The last of the keys is the newest that the store was asked for.
+        The last of the keys is the newest that the store was read for.
         """
         route, hashes = measured.known.route.name, measured.prefix_hashes
         unread: list[RecordKey] = []
         look: StoreLook | None = None
-        none_since = (False, self._kept, layout.systems)  # a look after which there can be no cached record either
+        # A look after which there can be no cached record either:
+        none_since = (False, self._number_cached, layout.systems)
         for boundary in boundaries:
             key = (route, hashes[boundary - 1])
-            # Read once: the cache is bounded, and may lose it while the store is asked.
+            # Read once: the cache is bounded, and may lose it while the store is read.
             cached = self._cached.get(key)
             # System items change no hash: without them the same hash may stand at another boundary.
             if cached is not None and cached.compaction.boundary == boundary:
@@ -175,7 +180,7 @@ class CompactionRecords:
                 continue
             unread.append(key)
             look = self._looked_up.get(key)
-            if look is not None and (look.has_record, look.kept, look.systems) == none_since:
+            if look is not None and (look.has_record, look.cached, look.systems) == none_since:
                 break
         return unread, None, look
 
@@ -228,10 +233,9 @@ class CompactionRecords:
             room = budget.input_budget(stored_record.lowered_output or budget.reserve)
             if measured.schedule(self._policy, layout, budget).fits(stored_record.compaction, room):
                 record = stored_record
-        self._keep((route, name), record)
-        self._looked_up[route, name] = StoreLook(
-            True, None, self._kept, layout.systems
-        )  # others may have written meanwhile
+        self._cache((route, name), record)
+        # Without a version: others may have written meanwhile.
+        self._looked_up[route, name] = StoreLook(True, None, self._number_cached, layout.systems)
         return record
 
     async def _summary(self, measured: MeasuredRequest, need: NeedBlock) -> Summary | None:
@@ -242,7 +246,10 @@ class CompactionRecords:
         compaction, target, before = need.compaction, need.target, need.lookup.record
         if self._summaries is None or not compaction.text_tokens or not self._records.reachable():
             return None
-        passage = self._passage(measured, need.lookup.layout, compaction.cut, before.compaction if before else None)
+        last: Compaction | None = None
+        if before is not None:
+            last = before.compaction
+        passage = self._passage(measured, need.lookup.layout, compaction.cut, last)
         if passage is None:
             return None
         if self._waits_for_summary(measured, target):
@@ -266,8 +273,12 @@ class CompactionRecords:
             return None
         layout = await offload(measured.size, measured.lay_out)
         passage = self._passage(measured, layout, layout.count, None)
-        summary = await self._summaries.ready(passage) if passage else None
-        return (summary, measured.original(layout)) if summary else None
+        if passage is None:
+            return None
+        summary = await self._summaries.ready(passage)
+        if summary is None:
+            return None
+        return summary, measured.original(layout)
 
     def answered(self, view: View, status: int) -> None:
         """Note that *view* was answered with *status*; past the soft mark the next summary is begun."""
@@ -293,12 +304,14 @@ class CompactionRecords:
         """Begin the summary of the next compaction, if the view is past the soft mark."""
         measured, summaries = view.measured, self._summaries
         assert summaries is not None
-        budget, marks, hashes = measured.budget, self._policy.rules.marks, measured.prefix_hashes
-        last = view.edits.record.compaction if view.edits.record else None
+        budget, marks = measured.budget, self._policy.rules.marks
+        last: Compaction | None = None
+        if view.edits.record is not None:
+            last = view.edits.record.compaction
         weight = budget.quantised_fixed + history_in_view(layout, last)
         if weight <= budget.soft(marks, budget.baseline):
             return
-        since = hashes[last.boundary - 1] if last else measured.root_hash(layout)
+        since = _hash_at(measured, layout, last)
         name = measured.known.route.name, since
         if weight < self._need_no_summary.get(name, 0) or not summaries.is_due(request, measured.known.route, since):
             return
@@ -318,9 +331,12 @@ class CompactionRecords:
         assert summaries is not None
         schedule = measured.schedule(self._policy, layout, budget)
         wanted = schedule.newest_compaction(last, CompactionTarget(force=True))
-        if wanted is None or not wanted.text_tokens or wanted.cut <= (last.cut if last else 0):
+        folded = 0
+        if last is not None:
+            folded = last.cut
+        if wanted is None or not wanted.text_tokens or wanted.cut <= folded:
             # A compaction without a fold needs no summary, nor will one a few messages later.
-            since = measured.prefix_hashes[last.boundary - 1] if last else measured.root_hash(layout)
+            since = _hash_at(measured, layout, last)
             halfway = (budget.high(self._policy.rules.marks, budget.baseline) - weight) // 2
             growth = max(halfway, budget.baseline // NEXT_LOOK_SHARE)
             self._need_no_summary[measured.known.route.name, since] = weight + growth
@@ -332,9 +348,17 @@ class CompactionRecords:
     def _passage(
         self, measured: MeasuredRequest, layout: Layout, cut: int, last: Compaction | None
     ) -> SummaryRequest | None:
-        name = (measured.known.route.name, measured.prefix_hashes[last.boundary - 1]) if last else None
-        record = self._cached.get(name) if name else None
+        record: CompactionRecord | None = None
+        if last is not None:
+            record = self._cached.get((measured.known.route.name, measured.prefix_hashes[last.boundary - 1]))
         return summary_request_of(measured, layout, cut, record, self._policy.rules.shares.summary)
+
+
+def _hash_at(measured: MeasuredRequest, layout: Layout, last: Compaction | None) -> bytes:
+    """The prefix hash at *last*, the last compaction, or the root hash if there was none."""
+    if last is None:
+        return measured.root_hash(layout)
+    return measured.prefix_hashes[last.boundary - 1]
 
 
 def _likely_tokens(view: View) -> int:

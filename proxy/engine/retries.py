@@ -1,4 +1,4 @@
-"""After a provider said "too long": what that is worth, what it teaches, and something strictly smaller to send."""
+"""After a provider's "too long": what that is worth, what it teaches, and something strictly smaller to send."""
 
 from __future__ import annotations
 
@@ -49,14 +49,17 @@ class Retries:
         """Return what is known of *view*, for a claim about it to be compared with."""
         try:
             located = self._measurer.locate(view.request)
-            counted = None if located.envelope.has_unseen_input else await self._tokens_of(view, located)
+            counted = await self._seen_tokens_of(view, located)
         except InvalidRequest:
             return Prior(body=view.body)  # what cannot be read may still be relayed, and refused for its length
         known = self._known_route(view)
-        tokens = None if counted is None else int(counted * known.token_ratio)
-        output = located.envelope.requested_output if view.lowered_output is None else view.lowered_output
+        output = located.envelope.requested_output
+        if view.lowered_output is not None:
+            output = view.lowered_output
+        if counted is not None:
+            counted = int(counted * known.token_ratio)
         is_text = not MEDIA.search(view.body)
-        return Prior(tokens, output, known.window, known.window_source in STATED, is_text, view.body)
+        return Prior(counted, output, known.window, known.window_source in STATED, is_text, view.body)
 
     def after_content(self, sent: SentPrompt, overflow: Overflow, usage: Usage) -> Overflow | None:
         """Return *overflow*, which came behind content, if it can be true of what was *sent* and may teach."""
@@ -69,19 +72,23 @@ class Retries:
             return None  # it was not even counted, so small was it beside the window
         prior = Prior(counted, sent.output_tokens, window, sent.route.source in STATED, sent.is_text)
         checked = check_claim(overflow, prior)
-        return checked if checked is not None and checked.sure else None
+        if checked is None or not checked.sure:
+            return None
+        return checked
 
     async def learn(self, view: View, overflow: Overflow) -> None:
-        """Keep what *overflow* teaches, after *view* was refused with it."""
+        """Learn what *overflow* teaches, after *view* was refused with it."""
         if overflow.kind == "output_cap":
             return
         route, request = view.known.route, view.request
         located = await self._measurer.located(request)
         if located.envelope.stored:
             return
-        counted = None if located.envelope.has_unseen_input else await self._tokens_of(view, located)
+        counted = await self._seen_tokens_of(view, located)
+        output = answer_reserve(located.envelope.requested_output, route.max_output, 0)
         sent = sent_prompt(view)
-        output = sent.output_tokens if sent else answer_reserve(located.envelope.requested_output, route.max_output, 0)
+        if sent is not None:
+            output = sent.output_tokens
         self._learned.learn_refusal(route, request.tenant, overflow, counted, output)
 
     async def smaller(self, view: View, overflow: Overflow, decide: Decide) -> View | None:
@@ -93,8 +100,10 @@ class Retries:
             return await self._with_less_output(view, overflow)
         request = view.request
         located = await self._measurer.located(request)
+        if located.envelope.stored and self._measurer.policy.stored != "truncate":
+            return None
         if located.envelope.stored:
-            return with_truncation(located, view) if self._measurer.policy.stored == "truncate" else None
+            return with_truncation(located, view)
         sent = await self._tokens_of(view, located)
         known, window = self._known_after(view, overflow, sent)
         measured = await self._measurer.count(request, located, known, window)
@@ -108,7 +117,7 @@ class Retries:
         """Return the route as known after *view* of *sent* tokens was refused, and the window to measure by."""
         known = self._known_route(view)
         stated = overflow.window
-        # A figure too odd to be kept is still what this request was measured by.
+        # A figure too odd to be learned is still what this request was measured by.
         if stated is not None and (known.window is None or stated <= known.window):
             learned_stated = self._learned.stated_window(known.route, view.request.tenant)
             known = structs.replace(known, window=stated, window_source="learned", stated_window=learned_stated)
@@ -121,6 +130,12 @@ class Retries:
         request, route = view.request, view.known.route
         cached = self._learned.get_cached(route, request.tenant)
         return self._learned.known_route(route, request.tenant, cached, request.options.window)
+
+    async def _seen_tokens_of(self, view: View, located: LocatedBody) -> int | None:
+        """Tokens of *view* by our own count; None if the provider counts input that is not in the body."""
+        if located.envelope.has_unseen_input:
+            return None
+        return await self._tokens_of(view, located)
 
     async def _tokens_of(self, view: View, located: LocatedBody) -> int:
         """Tokens of *view* by our own count, counted now if it was not counted before it was sent."""
