@@ -80,7 +80,7 @@ def held_streams(server: Stub, count: int = 1) -> asyncio.Event:
     """Let the next *count* answers stop behind their first piece until the event is set."""
     go_on = asyncio.Event()
     server.queue(*[Answer("x" * 20, piece=1)] * count)
-    server.fail(Fault(held=go_on), count)
+    server.fail(Fault(gate=go_on), count)
     return go_on
 
 

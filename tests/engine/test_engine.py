@@ -322,7 +322,7 @@ async def test_a_stored_history_is_left_to_the_provider() -> None:
         answer=b"{}",
     )
     assert {**json.loads(first.bodies[1]), "truncation": 0} == {**json.loads(body), "truncation": 0}
-    assert engine.book.lessons == {}
+    assert engine.book.routes == {}
 
 
 async def test_a_client_that_wants_no_truncation_gets_the_error() -> None:

@@ -26,11 +26,11 @@ def head(body: Mapping[str, Any]) -> object:
     return {key: body.get(key) for key in ("model", "tools", "functions", "response_format")}
 
 
-def usage(told: int, out: int, cached: int) -> dict[str, Any]:
+def usage(input_tokens: int, output_tokens: int, cached: int) -> dict[str, Any]:
     """The figures of an answer, as this API spells them."""
     return {
-        "prompt_tokens": told,
-        "completion_tokens": out,
-        "total_tokens": told + out,
+        "prompt_tokens": input_tokens,
+        "completion_tokens": output_tokens,
+        "total_tokens": input_tokens + output_tokens,
         "prompt_tokens_details": {"cached_tokens": cached},
     }

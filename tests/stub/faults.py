@@ -17,9 +17,9 @@ class Fault:
 
     With a ``status`` or a ``body`` the stub answers exactly that instead of judging the request. ``raw`` goes onto the
     socket as it is, and the connection is closed behind it. Everything else disturbs the ordinary answer: ``delay``
-    before the first byte, ``gap`` between two chunks, ``held`` behind the first chunk until it is set, ``trickle``
+    before the first byte, ``gap`` between two chunks, ``gate`` behind the first chunk until it is set, ``trickle``
     between two bytes, ``hang`` before any byte for ever, ``cut`` breaks the connection (``mid_body`` after ``after``
-    chunks), ``gzip`` compresses whatever was asked for, ``no_done`` ends a stream cleanly without its last event.
+    chunks), ``gzip`` compresses whatever the client accepts, ``no_done`` ends a stream cleanly without its last event.
     """
 
     status: int | None = None
@@ -28,7 +28,7 @@ class Fault:
     raw: bytes | None = None
     delay: float = 0.0
     gap: float = 0.0
-    held: asyncio.Event | None = None
+    gate: asyncio.Event | None = None
     trickle: float = 0.0
     hang: bool = False
     cut: Cut = ""
@@ -38,7 +38,7 @@ class Fault:
 
     @property
     def replaces(self) -> bool:
-        """Whether the stub's ordinary answer is not given at all."""
+        """True if the stub's ordinary answer is not given at all."""
         return self.status is not None or self.body is not None or self.raw is not None
 
 

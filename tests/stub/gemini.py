@@ -80,66 +80,66 @@ def judge(body: object, rules: Rules) -> Verdict:
     if wrong:
         return Verdict("invalid", "; ".join(wrong[:5]))
     config = body.get("generationConfig") or body.get("generation_config") or {}
-    asked = config.get("maxOutputTokens") or config.get("max_output_tokens") or rules.default_max_tokens
+    max_tokens = config.get("maxOutputTokens") or config.get("max_output_tokens") or rules.default_max_tokens
     tokens, window = request_tokens(body, rules.factor), rules.window_of(str(body.get("model")))
     too_long = tokens > window and not rules.truncates
-    return Verdict("overflow" if too_long else "ok", tokens=tokens, max_tokens=asked, window=window)
+    return Verdict("overflow" if too_long else "ok", tokens=tokens, max_tokens=max_tokens, window=window)
 
 
-def _shape(content: Any, where: str) -> list[str]:
+def _shape(content: Any, path: str) -> list[str]:
     if not isinstance(content, Mapping) or content.keys() - {"role", "parts"}:
-        return [f"Invalid JSON payload received. Unknown name at '{where}'"]
+        return [f"Invalid JSON payload received. Unknown name at '{path}'"]
     role, parts = content.get("role", "user"), content.get("parts")
     if role not in ("user", "model", "function"):
         return ["Please use a valid role: user, model."]
     if not isinstance(parts, list) or not parts:
-        return [f"{where}.parts: must not be empty"]
-    found = [problem for at, part in enumerate(parts) for problem in _part_shape(part, role, f"{where}.parts[{at}]")]
+        return [f"{path}.parts: must not be empty"]
+    problems = [problem for at, part in enumerate(parts) for problem in _part_shape(part, role, f"{path}.parts[{at}]")]
     answers = ["functionResponse" in part or "function_response" in part for part in parts]
     if any(answers) and not all(answers):
-        found.append("Please ensure that the number of function response parts is equal to the number of parts")
-    return found
+        problems.append("Please ensure that the number of function response parts is equal to the number of parts")
+    return problems
 
 
-def _part_shape(part: Any, role: str, where: str) -> list[str]:
+def _part_shape(part: Any, role: str, path: str) -> list[str]:
     if not isinstance(part, Mapping) or part.keys() - DATA - BESIDE:
-        return [f"Invalid JSON payload received. Unknown name at '{where}'"]
+        return [f"Invalid JSON payload received. Unknown name at '{path}'"]
     kinds = part.keys() & DATA
     if len(kinds) != 1:
-        return [f"{where}.data: required oneof field 'data' must have one initialized field"]
+        return [f"{path}.data: required oneof field 'data' must have one initialized field"]
     (kind,) = kinds
     value = part[kind]
-    found = []
+    problems = []
     if kind == "text" and not isinstance(value, str):
-        found.append(f"Invalid value at '{where}.text' (TYPE_STRING)")
+        problems.append(f"Invalid value at '{path}.text' (TYPE_STRING)")
     if kind in ("functionCall", "function_call") and (
         role != "model" or not isinstance(value.get("args", {}), Mapping)
     ):
-        found.append(f"Invalid value at '{where}.function_call'")
+        problems.append(f"Invalid value at '{path}.function_call'")
     if kind in ("functionResponse", "function_response") and (
         role == "model" or not isinstance(value.get("response"), Mapping)
     ):
-        found.append(
-            f"Invalid value at '{where}.function_response.response' (type.googleapis.com/google.protobuf.Struct)"
+        problems.append(
+            f"Invalid value at '{path}.function_response.response' (type.googleapis.com/google.protobuf.Struct)"
         )
     given = part.get("thoughtSignature", part.get("thought_signature"))
     if given is not None and given not in (signature(part), ANY_SIGNATURE):
-        found.append("Thought signature is not valid.")
-    return found
+        problems.append("Thought signature is not valid.")
+    return problems
 
 
 def _missing_signatures(contents: Sequence[Mapping[str, Any]]) -> list[str]:
     """What a thinking model says of calls without a signature, behind the user's last words."""
-    found: list[str] = []
+    problems: list[str] = []
     for at in range(len(contents) - 1, -1, -1):
         content = contents[at]
         if content.get("role") == "model":
             call = next((part for part in content["parts"] if "functionCall" in part), None)
             if call is not None and "thoughtSignature" not in call:
-                found.append(f"Function call is missing a thought_signature in functionCall parts, position {at}.")
+                problems.append(f"Function call is missing a thought_signature in functionCall parts, position {at}.")
         elif any("text" in part for part in content["parts"]):
             break
-    return found
+    return problems
 
 
 def invalid_body(message: str) -> bytes:
@@ -190,9 +190,13 @@ def request_tokens(body: Mapping[str, Any], factor: float = 1.0) -> int:
     return math.ceil((fixed(body) + sum(map(weigh, items(body)))) * factor)
 
 
-def usage(told: int, out: int, cached: int) -> dict[str, Any]:
+def usage(input_tokens: int, output_tokens: int, cached: int) -> dict[str, Any]:
     """The figures of an answer, as this API spells them."""
-    figures = {"promptTokenCount": told, "candidatesTokenCount": out, "totalTokenCount": told + out}
+    figures = {
+        "promptTokenCount": input_tokens,
+        "candidatesTokenCount": output_tokens,
+        "totalTokenCount": input_tokens + output_tokens,
+    }
     return {**figures, "cachedContentTokenCount": cached} if cached else figures
 
 

@@ -65,78 +65,80 @@ def judge(body: object, rules: Rules) -> Verdict:
         return Verdict("invalid", "model: Field required")
     if not isinstance(messages, list) or not messages:
         return Verdict("invalid", "messages: at least one message is required")
-    asked = body.get("max_tokens")
-    if not isinstance(asked, int) or asked < 1:
+    max_tokens = body.get("max_tokens")
+    if not isinstance(max_tokens, int) or max_tokens < 1:
         return Verdict("invalid", "max_tokens: Field required")
     wrong = [f"{key}: Extra inputs are not permitted" for key in sorted(body.keys() - KNOWN)]
     wrong += _shape_violations(messages) or _order_violations(messages, rules)
     thinking = body.get("thinking") or {}
     if thinking.get("type") == "enabled":
-        wrong += _thinking_violations(messages, thinking, asked)
+        wrong += _thinking_violations(messages, thinking, max_tokens)
     if (marks := _marks(body)) > MARKERS:
         wrong.append(f"A maximum of 4 blocks with cache_control may be provided. Found {marks}.")
     if wrong:
         return Verdict("invalid", "; ".join(wrong[:5]))
     tokens, window = request_tokens(body, rules.factor), rules.window_of(body["model"])
-    too_long = tokens + asked > window and not rules.truncates
-    return Verdict("overflow" if too_long else "ok", tokens=tokens, max_tokens=asked, window=window)
+    too_long = tokens + max_tokens > window and not rules.truncates
+    return Verdict("overflow" if too_long else "ok", tokens=tokens, max_tokens=max_tokens, window=window)
 
 
 def _shape_violations(messages: Sequence[Any]) -> list[str]:
-    found = []
+    problems = []
     for at, message in enumerate(messages):
         if not isinstance(message, Mapping) or message.get("role") not in ("user", "assistant"):
-            found.append(f"messages.{at}.role: Input should be 'user' or 'assistant'")
+            problems.append(f"messages.{at}.role: Input should be 'user' or 'assistant'")
         elif message.keys() - {"role", "content"}:
-            found.append(f"messages.{at}: Extra inputs are not permitted")
+            problems.append(f"messages.{at}: Extra inputs are not permitted")
         elif not message.get("content"):
-            found.append(f"messages.{at}: all messages must have non-empty content")
+            problems.append(f"messages.{at}: all messages must have non-empty content")
         elif isinstance(message["content"], list):
-            found += _block_shapes(message["content"], f"messages.{at}.content")
-    if not found and messages[0]["role"] != "user":
-        found.append('messages: first message must use the "user" role')
-    return found
+            problems += _block_shapes(message["content"], f"messages.{at}.content")
+    if not problems and messages[0]["role"] != "user":
+        problems.append('messages: first message must use the "user" role')
+    return problems
 
 
-def _block_shapes(blocks: Sequence[Any], where: str) -> list[str]:
-    found = []
+def _block_shapes(blocks: Sequence[Any], path: str) -> list[str]:
+    problems = []
     for at, block in enumerate(blocks):
-        here = f"{where}.{at}"
+        here = f"{path}.{at}"
         known = BLOCKS.get(str(block.get("type"))) if isinstance(block, Mapping) else None
         if known is None:
-            found.append(f"{here}: Input tag does not match any of the expected tags")
+            problems.append(f"{here}: Input tag does not match any of the expected tags")
             continue
         if block.keys() - known - {"type", "cache_control"}:
-            found.append(f"{here}: Extra inputs are not permitted")
+            problems.append(f"{here}: Extra inputs are not permitted")
         if block["type"] == "text" and not block.get("text"):
-            found.append(f"{here}: text content blocks must be non-empty")
+            problems.append(f"{here}: text content blocks must be non-empty")
         if block["type"] == "tool_use" and not re.fullmatch(r"[a-zA-Z0-9_-]+", str(block.get("id"))):
-            found.append(f"{here}.id: String should match pattern")
+            problems.append(f"{here}.id: String should match pattern")
         if block["type"] == "tool_use" and not isinstance(block.get("input"), Mapping):
-            found.append(f"{here}.input: Input should be a valid dictionary")
+            problems.append(f"{here}.input: Input should be a valid dictionary")
         if block["type"] == "thinking" and block.get("signature") != signature(block.get("thinking", "")):
-            found.append(f"{here}: Invalid `signature` in `thinking` block")
+            problems.append(f"{here}: Invalid `signature` in `thinking` block")
         if block["type"] == "tool_result" and isinstance(block.get("content"), list):
-            found += _block_shapes(block["content"], f"{here}.content")
-    return found
+            problems += _block_shapes(block["content"], f"{here}.content")
+    return problems
 
 
 def _order_violations(messages: Sequence[Mapping[str, Any]], rules: Rules) -> list[str]:
-    found = block_violations(messages) if rules.pairs else []
+    problems = block_violations(messages) if rules.pairs else []
     if rules.alternation and any(a["role"] == b["role"] for a, b in pairwise(messages)):
-        found.append('messages: roles must alternate between "user" and "assistant"')
-    return found
+        problems.append('messages: roles must alternate between "user" and "assistant"')
+    return problems
 
 
-def _thinking_violations(messages: Sequence[Mapping[str, Any]], thinking: Mapping[str, Any], asked: int) -> list[str]:
-    found = []
-    if asked <= thinking.get("budget_tokens", 0):
-        found.append("`max_tokens` must be greater than `thinking.budget_tokens`")
+def _thinking_violations(
+    messages: Sequence[Mapping[str, Any]], thinking: Mapping[str, Any], max_tokens: int
+) -> list[str]:
+    problems = []
+    if max_tokens <= thinking.get("budget_tokens", 0):
+        problems.append("`max_tokens` must be greater than `thinking.budget_tokens`")
     last = next((m["content"] for m in reversed(messages) if m["role"] == "assistant"), "")
     calls = isinstance(last, list) and any(block["type"] == "tool_use" for block in last)
     if calls and last[0]["type"] not in ("thinking", "redacted_thinking"):
-        found.append("Expected `thinking` or `redacted_thinking`, but found another block first")
-    return found
+        problems.append("Expected `thinking` or `redacted_thinking`, but found another block first")
+    return problems
 
 
 def _marks(value: Any) -> int:
@@ -202,13 +204,13 @@ def request_tokens(body: Mapping[str, Any], factor: float = 1.0) -> int:
     return math.ceil((fixed(body) + sum(map(weigh, body.get("messages") or ()))) * factor)
 
 
-def usage(told: int, out: int, cached: int) -> dict[str, Any]:
+def usage(input_tokens: int, output_tokens: int, cached: int) -> dict[str, Any]:
     """The figures of an answer, as this API spells them."""
     return {
-        "input_tokens": told - cached,
+        "input_tokens": input_tokens - cached,
         "cache_creation_input_tokens": 0,
         "cache_read_input_tokens": cached,
-        "output_tokens": out,
+        "output_tokens": output_tokens,
     }
 
 

@@ -46,7 +46,7 @@ def head(body: Mapping[str, Any]) -> object:
 
 
 def expanded(body: Mapping[str, Any], stored: Mapping[str, Sequence[Mapping[str, Any]]]) -> Mapping[str, Any]:
-    """*body* with the history that this provider keeps for it; ``KeyError`` where it keeps none under that name."""
+    """*body* with the history that this provider stores for it. Raises ``KeyError`` if it stores none of that name."""
     before = body.get("previous_response_id")
     if not before:
         return body
@@ -55,20 +55,20 @@ def expanded(body: Mapping[str, Any], stored: Mapping[str, Sequence[Mapping[str,
 
 def answered(answer: Answer, frame: Frame) -> list[dict[str, Any]]:
     """The output items of an answer."""
-    found: list[dict[str, Any]] = []
+    problems: list[dict[str, Any]] = []
     if answer.reasoning:
         summary = [{"type": "summary_text", "text": answer.reasoning}]
         sealed = {"encrypted_content": "gAAA" + "x" * 400}
-        found.append({"type": "reasoning", "id": f"rs_{frame.number}", "summary": summary, **sealed})
+        problems.append({"type": "reasoning", "id": f"rs_{frame.number}", "summary": summary, **sealed})
     if answer.text:
         part = {"type": "output_text", "text": answer.text, "annotations": []}
         message = {"type": "message", "id": f"msg_{frame.number}", "role": "assistant", "status": "completed"}
-        found.append({**message, "content": [part]})
+        problems.append({**message, "content": [part]})
     for at, call in enumerate(answer.calls):
         name = call.id or f"call_{frame.number}_{at}"
         made = {"type": "function_call", "id": f"fc_{frame.number}_{at}", "call_id": name, "name": call.name}
-        found.append({**made, "arguments": call.arguments, "status": "completed"})
-    return found
+        problems.append({**made, "arguments": call.arguments, "status": "completed"})
+    return problems
 
 
 def judge(body: object, rules: Rules) -> Verdict:
@@ -84,41 +84,41 @@ def judge(body: object, rules: Rules) -> Verdict:
         wrong = item_violations(conversation)
     if not conversation:
         wrong.append("Missing required parameter: 'input'.")
-    asked = body.get("max_output_tokens") or rules.default_max_tokens
-    if asked < 16:
+    max_tokens = body.get("max_output_tokens") or rules.default_max_tokens
+    if max_tokens < 16:
         wrong.append("Invalid 'max_output_tokens': integer below minimum value.")
     if wrong:
         return Verdict("invalid", "; ".join(wrong[:5]))
     tokens, window = request_tokens(body, rules.factor), rules.window_of(body["model"])
     if body.get("truncation") == "auto":
-        tokens = min(tokens, window - asked)
-    too_long = tokens + asked > window and not rules.truncates
-    return Verdict("overflow" if too_long else "ok", tokens=tokens, max_tokens=asked, window=window)
+        tokens = min(tokens, window - max_tokens)
+    too_long = tokens + max_tokens > window and not rules.truncates
+    return Verdict("overflow" if too_long else "ok", tokens=tokens, max_tokens=max_tokens, window=window)
 
 
-def _shape(item: Any, where: str) -> list[str]:
+def _shape(item: Any, path: str) -> list[str]:
     if not isinstance(item, Mapping):
-        return [f"Invalid type for '{where}': expected an object."]
+        return [f"Invalid type for '{path}': expected an object."]
     kind = item.get("type", "message")
     if kind == "message":
-        return _message_shape(item, where)
+        return _message_shape(item, path)
     if kind not in KINDS:
-        return [f"Invalid value: {kind!r} in '{where}.type'."]
+        return [f"Invalid value: {kind!r} in '{path}.type'."]
     needed = {"function_call": ("call_id", "name", "arguments"), "function_call_output": ("call_id", "output")}
     missing = [key for key in needed.get(kind, ()) if not isinstance(item.get(key), str | list)]
-    return [f"Missing required parameter: '{where}.{key}'." for key in missing]
+    return [f"Missing required parameter: '{path}.{key}'." for key in missing]
 
 
-def _message_shape(item: Mapping[str, Any], where: str) -> list[str]:
+def _message_shape(item: Mapping[str, Any], path: str) -> list[str]:
     role, content = item.get("role"), item.get("content")
     if role not in PARTS:
-        return [f"Invalid value: {role!r} in '{where}.role'."]
+        return [f"Invalid value: {role!r} in '{path}.role'."]
     if not content:
-        return [f"Missing required parameter: '{where}.content'."]
+        return [f"Missing required parameter: '{path}.content'."]
     if isinstance(content, str):
         return []
     kinds = {part.get("type") if isinstance(part, Mapping) else None for part in content}
-    return [f"Invalid value: {kind!r} in '{where}.content'." for kind in kinds - PARTS[role]]
+    return [f"Invalid value: {kind!r} in '{path}.content'." for kind in kinds - PARTS[role]]
 
 
 def invalid_body(message: str) -> bytes:
@@ -170,14 +170,14 @@ def request_tokens(body: Mapping[str, Any], factor: float = 1.0) -> int:
     return math.ceil((fixed(body) + sum(map(weigh, items(body)))) * factor)
 
 
-def usage(told: int, out: int, cached: int) -> dict[str, Any]:
+def usage(input_tokens: int, output_tokens: int, cached: int) -> dict[str, Any]:
     """The figures of an answer, as this API spells them."""
     return {
-        "input_tokens": told,
+        "input_tokens": input_tokens,
         "input_tokens_details": {"cached_tokens": cached},
-        "output_tokens": out,
+        "output_tokens": output_tokens,
         "output_tokens_details": {"reasoning_tokens": 0},
-        "total_tokens": told + out,
+        "total_tokens": input_tokens + output_tokens,
     }
 
 
@@ -209,12 +209,12 @@ def _told(answer: Answer, frame: Frame) -> Iterator[bytes]:
         yield _event("response.output_item.added", output_index=index, item={**item, **_empty(item)})
         if item["type"] == "message":
             part = item["content"][0]
-            where = {**at, "content_index": 0}
-            yield _event("response.content_part.added", **where, part={**part, "text": ""})
+            position = {**at, "content_index": 0}
+            yield _event("response.content_part.added", **position, part={**part, "text": ""})
             for piece in _pieces(part["text"], answer.piece):
-                yield _event("response.output_text.delta", **where, delta=piece, logprobs=[])
-            yield _event("response.output_text.done", **where, text=part["text"], logprobs=[])
-            yield _event("response.content_part.done", **where, part=part)
+                yield _event("response.output_text.delta", **position, delta=piece, logprobs=[])
+            yield _event("response.output_text.done", **position, text=part["text"], logprobs=[])
+            yield _event("response.content_part.done", **position, part=part)
         if item["type"] == "function_call":
             for piece in _pieces(item["arguments"], answer.piece):
                 yield _event("response.function_call_arguments.delta", **at, delta=piece)

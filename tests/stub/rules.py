@@ -75,43 +75,43 @@ def judge(body: object, rules: Rules) -> Verdict:
 
 
 def _shape_violations(messages: Sequence[Mapping[str, Any]]) -> list[str]:
-    found = []
+    problems = []
     for index, message in enumerate(messages):
         role, content = message.get("role"), message.get("content")
         if role not in ROLES:
-            found.append(f"Invalid value: {role!r} in messages[{index}].role")
+            problems.append(f"Invalid value: {role!r} in messages[{index}].role")
         elif role == "assistant":
             if content is None and not any(message.get(k) for k in ("tool_calls", "function_call", "audio", "refusal")):
-                found.append(f"messages[{index}]: an assistant message needs content or tool calls")
-            found += _call_violations(index, message.get("tool_calls") or [])
+                problems.append(f"messages[{index}]: an assistant message needs content or tool calls")
+            problems += _call_violations(index, message.get("tool_calls") or [])
         elif content is None or content == []:
-            found.append(f"Invalid value for messages[{index}].content: expected text or parts, got {content!r}")
+            problems.append(f"Invalid value for messages[{index}].content: expected text or parts, got {content!r}")
         elif role == "user" and content == "":
-            found.append(f"messages[{index}]: user content must not be empty")
-    return found
+            problems.append(f"messages[{index}]: user content must not be empty")
+    return problems
 
 
 def _call_violations(index: int, calls: Sequence[Mapping[str, Any]]) -> list[str]:
-    found = []
+    problems = []
     for at, call in enumerate(calls):
         function = call.get("function") or call.get("custom")
         if not isinstance(call.get("id"), str) or not isinstance(function, Mapping) or not function.get("name"):
-            found.append(f"messages[{index}].tool_calls[{at}] needs an id and a named function")
+            problems.append(f"messages[{index}].tool_calls[{at}] needs an id and a named function")
         elif not isinstance(function.get("arguments", function.get("input")), str):
-            found.append(f"messages[{index}].tool_calls[{at}].function.arguments must be a string")
-    return found
+            problems.append(f"messages[{index}].tool_calls[{at}].function.arguments must be a string")
+    return problems
 
 
 def _order_violations(messages: Sequence[Mapping[str, Any]], rules: Rules) -> list[str]:
-    found = pair_violations(messages) if rules.pairs else []
+    problems = pair_violations(messages) if rules.pairs else []
     roles = [m.get("role") for m in messages]
     if rules.one_leading_system and "system" in roles[1:]:
-        found.append("System message must be at the beginning.")
+        problems.append("System message must be at the beginning.")
     if rules.alternation:
         spoken = [role for role in roles if role in {"user", "assistant"}]
         if spoken[:1] == ["assistant"] or any(a == b == "user" for a, b in pairwise(spoken)):
-            found.append("Conversation roles must alternate user/assistant/user/assistant/...")
-    return found
+            problems.append("Conversation roles must alternate user/assistant/user/assistant/...")
+    return problems
 
 
 def invalid_body(message: str) -> bytes:

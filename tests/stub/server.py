@@ -222,9 +222,9 @@ class Stub:
 
     def _usage(self, seen: Seen, answer: Answer, wire: Any) -> dict[str, Any]:
         sent = min(seen.tokens, seen.window - seen.max_tokens) if self.rules.truncates else seen.tokens
-        told = math.ceil(sent * self.rules.usage_factor)
-        out = count(answer.text) + sum(count(call.arguments) for call in answer.calls)
-        usage: dict[str, Any] = wire.usage(told, out, min(seen.cached, told))
+        input_tokens = math.ceil(sent * self.rules.usage_factor)
+        output_tokens = count(answer.text) + sum(count(call.arguments) for call in answer.calls)
+        usage: dict[str, Any] = wire.usage(input_tokens, output_tokens, min(seen.cached, input_tokens))
         return usage
 
     def _relay(self, path: str, seen: Seen) -> bytes:
@@ -304,8 +304,8 @@ async def _paced(chunks: Iterable[bytes], fault: Fault, request: web.Request) ->
             await _break_off(request)
         if fault.gap and number:
             await asyncio.sleep(fault.gap)
-        if fault.held is not None and number:
-            await fault.held.wait()
+        if fault.gate is not None and number:
+            await fault.gate.wait()
         if not fault.trickle:
             yield chunk
             continue

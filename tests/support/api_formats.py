@@ -1,4 +1,4 @@
-"""One conversation in the form of each API: chat messages as the tests make them, told as the other APIs have it."""
+"""One conversation in the form of each API: chat messages, and the same as the other APIs spell it."""
 
 from __future__ import annotations
 
@@ -67,22 +67,22 @@ def to_responses(chat: Sequence[Message]) -> list[Message]:
 
 def to_gemini(chat: Sequence[Message]) -> list[Message]:
     """The conversation as Gemini's contents: all results of a content's calls in one; thoughts are signed."""
-    made: list[Message] = []
+    converted: list[Message] = []
     names: dict[str, str] = {}
     for message in chat:
         role = message["role"]
         if role == "assistant":
-            made.append({"role": "model", "parts": _model_parts(message, names)})
+            converted.append({"role": "model", "parts": _model_parts(message, names)})
         elif role in ("tool", "function"):
             name = names.get(_id(message), message.get("name", "unknown"))
             part = {"functionResponse": {"name": name, "response": {"output": text_of_content(message["content"])}}}
-            if made and _is_results(made[-1]):
-                made[-1]["parts"].append(part)
+            if converted and _is_results(converted[-1]):
+                converted[-1]["parts"].append(part)
             else:
-                made.append({"role": "user", "parts": [part]})
+                converted.append({"role": "user", "parts": [part]})
         elif role not in SYSTEMS:
-            made.append({"role": "user", "parts": _user_parts(message["content"])})
-    return made
+            converted.append({"role": "user", "parts": _user_parts(message["content"])})
+    return converted
 
 
 def _model_parts(message: Message, names: dict[str, str]) -> list[Message]:

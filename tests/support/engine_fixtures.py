@@ -1,4 +1,4 @@
-"""Fitters of real parts for tests, and what must hold for every plan they make."""
+"""Engines of real parts for tests, and what must be true of every plan they make."""
 
 from __future__ import annotations
 
@@ -102,12 +102,12 @@ def packaged_marks() -> InjectedRules:
 
 
 class DictRecords:
-    """A recorder over a dictionary: the smallest honest one."""
+    """Records in dictionaries: the smallest store that does all that the engine needs."""
 
     def __init__(self) -> None:
         self.values: dict[tuple[bytes, bytes, str, bytes], bytes] = {}
-        self.lessons: dict[tuple[bytes, str], bytes] = {}
-        self.wishes: set[tuple[bytes, bytes]] = set()
+        self.routes: dict[tuple[bytes, str], bytes] = {}
+        self.requested: set[tuple[bytes, bytes]] = set()
 
     def prefix_key(self, tenant: bytes) -> bytes:
         return hashlib.sha256(b"key of " + tenant).digest()
@@ -115,14 +115,16 @@ class DictRecords:
     def item_key(self) -> bytes:
         return hashlib.sha256(b"key of items").digest()
 
-    async def newest(self, tenant: bytes, root: bytes, route: str, chains: Sequence[bytes]) -> tuple[int, bytes] | None:
-        keys = [(tenant, root, route, chain) for chain in chains]
+    async def newest(
+        self, tenant: bytes, root_hash: bytes, route: str, prefix_hashes: Sequence[bytes]
+    ) -> tuple[int, bytes] | None:
+        keys = [(tenant, root_hash, route, prefix_hash) for prefix_hash in prefix_hashes]
         return next(((i, self.values[key]) for i, key in enumerate(keys) if key in self.values), None)
 
     async def save(
-        self, tenant: bytes, root: bytes, route: str, chain: bytes, record: bytes, *, replace: bool = False
+        self, tenant: bytes, root_hash: bytes, route: str, prefix_hash: bytes, record: bytes, *, replace: bool = False
     ) -> bytes:
-        key = (tenant, root, route, chain)
+        key = (tenant, root_hash, route, prefix_hash)
         if replace:
             self.values[key] = record
         return self.values.setdefault(key, record)
@@ -133,19 +135,19 @@ class DictRecords:
     def version(self) -> None:
         return None
 
-    async def pop_request(self, tenant: bytes, root: bytes) -> str:
-        wished = (tenant, root) in self.wishes
-        self.wishes.discard((tenant, root))
-        return "now" if wished else ""
+    async def pop_request(self, tenant: bytes, root_hash: bytes) -> str:
+        is_requested = (tenant, root_hash) in self.requested
+        self.requested.discard((tenant, root_hash))
+        return "now" if is_requested else ""
 
     async def read_route(self, tenant: bytes, route: str) -> bytes | None:
-        return self.lessons.get((tenant, route))
+        return self.routes.get((tenant, route))
 
     def save_route(self, tenant: bytes, route: str, value: bytes) -> None:
-        self.lessons[tenant, route] = value
+        self.routes[tenant, route] = value
 
     def records(self) -> list[CompactionRecord]:
-        """Every record in the book, oldest place first."""
+        """Every record, that of the earliest boundary first."""
         records = [record for value in self.values.values() if (record := load(value, 10**6))]
         return sorted(records, key=lambda record: record.compaction.boundary)
 
@@ -435,7 +437,7 @@ def _carrier_misfit(own: bytes, carrier: bytes) -> str:
 
 
 def is_clip(was: Any, now: Any) -> bool:
-    """Whether *now* is *was* with some texts shortened."""
+    """True if *now* is *was* with some texts shortened."""
     if isinstance(was, dict) and isinstance(now, dict):
         if was.keys() != now.keys() or any(was[key] != now[key] for key in IDENTITIES if key in was):
             return False
@@ -448,7 +450,7 @@ def is_clip(was: Any, now: Any) -> bool:
 
 
 def is_replaced(was: Any, now: Any) -> bool:
-    """Whether *now* is the tool result *was* with a line, or head and end of it, in its place."""
+    """True if *now* is the tool result *was* with a line, or head and end of it, in its place."""
     if was.get("role") not in ("tool", "function") or was.keys() | {"content"} != now.keys():
         return False
     if any(was[key] != now[key] for key in was if key != "content"):

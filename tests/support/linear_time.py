@@ -29,5 +29,5 @@ def cpu_seconds(work: Callable[[], object]) -> float:
 
 
 def is_linear(work: Callable[[int], object], size: int) -> bool:
-    """Whether *work* of four times *size* takes less than eight times as long as that of *size*."""
+    """True if *work* of four times *size* takes less than eight times as long as that of *size*."""
     return cpu_seconds(lambda: work(FACTOR * size)) < MOST * max(LEAST, cpu_seconds(lambda: work(size)))

@@ -53,7 +53,7 @@ class OverflowClaim:
 
     @property
     def is_overflow(self) -> bool:
-        """Whether a smaller view would help."""
+        """True if a smaller view would help."""
         return self.kind == "overflow"
 
     def prior(self, circumstance: str) -> Prior:

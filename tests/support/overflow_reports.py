@@ -28,7 +28,7 @@ class ReportedError:
 
     @property
     def too_long(self) -> bool:
-        """Whether a smaller view would help."""
+        """True if a smaller view would help."""
         return self.kinds[0] in {"input", "input_plus_output", "payload"}
 
 

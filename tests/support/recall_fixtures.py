@@ -15,10 +15,7 @@ from tests.stub import Call, Stub
 from tests.support.answer_parser import ParsedAnswer, parse_answer
 from tests.support.api_formats import request_body
 from tests.support.sample_conversations import AGENT_TOOLS, agent_session
-from tests.support.server_tool_fixtures import (
-    ProxyInProcess,
-    proxy_in_process,
-)
+from tests.support.server_tool_fixtures import ProxyInProcess, proxy_in_process
 
 WINDOW = 8192
 FACT = "The vault's code word is kingfisher-4711."

@@ -1,4 +1,4 @@
-"""An engine with real parts around it, and upstreams that answer as they are told."""
+"""An engine with real parts around it, and upstreams that answer by a script."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ class ScriptedReply:
 
 
 class ScriptedUpstream:
-    """Keeps what it was sent and answers by *script*: a reply for each body."""
+    """Answers by *script*, a reply for each body; its lists are what it was sent, in order."""
 
     def __init__(self, script: Callable[[bytes], ScriptedReply]) -> None:
         self.bodies: list[bytes] = []
@@ -198,9 +198,9 @@ class EngineFixture:
         )
         self.engine = self.replica.engine
 
-    def _failed(self, where: FaultPhase, request_id: str, fault: Exception) -> None:
+    def _failed(self, phase: FaultPhase, request_id: str, fault: Exception) -> None:
         assert request_id == "r1"
-        self.faults.append((where, type(fault)))
+        self.faults.append((phase, type(fault)))
 
     def clock(self) -> float:
         self.time += 0.25

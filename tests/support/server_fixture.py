@@ -250,7 +250,7 @@ def chunk(data: bytes) -> bytes:
 
 
 async def eventually(check: Callable[[], object], seconds: float = 60.0) -> bool:
-    """Whether *check* turned true within *seconds*."""
+    """True if *check* turned true within *seconds*."""
     end = asyncio.get_running_loop().time() + seconds
     while not check():
         if asyncio.get_running_loop().time() > end:

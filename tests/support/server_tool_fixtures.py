@@ -88,7 +88,7 @@ async def proxy_in_process(
     store = await open_store(store_url, directory=folder, key=None, spawn=tasks.spawn, warn=lambda event, facts: None)
     upstream = open_upstream(settings)
     faults: list[tuple[str, str, Exception]] = []
-    noticed = Faults(lambda where, name, fault: faults.append((where, name, fault)))
+    noticed = Faults(lambda phase, name, fault: faults.append((phase, name, fault)))
     history = open_history(settings, store, tasks, lambda outcome, count: None, lambda event, facts: None)
     catalogue = open_catalogue(settings)
     config = ServerConfig(default_upstream="stub", usage_upstreams=frozenset({"stub"} if usage else ()))

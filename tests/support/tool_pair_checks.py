@@ -108,27 +108,27 @@ def content_violations(contents: Sequence[Message]) -> list[str]:
 
     They meet by name, and by id where both have one. The first content is the user's.
     """
-    found: list[str] = []
+    problems: list[str] = []
     waiting: list[Message] = []
     if contents and contents[0].get("role", "user") != "user":
-        found.append("contents[0]: the conversation must begin with a user turn")
+        problems.append("contents[0]: the conversation must begin with a user turn")
     for index, content in enumerate(contents):
         parts = content.get("parts") or ()
         results = [part.get("functionResponse", part.get("function_response")) for part in parts]
         results = [result for result in results if result is not None]
         if results and not waiting:
-            found.append(f"contents[{index}]: a function response turn must come right after a function call turn")
+            problems.append(f"contents[{index}]: a function response turn must come right after a function call turn")
         elif len(results) != len(waiting):
-            found.append(f"contents[{index}]: the number of function response parts is not that of the calls")
+            problems.append(f"contents[{index}]: the number of function response parts is not that of the calls")
         elif not _same_calls(waiting, results):
-            found.append(f"contents[{index}]: the function responses answer other calls")
+            problems.append(f"contents[{index}]: the function responses answer other calls")
         calls = [part.get("functionCall", part.get("function_call")) for part in parts]
         waiting = [call for call in calls if call is not None]
         if waiting and index and contents[index - 1].get("role") == "model":
-            found.append(f"contents[{index}]: a function call turn must come after a user or function response turn")
+            problems.append(f"contents[{index}]: a function call turn must come after a user or function response turn")
     if waiting:
-        found.append(f"contents[{len(contents)}]: the last function calls are not answered")
-    return found
+        problems.append(f"contents[{len(contents)}]: the last function calls are not answered")
+    return problems
 
 
 def _same_calls(calls: Sequence[Message], results: Sequence[Message]) -> bool:
