@@ -125,7 +125,7 @@ def advise(view: CountedView, report: Report, tools: ToolMap) -> Advice | None:
     Reads the text of one call at most.
     """
     total = report.tokens_after or 0
-    part = main_part(report.regions, list(item_parts(view)), total)
+    part = main_part(report.regions, list(item_parts(view, LARGE_PART * total)), total)
     if part is None:
         return None
     tool = target = ""
@@ -150,15 +150,20 @@ def main_part(regions: Mapping[str, int], items: list[Part], total: int) -> Part
     return max(parts, key=lambda part: part.tokens)
 
 
-def item_parts(view: CountedView) -> Iterator[Part]:
-    """Yield the items that stand in *view* as the client sent them, system items aside, in the provider's tokens."""
+def item_parts(view: CountedView, least: float = 0) -> Iterator[Part]:
+    """Yield the items of *least* tokens or more that stand in *view* as the client sent them, system items aside.
+
+    All tokens are the provider's.
+    """
     start, edited = _first_item(view)
     ratio = view.measured.known.token_ratio
-    items = view.measured.parsed.items
-    for index in range(start, len(items)):
-        kind = _ITEM_KINDS.get(items[index].role)
+    for index, item in enumerate(view.measured.parsed.items[start:], start):
+        tokens = int(item.tokens * ratio)
+        if tokens < least:
+            continue
+        kind = _ITEM_KINDS.get(item.role)
         if kind and index not in edited:
-            yield Part(kind, int(items[index].tokens * ratio), index)
+            yield Part(kind, tokens, index)
 
 
 def _first_item(view: CountedView) -> tuple[int, frozenset[int]]:

@@ -89,8 +89,9 @@ class SizedHead:
         before, after = self._before, self._after
         if not data.startswith(before):
             return None
-        end = data.find(b"\r", len(before), len(before) + _MOST_DIGITS + 1)
-        digits = data[len(before) : max(0, end)]
+        at = len(before)
+        end = data.find(b"\r", at, at + _MOST_DIGITS + 1)
+        digits = data[at : max(0, end)]
         # With spaces behind the digits they belong to ``after``: then it is no match, and the parser reads it.
         if not digits.isdigit() or not data.startswith(after, end):
             return None

@@ -33,7 +33,7 @@ from proxy.core.tokens.budget import TokenBudget
 from proxy.engine.features import Features
 from proxy.engine.learned_routes import KnownRoutes, LearnedRoutes
 from proxy.engine.ports import Cache, Records
-from proxy.engine.reading import CountedBody, LocatedBody, Reader
+from proxy.engine.reading import RECOUNTED, CountedBody, LocatedBody, Reader
 from proxy.engine.run import OBSERVED
 from proxy.offload import load_of, offload
 
@@ -177,7 +177,7 @@ class Measurer:
             addition=addition,
             anchor=self._learned.find_anchor(route, hashes),
             target=target or CompactionTarget(lower_output=policy.lower_output),
-            count=self._reader.recount(route.encoding, request.tenant, route.model),
+            count=self._reader.count(route.encoding, route.model, request.tenant, RECOUNTED),
             read_item=partial(self._reader.view_item, api_format, route.encoding, request.tenant, route.model),
             lay_out=reading.layout,
             read_facts=partial(

@@ -295,7 +295,10 @@ class _Decoder:
     def decode(self, body: bytes) -> Textual | None:
         """Return the textual body *body*; None if it may hold other input, or a deciding member twice."""
         names = self._deciding.findall(body)
-        if len(body) > MOST_BYTES or len(set(names)) < len(names) or ESCAPED_LETTER.search(body):
+        if len(body) > MOST_BYTES or len(set(names)) < len(names):
+            return None
+        # Looking for the backslash alone takes an eighth of the time, and short chats have none.
+        if body.find(b"\\") >= 0 and ESCAPED_LETTER.search(body):
             return None
         try:
             return self._decoder.decode(body)

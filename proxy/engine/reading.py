@@ -294,17 +294,15 @@ class Reader:
         located.hasher.file(self._prefixes, cached)
         return cached
 
-    def count(self, encoding: str, model: str = "", tenant: bytes | None = None) -> Meter:
-        """Counts text in *encoding*, media as *model* prices them; a ``LARGE`` text of *tenant* is counted once."""
+    def count(self, encoding: str, model: str = "", tenant: bytes | None = None, again_from: int = LARGE) -> Meter:
+        """Counts text in *encoding*, media as *model* prices them.
+
+        A text of *tenant* of *again_from* characters or more is counted once: see ``RECOUNTED``.
+        """
         count = self._counter.counter(encoding)
         if tenant is None:
             return Meter(count, prices(model), self._injected)
-        return Meter(count, prices(model), self._injected, partial(self._count_once, encoding, tenant), LARGE)
-
-    def recount(self, encoding: str, tenant: bytes, model: str = "") -> Meter:
-        """As ``count``, for texts of this tenant that come again: what is long is counted once."""
-        count, again = self._counter.counter(encoding), partial(self._count_once, encoding, tenant)
-        return Meter(count, prices(model), self._injected, again, RECOUNTED)
+        return Meter(count, prices(model), self._injected, partial(self._count_once, encoding, tenant), again_from)
 
     def _count_once(self, encoding: str, tenant: bytes, text: str) -> int:
         """Tokens of a long *text*, which are remembered."""
@@ -319,7 +317,7 @@ class Reader:
         name = name_in(scope_of(tenant, api_format.API, _measure(encoding, model), "view"), raw)
         item = self._items.get(name)
         if item is None:
-            item = self._items[name] = api_format.read_item(raw, self.recount(encoding, tenant, model))
+            item = self._items[name] = api_format.read_item(raw, self.count(encoding, model, tenant, RECOUNTED))
         return item
 
     def count_tools(self, encoding: str, model: str) -> Callable[[str], int]:

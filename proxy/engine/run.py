@@ -31,7 +31,7 @@ from proxy.core.overflow.kinds import Overflow
 from proxy.core.report import ADDED_STAGES, BUDGET_UNREACHABLE, SERVED, Outcome, Report
 from proxy.core.request import ITEMS_KEPT, Request, public_session_name
 from proxy.core.tokens.budget import Allocation, borrowed
-from proxy.core.tokens.counting import add_up, regions, to_provider_tokens
+from proxy.core.tokens.counting import regions, to_provider_tokens
 from proxy.core.tool_calls import files_read, needless_items
 from proxy.core.waste import LARGE
 from proxy.engine.ports import Clock, Reply
@@ -372,8 +372,8 @@ def _newest_part(view: CountedView) -> dict[str, Any]:
     waste: dict[str, int] = {}
     if view.edits.compacted_now:
         waste = needless_items(items, counts.beside.injected)
-    newest = add_up(items[unread_from(items, len(items)) :])
-    members: dict[str, Any] = {"newest_tokens": int(newest.history * ratio)}
+    newest = sum(item.tokens for item in items[unread_from(items, len(items)) :] if item.role != "system")
+    members: dict[str, Any] = {"newest_tokens": int(newest * ratio)}
     if 0 < large < fresh:
         waste["fresh_results"] = fresh
     if 0 < large < largest:

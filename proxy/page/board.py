@@ -330,14 +330,17 @@ class Board:
         model = report.model
         if model not in self._models and len(self._models) >= MOST_MODELS:
             model = OTHER
-        totals = self._models.setdefault(model, Totals())
+        totals = self._models.get(model)
+        if totals is None:
+            totals = self._models[model] = Totals()
+        usage = report.usage
         totals.requests += 1
         totals.refused += report.outcome == "refused"
         totals.before += report.tokens_before or 0
         totals.sent += report.tokens_sent or 0
-        totals.input += report.usage.input_tokens or 0
-        totals.cached += report.usage.cached_tokens or 0
-        totals.output += report.usage.output_tokens or 0
+        totals.input += usage.input_tokens or 0
+        totals.cached += usage.cached_tokens or 0
+        totals.output += usage.output_tokens or 0
         if report.applied and report.api != COUNTS:
             totals.removed += report.tokens_removed
             totals.compactions += report.event

@@ -22,7 +22,16 @@ from proxy.core.conversation import lay_out, prefix_hashes
 from proxy.core.errors import InvalidRequest
 from proxy.core.tokens.media import prices
 from proxy.core.tokens.tools import tools_tokens
-from proxy.engine.reading import PREFIX_FROM, CountedBody, Prefix, PrefixHasher, Reader, name_in, scope_of
+from proxy.engine.reading import (
+    PREFIX_FROM,
+    RECOUNTED,
+    CountedBody,
+    Prefix,
+    PrefixHasher,
+    Reader,
+    name_in,
+    scope_of,
+)
 from proxy.offload import LARGE
 from tests.support import conversation_strategies
 from tests.support.sample_conversations import AGENT_TOOLS, agent_session, chat_turn
@@ -356,10 +365,10 @@ def test_what_comes_again_is_counted_once_for_each_tenant() -> None:
     """A long text that stands in every view is counted once; another tenant's, or another encoding's, anew."""
     caching, text = ReaderWithCaches(), "a summary " * 200
     for _ in range(3):
-        assert caching.reader.recount("narrow", ANN)(text) == len(text)
+        assert caching.reader.count("narrow", "", ANN, RECOUNTED)(text) == len(text)
     assert caching.counter.counted[text] == 1
-    assert caching.reader.recount("wide", ANN)(text) == 2 * len(text)
-    assert caching.reader.recount("narrow", BOB)(text) == len(text)
+    assert caching.reader.count("wide", "", ANN, RECOUNTED)(text) == 2 * len(text)
+    assert caching.reader.count("narrow", "", BOB, RECOUNTED)(text) == len(text)
     assert caching.counter.counted[text] == 3
 
 
@@ -452,9 +461,13 @@ async def test_a_large_text_is_counted_once_for_a_tenant() -> None:
     """What clips it counts it again, by the same name; another tenant's is counted anew."""
     caching, text = ReaderWithCaches(), "x" * LARGE
     await caching.read(whole([{"role": "user", "content": text}]))
-    assert caching.reader.recount("narrow", ANN)(text) == caching.reader.count("narrow", "", ANN)(text) == LARGE
+    assert (
+        caching.reader.count("narrow", "", ANN, RECOUNTED)(text)
+        == caching.reader.count("narrow", "", ANN)(text)
+        == LARGE
+    )
     assert caching.counter.counted[text] == 1
-    caching.reader.recount("narrow", BOB)(text)
+    caching.reader.count("narrow", "", BOB, RECOUNTED)(text)
     assert caching.counter.counted[text] == 2
 
 

@@ -109,6 +109,10 @@ def _read(message: dict[str, Any], count: Count, large: bool) -> Item:
 
 def _weigh(message: dict[str, Any], called: Sequence[dict[str, Any]], count: Count) -> tuple[int, int, int]:
     """Return the tokens of a message with the calls *called*: of its text, of its media, and those that are a guess."""
+    text = PER_MESSAGE + PER_CALL * len(called) + PER_NAME * bool(message.get("name"))
+    text += sum(map(count, _counted(message, called)))
+    if not isinstance(message.get("content"), list):
+        return text, 0, 0
     prices = prices_of(count)
     media = guess = 0
     for part in _parts(message):
@@ -118,8 +122,7 @@ def _weigh(message: dict[str, Any], called: Sequence[dict[str, Any]], count: Cou
         media += tokens
         if is_guess(part):
             guess += tokens
-    text = PER_MESSAGE + PER_CALL * len(called) + PER_NAME * bool(message.get("name"))
-    return text + sum(count(piece) for piece in _counted(message, called)), media, guess
+    return text, media, guess
 
 
 def _tokens(raw: bytes, count: Count) -> int:
