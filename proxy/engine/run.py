@@ -8,6 +8,8 @@ from __future__ import annotations
 import base64
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import takewhile
+from operator import attrgetter
 from typing import Any, Final
 
 import msgspec
@@ -355,6 +357,9 @@ def _optional_part(view: CountedView, allocation: Allocation | None, by_region: 
     return members
 
 
+_ANSWERS: Final = attrgetter("answers")
+
+
 def _newest_part(view: CountedView) -> dict[str, Any]:
     """The members of a report about what no request has held before.
 
@@ -362,12 +367,10 @@ def _newest_part(view: CountedView) -> dict[str, Any]:
     still be asked for in a narrower way. ``repeated_prefix`` is the share of the view that the request before began
     with too, if its client repeats its history: system text and tools after a compaction.
     """
-    measured, layout, fresh, largest = view.measured, view.layout, 0, 0
+    measured, layout = view.measured, view.layout
     items, counts, ratio = measured.parsed.items, measured.counts, measured.known.token_ratio
-    for item in reversed(items):
-        if not item.answers:
-            break
-        fresh, largest = fresh + item.tokens, max(largest, item.tokens)
+    results = [item.tokens for item in takewhile(_ANSWERS, reversed(items))]
+    fresh, largest = sum(results), max(results, default=0)
     large = LARGE * (view.budget.input - counts.total + fresh)
     waste: dict[str, int] = {}
     if view.edits.compacted_now:
