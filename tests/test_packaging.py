@@ -20,6 +20,7 @@ import zipfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from email import message_from_string
+from email.message import Message
 from importlib.metadata import distribution, packages_distributions
 from pathlib import Path
 from typing import Any
@@ -204,12 +205,16 @@ def test_archives_are_the_same_bytes_each_time_and_fit_for_an_index(built: list[
     call([sys.executable, "-m", "twine", "--no-color", "check", "--strict", *sorted(built[0].iterdir())], ROOT)
 
 
-def pages(wheel: Path) -> dict[str, str]:
-    """The project's addresses in the metadata of *wheel*, by their label."""
+def metadata_of(wheel: Path) -> Message:
+    """What an index reads in *wheel*; its payload is the page that it shows."""
     with zipfile.ZipFile(wheel) as archive:
         (name,) = [name for name in archive.namelist() if name.endswith(".dist-info/METADATA")]
-        metadata = message_from_string(archive.read(name).decode())
-    return dict(line.split(", ") for line in metadata.get_all("Project-URL", []))
+        return message_from_string(archive.read(name).decode())
+
+
+def pages(wheel: Path) -> dict[str, str]:
+    """The project's addresses in the metadata of *wheel*, by their label."""
+    return dict(line.split(", ") for line in metadata_of(wheel).get_all("Project-URL", []))
 
 
 @pytest.mark.slow
@@ -229,12 +234,18 @@ def test_a_wheel_names_the_pages_of_its_source_archive(tmp_path: Path) -> None:
         "Documentation": f"{source}/tree/v{PROJECT['version']}/docs",
         "Changelog": f"{source}/blob/v{PROJECT['version']}/CHANGELOG.md",
     }
+    shown = str(metadata_of(wheel).get_payload())
+    assert f"]({source}/blob/v{PROJECT['version']}/docs/benchmarks.md)" in shown
+    assert f'src="{source}/raw/v{PROJECT["version"]}/docs/page-light.png"' in shown
+    targets = re.findall(r"\]\(([^)]+)\)", shown) + re.findall(r'(?:src|srcset)="([^"]+)"', shown)
+    assert [target for target in targets if not target.startswith(("https://", "#"))] == []
 
 
 @pytest.mark.slow
 def test_a_checkout_names_no_pages(installed: Installed) -> None:
-    """Whose it is, a checkout cannot know."""
+    """Whose it is, a checkout cannot know: its README stays as it is."""
     assert pages(installed.wheel) == {}
+    assert metadata_of(installed.wheel).get_payload() == (ROOT / "README.md").read_text("utf-8")
 
 
 def test_command_line_loads_no_heavy_library(installed: Installed) -> None:
