@@ -364,9 +364,7 @@ def _tagged_arguments(match: re.Match[str], text: str, name: str) -> dict[str, s
 def with_written_call(
     item: Item, entry: ItemText, text_format: TextToolFormat, call: Callable[[str, str], Call]
 ) -> Item:
-    """Return *item* with the facts of the calls that a model wrote as text in its words, *entry*."""
-    if item.role != "assistant" or item.calls:
-        return item
+    """Return a model's *item*, which makes no calls of the API, with the facts of those in its words, *entry*."""
     calls = [(name, call(name, arguments)) for name, arguments in text_format.find_calls(entry.text)]
     # The result of a protected tool, such as a question, is what the user answered: it stays a user's message.
     tools = tuple(dict.fromkeys(name_digest(name) for name, facts in calls if facts.kind != "protected"))
@@ -402,6 +400,9 @@ def join_written_results(items: Sequence[Item], start: int) -> tuple[Item, ...]:
 
     Each depends only on the items before it, so that it is the same in every later request.
     """
+    new = tuple(items[start:])
+    if not any(item.role == "user" and item.facts is not None and item.facts.written_result for item in new):
+        return new
     call_index, tools = _last_written_calls(items, start)
     joined: list[Item] = []
     for index in range(start, len(items)):

@@ -248,8 +248,7 @@ class Reader:
         count = self.count(encoding, model, tenant)
         scope = scope_of(tenant, api_format.API, measure)
         items = seen + self._read_items(api_format, count, scope, located.body, spans[len(seen) :])
-        if any(item.role == "user" for item in items[len(seen) :]):
-            items = seen + join_written_results(items, len(seen))
+        items = seen + join_written_results(items, len(seen))
         roles = add_up(items, roles)
         around = prefix.around if prefix is not None else None
         if around is None or around.envelope_name != located.envelope_name:
@@ -440,9 +439,10 @@ def with_facts(api_format: ApiFormat, item: Item, raw: bytes, count: Callable[[s
     if item.role == "user":
         return with_written_result(item, raw, api_format.read_item_text, tools.text_format, tools.call, count)
     entry = api_format.read_item_text(raw)
-    return with_written_call(
-        replace(item, facts=facts_of(entry, tools.call, count)), entry, tools.text_format, tools.call
-    )
+    item = replace(item, facts=facts_of(entry, tools.call, count))
+    if item.role == "assistant" and not item.calls:
+        return with_written_call(item, entry, tools.text_format, tools.call)
+    return item
 
 
 def _read_numbers(api_format: ApiFormat, raw: bytes, count: Callable[[str], int], tools: ToolMap) -> Item:

@@ -115,14 +115,14 @@ class Digest:
 
 def digest_of(entries: Sequence[ItemText], tokens: int, count: Count, known: str = "") -> Digest:
     """The best digest of *entries* in at most about *tokens*. Names that the text *known* holds are left out."""
-    names = _Names()
-    names.read(entries)
+    arguments = [[plain_arguments(each) for _, each in entry.calls] for entry in entries]
+    names = _Names(entries, arguments)
     sized = Sizes(count)
     errors = sized.fill((line for line in _error_lines(entries) if line not in known), int(tokens * ERROR_SHARE))
     commands = sized.fill(_commands(entries), int(tokens * COMMAND_SHARE))
     room = tokens - sum(sized(line) + LABEL for line in (*errors, *commands))
     shown = Shown(known)
-    files = sized.fill(filter(shown.is_new, _files(entries)), int(room * FILE_SHARE))
+    files = sized.fill(filter(shown.is_new, _files(arguments)), int(room * FILE_SHARE))
     room -= sum(map(sized, files))
     other_worths = best_by_length(names.worths(), max(0, tokens))
     for name in other_worths:
@@ -144,31 +144,26 @@ def digest_of(entries: Sequence[ItemText], tokens: int, count: Count, known: str
 
 
 class _Names:
-    """The names of a digest's entries, and their mentions.
+    """The names in *entries* and in the *arguments* of their calls, and the mentions of each.
 
     ``mentions`` are the numbers of texts that mention each name, by the worth of the mention. ``recency`` is the factor
-    by which the newest mention of each name raises its worth.
+    by which the newest mention of each name raises its worth. Names of people and places count only if there is no
+    call.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, entries: Sequence[ItemText], arguments: Sequence[Sequence[str]]) -> None:
         self.mentions: dict[float, dict[str, int]] = defaultdict(dict)
         self.recency: dict[str, float] = {}
+        self.is_chat = not any(arguments)
         self._finder = NameFinder()
-        self.is_chat = False
-
-    def read(self, entries: Sequence[ItemText]) -> None:
-        """Add the names in *entries*; those of people and places only if there is no call."""
-        self.is_chat = not any(entry.calls for entry in entries)
-        total = max(1, len(entries))
         for index, entry in enumerate(entries):
-            recency = OLDEST + (1 - OLDEST) * ((index + 1) / total)
+            recency = OLDEST + (1 - OLDEST) * ((index + 1) / len(entries))
             text = entry.text
             if entry.role == "tool":
                 text = without_line_numbers(text)
             self._add(text, WRITTEN[entry.role], recency)
-            for name, arguments in entry.calls:
-                self._add(name, CALLED, recency)
-                self._add(plain_arguments(arguments), CALLED, recency)
+            for called in (*(name for name, _ in entry.calls), *arguments[index]):
+                self._add(called, CALLED, recency)
 
     def numbers(self) -> set[str]:
         """The names that are numbers, and no titles."""
@@ -337,12 +332,12 @@ class Shown:
         return True
 
 
-def _files(entries: Sequence[ItemText]) -> Iterator[str]:
+def _files(arguments: Sequence[Sequence[str]]) -> Iterator[str]:
     """Distinct paths that are a whole argument of a call, newest first."""
     seen: set[str] = set()
-    for entry in reversed(entries):
-        for _, arguments in reversed(entry.calls):
-            for value in plain_arguments(arguments).split("\n"):
+    for of_entry in reversed(arguments):
+        for text in reversed(of_entry):
+            for value in text.split("\n"):
                 if 2 < len(value) <= LONGEST and value not in seen and PATH.fullmatch(value):
                     seen.add(value)
                     yield value
@@ -358,17 +353,17 @@ def _error_lines(entries: Sequence[ItemText]) -> Iterator[str]:
         if not _may_fail(text):
             continue
         for line in map(str.strip, text.splitlines()):
-            if len(line) <= LONGEST and line not in seen and _FAILURE.search(line) and _reports_failure(line):
+            if len(line) <= LONGEST and line not in seen and _reports_failure(line):
                 seen.add(line)
                 yield line
                 break
 
 
 def _reports_failure(line: str) -> bool:
-    """True if *line*, which speaks of one, reports a failure: not only a total of none, nor what a listed file says."""
-    if _LISTED.match(line):
+    """True if *line* reports a failure: a total of none is no failure, and what a listed file says is code."""
+    if not _FAILURE.search(line) or _LISTED.match(line):
         return False
-    return not _NO_FAILURE.search(line) or _FAILURE.search(_NO_FAILURE.sub("", line)) is not None
+    return _FAILURE.search(_NO_FAILURE.sub("", line)) is not None
 
 
 def _may_fail(text: str) -> bool:

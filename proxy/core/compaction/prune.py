@@ -112,19 +112,22 @@ class PruneRange:
     placeholders: tuple[Placeholder, ...] = ()
     reduced: Mapping[int, int] = field(default_factory=dict)
 
-    def savings(self) -> dict[int, int]:
-        """The tokens that replacing each result saves, by index."""
+    def savings(self, least: int) -> dict[int, int]:
+        """The tokens that replacing each result saves, by index; without those that save less than *least*."""
         replaced = {each.index for each in self.placeholders}
         savings: dict[int, int] = {}
         for index in range(self.start, self.end):
             item = self.items[index]
             if item.answers and index not in replaced:
-                savings[index] = self.reduced.get(index, item.tokens) - placeholder_tokens(item)
+                saved = self.reduced.get(index, item.tokens) - placeholder_tokens(item)
+                if saved >= least:
+                    savings[index] = saved
         return savings
 
-    def pairs(self, indexes: Collection[int]) -> list[Pair]:
-        """The results at *indexes*, each with its call, in order."""
-        return [pair for pair in pairs_of(self.items, self.start, self.end) if pair.index in indexes]
+    def pairs(self) -> list[Pair]:
+        """The results that still stand, each with its call, in order."""
+        replaced = {each.index for each in self.placeholders}
+        return [pair for pair in pairs_of(self.items, self.start, self.end) if pair.index not in replaced]
 
 
 def prune_pass(
@@ -134,21 +137,21 @@ def prune_pass(
 
     None if they cannot save so many: a pass that saves too little would change the prompt in vain.
     """
-    sums = among.layout.result_sums
-    if sums[among.end] - sums[among.start] < need:
+    savings = among.savings(rules.min_saving)
+    if sum(savings.values()) < need:
         return None
-    savings = among.savings()
-    pairs = among.pairs(savings)
-    referenced = {each.same_as for each in among.placeholders}
-    duplicates = _worthwhile_duplicates(pairs, savings, referenced, rules)
+    pairs = among.pairs()
+    candidates = savings.keys() - {each.same_as for each in among.placeholders}
+    duplicates: dict[int, Placeholder] = {}
+    if rules.dedup is not None:
+        found = find_duplicates(pairs, rules.dedup)
+        duplicates = {each.index: each for each in found if each.index in candidates}
     need -= sum(savings[index] for index in duplicates)
     if duplicates and need <= 0:
         return tuple(sorted(duplicates.values())), ("dedup",)
     if rules.prune is None:
         return None
-    prune = rules.prune.scaled(window)
-    worthwhile = {index for index, saved in savings.items() if saved >= rules.min_saving}
-    pruned = _pruned(among, pairs, worthwhile.difference(duplicates, referenced), need, savings, prune)
+    pruned = _pruned(among, pairs, candidates.difference(duplicates), need, savings, rules.prune.scaled(window))
     if not pruned:
         return None
     chosen = _without_references_to(pruned, duplicates) | pruned
@@ -170,18 +173,6 @@ def oldest_results(pairs: Sequence[Pair], items: Sequence[Item], over: int) -> t
     if over > 0:
         return None
     return tuple(chosen)
-
-
-def _worthwhile_duplicates(
-    pairs: Sequence[Pair], savings: Mapping[int, int], referenced: Collection[int], rules: PrunePassRules
-) -> dict[int, Placeholder]:
-    """The duplicates that save enough and that no earlier placeholder refers to, by index."""
-    chosen: dict[int, Placeholder] = {}
-    if rules.dedup is not None:
-        for duplicate in find_duplicates(pairs, rules.dedup):
-            if savings[duplicate.index] >= rules.dedup.min_saving and duplicate.index not in referenced:
-                chosen[duplicate.index] = duplicate
-    return chosen
 
 
 def _pruned(

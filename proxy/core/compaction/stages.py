@@ -9,6 +9,7 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 from msgspec import structs
 
@@ -191,25 +192,22 @@ class Stages:
             last_cut = last.cut
         first, end = bisect_right(cuts, last_cut), bisect_left(cuts, boundary)
 
-        def folded(at: int) -> Compaction:
-            return self._folded(boundary, cuts[at], limit, last, bare=bare)
-
+        folded = partial(self._folded, boundary, limit, last, bare)
         newest = self._newest_round(first, end)
         if first <= newest < end - 1:
             most = levels.high
             if cuts[newest] < unread_from(self._items, boundary) < boundary:
                 most = levels.budget  # a part of the newest round is unread
-            if folded(newest).view_tokens > most:
+            if folded(cuts[newest]).view_tokens > most:
                 newest = end - 1  # the newest round is too large to stay beside the user items that follow it
         if first > newest:
             return None
-        smallest = folded(newest)
+        smallest = folded(cuts[newest])
         if smallest.view_tokens > levels.goal:
             return smallest
         # The later the cut, the smaller the view.
-        reaching = range(first, newest + 1)
-        oldest = bisect_left(reaching, True, key=lambda at: folded(at).view_tokens <= levels.goal)
-        return folded(reaching[oldest])
+        oldest = bisect_left(cuts, True, first, newest, key=lambda cut: folded(cut).view_tokens <= levels.goal)
+        return folded(cuts[oldest])
 
     def truncate(
         self, boundary: int, last: Compaction | None, levels: Levels, target: int, among: range | None = None
@@ -308,7 +306,7 @@ class Stages:
             at -= 1
         return at
 
-    def _folded(self, boundary: int, cut: int, limit: int, last: Compaction | None, *, bare: bool) -> Compaction:
+    def _folded(self, boundary: int, limit: int, last: Compaction | None, bare: bool, cut: int) -> Compaction:
         """The fold of all items before *cut*; items from there on stay as they are after *last*."""
         anchors = self._layout.verbatim_users(boundary, cut)
         block, text = self._block_tokens(cut, anchors, limit)

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec import structs
 
 from proxy.core.apis import chat
 from proxy.core.compaction.prune import (
@@ -24,7 +25,7 @@ from proxy.core.compaction.prune import (
     rank_prunable,
 )
 from proxy.core.compaction.record import placeholder_tokens
-from proxy.core.conversation import Item, ItemText, lay_out, unread_from
+from proxy.core.conversation import UNREAD, FactsMissing, Item, ItemText, lay_out, unread_from
 from proxy.core.tool_calls import Pair, facts_of, pairs_of
 from tests.support.conversation_strategies import Message, agent_sessions
 from tests.support.engine_fixtures import chat_body, count_tokens, message_slices, read_one, tool_map_of_package
@@ -314,6 +315,17 @@ def test_what_was_made_smaller_before_saves_no_more_than_it_takes(messages: list
         items = stretch.items
         saved = sum(sizes.get(s.index, items[s.index].tokens) - placeholder_tokens(items[s.index]) for s in found[0])
         assert saved >= need
+
+
+def test_results_that_save_too_little_together_are_not_looked_at() -> None:
+    """Without the facts of calls, which only a closer look needs, it is seen that no placeholders can save enough."""
+    stretch = stretch_of(coding_session(4, 300))
+    unread = [item if item.facts is None else structs.replace(item, facts=UNREAD) for item in stretch.items]
+    most = sum(stretch.savings(RULES.min_saving).values())
+    assert most > 0
+    assert prune_pass(replace(stretch, items=unread), most + 1, 200_000, RULES) is None
+    with pytest.raises(FactsMissing):
+        prune_pass(replace(stretch, items=unread), most, 200_000, RULES)
 
 
 def test_what_no_model_has_read_is_not_pruned() -> None:
