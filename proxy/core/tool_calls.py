@@ -14,10 +14,9 @@ import json
 import re
 import struct
 import zlib
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
-from operator import attrgetter
 from typing import Any, Final
 
 import msgspec
@@ -26,9 +25,8 @@ from msgspec.structs import replace
 from proxy.core.apis.json_edit import JSON_BEGINNINGS, quoted, spare_tokens
 from proxy.core.apis.json_scan import elements, members
 from proxy.core.apis.json_steps import decode, parse
-from proxy.core.conversation import NO_FACTS, Call, Injected, Item, ItemFacts, ItemText, Result, WrittenResult
+from proxy.core.conversation import NO_FACTS, Call, Item, ItemFacts, ItemText, Result, WrittenResult
 from proxy.core.lazy_pattern import lazy_pattern
-from proxy.core.waste import repeated_skills
 
 OPENING = 20
 """Characters of a result by which a quotation of it is recognised."""
@@ -145,61 +143,6 @@ def pairs_of(items: Sequence[Item], start: int, end: int) -> list[Pair]:
             Pair(index, at, *calls[name], facts.results[at]) for at, name in enumerate(item.answers) if name in calls
         ]
     return pairs
-
-
-def files_read(items: Sequence[Item], start: int = 0, without: Collection[int] = ()) -> int:
-    """Return how many different files the results in ``items[start:]`` show, but for those of the items *without*.
-
-    Raises ``FactsMissing`` if the facts of calls and results were not read.
-    """
-    pairs = [pair for pair in pairs_of(items, start, len(items)) if pair.index not in without]
-    paths = [pair.call.paths for pair in pairs if pair.call.kind == "file_read" and pair.result.ok]
-    return len({path for each in paths for path in each})
-
-
-LISTINGS: Final = frozenset({"list", "glob", "grep"})
-"""Kinds of calls whose results list names or lines."""
-
-LONG_LISTING: Final = 500
-"""Tokens from which a listing is worth a narrower call."""
-
-_SHORT_MESSAGE: Final = 50
-"""Tokens of a message that may well be sent twice, such as a word to go on."""
-
-_SHORT_RESULT: Final = 200
-"""Bytes of a result that may well be there twice, such as a word that something worked."""
-
-
-def needless_items(items: Sequence[Item], system: Sequence[Injected] = ()) -> dict[str, int]:
-    """Return tokens that a client could do without: repeated messages, results and skills, and long listings.
-
-    *system* are the injected parts of the system text before the items. Raises ``FactsMissing`` if the facts of calls
-    and results were not read.
-    """
-    tokens = {"repeated_message": _repeated_messages(items), "repeated_result": 0, "listing": 0}
-    if system or any(map(_INJECTED, items)):
-        tokens["skill"] = repeated_skills(items, system)
-    seen: set[int] = set()
-    for pair in pairs_of(items, 0, len(items)):
-        item, result = items[pair.index], pair.result
-        results = item.facts.results if item.facts is not None else ()
-        # An item may hold several results: each takes its part of the item by its bytes.
-        size = item.tokens * result.size // max(1, sum(each.size for each in results))
-        if result.digest in seen and result.size > _SHORT_RESULT:
-            tokens["repeated_result"] += size
-        elif pair.call.kind in LISTINGS and size >= LONG_LISTING:
-            tokens["listing"] += size
-        seen.add(result.digest)
-    return {kind: count for kind, count in tokens.items() if count}
-
-
-_INJECTED = attrgetter("injected")
-
-
-def _repeated_messages(items: Sequence[Item]) -> int:
-    messages = [item for item in items if item.role in ("system", "user") and item.tokens >= _SHORT_MESSAGE]
-    first = {item.digest: item.tokens for item in messages}
-    return sum(item.tokens for item in messages) - sum(first.values())
 
 
 def _mentions(text: str) -> bytes:
@@ -401,7 +344,7 @@ def join_written_results(items: Sequence[Item], start: int) -> tuple[Item, ...]:
     Each depends only on the items before it, so that it is the same in every later request.
     """
     new = tuple(items[start:])
-    if not any(item.role == "user" and item.facts is not None and item.facts.written_result for item in new):
+    if not any(map(_written_result, new)):
         return new
     call_index, tools = _last_written_calls(items, start)
     joined: list[Item] = []
@@ -410,13 +353,20 @@ def join_written_results(items: Sequence[Item], start: int) -> tuple[Item, ...]:
         if item.role == "assistant":
             call_index, tools = index, _called_tools(item)
         elif item.role == "user":
-            written = item.facts.written_result if item.facts is not None else None
+            written = _written_result(item)
             if written is not None and _may_answer(written.tool, tools):
                 item = replace(item, role="tool", answers=(written_id(call_index),))
             else:
                 tools = ()
         joined.append(item)
     return tuple(joined)
+
+
+def _written_result(item: Item) -> WrittenResult | None:
+    """Return the result that a user's *item* begins with; None if it begins otherwise."""
+    if item.role != "user" or item.facts is None:
+        return None
+    return item.facts.written_result
 
 
 def _called_tools(item: Item) -> tuple[int, ...]:

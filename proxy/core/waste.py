@@ -1,4 +1,4 @@
-"""Repeated paragraphs and skills, and large new results, which fill a window without need.
+"""What fills a window: the files that were read, and repetitions, long listings and large new results without need.
 
 A paragraph ends at an empty line. A tool result is fresh in the first request that it stands in: from then on the model
 has read it, and what it holds could still have been requested in a narrower way.
@@ -6,11 +6,12 @@ has read it, and what it holds could still have been requested in a narrower way
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from itertools import chain
 from typing import Final, NamedTuple
 
-from proxy.core.conversation import Injected, Item
+from proxy.core.conversation import NO_FACTS, Injected, Item
+from proxy.core.tool_calls import Pair, pairs_of
 
 LARGE: Final = 0.30
 """Share of the room left from which fresh results are worth a warning, each alone or all together."""
@@ -20,6 +21,18 @@ SHORTEST: Final = 200
 
 EXCERPT: Final = 60
 """Characters by which a paragraph is named."""
+
+_LISTINGS: Final = frozenset({"list", "glob", "grep"})
+"""Kinds of calls whose results list names or lines."""
+
+_LONG_LISTING: Final = 500
+"""Tokens from which a listing is worth a narrower call."""
+
+_SHORT_MESSAGE: Final = 50
+"""Tokens of a message that may well be sent twice, such as a word to go on."""
+
+_SHORT_RESULT: Final = 200
+"""Bytes of a result that may well be there twice, such as a word that something worked."""
 
 
 class RepeatedParagraph(NamedTuple):
@@ -107,3 +120,49 @@ def fresh_results(items: Sequence[Item], total: int, room: int) -> FreshResults:
         tokens.append((index, items[index].tokens))
     newest = sum(size for _, size in tokens)
     return FreshResults(tuple(reversed(tokens)), room - total + newest)
+
+
+def files_read(items: Sequence[Item], start: int = 0, without: Collection[int] = ()) -> int:
+    """Return how many different files the results in ``items[start:]`` show, but for those of the items *without*.
+
+    Raises ``FactsMissing`` if the facts of calls and results were not read.
+    """
+    pairs = [pair for pair in pairs_of(items, start, len(items)) if pair.index not in without]
+    paths = [pair.call.paths for pair in pairs if pair.call.kind == "file_read" and pair.result.ok]
+    return len({path for each in paths for path in each})
+
+
+def needless_items(items: Sequence[Item], system: Sequence[Injected] = ()) -> dict[str, int]:
+    """Return tokens that a client could do without: repeated messages, results and skills, and long listings.
+
+    *system* are the injected parts of the system text before the items. Raises ``FactsMissing`` if the facts of calls
+    and results were not read.
+    """
+    tokens = {"repeated_message": _repeated_messages(items), "repeated_result": 0, "listing": 0}
+    if system or any(item.injected for item in items):
+        tokens["skill"] = repeated_skills(items, system)
+    pairs = pairs_of(items, 0, len(items))
+    seen: set[int] = set()
+    for pair, size in zip(pairs, _result_tokens(items, pairs), strict=True):
+        result = pair.result
+        if result.digest in seen and result.size > _SHORT_RESULT:
+            tokens["repeated_result"] += size
+        elif pair.call.kind in _LISTINGS and size >= _LONG_LISTING:
+            tokens["listing"] += size
+        seen.add(result.digest)
+    return {kind: count for kind, count in tokens.items() if count}
+
+
+def _result_tokens(items: Sequence[Item], pairs: Sequence[Pair]) -> list[int]:
+    """Return the tokens of each result of *pairs*: of an item that holds several, its part by its bytes."""
+    whole: dict[int, int] = {}
+    for index in {pair.index for pair in pairs}:
+        facts = items[index].facts or NO_FACTS
+        whole[index] = max(1, sum(result.size for result in facts.results))
+    return [items[pair.index].tokens * pair.result.size // whole[pair.index] for pair in pairs]
+
+
+def _repeated_messages(items: Sequence[Item]) -> int:
+    messages = [item for item in items if item.role in ("system", "user") and item.tokens >= _SHORT_MESSAGE]
+    first = {item.digest: item.tokens for item in messages}
+    return sum(item.tokens for item in messages) - sum(first.values())

@@ -34,8 +34,7 @@ from proxy.core.report import ADDED_STAGES, BUDGET_UNREACHABLE, SERVED, Outcome,
 from proxy.core.request import ITEMS_KEPT, Request, public_session_name
 from proxy.core.tokens.budget import Allocation, borrowed
 from proxy.core.tokens.counting import regions, to_provider_tokens
-from proxy.core.tool_calls import files_read, needless_items
-from proxy.core.waste import LARGE
+from proxy.core.waste import LARGE, files_read, needless_items
 from proxy.engine.ports import Clock, Reply
 from proxy.engine.replies import DrainedReply
 

@@ -18,9 +18,7 @@ from proxy.core.tool_calls import (
     as_result,
     facts_of,
     failure_line,
-    files_read,
     join_written_results,
-    needless_items,
     pairs_of,
     replace_written_result,
     unpack_mentions,
@@ -259,56 +257,3 @@ def test_items_are_settled_the_same_in_every_later_request() -> None:
 def test_nothing_written_is_ever_an_error(text: str, piece: str) -> None:
     """Any text in either role is an item."""
     assert len(read(spoken(piece + text), given_back(piece + text), given_back([{"type": "text", "text": text}]))) == 3
-
-
-def conversation(*calls: tuple[str, dict[str, Any], str]) -> list[Item]:
-    """The items of calls (tool, arguments, result), each with its result."""
-    items = []
-    for at, (tool, arguments, text) in enumerate(calls):
-        call = {"id": f"c{at}", "type": "function", "function": {"name": tool, "arguments": json.dumps(arguments)}}
-        for message in (
-            {"role": "assistant", "content": None, "tool_calls": [call]},
-            {"role": "tool", "tool_call_id": f"c{at}", "content": text},
-        ):
-            items.append(read_one(chat, json.dumps(message).encode(), count_tokens, tool_map_of_package()))
-    return items
-
-
-def test_files_are_counted_once() -> None:
-    """Only readings that succeeded count, each file once, and not those that left the view."""
-    items = conversation(
-        ("Read", {"file_path": "a.py"}, "text"),
-        ("Read", {"file_path": "b.py"}, "text"),
-        ("Read", {"file_path": "./a.py"}, "text again"),
-        ("Read", {"file_path": "gone.py"}, "Error: no such file"),
-        ("Bash", {"command": "cat c.py"}, "text"),
-    )
-    assert files_read(items) == 2
-    assert files_read(items, 4) == 1
-    assert files_read(items, 0, {3}) == 1
-    assert files_read([]) == 0
-
-
-def test_results_that_could_be_spared_are_counted() -> None:
-    """A result that stood there before, and a long listing; short answers and other results are needed."""
-    long, names = "some words of a file " * 60, "\n".join(f"src/folder/module_{at}.py" for at in range(200))
-    items = conversation(
-        ("Read", {"file_path": "a.py"}, long),
-        ("Glob", {"pattern": "**"}, names),
-        ("Read", {"file_path": "b.py"}, long),
-        ("Bash", {"command": "make"}, "ok"),
-        ("Bash", {"command": "make"}, "ok"),
-        ("Glob", {"pattern": "*.md"}, "README.md"),
-    )
-    found = needless_items(items)
-    assert found == {"repeated_result": items[5].tokens, "listing": items[3].tokens}
-    assert needless_items(items[:2]) == {}
-
-
-def test_messages_that_repeat_are_counted() -> None:
-    """A message of some length that was sent before, however it is serialised; a short one may be sent twice."""
-    rules = {"role": "user", "content": "Run the tests before you say that it works. " * 10}
-    short = {"role": "user", "content": "Go on."}
-    written = [json.dumps(rules), json.dumps(short), json.dumps(rules, indent=1), json.dumps(short), json.dumps(rules)]
-    items = [read_one(chat, text.encode(), count_tokens, tool_map_of_package()) for text in written]
-    assert needless_items(items) == {"repeated_message": 2 * items[0].tokens}

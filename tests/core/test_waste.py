@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
-from proxy.core.conversation import Injected, Item
+import json
+from collections.abc import Iterator
+from typing import Any
+
+from proxy.core.apis import chat
+from proxy.core.conversation import Call, Injected, Item, ItemFacts, Result
 from proxy.core.waste import (
     EXCERPT,
     SHORTEST,
     FreshResults,
     excerpt,
+    files_read,
     fresh_results,
+    needless_items,
     paragraphs,
     repeated_paragraphs,
     repeated_skills,
 )
+from tests.support.engine_fixtures import count_tokens, read_one, tool_map_of_package
 
 RULE = "Run the tests before you say that it works. " * 6
 OTHER = "Name the file and the line of what you changed. " * 6
@@ -81,3 +89,79 @@ def test_a_skill_that_was_sent_before_is_one_too_many() -> None:
 def test_a_message_that_is_repeated_is_no_repeated_skill() -> None:
     """What is counted as a repeated message is not counted again."""
     assert repeated_skills([given(b"a", SKILL), given(b"a", SKILL)], ()) == 0
+
+
+def conversation(*calls: tuple[str, dict[str, Any], str]) -> list[Item]:
+    """The items of calls (tool, arguments, result), each with its result."""
+    items = []
+    for at, (tool, arguments, text) in enumerate(calls):
+        call = {"id": f"c{at}", "type": "function", "function": {"name": tool, "arguments": json.dumps(arguments)}}
+        for message in (
+            {"role": "assistant", "content": None, "tool_calls": [call]},
+            {"role": "tool", "tool_call_id": f"c{at}", "content": text},
+        ):
+            items.append(read_one(chat, json.dumps(message).encode(), count_tokens, tool_map_of_package()))
+    return items
+
+
+def test_files_are_counted_once() -> None:
+    """Only readings that succeeded count, each file once, and not those that left the view."""
+    items = conversation(
+        ("Read", {"file_path": "a.py"}, "text"),
+        ("Read", {"file_path": "b.py"}, "text"),
+        ("Read", {"file_path": "./a.py"}, "text again"),
+        ("Read", {"file_path": "gone.py"}, "Error: no such file"),
+        ("Bash", {"command": "cat c.py"}, "text"),
+    )
+    assert files_read(items) == 2
+    assert files_read(items, 4) == 1
+    assert files_read(items, 0, {3}) == 1
+    assert files_read([]) == 0
+
+
+def test_results_that_could_be_spared_are_counted() -> None:
+    """A result that stood there before, and a long listing; short answers and other results are needed."""
+    long, names = "some words of a file " * 60, "\n".join(f"src/folder/module_{at}.py" for at in range(200))
+    items = conversation(
+        ("Read", {"file_path": "a.py"}, long),
+        ("Glob", {"pattern": "**"}, names),
+        ("Read", {"file_path": "b.py"}, long),
+        ("Bash", {"command": "make"}, "ok"),
+        ("Bash", {"command": "make"}, "ok"),
+        ("Glob", {"pattern": "*.md"}, "README.md"),
+    )
+    found = needless_items(items)
+    assert found == {"repeated_result": items[5].tokens, "listing": items[3].tokens}
+    assert needless_items(items[:2]) == {}
+
+
+def test_messages_that_repeat_are_counted() -> None:
+    """A message of some length that was sent before, however it is serialised; a short one may be sent twice."""
+    rules = {"role": "user", "content": "Run the tests before you say that it works. " * 10}
+    short = {"role": "user", "content": "Go on."}
+    written = [json.dumps(rules), json.dumps(short), json.dumps(rules, indent=1), json.dumps(short), json.dumps(rules)]
+    items = [read_one(chat, text.encode(), count_tokens, tool_map_of_package()) for text in written]
+    assert needless_items(items) == {"repeated_message": 2 * items[0].tokens}
+
+
+def test_the_results_of_an_item_are_added_up_once() -> None:
+    """An item of thousands of results costs as much as thousands of items, not the square of it."""
+    added_up = 0
+
+    class Results(tuple[Result, ...]):
+        __slots__ = ()
+
+        def __iter__(self) -> Iterator[Result]:
+            nonlocal added_up
+            added_up += 1
+            return super().__iter__()
+
+    names = tuple(map(str, range(50)))
+    call = Call("file_read")
+    results = Results(Result(digest=at, opening=0, ok=True, lines=1, size=400) for at in range(50))
+    items = [
+        Item("assistant", 10, 0, b"", names, facts=ItemFacts((call,) * 50)),
+        Item("tool", 5_000, 0, b"", (), names, facts=ItemFacts((), results)),
+    ]
+    assert needless_items([*items, *items]) == {"repeated_result": 5_000}
+    assert added_up <= 4
