@@ -1,34 +1,45 @@
-"""An engine for commands that plan requests and send none: no upstream, and a store in memory."""
+"""An engine for callers that plan requests and send none: no upstream, and a store in memory."""
 
 from __future__ import annotations
 
 import tempfile
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+from proxy.core.errors import UpstreamUnreachable
 from proxy.core.models import Catalogue
 from proxy.engine.engine import Engine
+from proxy.engine.ports import Reply, Upgradable
 from proxy.settings import Settings
 from proxy.store import open_store
-from proxy.tasks import Tasks, ignore_failure
+from proxy.tasks import Tasks, ignore_failure, ignore_warning
 from proxy.tokenizers import Tokenizers
-from proxy.wiring import Offline, open_engine
+from proxy.wiring import open_engine
 
 
 @asynccontextmanager
 async def offline_engine(settings: Settings, catalogue: Catalogue, tokenizers: Tokenizers) -> AsyncIterator[Engine]:
-    """An engine that can plan what *settings* make of requests; nothing is stored beyond the context."""
+    """Open an engine that plans requests by *settings*; nothing is stored beyond the context."""
     tasks = Tasks(ignore_failure)
     unused = Path(tempfile.gettempdir())  # a store in memory writes nothing
     store = await open_store("memory", directory=unused, key=bytes(32), spawn=tasks.spawn, warn=ignore_warning)
     try:
-        yield open_engine(settings, catalogue, tokenizers, store, Offline())
+        yield open_engine(settings, catalogue, tokenizers, store, NoUpstream())
     finally:
         await store.close()
         await tasks.finish(1.0)
 
 
-def ignore_warning(event: str, facts: Mapping[str, object]) -> None:
-    """Drop a warning of the store: a command has no log, and shows what can be read."""
-    del event, facts
+class NoUpstream:
+    """An upstream that cannot be reached."""
+
+    async def send(self, target: str, *rest: object) -> Reply:
+        """Raise ``UpstreamUnreachable``."""
+        del rest
+        raise UpstreamUnreachable(target, "nothing is sent here")
+
+    async def upgrade(self, target: str, path_qs: str, headers: object) -> Upgradable:
+        """Raise ``UpstreamUnreachable``."""
+        del path_qs, headers
+        raise UpstreamUnreachable(target, "nothing is sent here")

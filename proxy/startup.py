@@ -6,7 +6,7 @@ import asyncio
 import errno
 import os
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Final
 from urllib.parse import urlsplit
 
@@ -14,11 +14,10 @@ from proxy import settings as configuration
 from proxy.core.models import Catalogue
 from proxy.features.settings import summary_lines
 from proxy.settings import Model, Settings, Upstream, is_loopback
+from proxy.tasks import Warn
 
 CONNECT_SECONDS: Final = 3.0
 """Time in which an upstream has to accept a connection before the operator is warned."""
-
-Warn = Callable[[str, dict[str, object]], None]
 
 
 def print_summary(settings: Settings, catalogue: Catalogue, port: int, store: str) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Mapping
 from typing import Any, Final, Literal, TypeVar
 
 T = TypeVar("T")
@@ -17,6 +17,15 @@ Spawn = Callable[[Coroutine[Any, Any, Any], str], "asyncio.Task[Any]"]
 def ignore_failure(name: str, error: BaseException) -> None:
     """Drop the failure of a background task: for commands, whose output shows what is missing."""
     del name, error
+
+
+Warn = Callable[[str, Mapping[str, object]], None]
+"""Writes a warning to the log: an event and its facts."""
+
+
+def ignore_warning(event: str, facts: Mapping[str, object]) -> None:
+    """Drop a warning: for commands, which have no log."""
+    del event, facts
 
 
 class Tasks:

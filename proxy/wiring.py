@@ -20,7 +20,6 @@ from proxy.core.compaction.prune import KIND_WEIGHTS, DedupRules, PrunePassRules
 from proxy.core.compaction.stages import CompactionRules, EnabledStages
 from proxy.core.compaction.truncate import TruncateLimits
 from proxy.core.decisions import Policy
-from proxy.core.errors import UpstreamUnreachable
 from proxy.core.models import Catalogue
 from proxy.core.overflow.classify import Classifier
 from proxy.core.tokens.budget import Allocation, Buffers, Marks, Shares
@@ -28,7 +27,7 @@ from proxy.engine.engine import Engine
 from proxy.engine.features import Feature, Features
 from proxy.engine.learned_routes import KnownRoutes, LearnedRoutes, NoticeCallback, ignore_notice, prepare_nothing
 from proxy.engine.measuring import Measurer, ShrunkTools
-from proxy.engine.ports import Reply, Upgradable, Upstream
+from proxy.engine.ports import Upstream
 from proxy.engine.quick_check import QuickCheck
 from proxy.engine.reading import Reader
 from proxy.engine.records import CompactionRecords
@@ -41,14 +40,11 @@ from proxy.server.access import Access
 from proxy.settings import Settings, Stages
 from proxy.store import Store, open_store
 from proxy.summaries import Jobs
-from proxy.tasks import Faults, Spawn, Tasks, ignore_failure
+from proxy.tasks import Faults, Spawn, Tasks, Warn, ignore_failure
 from proxy.telemetry.exports import Exports, open_budget_log, open_traces
 from proxy.tokenizers import Tokenizers
 from proxy.upstream import Upstreams
 from proxy.upstream_wiring import open_model_headers, open_model_names
-
-Warn = Callable[[str, dict[str, object]], None]
-"""Writes a warning: an event and its facts."""
 
 MAX_SHOWN = 100
 """Models listed at once in the operator's status."""
@@ -166,20 +162,6 @@ def call_settings(config: ServerConfig) -> CallSettings:
     access = Access(config)
     headers_of = None if config.headers_of is no_headers else config.headers_of
     return CallSettings(headers_of, config.usage_upstreams, access.check_stored if access.shares_keys else None)
-
-
-class Offline:
-    """An upstream that cannot be reached, for commands that plan requests and send none."""
-
-    async def send(self, target: str, *rest: object) -> Reply:
-        """Raise ``UpstreamUnreachable``."""
-        del rest
-        raise UpstreamUnreachable(target, "nothing is sent here")
-
-    async def upgrade(self, target: str, path_qs: str, headers: object) -> Upgradable:
-        """Raise ``UpstreamUnreachable``."""
-        del path_qs, headers
-        raise UpstreamUnreachable(target, "nothing is sent here")
 
 
 def _policy(settings: Settings) -> Policy:

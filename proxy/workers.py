@@ -4,7 +4,7 @@ The parent runs ``Supervisor(...).run()``, which starts workers, restarts those 
 worker is a fresh interpreter that runs one coroutine function, named as ``module:function`` and called as
 ``await function(argument, worker)``; its result is the exit code. Workers share a port with SO_REUSEPORT
 (https://man7.org/linux/man-pages/man7/socket.7.html): the parent reserves it with a socket that does not listen, and
-each worker binds and listens on one of its own.
+each worker listens with ``reuse_port`` (``Server.start``).
 
 The life of one worker's place, which ``Supervisor._restart_forever`` runs:
 
@@ -147,7 +147,8 @@ def reserve(host: str, port: int) -> socket.socket:
 
     Keep it open while workers run. Raises ``OSError`` if another process listens there.
     """
-    family, kind, proto, _, address = _resolve(host, port)
+    addresses = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    family, kind, proto, _, address = addresses[0]
     if port:
         # SO_REUSEPORT alone would let two proxies of one user share a port unnoticed.
         with socket.socket(family, kind, proto) as probe:
@@ -161,26 +162,6 @@ def reserve(host: str, port: int) -> socket.socket:
         reserved.close()
         raise
     return reserved
-
-
-def listen(host: str, port: int, backlog: int = 1024) -> socket.socket:
-    """Return a listening socket that shares *port* with other workers. Raises ``OSError``."""
-    family, kind, proto, _, address = _resolve(host, port)
-    listener = socket.socket(family, kind, proto)
-    try:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        _bind(listener, family, address, socket.SO_REUSEPORT)
-        listener.listen(backlog)
-        listener.setblocking(False)
-    except OSError:
-        listener.close()
-        raise
-    return listener
-
-
-def _resolve(host: str, port: int) -> tuple[Any, ...]:
-    """Return the first address of *host*: family, kind, protocol, canonical name and socket address."""
-    return socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
 
 
 def _bind(bound: socket.socket, family: int, address: Any, option: int) -> None:

@@ -7,11 +7,12 @@ from typing import Any
 
 from proxy.core.models import Catalogue, ModelRule
 from proxy.core.request import Options, Request
+from proxy.offline import NoUpstream
 from proxy.settings import Settings
 from proxy.store import open_store
 from proxy.tasks import Tasks
 from proxy.tokenizers import Tokenizers
-from proxy.wiring import Offline, open_engine, server_config
+from proxy.wiring import open_engine, server_config
 from tests.support.engine_fixtures import TENANT, chat_body
 from tests.support.sample_conversations import agent_session
 
@@ -57,7 +58,7 @@ async def test_stages_that_are_turned_off_are_not_used(tmp_path: Path) -> None:
         stages = {"fold": {"enabled": fold}, "prune": {"enabled": False}, "dedup": {"enabled": False}}
         settings = Settings.model_validate({"upstreams": UPSTREAMS, "compression": {"stages": stages}})
         catalogue = Catalogue([ModelRule("*", "open", 8192)], {}, "open")
-        engine = open_engine(settings, catalogue, Tokenizers(), store, Offline())
+        engine = open_engine(settings, catalogue, Tokenizers(), store, NoUpstream())
         # Names of their own: else the second would adopt what was decided for the first.
         request = Request("chat", chat_body(agent_session(60, 300)), TENANT, "r", Options(conversation=str(fold)))
         used[fold] = engine.report(await engine.first_plan(request)).stages

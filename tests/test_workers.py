@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from proxy import workers
-from proxy.workers import Shutdown, Supervisor, listen, reserve, without_collections
+from proxy.workers import Shutdown, Supervisor, reserve, without_collections
 
 ROOT = Path(__file__).parents[1]
 
@@ -22,7 +22,6 @@ ROOT = Path(__file__).parents[1]
 MAIN = """
 import asyncio, os, signal, socket
 from pathlib import Path
-from proxy.workers import listen
 
 async def main(argument, worker):
     folder = Path(argument["folder"])
@@ -40,7 +39,7 @@ async def main(argument, worker):
             writer.write(str(worker.index).encode())
             await writer.drain()
             writer.close()
-        server = await asyncio.start_server(answer, sock=listen("127.0.0.1", argument["port"]))
+        server = await asyncio.start_server(answer, "127.0.0.1", argument["port"], reuse_port=True)
     (folder / f"{worker.index}-{os.getpid()}").write_text(f"{worker.count} {os.environ['COLOUR']} {argument['secret']}")
     await requested.wait()
     await asyncio.sleep(argument.get("linger", 0))
@@ -243,16 +242,22 @@ async def test_a_killed_parent_leaves_no_orphans(folder):
     await until((folder / "ended-0").exists)
 
 
-def test_an_ipv6_address_can_be_shared():
-    """reserve and listen take IPv6 addresses too."""
+def ignore(reader, writer):
+    """Leave a connection as it is."""
+
+
+async def test_an_ipv6_address_can_be_shared():
+    """A port of an IPv6 address is reserved too, and can be listened on by workers."""
     if not socket.has_ipv6:
         pytest.skip("needs IPv6")
     try:
         held = reserve("::1", 0)
     except OSError:
         pytest.skip("needs an IPv6 loopback address")
-    with held, listen("::1", held.getsockname()[1]) as listener:
-        assert listener.getsockname()[1] == held.getsockname()[1]
+    port = held.getsockname()[1]
+    with held:
+        async with await asyncio.start_server(ignore, "::1", port, reuse_port=True) as server:
+            assert server.sockets[0].getsockname()[1] == port
 
 
 async def test_a_port_on_which_connections_wait_can_be_reserved():
@@ -265,8 +270,9 @@ async def test_a_port_on_which_connections_wait_can_be_reserved():
     await writer.wait_closed()
     server.close()
     await server.wait_closed()
-    with reserve("127.0.0.1", port), listen("127.0.0.1", port):
-        pass
+    with reserve("127.0.0.1", port):
+        async with await asyncio.start_server(ignore, "127.0.0.1", port, reuse_port=True):
+            pass
 
 
 async def signalled(shutdown, *numbers):

@@ -18,11 +18,10 @@ from proxy.core.errors import NotFound
 from proxy.core.learned_window import prior_calibration
 from proxy.core.models import Catalogue, Route, ServerWindow
 from proxy.engine.learned_routes import LearnedRoute, load, window_now
-from proxy.offline import ignore_warning
 from proxy.server.access import client_tenant, proxy_tenant
 from proxy.settings import Settings
 from proxy.store import Store, StoreMisconfigured, StoreUnsupported, has_data
-from proxy.tasks import Tasks, ignore_failure
+from proxy.tasks import Tasks, ignore_failure, ignore_warning
 from proxy.tokenizers import library
 from proxy.upstream import find
 from proxy.upstream_wiring import open_catalogue, open_probes, open_upstream

@@ -29,7 +29,7 @@ from proxy.server_tools.tool import ServerTool
 from proxy.settings import Settings
 from proxy.store import Store
 from proxy.summaries import OnNote, ignore_note
-from proxy.tasks import Faults, Spawn, Tasks
+from proxy.tasks import Faults, Spawn, Tasks, Warn
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +112,7 @@ def open_history(
     store: Store,
     tasks: Tasks,
     observe: Callable[[str, int], None],
-    warn: Callable[[str, Mapping[str, object]], None],
+    warn: Warn,
 ) -> OpenHistory:
     """Return the history of conversations. *observe* counts the outcomes of archived items, *warn* logs warnings."""
     module = feature_module(HISTORY, "feature")

@@ -12,12 +12,12 @@ from proxy import settings as configuration
 from proxy.engine.features import Feature
 from proxy.page.board import Board, Reports
 from proxy.page.hub import Hub, StatusOf
-from proxy.page.recorder import ViewRecorder, Warn
+from proxy.page.recorder import ViewRecorder
 from proxy.page.routes import open_page
 from proxy.page.workers import WorkerSocket
 from proxy.server.admin import OpenPage
 from proxy.settings import Settings
-from proxy.tasks import Spawn
+from proxy.tasks import Spawn, Warn
 from proxy.workers import Worker
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
 from typing import Final
 
 from cachetools import LRUCache
@@ -15,11 +14,10 @@ from proxy.core.report import Report
 from proxy.core.tool_table import ToolMap
 from proxy.engine.features import Feature
 from proxy.page.board import AdviceEntry, Board, ViewNote
+from proxy.tasks import Warn
 
 MOST_ADVISED: Final = 10_000
 """Conversations remembered as nearly full, so that each gets one line until it has room again."""
-
-Warn = Callable[[str, Mapping[str, object]], None]
 
 
 class ViewRecorder(Feature):

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hmac
 import time
-from collections.abc import Callable
 from hashlib import sha256
 from http.cookies import CookieError, SimpleCookie
 from typing import Final, Literal
@@ -34,9 +33,8 @@ ATTEMPTS_EACH_SECOND: Final = 0.1
 class Sessions:
     """Admits requests for the page, as ``access`` admits them to the status, and logs people in."""
 
-    def __init__(self, access: Access, now: Callable[[], float] = time.time) -> None:
+    def __init__(self, access: Access) -> None:
         self._access = access
-        self._now = now
         self._attempts = RateLimit(ATTEMPTS_EACH_SECOND, ATTEMPTS, "logins")
 
     def admit(self, request: IncomingRequest, headers: RequestHeaders) -> None:
@@ -69,7 +67,7 @@ class Sessions:
         secret = self._access.session_secret
         if secret is None or not self._access.is_admin_key(key):
             raise Unauthorized("This is not the admin key (server.admin_key).")
-        until = int(self._now()) + SESSION_SECONDS
+        until = int(time.time()) + SESSION_SECONDS
         return self._cookie(f"{until}.{_proof(secret, until)}", SESSION_SECONDS, headers)
 
     def log_out(self, headers: RequestHeaders) -> str:
@@ -84,7 +82,7 @@ class Sessions:
         if secret is None or not (until.isascii() and until.isdigit() and len(until) < 12):
             return False
         is_proved = hmac.compare_digest(proof.encode(), _proof(secret, int(until)).encode())
-        return is_proved and int(until) > self._now()
+        return is_proved and int(until) > time.time()
 
     def _cookie(self, value: str, seconds: int, headers: RequestHeaders) -> str:
         """Return a cookie for the page alone, which no script can read and no other site can have sent.

@@ -5,13 +5,10 @@ No error reaches a request. The tables handle ``Unavailable``; the others end th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 from proxy.store.breaker import State
-
-Warn = Callable[[str, dict[str, object]], None]
-"""Takes ``(event, facts)`` for the log."""
 
 
 class StoreError(Exception):

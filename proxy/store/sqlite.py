@@ -20,13 +20,14 @@ from pathlib import Path
 from typing import Any, Final
 
 from proxy.store import deadlines, key_names
-from proxy.store.backend import EmbeddedUnavailable, Unavailable, Warn
+from proxy.store.backend import EmbeddedUnavailable, Unavailable
 from proxy.store.breaker import Breaker, Patience, State
 from proxy.store.deadlines import WaitBudget
 from proxy.store.refusals import BREAKING, REFUSALS, Refusals, Refused
 from proxy.store.sqlite_entries import MAX_BYTES, Entries, Work, primary_code
 from proxy.store.sqlite_file import StoreFile
 from proxy.store.sqlite_worker import FAULTS, Worker
+from proxy.tasks import Warn
 
 SLOW_READ: Final = 0.010
 """Seconds from which a read in place was slow: a seek of a disk. The largest look-up, 512 keys, takes 1.3 ms."""
@@ -81,7 +82,7 @@ class SqliteBackend:
     ) -> None:
         loop = asyncio.get_running_loop()
 
-        def warn_on_loop(event: str, facts: dict[str, object]) -> None:
+        def warn_on_loop(event: str, facts: Mapping[str, object]) -> None:
             with suppress(RuntimeError):  # the loop has ended
                 loop.call_soon_threadsafe(warn, event, facts)
 

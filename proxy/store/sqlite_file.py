@@ -16,9 +16,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
-from proxy.store.backend import Warn
 from proxy.store.embedded_paths import private_directory
 from proxy.store.sqlite_entries import Entries, is_damage, prepare
+from proxy.tasks import Warn
 
 FILE: Final = "store.db"
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from proxy.store.archive_table import ArchiveTable
-from proxy.store.backend import EmbeddedUnavailable, StoreMisconfigured, StoreUnsupported, Unavailable, Warn
+from proxy.store.backend import EmbeddedUnavailable, StoreMisconfigured, StoreUnsupported, Unavailable
 from proxy.store.breaker import State
 from proxy.store.conversation_table import ConversationTable
 from proxy.store.embedded_paths import refuse_network_file_system
@@ -29,7 +29,7 @@ from proxy.store.refusals import REFUSALS, try_again, try_writing
 from proxy.store.sqlite import SqliteBackend
 from proxy.store.summary_table import SummaryTable
 from proxy.store.tables import RecordTable, TableAccess, ThrottledWarnings
-from proxy.tasks import Spawn
+from proxy.tasks import Spawn, Warn
 
 if TYPE_CHECKING:
     from proxy.store.redis import RedisBackend

@@ -18,10 +18,10 @@ from cachetools import TTLCache
 
 from proxy.core.errors import StoreUnavailable
 from proxy.store import deadlines, key_names
-from proxy.store.backend import Backend, Unavailable, Warn
+from proxy.store.backend import Backend, Unavailable
 from proxy.store.encryption import MAX_PLAIN, Sealer
 from proxy.store.refusals import REFUSALS
-from proxy.tasks import Spawn
+from proxy.tasks import Spawn, Warn
 
 LIFETIME: Final = 7 * 24 * 3600.0
 """Seconds that a record lives after it was last in use."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Mapping, MutableMapping
+from collections.abc import MutableMapping
 from typing import Any, Final
 
 import msgspec
@@ -20,7 +20,7 @@ from proxy.core.report import Report, Usage
 from proxy.engine.features import Feature
 from proxy.features.history.states import NOTHING, Budget, decode, encode
 from proxy.store.conversation_table import ConversationTable
-from proxy.tasks import Spawn
+from proxy.tasks import Spawn, Warn
 
 WARN_ABOVE: Final = 0.8
 """Share of a budget above which each answer says how much of it is used."""
@@ -30,8 +30,6 @@ WRITE_SECONDS: Final = 2.0
 
 Key = tuple[bytes, str]
 """A tenant, and the public name of one of its conversations."""
-
-Warn = Callable[[str, Mapping[str, object]], None]
 
 
 class Spending(msgspec.Struct):

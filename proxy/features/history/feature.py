@@ -10,7 +10,7 @@ from cachetools import LRUCache, TTLCache
 
 from proxy.engine.features import Feature
 from proxy.features.history.archive import Archive, ArchiveLimits
-from proxy.features.history.budgets import ConversationBudgets, Key, Spending, Warn
+from proxy.features.history.budgets import ConversationBudgets, Key, Spending
 from proxy.features.history.history import History
 from proxy.features.history.recorder import NOTE_SECONDS, HistoryRecorder
 from proxy.features.history.routes import HistoryRoutes
@@ -22,7 +22,7 @@ from proxy.server.admin import Route
 from proxy.server.config import Limits
 from proxy.settings import Settings
 from proxy.store import Store
-from proxy.tasks import Tasks
+from proxy.tasks import Tasks, Warn
 
 RECENT_NOTES: Final = 10_000
 """Skipped summaries remembered for ``NOTE_SECONDS`` after a note, so that they get no further one."""
