@@ -449,8 +449,3 @@ def _value(text: str) -> str:
 def to_yaml(conversion: Conversion) -> str:
     """Return the configuration as the text of a file."""
     return yaml.safe_dump(conversion.sections, sort_keys=False, allow_unicode=True, width=120)
-
-
-def variables_in(text: str) -> list[str]:
-    """Return the environment variables that a configuration names."""
-    return sorted(set(re.findall(r"\$\{(\w+)\}", text)))

@@ -79,9 +79,6 @@ recorded, the others read in the agents' code. A rule only names the client: oth
 
 _SYSTEM_RULES: Final = tuple(rule for rule in RULES if rule.where == "system")
 
-CLIENTS: Final = frozenset({*(rule.client for rule in RULES), OTHER})
-"""Every name that a compaction's client can have."""
-
 _EDGE: Final = 16_384
 """Bytes at each end of the last item that are searched for a client's prompt; the longest one is half of that."""
 

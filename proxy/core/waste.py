@@ -49,11 +49,6 @@ class FreshResults(NamedTuple):
     tokens: tuple[tuple[int, int], ...]
     room: int
 
-    @property
-    def together(self) -> int:
-        """Tokens of all of them."""
-        return sum(tokens for _, tokens in self.tokens)
-
     def share(self, tokens: int) -> float:
         """Return *tokens* as a share of the room; 0 if the request was too long without them already."""
         if self.room <= 0:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -11,10 +12,16 @@ from typing import Any
 import pytest
 import yaml
 
-from proxy.cli.from_litellm import convert, to_yaml, variables_in
+from proxy.cli.from_litellm import convert, to_yaml
 from proxy.features.settings import AllSettings
 from proxy.settings import load
 from tests.support.proxy_process import ROOT
+
+
+def variables_in(text: str) -> list[str]:
+    """Return the environment variables that a configuration names."""
+    return sorted(set(re.findall(r"\$\{(\w+)\}", text)))
+
 
 CONFIG = """\
 model_list:

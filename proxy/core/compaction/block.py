@@ -41,14 +41,8 @@ STATE_FRAME = 10
 LEAST_ROOM = 6
 """Tokens of room below which no further text is tried."""
 
-MOST_ROUNDS = 64
-"""Rounds, the best first, whose words are tried in full."""
-
 MOST_TOKENS = 4
 """Tokens of a character at most: one for each of its bytes. A text that is so surely short is not even counted."""
-
-LONG_TOKEN = 16
-"""Characters of nearly any token at most. A text with more of them than its room allows is not even counted."""
 
 BULLET = 2
 """Tokens of a list's mark before a text."""

@@ -23,8 +23,6 @@ REGIONS = ("system", "tools", "format", *INJECTED, "summary", "user", "assistant
 of the answer. ``summary``: the block.
 """
 
-HISTORY: tuple[Role, ...] = ("user", "assistant", "tool")
-
 
 class RoleTotals(msgspec.Struct, frozen=True):
     """Tokens of the first ``count`` items by role; ``media`` are those of images, sound and files.

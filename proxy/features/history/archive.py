@@ -9,7 +9,7 @@ import asyncio
 from collections import deque
 from collections.abc import Callable, MutableMapping, Sequence
 from dataclasses import dataclass, field
-from typing import Final, Literal
+from typing import Final
 
 from proxy.core.compaction.record import Compaction
 from proxy.core.decisions import CountedView
@@ -17,8 +17,6 @@ from proxy.engine.ports import Clock
 from proxy.features.history.pages import ITEM, Entry, encode_list, reference
 from proxy.store.archive_table import ArchiveTable
 from proxy.tasks import Spawn
-
-Outcome = Literal["kept", "dropped", "too_big", "failed"]
 
 QUEUE: Final = 16 * 2**20
 """Bytes of originals that wait for the store at most, in one process."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Final, Literal, get_args
+from typing import Final, Literal
 
 import msgspec
 from msgspec import structs
@@ -18,9 +18,6 @@ Class = Literal["priority", "durable", "working"]
 
 Origin = Literal["caller", "model", "user"]
 """The source of a memory: a request to the API, a call of the model, or a line of the user's in a conversation."""
-
-GIVEN_TYPES: Final = get_args(Type)[:3]
-CLASSES: Final = get_args(Class)
 
 MOST: Final = 200
 """Memories of a project at most."""
