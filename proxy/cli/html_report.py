@@ -17,8 +17,9 @@ body { font: 15px/1.5 system-ui, sans-serif; max-width: 72rem; margin: 2rem auto
 h1 { font-size: 1.4rem } h2 { font-size: 1.1rem; margin-top: 2rem; overflow-wrap: anywhere }
 table { border-collapse: collapse; font-variant-numeric: tabular-nums }
 th, td { padding: .2rem .8rem .2rem 0; border-bottom: 1px solid var(--line); text-align: right; vertical-align: top }
-th:first-child, td:first-child { text-align: left; overflow-wrap: anywhere }
-.scroll { overflow-x: auto }
+th:first-child, td:first-child { text-align: left; overflow-wrap: anywhere; min-width: 6rem }
+.scroll { overflow-x: auto } .scroll + .scroll { margin-top: 1.5rem }
+figure { margin: 1rem 0 }
 svg { width: 100%; height: auto; max-width: 48rem }
 svg text { font: 11px system-ui, sans-serif; fill: currentColor }
 .before { fill: none; stroke: var(--before) } .after { fill: none; stroke: var(--after); stroke-width: 2 }
@@ -105,8 +106,7 @@ def bars(rows: Sequence[tuple[str, int, int]]) -> str:
             pieces.append(f'<rect class="bar-{kind}" x="120" y="{top + 3}" width="{width}" height="{BAR - 5}"/>')
             pieces.append(f'<text x="{126 + width}" y="{top + 14}">{tokens:,}</text>')
     height = len(rows) * (2 * BAR + 6)
-    label = "Tokens as sent (above) and upstream (below)"
-    return f'<svg viewBox="0 0 {WIDTH} {height}" role="img" aria-label="{label}">{"".join(pieces)}</svg>'
+    return _figure(pieces, height, "Tokens: grey as sent, blue upstream")
 
 
 def _conversation(replay: Replay) -> str:
@@ -139,7 +139,12 @@ def chart(requests: Sequence[PlannedRequest]) -> str:
         *(f'<circle class="mark" cx="{x}" cy="{y}" r="4"/>' for x, y in (mark.split(",") for mark in marks)),
     ]
     label = f"{len(requests)} requests, {len(marks)} compactions (dots): grey as sent, blue upstream"
-    svg = f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{label}">{"".join(pieces)}</svg>'
+    return _figure(pieces, HEIGHT, label)
+
+
+def _figure(pieces: Iterable[str], height: int, label: str) -> str:
+    """Return a picture of *pieces*, which are SVG, with *label* below it."""
+    svg = f'<svg viewBox="0 0 {WIDTH} {height}" role="img" aria-label="{label}">{"".join(pieces)}</svg>'
     return f"<figure>{svg}<figcaption>{label}</figcaption></figure>"
 
 

@@ -114,5 +114,6 @@ def test_bars_show_both_figures() -> None:
     widths = [int(width) for width in re.findall(r'<rect[^>]+width="(\d+)"', drawn)]
     assert widths[2] == 2 * widths[3] * 2 == 10 * widths[0]
     assert "1,000" in drawn
-    assert bars([]).startswith("<svg")
+    assert "<figcaption>Tokens: grey as sent, blue upstream</figcaption>" in drawn
+    assert bars([]).startswith("<figure><svg")
     assert "No stage was needed" in fit_page("r", Breakdown((), {}, {}, {}, ()))
