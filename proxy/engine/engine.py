@@ -1,4 +1,4 @@
-"""The way of one request: plan it, send it, and if the provider still says "too long", send something smaller.
+"""The way of one request: plan it, send it, and if the provider finds it too long all the same, send a smaller one.
 
 Two loops do all of that. ``_decide`` asks the planner, which never waits, until its decision is final, and looks up or
 writes what it lacks. ``_deliver`` sends until a reply can be passed on. Token counts, dry runs, fallbacks, retries and
@@ -47,10 +47,10 @@ from proxy.core.report import Report, Usage
 from proxy.core.request import Mode, Request
 from proxy.engine.body_edits import rerouted
 from proxy.engine.fail_open import COUNT_TOKENS, FailOpen
-from proxy.engine.features import Continued, Extend, Features
+from proxy.engine.features import Continued, Extend, Features, Resend
 from proxy.engine.learned_routes import LearnedRoutes, SentPrompt, sent_prompt
 from proxy.engine.measuring import Measurer, with_calls_read
-from proxy.engine.ports import Answer, Clock, Outcome, Refusal, Reply, learn_nothing
+from proxy.engine.ports import Answer, Clock, Outcome, Refusal, learn_nothing
 from proxy.engine.quick_check import QuickCheck
 from proxy.engine.records import CompactionRecords
 from proxy.engine.retries import Retries
@@ -119,7 +119,7 @@ class Engine:
         return await self._fail_open.pass_through(Run(request, self._clock))
 
     async def _with_features(self, run: Run) -> Outcome:
-        """Answer a request that may concern a feature, or asks for a count."""
+        """Answer a request that may concern a feature, or is for a count."""
         request, engine = run.request, BoundEngine(self, run)
         for feature in self._features.concerned(request):
             request = await feature.prepare(request, engine)
@@ -156,20 +156,27 @@ class Engine:
     async def first_plan(
         self, request: Request, *, dry_run: bool = False, count_always: bool = False
     ) -> Forward | Reject:
-        """The first model and size that give a view; if none does, the asked model whatever it loses, or its refusal.
+        """The first model and size that give a view; if none does, the requested model's, or its refusal.
 
         *count_always*: even if its bytes show that it fits. *dry_run* stores nothing. Raises as ``plan`` does.
         """
-        view = None if count_always else await self._quick_check.view(request)
-        measured = view or await self.measurer.measure(request, "any" if dry_run else None, dry_run=dry_run)
+        view: UncountedView | None = None
+        max_loss: MaxLoss | None = None
+        if not count_always:
+            view = await self._quick_check.view(request)
+        if dry_run:
+            max_loss = "any"
+        measured = view or await self.measurer.measure(request, max_loss, dry_run=dry_run)
         if isinstance(measured, UncountedView):
             return Forward(measured)
         first = await self._planned(measured)
         if isinstance(first, Forward):
             return first
-        steps = measured.known.route.steps if await self._may_leave(request) else ()
-        for model, max_loss in plans_in_order(steps):
-            decision = await self._plan_for(request, model, max_loss, dry_run=dry_run)
+        steps: tuple[str, ...] = ()
+        if await self._may_leave(request):
+            steps = measured.known.route.steps
+        for model, most in plans_in_order(steps):
+            decision = await self._plan_for(request, model, most, dry_run=dry_run)
             if isinstance(decision, Forward):
                 return decision
         if isinstance(first, Reject):
@@ -203,7 +210,9 @@ class Engine:
         """Ask the planner until its decision is final; look up or write what it lacks."""
         progress: Progress = START
         while True:
-            size = measured.size if measured.has_facts else measured.light_size
+            size = measured.light_size
+            if measured.has_facts:
+                size = measured.size
             if isinstance(progress, LookedUp) and (record := progress.record) is not None:
                 # What stands in its view only is read, if this process has not seen it before.
                 size += len(record.block) + sum(map(len, record.edits.values()))
@@ -225,7 +234,7 @@ class Engine:
     async def _plan_for(
         self, request: Request, model: str, max_loss: MaxLoss, *, dry_run: bool = False
     ) -> FinalDecision:
-        """Plan *request* for the fallback called *model*, or for the asked one."""
+        """Plan *request* for the fallback called *model*, or for the requested one."""
         if model != REQUESTED:
             request = await self._for_fallback(request, model)
         return await self.plan(request, max_loss, dry_run=dry_run)
@@ -241,10 +250,13 @@ class Engine:
         located = await self.measurer.located(request)
         requested_model = request.path_model or located.envelope.model
         # The caller's key goes with no errand of ours to an upstream that the caller did not choose.
-        same = self._catalogue.resolve(model).upstream == self._catalogue.resolve(requested_model).upstream
+        is_same = self._catalogue.resolve(model).upstream == self._catalogue.resolve(requested_model).upstream
         body = await offload(len(request.body), rerouted, request, located, model)
-        origin = request.origin if same else None
-        path_model = model if request.path_model else ""
+        origin, path_model = None, ""
+        if is_same:
+            origin = request.origin
+        if request.path_model:
+            path_model = model
         return structs.replace(
             request,
             body=body,
@@ -326,7 +338,7 @@ class Engine:
         return GIVE_UP
 
     async def _learn_refusal(self, run: Run, view: View, overflow: Overflow) -> None:
-        """Keep what *overflow* teaches, at once if it is sure, else once something smaller was answered."""
+        """Learn what *overflow* teaches, at once if it is sure, else once something smaller was answered."""
         if overflow.sure and run.unsure is None:
             await self._retries.learn(view, overflow)
         else:
@@ -343,13 +355,16 @@ class Engine:
             report = feature.amend(report, view)
         if self._records.counts_answers or isinstance(view, CountedView):
             asyncio.get_running_loop().call_soon(self._after_answer, view, report, reply.status)
-        ending = LateOverflowDetector(self._classifier, reply.header("content-encoding")) if is_good else None
-        learn = self._learner(view, ending, report.conversation) if is_good else learn_nothing
+        ending: LateOverflowDetector | None = None
+        learn: Callable[[Usage], bool] = learn_nothing
+        if is_good:
+            ending = LateOverflowDetector(self._classifier, reply.header("content-encoding"))
+            learn = self._learner(view, ending, report.conversation)
         answer = Answer(report, reply, delivery.head, learn, ending, delivery.hides_usage)
         if not isinstance(view, CountedView) or not (view.edits.addition or view.request.server_tools):
             return answer
         for feature in self._features.continuing:
-            answer = await feature.continue_answer(answer, view, Continuation(self, run))
+            answer = await feature.continue_answer(answer, view, Resend(run, self.resend))
         return answer
 
     def _unanswered(self, run: Run, delivery: Undelivered) -> Outcome:
@@ -366,7 +381,10 @@ class Engine:
 
     def report(self, decision: Forward | Reject, run: Run | None = None) -> Report:
         """The report of *decision*, which was not sent: of *run*, or of what was planned only."""
-        report = self._report(run, decision.view) if run else report_of(decision.view, self._policy)
+        if run is None:
+            report = report_of(decision.view, self._policy)
+        else:
+            report = self._report(run, decision.view)
         if isinstance(decision, Reject):
             return report.with_(outcome="refused", reason="context_length_exceeded")
         return report
@@ -420,8 +438,9 @@ class Engine:
         delivery = await self._deliver(run, Forward(view), extend)
         retries = max(0, run.sent - 1)
         if isinstance(delivery, Delivered):
-            sent = delivery.view if isinstance(delivery.view, CountedView) else view
-            return Continued(sent, delivery.reply, delivery.head, retries, run.overflows)
+            if isinstance(delivery.view, CountedView):
+                view = delivery.view
+            return Continued(view, delivery.reply, delivery.head, retries, run.overflows)
         first = run.stated_refusal()
         return Continued(view, first.reply, first.head, retries, run.overflows)
 
@@ -468,33 +487,3 @@ class BoundEngine:
         self._run.pause_planning()
         self._run.resume_planning()
         return self._run.overhead
-
-
-class Continuation:
-    """Sends further generations of one answer. See ``Resend``."""
-
-    def __init__(self, engine: Engine, run: Run) -> None:
-        self._engine = engine
-        self._run = run
-
-    @property
-    def reply(self) -> Reply | None:
-        """The reply in hand."""
-        return self._run.reply
-
-    @property
-    def chunks(self) -> list[bytes]:
-        """The bytes read so far from the reply in hand. Add to them what is read on, so that a fault loses none."""
-        return self._run.chunks
-
-    async def send(self, view: CountedView, extend: Extend) -> Continued:
-        """Send *view* with what *extend* appends; after an overflow a smaller one, by the same model."""
-        return await self._engine.resend(self._run, view, extend)
-
-    def set_aside(self) -> None:
-        """Close the reply in hand, whose bytes were read."""
-        self._run.set_aside()
-
-    def drop(self) -> None:
-        """Close the reply in hand: the client is not to see it."""
-        self._run.drop()

@@ -29,6 +29,7 @@ from proxy.core.models import Route
 from proxy.core.report import Report, Usage
 from proxy.core.request import Mode, Purpose, Request
 from proxy.engine.ports import Answer, Outcome, Reply
+from proxy.engine.run import Run
 
 NOTE_SECONDS: Final = 60.0
 """Seconds between two notes on one conversation, unless something happens to it."""
@@ -87,25 +88,23 @@ Extend = Callable[[CountedView, int | None], Awaitable[CountedView]]
 """Appends elements behind a view, which has to stay below so many tokens with them, if that is not None."""
 
 
-class Resend(Protocol):
-    """Sends further generations of one answer."""
+SendAgain = Callable[[Run, CountedView, Extend], Awaitable[Continued]]
 
-    @property
-    def reply(self) -> Reply | None:
-        """The reply in hand."""
 
-    @property
-    def chunks(self) -> list[bytes]:
-        """The bytes read so far from the reply in hand; add to them what is read, so that a fault loses none."""
+class Resend:
+    """Sends further generations of the answer of *run*.
+
+    ``run.reply`` is in hand, ``run.chunks`` are the bytes read from it: add to them what is read, so that a fault loses
+    none.
+    """
+
+    def __init__(self, run: Run, send: SendAgain) -> None:
+        self.run = run
+        self._send = send
 
     async def send(self, view: CountedView, extend: Extend) -> Continued:
         """Send *view* with what *extend* appends; after an overflow a smaller one, by the same model."""
-
-    def set_aside(self) -> None:
-        """Close the reply in hand, whose bytes were read."""
-
-    def drop(self) -> None:
-        """Close the reply in hand: the client is not to see it."""
+        return await self._send(self.run, view, extend)
 
 
 class Feature:

@@ -311,7 +311,10 @@ class CompactionRecords:
         weight = budget.quantised_fixed + history_in_view(layout, last)
         if weight <= budget.soft(marks, budget.baseline):
             return
-        since = _hash_at(measured, layout, last)
+        if last is None:
+            since = measured.root_hash(layout)
+        else:
+            since = measured.prefix_hashes[last.boundary - 1]
         name = measured.known.route.name, since
         if weight < self._need_no_summary.get(name, 0) or not summaries.is_due(request, measured.known.route, since):
             return
@@ -336,7 +339,10 @@ class CompactionRecords:
             folded = last.cut
         if wanted is None or not wanted.text_tokens or wanted.cut <= folded:
             # A compaction without a fold needs no summary, nor will one a few messages later.
-            since = _hash_at(measured, layout, last)
+            if last is None:
+                since = measured.root_hash(layout)
+            else:
+                since = measured.prefix_hashes[last.boundary - 1]
             halfway = (budget.high(self._policy.rules.marks, budget.baseline) - weight) // 2
             growth = max(halfway, budget.baseline // NEXT_LOOK_SHARE)
             self._need_no_summary[measured.known.route.name, since] = weight + growth
@@ -352,13 +358,6 @@ class CompactionRecords:
         if last is not None:
             record = self._cached.get((measured.known.route.name, measured.prefix_hashes[last.boundary - 1]))
         return summary_request_of(measured, layout, cut, record, self._policy.rules.shares.summary)
-
-
-def _hash_at(measured: MeasuredRequest, layout: Layout, last: Compaction | None) -> bytes:
-    """The prefix hash at *last*, the last compaction, or the root hash if there was none."""
-    if last is None:
-        return measured.root_hash(layout)
-    return measured.prefix_hashes[last.boundary - 1]
 
 
 def _likely_tokens(view: View) -> int:

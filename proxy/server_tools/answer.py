@@ -140,13 +140,13 @@ class ServerTools(Feature):
         """Return the answer to *view* without the tool, if *answer* refuses tools and all are ours; else *answer*."""
         if answer.reply.status not in UNSUPPORTED_STATUSES or has_tools(view.measured.parsed.envelope):
             return answer
-        await _read(answer.reply, resend.chunks, ERROR_BYTES)
-        body = b"".join(resend.chunks)
+        await _read(answer.reply, resend.run.chunks, ERROR_BYTES)
+        body = b"".join(resend.run.chunks)
         decoded = ContentDecoder(_coding(answer.reply), ERROR_BYTES).feed(body)
         if not UNSUPPORTED.search(decoded):
             return structs.replace(answer, head=body)
         self._unsupported[view.known.route.upstream, view.known.route.model] = True
-        resend.set_aside()
+        resend.run.set_aside()
 
         async def bare(smaller: CountedView, most: int | None) -> CountedView:
             del most
@@ -179,7 +179,7 @@ async def rewritten_reply(session: ToolSession, reply: Reply, resend: Resend) ->
     """
     earlier: list[Any] = []
     while True:
-        value, chunks = await _read_object(reply, resend.chunks)
+        value, chunks = await _read_object(reply, resend.run.chunks)
         if value is None:
             return reply, chunks
         output = session.api.output_of(value)
@@ -191,7 +191,7 @@ async def rewritten_reply(session: ToolSession, reply: Reply, resend: Resend) ->
         session.add_usage(value.get("usage"))
         if not calls or not session.may_ask_again() or session.api.is_truncated(value):
             return RewrittenReply(reply, dumped(session.api.merged(value, earlier, session.names))), b""
-        resend.set_aside()
+        resend.run.set_aside()
         reply, _ = await session.ask_again(output, calls)
         earlier.append(output)
 
@@ -298,7 +298,7 @@ class MergedReply:
     def close(self) -> None:
         """Abort the generation that is under way."""
         self._reply.close()
-        self._resend.drop()
+        self._resend.run.drop()
 
     async def _next(self) -> bytes:
         if self._state is _State.PLAIN:
@@ -313,8 +313,8 @@ class MergedReply:
             raise ServerToolFailed(500, "internal error.") from fault
         is_read = self._state is _State.ASKING
         self._state = _State.ENDED if is_read else _State.PLAIN
-        if self._resend.reply is not self._reply:
-            self._resend.drop()
+        if self._resend.run.reply is not self._reply:
+            self._resend.run.drop()
         try:
             return self._merger.unsent()
         except Exception as another:
