@@ -70,6 +70,9 @@ RULES: Final = (
     PromptRule("crush", "system", "The conversation context above needs to be compacted"),
     PromptRule("aider", "system", "*Briefly* summarize this partial conversation about programming"),
     PromptRule("goose", "user", "Please summarize the conversation history provided in the system prompt"),
+    PromptRule("goose", "system", "## Task Context\n- An llm context limit was reached"),
+    PromptRule("roo-code", "user", "CRITICAL: This summarization request is a SYSTEM OPERATION"),
+    PromptRule("amazon-q", "user", "[SYSTEM NOTE: This is an automated summarization request"),
     PromptRule(
         "gemini-cli", "system", "You are a specialized system component responsible for distilling chat history"
     ),
@@ -99,7 +102,9 @@ _LONGEST_EMPTY: Final = max(map(len, EMPTY))
 
 _HINT: Final = re.compile(
     rb"(?i)summar|compact|condens|compress|distil|hand-?o|checkpoint|snapshot|memento|extract|continuing"
-    rb"|\\u(?:603b|6458|538b|6982|4ea4|8981)|\xe6\x80\xbb\xe7\xbb\x93|\xe6\x91\x98\xe8\xa6\x81|\xe5\x8e\x8b\xe7\xbc\xa9|\xe4\xba\xa4\xe6\x8e\xa5"
+    rb"|out of context|write down|briefing|zusammen|resum|r(?:\xc3\xa9|\\u00e9)sum"
+    rb"|\\u(?:603b|6458|538b|6982|4ea4|8981)"
+    rb"|\xe6\x80\xbb\xe7\xbb\x93|\xe6\x91\x98\xe8\xa6\x81|\xe5\x8e\x8b\xe7\xbc\xa9|\xe4\xba\xa4\xe6\x8e\xa5"
 )
 """A text without any of these, escaped or not, requests no summary: most requests need no closer look."""
 
@@ -292,14 +297,18 @@ _NEAR: Final = 120
 """Characters around a match that are searched for other work."""
 
 _SUMMARY: Final = lazy_pattern(
-    r"\b(?:summar(?:y|ies|i[sz]e[ds]?|i[sz]ing|i[sz]ation)|condens\w+|compact\w*|compress\w*|distil\w*|memento"
+    r"\b(?:summar(?:y|ies|i[sz]e[ds]?|i[sz]ing|i[sz]ation)|condens\w+|compress\w*|distil\w*|memento|briefing"
+    r"|compact(?! (?:json|form|format|table|list|view))\w*"
     r"|hand-?(?:off|over)|checkpoint|state_snapshot)\b|\bprompt for continuing|\bextract\b[^.\n]{0,60}\bcontext\b"
+    r"|\bwrite down (?:everything|all|what)\b|\bzusammenfass\w+|\bfasse?\b[^.\n]{0,80}\bzusammen\b"
+    r"|(?<!my )(?<!your )\brésum\w*|\bresum(?:en|ir|o)\b"
     r"|总结|摘要|压缩|概括|交接|要約",
     re.IGNORECASE,
 )
 _SUBJECT: Final = lazy_pattern(
     r"\b(?:conversations?|chats?|dialog(?:ue)?s?|discussion|history|(?<!next )session|transcripts?|context|messages"
-    r"|events|memory|progress|so far|task described above)\b|what you (?:have )?(?:finished|did)"
+    r"|trajector(?:y|ies)|events|memory|progress|so far|task described above)\b|what you (?:have )?(?:finished|did)"
+    r"|\b(?:gespräch|unterhaltung|verlauf|sitzung|bisherig|conversaci|historial|sesi|conversa\b|sessão|échange)"
     r"|对话|会话|历史|上下文|到目前为止|会話",
     re.IGNORECASE,
 )
@@ -311,14 +320,19 @@ _CONTINUATION: Final = lazy_pattern(
     r"|\b(?:without|not?) los(?:e|ing)\b|\bpreserv\w+\b|\bstate[_ ](?:snapshot|summary)\b|\breturning later\b"
     r"|\bcontext (?:window|limit|checkpoint|summari[sz]ation|extraction|compaction)\b"
     rf"|\b(?:another|next|other|future|new|fresh) {_READER}"
+    r"|\bbetween (?:a|the) (?:user|human)\b[^.\n]{0,20}\band (?:a|an|the) (?:\w+ )?(?:agent|assistant|ai|model)\b"
+    r"|\b(?:fortsetz|fortfahr|weiterarbeit|weitermach|übernehm|reprend|reprise|continu|poursui|retom|prossegui|seguir\b)"
     r"|继续|接手|后续|続け",
     re.IGNORECASE,
 )
 _TEXT_ONLY: Final = lazy_pattern(
-    rf"\b(?:another|next|other|future|new) {_READER}|\bcontext (?:checkpoint|window)\b|\bout of context\b"
+    rf"\b(?:another|next|other|future|new|fresh) {_READER}|\bcontext (?:checkpoint|window)\b|\bout of context\b"
     r"|\bmaximum number of tokens\b|\breplace\w* (?:\w+ ){0,3}(?:conversation|history|context|messages)\b"
-    r"|\b(?:history|conversation) (?:\w+ ){0,3}replaced\b|\bonly (?:memory|context|record)\b"
-    r"|(?:do not|don't|never|without) call(?:ing)? (?:a|any) tools?\b|\btext only\b",
+    r"|\b(?:history|conversation) (?:\w+ ){0,3}(?:replaced|discarded|cleared|removed)\b"
+    r"|\bonly (?:memory|context|record|with the summary)\b|\bonly the summary\b"
+    r"|(?:do not|don't|never|without) call(?:ing)? (?:(?:a|any) )?tools?\b|\btext only\b"
+    r"|\bkeine (?:\w+ )?(?:werkzeuge|tools)\b|\bauc?un outil\b|\b(?:ninguna|nenhuma) (?:herramienta|ferramenta)\b"
+    r"|(?:不要|不得|请勿)调用|[只仅]输出|新的?(?:会话|对话)|后续模型",
     re.IGNORECASE,
 )
 """Words of a request that has tools but excludes calls, or whose answer is read outside this conversation."""
@@ -326,8 +340,8 @@ _TEXT_ONLY: Final = lazy_pattern(
 _OTHER_WORK: Final = lazy_pattern(
     r"\b(?:function|script|class|method|endpoint|tests?|command|feature|implement\w*|refactor\w*|fix|bug|add|docs?"
     r"|documentation|readme|commit|translat\w+|explain|review|article|essay|e-?mail|boss|manager|tweet|blog|images?"
-    r"|paragraph|judge|score|evaluate|classify|titles?|headline|follow-?up|tags?|branch name|prompt of|this prompt"
-    r"|this code)\b|\b(?:how|why) (?:do|does|did|can|is|are|to)\b|\bwhat (?:do|does|is|are) th|\bhere is\b"
+    r"|paragraph|judge|score|evaluate|grad(?:e|ing)|classify|titles?|headline|follow-?up|tags?|branch name|prompt of"
+    r"|this prompt|this code)\b|\b(?:how|why) (?:do|does|did|can|is|are|to)\b|\bwhat (?:do|does|is|are) th|\bhere is\b"
     r"|[\w/-]+\.(?:md|txt|json)\b|函数|代码|翻译|解释|文章",
     re.IGNORECASE,
 )
@@ -355,7 +369,8 @@ _PASTED: Final = lazy_pattern(r":\s*\S.{40}|\n\s*\n.{40}", re.DOTALL)
 _ROLE: Final = lazy_pattern(
     r"\byou(?:'re| are)\b[^.\n]{0,100}?\b(?:summari[sz]\w+|compact\w+|compress\w+|condens\w+|distil\w+)"
     r"|\byour (?:task|job|sole \w+) is to\b[^.\n]{0,80}?\b(?:summary|summari[sz]e|compress|condense|compact)"
-    r"|^\W*(?:\w+ ){0,2}?(?:summari[sz]e|condense|compress|compact)\b|^\W*(?:context )?summar(?:y|i[sz]ation)\b"
+    r"|^\W*(?:\w+ ){0,2}?(?:summari[sz]e|condense|compress|compact)\b"
+    r"|^you (?:summari[sz]e|condense|compress|compact)\b|^\W*(?:context )?summar(?:y|i[sz]ation)\b"
     r"|你是[^。\n]{0,30}(?:压缩|摘要|总结)",
     re.IGNORECASE,
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -317,3 +318,31 @@ def test_only_both_ends_are_looked_at() -> None:
     wish = " Write a summary of this session so that it can be resumed. "
     assert requests_continuation("x " * 100 + wish)
     assert not requests_continuation("x " * HEAD + wish + "x " * TAIL)
+
+
+PROMPTS = [
+    json.loads(line)
+    for line in (Path(__file__).parents[1] / "data" / "compaction_prompts.jsonl").read_text("utf-8").splitlines()
+]
+"""Requests as agents and frameworks make them for a summary, by the openings of their prompts, and ordinary ones that
+speak of summaries. All were written down before the words were looked at: then 40 of 55 were recognised, and 3 of 51
+ordinary ones were taken for one."""
+
+
+def recognised(row: dict[str, Any]) -> bool:
+    members = {name: value for name, value in row.items() if name in ("tools", "tool_choice")}
+    return bool(asked(*row["messages"], **members))
+
+
+def test_prompts_of_many_clients() -> None:
+    """Of prompts in other words 94 % are recognised by what they want."""
+    real = [row for row in PROMPTS if row["compaction"]]
+    assert len(real) > 50
+    missed = [row["origin"] for row in real if not recognised(row)]
+    assert len(missed) <= 0.06 * len(real), missed
+
+
+@pytest.mark.parametrize("row", [row for row in PROMPTS if not row["compaction"]], ids=lambda row: row["origin"])
+def test_requests_that_merely_speak_of_summaries(row: dict[str, Any]) -> None:
+    """A text for people, code, a question or other work is no compaction."""
+    assert not recognised(row)
