@@ -7,9 +7,9 @@ import gzip
 import itertools
 import json
 import os
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import CodeType
 from typing import Any
@@ -18,14 +18,14 @@ import httpx
 import pytest
 
 from tests.conftest import StartStub
-from tests.stub import Answer, Fault, Stub
+from tests.stub import Answer, Call, Fault, Stub
 from tests.stub.faults import error, events
 from tests.support.api_formats import request_body
 from tests.support.fault_injection import Injected, Injection, calls_seen, name_of
 from tests.support.proxy_process import ROOT, Proxy
 from tests.support.recall_fixtures import LOOK, recall_in_process
 from tests.support.sample_conversations import AGENT_TOOLS, agent_round, agent_session, chat_turn
-from tests.support.server_tool_fixtures import PATHS, ProxyInProcess
+from tests.support.server_tool_fixtures import PATHS, ProxyInProcess, proxy_in_process
 
 BROKEN = b"(the connection was closed before the end)"
 PARTS = 4
@@ -48,6 +48,26 @@ SETTINGS: Mapping[str, Any] = {
     ],
     "archive": {"enabled": True},
 }
+
+EVERYTHING: Mapping[str, Any] = {
+    "models": [{"name": "*", "context_window": 6_000}],
+    "compression": {
+        "recall": {"enabled": True, "sessions": True, "without_tools": True},
+        "deferred_tools": {"enabled": True},
+        "stages": {"truncate": {"always": True, "max_lines": 10}},
+        "client_compaction": "answer",
+    },
+    "memories": {"enabled": True, "tools": ["*"], "extract": ["*"]},
+    "budgets": {"enabled": True, "total": 1_000_000},
+    "archive": {"enabled": True},
+}
+"""Settings that switch every optional feature on."""
+
+MANY_TOOLS = tuple(
+    {**AGENT_TOOLS[0], "function": {**AGENT_TOOLS[0]["function"], "name": f"read_{at}", "description": "Reads. " * 90}}
+    for at in range(40)
+)
+"""Tools that take more than half of the window: some of them are deferred."""
 
 # What carries the bytes and decides who may send them: without it there is no answer, or it must not be given.
 CARRIES = (
@@ -83,6 +103,9 @@ CARRIES = (
     "proxy/server/server.py",
     "proxy/tasks.py",
     "proxy/upstream/",
+    "proxy/core/apis/gemini_path.py",
+    "proxy/core/http_headers.py SizedHead.",
+    "proxy/engine/engine.py Continuation.drop",
     "proxy/engine/engine.py Engine.exchange",
     "proxy/engine/engine.py Engine.untouched",
     "proxy/engine/fail_open.py",
@@ -91,6 +114,7 @@ CARRIES = (
     "proxy/engine/upstream_calls.py UpstreamCalls.send_bytes",
     "proxy/engine/replies.py DrainedReply.",
     "proxy/engine/replies.py LocalReply.",
+    "proxy/engine/replies.py header_in",
     "proxy/server_tools/answer.py MergedReply.",
     "proxy/server_tools/answer.py RewrittenReply.",
 )
@@ -109,14 +133,15 @@ class Scenario:
     faults: tuple[Fault, ...] = ()
     answers: tuple[Answer, ...] = ()
     path: str = ""
-    recall: bool = False
+    proxy: str = "plain"
+    tools: Sequence[dict[str, Any]] = tuple(AGENT_TOOLS)
     items: tuple[dict[str, Any], ...] = ()
 
     def body(self, talk: list[dict[str, Any]], number: int) -> dict[str, Any]:
         """The request; *number* makes it one that nothing remembers."""
         said = [{**one, "content": f"{one['content']} #{number}"} if one.get("content") else one for one in talk]
         extra = {"store": False} if self.api == "responses" else {}
-        body = request_body(self.api, said, AGENT_TOOLS, **extra, **self.members)
+        body = request_body(self.api, said, self.tools, **extra, **self.members)
         if self.items:
             body["input"] += self.items
         return body
@@ -145,8 +170,13 @@ def scenarios() -> Iterator[Scenario]:
         yield Scenario(f"retried {stream}", api, counted, said, faults=(refused(api, stream),))
         yield Scenario(f"refused {stream}", api, counted, said, faults=(refused(api, stream),) * 3)
         looked = (Answer("Let me look.", (LOOK,)), Answer("Understood."))
-        yield Scenario(f"recalled {stream}", api, large, said, answers=looked, recall=True)
-        yield Scenario(f"not recalled {stream}", api, large, said, recall=True)
+        yield Scenario(f"recalled {stream}", api, large, said, answers=looked, proxy="recalling")
+        yield Scenario(f"not recalled {stream}", api, large, said, proxy="recalling")
+        project = {"x-ullage-project": "p"}
+        every = Scenario(f"everything {stream}", api, grown, said, project, before=large, proxy="everything")
+        yield every
+        found = (Answer("I look.", (Call("ullage_tools", json.dumps({"query": "read"})),)), Answer("Understood."))
+        yield replace(every, name=f"deferred tools {stream}", answers=found, tools=MANY_TOOLS)
     for api in PATHS:
         yield Scenario("counted", api, counted, {"max_tokens": 64} if api == "chat" else {})
         yield Scenario("following", api, grown, before=large)
@@ -161,6 +191,14 @@ def scenarios() -> Iterator[Scenario]:
         yield Scenario("fallback after", api, counted, {"model": "other-1"}, faults=(refused(api, False),))
         yield Scenario("own compaction", api, [*large, {"role": "user", "content": CHECKPOINT}])
         yield Scenario("error", api, small, faults=(error(500),))
+    for verb in ("generateContent", "streamGenerateContent"):
+        path = f"../v1beta/models/gpt-4o-mini:{verb}"
+        yield Scenario(f"plain {verb}", "gemini", small, path=path)
+        yield Scenario(f"counted {verb}", "gemini", counted, path=path)
+        yield Scenario(f"compacting {verb}", "gemini", large, path=path)
+        yield Scenario(f"following {verb}", "gemini", grown, before=large, path=path)
+        yield Scenario(f"retried {verb}", "gemini", counted, faults=(refused("gemini", False),), path=path)
+        yield Scenario(f"everything {verb}", "gemini", grown, headers=project, proxy="everything", path=path)
     yield Scenario("count, theirs", "messages", large, path="/messages/count_tokens")
     yield Scenario("count, ours", "messages", large, path="/messages/count_tokens", faults=(error(404),))
     yield Scenario("edits", "messages", counted, {"context_management": CLEARING})
@@ -169,19 +207,18 @@ def scenarios() -> Iterator[Scenario]:
 
 
 class Lab:
-    """Two proxies, without and with recall, in front of one upstream that takes everything but what scenarios say."""
+    """Proxies by the name of what is on, in front of one upstream that takes everything but what scenarios say."""
 
-    def __init__(self, server: Stub, plain: ProxyInProcess, recalling: ProxyInProcess) -> None:
+    def __init__(self, server: Stub, **proxies: ProxyInProcess) -> None:
         self.server = server
-        self._plain = plain
-        self._recalling = recalling
+        self.proxies = proxies
         self._numbers = itertools.count(1)
         self.unhandled: list[BaseException] = []
         asyncio.get_running_loop().set_exception_handler(lambda _, context: self.unhandled.append(context["exception"]))
 
     def front(self, scenario: Scenario) -> ProxyInProcess:
         """The proxy that a scenario is about."""
-        return self._recalling if scenario.recall else self._plain
+        return self.proxies[scenario.proxy]
 
     def reported(self, scenario: Scenario) -> list[BaseException]:
         """Everything that was reported: of requests, of background tasks, of callbacks of the loop."""
@@ -207,6 +244,8 @@ class Lab:
         """The body that was sent and its answer; what *inside* makes is entered around that one request."""
         number, front_, server = next(self._numbers), self.front(scenario), self.server
         path = scenario.path or PATHS[scenario.api]
+        if path.startswith("../"):
+            path = front_.url.removesuffix("v1") + path.removeprefix("../")
         headers = {"authorization": f"Bearer sk-{number}", "content-type": "application/json", **scenario.headers}
         server.forget()
         if scenario.before:
@@ -241,9 +280,11 @@ async def lab(stub: StartStub, tmp_path: Path) -> AsyncIterator[Lab]:
         second = await stack.enter_async_context(
             recall_in_process(server, tmp_path / "b", usage=True, models=[{"name": "*", "context_window": 4096}])
         )
-        yield Lab(server, first, second)
-        first.failures.clear()
-        second.failures.clear()
+        third = await stack.enter_async_context(proxy_in_process(server, tmp_path / "c", usage=True, **EVERYTHING))
+        lab = Lab(server, plain=first, recalling=second, everything=third)
+        yield lab
+        for proxy in lab.proxies.values():
+            proxy.failures.clear()
 
 
 def is_way(code: CodeType) -> bool:
@@ -291,21 +332,21 @@ def problem(lab: Lab, scenario: Scenario, injection: Injection, sent: bytes, ans
     return ""
 
 
-async def found_in(lab: Lab, scenario: Scenario, code: CodeType, late: bool) -> str:
-    """What is wrong after faults in one function, from the start or only once the upstream was asked."""
+async def found_in(lab: Lab, scenario: Scenario, code: CodeType, late: bool) -> tuple[str, bool]:
+    """What is wrong after faults in one function, from the start or once the upstream was asked, and if any was met."""
     injection = Injection(code, lambda: not late or bool(lab.server.seen), lambda: not lab.server.seen)
     try:
         async with asyncio.timeout(60):
             sent, answer = await lab.run(scenario, lambda: injection)
     except (httpx.HTTPError, TimeoutError) as failure:
-        return repr(failure)
-    return problem(lab, scenario, injection, sent, answer)
+        return repr(failure), bool(injection.met)
+    return problem(lab, scenario, injection, sent, answer), bool(injection.met)
 
 
 @pytest.mark.filterwarnings("ignore:coroutine .* was never awaited", "ignore::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize("part", range(PARTS))
-@pytest.mark.parametrize("api", PATHS)
+@pytest.mark.parametrize("api", [*PATHS, "gemini"])
 @pytest.mark.slow
 async def test_a_fault_anywhere_on_its_way_costs_no_request(lab: Lab, api: str, part: int) -> None:
     """Each function that a request calls fails in turn, from the start and once the upstream has answered.
@@ -314,6 +355,7 @@ async def test_a_fault_anywhere_on_its_way_costs_no_request(lab: Lab, api: str, 
     """
     everything = os.environ.get("ULLAGE_FAULTS") == "all"
     wrong: dict[str, str] = {}
+    met = tried = 0
     done: set[tuple[CodeType, bool]] = set()
     for scenario in scenarios():
         if scenario.api != api:
@@ -322,10 +364,14 @@ async def test_a_fault_anywhere_on_its_way_costs_no_request(lab: Lab, api: str, 
         cases = {(code, False) for code in way} | {(code, True) for code in after}
         chosen = sorted(cases if everything else cases - done, key=lambda case: (name_of(case[0]), case[1]))
         for code, late in chosen[part::PARTS]:
-            if told := await found_in(lab, scenario, code, late):
+            told, was_met = await found_in(lab, scenario, code, late)
+            tried += 1
+            met += was_met
+            if told:
                 wrong[f"{scenario.name}{' late' if late else ''}: {name_of(code)}"] = told
         done |= cases
-    assert len(done) > 600
+    assert len(done) > 500
+    assert met > 0.9 * tried
     assert wrong == {}
 
 
