@@ -133,7 +133,7 @@ class Engine:
         """Answer a request for the tokens of a conversation: those of the view that would be sent."""
         decision = await self.first_plan(request, dry_run=True)
         run.pause_planning()
-        report = self._report(run, decision.view).with_(api=COUNT_TOKENS, event=False)
+        report = run.report(decision.view, self._policy).with_(api=COUNT_TOKENS, event=False)
         return await self._counts.answer(run, decision, report)
 
     async def proceed(self, run: Run, request: Request) -> Outcome:
@@ -143,7 +143,7 @@ class Engine:
         view = decision.view
         for feature in self._features.answering_planned:
             if isinstance(decision, Forward) and isinstance(view, CountedView):
-                answer = await feature.answer_planned(request, view, self._report(run, view))
+                answer = await feature.answer_planned(request, view, run.report(view, self._policy))
                 if answer is not None:
                     return answer
         delivery = await self._deliver(run, decision)
@@ -350,7 +350,10 @@ class Engine:
         is_good = reply.status == 200
         if run.unsure is not None and is_good and not view.request.fallback_model:
             await self._retries.learn(*run.unsure)
-        report = self._report(run, view)
+        if isinstance(view, CountedView) and view.measured.has_facts:  # the calls of all items are looked at
+            report = await offload(view.measured.light_size, run.report, view, self._policy)
+        else:
+            report = run.report(view, self._policy)
         for feature in self._features.amending:
             report = feature.amend(report, view)
         if self._records.counts_answers or isinstance(view, CountedView):
@@ -361,8 +364,12 @@ class Engine:
             ending = LateOverflowDetector(self._classifier, reply.header("content-encoding"))
             learn = self._learner(view, ending, report.conversation)
         answer = Answer(report, reply, delivery.head, learn, ending, delivery.hides_usage)
-        if not isinstance(view, CountedView) or not (view.edits.addition or view.request.server_tools):
-            return answer
+        if isinstance(view, CountedView) and (view.edits.addition or view.request.server_tools):
+            return await self._continued(run, view, answer)
+        return answer
+
+    async def _continued(self, run: Run, view: CountedView, answer: Answer) -> Answer:
+        """*answer* as far as features go on with it: the model may call tools of the server's."""
         for feature in self._features.continuing:
             answer = await feature.continue_answer(answer, view, Resend(run, self.resend))
         return answer
@@ -374,7 +381,7 @@ class Engine:
                 asyncio.get_running_loop().call_soon(feature.refused, delivery.refused.view, report)
             return Refusal(report, delivery.refused.error)
         first = run.stated_refusal()
-        report = self._report(run, first.view)
+        report = run.report(first.view, self._policy)
         if first.is_overflow:
             report = report.with_(outcome="degraded", reason="overflow")
         return Answer(report, first.reply, first.head)
@@ -384,14 +391,10 @@ class Engine:
         if run is None:
             report = report_of(decision.view, self._policy)
         else:
-            report = self._report(run, decision.view)
+            report = run.report(decision.view, self._policy)
         if isinstance(decision, Reject):
             return report.with_(outcome="refused", reason="context_length_exceeded")
         return report
-
-    def _report(self, run: Run, view: View) -> Report:
-        retries = max(0, run.sent - 1)
-        return report_of(view, self._policy, retries=retries, overflows=run.overflows, overhead_seconds=run.overhead)
 
     def _after_answer(self, view: View, report: Report, status: int) -> None:
         """Note behind the answer that *view* was answered with *status*."""

@@ -319,21 +319,32 @@ class CompactionRecords:
         if weight < self._need_no_summary.get(name, 0) or not summaries.is_due(request, measured.known.route, since):
             return
         if measured.size < LARGE_LOOK:
-            self._prepare(measured.with_facts(), layout, last, weight)
+            self._prepare(measured, layout, last, weight, self._next_compaction(measured, layout, last))
         else:
             self._spawn(self._prepare_large(measured, layout, last, weight), "look ahead")
 
     async def _prepare_large(
         self, measured: MeasuredRequest, layout: Layout, last: Compaction | None, weight: int
     ) -> None:
-        self._prepare(await offload(measured.size, measured.with_facts), layout, last, weight)
+        wanted = await offload(measured.size, self._next_compaction, measured, layout, last)
+        self._prepare(measured, layout, last, weight, wanted)
 
-    def _prepare(self, measured: MeasuredRequest, layout: Layout, last: Compaction | None, weight: int) -> None:
-        """Begin the summary of what the next compaction would fold, if it would fold anything."""
+    def _next_compaction(self, measured: MeasuredRequest, layout: Layout, last: Compaction | None) -> Compaction | None:
+        """The compaction behind *last* if one were due now."""
+        schedule = measured.with_facts().schedule(self._policy, layout, measured.budget)
+        return schedule.newest_compaction(last, CompactionTarget(force=True))
+
+    def _prepare(
+        self,
+        measured: MeasuredRequest,
+        layout: Layout,
+        last: Compaction | None,
+        weight: int,
+        wanted: Compaction | None,
+    ) -> None:
+        """Begin the summary of what *wanted*, the next compaction, would fold, if it would fold anything."""
         budget, summaries = measured.budget, self._summaries
         assert summaries is not None
-        schedule = measured.schedule(self._policy, layout, budget)
-        wanted = schedule.newest_compaction(last, CompactionTarget(force=True))
         folded = 0
         if last is not None:
             folded = last.cut

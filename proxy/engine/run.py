@@ -175,6 +175,11 @@ class Run:
             self.instead = self.reply, head
         self.reply = None
 
+    def report(self, view: View, policy: Policy) -> Report:
+        """The report of *view*, with what is known of its sending."""
+        retries = max(0, self.sent - 1)
+        return report_of(view, policy, retries=retries, overflows=self.overflows, overhead_seconds=self.overhead)
+
     def drop(self) -> None:
         """Close the reply in hand: the client is not to see it."""
         if self.reply is not None:

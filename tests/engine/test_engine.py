@@ -7,7 +7,10 @@ from __future__ import annotations
 
 import asyncio
 import json
+import sys
 from itertools import pairwise
+from types import FrameType
+from typing import Any
 
 import pytest
 
@@ -31,6 +34,7 @@ from tests.support.scripted_upstream import (
     EngineFixture,
     ScriptedReply,
     ScriptedUpstream,
+    accepting_upstream,
     agent_body,
     agent_request,
 )
@@ -420,3 +424,22 @@ async def test_what_goes_wrong_beside_an_answer_costs_no_request() -> None:
     )
     await asyncio.sleep(0)
     assert engine.faults == [("after", ZeroDivisionError)]
+
+
+async def test_the_calls_of_many_items_are_looked_at_on_a_thread() -> None:
+    """Neither the compaction of a large request nor its report goes through all calls on the loop's thread."""
+    ran: set[str] = set()
+
+    def watch(frame: FrameType, event: str, _: Any) -> None:
+        if event == "call":
+            ran.add(frame.f_code.co_name)
+
+    fixture = EngineFixture(window=16_000)
+    sys.setprofile(watch)
+    try:
+        exchanged = await fixture.ask(chat_body(agent_session(700, 30)), accepting_upstream())
+    finally:
+        sys.setprofile(None)
+    assert exchanged.report.files_read
+    assert "_answered" in ran
+    assert ran & {"pairs_of", "needless_items", "files_read", "lay_out"} == set()
