@@ -85,6 +85,22 @@ def model_of(body: bytes) -> str:
         return ""
 
 
+class _Body(msgspec.Struct, kw_only=True):
+    """The members that the bodies of OpenAI's and Anthropic's APIs share."""
+
+    model: str = ""
+    stream: bool | None = None
+    tools: msgspec.Raw | UnsetType = UNSET
+    prompt_cache_key: str | None = None
+    metadata: Any = None
+
+    @property
+    def allowance(self) -> int | None:
+        if self.tools is UNSET:
+            return 0
+        return TOOLS_ALLOWANCE
+
+
 # Chat completions: https://platform.openai.com/docs/api-reference/chat/create
 
 
@@ -101,17 +117,12 @@ class _ChatMessage(msgspec.Struct, gc=False):
     audio: None = None
 
 
-class _Chat(msgspec.Struct):
+class _Chat(_Body, kw_only=True):
     messages: list[_ChatMessage]
-    model: str = ""
-    stream: bool | None = None
     max_tokens: int | None = None
     max_completion_tokens: int | None = None
-    tools: msgspec.Raw | UnsetType = UNSET
     functions: msgspec.Raw | UnsetType = UNSET
     audio: None = None
-    prompt_cache_key: str | None = None
-    metadata: Any = None
 
     @property
     def requested_output(self) -> int | None:
@@ -119,8 +130,9 @@ class _Chat(msgspec.Struct):
 
     @property
     def allowance(self) -> int | None:
-        has_tools = self.tools is not UNSET or self.functions is not UNSET
-        return TOOLS_ALLOWANCE if has_tools else 0
+        if self.tools is UNSET and self.functions is UNSET:
+            return 0
+        return TOOLS_ALLOWANCE
 
 
 # Messages: https://docs.anthropic.com/en/api/messages
@@ -146,25 +158,16 @@ class _Turn(msgspec.Struct, gc=False):
     content: str | list[_Text | _ToolUse | _ToolResult | _Thinking | _RedactedThinking]
 
 
-class _Messages(msgspec.Struct):
+class _Messages(_Body, kw_only=True):
     messages: list[_Turn]
-    model: str = ""
-    stream: bool | None = None
     max_tokens: int | None = None
     system: str | list[_Text] | None = None
-    tools: msgspec.Raw | UnsetType = UNSET
     mcp_servers: None = None
     container: None = None
-    prompt_cache_key: str | None = None
-    metadata: Any = None
 
     @property
     def requested_output(self) -> int | None:
         return self.max_tokens
-
-    @property
-    def allowance(self) -> int | None:
-        return 0 if self.tools is UNSET else TOOLS_ALLOWANCE
 
 
 # Responses: https://platform.openai.com/docs/api-reference/responses/create
@@ -190,17 +193,12 @@ class _ResponsesItem(msgspec.Struct, gc=False):
     role: str | None = None
 
 
-class _Responses(msgspec.Struct):
+class _Responses(_Body, kw_only=True):
     input: str | list[_ResponsesItem] = ""
-    model: str = ""
-    stream: bool | None = None
     max_output_tokens: int | None = None
-    tools: msgspec.Raw | UnsetType = UNSET
     prompt: None = None
     conversation: None = None
     previous_response_id: None = None
-    prompt_cache_key: str | None = None
-    metadata: Any = None
 
     @property
     def requested_output(self) -> int | None:
@@ -208,9 +206,9 @@ class _Responses(msgspec.Struct):
 
     @property
     def allowance(self) -> int | None:
-        if self.tools is UNSET:
-            return 0
-        return None if HOSTED in bytes(self.tools) else TOOLS_ALLOWANCE
+        if self.tools is not UNSET and HOSTED in bytes(self.tools):
+            return None
+        return super().allowance
 
 
 # Gemini: https://ai.google.dev/api/generate-content
@@ -265,7 +263,9 @@ class _Gemini(msgspec.Struct):
 
     @property
     def allowance(self) -> int | None:
-        return 0 if self.tools is UNSET else TOOLS_ALLOWANCE
+        if self.tools is UNSET:
+            return 0
+        return TOOLS_ALLOWANCE
 
 
 Textual = _Chat | _Messages | _Responses | _Gemini
@@ -316,7 +316,9 @@ class _Decoder:
     def head(self, body: bytes) -> int:
         """Return the offset behind the bracket that opens the first list called *key*; -1 if there is none."""
         opening = self._list.search(body)
-        return -1 if opening is None else opening.end()
+        if opening is None:
+            return -1
+        return opening.end()
 
     def last_item(self, body: bytes, start: int) -> int:
         """Return where one of the last items behind *start* seems to begin; -1 if none is found."""
@@ -458,7 +460,7 @@ class QuickCheck:
         try:
             route = await self._routes.get(request, request.path_model or model[1].decode())
         except NotFound:
-            return False  # unless it is no valid body, which is said first
+            return False  # unless it is no valid body, which is the error to report
         if route.known.window is None:
             return False
         sizes = (LEAST_OUTPUT, request.options.task_size)

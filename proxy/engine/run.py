@@ -1,4 +1,4 @@
-"""One request under way: what has happened so far, what sending can come to, and the report of it.
+"""One request under way: what has happened so far, how sending can end, and the report of it.
 
 ``Run`` is the only mutable object of a request. A report has figures in the provider's tokens, never text.
 """
@@ -153,7 +153,7 @@ class Run:
 
     @property
     def was_refused(self) -> bool:
-        """True if an upstream refused, or failed and others may be asked."""
+        """True if an upstream refused, or failed and others may answer."""
         return self.first_refusal is not None or self.first_error is not None
 
     def stated_refusal(self) -> FirstRefusal:
@@ -220,7 +220,9 @@ def report_of(view: View, policy: Policy, **facts: Any) -> Report:
     members["client_compaction"] = measured.client_compaction
     members |= _optional_part(view, policy.rules.allocation, by_region) | facts
     outcome: Outcome = "verbatim"
-    reason = _counted_reason(view)
+    reason, stages = _counted_reason(view), edits.stages
+    if request.prepared:
+        stages = _all_stages(request, stages)
     if not view.observation:
         outcome = _outcome(request, edited=bool(edits.stages) or not edits.is_verbatim)
         if budget.history_cap is not None and view.tokens - budget.fixed > budget.history_cap:
@@ -232,7 +234,7 @@ def report_of(view: View, policy: Policy, **facts: Any) -> Report:
         reason=reason,
         tokens_before=tokens_before,
         tokens_after=view.expected_tokens,
-        stages=_all_stages(request, edits.stages) if request.prepared else edits.stages,
+        stages=stages,
         regions=to_provider_tokens(by_region, ratio),
         event=edits.compacted_now,
         observed=bool(view.observation),
@@ -268,7 +270,9 @@ def conversation_of(request: Request, session: str) -> str:
     """
     label = request.options.conversation.removesuffix(OBSERVED).removesuffix(ITEMS_KEPT)
     named = label or request.session or session
-    return public_session_name(request.tenant, named) if named else ""
+    if not named:
+        return ""
+    return public_session_name(request.tenant, named)
 
 
 def _base(view: View, model: str, session: str, facts: dict[str, Any]) -> dict[str, Any]:
@@ -295,7 +299,9 @@ def _base(view: View, model: str, session: str, facts: dict[str, Any]) -> dict[s
 def _outcome(request: Request, *, edited: bool) -> Outcome:
     if edited or not ADDED_STAGES.issuperset(request.prepared):
         return "compacted"
-    return "degraded" if request.fallback_model else "verbatim"
+    if request.fallback_model:
+        return "degraded"
+    return "verbatim"
 
 
 def _all_stages(request: Request, stages: tuple[str, ...]) -> tuple[str, ...]:
@@ -311,13 +317,16 @@ def _uncounted(view: UncountedView, facts: dict[str, Any]) -> Report:
     if view.bound:
         before = view.bound + request.tokens_removed
         members |= {"tokens_before": before, "tokens_after": view.bound, "bounded": True}
+    stages = view.stages
+    if request.prepared:
+        stages = _all_stages(request, stages)
     return Report(
         **members,
         stream=view.stream,
         outcome=_outcome(request, edited=bool(view.stages)),
         reason=_uncounted_reason(view),
         budget=view.budget,
-        stages=_all_stages(request, view.stages) if request.prepared else view.stages,
+        stages=stages,
     )
 
 
@@ -326,15 +335,21 @@ def _uncounted_reason(view: UncountedView) -> str:
         return "fallback"
     if view.is_off:
         return "off"
-    return "" if view.bound else "unknown-window"
+    if view.bound:
+        return ""
+    return "unknown-window"
 
 
 def _counted_reason(view: CountedView) -> str:
+    if view.observation == "fits":
+        return ""
     if view.observation:
-        return "" if view.observation == "fits" else view.observation
+        return view.observation
     if view.request.fallback_model:
         return "fallback"
-    return "nothing_to_fold" if view.edits.nothing_to_fold else ""
+    if view.edits.nothing_to_fold:
+        return "nothing_to_fold"
+    return ""
 
 
 def _files_read(view: CountedView) -> int:
@@ -342,7 +357,9 @@ def _files_read(view: CountedView) -> int:
     items, record = view.measured.parsed.items, view.edits.record
     if record is None or view.observation:
         return files_read(items)
-    return files_read(items, record.compaction.cut, {each.index for each in record.compaction.placeholders})
+    return files_read(
+        items, record.compaction.cut, {placeholder.index for placeholder in record.compaction.placeholders}
+    )
 
 
 def _optional_part(view: CountedView, allocation: Allocation | None, by_region: Mapping[str, int]) -> dict[str, Any]:
@@ -365,10 +382,10 @@ _ANSWERS: Final = attrgetter("answers")
 
 
 def _newest_part(view: CountedView) -> dict[str, Any]:
-    """The members of a report about what no request has held before.
+    """The members of a report about what stood in no request before.
 
     ``large_result`` is the share of the room left that the largest fresh result takes, if it needs a warning: it can
-    still be asked for in a narrower way. ``repeated_prefix`` is the share of the view that the request before began
+    still be requested in a narrower way. ``repeated_prefix`` is the share of the view that the request before began
     with too, if its client repeats its history: system text and tools after a compaction.
     """
     measured, layout = view.measured, view.layout
@@ -393,6 +410,8 @@ def _newest_part(view: CountedView) -> dict[str, Any]:
     elif layout is not None:
         # The length at which the request before ended; 0 if there is no boundary before this one.
         before = layout.sums[sum(layout.boundaries[-2:-1])]
-        repeated = view.budget.fixed if view.edits.compacted_now else view.counted - layout.sums[-1] + before
+        repeated = view.counted - layout.sums[-1] + before
+        if view.edits.compacted_now:
+            repeated = view.budget.fixed
         members["repeated_prefix"] = max(0.0, repeated / max(1, view.counted))
     return members

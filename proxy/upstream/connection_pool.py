@@ -1,12 +1,12 @@
-"""Carries POST requests over kept connections at a fraction of what aiohttp's client costs.
+"""Carries POST requests over pooled connections at a fraction of what aiohttp's client costs.
 
 aiohttp's connector dials: names, addresses, TLS and their errors are its own. Then ``transport.set_protocol`` puts a
 ``PooledConnection`` in the place of aiohttp's protocol. It writes a request in one go, feeds what comes to aiohttp's
-parser (llhttp, in C) and gives out the answer as soon as its head is complete; the body follows in the ``StreamReader``
-that the parser fills. aiohttp's protocol hears of the connection's end, so that its connector can count and close it.
+parser (llhttp, in C) and returns the answer as soon as its head is complete; the body follows in the ``StreamReader``
+that the parser fills. aiohttp's protocol learns of the connection's end, so that its connector can count and close it.
 
-A connection carries one exchange at a time. No request is sent twice: a kept connection may be closed by the other side
-at the moment of the next request, and then the caller gets an error, since a POST may have had its effect.
+A connection carries one exchange at a time. No request is sent twice: the other side may close an idle connection at
+the moment of the next request, and then the caller gets an error, since a POST may have had its effect.
 
 ======================== =================== ======================= ==============================
 event                    idle                head awaited            body being read
@@ -24,19 +24,19 @@ silence                  closed              closed, timeout         closed, tim
 ======================== =================== ======================= ==============================
 
 At the body's last byte a connection goes back to the pool, unless the answer forbids it (``Connection: close``,
-HTTP/1.0, an upgrade), more came than was asked for, or a part of the request is still unsent. A parser does not tell
-that it holds the beginning of one more head, which would stand before the next answer. So the bytes behind the head are
+HTTP/1.0, an upgrade), more came than the answer, or a part of the request is still unsent. A parser does not report
+that it has the beginning of one more head, which would stand before the next answer. So the bytes behind the head are
 counted, and of a chunked answer the last ones are compared.
 
-A body is read through its ``StreamReader``, or poured: ``PooledResponse.pour`` has each chunk given to a function as
-soon as it arrives, and its caller wakes when there is something else to do.
+A body is read through its ``StreamReader``, or poured: ``PooledResponse.pour`` passes each chunk to a function as soon
+as it arrives, and its caller wakes when there is something else to do.
 
 Time. No request sets a timer. Each connection notes when it last heard something, and the pool looks over all of them
 several times in the shortest of its limits. Only the upstream's silence counts: the clock stands while a request is
 being written, and while the client reads slower than the upstream sends.
 
 Back-pressure. A body is in memory already and is written at once; what the socket does not take waits in the
-transport. A body that nobody reads fills its ``StreamReader``, which pauses the parser and the transport.
+transport. A body that is not read fills its ``StreamReader``, which pauses the parser and the transport.
 
 One parser serves all of a connection's exchanges, unless a pause left its marks in it.
 
@@ -75,7 +75,7 @@ SUPPORTED: Final = aiohttp.__version__.startswith("3.14.")
 """True if this is the minor version of aiohttp whose private names are used here."""
 
 READ_BUFFER: Final = 2**17
-"""Bytes of a body; twice as many that nobody has read pause the connection."""
+"""Bytes of a body; twice as many that were not read pause the connection."""
 
 MAX_LINE: Final = 2**15
 """Bytes of a status line, and of a header."""
@@ -117,7 +117,7 @@ class PooledConnection(BaseProtocol):
     """One connection.
 
     ``response`` is the exchange under way, ``early`` what came before the first one. In the loop's time: ``heard_at``
-    is when the other side last sent something, ``asked_at`` when the request was written, and ``waits_since`` the same
+    is when the other side last sent something, ``written_at`` when the request was written, and ``waits_since`` that
     or the last interim answer. A head must be complete so long after that, however slowly its bytes come.
     """
 
@@ -133,11 +133,11 @@ class PooledConnection(BaseProtocol):
         "_previous",
         "_reusable",
         "_was_paused",
-        "asked_at",
         "early",
         "heard_at",
         "response",
         "waits_since",
+        "written_at",
     )
 
     def __init__(self, pool: ConnectionPool, dialled: Connection, handler: ResponseHandler) -> None:
@@ -152,7 +152,7 @@ class PooledConnection(BaseProtocol):
         self._previous = b""
         self._known: KnownHead | None = None
         self._chances = _CHANCES
-        self.heard_at = self.asked_at = self.waits_since = 0.0
+        self.heard_at = self.written_at = self.waits_since = 0.0
         self._renew_parser()
         # Bytes that came before the request belong to its answer: a server that is full may refuse before it reads.
         self.early = handler._tail
@@ -256,7 +256,7 @@ class PooledConnection(BaseProtocol):
         if not response.status and not self._previous and 0 < size < len(data):
             self._renew_parser()
             assert self._parser is not None
-            with contextlib.suppress(Exception):  # the error of the whole is told below
+            with contextlib.suppress(Exception):  # the error of the whole is reported below
                 messages: Messages = self._parser.feed_data(data[:size])[0]
                 return messages
         invalid = InvalidHttp()
@@ -265,7 +265,7 @@ class PooledConnection(BaseProtocol):
         return ()
 
     def _heads_received(self, response: PooledResponse, messages: Messages, data: bytes) -> None:
-        """Give out the answer among *messages*, whose heads end in *data*."""
+        """Return the answer among *messages*, whose heads end in *data*, to its caller."""
         end = 0
         for message, body in messages:
             at = data.find(_END_OF_HEAD, end)
@@ -362,7 +362,7 @@ class PooledConnection(BaseProtocol):
         else:
             if self._paused:
                 self.waits_since = now
-            is_over = now - self.waits_since > timeouts.first_byte or now - self.asked_at > timeouts.total
+            is_over = now - self.waits_since > timeouts.first_byte or now - self.written_at > timeouts.total
         if is_over:
             self.end(aiohttp.SocketTimeoutError())
 
@@ -437,7 +437,7 @@ class ConnectionPool:
         else:
             connection = await self._dial()
         assert connection.transport is not None
-        connection.heard_at = connection.asked_at = connection.waits_since = self._loop.time()
+        connection.heard_at = connection.written_at = connection.waits_since = self._loop.time()
         response = connection.response = PooledResponse(connection, self._loop.create_future())
         if len(body) <= _JOINED:
             connection.transport.write(b"%b%d\r\n\r\n%b" % (head, len(body), body))

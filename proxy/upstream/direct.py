@@ -34,18 +34,18 @@ _OWN_PREFIX: Final = OWN_PREFIX.encode()
 _CONNECT_PAUSES: Final = (0.05, 0.2)
 """Seconds before each further attempt to connect: a connection that was never made carried nothing to bill twice."""
 
-_NO_MORE: Final = 0.0
-"""The last of the pauses: after it there is no further attempt."""
-
 _NO_DESCRIPTOR: Final = (errno.EMFILE, errno.ENFILE)
+"""Errors of a process, or a machine, that may open no more files and connections."""
 
 _CHUNKED: Final = "chunked"
 _PLAIN: Final = frozenset({"", _CHUNKED, "identity"})
 """Transfer codings that leave a body as it is."""
+
 _LONGEST_CACHED_NAME: Final = 64
 """Bytes of a header's name that is cached, at most."""
 
 _FIRST: Final = itemgetter(0)
+
 _MOST_URLS: Final = 64
 """URLs cached for each upstream, at most."""
 
@@ -63,8 +63,9 @@ class Upstreams:
 
     def __init__(self, targets: Sequence[Target], bridge: Bridge | None = None) -> None:
         # aiohttp has one keep-alive time per pool: a pool for each time that is configured.
-        self._sessions = {seconds: open_session(seconds) for seconds in {one.timeouts.keep_alive for one in targets}}
-        self._targets = {one.name: _ReadyTarget(one, self._sessions[one.timeouts.keep_alive]) for one in targets}
+        times = {target.timeouts.keep_alive for target in targets}
+        sessions = self._sessions = {seconds: open_session(seconds) for seconds in times}
+        self._targets = {to.name: _ReadyTarget(to, sessions[to.timeouts.keep_alive]) for to in targets}
         self._bridge = bridge
         self._bridged: dict[str, Bridge] = {}
         if bridge is not None:
@@ -108,7 +109,7 @@ class Upstreams:
             raise _not_bridged(target, method, path_qs)
         if self._is_closed:
             raise _shutting_down(target)
-        for pause in (*_CONNECT_PAUSES, _NO_MORE):
+        for pause in (*_CONNECT_PAUSES, None):
             try:
                 if to.pool is not None and method == "POST" and body and isinstance(body, bytes):
                     head = to.head(to.pool, path_qs, headers, added)
@@ -127,16 +128,15 @@ class Upstreams:
         # Only a POST goes over the bridge, so the reply is a direct one.
         return cast("DirectReply", await self.send(target, "GET", path_qs, upgrading, None, may_switch=True))
 
-    async def _wait_to_reconnect(self, to: _ReadyTarget, error: Exception, pause: float) -> None:
-        """Wait for *pause* seconds before connecting again. Raise ``UllageError`` if *error* forbids that."""
+    async def _wait_to_reconnect(self, to: _ReadyTarget, error: Exception, pause: float | None) -> None:
+        """Wait for *pause* seconds before connecting again. Raise ``UllageError`` if it is None, or for some errors."""
         if not isinstance(error, aiohttp.ClientConnectorError):
             raise _translate(to.name, to.timeouts, error) from error
-        last = pause == _NO_MORE
         exhausted = error.errno in _NO_DESCRIPTOR
         self.without_descriptor += exhausted
-        if last and exhausted:
+        if pause is None and exhausted:
             raise Overloaded("The proxy may open no more connections (its limit of open files).") from error
-        if last or not _refused(error):
+        if pause is None or not _refused(error):
             raise UpstreamUnreachable(to.name, _connect_cause(error)) from error
         await asyncio.sleep(pause)
         if self._is_closed:
@@ -365,7 +365,7 @@ class DirectReply:
         self.header: Callable[[str], str] = cast("Any", functools.partial(response.headers.get, default=""))
         if response.status == SWITCHING and not may_switch:
             self.close()
-            raise UpstreamUnreachable(upstream, "it switched protocols, which was not asked for")
+            raise UpstreamUnreachable(upstream, "it switched protocols without a request to")
         known = response.known
         if known is None:
             self.headers, is_framed = _end_to_end(response)
@@ -456,7 +456,7 @@ def _end_to_end(response: PooledResponse | AbortingResponse) -> tuple[list[tuple
     """Return the headers that are not meant for this connection only, and True if one says where the body ends.
 
     The ``x-ullage-*`` headers of another Ullage behind this one are left out: they would be taken for ours. Raises
-    ``InvalidHttp`` if the body has a transfer coding that nobody asked for, and that is gone with these headers.
+    ``InvalidHttp`` if the body has a transfer coding that no request accepts, and that is gone with these headers.
     """
     parsed = response.headers
     codings = ",".join(parsed.getall("Transfer-Encoding", ())).lower().replace(" ", "")
@@ -484,8 +484,8 @@ def _named(raw: bytes) -> tuple[str, bool]:
     return raw.decode("ascii", "replace"), lower not in _HOP_BY_HOP and not lower.startswith(_OWN_PREFIX)
 
 
-# Upstreams send the same names all day; long ones are not worth the memory.
 _named_cached: Final = functools.lru_cache(maxsize=1024)(_named)
+"""``_named`` for names of usual length: upstreams send the same ones all day."""
 
 
 def remaining(content: aiohttp.StreamReader) -> bytes:
