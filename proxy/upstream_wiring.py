@@ -12,6 +12,7 @@ from cachetools import LRUCache
 
 from proxy import caches
 from proxy import settings as configuration
+from proxy.core.http_headers import HeadersOf, no_headers
 from proxy.core.models import (
     COMPRESS,
     Catalogue,
@@ -23,7 +24,7 @@ from proxy.core.models import (
     read_published_table,
 )
 from proxy.engine.ports import Records
-from proxy.server import HeadersOf, NameOf, no_headers, same_name, tenants_of
+from proxy.server import NameOf, same_name, tenants_of
 from proxy.settings import Settings
 from proxy.store import Breaker, Patience, Store
 from proxy.summaries import (
@@ -87,18 +88,26 @@ def _published_limits(_: str, facts: configuration.ModelFacts) -> ModelLimits:
 
 
 def _model_rule(rule: configuration.Model) -> ModelRule:
-    steps = tuple(COMPRESS if step == "compress" else step for step in rule.steps)
+    steps: tuple[str, ...] = (COMPRESS,)
+    if "overflow" in rule.fallback_on:
+        steps = tuple(COMPRESS if step == "compress" else step for step in rule.steps)
     failures: frozenset[Failure] = frozenset(reason for reason in rule.fallback_on if reason != "overflow")
+    failovers: tuple[str, ...] = ()
+    if failures:
+        failovers = rule.fallbacks
+    unknown_window: int | None = None
+    if rule.unknown_window != "learn":
+        unknown_window = rule.unknown_window
     return ModelRule(
         rule.name,
         rule.upstream,
         window=rule.window,
         max_output=rule.max_output_tokens,
         encoding=rule.tokenizer,
-        unknown_window=None if rule.unknown_window == "learn" else rule.unknown_window,
+        unknown_window=unknown_window,
         max_input=rule.max_input_tokens,
-        steps=steps if "overflow" in rule.fallback_on else (COMPRESS,),
-        failovers=rule.fallbacks if failures else (),
+        steps=steps,
+        failovers=failovers,
         fail_over_on=failures,
         model=rule.model,
         task_size=rule.task_size or "",
@@ -251,10 +260,13 @@ def open_summaries(
     configured = settings.summaries
     if configured.mode == "off" or settings.compression.mode != "on":
         return None
+    allowed_tenants: frozenset[bytes] | None = None
+    if configured.allow:
+        allowed_tenants = tenants_of(key.get_secret_value() for key in configured.allow)
     config = SummaryConfig(
         mode=configured.mode,
         model=configured.model,
-        allowed_tenants=tenants_of(key.get_secret_value() for key in configured.allow) if configured.allow else None,
+        allowed_tenants=allowed_tenants,
         allow_subscriptions=configured.subscription_tokens,
         keyed_upstreams=frozenset(up.name for up in settings.upstreams if up.carries_key),
         subscription_upstreams=frozenset(

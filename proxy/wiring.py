@@ -20,7 +20,8 @@ from proxy.core.compaction.prune import KIND_WEIGHTS, DedupRules, PrunePassRules
 from proxy.core.compaction.stages import CompactionRules, EnabledStages
 from proxy.core.compaction.truncate import TruncateLimits
 from proxy.core.decisions import Policy
-from proxy.core.models import Catalogue
+from proxy.core.http_headers import no_headers
+from proxy.core.models import Catalogue, Route
 from proxy.core.overflow.classify import Classifier
 from proxy.core.tokens.budget import Allocation, Buffers, Marks, Shares
 from proxy.engine.engine import Engine
@@ -35,7 +36,7 @@ from proxy.engine.retries import Retries
 from proxy.engine.token_counts import TokenCounts
 from proxy.engine.upstream_calls import CallSettings, UpstreamCalls
 from proxy.features.opening import FeatureParts, open_features
-from proxy.server import Limits, ListedUpstream, Models, ServerConfig, no_headers
+from proxy.server import Limits, ListedUpstream, Models, ServerConfig
 from proxy.server.access import Access
 from proxy.settings import Settings, Stages
 from proxy.store import Store, open_store
@@ -141,27 +142,35 @@ def windows_status(catalogue: Catalogue, learned: LearnedRoutes, now: float) -> 
     Windows are in tokens, ages in seconds. *now* is this process's monotonic time.
     """
     routes = sorted(catalogue.cached_routes()[-MAX_SHOWN:], key=lambda route: route.name)
-    models: list[dict[str, object]] = [
-        {
-            "upstream": route.upstream,
-            "model": route.model,
-            "context_window": route.window,
-            "max_input_tokens": route.max_input,
-            "max_output_tokens": route.max_output,
-            "source": route.source,
-            "how": route.window_origin,
-            "age_seconds": None if route.window_since is None else round(max(0.0, now - route.window_since), 1),
-        }
-        for route in routes
-    ]
+    models = [_window_status(route, now) for route in routes]
     return {"models": models, "learned": learned.shown_windows()[:MAX_SHOWN]}
+
+
+def _window_status(route: Route, now: float) -> dict[str, object]:
+    age: float | None = None
+    if route.window_since is not None:
+        age = round(max(0.0, now - route.window_since), 1)
+    return {
+        "upstream": route.upstream,
+        "model": route.model,
+        "context_window": route.window,
+        "max_input_tokens": route.max_input,
+        "max_output_tokens": route.max_output,
+        "source": route.source,
+        "how": route.window_origin,
+        "age_seconds": age,
+    }
 
 
 def call_settings(config: ServerConfig) -> CallSettings:
     """Return the settings of the calls that the engine makes."""
     access = Access(config)
-    headers_of = None if config.headers_of is no_headers else config.headers_of
-    return CallSettings(headers_of, config.usage_upstreams, access.check_stored if access.shares_keys else None)
+    headers_of, check_stored = None, None
+    if config.headers_of is not no_headers:
+        headers_of = config.headers_of
+    if access.shares_keys:
+        check_stored = access.check_stored
+    return CallSettings(headers_of, config.usage_upstreams, check_stored)
 
 
 def _policy(settings: Settings) -> Policy:

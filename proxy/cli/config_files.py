@@ -57,8 +57,10 @@ def dump(document: Any, file_format: Format, original: str = "") -> str:
     """Return *document* as text. JSON gets the indentation of the *original* text, or two spaces."""
     match file_format:
         case "json":
-            indent = _INDENT.search(original)
-            return json.dumps(document, indent=indent[1] if indent else 2, ensure_ascii=False) + "\n"
+            indent: str | int = 2
+            if (indented := _INDENT.search(original)) is not None:
+                indent = indented[1]
+            return json.dumps(document, indent=indent, ensure_ascii=False) + "\n"
         case "toml":
             import tomlkit
 
@@ -130,7 +132,10 @@ def put(document: Any, path: Sequence[Step], value: Any) -> None:
     for step, following in pairwise(path):
         child = _child(node, step)
         if child is MISSING or child is None:
-            _set(node, step, {} if isinstance(following, str) else [], path)
+            empty: Any = []
+            if isinstance(following, str):
+                empty = {}
+            _set(node, step, empty, path)
             child = _child(node, step)
         node = child
     _set(node, path[-1], value, path)

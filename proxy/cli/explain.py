@@ -241,12 +241,17 @@ def _kinds(fitted: Fitted, body: CountedBody) -> dict[str, int]:
 
 
 def _item_kinds(text: ItemText, item: Item, count: Count) -> dict[str, int]:
+    text_kind, media_kind = "text", "media"
+    if item.role == "tool":
+        text_kind = "tool result"
     media = {MEDIA.get(name, "media") for name in text.media}
+    if len(media) == 1:
+        media_kind = media.pop()
     kinds = {
-        "tool result" if item.role == "tool" else "text": count(text.text),
+        text_kind: count(text.text),
         "reasoning": count(text.reasoning),
         "tool call": sum(count(name) + count(arguments) for name, arguments in text.calls),
-        media.pop() if len(media) == 1 else "media": item.media,
+        media_kind: item.media,
     }
     # The item's tokens are the sum of its parts, but here the parts are counted as one text: the rest is frame.
     kinds["frame"] = max(0, item.tokens - sum(kinds.values()))

@@ -172,7 +172,11 @@ def _row(
     if learned is not None and learned.window is not None:
         window, window_from, age = learned.window, f"learned: {learned.how}", learned.age_seconds
     factor, factor_from = _factor(route, learned)
-    is_renamed = route.requested_model not in ("", route.model)
+    encoding_from, sent_as = "family", ""
+    if route.configured_encoding:
+        encoding_from = "configured"
+    if route.requested_model not in ("", route.model):
+        sent_as = route.model
     return ModelRow(
         model=route.requested_model or route.model,
         upstream=route.upstream,
@@ -184,9 +188,9 @@ def _row(
         window_from=window_from,
         age_seconds=age,
         output_from=_output_from(route, settings.model(route.model).max_output_tokens, stated),
-        encoding_from="configured" if route.configured_encoding else "family",
+        encoding_from=encoding_from,
         factor_from=factor_from,
-        sent_as=route.model if is_renamed else "",
+        sent_as=sent_as,
         variant=route.variant,
         counted_by=library(route.encoding),
     )
@@ -199,7 +203,9 @@ def _factor(route: Route, learned: LearnedFacts | None) -> tuple[float, str]:
         return learned.factor, "learned"
     if route.configured_encoding:
         return prior, "configured"
-    return prior, "default" if prior == 1.0 else "family"
+    if prior == 1.0:
+        return prior, "default"
+    return prior, "family"
 
 
 def _output_from(route: Route, configured: int | None, stated: ServerWindow | None) -> str:

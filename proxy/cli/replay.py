@@ -193,23 +193,16 @@ async def _replay(
             break
         window = report.window
         collector.add(decision.view, report)
-        view, after = decision.view.body, report.tokens_after or 0
-        is_refused = isinstance(decision, Reject)
-        if is_refused:
-            view, after = b"", 0
-        before = report.tokens_before or 0
-        planned = PlannedRequest(
-            before,
-            None if is_refused else after,
-            report.budget,
-            _repeated_tokens(sent, sent_tokens, view, after),
-            client_tokens,
-            report.event,
-            report.stages,
+        view, before = decision.view.body, report.tokens_before or 0
+        after: int | None = report.tokens_after or 0
+        if isinstance(decision, Reject):
+            view, after = b"", None
+        repeated = _repeated_tokens(sent, sent_tokens, view, after or 0)
+        requests.append(
+            PlannedRequest(before, after, report.budget, repeated, client_tokens, report.event, report.stages)
         )
-        requests.append(planned)
         advance(1)
-        sent, sent_tokens, client_tokens = view, after, before
+        sent, sent_tokens, client_tokens = view, after or 0, before
     skipped = len(request_lengths(session.messages)) - len(requests)
     advance(skipped)
     return Replay(

@@ -223,7 +223,7 @@ def _codex(name: str, rows: Sequence[tuple[str, Mapping[str, Any]]]) -> list[Ses
                 _add_item(conversations[-1], payload)
     system = _text_message("system", instructions)
     return [
-        Session(f"{name}/{number}" if number else name, model, [*system, *messages])
+        Session(_thread_name(name, "", number), model, [*system, *messages])
         for number, messages in enumerate(conversations)
     ]
 

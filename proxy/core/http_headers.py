@@ -8,7 +8,19 @@ head in which any other byte differs, or whose message may end elsewhere than Co
 from __future__ import annotations
 
 import re
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import Any, Final
+
+HeadersOf = Callable[[str], Mapping[str, str]]
+"""Takes the name that a client uses for a model; returns the headers configured for it."""
+
+
+def no_headers(model: str) -> Mapping[str, str]:
+    """Return no headers, whatever the *model*."""
+    del model
+    return MappingProxyType({})
+
 
 OWN_PREFIX: Final = "x-ullage-"
 """The beginning of the names of Ullage's own headers; they never go to an upstream."""

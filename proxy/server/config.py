@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from types import MappingProxyType
 from typing import Literal
 
+from proxy.core.http_headers import HeadersOf, no_headers
 from proxy.core.report import Report
 
 
@@ -50,15 +50,6 @@ Metrics = Callable[[], tuple[bytes, str]]
 
 Status = Callable[[], Mapping[str, object]]
 """The process's state, as the admin API shows it."""
-
-HeadersOf = Callable[[str], Mapping[str, str]]
-"""The headers added to requests for a model."""
-
-
-def no_headers(_model: str) -> Mapping[str, str]:
-    """Return no headers."""
-    return MappingProxyType({})
-
 
 NameOf = Callable[[str], str]
 """The name that an upstream has for the model a client names."""

@@ -311,8 +311,10 @@ class MergedReply:
         """Return the bytes of the first generation that were not passed on; the rest of it follows as it comes."""
         if self._state is _State.PLAIN or not self._merger.is_first:
             raise ServerToolFailed(500, "internal error.") from fault
-        is_read = self._state is _State.ASKING
-        self._state = _State.ENDED if is_read else _State.PLAIN
+        if self._state is _State.ASKING:
+            self._state = _State.ENDED
+        else:
+            self._state = _State.PLAIN
         if self._resend.run.reply is not self._reply:
             self._resend.run.drop()
         try:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, MutableMapping
+from collections.abc import Callable, MutableMapping
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import Final, Literal
 
+from proxy.core.http_headers import HeadersOf, no_headers
 from proxy.core.models import Route
 from proxy.engine.ports import SummaryRequest
 from proxy.store import SummaryTable
@@ -33,9 +33,6 @@ UNKNOWN_WINDOW: Final = 16_384
 
 _COUNT_RATIO: Final = 1.5
 """Factor by which another model's count may exceed ours."""
-
-HeadersOf = Callable[[str], Mapping[str, str]]
-"""Takes the name that a client uses for a model; returns the headers configured for it."""
 
 
 @dataclass(slots=True)
@@ -156,12 +153,6 @@ class SpendingLimits:
         if account is None:
             account = self._accounts[tenant] = _Account()
         return account
-
-
-def no_headers(model: str) -> Mapping[str, str]:
-    """No headers, whatever the *model*."""
-    del model
-    return MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)

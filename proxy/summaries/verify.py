@@ -339,7 +339,10 @@ def _words(text: str) -> list[str]:
         return words
     separate: list[str] = []
     for word in words:
-        separate += word if _WIDE.search(word) else [word]
+        if _WIDE.search(word):
+            separate += word
+        else:
+            separate.append(word)
     return separate
 
 

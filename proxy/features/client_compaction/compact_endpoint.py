@@ -73,7 +73,7 @@ def compact(
     items, raw = parsed.items, [parsed.item(index) for index in range(len(parsed.items))]
     conversation = [i for i, item in enumerate(items) if item.role != "system" and not is_trigger(raw[i])]
     entries = {i: responses.read_item_text(raw[i]) for i in conversation}
-    sizes = _sizes(measured, shares, SUMMARY_ROOM * count(summary) if summary else 0)
+    sizes = _sizes(measured, shares, SUMMARY_ROOM * count(summary))
     users = [i for i in conversation if items[i].role == "user" and i not in ours]
     verbatim: list[int] = []
     if kind == "endpoint":

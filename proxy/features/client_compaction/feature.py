@@ -148,8 +148,11 @@ class ClientCompaction(Feature):
         parsed, envelope = measured.parsed, measured.parsed.envelope
         count = self._reader.count(measured.known.route.encoding, measured.known.route.model)
         size = load_of(len(parsed.body), len(parsed.items))
-        ready = await self._compactions.summed_up(measured) if measured.prefix_hashes else None
-        summary = ready[0] if ready else NO_SUMMARY
+        summary = NO_SUMMARY
+        if measured.prefix_hashes:
+            ready = await self._compactions.summed_up(measured)
+            if ready is not None:
+                summary, _ = ready
         ours = frozenset(opened.ours)
         compaction = await offload(size, compact, measured, kind, ours, self._shares, count, summary.text)
         item = compaction_item(compaction, self._records.item_key())

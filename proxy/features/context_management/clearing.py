@@ -218,8 +218,10 @@ def _weighed(item: Item, message: Mapping[str, Any]) -> Iterator[tuple[Mapping[s
 def clear_message(raw: bytes, message: Mapping[str, Any], cleared: Mapping[str, bool]) -> bytes:
     """Return a message without the results and inputs that are *cleared*; every other byte stays as it is."""
     content = message.get("content")
+    if not isinstance(content, list):
+        return raw
     changes: dict[tuple[str | int, ...], str] = {}
-    for index, block in enumerate(content if isinstance(content, list) else ()):
+    for index, block in enumerate(content):
         if not isinstance(block, dict):
             continue
         if block.get("type") == "tool_result" and str(block.get("tool_use_id")) in cleared and "content" in block:
