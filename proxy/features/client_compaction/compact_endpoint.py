@@ -83,8 +83,9 @@ def compact(
         user_texts=tuple(entries[i].text for i in users if i not in verbatim),
         carrier_text="\n".join(entries[i].text for i in verbatim),
     )
-    block = render_block(folded, sizes.block, sizes.text, count, summary)
     earlier = [clip(entries[i].text, int(sizes.block * EARLIER_SHARE) // len(ours), count) for i in sorted(ours)]
+    left = sizes.block - sum(map(count, earlier))
+    block = render_block(folded, left, min(sizes.text, left), count, summary)
     text = encodable("\n\n".join([*earlier, block]))
     tokens = sum(items[i].tokens for i in verbatim) + count(text)
     ratio = measured.known.token_ratio
