@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, Final, Self, TypedDict, Unpack
 
 import msgspec
+from pydantic import BaseModel
 
 from proxy.core.apis.json_edit import quoted
 from proxy.core.apis.json_steps import decode
@@ -117,13 +118,16 @@ class Fitter:
     async def fit(self, request: Mapping[str, Any], *, conversation: str = "", **options: Unpack[FitOptions]) -> Fitted:
         """Return *request* as it fits; *options* are those of ``FitOptions``.
 
-        *request* is the body of a request to Chat Completions, Messages or the Responses API, as Python objects.
-        *conversation* separates conversations that begin alike.
+        *request* is the body of a request to Chat Completions, Messages or the Responses API, as Python objects; the
+        objects in which the SDKs of OpenAI and Anthropic return messages may be in it. *conversation* separates
+        conversations that begin alike.
 
         Raises ``InvalidRequest`` if it is no request, and ``ContextTooLong`` if what may not be shrunk is too large.
         """
         if self._engine is None:
             raise RuntimeError("Open it first: `async with Fitter() as fitter`.")
+        if unknown := sorted(options.keys() - FitOptions.__annotations__.keys()):
+            raise TypeError(f"There is no option {unknown[0]}.")  # else it would be a member of the request
         given = {name: value for name, value in options.items() if value is not None and value is not False}
         compress = Request(
             api="chat",  # the body's shape decides
@@ -140,11 +144,24 @@ class Fitter:
 
 
 def _encoded(members: dict[str, Any]) -> bytes:
-    """Return *members* as JSON; texts that were cut inside a character keep its half, as an escape."""
+    """Return *members* as JSON; texts that were cut inside a character keep its half, as an escape.
+
+    Raises ``InvalidRequest`` if something in them cannot be written as JSON.
+    """
     try:
-        return msgspec.json.encode(members)
+        return msgspec.json.encode(members, enc_hook=_sent_members)
     except UnicodeEncodeError:
-        return quoted(members).encode()
+        return quoted(msgspec.to_builtins(members, enc_hook=_sent_members)).encode()
+
+
+def _sent_members(value: object) -> object:
+    """Return the members of a message in the type of an SDK, as that SDK would send them.
+
+    https://github.com/openai/openai-python#using-types
+    """
+    if isinstance(value, BaseModel):
+        return value.model_dump(mode="json", exclude_unset=True)
+    raise InvalidRequest(f"{type(value).__name__} is no type that can be sent as JSON.")
 
 
 def _fitted(answer: dict[str, Any]) -> Fitted:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from openai.types.chat import ChatCompletionMessage
 
 from proxy.api import ContextTooLong, Fitter, InvalidRequest, SettingsError, fit, fit_async
 from tests.support.sample_conversations import AGENT_SYSTEM, AGENT_TASK, agent_round
@@ -88,6 +89,25 @@ def test_errors_are_those_of_the_proxy(tmp_path: Path) -> None:
         fit({"model": "m", "messages": [{"role": "system", "content": "x " * 3_000}]}, window=1_000)
     with pytest.raises(SettingsError, match="cannot be read"):
         fit(request(1), config=tmp_path / "none.yaml")
+
+
+@pytest.mark.parametrize("cut", ["", "\ud83d"])
+def test_messages_may_be_the_objects_of_an_sdk(cut: str) -> None:
+    """What a client returned is appended as it is, and is sent as the SDK would send it."""
+    call = {"id": "c1", "type": "function", "function": {"name": "look", "arguments": "{}"}}
+    answer = ChatCompletionMessage.model_validate({"role": "assistant", "content": None, "tool_calls": [call]})
+    result = {"role": "tool", "tool_call_id": "c1", "content": f"found{cut}"}
+    user = {"role": "user", "content": "Look."}
+    fitted = fit({"model": "gpt-4o", "messages": [user, answer, result]})
+    assert fitted.messages == [user, {"role": "assistant", "content": None, "tool_calls": [call]}, result]
+
+
+def test_what_is_no_json_and_no_option_is_refused() -> None:
+    """An object of another kind, and an option that is misspelled: it would be sent to the provider."""
+    with pytest.raises(InvalidRequest, match="PosixPath is no type"):
+        fit({"model": "gpt-4o", "messages": [{"role": "user", "content": Path("x")}]})
+    with pytest.raises(TypeError, match="no option widow"):
+        fit(request(1), widow=5)  # type: ignore[call-arg]
 
 
 def test_an_unopened_fitter_says_so() -> None:
