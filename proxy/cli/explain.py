@@ -222,7 +222,8 @@ def _pairs(names: Iterable[str], before: Mapping[str, int], after: Mapping[str, 
 
 def _roles(body: CountedBody) -> dict[str, int]:
     totals = body.roles
-    return {"system": body.system, "user": totals.user, "assistant": totals.assistant, "tool": totals.tool}
+    system = totals.system + body.members.system
+    return {"system": system, "user": totals.user, "assistant": totals.assistant, "tool": totals.tool}
 
 
 def _kinds(fitted: Fitted, body: CountedBody) -> dict[str, int]:

@@ -7,7 +7,7 @@
    on from it (another agent, a new context, lost history).
 
 Text that a user pasted, that a tool returned or that merely quotes such a prompt is no compaction. A text about such
-texts (code that makes them, a question on a prompt) names the same three things; the work that it requests first tells
+texts (code that makes them, a question on a prompt) names the same three things; the work that it requests first sets
 it apart.
 """
 
@@ -157,7 +157,9 @@ def _client_of_last(last: bytes, system: str, *, may_call: bool, has_history: bo
     item = _decoded_object(last)
     if item is None:
         return ""
-    client = _client_by_prompt(item) if has_prompt else ""
+    client = ""
+    if has_prompt:
+        client = _client_by_prompt(item)
     if not client and _has_intent(item, system, may_call=may_call, has_history=has_history):
         return OTHER
     return client
@@ -188,8 +190,7 @@ def _has_hint(edges: bytes, system: str, *, may_call: bool, has_history: bool) -
 
 def _has_intent(item: Mapping[str, Any], system: str, *, may_call: bool, has_history: bool) -> bool:
     """Return True if the last text of *item*, or the *system* text, requests a summary to go on from."""
-    texts = list(_user_texts(item))
-    text = texts[-1] if texts else ""
+    text = ["", *_user_texts(item)][-1]
     if may_call:
         return has_history and requests_text_only(text)
     if _TITLE.search(system[:_OPENING]) or not text:
@@ -249,8 +250,9 @@ def _user_texts(item: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _texts(item: Mapping[str, Any]) -> Iterator[str]:
-    content = item.get("content", item.get("parts"))
-    parts = content if isinstance(content, list) else [{"text": content}]
+    parts = item.get("content", item.get("parts"))
+    if not isinstance(parts, list):
+        parts = [{"text": parts}]
     for part in parts:
         if not isinstance(part, dict):
             continue
@@ -275,7 +277,9 @@ def _decoded_object(raw: bytes) -> dict[str, Any] | None:
         value = decode(raw)
     except InvalidRequest:
         return None
-    return value if isinstance(value, dict) else None
+    if not isinstance(value, dict):
+        return None
+    return value
 
 
 def _may_call_tools(envelope: Envelope) -> bool:

@@ -103,7 +103,9 @@ def short_digest(text: str) -> int:
 
 def name_digest(name: str) -> int:
     """Return a 32-bit name of a tool's *name*; 0 for none."""
-    return _crc(name.lower()) if name else 0
+    if not name:
+        return 0
+    return _crc(name.lower())
 
 
 def facts_of(entry: ItemText, call: Callable[[str, str], Call], count: Callable[[str], int]) -> ItemFacts | None:
@@ -314,7 +316,9 @@ def with_written_call(
     if not tools:
         return item
     # Results of several calls come in one text, and nothing shows which part of it belongs to which call.
-    written_call = calls[0][1] if len(calls) == 1 else Call("unknown")
+    written_call = Call("unknown")
+    if len(calls) == 1:
+        written_call = calls[0][1]
     return replace(item, facts=replace(item.facts or NO_FACTS, written_call=written_call, called_tools=tools))
 
 
@@ -371,7 +375,9 @@ def _written_result(item: Item) -> WrittenResult | None:
 
 def _called_tools(item: Item) -> tuple[int, ...]:
     """Return the tools that a model's *item* calls in its text; none if it makes calls of the API."""
-    return () if item.calls or item.facts is None else item.facts.called_tools
+    if item.calls or item.facts is None:
+        return ()
+    return item.facts.called_tools
 
 
 def written_id(index: int) -> str:

@@ -136,10 +136,10 @@ NO_TALK = TalkRules()
 
 @dataclass(frozen=True, slots=True)
 class WorkRules:
-    """How the state of the work is told: by to-do lists, and by commands that check it or change something.
+    """The signs of the state of the work: to-do lists, and commands that check it or change something.
 
-    The patterns of ``checks`` and ``changes`` match the beginning of one command of a line. ``talk`` tells which
-    sentences say nothing of it any more.
+    The patterns of ``checks`` and ``changes`` match the beginning of one command of a line. ``talk`` are the rules by
+    which sentences say nothing of it any more.
     """
 
     todos: TodoRules = TodoRules()
@@ -287,7 +287,9 @@ def _values(arguments: str) -> Any:
 
 def _case(tool: Tool, values: Any) -> Tool:
     """Return the case of *tool* that the arguments *values* select."""
-    action = values.get(tool.by) if isinstance(values, dict) else None
+    if not isinstance(values, dict):
+        return UNKNOWN
+    action = values.get(tool.by)
     if not isinstance(action, str):
         return UNKNOWN
     return tool.cases.get(action) or tool.cases.get("*", UNKNOWN)
@@ -322,10 +324,12 @@ def _basename(path: str) -> str:
 def _listed_paths(values: Mapping[str, Any], lists: Sequence[str], keys: Sequence[str]) -> Iterator[str]:
     """Yield the paths under *lists*: each of these keys has a list of paths or of objects with one, or a single one."""
     for key in lists:
-        value = values.get(key)
-        if value is None:
+        elements = values.get(key)
+        if elements is None:
             continue
-        for element in value if isinstance(value, list) else [value]:
+        if not isinstance(elements, list):
+            elements = [elements]
+        for element in elements:
             if isinstance(element, str) and element:
                 yield element
             elif isinstance(element, dict):

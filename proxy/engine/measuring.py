@@ -67,8 +67,10 @@ class Measurer:
         self._shrunk_tools = shrunk_tools
 
     def mode_of(self, request: Request) -> Mode:
-        """The mode of *request*: its own if it asks for less than it gets, else the configured one."""
-        return self._mode if request.options.mode == "on" else request.options.mode
+        """The mode of *request*: its own if that does less than the configured one, else the configured one."""
+        if request.options.mode == "on":
+            return self._mode
+        return request.options.mode
 
     async def measure(
         self, request: Request, max_loss: MaxLoss | None = None, *, dry_run: bool = False
@@ -92,13 +94,13 @@ class Measurer:
             options = structs.replace(request.options, conversation=request.options.conversation + OBSERVED)
             request = structs.replace(request, options=options)
         compacts_now = request.options.compact_now
-        if max_loss is None:
-            max_loss = "any" if mode == "observe" or compacts_now else known.first_max_loss
+        if max_loss is None and (mode == "observe" or compacts_now):
+            max_loss = "any"
         target = CompactionTarget(
             force=compacts_now,
             wait_for_summary=compacts_now,
             dry_run=dry_run,
-            max_loss=max_loss,
+            max_loss=max_loss or known.first_max_loss,
             lower_output=self.policy.lower_output,
             share=request.options.compact_to,
         )

@@ -14,7 +14,17 @@ from xxhash import xxh3_128
 from proxy.core.apis.base import ApiFormat
 from proxy.core.apis.envelope import SYSTEM, TOOLS, Envelope, read_envelope
 from proxy.core.apis.json_scan import MOST_ITEMS, Scan, Span, extend, scan
-from proxy.core.conversation import EMPTY_LAYOUT, UNREAD, Injected, Item, Layout, lay_out, linked_size, prefix_hashes
+from proxy.core.conversation import (
+    EMPTY_LAYOUT,
+    UNREAD,
+    Count,
+    Injected,
+    Item,
+    Layout,
+    lay_out,
+    linked_size,
+    prefix_hashes,
+)
 from proxy.core.errors import InvalidRequest
 from proxy.core.tokens.counting import NO_RULES, NOTHING, InjectedRules, Members, Meter, RoleTotals, add_up, injected_in
 from proxy.core.tokens.media import prices
@@ -72,25 +82,22 @@ class CountedBody(msgspec.Struct, frozen=True):
     roles: RoleTotals
     cached_prefix: CachedPrefix | None
 
-    @property
-    def system(self) -> int:
-        """Tokens of all system text: the system items, and the members that hold such text."""
-        return self.roles.system + self.members.system
-
     def layout(self) -> Layout:
         """The structure of the items, continued from that of a prefix of this body."""
-        layout = lay_out(self.items, self.cached_prefix.layout if self.cached_prefix else EMPTY_LAYOUT)
-        if self.cached_prefix is not None:
-            self.cached_prefix.layout = layout
+        if self.cached_prefix is None:
+            return lay_out(self.items, EMPTY_LAYOUT)
+        layout = self.cached_prefix.layout = lay_out(self.items, self.cached_prefix.layout)
         return layout
 
     def prefix_hashes(self, key: bytes, label: str) -> tuple[bytes, ...]:
         """The keyed hash after each item, continued from those computed for a prefix of this body."""
-        scope = (key, label)
-        cached_scope, before = self.cached_prefix.prefix_hashes if self.cached_prefix else (scope, ())
-        hashes = prefix_hashes(key, label, self.items, before if cached_scope == scope else ())
-        if self.cached_prefix is not None:
-            self.cached_prefix.prefix_hashes = scope, hashes
+        if self.cached_prefix is None:
+            return prefix_hashes(key, label, self.items, ())
+        scope, known = self.cached_prefix.prefix_hashes
+        if scope != (key, label):
+            known = ()
+        hashes = prefix_hashes(key, label, self.items, known)
+        self.cached_prefix.prefix_hashes = (key, label), hashes
         return hashes
 
 
@@ -250,11 +257,15 @@ class Reader:
         items = seen + self._read_items(api_format, count, scope, located.body, spans[len(seen) :])
         items = seen + join_written_results(items, len(seen))
         roles = add_up(items, roles)
-        around = prefix.around if prefix is not None else None
+        around: CountedMembers | None = None
+        if prefix is not None:
+            around = prefix.around
         if around is None or around.envelope_name != located.envelope_name:
             around = self._count_members(located, scope, encoding, model)
         cached = self._cache_prefix(located, measure, items, roles, around)
-        tools = api_format.PER_TOOLS if any(key in around.tokens for key in TOOLS) else 0
+        tools = 0
+        if any(key in around.tokens for key in TOOLS):
+            tools = api_format.PER_TOOLS
         fixed = api_format.PER_REPLY + tools + roles.system + sum(around.tokens.values())
         return CountedBody(
             located.body, located.scan, items, located.envelope, around.tokens, around.members, fixed, roles, cached
@@ -322,7 +333,9 @@ class Reader:
     def count_tools(self, encoding: str, model: str) -> Callable[[str], int]:
         """Counts the JSON of a tools array the way *model* reads it."""
         count = self.count(encoding, model)
-        return (lambda text: tools_tokens(text, count)) if reads_declarations(model) else count
+        if not reads_declarations(model):
+            return count
+        return lambda text: tools_tokens(text, count)
 
     def tokens_of_tools(self, text: str, encoding: str, model: str) -> int:
         """Tokens of a tools array of ours, the same for every caller, as *model* reads it; counted once."""
@@ -340,7 +353,9 @@ class Reader:
         for start, end in spans:
             raw = body[start:end]
             short = len(raw) <= REPEATED
-            item = repeated.get(raw) if short else None
+            item: Item | None = None
+            if short:
+                item = repeated.get(raw)
             if item is None:
                 key = name_in(scope, raw)
                 item = self._items.get(key)
@@ -378,8 +393,10 @@ class Reader:
             name = name_in(scope, f"{key}\0{text}".encode("utf-8", "surrogatepass"))
             size = self._sizes.get(name)
             if size is None:
-                count = self.count_tools(encoding, model) if key in TOOLS else self.count(encoding, model)
-                size = self._sizes[name] = count(text)
+                counting: Callable[[str, str], Count] = self.count
+                if key in TOOLS:
+                    counting = self.count_tools
+                size = self._sizes[name] = counting(encoding, model)(text)
             sizes[key] = size
         return sizes
 
@@ -456,7 +473,10 @@ def _read_numbers(api_format: ApiFormat, raw: bytes, count: Callable[[str], int]
 @lru_cache(MOST_MEASURES)
 def _measure(encoding: str, model: str) -> str:
     """Return the name of a way of counting: equal for models that count alike."""
-    return f"{encoding},{prices(model).name},{'declared' if reads_declarations(model) else 'json'}"
+    form = "json"
+    if reads_declarations(model):
+        form = "declared"
+    return f"{encoding},{prices(model).name},{form}"
 
 
 def _text(raw: bytes) -> str:
