@@ -164,7 +164,6 @@ class FastCounter:
         for text in _PROBES:
             self.count(text)
             self._compare(text)
-        self._seconds = 0.0  # what a new encoder sets up at its first texts, half a second, is no new words
 
     def count(self, text: str) -> int:
         """Return the tokens of *text*, of at most ``CHUNK`` characters: it is counted in one call that waits for none.
@@ -203,9 +202,14 @@ class FastCounter:
         _LOG.error("gigatoken counts otherwise than tiktoken, which counts from here on")
 
     def _new_encoder(self) -> Encode | None:
-        """Return a new encoder; None if the two libraries differed, or the installed version cannot make one."""
+        """Return a new encoder; None if the two libraries differed, or the installed version cannot make one.
+
+        What an encoder sets up at its first short and its first long text takes 0.3 s: that is done here.
+        """
         try:
             encode = self._build()
+            for text in _PROBES:
+                encode(text)
         except UNUSABLE as error:
             self.rejected = True
             _LOG.error("gigatoken cannot be used (%s): tiktoken counts", type(error).__name__)

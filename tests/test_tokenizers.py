@@ -453,6 +453,31 @@ def test_an_encoder_is_built_anew_in_a_quiet_moment(monkeypatch: pytest.MonkeyPa
     assert not exact
 
 
+def test_an_encoder_is_set_up_before_it_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No request waits for what a new encoder does at its first texts: the thread that built it had it read some."""
+    monkeypatch.setattr(module, "MOST_SECONDS", 0.0)
+    monkeypatch.setattr(module, "QUIET", 0.0)
+    readers: list[list[tuple[int, str]]] = []
+
+    def build() -> Callable[[str], list[str]]:
+        read: list[tuple[int, str]] = []
+        readers.append(read)
+
+        def encode(text: str) -> list[str]:
+            read.append((threading.get_ident(), text))
+            return letters(text)
+
+        return encode
+
+    counter = FastCounter(build, len)
+    deadline = time.monotonic() + 60
+    while (len(readers) < 2 or not readers[1]) and time.monotonic() < deadline:
+        assert counter.count("four") == 4
+        time.sleep(0.01)
+    assert threading.get_ident() not in [thread for thread, _ in readers[1][: len(module._PROBES)]]
+    assert "four" not in [text for _, text in readers[1][: len(module._PROBES)]]
+
+
 @pytest.mark.parametrize("error", module.UNUSABLE)
 def test_a_version_that_cannot_be_used_costs_nothing(error: type[Exception], caplog: pytest.LogCaptureFixture) -> None:
     """If no encoder can be built, at the start or later, tiktoken counts, and the log says so once."""
