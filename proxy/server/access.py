@@ -15,7 +15,7 @@ from proxy.core.apis.envelope import continues_stored
 from proxy.core.errors import Forbidden, Unauthorized
 from proxy.core.http_headers import CREDENTIAL_ORDER, CREDENTIALS
 from proxy.server.config import ServerConfig
-from proxy.server.request import RequestHeaders, RequestPath, api_path, plain_path
+from proxy.server.request import RequestHeaders, RequestPath, api_path, is_stranger, plain_path
 
 _FORWARDED: Final = ("forwarded", "x-forwarded-for", "x-forwarded-host", "x-real-ip")
 """Headers of requests that came through a proxy: https://www.rfc-editor.org/rfc/rfc7239#section-4."""
@@ -143,11 +143,15 @@ class Access:
 
     def check_stateless(self, method: str, path: str, upstream: str) -> None:
         """Raise ``Forbidden`` if *path* could reach data stored under the key that callers of *upstream* share."""
-        if upstream in self._shared_upstreams and not is_stateless(method, path):
-            raise Forbidden(
-                "Behind shared access keys only stateless routes are relayed: what others store under the upstream's "
-                "key could be read on this path (server.relay: all allows it)."
-            )
+        if upstream not in self._shared_upstreams or is_stateless(method, path):
+            return
+        reason = (
+            "Behind shared access keys only stateless routes are relayed: what others store under the upstream's "
+            "key could be read on this path (server.relay: all allows it)."
+        )
+        if is_stranger(path):
+            reason = f"{reason} Base URLs of the API end in one /v1."
+        raise Forbidden(reason)
 
     def check_stored(self, body: bytes, upstream: str, headers: Iterable[tuple[str, str]] = ()) -> None:
         """Raise ``Forbidden`` if *body* continues data that *upstream* may have stored for another caller.

@@ -201,8 +201,10 @@ class Handler:
             connection.remember(caller)
         headers, tenant = caller.headers, caller.tenant
         path = call.path.path
-        if request.method == "CONNECT" or not path.startswith("/"):
-            raise InvalidRequest("This is a reverse proxy: send the path of an API route.")
+        if request.method in ("CONNECT", "TRACE") or not path.startswith("/"):
+            # The answer to a TRACE repeats the request, with the upstream's key in it:
+            # https://www.rfc-editor.org/rfc/rfc9110#section-9.3.8
+            raise InvalidRequest("This is a reverse proxy: send the path of an API route, with a method that it has.")
         if "upgrade" in headers.by_name and headers.by_name["upgrade"].lower() == "websocket":
             return self._tunnel(request, call, headers, tenant)
         reader = call.body = BodyReader(request.content, self._limits, self._drain.body_bytes, tenant)

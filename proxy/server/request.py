@@ -93,7 +93,9 @@ def api_path(path: str) -> str:
 
 
 def is_stranger(path: str) -> bool:
-    """True if *path* is below none of the APIs' roots, nor an API's path without its root."""
+    """True if *path* is below none of the APIs' roots, or below two, and is no API's path without its root."""
+    if api_path(path).startswith("v1/"):
+        return True
     rooted = path.startswith(ROOTS[:-1]) or _DEPLOYMENT.fullmatch(path) is not None
     return not rooted and path.lstrip("/").partition("/")[0] not in _RESOURCES
 
@@ -303,7 +305,7 @@ def read_headers(raw_headers: Iterable[tuple[bytes, bytes]]) -> RequestHeaders:
                 value = _repeated(name, by_name[name], value)
             by_name[name] = value
         elif kind & _OWN:
-            headers.own[name[len(OWN_PREFIX) :]] = value
+            _add_own(headers.own, name[len(OWN_PREFIX) :], value)
     headers.end_to_end = EndToEnd(end_to_end)
     connection = by_name.get("connection", "")
     if connection.lower() not in _PLAIN:
@@ -326,6 +328,13 @@ def with_key_as_header(path: RequestPath, headers: RequestHeaders) -> RequestPat
         headers.by_name[name] = key
         headers.end_to_end = (*headers.end_to_end, (name, key))
     return path._replace(path_qs=path_qs)
+
+
+def _add_own(own: dict[str, str], name: str, value: str) -> None:
+    """Add a header for Ullage, by the rest of its *name*, to *own*. Raises ``InvalidRequest`` for a second key."""
+    if name == "key" and name in own:
+        raise InvalidRequest(f"The header {OWN_PREFIX}key was sent more than once.")
+    own[name] = value
 
 
 def _repeated(name: str, first: str, second: str) -> str:

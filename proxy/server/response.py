@@ -275,7 +275,7 @@ def check_known(path: str, reply: ports.Reply) -> None:
     if "json" in reply.header("content-type").lower() and not misses_root(path):
         return
     reply.close()
-    raise NotFound("Neither this proxy nor the upstream knows this path: base URLs end in /v1.")
+    raise NotFound("Neither this proxy nor the upstream knows this path: base URLs end in one /v1.")
 
 
 def without(headers: Sequence[tuple[str, str]], prefix: str) -> list[tuple[str, str]]:

@@ -107,6 +107,10 @@ def _other_key(value: Any) -> Any:
     return _master_key(value)
 
 
+_ROUTES = ("/chat/completions", "/v1/completions", "/v1/messages", "/v1/responses", "/v1/embeddings", "/v1/models")
+"""Ends of URLs that are copied whole from a provider's example call."""
+
+
 def _url(value: Any) -> Any:
     if not isinstance(value, str):
         return value
@@ -124,7 +128,17 @@ def _url(value: Any) -> Any:
         raise _problem("has a user or password in it", "Put the key in api_key and leave the URL plain.")
     if port == 0 or not value.isascii() or not value.isprintable() or " " in value:
         raise _problem("has a port or character no connection can use", remedy)
-    return value.rstrip("/")
+    return _base_url(value.rstrip("/"))
+
+
+def _base_url(url: str) -> str:
+    """Return *url* if it can be followed by a route."""
+    for route in _ROUTES:
+        if url.endswith(route):
+            raise _problem(f"ends in the route {route}", "Leave it out: base URLs end before it, mostly in /v1.")
+    if url.endswith("/v1/v1"):
+        raise _problem("has /v1 twice", f"Write it once: {url.removesuffix('/v1')}")
+    return url
 
 
 def _store_url(value: Any) -> Any:

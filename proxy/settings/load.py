@@ -161,6 +161,8 @@ def _add_validation_problem(source: Source, keys: SettingKeys, detail: dict[str,
         source.add_problem(path, "is required", f"Add `{path[-1]}: ...`.")
     elif kind == "tuple_type":
         source.add_problem(path, "is no list", keys.remedy(path, kind, context))
+    elif kind == "model_type":
+        source.add_problem(path, "is empty, or no section", keys.remedy(path, kind, context))
     else:
         message = str(detail["msg"])
         source.add_problem(path, message[:1].lower() + message[1:], keys.remedy(path, kind, context))

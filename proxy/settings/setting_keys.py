@@ -68,7 +68,7 @@ class SettingKeys:
             return "Write a list: one entry per line, each beginning with `- `."
         members = _field_names(self._type(path))
         if problem.endswith("_type") and members:
-            return f"Write it as a section with: {', '.join(members)}."
+            return f"Write keys below it, indented, or take the line out: {', '.join(members)}."
         for inner in _plain_types(self._type(path[:-1])):
             if _is_section(inner) and str(path[-1]) in inner.model_fields:
                 return _description(inner.model_fields[str(path[-1])])

@@ -30,6 +30,7 @@ SHARED = ServerConfig("up", access_keys=("pk-1", "pk-2"))
         (("X-Ullage-Key: wrong", "Authorization: Bearer pk-1"), 401, None),
         (("X-Api-Key: pk-1", "Authorization: Bearer own"), 200, ["Bearer own"]),
         (("X-Api-Key: pk-1", "X-Api-Key: own"), 400, None),
+        (("X-Ullage-Key: pk-1", "X-Ullage-Key: pk-2"), 400, None),
     ],
 )
 async def test_who_is_let_in_and_what_goes_on(headers, status, upstream):

@@ -230,6 +230,23 @@ async def test_every_route_is_relayed_on_request_or_without_a_shared_key():
         assert (await at.ask("GET", "/v1/files", b"", "X-Api-Key: pk-1")).line.endswith("200 OK")
 
 
+@pytest.mark.parametrize("path", ["/anything", "/v1/v1/chat/completions", "/openai/v1/v1/models"])
+async def test_a_base_url_that_is_wrong_is_told_behind_shared_keys_too(path):
+    """A newcomer with /v1 twice, or without it, reads more than which routes are stateless."""
+    async with running_server(SHARED, api_key="uk") as at:
+        got = await at.ask("GET", path, b"", "X-Api-Key: pk-1")
+        assert (got.line, b"end in one /v1" in got.body) == ("HTTP/1.1 403 Forbidden", True)
+        other = await at.ask("GET", "/v1/files", b"", "X-Api-Key: pk-1")
+        assert b"end in one /v1" not in other.body
+
+
+async def test_a_trace_would_show_the_upstream_s_key():
+    """The answer to a TRACE is the request itself, so none is relayed."""
+    async with running_server(api_key="uk") as at:
+        assert (await at.ask("TRACE", "/v1/models")).line == "HTTP/1.1 400 Bad Request"
+        assert at.stage.heard == []
+
+
 @pytest.mark.parametrize(
     ("path", "name", "api"),
     [
