@@ -198,6 +198,8 @@ class PooledConnection(BaseProtocol):
             self._heads_received(response, messages, data)
         if response.sink is not None:
             response.flow(self.heard_at)
+        if response.connection is None:
+            return  # its last bytes waited in the paused parser, and were read meanwhile
         if response.status and response.content.is_eof():
             self._complete(response, data)
         elif data:

@@ -72,10 +72,11 @@ class PooledResponse(msgspec.Struct, eq=False):
 
         Return once it was True, or what comes is no chunk but the end or an error. Raises what *sink* raises.
         """
-        if self.content.exception() is not None:
-            return
-        chunk = self.content.read_nowait()
-        if (chunk and sink(chunk)) or self.connection is None:
+        content = self.content
+        while content.exception() is None and (chunk := content.read_nowait()):
+            if sink(chunk):
+                return
+        if self.connection is None or content.exception() is not None:
             return
         self.sink, self.until = sink, until
         self.poured = asyncio.get_running_loop().create_future()
@@ -90,12 +91,14 @@ class PooledResponse(msgspec.Struct, eq=False):
         if sink is None or poured is None or poured.done():
             return
         content = self.content
+        self.sink = None  # taking bytes lets a paused connection go on, which calls this again
         try:
-            if content.exception() is None and now <= self.until:
-                chunk = take_all(content)
-                may_go_on = not chunk or not sink(chunk)
-                if may_go_on and not content.is_eof():
-                    return
+            may_go_on = now <= self.until
+            while may_go_on and content.exception() is None and (chunk := take_all(content)):
+                may_go_on = not sink(chunk)
+            if may_go_on and content.exception() is None and not content.is_eof():
+                self.sink = sink
+                return
         except Exception as error:  # noqa: BLE001 - a callback has no caller that could handle it: the task has
             poured.set_exception(error)
         else:

@@ -159,6 +159,40 @@ async def test_chunks_are_poured_as_they_arrive(framing):
         assert len(pool_of(wire).idle) == (framing != "closed")
 
 
+@pytest.mark.parametrize("piece", [7, 5_000, 300_000])
+@pytest.mark.parametrize("framing", ["sized", "chunked", "closed"])
+async def test_a_burst_that_pauses_the_connection_is_poured_whole_and_in_order(framing, piece):
+    """Taking bytes lets a paused parser go on, and what it had then broke the answer."""
+    whole = b"".join(b"%07d" % number for number in range(300_000))
+    pieces = [whole[at : at + piece] for at in range(0, len(whole), piece)]
+    head, burst = b"HTTP/1.1 200 OK\r\n\r\n", whole
+    if framing == "sized":
+        head = b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % (1 + len(whole))
+    if framing == "chunked":
+        head, burst = CHUNKED, b"".join(map(chunk, pieces)) + b"0\r\n\r\n"
+    first = chunk(b"-") if framing == "chunked" else b"-"
+    async with ScriptedConnection() as wire:
+        wire.stage.script = writes(head + first, burst, close=framing == "closed")
+        reply = await wire.send()
+        got = []
+        await asyncio.wait_for(reply.pour(lambda chunk: bool(got.append(chunk))), 60)
+        while more := await asyncio.wait_for(reply.next_chunk(), 60):
+            got.append(more)
+        assert b"".join(got) == b"-" + whole
+
+
+async def test_the_end_of_a_burst_is_poured_without_waiting_for_more():
+    """What a paused parser still had is not left for the next bytes, which may come minutes later."""
+    async with ScriptedConnection() as wire:
+        wire.stage.script = writes(CHUNKED + chunk(b"x" * 150_000) * 4)
+        reply = await wire.send()
+        await asyncio.sleep(0.05)
+        got = []
+        pouring = asyncio.ensure_future(reply.pour(lambda chunk: bool(got.append(chunk))))
+        assert await eventually(lambda: sum(map(len, got)) == 600_000)
+        pouring.cancel()
+
+
 async def test_what_is_here_already_is_poured_first():
     """Chunks that came before the sink, and all of an answer that is complete, are not lost."""
     async with ScriptedConnection() as wire:
@@ -223,7 +257,9 @@ async def warm(wire, reply):
     wire.stage.reply = reply
     await read_body(await wire.send())
     again = await wire.send()
-    await read_body(again)
+    got = [await again.next_chunk()]
+    await again.pour(lambda chunk: bool(got.append(chunk)))
+    assert b"".join(got) in reply
     return again._response.known is not None
 
 
