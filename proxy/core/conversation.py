@@ -219,9 +219,11 @@ EMPTY_LAYOUT = Layout()
 
 def lay_out(items: Sequence[Item], known: Layout = EMPTY_LAYOUT) -> Layout:
     """Return the structure of *items*, continued from that of a prefix of them; costs O(new)."""
-    systems, users, cuts = list(known.systems), list(known.users), list(known.cuts)
-    sums, user_sums, result_sums = list(known.sums), list(known.user_sums), list(known.result_sums)
-    boundaries = list(known.boundaries)
+    # What only grows is copied once, behind the known part; cuts and boundaries may lose their last ones.
+    systems: list[int] = []
+    users: list[int] = []
+    sums, user_sums, result_sums = [known.sums[-1]], [known.user_sums[-1]], [known.result_sums[-1]]
+    cuts, boundaries = list(known.cuts), list(known.boundaries)
     if boundaries and boundaries[-1] >= known.count:
         boundaries.pop()  # the next item decides if a request could have ended with the prefix
     open_calls, last = dict(known.open_calls), known.last_role
@@ -253,13 +255,13 @@ def lay_out(items: Sequence[Item], known: Layout = EMPTY_LAYOUT) -> Layout:
         boundaries.append(len(items))
     return Layout(
         len(items),
-        tuple(systems),
-        tuple(users),
+        known.systems + tuple(systems),
+        known.users + tuple(users),
         tuple(cuts),
         tuple(boundaries),
-        tuple(sums),
-        tuple(user_sums),
-        tuple(result_sums),
+        known.sums + tuple(sums[1:]),
+        known.user_sums + tuple(user_sums[1:]),
+        known.result_sums + tuple(result_sums[1:]),
         tuple(open_calls.items()),
         last,
     )

@@ -133,10 +133,10 @@ def _after_lookup(measured: MeasuredRequest, policy: Policy, lookup: LookedUp) -
         share = target.share
         if share is None:
             share = lookup.share
-        target = replace(target, force=True, wait_for_summary=True, max_loss="any", share=share)
+        target = structs.replace(target, force=True, wait_for_summary=True, max_loss="any", share=share)
     if target.force and target.limit is None and _was_compacted_here(lookup):
         # Requested again at the same boundary: nothing more happens.
-        target = replace(target, force=False, wait_for_summary=False)
+        target = structs.replace(target, force=False, wait_for_summary=False)
     return _planned(measured, policy, lookup, target)
 
 
@@ -154,11 +154,11 @@ def _planned(measured: MeasuredRequest, policy: Policy, lookup: LookedUp, target
     if not measured.has_facts:
         return NeedFacts()  # the texts of a compaction are about calls and results
     at_same_boundary = last is not None and last.boundary == compaction.boundary
-    target = replace(target, replaces=target.replaces or target.force or at_same_boundary)
+    target = structs.replace(target, replaces=target.replaces or target.force or at_same_boundary)
     loses = not LOSSY.isdisjoint(compaction.stages)
     if loses and _is_hopeless(measured, policy, lookup.layout, measured.budget_for(target)):
         # It will be refused, or the provider judges: what fits later must not begin with what was dropped in vain.
-        target = replace(target, dry_run=True)
+        target = structs.replace(target, dry_run=True)
     return NeedBlock(lookup, target, compaction, lowered_output)
 
 
@@ -186,7 +186,7 @@ def build_view(measured: MeasuredRequest, written: Written) -> CountedView:
     lookup, target, record = written.lookup, written.target, written.record
     if record is None and not measured.tools_json and written.lowered_output is None:
         if not target.keep_addition:
-            target = replace(target, keep_addition=True)
+            target = structs.replace(target, keep_addition=True)
         budget = measured.budget_for(target)
         in_vain = target.wait_for_summary and target.limit is None
         edits = Edits(previous=lookup.first, nothing_to_fold=in_vain)
@@ -243,7 +243,7 @@ def tighter_limit(
         return None
     limit = min(budget.input, target.limit or budget.window) - excess
     tries = target.tries - 1
-    return replace(target, limit=max(0, limit), force=True, replaces=True, wait_for_summary=False, tries=tries)
+    return structs.replace(target, limit=max(0, limit), force=True, replaces=True, wait_for_summary=False, tries=tries)
 
 
 def without_default_reserve(
@@ -257,7 +257,7 @@ def without_default_reserve(
     least = view.budget.window // LEAST_RESERVE
     if measured.requested_output is not None or view.budget.reserve <= least:
         return None
-    return replace(written.target, reserve=least, replaces=True, tries=2)
+    return structs.replace(written.target, reserve=least, replaces=True, tries=2)
 
 
 def without_addition(
@@ -267,7 +267,7 @@ def without_addition(
     del view, excess
     if not measured.addition.tokens or not written.target.keep_addition:
         return None
-    return replace(written.target, keep_addition=False, replaces=True, tries=2)
+    return structs.replace(written.target, keep_addition=False, replaces=True, tries=2)
 
 
 TIGHTER_TARGETS = (tighter_limit, without_default_reserve, without_addition)

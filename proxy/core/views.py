@@ -89,7 +89,7 @@ def compacted_view(measured: MeasuredRequest, written: Written) -> CountedView:
 def view_without_addition(view: CountedView) -> CountedView:
     """*view* without what a feature added to it."""
     edits = view.edits
-    target = replace(view.measured.target, keep_addition=False)
+    target = structs.replace(view.measured.target, keep_addition=False)
     lookup = LookedUp(view.layout or view.measured.lay_out(), edits.record, first=edits.previous)
     bare = compacted_view(view.measured, Written(lookup, target, edits.record, edits.lowered_output))
     return structs.replace(bare, edits=structs.replace(bare.edits, compacted_now=edits.compacted_now))

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from hypothesis import Phase
+from msgspec import structs
 
 from proxy.core.apis.base import ApiFormat
 from proxy.core.compaction.prune import DedupRules, PrunePassRules, PruneRules
@@ -271,7 +272,7 @@ class Replica:
         route = Route("stub", model, window, None, "o200k_base", "configured", max_input=max_input)
         known = KnownRoute(route, window, "configured", None, factor)
         located = self.measurer.locate(request)
-        target = replace(target, lower_output=self.policy.lower_output)
+        target = structs.replace(target, lower_output=self.policy.lower_output)
         measured = await self.measurer.count(request, located, known, window, target)
         decision = await self.engine._decide(measured)
         if isinstance(decision, TooLossy):

@@ -66,8 +66,10 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Final, Literal
+
+import msgspec
 
 from proxy.core.compaction.record import Compaction
 from proxy.core.compaction.stages import BLOCK_FRAME, CompactionRules, Levels, Stages, shortest
@@ -87,8 +89,7 @@ MaxLoss = Literal["none", "no_drop", "any"]
 """How much a view may lose: ``none`` allows no new compaction, ``no_drop`` one that drops and clips nothing."""
 
 
-@dataclass(frozen=True, slots=True)
-class CompactionTarget:
+class CompactionTarget(msgspec.Struct, frozen=True):
     """The goal of a view.
 
     ``limit`` is the most it may take, None for the budget. ``reserve`` replaces the budget's default reserve.
