@@ -84,40 +84,48 @@ class FirstRefusal:
     is_overflow: bool
 
 
-class Run:
+class Run(msgspec.Struct, eq=False):
     """One request under way.
 
-    ``sent`` counts the bodies that were sent, ``overflows`` the refusals, ``overhead`` the seconds that planning took.
-    ``reply`` is in hand, ``chunks`` are the bytes read from it so far. ``instead`` is what the client gets if none is
-    in hand: the reply to the first body that was refused, or the generation before the one under way.
-    ``began`` is true once bytes of the answer may have gone to the client.
+    ``sent`` counts the bodies that were sent, ``overflows`` the refusals, ``overhead`` the seconds that planning took
+    until the clock showed ``planning_since``. ``reply`` is in hand, ``chunks`` are the bytes read from it so far.
+    ``instead`` is what the client gets if none is in hand: the reply to the first body that was refused, or the
+    generation before the one under way. ``began`` is true once bytes of the answer may have gone to the client.
     ``unsure`` is a view and a refusal of it that teaches only once something smaller was answered.
+
+    A Struct, since every request makes one and it is built in C.
     """
 
-    def __init__(self, request: Request, clock: Clock) -> None:
-        self.request = request
-        self.sent = 0
-        self.overflows = 0
-        self.overhead = 0.0
-        self.attempts: Attempts | None = None
-        self.first_refusal: FirstRefusal | None = None
-        self.first_error: UllageError | None = None
-        self.began = False
-        self.unsure: tuple[View, Overflow] | None = None
-        self.upstream = ""
-        self.reply: Reply | None = None
-        self.chunks: list[bytes] = []
-        self.instead: tuple[Reply, bytes] | None = None
-        self._clock = clock
-        self._began = clock()
+    request: Request
+    clock: Clock
+    sent: int = 0
+    overflows: int = 0
+    overhead: float = 0.0
+    attempts: Attempts | None = None
+    first_refusal: FirstRefusal | None = None
+    first_error: UllageError | None = None
+    began: bool = False
+    unsure: tuple[View, Overflow] | None = None
+    upstream: str = ""
+    reply: Reply | None = None
+    chunks: list[bytes] = []
+    instead: tuple[Reply, bytes] | None = None
+    planning_since: float = 0.0
+
+    def __post_init__(self) -> None:
+        self.planning_since = self.clock()
+
+    def __repr__(self) -> str:
+        """Leave out what was read."""
+        return f"Run({self.request!r})"
 
     def resume_planning(self) -> None:
         """Count the time from now on as overhead."""
-        self._began = self._clock()
+        self.planning_since = self.clock()
 
     def pause_planning(self) -> None:
         """Stop counting time as overhead."""
-        self.overhead += self._clock() - self._began
+        self.overhead += self.clock() - self.planning_since
 
     def begin_generation(self) -> None:
         """Count anew what is sent and refused; the reply in hand stays what the client gets if none follows."""
