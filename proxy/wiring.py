@@ -54,7 +54,7 @@ CACHED_SIZES = 10_000
 """Token counts of envelope members, and of texts that replace items."""
 
 CACHED_LOOKUPS = 50_000
-"""Boundaries, or routes, that the store was asked for a moment ago."""
+"""Boundaries, or routes, that were looked up in the store a moment ago."""
 
 CACHED_TOOL_ARRAYS = 64
 """Shrunk tool arrays: tens of kilobytes each."""

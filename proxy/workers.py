@@ -335,7 +335,7 @@ def run_worker(name: str, worker: Worker) -> int:
 
     async def run_main() -> int:
         loop = asyncio.get_running_loop()
-        # The parent alone is asked to read the configuration again.
+        # The signal tells the parent, and the parent alone, to read the configuration again.
         signal.signal(signal.SIGUSR1, signal.SIG_IGN)
         updates: asyncio.Queue[Any] = asyncio.Queue()
         loop.add_reader(pipe, _Updates(loop, pipe, updates).read)

@@ -62,7 +62,7 @@ def first_event(address: str, path: str, key: str = "") -> bytes:
 
 @contextmanager
 def _opened(address: str, path: str, key: str) -> Iterator[http.client.HTTPResponse]:
-    """The response to a GET; its connection is closed afterwards."""
+    """Yield the response to a GET; close its connection afterwards."""
     parts = urlsplit(address)
     if parts.scheme not in ("http", "https") or not parts.hostname:
         raise ValueError("give scheme and host, such as http://127.0.0.1:8484")

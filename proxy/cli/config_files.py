@@ -1,4 +1,4 @@
-"""Clients' configuration files as documents: parsed, changed value by value, and written with comments kept.
+"""Clients' configuration files as documents: parsed, changed value by value, and written with their comments.
 
 A path leads to a value. Each of its steps is a key of a mapping, or members that identify an element of a list.
 """

@@ -1,6 +1,6 @@
 """``ullage connect``: points a client at the proxy and undoes it, changing nothing else in the client's own files.
 
-A journal in the proxy's data directory records what each file held before. Its mode is 0600: such files may hold keys.
+A journal in the proxy's data directory has the text of each file before. Its mode is 0600: such files may hold keys.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ def _path(file: File, environ: Mapping[str, str]) -> Path:
 
 
 def render(file: ClientFile) -> str:
-    """Return the text of *file* if it held nothing but our values."""
+    """Return the text that *file* would have with our values alone."""
     document = _parse("", file)
     for change in file.changes:
         config_files.put(document, change.at, change.value)

@@ -92,7 +92,7 @@ def count(short: Attempt, expected: float) -> Iterator[Finding]:
 
 
 def stream(status: int, prompt: int | None) -> Finding:
-    """Return the finding on a streamed request that asked for its usage."""
+    """Return the finding on a streamed request with ``include_usage``."""
     if status != 200:
         return Finding("stream", "error", f"a streamed request is answered {status}", "Check that it can stream.")
     if prompt is None:

@@ -70,7 +70,7 @@ class ModelRow:
 
 @dataclass(frozen=True, slots=True)
 class ModelListing:
-    """The rows, and for each upstream that could not be asked the reason."""
+    """The rows, and for each upstream that gave no windows the reason."""
 
     rows: tuple[ModelRow, ...]
     problems: Mapping[str, str]
@@ -79,7 +79,7 @@ class ModelListing:
 async def list_models(settings: Settings, pattern: str | None, key: str = "") -> ModelListing:
     """Return the models whose names match the glob *pattern*; without one, configured models and those of servers.
 
-    What traffic taught is that of clients with *key*, or of all holders of access keys. Each upstream is asked once,
+    What traffic taught is that of clients with *key*, or of all holders of access keys. Each upstream is probed once,
     for a few seconds at most; one that cannot be reached is left out.
     """
     names = [rule.name for rule in settings.models if not _is_glob(rule.name)]

@@ -39,7 +39,7 @@ def replay_all(settings: Settings, sessions: Sequence[Session], model: str) -> l
 
 @contextmanager
 def _progress(total: int) -> Iterator[Callable[[int], None]]:
-    """A function to call with the number of requests done since the last call, of *total* requests."""
+    """Yield a function that takes the number of requests done since its last call, of *total* ones."""
     if not sys.stderr.isatty():
         yield _Tenths(total).advance
         return

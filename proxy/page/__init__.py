@@ -1,1 +1,1 @@
-"""The page at ``/ullage/``: what it shows, who may see it, and how it is kept up to date."""
+"""The page at ``/ullage/``: what it shows, who may see it, and how it is updated."""

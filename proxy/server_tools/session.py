@@ -1,5 +1,27 @@
 """Answers the calls of server tools within one answer, and asks the model again.
 
+Theory of operation
+===================
+
+A ``ToolSession`` is one answer to a client. Each *generation* of it is one request to the model:
+
+    generation 1    the view, which offers the tools
+    generation 2    the view, what generation 1 wrote, the results of its calls, and the tools that these declare
+    generation 3    all of that, what generation 2 wrote, and the results of its calls
+
+``MOST_GENERATIONS`` bounds them; the results before the last one end with ``LAST``. Between two generations
+``ask_again`` takes three steps:
+
+1. Each tool does what it is called for, once (``ServerTool.begin``). That gives a function for each call, which writes
+   the result in so many tokens.
+2. The next request is sent (``Resend.send``), which calls ``extend`` with the view. It works out how much room is left,
+   has the results written in equal shares of it, and puts all of that behind the view's items.
+3. If the provider finds the request too long, ``extend`` is called again with a smaller view or fewer tokens, and the
+   results are written again. Nothing else is done twice.
+
+The room is what the input budget leaves beside the view, all that was appended, and a margin (``_room``). It is
+measured by the provider's own count of the last prompt if that is credible, since ours may be off by some per cent.
+
 Nothing is stored here. The request and its history stay in memory until its answer has ended.
 """
 

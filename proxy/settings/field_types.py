@@ -1,4 +1,4 @@
-"""The types of single values: how each is read, and what is said of one that cannot be used."""
+"""The types of single values: how each is read, and the problem with one that cannot be used."""
 
 from __future__ import annotations
 

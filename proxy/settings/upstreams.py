@@ -232,7 +232,7 @@ class Model(Section):
 
     @property
     def window(self) -> int | None:
-        """The configured window in tokens: what Ollama is told, if nothing else is stated."""
+        """The configured window in tokens: that of ``num_ctx`` if no other is stated."""
         return self.context_window or self.num_ctx
 
     def matches(self, model: str) -> bool:

@@ -20,8 +20,8 @@ from proxy.core.lazy_pattern import lazy_pattern
 SECTIONS = ("Decisions and why", "State", "Pending", "Next", "Instructions from the user")
 """The headings that a summary may have; it must have at least one.
 
-The first four are what no rule can write. The last one is not asked for, since the block has the user's own words, but
-models write it all the same.
+The first four are what no rule can write. The prompt does not request the last one, since the block has the user's own
+words, but models write it all the same.
 """
 
 INSTRUCTIONS = SECTIONS[-1]

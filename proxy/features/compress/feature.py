@@ -1,6 +1,6 @@
 """Answers ``/v1/compress`` with the view that a request would have upstream. Nothing is sent anywhere.
 
-The view is planned as that of any other request, and its compactions are recorded: the same conversation, asked for
+The view is planned as that of any other request, and its compactions are recorded: the same conversation, sent
 again with more items, has the same beginning.
 """
 

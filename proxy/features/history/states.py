@@ -1,6 +1,6 @@
 """A conversation's state as its caller exports and imports it: its budget, its last compactions, and what others added.
 
-Unknown members are kept as they came. What cannot be read is replaced by what is stored, or begun anew, and the answer
+Unknown members stay as they came. What cannot be read is replaced by the stored state, or by a new one, and the answer
 says so.
 """
 
@@ -42,7 +42,7 @@ class _Imported(msgspec.Struct):
 
 
 _OWN_MEMBERS: Final = frozenset({"version", "conversation", "budget", "history_tail", "repaired"})
-"""Members that an export writes itself; all others are kept from the import."""
+"""Members that an export writes itself; all others are those of the import."""
 
 
 class State(msgspec.Struct, frozen=True):

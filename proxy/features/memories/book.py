@@ -33,7 +33,7 @@ ID: Final = re.compile(r"[0-9a-f]{12}")
 
 @dataclass(frozen=True, slots=True)
 class NewMemory:
-    """A memory as it is asked for; ``days`` until it expires, None for the usual ones."""
+    """A memory to be stored; ``days`` until it expires, None for the usual ones."""
 
     type: Type
     title: str

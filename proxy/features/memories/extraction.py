@@ -1,6 +1,6 @@
 """Makes memories of what the user said in the rounds that a compaction folds: sentences as they stand there.
 
-No model is asked. A sentence has to say that it is to last ("we decided", "always", "remember"), to stand in a message
+No model is called. A sentence has to say that it is to last ("we decided", "always", "remember"), to stand in a message
 of the user's own words and in no result, and to pass the scanner like every memory. It is a working memory: what
 matters longer is pinned, or saved by somebody who knows.
 """
@@ -28,7 +28,7 @@ MOST: Final = 3
 """Sentences of one compaction that become memories at most."""
 
 MOST_CANDIDATES: Final = 12
-"""The newest sentences of one compaction that are held against all that was said."""
+"""The newest sentences of one compaction that are compared with all texts of the conversation."""
 
 SHORTEST, LONGEST = 15, 240
 """Characters of such a sentence."""

@@ -34,7 +34,7 @@ LONGEST_CONTENT: Final = 1_000
 
 WORKING_DAYS: Final = 14
 MOST_WORKING_DAYS: Final = 30
-"""Days for which a working memory is valid, and as many as may be asked for."""
+"""Days for which a working memory is valid by default, and at most."""
 
 DAY_SECONDS: Final = 86_400
 VERSION: Final = 1
@@ -98,7 +98,7 @@ class ProjectMemories(msgspec.Struct, frozen=True):
 
 
 def expiry(class_: Class, days: int | None, now: float) -> int:
-    """Return the time at which a memory of *class_* expires; 0 if it does not. *days* are those that were asked for."""
+    """Return the time at which a memory of *class_* expires; 0 if it does not. *days* are the requested ones."""
     if class_ != "working":
         return 0
     if days is None:

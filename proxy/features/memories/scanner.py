@@ -19,7 +19,7 @@ INVISIBLE: Final = re.compile(
     "\ufe00-\ufe0e\ufeff\uffa0\ufff9-\ufffb\ud800-\udfff\U0001d173-\U0001d17a\U000e0000-\U000e0fff]"
     "|(?<=[ -~])[\u200c\u200d]|[\u200c\u200d](?=[ -~])"
 )
-"""Characters that nobody sees and models read: controls, directions, tags, variations but for that of emoji, and
+"""Characters that people cannot see and models read: controls, directions, tags, variations but for that of emoji, and
 joiners; and halves of characters, which no store holds.
 
 Joiners belong into Persian, Indic scripts and emoji, so only those beside a character of ASCII count.
