@@ -178,6 +178,76 @@ def test_a_result_written_as_text_is_one_if_a_call_precedes_it(call: str, result
     assert read(spoken(call), TASK, given_back(result))[2].role == "user"
 
 
+CALLS = [
+    ASKS,
+    '<tool_use>\n<name>read_file</name>\n<arguments>{"path": "a.py"}</arguments>\n</tool_use>',
+    '```json\n{"action": "read_file", "action_input": {"path": "a.py"}}\n```',
+    '{"tool": "read_file", "arguments": {"path": "a.py"}}',
+    'Tool: read_file\nArguments: {"path": "a.py"}',
+]
+
+
+@pytest.mark.parametrize(
+    "result",
+    [
+        "Tool output (read_file):\nx",
+        "Tool result for `read_file`: x",
+        "**Tool Result** (read_file):\nx",
+        "### Tool Result\nx",
+        "TOOL_RESULT: x",
+        "Function response: x",
+        "Function read_file returned: x",
+        "The tool read_file returned: x",
+        "Result of calling read_file: x",
+        "read_file output: x",
+        "[tool_result id=call_1]\nx",
+        "[Tool 'read_file' executed successfully]\nResult: x",
+        "[Tool: read_file]\nx",
+        "[TOOL_RESULTS] x",
+        '<tool_result name="read_file">x</tool_result>',
+        '<tool_result tool_use_id="1">x</tool_result>',
+        "<tool_output>\nx\n</tool_output>",
+        "<function_response>\nx",
+        "<output>\nx\n</output>",
+        "<|tool_response|>x",
+        "Call id: call_1\nObservation:\nx",
+        "Command output:\nx",
+        "Exit code: 0\nx",
+        '{"tool_result": "x"}',
+        "工具结果：x",
+    ],
+)
+@pytest.mark.parametrize("call", CALLS)
+def test_results_in_many_forms(call: str, result: str) -> None:
+    """However agents without tool calls of the API frame a result, it is the one of the call before it."""
+    items = read(TASK, spoken(call), given_back(result))
+    assert [item.role for item in items] == ["user", "assistant", "tool"]
+    (pair,) = pairs_of(items, 0, 3)
+    assert (pair.call.kind, len(pair.call.paths)) == ("file_read", 1)
+    assert read(TASK, spoken("Done."), given_back(result))[2].role == "user"
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        "Result: the tests fail, please look",
+        "expected output: 5",
+        "Response from Bob: he wants it sorted.",
+        "Tool output is wrong in the UI",
+        "Function response time is too high: fix it",
+        "Code output\nis wrong",
+        "结果：失败了",
+        "[1] first do this",
+        "> Result: no",
+        "Observation is key here: look again",
+    ],
+)
+@pytest.mark.parametrize("call", [ASKS, "Try this:\n```python\nprint(1)\n```"])
+def test_words_that_only_resemble_a_result(call: str, said: str) -> None:
+    """What a user writes behind a call is the user's."""
+    assert read(TASK, spoken(call), given_back(said))[2].role == "user"
+
+
 @pytest.mark.parametrize(
     ("call", "said"),
     [
