@@ -369,7 +369,11 @@ _RECAP: Final = lazy_pattern(
     r"(?! (?:of|in|from|between|with|about|below|as)\b)",
     re.IGNORECASE,
 )
+"""A request to sum up the conversation, without words on what the summary is for."""
+
 _PASTED: Final = lazy_pattern(r":\s*\S.{40}|\n\s*\n.{40}", re.DOTALL)
+"""A text behind a colon or an empty line that is long enough to have been pasted."""
+
 _ROLE: Final = lazy_pattern(
     r"\byou(?:'re| are)\b[^.\n]{0,100}?\b(?:summari[sz]\w+|compact\w+|compress\w+|condens\w+|distil\w+)"
     r"|\byour (?:task|job|sole \w+) is to\b[^.\n]{0,80}?\b(?:summary|summari[sz]e|compress|condense|compact)"
@@ -378,6 +382,7 @@ _ROLE: Final = lazy_pattern(
     r"|你是[^。\n]{0,30}(?:压缩|摘要|总结)",
     re.IGNORECASE,
 )
+"""A system text whose subject is to summarise."""
 
 
 def requests_continuation(text: str) -> bool:

@@ -135,6 +135,7 @@ OPENAI_ENCODINGS = (
 https://github.com/openai/tiktoken/blob/main/tiktoken/model.py"""
 
 DEFAULT_ENCODING = "o200k_base"
+"""The encoding of every other model."""
 
 COMPRESS = ""
 """The step of an overflow policy that makes the view smaller; every other step is the name of a fallback model."""

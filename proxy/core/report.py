@@ -148,7 +148,10 @@ Amount = float | Mapping[Any, float] | None
 OVERHEAD_BUCKETS: Final = (0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1.0)
 DURATION_BUCKETS: Final = (0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0)
 UPSTREAM_ERRORS: Final = ("unreachable", "timeout", "stream_error", "truncated", "rate_limited", "server", "client")
+"""Kinds of errors of upstreams, as the metric counts them."""
+
 FILL_BUCKETS: Final = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
+"""Shares of a window."""
 
 DURATION: Final = "duration"
 """The one row that is no part of a report: the seconds are known only when the answer has gone."""

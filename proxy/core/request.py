@@ -123,7 +123,10 @@ EPOCH_HEADER: Final = "x-codex-window-id"
 """Codex: a session and, behind a colon, how often the client has compacted it."""
 
 _LONGEST_NAME: Final = 256
+"""Characters of a session's name that are read."""
+
 _SESSION: Final = re.compile(r"session[_-]([0-9A-Za-z-]{8,})")
+"""A session at the end of Claude Code's ``user_id``."""
 
 
 AGENT_HEADER: Final = "user-agent"
@@ -150,6 +153,7 @@ https://github.com/openai/codex/blob/main/codex-rs/core/src/default_client.rs
 """
 
 _PRODUCT: Final = re.compile(r"[\w.-]{1,32}(?=/|\s|$)", re.ASCII)
+"""The first product of a user agent: https://www.rfc-editor.org/rfc/rfc9110#section-10.1.5"""
 
 
 def session_in_headers(headers: Mapping[str, str]) -> str:

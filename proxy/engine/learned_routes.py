@@ -56,6 +56,7 @@ https://docs.ollama.com/context-length, https://github.com/ggml-org/llama.cpp/tr
 """
 
 RAISE_ANY = "Raise the server's context (Ollama: num_ctx; llama.cpp: --ctx-size; others: context length, rope scaling)"
+"""How to raise the window of a server of unknown kind."""
 
 BYTES_PER_TOKEN = 12
 """A token of a request's JSON has hardly ever more bytes, whitespace and escapes included: English has 4 to 5."""

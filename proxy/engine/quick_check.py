@@ -336,6 +336,8 @@ class _Decoder:
 
 
 _DECIDING: Final = rb'"(model|messages)"'
+"""Members that must not occur twice: parsers disagree on which one counts."""
+
 _ROLE: Final = b'"role"'
 DECODERS: Final[Mapping[str, _Decoder]] = MappingProxyType(
     {

@@ -42,6 +42,8 @@ ERROR_BYTES: Final = 1_048_576
 """An error answer larger than this is passed on without being looked at."""
 
 NO_ORIGIN: Final = Origin("", ())
+"""Stands for the origin of a request that carries no credentials."""
+
 NO_HEADERS: Final[Mapping[str, str]] = MappingProxyType({})
 
 Headers = Sequence[tuple[str, str]]

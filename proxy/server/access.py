@@ -32,6 +32,7 @@ FOREIGN_HOST: Final = (
     "This listener is for its own machine: call it by an address, such as 127.0.0.1, or as localhost. "
     "Other names that lead to it are listed in server.hosts."
 )
+"""The refusal of a request whose ``Host`` is a name that others may have pointed at this machine."""
 
 
 _NOT_REPEATED: Final = frozenset({"content-encoding", "expect", "origin", "sec-fetch-site", "upgrade"})

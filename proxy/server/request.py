@@ -62,11 +62,13 @@ _DECODINGS: Final = 3
 
 LIVE: Final = frozenset({"/health/live", "/healthz", "/health/liveliness"})
 READY: Final = frozenset({"/health/ready", "/readyz", "/health/readiness"})
+"""Paths of the health checks, by the names that common deployments use: alive, and ready for requests."""
 
 RETRIEVE: Final = "/v1/retrieve/"
 """The path below which gateways read what left a view: https://docs.litellm.ai/docs/proxy/headroom."""
 
 LOCAL_ROOTS: Final = ("/ullage/", "/health/", RETRIEVE)
+"""Beginnings of paths that are answered here."""
 
 _RESOURCES: Final = frozenset(
     {"assistants", "audio", "batches", "chat", "completions", "containers", "conversations", "embeddings", "evals"}
@@ -125,6 +127,7 @@ MANAGED: Final = {
     for root in ROOTS
     for name, (api, purpose) in _MANAGED.items()
 }
+"""The managed targets of usual spelling, so that most requests are read by one look-up."""
 
 
 def read_path(method: str, target: str) -> RequestPath:
@@ -386,6 +389,7 @@ _sort_cached: Final = lru_cache(maxsize=1024)(_sort)
 
 NO_OPTIONS: Final = Options()
 _SHARE: Final = re.compile(r"0?\.\d{1,4}", re.ASCII)
+"""A share in ``x-ullage-compact``."""
 
 
 def _one_of(own: Mapping[str, str], name: str, allowed: tuple[str, ...], default: str) -> str:

@@ -12,6 +12,7 @@ from proxy.server.incoming import IncomingRequest
 from proxy.server.response import ClientLeft, ResponseWriter
 
 SWITCHING = 101
+"""The status of an upgraded connection (https://www.rfc-editor.org/rfc/rfc9110#section-15.2.2)."""
 
 
 async def relay(request: IncomingRequest, out: ResponseWriter, reply: Upgradable) -> None:

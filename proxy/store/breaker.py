@@ -40,6 +40,7 @@ class Patience:
 
 
 SERVER = Patience()
+"""The patience with a server of the store."""
 
 
 class Breaker:

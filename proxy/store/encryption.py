@@ -54,6 +54,7 @@ KEY_SIZE = 32
 """Bytes of a master key."""
 
 KEY_FILE = "master.key"
+"""The file in the store's directory with a master key that was created here."""
 
 
 class Sealer:

@@ -11,7 +11,10 @@ from collections.abc import Sequence
 from hashlib import sha256
 
 MASTER = "ullage1:master"
+"""The master key of a store without a configured one."""
+
 TRIAL = "ullage1:trial"
+"""A key that nothing else uses, to see if a server takes writes."""
 
 
 def naming_secret(fingerprint: bytes) -> str:

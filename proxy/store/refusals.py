@@ -42,6 +42,7 @@ _TRIALS: Final[Mapping[str, Callable[[Backend, str], Awaitable[object]]]] = {
     "score_member": lambda backend, key: backend.score_member(key, b"trial", 0.0, 1, TRIAL_LIFETIME),
     "top_members": lambda backend, key: backend.top_members(key, 1),
 }
+"""How each operation is repeated, on a key that nothing else uses."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -58,6 +58,7 @@ _KINDS: Final = {
     sqlite3.SQLITE_BUSY: "slow",
     sqlite3.SQLITE_LOCKED: "slow",
 }
+"""Kinds of SQLite's primary result codes; every other one is ``down``: https://www.sqlite.org/rescode.html"""
 
 _WRITE_ERRORS: Final = (sqlite3.SQLITE_IOERR_WRITE, sqlite3.SQLITE_IOERR_FSYNC, sqlite3.SQLITE_IOERR_SHMSIZE)
 """A quota that is used up, or a log that cannot grow: https://www.sqlite.org/rescode.html"""
@@ -76,7 +77,6 @@ class SqliteBackend:
         directory: Path,
         *,
         warn: Warn,
-        max_bytes: int = MAX_BYTES,
         clock: Callable[[], float] = time.monotonic,
         dice: Callable[[], float] = random.random,
     ) -> None:
@@ -88,7 +88,7 @@ class SqliteBackend:
 
         self._directory = directory
         self._file = StoreFile(directory, warn_on_loop)
-        self._writer = Worker("store writer", self._file, max_bytes)
+        self._writer = Worker("store writer", self._file, MAX_BYTES)
         self._attendant = Worker("store reader", self._file)
         self._reader: Entries | None = None
         self._readers = 0

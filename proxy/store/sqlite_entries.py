@@ -29,6 +29,7 @@ may take: https://www.sqlite.org/c3ref/busy_timeout.html
 """
 
 _SCHEMA_VERSION: Final = 1
+"""The version of the tables, as ``user_version``: https://www.sqlite.org/pragma.html#pragma_user_version"""
 
 _SCHEMA: Final = f"""
 BEGIN IMMEDIATE;

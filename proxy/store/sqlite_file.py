@@ -21,6 +21,7 @@ from proxy.store.sqlite_entries import Entries, is_damage, prepare
 from proxy.tasks import Warn
 
 FILE: Final = "store.db"
+"""The name of the embedded store's file."""
 
 _ASIDE: Final = "store.db.damaged"
 _FORMER_DATA: Final = "appendonlydir"

@@ -41,6 +41,7 @@ _CHECK_BROKEN, _CHECK_WORKING = 1.0, 60.0
 """Seconds between two checks of a store that does not work, and of one that does."""
 
 INSTEAD = ", in place of the configured store, which cannot be used"
+"""Words behind the description of memory that replaces a store."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -51,6 +51,7 @@ _REQUESTS_FOR, _REQUESTS = 5.0, 4096
 """Seconds that an operator's request is remembered between ``newest`` and ``pop_request``, and how many are."""
 
 _NO_REQUEST: Final = (-math.inf, b"")
+"""What stands for no operator's request: it expired before all others."""
 
 T = TypeVar("T")
 D = TypeVar("D")

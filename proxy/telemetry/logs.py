@@ -43,14 +43,24 @@ MOST_REFUSALS = 10
 DEEPEST_STACK = 8
 """Frames of an exception or of a thread, the innermost ones."""
 
+# The table of fields as the line of a request needs it, worked out once: for each request, a few steps in C are left.
+
 _LOGGED = tuple(field for field in core_report.FIELDS if field.log)
 _KEYS = tuple(field.log for field in _LOGGED)
-# The duration is no part of a report: the status stands in for it, to be replaced.
-_VALUES = attrgetter(*("status" if field.name == DURATION else field.name for field in _LOGGED))
-_DURATION_AT = [field.name for field in _LOGGED].index(DURATION)
+_NAMES = [field.name for field in _LOGGED]
+
+_DURATION_AT = _NAMES.index(DURATION)
+"""The place of the duration, which is no part of a report: the status stands there until it is replaced."""
+
+_VALUES = attrgetter(*_NAMES[:_DURATION_AT], "status", *_NAMES[_DURATION_AT + 1 :])
+"""Reads the values of a report."""
+
 _FOREIGN_AT = tuple(index for index, field in enumerate(_LOGGED) if field.foreign)
 _FOREIGN = itemgetter(*_FOREIGN_AT)
+"""Reads the texts that others chose."""
+
 _CONVERTED_AT = tuple((index, field.logged) for index, field in enumerate(_LOGGED) if field.logged is not None)
+"""The places of values that are logged in another form, with the functions that make it."""
 
 _RequestLine = msgspec.defstruct(
     "_RequestLine",

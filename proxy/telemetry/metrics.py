@@ -36,7 +36,10 @@ MOST_WAITING: Final = 64
 
 Breaker = Literal["closed", "half-open", "open"]
 _BREAKER = {"closed": 0, "half-open": 1, "open": 2}
+"""The figure of each state of the store's breaker."""
+
 LAG_BUCKETS: Final = (0.002, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0)
+"""Seconds of lag, from what no client notices to a loop that hangs."""
 
 # fmt: off
 LOOP_LAG: Final = Metric("ullage_loop_lag_seconds", "How late the event loop is for what is due.",

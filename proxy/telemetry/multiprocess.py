@@ -17,6 +17,7 @@ VARIABLE = "PROMETHEUS_MULTIPROC_DIR"
 
 
 _NAME = re.compile(r"ullage-metrics-(\d+)-(\d+)-\w+")
+"""The name of such a directory: the namespace and the id of the process that made it."""
 
 
 def make_directory() -> Path:

@@ -36,7 +36,10 @@ _ALWAYS_TAKEN: Final = frozenset({"model", "messages", "stream", "stream_options
 """Members of a request that every provider takes, in LiteLLM's hands."""
 
 _RETURNED_HEADERS: Final = re.compile(r"(?:x-|anthropic-)?ratelimit[\w-]*|(?:x-)?request-id|retry-after[\w-]*")
+"""Headers of a provider's answer that go to the client: rate limits, request ids and pauses."""
+
 _MISSING: Final = re.compile(r"No module named '([\w.]+)'")
+"""The text of an import that failed, with the module."""
 
 _KEYS: Final = CREDENTIAL_ORDER[1:]
 """Headers that hold a key without a scheme before it."""

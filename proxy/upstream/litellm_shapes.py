@@ -19,7 +19,10 @@ https://platform.openai.com/docs/guides/error-codes lists the statuses.
 """
 
 _OVERFLOW: Final = "context_length_exceeded"
+"""OpenAI's ``code`` of an overflow."""
+
 _PREFIX: Final = re.compile(r"^(?:litellm\.\w+: |\w+(?:Error|Exception) - )+")
+"""Names of exceptions with which LiteLLM begins its texts."""
 
 
 def encoded(document: Mapping[str, Any]) -> bytes:
@@ -124,7 +127,10 @@ https://docs.litellm.ai/docs/completion/input.
 """
 
 CLAUDE: Final = re.compile("anthropic|claude")
+"""Found in providers and models whose answers are Claude's."""
+
 _GOOGLE: Final = ("gemini", "vertex_ai", "vertex_ai_beta")
+"""LiteLLM's names of Google's providers."""
 
 
 def lost(provider: str, request: Mapping[str, Any]) -> str:

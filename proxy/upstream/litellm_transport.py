@@ -35,6 +35,7 @@ class Call:
 
 
 CALL: ContextVar[Call] = ContextVar("bridged call")
+"""The bridged call that the running task makes: LiteLLM passes nothing of its own on to the client it is given."""
 
 
 class Broken(httpx.NetworkError):

@@ -13,6 +13,7 @@ LEAST, MOST = 256, 1_000_000_000
 """Windows outside of this range are mistakes: a smaller one would make every request too long."""
 
 MOST_MODELS: Final = 4_000
+"""Entries of a list of models that are read."""
 
 EVERY: Final = "*"
 """Stands for every model of a server that serves one, whatever clients call it."""

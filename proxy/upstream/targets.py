@@ -42,6 +42,7 @@ API: Final = frozenset(
 """First segments of the OpenAI and Anthropic APIs: without a version they still mean the versioned route."""
 
 _VERSION = re.compile(r"v\d+\w*")
+"""A segment of a path that is an API's version: ``v1``, ``v1beta``."""
 
 _FLAVOURS = re.compile("/(?:openai|anthropic)(?=/v1/)")
 """Prefixes that gateways put before an API's paths, which a base URL with a path of its own replaces."""

@@ -80,6 +80,7 @@ with_item_list = no_item_list
 marker = no_marker
 
 _COUNTED_ELSEWHERE = frozenset({"role", "content", "tool_calls", "function_call", "cache_control"})
+"""Members that ``_counted`` reads by themselves, or that are no input."""
 
 
 def read_item(raw: bytes, count: Count) -> Item:

@@ -18,6 +18,7 @@ from proxy.core.request import session_in_body
 from proxy.core.tokens.budget import rounded_down
 
 TOOLS = ("tools", "functions")
+"""Members with the tools: a list of them, and the legacy one of functions."""
 
 COUNTED = (
     "tools",
@@ -45,6 +46,7 @@ CACHED = ("cachedContent", "cached_content")
 """Members that name a prefix which the provider stores: https://ai.google.dev/gemini-api/docs/caching"""
 
 _STORED_KEY = re.compile(rb'"(?:%b)"\s*:' % b"|".join(name.encode() for name in (*STORED, *CACHED)))
+"""A key by which a body may continue what the provider stores."""
 
 _REFERENCE = re.compile(
     rb'"item_reference"|\{\s*+"(?:id|type)"\s*+:\s*+(?:"[^"\\]*+"|null)\s*+(?:,\s*+"(?:id|type)"\s*+:\s*+(?:"[^"\\]*+"|null)\s*+)?\}'

@@ -90,6 +90,7 @@ _KINDS: Final[Mapping[str, str]] = {
     "file_data": "media",
     "text": "text",
 }
+"""The kind of a part by the member that holds what it is."""
 
 
 def with_item_list(body: bytes) -> bytes | None:

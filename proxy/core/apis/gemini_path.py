@@ -26,6 +26,7 @@ STATELESS_METHODS: Final = frozenset({"embedContent", "batchEmbedContents", "pre
 """Methods beside the managed ones that store nothing. https://ai.google.dev/api/embeddings"""
 
 KEY_HEADER: Final = "x-goog-api-key"
+"""The header with Google's API key."""
 
 _ROOT: Final = re.compile(
     r"/(?:(?:upload|download)/)?v1(?:alpha|beta)\w*/|/v1/projects/[\w-]+/locations/|/ws/google\.ai\.", re.ASCII

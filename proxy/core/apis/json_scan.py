@@ -21,6 +21,8 @@ Span = tuple[int, int]
 _BRACKET, _COMMA = b"[,"
 _SPACE = b" \t\n\r"
 _GAP = re.compile(rb"[, \t\n\r]+")
+"""What may stand between two items."""
+
 _WHITESPACE = re.compile(r"[ \t\n\r]*")
 _DECODER = json.JSONDecoder(parse_int=len)  # only the end of each value is used
 
@@ -172,6 +174,7 @@ _STRUCTS: Final[Mapping[str, type[_Messages | _Input | _Contents]]] = {
     "input": _Input,
     "contents": _Contents,
 }
+"""Types that find the list of each API and leave its items undecoded."""
 
 
 def _check_lists(body: bytes, most: int) -> None:

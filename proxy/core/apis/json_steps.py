@@ -22,6 +22,7 @@ MOST: Final = 32_768
 """Values that one call of an encoder writes, and ``_TEXT`` characters are one: 2 ms with msgspec, 8 with ``json``."""
 
 _TEXT: Final = 64
+"""Characters of a text that weigh as one value."""
 
 _BATCH: Final = 256
 """Members of a large list or object that are encoded in one call, if they are small enough."""

@@ -87,6 +87,7 @@ _NAMES: Final = frozenset({"type", "id", "role", "status", "phase", "annotations
 """Members whose texts are no input."""
 
 _TEXT_PARTS: Final = frozenset({"input_text", "output_text", "text", "refusal"})
+"""Types of parts that are text."""
 
 
 def with_item_list(body: bytes) -> bytes | None:

@@ -120,6 +120,7 @@ _UNCLOSED = 64
 _HEADING = re.compile(r"(#{1,6})[ \t]+\S")
 
 _NEVER = re.compile(r"(?!)")
+"""Matches nothing."""
 
 
 @dataclass(frozen=True, slots=True)

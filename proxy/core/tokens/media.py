@@ -218,8 +218,13 @@ TEXT_BYTES_PER_TOKEN = 3
 """Bytes of a token of any other file, which is read as text."""
 
 IMAGES = frozenset({"image_url", "input_image", "image", "computer_screenshot"})
+"""Types of parts that are images, in any API."""
+
 SOUND = frozenset({"input_audio", "audio"})
+"""Types of parts that are sound."""
+
 FILES = frozenset({"file", "input_file", "document", "video", "video_url"})
+"""Types of parts that are files or videos."""
 
 _HEADER = 4096
 """Bytes at the beginning of a file that are searched for its header."""

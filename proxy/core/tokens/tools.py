@@ -37,9 +37,16 @@ DEEPEST = 64
 _RENDERED = frozenset(
     {"type", "description", "enum", "const", "properties", "required", "items", "anyOf", "oneOf", "$ref"}
 )
+"""Members of a schema that its TypeScript form expresses."""
+
 _UNREAD = frozenset({"additionalProperties", "strict", "title", "$schema"})
+"""Members of a schema that the model does not read."""
+
 _FUNCTION = frozenset({"name", "description", "parameters", "strict", "type"})
+"""Members of a function that the declaration expresses; others are counted as comments."""
+
 _NAMES = {"integer": "number", "number": "number", "boolean": "boolean", "null": "null", "string": "string"}
+"""Names of types in TypeScript by those of JSON Schema."""
 
 
 @functools.lru_cache(maxsize=512)
