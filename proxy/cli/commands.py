@@ -19,7 +19,18 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from proxy.cli.address import configured_address, local_address, readiness_status
-from proxy.cli.options import MISUSED, REFUSED, Overrides, fail, key_in, overrides_of, settings_of
+from proxy.cli.options import (
+    MISUSED,
+    REFUSED,
+    AddressOption,
+    ConfigOption,
+    Overrides,
+    UpstreamOption,
+    fail,
+    key_in,
+    overrides_of,
+    settings_of,
+)
 from proxy.cli.run import run
 
 if TYPE_CHECKING:
@@ -64,8 +75,8 @@ def _options(
 
 @app.command()
 def serve(
-    config: Annotated[Path | None, typer.Option(help="YAML file; see `ullage check`.", metavar="FILE")] = None,
-    upstream: Annotated[str | None, typer.Option(help="The only upstream: http(s)://host/v1.", metavar="URL")] = None,
+    config: ConfigOption = None,
+    upstream: UpstreamOption = None,
     window: Annotated[int | None, typer.Option(help="Context window of model *, in tokens.", min=1)] = None,
     host: Annotated[str | None, typer.Option(help="Address to listen on [default: 127.0.0.1].")] = None,
     port: Annotated[int | None, typer.Option(help="Port to listen on [default: 8484].", min=0, max=65535)] = None,
@@ -155,8 +166,8 @@ def schema() -> None:
 @app.command()
 def models(
     pattern: Annotated[str | None, typer.Argument(help="Name or glob; quote it.", metavar="PATTERN")] = None,
-    config: Annotated[Path | None, typer.Option(help="YAML file; see `ullage check`.", metavar="FILE")] = None,
-    upstream: Annotated[str | None, typer.Option(help="The only upstream: http(s)://host/v1.", metavar="URL")] = None,
+    config: ConfigOption = None,
+    upstream: UpstreamOption = None,
     key_env: Annotated[
         str | None, typer.Option(help="Variable with a client's key: shows what its traffic taught.", metavar="NAME")
     ] = None,
@@ -193,7 +204,7 @@ def models(
 def doctor(
     upstream: Annotated[str | None, typer.Option(help="The server: http(s)://host/v1.", metavar="URL")] = None,
     model: Annotated[str | None, typer.Option(help="Model to ask [default: the first one listed].")] = None,
-    config: Annotated[Path | None, typer.Option(help="YAML file; see `ullage check`.", metavar="FILE")] = None,
+    config: ConfigOption = None,
     window: Annotated[int | None, typer.Option(help="Context window of the model, in tokens.", min=1)] = None,
     key_env: Annotated[str | None, typer.Option(help="Environment variable with the key.", metavar="NAME")] = None,
     yes: Annotated[bool, typer.Option("--yes", help="Send the long request even where it may be billed.")] = False,
@@ -236,7 +247,7 @@ def replay(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON, with every conversation.")] = False,
     html: Annotated[Path | None, typer.Option(help="Write a report to open in a browser.", metavar="FILE")] = None,
     plot: Annotated[Path | None, typer.Option(help="Draw pressure over time into this PNG.", metavar="FILE")] = None,
-    config: Annotated[Path | None, typer.Option(help="YAML file; see `ullage check`.", metavar="FILE")] = None,
+    config: ConfigOption = None,
 ) -> None:
     """Show what Ullage would have done with past conversations.
 
@@ -290,7 +301,7 @@ def _read_sessions(path: Path) -> list[Session]:
 def fit(
     request: Annotated[str, typer.Argument(help="A request's JSON body; - reads standard input.", metavar="REQUEST")],
     window: Annotated[int | None, typer.Option(help="The model's window, in tokens.", min=1)] = None,
-    config: Annotated[Path | None, typer.Option(help="YAML file; see `ullage check`.", metavar="FILE")] = None,
+    config: ConfigOption = None,
     model: Annotated[str | None, typer.Option(help="Treat it as a request for this model.")] = None,
     explain: Annotated[bool, typer.Option("--explain", help="Show where the tokens are and what was done.")] = False,
     html: Annotated[Path | None, typer.Option(help="Write that to open in a browser.", metavar="FILE")] = None,
@@ -345,9 +356,7 @@ def _explain(fitted: Fitted, name: str, html: Path | None, *, show: bool) -> Non
 
 @app.command()
 def health(
-    url: Annotated[
-        str | None, typer.Option(help="The proxy's address [default: http://127.0.0.1:8484].", metavar="URL")
-    ] = None,
+    url: AddressOption = None,
 ) -> None:
     """Ask a running proxy if it is ready: exit 0 if so, else 1."""
     address = url or configured_address(os.environ)
@@ -366,9 +375,7 @@ def health(
 
 @app.command()
 def top(
-    url: Annotated[
-        str | None, typer.Option(help="The proxy's address [default: http://127.0.0.1:8484].", metavar="URL")
-    ] = None,
+    url: AddressOption = None,
     key_env: Annotated[
         str | None, typer.Option(help="Variable with the admin key of a remote proxy.", metavar="NAME")
     ] = None,

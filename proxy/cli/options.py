@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, NoReturn
+from typing import TYPE_CHECKING, Annotated, Final, NoReturn
 
 import typer
 
@@ -16,6 +16,13 @@ if TYPE_CHECKING:
 
 Overrides = dict[tuple[str, ...], object]
 """Settings given as options, by their path. They replace settings of the file and the environment."""
+
+ConfigOption = Annotated[Path | None, typer.Option(help="YAML file; see `ullage check`.", metavar="FILE")]
+UpstreamOption = Annotated[str | None, typer.Option(help="The only upstream: http(s)://host/v1.", metavar="URL")]
+AddressOption = Annotated[
+    str | None, typer.Option(help="The proxy's address [default: http://127.0.0.1:8484].", metavar="URL")
+]
+"""Options of several commands."""
 
 REFUSED: Final = 1
 MISUSED: Final = 2

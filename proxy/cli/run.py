@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from proxy.cli.options import MISUSED, Overrides, fail, overrides_of, settings_of
+from proxy.cli.options import MISUSED, ConfigOption, Overrides, fail, overrides_of, settings_of
 
 if TYPE_CHECKING:
     from proxy.cli.clients import Client, ClientFacts
@@ -62,7 +62,7 @@ def run(
     upstream: Annotated[
         str | None, typer.Option(help="The upstream [default: the client's own provider].", metavar="URL")
     ] = None,
-    config: Annotated[Path | None, typer.Option(help="YAML file; see `ullage check`.", metavar="FILE")] = None,
+    config: ConfigOption = None,
     model: Annotated[str | None, typer.Option(help="The model that it requests.")] = None,
     window: Annotated[int | None, typer.Option(help="Its window in tokens [default: the known one].", min=1)] = None,
     store: Annotated[

@@ -78,8 +78,8 @@ CheckBudget = Callable[[int], Awaitable[str]]
 class Writer:
     """Writes summaries through *upstream*, each call within *seconds*; *agent* is our User-Agent.
 
-    *aligned*: the request's own prompt is sent again with the instruction behind it, so that most of it is in the
-    provider's prompt cache.
+    ``aligned``: if the request's own model writes, the request's own prompt is sent again with the instruction behind
+    it, so that most of it is in the provider's prompt cache.
     """
 
     def __init__(
@@ -90,53 +90,41 @@ class Writer:
         self._prompts = prompts
         self._agent = agent
         self._seconds = seconds
-        self._aligned = aligned
+        self.aligned = aligned
 
     @property
     def version(self) -> bytes:
         """A digest of the prompts and the mode."""
-        if self._aligned:
+        if self.aligned:
             return self._prompts.version + b"+"
         return self._prompts.version
-
-    @property
-    def aligned(self) -> bool:
-        """True if the request's own prompt is sent again whenever its own model writes."""
-        return self._aligned
 
     async def write(
         self, wanted: SummaryRequest, summariser: Summariser, base: Summary | None, check: CheckBudget
     ) -> Draft:
         """Write the wanted summary, on top of *base* if there is one. Raises ``NotWritten``."""
+        run = _Run(wanted, summariser)
         texts = await asyncio.to_thread(wanted.read_entries, 0, wanted.prefix.length)
-        aligned = self._aligned_body(wanted, summariser)
+        aligned = self._aligned_body(run)
         if aligned is not None:
             body, tokens = aligned
             needed = int(tokens * wanted.token_ratio)
             if reason := await check(needed):
                 raise NotWritten(reason, called_model=False, tokens_needed=needed)
-            return await self._fold(_Run(wanted, summariser), texts, [body])
-        run, new = _Run(wanted, summariser), texts
+            return await self._fold(run, texts, [body])
+        new = texts
         if base is not None:
             run.text, new = base.text, texts[base.length :]
-        chunks = await self._affordable_chunks(wanted, summariser, base, new, check)
-        return await self._fold(run, texts, chunks)
+        return await self._fold(run, texts, await self._affordable_chunks(run, new, check))
 
-    async def _affordable_chunks(
-        self,
-        wanted: SummaryRequest,
-        summariser: Summariser,
-        base: Summary | None,
-        new: Sequence[ItemText],
-        check: CheckBudget,
-    ) -> list[str]:
+    async def _affordable_chunks(self, run: _Run, new: Sequence[ItemText], check: CheckBudget) -> list[str]:
         """The transcript in chunks, in as much detail as may be paid for. Raises ``NotWritten`` if none may."""
         reason, needed = "", 0
         for detail in DETAILS:
-            chunks, tokens = await asyncio.to_thread(self._chunks, wanted, summariser, base, new, detail)
+            chunks, tokens = await asyncio.to_thread(self._chunks, run, new, detail)
             if not chunks:
                 raise NotWritten("too_small", called_model=False)
-            needed = int(tokens * wanted.token_ratio)
+            needed = int(tokens * run.wanted.token_ratio)
             reason = await check(needed)
             if not reason:
                 return chunks
@@ -144,32 +132,25 @@ class Writer:
                 break
         raise NotWritten(reason, called_model=False, tokens_needed=needed)
 
-    def _chunks(
-        self,
-        wanted: SummaryRequest,
-        summariser: Summariser,
-        base: Summary | None,
-        new: Sequence[ItemText],
-        detail: float,
-    ) -> tuple[list[str], int]:
-        """The transcript in chunks, and the tokens that all calls take, about.
+    def _chunks(self, run: _Run, new: Sequence[ItemText], detail: float) -> tuple[list[str], int]:
+        """The transcript of *new* in chunks, and the tokens that all calls take, about.
 
         Each chunk leaves enough of the window that its call fits even if our count is too low.
         """
+        wanted, summariser = run.wanted, run.summariser
         count = self._counter.counter(summariser.encoding)
         output = output_allowance(summariser.model, wanted.cap)
         room = min(int(summariser.window * FILL), summariser.window - output - 2 * wanted.cap - FRAME)
         if room < MIN_ROOM:
             return [], 0
         chunks, tokens = split_transcript(new, room, count, detail)
-        summaries_before = len(chunks) - 1
-        if base is not None:
-            summaries_before += 1
+        summaries_before = len(chunks) - 1 + bool(run.text)
         return chunks, tokens + (PROMPT + wanted.cap) * len(chunks) + wanted.cap * summaries_before
 
-    def _aligned_body(self, wanted: SummaryRequest, summariser: Summariser) -> tuple[bytes, int] | None:
+    def _aligned_body(self, run: _Run) -> tuple[bytes, int] | None:
         """The request's own prompt with the instruction behind it, and its tokens. Return None if it may not fit."""
-        if not self._aligned or not summariser.is_request_model:
+        wanted, summariser = run.wanted, run.summariser
+        if not self.aligned or not summariser.is_request_model:
             return None
         cached = wanted.cached_prompt(wanted.prefix.length)
         output = output_allowance(summariser.model, wanted.cap)
