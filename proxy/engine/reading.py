@@ -254,8 +254,10 @@ class Reader:
             seen, roles = prefix.items, prefix.roles
         count = self.count(encoding, model, tenant)
         scope = scope_of(tenant, api_format.API, measure)
-        items = seen + self._read_items(api_format, count, scope, located.body, spans[len(seen) :])
-        items = seen + join_written_results(items, len(seen))
+        new = self._read_items(api_format, count, scope, located.body, spans[len(seen) :])
+        if any(item.role == "user" for item in new):  # only a user's message may be a result that is written as text
+            new = join_written_results(seen + new, len(seen))
+        items = seen + new
         roles = add_up(items, roles)
         around: CountedMembers | None = None
         if prefix is not None:
