@@ -44,6 +44,9 @@ _CAMEL = re.compile(r"(?<=[a-z0-9])(?=[A-Z])(?!(?<=[0-9])[KM](?![A-Za-z]))")
 _PARTS = re.compile(r"[^\W\d_]+(?:['’][^\W\d_]+)?")
 _SIGNS = {"+": "+", ",": ",", "、": ",", "，": ",", "-": "-"}
 _PUNCTUATION = {"over": ">", "under": "U", "range": "[", "end": ".", "arrow": "_", "colon": ","}
+_COUNTED = (" messages", " turns", " images", " items")
+"""What may follow a number that counts something else than tokens."""
+
 _JOINING = frozenset({"and", "but", "while", "whereas", "и", "но", "et", "und", "y", "e"})
 
 
@@ -215,6 +218,8 @@ def _number(token: re.Match[str]) -> int | None:
     """The number; None for a fraction and for a part of a word, such as a model's name."""
     text, rest, after = token["number"], token["rest"], token.string[token.end() : token.end() + 1]
     is_fraction = rest.startswith(".") and rest.strip(".0") != ""
+    if token.string.startswith(_COUNTED, token.end()):
+        return None
     if is_fraction or after == "%" or (after.isalpha() and after.isascii()) or after == "_":
         return None
     value = int(re.sub(r"\D", "", text[: len(text) - len(rest)])[:15])

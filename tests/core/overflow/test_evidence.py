@@ -241,3 +241,12 @@ def test_figures_about_another_request_are_no_evidence_without_a_window_either()
     """A sentence about the context that the server was started with is not about 2,000 tokens."""
     error = b'{"error": "requested context size 262144 is larger than the 131072 the model was trained for"}'
     assert classifier().answer(400, (), error, Prior(2_000, plain=True)) is None
+
+
+@pytest.mark.parametrize(
+    "error", ["messages: at most 2048 messages are supported, got 2311", "312 items exceed 256 items"]
+)
+def test_a_number_of_messages_is_no_window(error: str) -> None:
+    """Messages, turns, images and items are not counted in tokens: nothing is learned of the window."""
+    found = classifier().answer(400, (), json.dumps({"error": {"message": error}}).encode(), Prior(3_000))
+    assert found is None or found.window is None
