@@ -275,7 +275,7 @@ class Board:
         self._models: dict[str, Totals] = {}
 
     def tick(self) -> None:
-        """Do what is done every second: read the reports, and the lag of the second that ended."""
+        """Read the reports, and the lag of the second that ended. Call it every second."""
         self.lag = self.worst_lag()
         self.update()
 

@@ -157,7 +157,7 @@ class MessagesMerger(StreamMerger):
         return value.get("type") == "content_block_start" and (_is_call(block) or _is_thought(block))
 
     def _proves_buffer(self, value: dict[str, Any]) -> bool:
-        """Thoughts can be released once something other than a call follows them, or nothing does."""
+        """True if something other than a call follows the buffered thoughts, or nothing does."""
         if self._has_calls:
             return False
         if value.get("type") == "content_block_start":

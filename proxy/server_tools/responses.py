@@ -139,7 +139,7 @@ class ResponsesMerger(StreamMerger):
         return _is_call(item) or _is_thought(item)
 
     def _proves_buffer(self, value: dict[str, Any]) -> bool:
-        """Thoughts can be released once something other than a call follows them, or nothing does."""
+        """True if something other than a call follows the buffered thoughts, or nothing does."""
         if self._has_calls:
             return False
         item = value.get("item")

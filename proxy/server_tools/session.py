@@ -161,7 +161,7 @@ class ToolSession:
         return continued.reply, continued.head
 
     async def _begin(self, calls: Sequence[Call]) -> list[tuple[Call, WriteResult]]:
-        """Let each tool do what it is called for; return what writes the results, with the calls in their order."""
+        """Begin the *calls* with their tools; return what writes the results, with the calls in their order."""
         writers: dict[int, WriteResult] = {}
         for name, tool in self._tools.items():
             own = [index for index, call in enumerate(calls) if call.name == name]

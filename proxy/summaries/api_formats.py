@@ -79,7 +79,7 @@ class ApiFormat:
 
 
 def output_allowance(model: str, cap: int) -> int:
-    """Output tokens for a summary of *cap* tokens: a quarter more, and room to reason if the model does."""
+    """Return the output tokens for a summary of *cap* tokens: a quarter more, and room to reason if the model does."""
     tokens = int(cap * 1.25) + 64
     if _reasons(model):
         tokens += REASONING_TOKENS
@@ -87,14 +87,14 @@ def output_allowance(model: str, cap: int) -> int:
 
 
 def encode_json(body: Mapping[str, Any]) -> bytes:
-    """*body* as JSON in ASCII, so that text which UTF-8 cannot hold stays escaped."""
+    """Return *body* as JSON in ASCII, so that text which UTF-8 cannot hold stays escaped."""
     return json.dumps(body, separators=(",", ":")).encode()
 
 
 def append_to_prompt(
     api: ApiFormat, model: str, envelope_json: str, items: bytes, instruction: str, output: int
 ) -> bytes:
-    """A prompt that the provider may have cached, with *instruction* behind it: the items keep their bytes.
+    """Return a prompt that the provider may have cached, with *instruction* behind it: the items keep their bytes.
 
     *model* is the upstream's name of the model, which may differ from the client's.
     """
@@ -105,7 +105,7 @@ def append_to_prompt(
 
 
 def parse_answer(api: ApiFormat, data: bytes) -> ModelAnswer | None:
-    """The answer in *data*. Return None if it is no answer of this API."""
+    """Return the answer in *data*; None if it is no answer of this API."""
     try:
         return api.parse(json.loads(data))
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
@@ -232,7 +232,7 @@ def _gemini_message(text: str) -> dict[str, Any]:
 
 
 def _gemini_limit(output: int) -> dict[str, int]:
-    """Room for a text of *output* tokens: thoughts count, too, and newer models cannot do without them.
+    """Return the limit for a text of *output* tokens: thoughts count, too, and newer models cannot do without them.
 
     https://ai.google.dev/gemini-api/docs/thinking
     """

@@ -54,12 +54,12 @@ class SummaryNote(msgspec.Struct, frozen=True, array_like=True):
 
 
 def dump(text: str, length: int, tokens_spent: int, model: str, written_at: int) -> bytes:
-    """The bytes of a summary."""
+    """Return the bytes of a summary."""
     return msgspec.msgpack.encode(StoredSummary(VERSION, text, length, tokens_spent, model, written_at))
 
 
 def load(value: bytes, length: int) -> Summary | None:
-    """The summary in *value*. Return None if it is of another version, or not of *length* items."""
+    """Return the summary in *value*; None if it is of another version, or not of *length* items."""
     try:
         stored = msgspec.msgpack.decode(value, type=StoredSummary)
     except (msgspec.DecodeError, UnicodeError):
@@ -80,7 +80,7 @@ def note_for(
     tokens_out: int = 0,
     refused_for: int = 0,
 ) -> SummaryNote:
-    """The note that a wanted summary is in *state*; a failed one is tried again after *refused_for* seconds."""
+    """Return the note that a wanted summary is in *state*; a failed one is tried again after *refused_for* seconds."""
     prefix, retry_at = wanted.prefix, 0
     if state == "failed":
         retry_at = now + refused_for

@@ -168,7 +168,7 @@ class Jobs:
         return sum(breaker.state != "closed" for breaker in self._caches.breakers.values())
 
     def status(self) -> dict[str, object]:
-        """The state of summaries in this process, as JSON: tokens of the last hour, pauses and breakers by tenant."""
+        """Return the state of summaries in this process: tokens of the last hour, pauses and breakers by tenant."""
         breakers = [
             {"tenant": self._label(tenant), "summariser": name, "state": breaker.state}
             for (name, tenant), breaker in self._caches.breakers.items()
@@ -178,7 +178,7 @@ class Jobs:
         return {"mode": self._config.mode, "running": self.running, "clients": clients, "breakers": breakers[:SHOWN]}
 
     async def ready(self, wanted: SummaryRequest) -> Summary | None:
-        """The summary of the wanted prefix, or the newest one of a shorter prefix; reads the store at most once."""
+        """Return the summary of the wanted prefix, or the newest one of a shorter prefix, after one look-up at most."""
         return await self._newest(self._job(wanted, waits=False))
 
     async def write(self, wanted: SummaryRequest) -> Summary | None:
@@ -272,7 +272,7 @@ class Jobs:
         return summary
 
     def _rest_after(self, job: _Job, error: NotWritten) -> float:
-        """The seconds until the next job for this stretch may begin."""
+        """Return the seconds until the next job for this stretch may begin."""
         if error.called_model:
             return self._refuse(job)
         if error.reason == "elsewhere":
@@ -306,7 +306,7 @@ class Jobs:
         self._on_report(report)
 
     async def _attempt(self, job: _Job) -> tuple[Summary, Draft | None]:
-        """The summary, with its draft if this job wrote it. Raises ``NotWritten``."""
+        """Return the summary, with its draft if this job wrote it. Raises ``NotWritten``."""
         if self._limits.is_paused(job.tenant):
             raise NotWritten("paused", called_model=False)
         if self._config.forbids(job.wanted, job.summariser):
@@ -347,14 +347,14 @@ class Jobs:
         return summary, draft
 
     def _affordable(self, job: _Job) -> _Job:
-        """*job* for the prefix that could not be paid for before, if there is one: a longer one would cost more."""
+        """Return *job* for the prefix that was too expensive before, if there is one: a longer one would cost more."""
         length, _ = self._caches.too_expensive.get(job.stretch, (0, 0))
         if length <= job.wanted.folded:
             return job
         return replace(job, wanted=job.wanted.up_to(length))
 
     async def _draft(self, job: _Job, base: Summary | None) -> Draft:
-        """A text within the tenant's limits. Raises ``NotWritten``."""
+        """Return a text within the tenant's limits. Raises ``NotWritten``."""
         breaker = self._breaker_of(job)
         reservation = _Reservation(self._limits, breaker, job.wanted)
         used = 0
@@ -386,7 +386,7 @@ class Jobs:
         return summary
 
     async def _newest(self, job: _Job) -> Summary | None:
-        """The summary of the longest prefix that has one: from memory, unless the store has a longer one."""
+        """Return the summary of the longest prefix that has one: from memory, unless the store has a longer one."""
         longer = []
         cached: Summary | None = None
         for prefix in reversed(job.wanted.prefixes):
@@ -408,7 +408,7 @@ class Jobs:
         return summary
 
     async def _wait_for_replica(self, job: _Job) -> Summary:
-        """The summary that another replica is writing. Raises ``NotWritten`` if it does not come in time."""
+        """Return the summary that another replica is writing. Raises ``NotWritten`` if it does not come in time."""
         until, pause = self._clock() + min(WAIT_ELSEWHERE, self._config.timeout), 0.05
         while job.waits and self._clock() < until:
             await asyncio.sleep(pause * (0.75 + 0.5 * random.random()))  # noqa: S311 - spreads replicas apart
@@ -462,7 +462,7 @@ class Jobs:
         return _Job(wanted, summariser, self._policy(wanted, summariser), waits)
 
     def _policy(self, wanted: SummaryRequest, summariser: Summariser) -> bytes:
-        """A digest (8 bytes) of what decides a text: prompts, model and cap; if aligned, also what precedes it."""
+        """Return a digest (8 bytes) of what decides a text: prompts, model, cap; if aligned, what precedes it, too."""
         facts = [self._writer.version, summariser.name.encode(), b"%d" % wanted.quantised_cap]
         if self._writer.aligned and summariser.is_request_model:
             facts.append(wanted.fixed_digest)

@@ -103,7 +103,7 @@ class SpendingLimits:
         return account.spent + tokens <= self._share * account.sent
 
     async def refusal_reason(self, tenant: bytes, tokens: int) -> str:
-        """The reason why *tenant* may not spend *tokens* now: ``paused`` or ``budget``; empty if it may."""
+        """Return the reason why *tenant* may not spend *tokens* now: ``paused`` or ``budget``; empty if it may."""
         account = self._account(tenant)
         if self._clock() - account.read_at >= FRESH:
             account.read_at = self._clock()
@@ -115,7 +115,7 @@ class SpendingLimits:
         return ""
 
     def status(self, limit: int) -> list[tuple[bytes, dict[str, int]]]:
-        """The *limit* tenants that sent the most: their tokens, and the seconds left of a pause."""
+        """Return the *limit* tenants that sent the most: their tokens, and the seconds left of a pause."""
         most = sorted(self._accounts.items(), key=lambda entry: -entry[1].sent)[:limit]
         return [(tenant, self._figures(account)) for tenant, account in most]
 
@@ -178,7 +178,7 @@ class SummaryConfig:
     headers_of: HeadersOf = no_headers
 
     def choose_summariser(self, wanted: SummaryRequest, resolve: Callable[[str], Route]) -> Summariser:
-        """The configured summariser if this tenant's conversations may go there, else the request's own model."""
+        """Return the configured summariser if the tenant's conversations may go there, else the request's own model."""
         route = chosen = wanted.route
         if self._may_use_model(wanted.request.tenant):
             chosen = resolve(self.model)
@@ -219,7 +219,7 @@ class SummaryConfig:
         return any(map(is_subscription_key, self._call_keys(wanted, summariser)))
 
     def _call_keys(self, wanted: SummaryRequest, summariser: Summariser) -> list[str]:
-        """The keys that a call would carry, without the upstream's configured one."""
+        """Return the keys that a call would carry, without the upstream's configured one."""
         configured = credentials(summariser.configured_headers)
         if configured or summariser.upstream in self.keyed_upstreams or not summariser.uses_client_headers:
             return configured

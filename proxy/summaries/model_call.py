@@ -96,7 +96,7 @@ class Summariser:
 
 
 def credentials(headers: Mapping[str, str] | tuple[tuple[str, str], ...]) -> list[str]:
-    """The keys in *headers*."""
+    """Return the keys in *headers*."""
     if isinstance(headers, Mapping):
         headers = tuple(headers.items())
     return [value for name, value in headers if name.lower() in CREDENTIALS]
@@ -112,7 +112,7 @@ def is_subscription_key(key: str) -> bool:
 
 
 def call_headers(origin: Origin, agent: str, *, uses_client_headers: bool) -> list[tuple[str, str]]:
-    """The headers of a call; if the client's own are used, all of them that do not belong to its request alone."""
+    """Return the headers of a call; if the client's own are used, all that do not belong to its request alone."""
     headers = [
         ("Content-Type", "application/json"),
         ("Accept", "application/json"),
@@ -129,7 +129,7 @@ def _is_sent(name: str) -> bool:
 
 
 def call_path(summariser: Summariser, origin: Origin) -> str:
-    """Path and query of a call: the client's own if its headers are used, with the summariser's model in it."""
+    """Return path and query of a call: the client's own if its headers are used, with the summariser's model."""
     if summariser.api == gemini.API:
         return generation_path(origin.path_qs, summariser.model)
     if not summariser.uses_client_headers:
@@ -143,7 +143,7 @@ def call_path(summariser: Summariser, origin: Origin) -> str:
 async def call_model(
     upstream: Upstream, summariser: Summariser, origin: Origin, agent: str, body: bytes, seconds: float
 ) -> ModelAnswer:
-    """The summariser's answer to *body*, within *seconds*. Raises ``CallFailed``."""
+    """Return the summariser's answer to *body*, within *seconds*. Raises ``CallFailed``."""
     path = call_path(summariser, origin)
     headers = call_headers(origin, agent, uses_client_headers=summariser.uses_client_headers)
     try:
@@ -162,7 +162,7 @@ async def call_model(
 
 
 def _usable(api: ApiFormat, reply: Reply, data: bytes) -> ModelAnswer:
-    """The answer in *data*. Raises ``CallFailed`` if it is not one whole text."""
+    """Return the answer in *data*. Raises ``CallFailed`` if it is not one whole text."""
     if reply.status == 429:
         raise CallFailed("limited", limited=True)
     if reply.status != 200:

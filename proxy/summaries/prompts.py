@@ -66,23 +66,23 @@ class Prompts:
     version: bytes
 
     def system(self, nonce: str, cap: int) -> str:
-        """The instructions for a summary of at most *cap* tokens."""
+        """Return the instructions for a summary of at most *cap* tokens."""
         return self.templates["summary"].substitute(nonce=nonce, words=_words(cap))
 
     def request(self, nonce: str, transcript: str, previous: str) -> str:
-        """The *transcript* as data, behind the *previous* summary if there is one."""
+        """Return the *transcript* as data, behind the *previous* summary if there is one."""
         section = ""
         if previous:
             section = self.templates["previous"].substitute(nonce=nonce, summary=previous)
         return self.templates["request"].substitute(nonce=nonce, transcript=transcript, previous=section)
 
     def aligned(self, cap: int) -> str:
-        """The instruction behind a conversation that is sent as it is."""
+        """Return the instruction behind a conversation that is sent as it is."""
         return self.templates["aligned"].substitute(words=_words(cap))
 
 
 def load_prompts() -> Prompts:
-    """The prompts of this package."""
+    """Return the prompts of this package."""
     folder = files("proxy.summaries") / "prompts"
     texts = {name: (folder / f"{name}.md").read_text("utf-8") for name in _TEMPLATES}
     version = hashlib.sha256("\0".join(texts[name] for name in _TEMPLATES).encode()).digest()[:8]
@@ -94,7 +94,7 @@ def _words(cap: int) -> int:
 
 
 def omit_data(text: str) -> str:
-    """*text* with encoded data replaced by its size and a short digest."""
+    """Return *text* with encoded data replaced by its size and a short digest."""
     if ";base64," in text:
         text = _DATA_URL.sub(_omitted, text)
     if _has_long_run(text):
@@ -120,14 +120,14 @@ def _omitted(match: re.Match[str]) -> str:
 
 
 def neutralised(text: str) -> str:
-    """*text* without anything that looks like a role, a special token or the end of the tags around it."""
+    """Return *text* without anything that looks like a role, a special token or the end of the tags around it."""
     text = _SPECIAL.sub(r"‹\1›", text)
     text = _TAG.sub(r"‹\1", text)
     return _BRACKETED.sub(lambda match: f"({match[1] or match[2]})", text)
 
 
 def quoted(text: str, characters: int) -> str:
-    """Both ends of *text* in at most *characters*, without data, neutralised, each line behind a bar."""
+    """Return both ends of *text* in at most *characters*, without data, neutralised, each line behind a bar."""
     text = omit_data(text).encode("utf-8", "replace").decode()
     if len(text) > characters:
         head, tail = head_and_tail(text, characters // 2)
@@ -136,7 +136,7 @@ def quoted(text: str, characters: int) -> str:
 
 
 def head_and_tail(text: str, characters: int) -> tuple[str, str]:
-    """The first and the last *characters* of *text*, cut between words: half a name would be a wrong name."""
+    """Return the first and the last *characters* of *text*, cut between words: half a name would be a wrong name."""
     head, tail = text[:characters], text[-characters:]
     first_break = _BREAK.search(tail, 0, NEAR_CUT)
     if first_break:
@@ -145,7 +145,7 @@ def head_and_tail(text: str, characters: int) -> tuple[str, str]:
 
 
 def _last_break(head: str) -> int:
-    """Index behind the last word break in *head*; its length if there is none near the end."""
+    """Return the index behind the last word break in *head*; its length if there is none near the end."""
     for at in range(len(head), max(0, len(head) - NEAR_CUT), -1):
         if head[at - 1].isspace():
             return at
@@ -153,7 +153,7 @@ def _last_break(head: str) -> int:
 
 
 def item_texts(entries: Sequence[ItemText], detail: float = 1.0) -> Iterator[str]:
-    """One text per item, without system items: role, text, tool calls, kinds of media.
+    """Yield one text per item, without system items: role, text, tool calls, kinds of media.
 
     *detail* scales how many characters are shown, except of the user's.
     """
@@ -173,7 +173,7 @@ def item_texts(entries: Sequence[ItemText], detail: float = 1.0) -> Iterator[str
 
 
 def _limit(role: Role, detail: float) -> int:
-    """Characters of an item's own text that are shown."""
+    """Return the characters of an item's own text that are shown."""
     if role == "user":
         return USER
     if role == "assistant":
@@ -184,7 +184,7 @@ def _limit(role: Role, detail: float) -> int:
 def split_transcript(
     entries: Sequence[ItemText], tokens: int, count: Count, detail: float = 1.0
 ) -> tuple[list[str], int]:
-    """The transcript of *entries* in chunks of at most *tokens* each, in order, and the tokens of all, about.
+    """Return the transcript of *entries* in chunks of at most *tokens* each, in order, and the tokens of all, about.
 
     A larger item loses its middle.
     """
@@ -205,7 +205,7 @@ def split_transcript(
 
 
 def _within(text: str, tokens: int, count: Count) -> tuple[str, int]:
-    """*text* in at most *tokens*, and its tokens; a text of 200 characters or less stays as it is."""
+    """Return *text* in at most *tokens*, and its tokens; a text of 200 characters or less stays as it is."""
     weight = count(text) + _JOIN
     while weight > tokens and len(text) > 200:
         # 0.45 for each end leaves a tenth for what counts more than the average character.

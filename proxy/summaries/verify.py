@@ -143,7 +143,7 @@ class Source:
         return _occurs(token, self._text) or _occurs(token.lower(), self._lowered)
 
     def speaker(self, line: str) -> str:
-        """The author of a sentence like *line*: ``user`` (or system), ``tool``, ``assistant``, or empty."""
+        """Return the author of a sentence like *line*: ``user`` (or system), ``tool``, ``assistant``, or empty."""
         words = _words(line)
         return next((speaker for speaker in SPEAKERS if self._is_by(speaker, words)), "")
 
@@ -176,7 +176,7 @@ class _Sentences:
                 self._add(text[start : start + _WINDOW])
 
     def like(self, words: list[str]) -> list[str]:
-        """Up to 20 sentences that hold most pairs of *words*."""
+        """Return up to 20 sentences that hold most pairs of *words*."""
         pairs = _pairs(words)
         shared: Counter[int] = Counter()
         for pair in pairs:
@@ -197,7 +197,7 @@ class _Sentences:
 
 
 def _pairs(words: list[str]) -> set[str]:
-    """The pairs of neighbouring *words*; a single word itself."""
+    """Return the pairs of neighbouring *words*; a single word itself."""
     return {f"{first} {second}" for first, second in pairwise(words)} or set(words)
 
 
@@ -238,7 +238,7 @@ def verify(draft: str, source: Source, cap: int, count: Count) -> Verdict:
 
 
 def _texts(entry: ItemText) -> Iterator[str]:
-    """The texts of an item and of its calls; arguments as they are, and without JSON's escapes."""
+    """Yield the texts of an item and of its calls; arguments as they are, and without JSON's escapes."""
     yield entry.text
     for name, arguments in entry.calls:
         yield name
@@ -248,7 +248,7 @@ def _texts(entry: ItemText) -> Iterator[str]:
 
 
 def _reason_against(text: str, source: Source, cap: int, count: Count) -> str:
-    """A fixed word for the reason why *text* as a whole may not be used; empty if it may."""
+    """Return a fixed word for the reason why *text* as a whole may not be used; empty if it may."""
     if not text or not any(char.isalnum() for char in text):
         return "empty"
     if _REFUSAL.search(text[:200]):
@@ -266,7 +266,7 @@ def _reason_against(text: str, source: Source, cap: int, count: Count) -> str:
 
 
 def _heading(line: str) -> str:
-    """The section that *line* opens; empty if it is no heading."""
+    """Return the section that *line* opens; empty if it is no heading."""
     match = _HEADING.match(line.strip())
     if not match:
         return ""
@@ -275,7 +275,7 @@ def _heading(line: str) -> str:
 
 
 def _verified_line(line: str, section: str, source: Source) -> str:
-    """*line* itself, a quote of it, or an empty string if it may not be used."""
+    """Return *line* itself, a quote of it, or an empty string if it may not be used."""
     bare = _BULLET.sub("", line, count=1)
     if not all(map(source.holds, checkable(bare))):
         return ""
@@ -299,7 +299,7 @@ def _is_order(line: str) -> bool:
 
 
 def checkable(text: str) -> Iterator[str]:
-    """The names, paths, URLs, identifiers and figures in *text*: every token that is no plain word."""
+    """Yield the names, paths, URLs, identifiers and figures in *text*: every token that is no plain word."""
     for url in _URL.findall(text):
         yield url.rstrip(_EDGE)
     text = _URL.sub(" ", text)
@@ -332,7 +332,7 @@ def _joins(char: str) -> bool:
 
 
 def _words(text: str) -> list[str]:
-    """The words of *text* in lower case; each character of a script without blanks counts as one."""
+    """Return the words of *text* in lower case; each character of a script without blanks counts as one."""
     folded = text.replace("'", "").replace("’", "").lower()
     words: list[str] = _WORD.findall(folded)
     if folded.isascii() or not _WIDE.search(folded):
@@ -356,7 +356,7 @@ def _loops(text: str) -> bool:
 
 
 def _without_empty_sections(lines: Sequence[str]) -> list[str]:
-    """*lines* without headings that no text follows, and without blank lines at the start."""
+    """Return *lines* without headings that no text follows, and without blank lines at the start."""
     result: list[str] = []
     for line in reversed(lines):
         below = next(reversed(result), "")

@@ -118,7 +118,7 @@ class Writer:
         return await self._fold(run, texts, await self._affordable_chunks(run, new, check))
 
     async def _affordable_chunks(self, run: _Run, new: Sequence[ItemText], check: CheckBudget) -> list[str]:
-        """The transcript in chunks, in as much detail as may be paid for. Raises ``NotWritten`` if none may."""
+        """Return the transcript in chunks, in as much detail as may be paid for. Raises ``NotWritten`` if none may."""
         reason, needed = "", 0
         for detail in DETAILS:
             chunks, tokens = await asyncio.to_thread(self._chunks, run, new, detail)
@@ -133,7 +133,7 @@ class Writer:
         raise NotWritten(reason, called_model=False, tokens_needed=needed)
 
     def _chunks(self, run: _Run, new: Sequence[ItemText], detail: float) -> tuple[list[str], int]:
-        """The transcript of *new* in chunks, and the tokens that all calls take, about.
+        """Return the transcript of *new* in chunks, and the tokens that all calls take, about.
 
         Each chunk leaves enough of the window that its call fits even if our count is too low.
         """
@@ -148,7 +148,7 @@ class Writer:
         return chunks, tokens + (PROMPT + wanted.cap) * len(chunks) + wanted.cap * summaries_before
 
     def _aligned_body(self, run: _Run) -> tuple[bytes, int] | None:
-        """The request's own prompt with the instruction behind it, and its tokens. Return None if it may not fit."""
+        """Return the request's own prompt with the instruction behind it, and its tokens; None if it may not fit."""
         wanted, summariser = run.wanted, run.summariser
         if not self.aligned or not summariser.is_request_model:
             return None
@@ -179,7 +179,7 @@ class Writer:
         return Draft(run.text, run.calls, *run.tokens_used)
 
     async def _verified(self, run: _Run, source: Source, origin: Origin, body: bytes) -> str:
-        """The verified answer to *body*. Raises ``NotWritten``."""
+        """Return the verified answer to *body*. Raises ``NotWritten``."""
         count = self._counter.counter(run.summariser.encoding)
         run.calls += 1
         try:

@@ -107,7 +107,7 @@ class DeferTools(Feature):
 
 
 def _tools_tokens(measured: MeasuredRequest) -> int:
-    """Tokens of the tools, after they lost prose."""
+    """Return the tokens of the tools, after they lost prose."""
     saved = measured.counts.fixed + measured.addition.tokens - measured.budget.fixed
     return measured.counts.beside.tools - saved
 
