@@ -192,15 +192,6 @@ class UsageAnchor(msgspec.Struct, frozen=True):
     reported: int
     boundary: int
 
-    def expect(self, boundary: int, tokens: int, token_ratio: float) -> int | None:
-        """Return the provider's count of a view of *tokens*: exact up to this prefix, estimated beyond.
-
-        None if the view comes from another compaction than the prefix, so that nothing is known of it.
-        """
-        if self.boundary != boundary or self.counted > tokens:
-            return None
-        return self.reported + int((tokens - self.counted) * token_ratio)
-
 
 LIGHT_ITEM: Final = 50
 """Weight of an item's numbers, in the bytes of text that take as long: 2 us."""
@@ -278,13 +269,14 @@ class MeasuredRequest(msgspec.Struct, frozen=True):
         return replace(budget, fixed=budget.fixed - self.addition.tokens)
 
     def expected_tokens(self, boundary: int, tokens: int) -> int:
-        """The provider's expected count for *tokens*; *boundary* is that of the compaction, -1 if there is none."""
-        expected = None
-        if self.anchor is not None:
-            expected = self.anchor.expect(boundary, tokens, self.known.token_ratio)
-        if expected is None:
-            return int(tokens * self.known.token_ratio)
-        return expected
+        """The provider's expected count for *tokens*; *boundary* is that of the compaction, -1 if there is none.
+
+        Exact up to the anchor's prefix and estimated beyond. After another compaction the anchor says nothing.
+        """
+        anchor, ratio = self.anchor, self.known.token_ratio
+        if anchor is None or anchor.boundary != boundary or anchor.counted > tokens:
+            return int(tokens * ratio)
+        return anchor.reported + int((tokens - anchor.counted) * ratio)
 
     def schedule(self, policy: Policy, layout: Layout, budget: TokenBudget) -> Schedule:
         """The schedule of this conversation's compactions under *budget*."""

@@ -205,19 +205,7 @@ def report_of(view: View, policy: Policy, **facts: Any) -> Report:
         return _uncounted(view, facts)
     measured, budget, request = view.measured, view.budget, view.request
     ratio, counts, edits = measured.known.token_ratio, measured.counts, view.edits
-    envelope = measured.parsed.envelope
-    reserve = edits.lowered_output or budget.reserve
-    beside = counts.beside
-    if counts.fixed != budget.fixed:
-        # As small as they were made: the rest of the fixed part stays as the client sent it.
-        beside = structs.replace(beside, tools=beside.tools - (counts.fixed - budget.fixed))
-    by_region = regions(
-        view.roles,
-        beside,
-        fixed=budget.fixed - counts.roles.system + view.roles.system,
-        summary=view.summary,
-        reserve=reserve,
-    )
+    envelope, by_region = measured.parsed.envelope, _by_region(view)
     # Of what the client sent: its tools may be smaller in the view, and a feature may have taken some out before.
     tokens_before = view.expected_tokens + int((counts.fixed - budget.fixed + request.tokens_removed) * ratio)
     if edits.record:
@@ -247,6 +235,22 @@ def report_of(view: View, policy: Policy, **facts: Any) -> Report:
         event=edits.compacted_now,
         observed=bool(view.observation),
         **_newest_part(view),
+    )
+
+
+def _by_region(view: CountedView) -> dict[str, int]:
+    """The tokens of *view* and its reserve by region, in our own count."""
+    counts, budget = view.measured.counts, view.budget
+    beside = counts.beside
+    if counts.fixed != budget.fixed:
+        # As small as they were made: the rest of the fixed part stays as the client sent it.
+        beside = structs.replace(beside, tools=beside.tools - (counts.fixed - budget.fixed))
+    return regions(
+        view.roles,
+        beside,
+        fixed=budget.fixed - counts.roles.system + view.roles.system,
+        summary=view.summary,
+        reserve=view.edits.lowered_output or budget.reserve,
     )
 
 

@@ -25,9 +25,10 @@ def test_a_target_changes_the_budget_and_nothing_else() -> None:
 def test_an_anchor_speaks_for_its_own_compaction_only() -> None:
     """What was counted for a prefix says nothing of a view after another compaction, nor of a smaller one."""
     anchor = UsageAnchor(counted=1000, reported=1300, boundary=4)
-    assert anchor.expect(4, 1100, 1.5) == 1450
-    assert anchor.expect(-1, 1100, 1.5) is None
-    assert anchor.expect(4, 900, 1.5) is None
+    request = structs.replace(measured(agent_session(3, 100), ratio=1.5), anchor=anchor)
+    assert request.expected_tokens(4, 1100) == 1450
+    assert request.expected_tokens(-1, 1100) == 1650
+    assert request.expected_tokens(4, 900) == 1350
 
 
 def test_a_conversation_is_named_by_its_first_user_item() -> None:

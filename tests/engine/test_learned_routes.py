@@ -6,17 +6,22 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 import pytest
+from msgspec import structs
 
 from proxy.core.learned_window import STATED_SECONDS
 from proxy.core.models import Route
 from proxy.core.overflow.kinds import Overflow
 from proxy.core.report import Usage
 from proxy.engine.learned_routes import FRESH_SECONDS, RAISE_ANY, LearnedRoutes, SentPrompt, remedy
+from tests.core.test_planner import measured
 from tests.support.engine_fixtures import DictRecords
+from tests.support.sample_conversations import agent_session
 
 T = 1_000_000.0
 ROUTE = Route("up", "m", None, None, "o200k_base", "unknown")
 ONE, TWO = b"1" * 32, b"2" * 32
+MEASURED = measured(agent_session(2, 20))
+"""Any measured request; tests give it an anchor."""
 
 
 class Hands:
@@ -74,9 +79,9 @@ async def test_nonsense_in_the_store_is_a_miss() -> None:
 
 def expected(here: LearnedRoutes, links: list[bytes], boundary: int, tokens: int, ratio: float) -> int:
     """What the provider is expected to count for a view of *tokens* at the end of *links*."""
-    anchor = here.find_anchor(ROUTE, links)
-    known = anchor.expect(boundary, tokens, ratio) if anchor else None
-    return int(tokens * ratio) if known is None else known
+    known = structs.replace(MEASURED.known, token_ratio=ratio)
+    request = structs.replace(MEASURED, known=known, anchor=here.find_anchor(ROUTE, links))
+    return request.expected_tokens(boundary, tokens)
 
 
 async def test_a_conversation_is_anchored_by_its_last_answer() -> None:
