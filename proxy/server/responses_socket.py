@@ -36,28 +36,27 @@ One request is under way at a time. Codes are those of a close frame:
 from __future__ import annotations
 
 import asyncio
-import base64
-import binascii
-import hashlib
 import os
 import struct
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from typing import Any, Final
 
 import msgspec
 from aiohttp import EofStream, WSCloseCode, WSMsgType
 from aiohttp._websocket.reader import WebSocketDataQueue
-from aiohttp.http import WS_KEY, WebSocketError, WebSocketReader
+from aiohttp.http import WebSocketError, WebSocketReader
 from aiohttp.streams import EMPTY_PAYLOAD
 from msgspec import structs
 
 from proxy.core.apis.sse import EventCutter
-from proxy.core.errors import InvalidRequest, Overloaded, error_body
+from proxy.core.errors import InvalidRequest, Overloaded, UpstreamUnreachable, error_body
 from proxy.server.access import Caller
+from proxy.server.config import Limits
 from proxy.server.incoming import BodyReader, IncomingRequest
 from proxy.server.request import MANAGED, RequestHeaders
 from proxy.server.response import ResponseWriter
+from proxy.server.websocket import frame, handshake
 
 PATH: Final = MANAGED["/v1/responses"]
 IDLE_SECONDS: Final = 3600.0
@@ -66,7 +65,6 @@ IDLE_SECONDS: Final = 3600.0
 https://developers.openai.com/api/docs/guides/websocket-mode#connection-behavior-and-limits
 """
 
-_VERSION: Final = "13"
 _BUFFER: Final = 2**16
 """Bytes of messages that wait; from twice as many on the connection is not read."""
 
@@ -76,32 +74,6 @@ _TEXT, _CLOSE, _PONG = 0x81, 0x88, 0x8A
 
 _STORED_EVENTS: Final = (b'"response.completed"', b'"response.incomplete"', b'"response.output_item.done"')
 """Types of the events with items of an answer."""
-
-
-def frame(first: int, payload: bytes) -> bytes:
-    """Return a frame of the server, which is never masked; *first* is its first byte."""
-    size = len(payload)
-    if size < 126:
-        return struct.pack("!BB", first, size) + payload
-    if size < 2**16:
-        return struct.pack("!BBH", first, 126, size) + payload
-    return struct.pack("!BBQ", first, 127, size) + payload
-
-
-def handshake(headers: Mapping[str, str]) -> list[tuple[str, str]]:
-    """Return the fields of the 101 that answers an upgrade with *headers*. Raises ``InvalidRequest``.
-
-    No extension is accepted: a compressed history would have to be inflated under limits of its own.
-    """
-    key = headers.get("sec-websocket-key", "")
-    try:
-        is_key = len(base64.b64decode(key, validate=True)) == 16
-    except binascii.Error:
-        is_key = False
-    if not is_key or headers.get("sec-websocket-version") != _VERSION:
-        raise InvalidRequest("This is not a WebSocket handshake of version 13 (RFC 6455).")
-    proof = base64.b64encode(hashlib.sha1(key.encode() + WS_KEY, usedforsecurity=False).digest()).decode()
-    return [("Connection", "Upgrade"), ("Upgrade", "websocket"), ("Sec-WebSocket-Accept", proof)]
 
 
 class Incoming(WebSocketDataQueue):
@@ -219,13 +191,15 @@ _item: Final = msgspec.json.Decoder(_Item)
 class MessageWriter(ResponseWriter):
     """Writes one answer as messages: one for each event of a stream, or one for an answer that is no stream.
 
-    ``name`` and ``output`` are those of the response, once the model has finished it.
+    ``name`` and ``output`` are those of the response, once the model has finished it. A message is in memory until it
+    is complete, so none may have more bytes than a body (``limits.body``).
     """
 
-    __slots__ = ("_body", "_cutter", "_is_stream", "name", "output")
+    __slots__ = ("_body", "_cutter", "_is_stream", "_most", "name", "output")
 
-    def __init__(self, request: IncomingRequest, patience: float) -> None:
-        super().__init__(request, patience)
+    def __init__(self, request: IncomingRequest, limits: Limits) -> None:
+        super().__init__(request, limits.write)
+        self._most = limits.body
         self._cutter = EventCutter()
         self._is_stream = False
         self._body = bytearray()
@@ -248,12 +222,19 @@ class MessageWriter(ResponseWriter):
         self._is_stream = any(kind.startswith("text/event-stream") for kind in kinds)
 
     def write(self, chunk: bytes) -> bool:
-        """Write the events that *chunk* completes. Return True if the client reads more slowly than they come."""
+        """Write the events that *chunk* completes. Return True if the client reads more slowly than they come.
+
+        Raises ``UpstreamUnreachable`` if what is not complete is too long for one message.
+        """
         if self._is_stream:
             for event in self._cutter.feed(chunk):
                 self._write_event(event)
         else:
             self._body += chunk
+        if len(self._body) > self._most or self._cutter.pending_size > self._most:
+            self._body.clear()
+            self._cutter.flush()
+            raise UpstreamUnreachable("", "its answer is too long for one message")
         return self._protocol.writing_paused
 
     def finish(self) -> None:
@@ -367,7 +348,7 @@ class ResponsesSocket:
 
     async def _answered(self, data: bytes) -> bool:
         """Answer one message. Return False if it was the last one: the process is being shut down."""
-        out = MessageWriter(self._request, self._reader.limits.write)
+        out = MessageWriter(self._request, self._reader.limits)
         try:
             message = _read(data)
             items = self._items_of(message)

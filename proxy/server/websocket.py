@@ -1,11 +1,21 @@
-"""Relays WebSockets (https://www.rfc-editor.org/rfc/rfc6455) byte for byte, both ways, without reading them."""
+"""WebSockets (https://www.rfc-editor.org/rfc/rfc6455): relays them byte for byte, both ways, without reading them.
+
+The handshake and the frames are those of a socket that is answered here.
+"""
 
 from __future__ import annotations
 
 import asyncio
-from typing import Any, cast
+import base64
+import binascii
+import hashlib
+import struct
+from collections.abc import Mapping
+from typing import Any, Final, cast
 
-from proxy.core.errors import UpstreamUnreachable
+from aiohttp.http import WS_KEY
+
+from proxy.core.errors import InvalidRequest, UpstreamUnreachable
 from proxy.engine.ports import Tunnel, Upgradable
 from proxy.pipe import Pipe
 from proxy.server.incoming import IncomingRequest
@@ -13,6 +23,8 @@ from proxy.server.response import ClientLeft, ResponseWriter
 
 SWITCHING = 101
 """The status of an upgraded connection (https://www.rfc-editor.org/rfc/rfc9110#section-15.2.2)."""
+
+_VERSION: Final = "13"
 
 
 async def relay(request: IncomingRequest, out: ResponseWriter, reply: Upgradable) -> None:
@@ -51,3 +63,29 @@ async def _up(client: Pipe, tunnel: Tunnel) -> None:
         except ConnectionError as error:
             raise UpstreamUnreachable("", "it closed the WebSocket") from error
     raise ClientLeft
+
+
+def frame(first: int, payload: bytes) -> bytes:
+    """Return a frame of the server, which is never masked; *first* is its first byte."""
+    size = len(payload)
+    if size < 126:
+        return struct.pack("!BB", first, size) + payload
+    if size < 2**16:
+        return struct.pack("!BBH", first, 126, size) + payload
+    return struct.pack("!BBQ", first, 127, size) + payload
+
+
+def handshake(headers: Mapping[str, str]) -> list[tuple[str, str]]:
+    """Return the fields of the 101 that answers an upgrade with *headers*. Raises ``InvalidRequest``.
+
+    No extension is accepted: a compressed history would have to be inflated under limits of its own.
+    """
+    key = headers.get("sec-websocket-key", "")
+    try:
+        is_key = len(base64.b64decode(key, validate=True)) == 16
+    except binascii.Error:
+        is_key = False
+    if not is_key or headers.get("sec-websocket-version") != _VERSION:
+        raise InvalidRequest("This is not a WebSocket handshake of version 13 (RFC 6455).")
+    proof = base64.b64encode(hashlib.sha1(key.encode() + WS_KEY, usedforsecurity=False).digest()).decode()
+    return [("Connection", "Upgrade"), ("Upgrade", "websocket"), ("Sec-WebSocket-Accept", proof)]
