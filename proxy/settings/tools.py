@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import AfterValidator, Field
 
@@ -13,6 +14,8 @@ from proxy.core.tool_table import Keys, Kind, TalkRules, TodoRules, Tool, ToolMa
 from proxy.settings.field_types import FilePath, Section, SplitText
 from proxy.settings.packaged_data import packaged
 from proxy.settings.yaml_source import parse_inline, read_table
+
+SomeSection = TypeVar("SomeSection", bound=Section)
 
 Names = Annotated[tuple[str, ...], SplitText]
 
@@ -115,8 +118,8 @@ def tool_map(tools: ToolTable) -> ToolMap:
     table = merged(below, tools)
     keys = Keys(**{name: getattr(table.keys, name) for name in ToolKeys.model_fields})
     text_format = TextToolFormat(
-        tuple(re.compile(pattern, re.MULTILINE | re.DOTALL) for pattern in table.written.calls),
-        tuple(re.compile(pattern) for pattern in table.written.results),
+        _compiled(table.written.calls, re.MULTILINE | re.DOTALL),
+        _compiled(table.written.results),
         table.written.added,
     )
     tools_by_name = {name: _tool(rule) for name, rule in table.map.items()}
@@ -127,11 +130,12 @@ def _work(work: WorkNames) -> WorkRules:
     todos: dict[str, Any] = {name: getattr(work.todos, name) for name in TodoNames.model_fields}
     for name in ("lists", "adds", "changes", "done", "dropped", "pending"):
         todos[name] = frozenset(word.lower() for word in todos[name])
-    checks, changes = (tuple(map(re.compile, patterns)) for patterns in (work.checks, work.changes))
-    intents, progress = (
-        tuple(re.compile(pattern, re.IGNORECASE) for pattern in patterns) for patterns in (work.intents, work.progress)
-    )
-    return WorkRules(TodoRules(**todos), checks, changes, TalkRules(intents, progress))
+    talk = TalkRules(_compiled(work.intents, re.IGNORECASE), _compiled(work.progress, re.IGNORECASE))
+    return WorkRules(TodoRules(**todos), _compiled(work.checks), _compiled(work.changes), talk)
+
+
+def _compiled(patterns: Iterable[str], flags: re.RegexFlag = re.NOFLAG) -> tuple[re.Pattern[str], ...]:
+    return tuple(re.compile(pattern, flags) for pattern in patterns)
 
 
 def with_file(tools: Tools, folder: Path) -> Tools:
@@ -145,29 +149,23 @@ def with_file(tools: Tools, folder: Path) -> Tools:
 
 def merged(below: ToolTable, above: ToolTable) -> ToolTable:
     """Return *above* merged over *below*: rules and key lists replace, protected names add up."""
-    keys = {name: getattr(above.keys, name) or getattr(below.keys, name) for name in ToolKeys.model_fields}
     # A name that has a rule of its own now, or is protected now, is no longer what it was.
     protected = tuple(name for name in below.protected if name not in above.map)
     rules = {name: rule for name, rule in below.map.items() if name not in above.protected}
-    forms = {name: getattr(above.written, name) or getattr(below.written, name) for name in WrittenForms.model_fields}
+    todos = _filled(above.work.todos, below.work.todos)
     return ToolTable(
-        keys=ToolKeys(**keys),
-        written=WrittenForms(**forms),
-        work=_merged_work(below.work, above.work),
+        keys=_filled(above.keys, below.keys),
+        written=_filled(above.written, below.written),
+        work=_filled(above.work, below.work).model_copy(update={"todos": todos}),
         protected=(*protected, *above.protected),
         map={**rules, **above.map},
     )
 
 
-def _merged_work(below: WorkNames, above: WorkNames) -> WorkNames:
-    todos = {name: getattr(above.todos, name) or getattr(below.todos, name) for name in TodoNames.model_fields}
-    return WorkNames(
-        todos=TodoNames(**todos),
-        checks=above.checks or below.checks,
-        changes=above.changes or below.changes,
-        intents=above.intents or below.intents,
-        progress=above.progress or below.progress,
-    )
+def _filled(above: SomeSection, below: SomeSection) -> SomeSection:
+    """Return *above* with the values of *below* in place of those that are empty."""
+    values = {name: getattr(above, name) or getattr(below, name) for name in type(above).model_fields}
+    return type(above)(**values)
 
 
 def _tool(rule: ToolRule) -> Tool:
