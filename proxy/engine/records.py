@@ -15,6 +15,7 @@ from proxy.core.conversation import Layout
 from proxy.core.decisions import CountedView, LookedUp, MeasuredRequest, NeedBlock, Policy, UncountedView, View, Written
 from proxy.core.planner import history_in_view, is_left_to_provider, provider_compacts
 from proxy.core.request import Request
+from proxy.core.tokens.budget import Marks, TokenBudget
 from proxy.engine.ports import Cache, Records, Summaries, Summary, SummaryRequest, Version
 from proxy.engine.reading import Reader
 from proxy.engine.summary_requests import summary_request_of
@@ -309,7 +310,7 @@ class CompactionRecords:
         if view.edits.record is not None:
             last = view.edits.record.compaction
         weight = budget.quantised_fixed + history_in_view(layout, last)
-        if weight <= budget.soft(marks, budget.baseline):
+        if weight <= _soft_level(budget, marks, last):
             return
         if last is None:
             since = measured.root_hash(layout)
@@ -369,6 +370,17 @@ class CompactionRecords:
         if last is not None:
             record = self._cached.get((measured.known.route.name, measured.prefix_hashes[last.boundary - 1]))
         return summary_request_of(measured, layout, cut, record, self._policy.rules.shares.summary)
+
+
+def _soft_level(budget: TokenBudget, marks: Marks, last: Compaction | None) -> int:
+    """The level above which the next summary is begun.
+
+    If the *last* compaction left more than the soft mark, that is half of the way to the next one.
+    """
+    soft = budget.soft(marks, budget.baseline)
+    if last is None or (left := budget.quantised_fixed + last.view_tokens) < soft:
+        return soft
+    return (left + budget.high(marks, budget.baseline)) // 2
 
 
 def _likely_tokens(view: View) -> int:

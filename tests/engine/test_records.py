@@ -404,6 +404,25 @@ async def test_a_summary_is_begun_above_the_soft_mark_for_the_next_event() -> No
     assert waiting.tokens > WINDOW
 
 
+async def test_a_chat_that_keeps_more_than_the_soft_mark_begins_its_summary_later() -> None:
+    """A view that is past the mark right after its compaction waits until half of the way to the next one."""
+    waiting = Waiting()
+    messages: list[Message] = [{"role": "user", "content": "Let us plan a trip."}]
+    for at in range(200):
+        messages.append({"role": "assistant", "content": f"Stop number {at} is a village with {at * 7} people."})
+        messages.append({"role": "user", "content": f"Then {at * 3} kilometres to the lake, please."})
+    talked = await _talked(Replica(summaries=waiting), waiting, messages, WINDOW)
+    first = next(at for at, (_, event, _) in enumerate(talked) if event)
+    begun = [
+        pressure
+        for (pressure, _, after), (_, _, before) in zip(talked[first + 1 :], talked[first:], strict=False)
+        if after > before
+    ]
+    assert talked[first][0] > 0.6
+    assert begun
+    assert min(begun) > 0.75
+
+
 async def test_no_summary_is_begun_where_doubles_can_go() -> None:
     """Where what later results repeat makes enough room by itself, no model is asked, however full it is."""
     waiting = Waiting()

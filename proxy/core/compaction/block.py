@@ -12,8 +12,16 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from proxy.core.compaction.digest import digest_of
-from proxy.core.compaction.excerpts import READ, Excerpts, Sentence, excerpt, mark_tokens, sentences_of
-from proxy.core.compaction.steps import Steps, overtaken, rounds_of, sentence_rank
+from proxy.core.compaction.excerpts import (
+    READ,
+    Excerpts,
+    Sentence,
+    excerpt,
+    mark_tokens,
+    overtaken_reports,
+    sentences_of,
+)
+from proxy.core.compaction.steps import Steps, rounds_of, sentence_rank
 from proxy.core.compaction.work_state import NO_STATE, STATE, WorkState
 from proxy.core.conversation import Count, ItemText
 from proxy.core.tool_table import NO_TALK, TalkRules
@@ -163,8 +171,7 @@ def _chat_lists(
         left -= _list_tokens(pins, count)
     else:
         pins = []
-        gone = user_texts.overtaken()
-        excerpts = Excerpts(folded.user_texts, model_texts, count, _shown(folded, (), section), gone)
+        excerpts = Excerpts(folded.user_texts, model_texts, count, _shown(folded, (), section), folded.talk)
         left = excerpts.choose_directing(left)
     left = digest_room + excerpts.choose(left)
     known = _shown(folded, [*pins, *excerpts.user_lines(), *excerpts.model_lines()], section)
@@ -267,11 +274,6 @@ class _UserTexts:
             tokens -= self._size(text) - BULLET
         return tokens >= 0
 
-    def overtaken(self) -> set[tuple[int, int]]:
-        """Text and index of the sentences that say how far something is, as a later one says anew."""
-        sentences = _Sentences(self._texts, [False] * len(self._texts), self._rank)
-        return _overtaken_reports(sentences.newest(), self._talk)
-
     def _is_short(self, text: str, tokens: int) -> bool:
         """True if *text* takes at most *tokens*."""
         return len(text) * MOST_TOKENS + BULLET <= tokens or self._size(text) <= tokens
@@ -320,7 +322,7 @@ def _best_sentences(sentences: _Sentences, tokens: int, count: Count, talk: Talk
     chosen: dict[int, set[int]] = {}
     misses = 0
     newest = sentences.newest()
-    last = _overtaken_reports(newest, talk)
+    last = overtaken_reports(newest, talk)
 
     def order(sentence: Sentence) -> tuple[bool, int, int]:
         return (sentence.at, sentence.index) in last, -sentences.rank(sentence.text), -sentence.at
@@ -335,12 +337,3 @@ def _best_sentences(sentences: _Sentences, tokens: int, count: Count, talk: Talk
         if tokens < LEAST_ROOM or misses > MOST_MISSES:
             break
     return chosen
-
-
-def _overtaken_reports(newest: Sequence[Sentence], talk: TalkRules) -> set[tuple[int, int]]:
-    """Text and index of each of the user's sentences that says how far something is, as a later one says anew."""
-    if not talk.progress:
-        return set()
-    ordered = sorted(newest, key=lambda each: (each.at, each.index))
-    gone = overtaken([[each.text] for each in ordered], [False] * len(ordered), talk)
-    return {(each.at, each.index) for each, indexes in zip(ordered, gone, strict=True) if indexes}

@@ -16,10 +16,11 @@ from math import log2
 
 import msgspec
 
-from proxy.core.compaction.steps import SENTENCE_END, sentence_rank
+from proxy.core.compaction.steps import SENTENCE_END, overtaken, sentence_rank
 from proxy.core.compaction.truncate import OMITTED
 from proxy.core.conversation import Count
 from proxy.core.lazy_pattern import lazy_pattern
+from proxy.core.tool_table import NO_TALK, TalkRules
 
 READ = 65_536
 """Characters of one text that are split into sentences; the rest of it counts as one more sentence."""
@@ -112,6 +113,15 @@ def excerpt(text: str, sentences: Sequence[Sentence], chosen: set[int]) -> str:
     return " ".join(f"{text[start:end].strip()} {OMITTED}" for start, end in runs)
 
 
+def overtaken_reports(sentences: Sequence[Sentence], talk: TalkRules) -> set[tuple[int, int]]:
+    """Text and index of each of the user's *sentences* that says how far something is, as a later one says anew."""
+    if not talk.progress:
+        return set()
+    ordered = sorted(sentences, key=lambda each: (each.at, each.index))
+    gone = overtaken([[each.text] for each in ordered], [False] * len(ordered), talk)
+    return {(each.at, each.index) for each, indexes in zip(ordered, gone, strict=True) if indexes}
+
+
 def mark_tokens(sentences: Sequence[Sentence], has_bullet: bool) -> int:
     """Tokens beside one more sentence: for the bullet of its text, and for a sign that a part is left out."""
     tokens = 0
@@ -136,8 +146,7 @@ class _Candidate:
 class Excerpts:
     """The quoted sentences of what the user and the model said, chosen one after the other.
 
-    *known* is what the block shows anyway. *overtaken* are text and index of sentences of the user that a later one
-    overtakes.
+    *known* is what the block shows anyway. *talk* tells which sentences of the user a later one overtakes.
     """
 
     def __init__(
@@ -146,7 +155,7 @@ class Excerpts:
         model_texts: Sequence[str],
         count: Count,
         known: str,
-        overtaken: Iterable[tuple[int, int]] = (),
+        talk: TalkRules = NO_TALK,
     ) -> None:
         self._count = count
         self._sign_tokens = count(f" {OMITTED}")
@@ -157,22 +166,28 @@ class Excerpts:
         self._directing: list[_Candidate] = []
         self._others: list[_Candidate] = []
         self._texts_with: Counter[str] = Counter()
-        self._overtaken = set(overtaken)
-        self._read(_newest_first(user_texts, len(model_texts)))
+        places = self._split(_newest_first(user_texts, len(model_texts)))
+        self._overtaken = overtaken_reports(
+            [each for at in self._sentences if at < self._users for each in self._sentences[at]], talk
+        )
+        seen: set[str] = set()
+        for at, position in places:
+            self._add_text(self._sentences[at], OLDEST + (1 - OLDEST) * position, seen)
         texts = len(self._sentences)
         self._weights = {word: log2(1 + texts / number) for word, number in self._texts_with.items()}
         self._lower(_words(known))
 
-    def _read(self, places: Iterable[tuple[int, float]]) -> None:
-        """Look through the texts at *places*, the newest first."""
-        seen: set[str] = set()
+    def _split(self, places: Iterable[tuple[int, float]]) -> list[tuple[int, float]]:
+        """Split the texts at *places*, the newest first, into sentences; return the places of those that were split."""
+        split: list[tuple[int, float]] = []
         left = MOST_SENTENCES
         for at, position in places:
             if left <= 0:
                 break
             sentences = self._sentences[at] = sentences_of(self._texts[at], at)
             left -= len(sentences)
-            self._add_text(sentences, OLDEST + (1 - OLDEST) * position, seen)
+            split.append((at, position))
+        return split
 
     def _add_text(self, sentences: Sequence[Sentence], worth: float, seen: set[str]) -> None:
         """Add one text: its words, and as candidates those of its *sentences* that no newer text has (*seen*)."""

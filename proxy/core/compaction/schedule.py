@@ -14,7 +14,8 @@ Levels. The token budget is what the input may use beside the answer. A view is 
                   40 %          60 %           90 %           | reserve |
 
 The low mark of a conversation without tool results is 50 %: nothing in it can be pruned, and its newest messages hold
-what comes up next (decision 25).
+what comes up next (decision 25). If its rounds are small beside the window, so that a dozen of them still fit until the
+next compaction, it keeps more, up to half of the way to the high mark, and its block has that room (decision 29).
 
 Above the high mark a compaction is due, and it goes down to the low mark. Above the soft mark a summary is prepared,
 which is done elsewhere. Only above the budget are items clipped: between the high mark and the budget a view loses
@@ -64,7 +65,7 @@ budget, the schedule returns the smallest view it found, and the planner decides
 
 from __future__ import annotations
 
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Final, Literal
@@ -81,6 +82,9 @@ CLIP_MARK = 0.65
 
 LEAST_SAVED = 1 / 8
 """Share of the view that a requested compaction has to save: less is not worth a broken prefix."""
+
+ROUNDS_BETWEEN = 12
+"""Rounds of a chat that fit between two compactions, if it keeps more than its low mark."""
 
 LowerOutput = Literal["never", "last", "first"]
 """When a request's own output figure may be lowered: after all stages, or before one of them loses anything."""
@@ -215,7 +219,7 @@ class Schedule:
         goal = int(share * room)
         # The block is as much smaller than that of other compactions as the view is.
         block_limit = fixed + int(min(1.0, share / low) * room)
-        levels = replace(self._levels(count, limit), goal=goal)
+        levels = replace(self._levels(count, limit), goal=goal, extra=0)
         least_saved = max(1, int(LEAST_SAVED * present))
         # A fold comes first: a caller that requests a compaction wants a summary.
         folded = self._stages.fold(count, last, block_limit, levels)
@@ -241,11 +245,24 @@ class Schedule:
             marks = marks.of_chats
         low = budget.low(marks, limit) - fixed
         high = min(budget.high(marks, limit) - fixed, ceiling)
-        goal = low
-        if self._allocation is not None:
-            goal = min(low, self._allocation.for_history(budget.window, fixed))
         between = (CLIP_MARK - marks.low) / (marks.high - marks.low)
-        return Levels(high, ceiling, goal, clip_to=int(low + max(0.0, between) * (high - low)))
+        clip_to = int(low + max(0.0, between) * (high - low))
+        extra = self._chat_extra(boundary, high - low)
+        goal = low + extra
+        if self._allocation is not None:
+            goal = min(goal, self._allocation.for_history(budget.window, fixed))
+        return Levels(high, ceiling, goal, max(clip_to, goal), extra)
+
+    def _chat_extra(self, boundary: int, room: int) -> int:
+        """Tokens of the *room* between low and high mark that a chat keeps beyond the low one.
+
+        None if tools were used, if the mark of chats is configured, or if the input has a price cap.
+        """
+        layout = self._layout
+        if layout.result_sums[boundary] or self._marks.chat_low is not None or self._budget.price_cap is not None:
+            return 0
+        mean = layout.sums[boundary] // max(1, bisect_right(layout.boundaries, boundary))
+        return max(0, min(room // 2, room - ROUNDS_BETWEEN * mean))
 
     # One compaction.
 

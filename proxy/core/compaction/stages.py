@@ -66,13 +66,15 @@ class Levels:
     """Sizes with which the items of a view are compared at one boundary, in tokens without the fixed part.
 
     A compaction is due above ``high`` and needed above ``budget``. ``goal`` is what a fold comes down to: the low mark,
-    or less if an allocation leaves the history less. ``clip_to`` is what cutting items short comes down to.
+    or less if an allocation leaves the history less. ``clip_to`` is what cutting items short comes down to. A chat of
+    small rounds comes down less far: ``extra`` is what its block may take beyond its shares.
     """
 
     high: int
     budget: int
     goal: int
     clip_to: int
+    extra: int = 0
 
 
 class Stages:
@@ -192,7 +194,7 @@ class Stages:
             last_cut = last.cut
         first, end = bisect_right(cuts, last_cut), bisect_left(cuts, boundary)
 
-        folded = partial(self._folded, boundary, limit, last, bare)
+        folded = partial(self._folded, boundary, limit, last, levels.extra, bare)
         newest = self._newest_round(first, end)
         if first <= newest < end - 1:
             most = levels.high
@@ -306,10 +308,12 @@ class Stages:
             at -= 1
         return at
 
-    def _folded(self, boundary: int, limit: int, last: Compaction | None, bare: bool, cut: int) -> Compaction:
+    def _folded(
+        self, boundary: int, limit: int, last: Compaction | None, extra: int, bare: bool, cut: int
+    ) -> Compaction:
         """The fold of all items before *cut*; items from there on stay as they are after *last*."""
         anchors = self._layout.verbatim_users(boundary, cut)
-        block, text = self._block_tokens(cut, anchors, limit)
+        block, text = self._block_tokens(cut, anchors, limit, extra)
         stages: tuple[str, ...] = ("fold",)
         if bare:
             block, text, stages = BLOCK_FRAME, 0, ("drop",)
@@ -325,17 +329,20 @@ class Stages:
             )
         return self._with_size(boundary, compaction)
 
-    def _block_tokens(self, cut: int, anchors: Sequence[int], limit: int) -> tuple[int, int]:
+    def _block_tokens(self, cut: int, anchors: Sequence[int], limit: int, extra: int) -> tuple[int, int]:
         """The most that a block for the items before *cut* can take, and the part of it for digest and steps.
 
-        Both depend only on the sizes of the folded items and on *limit*.
+        Both depend only on the sizes of the folded items, on *limit* and on *extra*, what the block of a chat may take
+        beyond its shares: it quotes both sides, so that not only the user's words count.
         """
         shares, allocation = self._rules.shares, self._rules.allocation
         fixed, limit = self._budget.quantised_fixed, self._budget.affordable(limit)
         users = self._layout.user_sums[cut] - sum(self._items[i].tokens for i in anchors)
         room = max(0, limit - fixed)
         pins = min(int(shares.pins * limit), users + users // 16)
-        most = int(shares.block * room)
+        most = int(shares.block * room) + extra
+        if extra:
+            pins = min(int(shares.pins * limit) + extra, self._layout.sums[cut] // 2)
         if allocation is not None:
             most = min(most, allocation.for_block(self._budget.window, fixed))
         text = min(int((shares.digest + shares.steps) * room), self._layout.sums[cut] // 2, most)

@@ -41,6 +41,23 @@ def schedule(items: Sequence[Item], figures: TokenBudget = FIGURES, rules: Compa
     return Schedule(items, lay_out(tuple(items)), figures, rules)
 
 
+def chat(rounds: int, tokens: int) -> list[Item]:
+    """A chat whose rounds take twice *tokens* each; the user has the last word."""
+    return [item("user", tokens), *[item("assistant", tokens), item("user", tokens)] * rounds]
+
+
+def compactions_of(
+    items: Sequence[Item], figures: TokenBudget = FIGURES, rules: CompactionRules = RULES
+) -> list[Compaction]:
+    """The compactions that a conversation goes through, request by request."""
+    found: list[Compaction] = []
+    for boundary in lay_out(tuple(items)).boundaries:
+        compaction = schedule(items[:boundary], figures, rules).newest_compaction(found[-1] if found else None)
+        if compaction is not None and compaction not in found:
+            found.append(compaction)
+    return found
+
+
 @st.composite
 def histories(draw: st.DrawFn) -> list[Item]:
     """Items of a conversation: rounds with parallel calls, chats, runs of users, systems between."""
@@ -119,6 +136,37 @@ def test_a_view_that_can_be_brought_under_the_budget_is(items: list[Item], asked
     run = len(items) - tails[max(0, len(tails) - 9)]
     if floor + CLIP_FLOOR * run <= budget:
         assert plan.fits(compaction, budget)
+
+
+@pytest.mark.parametrize(("tokens", "kept"), [(30, 0.70), (100, 0.58), (170, 0.50)])
+def test_a_chat_of_small_rounds_keeps_more(tokens: int, kept: float) -> None:
+    """It comes down as far as a dozen rounds take, half of the way at least; its block has the room that it keeps."""
+    room = FIGURES.baseline - FIGURES.quantised_fixed
+    compaction = compactions_of(chat(200, tokens))[0]
+    assert kept - 2 * tokens / room <= compaction.view_tokens / room <= kept + 0.01
+    assert compaction.block_tokens == pytest.approx(BLOCK_FRAME + (kept - 0.10) * room, abs=0.01 * room)
+
+
+@pytest.mark.parametrize("tokens", [10, 50, 90, 120])
+def test_a_dozen_rounds_pass_until_a_chat_is_compacted_again(tokens: int) -> None:
+    """Unless its rounds are so large that they do not even from the usual mark of chats."""
+    boundaries = [each.boundary for each in compactions_of(chat(600, tokens))]
+    assert len(boundaries) > 3
+    assert min(after - before for before, after in pairwise(boundaries)) >= 2 * 12
+
+
+@pytest.mark.parametrize(
+    ("figures", "rules"),
+    [
+        (FIGURES, replace(RULES, marks=Marks(chat_low=0.50))),
+        (replace(FIGURES, price_cap=100_000), RULES),
+    ],
+    ids=["configured mark", "price cap"],
+)
+def test_a_chat_keeps_no_more_than_it_was_told_to(figures: TokenBudget, rules: CompactionRules) -> None:
+    """A configured mark of chats holds as it is; with a price cap less is kept, since it costs less."""
+    room = figures.baseline - figures.quantised_fixed
+    assert compactions_of(chat(200, 30), figures, rules)[0].view_tokens <= 0.51 * room
 
 
 def test_compactions_are_rare_and_deep() -> None:
