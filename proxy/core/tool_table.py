@@ -85,7 +85,8 @@ class Tool:
 class Keys:
     """The usual argument keys: of a path, of lists of paths or of objects with a path, and of a range of lines.
 
-    ``about`` are those that name the subject of a call without a path, such as its query.
+    ``about`` are those that name the subject of a call without a path, such as its query. ``narrows`` are those by
+    which a reading of a file shows a part of it, such as a symbol or an outline.
     """
 
     path: tuple[str, ...] = ()
@@ -95,6 +96,7 @@ class Keys:
     count: tuple[str, ...] = ()
     last: tuple[str, ...] = ()
     pair: tuple[str, ...] = ()
+    narrows: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -248,7 +250,7 @@ class ToolMap:
     def _range(self, tool: Tool, values: Any) -> tuple[int, int]:
         """Return the first and last line, counted from one; last 0 if it is open, first 0 if the range is not known."""
         keys = self._keys
-        if not isinstance(values, dict) or self._has_unknown_figure(tool, values):
+        if not isinstance(values, dict) or self._has_unknown_limit(tool, values):
             return UNKNOWN_RANGE
         for key in keys.pair:
             if values.get(key):
@@ -260,11 +262,13 @@ class ToolMap:
             return UNKNOWN_RANGE
         return _line_range(first, count or 0, last or 0, tool.base)
 
-    def _has_unknown_figure(self, tool: Tool, values: Mapping[str, Any]) -> bool:
-        """Return True if a figure may limit the call in an unknown way.
+    def _has_unknown_limit(self, tool: Tool, values: Mapping[str, Any]) -> bool:
+        """Return True if a figure or the name of a part may limit the call in an unknown way.
 
-        Under an unusual key it may be a range of anything: bytes, pages, the last lines.
+        Under an unusual key a figure may be a range of anything: bytes, pages, the last lines.
         """
+        if tool.kind == "file_read" and any(values.get(key) for key in self._keys.narrows):
+            return True
         for key, value in values.items():
             if key in self._range_keys:
                 if _is_no_figure(value):

@@ -43,6 +43,7 @@ class ToolKeys(Section):
     count: Names = Field(default=(), description="How many lines.")
     last: Names = Field(default=(), description="The last line of a range.")
     pair: Names = Field(default=(), description="First and last line in a list.")
+    narrows: Names = Field(default=(), description="What makes a reading show a part of a file: a symbol, an outline.")
 
 
 def _compiles(pattern: str) -> str:

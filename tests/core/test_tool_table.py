@@ -69,10 +69,14 @@ def test_ranges_are_lines_counted_from_one(arguments: dict[str, object], lines: 
         {"pages": "2"},
         {"head": 10},
         {"files": [{"path": "a.py", "start": 3}]},
+        {"symbol": "Parser.read"},
+        {"mode": "outline"},
+        {"summary": True},
+        {"query": "the parser"},
     ],
 )
 def test_figures_of_an_unknown_meaning_are_no_range_of_lines(arguments: dict[str, object]) -> None:
-    """A figure that may be bytes, pages or lines under another key makes the range unknown."""
+    """A figure that may be bytes, pages or lines under another key makes the range unknown, as does a part's name."""
     call = tool_map_of_package().call("read_file", json.dumps({"path": "a.py", **arguments}))
     assert (call.first, call.last) == (0, 0)
 
