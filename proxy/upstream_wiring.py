@@ -158,7 +158,7 @@ def _options_of(settings: Settings, upstream: configuration.Upstream) -> Options
 
     def options_of(model: str) -> Mapping[str, object]:
         for rule in rules:
-            if rule.model == model or (not rule.model and rule.matches(model)):
+            if rule.serves(model):
                 return {"num_ctx": rule.num_ctx}
         return {}
 
@@ -201,7 +201,7 @@ def open_model_names(settings: Settings) -> NameOf:
     """Return the function that gives a model's name at its upstream."""
     if not any(rule.model for rule in settings.models):
         return same_name
-    return lambda model: settings.model(model).model or model
+    return lambda model: settings.model(model).name_at_upstream(model)
 
 
 def open_model_headers(settings: Settings) -> HeadersOf:
@@ -213,7 +213,7 @@ def open_model_headers(settings: Settings) -> HeadersOf:
         if not model:
             return {}
         rule = settings.model(model)
-        inherited = settings.model(rule.model).headers if rule.model else {}
+        inherited = settings.model(rule.name_at_upstream(model)).headers if rule.model else {}
         replaced = {name.lower() for name in rule.headers}
         headers = {name: value for name, value in inherited.items() if name.lower() not in replaced}
         headers.update(rule.headers)

@@ -176,7 +176,7 @@ def _add_model(conversion: Conversion, entry: Mapping[str, Any], params: Mapping
         figures.pop("context_window", None)  # num_ctx is the window, too
         ours |= {"num_ctx"}
     conversion.models.append({"name": name, "upstream": _add_upstream(conversion, provider, upstream), **figures})
-    if "*" in name and name != "*":
+    if "*" in name and "model" not in figures and name != model:
         conversion.notes.append(
             f"{path}: models that match {name} keep their whole name; LiteLLM takes the provider off"
         )
@@ -236,7 +236,7 @@ def _figures(name: str, model: str, facts: Mapping[str, Any]) -> dict[str, Any]:
     """Return the members of the rule *name* beside its upstream: the *model* if that is another name, and limits."""
     known = {ours: _whole(facts.get(theirs)) for theirs, ours in FIGURES.items()}
     figures = {name: figure for name, figure in known.items() if figure is not None}
-    if "*" not in name and model != name:
+    if model != name and (name.count("*") == model.count("*") == 1 or "*" not in name):
         return {"model": model, **figures}
     return figures
 

@@ -151,10 +151,10 @@ MOST_ROUTES = 1_000
 class ModelRule:
     """One rule of the configuration: models that match the glob *pattern* go to *upstream* with these limits.
 
-    An empty upstream is the default one. With a ``model`` the rule defines an alias of it; unset limits are those of
-    that model's own rule. ``failovers`` take its place after a failure in ``fail_over_on``. ``task_size`` is the
-    size of its tasks and ``conversation_budget`` the tokens that a conversation may use in all (0: none), unless a
-    request states others.
+    An empty upstream is the default one. With a ``model`` the rule defines an alias of it (``name_at_upstream``); unset
+    limits are those of that model's own rule. ``failovers`` take its place after a failure in ``fail_over_on``.
+    ``task_size`` is the size of its tasks and ``conversation_budget`` the tokens that a conversation may use in all (0:
+    none), unless a request states others.
     """
 
     pattern: str
@@ -315,7 +315,7 @@ class Catalogue:
 
     def _look_up(self, requested: str) -> _CachedRoute:
         rule = self._rule(requested)
-        model = rule.model or requested
+        model = name_at_upstream(rule.pattern, rule.model, requested)
         if model != requested:
             rule = _completed(rule, self._rule(model))
         upstream = rule.upstream or self.default_upstream
@@ -349,6 +349,17 @@ class Catalogue:
             if fnmatchcase(model, rule.pattern):
                 return rule
         return ModelRule("*", self.default_upstream)
+
+
+def name_at_upstream(pattern: str, model: str, requested: str) -> str:
+    """Return the upstream's name of the model *requested*, by a rule for *pattern* that names *model*, or none.
+
+    A ``*`` in *model* stands for what the one in *pattern* matched.
+    """
+    if "*" not in model:
+        return model or requested
+    start, _, end = pattern.partition("*")
+    return model.replace("*", requested[len(start) : len(requested) - len(end)])
 
 
 _INHERITED = (

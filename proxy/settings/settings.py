@@ -135,7 +135,7 @@ class Settings(Section):
 
     def _bad_aliases(self) -> Iterator[FieldProblem]:
         for index, rule in enumerate(self.models):
-            if not rule.model:
+            if not rule.model or "*" in rule.model:
                 continue
             target = self.model(rule.model).model
             if target not in ("", rule.model):

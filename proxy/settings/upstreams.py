@@ -11,6 +11,7 @@ from urllib.parse import urlsplit
 from pydantic import Field, model_validator
 
 from proxy.core.http_headers import CREDENTIALS, HOP_BY_HOP, OWN_PREFIX, WRITTEN_ANEW
+from proxy.core.models import name_at_upstream
 from proxy.core.overflow.rules import BadRule, code_name, phrase_regex
 from proxy.core.request import TaskSize
 from proxy.settings.field_types import (
@@ -161,7 +162,7 @@ class Model(Section):
 
     name: str = Field(min_length=1, description="Model name or glob (*, ?, [abc]).")
     upstream: str = Field(default="", description="Upstream that serves it; empty: the default one.")
-    model: str = Field(default="", description="The upstream's name for it, if this is another name; empty: the same.")
+    model: str = Field(default="", description="The upstream's name for it, if another; * as in name; empty: the same.")
     headers: dict[str, HeaderValue] = Field(default={}, description="Header fields added to its requests.")
     context_window: Tokens | None = Field(
         default=None, description="Input and output together, tokens; none: find out."
@@ -216,7 +217,7 @@ class Model(Section):
         if self.fallback_on != ("overflow",) and not self.fallbacks:
             remedy = "Write, say, overflow: [compress, {fallback: gpt-5-mini}]."
             problems.append((("fallback_on",), "needs a model to fall back to", remedy))
-        raise_problems([*problems, *_bad_headers(self.headers), *carries, *self._too_large()])
+        raise_problems([*problems, *_bad_headers(self.headers), *carries, *self._too_large(), *self._bad_star()])
         return self
 
     def _too_large(self) -> Iterator[FieldProblem]:
@@ -238,6 +239,21 @@ class Model(Section):
     def matches(self, model: str) -> bool:
         """True if this rule is for *model*; case matters."""
         return self.name == model or fnmatch.fnmatchcase(model, self.name)
+
+    def name_at_upstream(self, model: str) -> str:
+        """Return the upstream's name of *model*, which this rule is for."""
+        return name_at_upstream(self.name, self.model, model)
+
+    def serves(self, model: str) -> bool:
+        """True if an upstream's name of a model that this rule is for may be *model*."""
+        named = self.model or self.name
+        return named == model or fnmatch.fnmatchcase(model, named)
+
+    def _bad_star(self) -> Iterator[FieldProblem]:
+        has_one = self.name.count("*") == self.model.count("*") == 1
+        if "*" in self.model and (not has_one or "?" in self.name or "[" in self.name):
+            remedy = "Write one * in each, and neither ? nor [ in name: it stands for what the name's * matches."
+            yield ("model",), f"{self.model!r} has a * that means nothing beside the name {self.name!r}", remedy
 
 
 class OverflowRule(Section):

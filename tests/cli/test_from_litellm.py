@@ -236,6 +236,10 @@ model_list:
     litellm_params: {model: openai/x}
   - model_name: "*"
     litellm_params: {model: "*"}
+  - model_name: "groq/*"
+    litellm_params: {model: "groq/*"}
+  - model_name: "two/*/*"
+    litellm_params: {model: "groq/*"}
 credential_list:
   - credential_name: eu
     credential_values: {api_key: os.environ/EU, api_base: "https://eu.openai.azure.com", api_version: "2024-10-21"}
@@ -249,7 +253,8 @@ def test_credentials_numbers_and_providers_of_every_spelling_are_converted(tmp_p
     file.write_text(to_yaml(conversion))
     settings = load(file, {}, dict.fromkeys(variables_in(to_yaml(conversion)), "x"), AllSettings)
     rules = {rule.name: rule for rule in settings.models}
-    assert list(rules) == ["gpt", "lost", "sonnet", "bare", "o1-pro", "*"]
+    assert list(rules) == ["gpt", "lost", "sonnet", "bare", "o1-pro", "two/*/*", "groq/*", "*"]
+    assert (rules["groq/*"].model, rules["two/*/*"].model, rules["*"].model) == ("*", "", "")
     upstreams = {each["name"]: each for each in conversion.upstreams}
     assert upstreams["azure"]["api_key"] == "${OWN}"
     assert upstreams["azure"]["options"] == {"api_version": "2024-10-21"}
@@ -266,4 +271,5 @@ def test_credentials_numbers_and_providers_of_every_spelling_are_converted(tmp_p
         "model_list[5]: text-completion-openai is no provider of chat models",
         "model_list[6]: has no model_name or no litellm_params.model",
         "model_list[7]: models of all providers go to OpenAI; LiteLLM reads the provider in a name",
+        "model_list[9]: models that match two/*/* keep their whole name; LiteLLM takes the provider off",
     ]

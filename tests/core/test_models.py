@@ -231,6 +231,24 @@ def test_another_name_has_the_models_own_figures() -> None:
     assert (whichever.upstream, whichever.model) == ("main", "gpt-4o")
 
 
+@pytest.mark.parametrize(
+    ("pattern", "model", "requested", "expected"),
+    [
+        ("openai/*", "*", "openai/gpt-4o", "gpt-4o"),
+        ("openai/*", "*", "openai/a/b*c", "a/b*c"),
+        ("*-eu", "azure-*", "gpt-4o-eu", "azure-gpt-4o"),
+        ("*", "*", "gpt-4o", "gpt-4o"),
+        ("openai/*", "", "openai/gpt-4o", "openai/gpt-4o"),
+    ],
+)
+def test_a_star_stands_for_what_the_names_star_matched(pattern: str, model: str, requested: str, expected: str) -> None:
+    """The rest of both is literal; the model's own figures hold."""
+    route = resolve(requested, ModelRule(pattern, "up", model=model), ModelRule("gpt-4o", "", window=9_000))
+    assert (route.upstream, route.model, route.requested_model) == ("up", expected, requested)
+    if model and expected == "gpt-4o" and pattern != "*":
+        assert route.window == 9_000
+
+
 def test_servers_are_queried_by_the_models_own_name() -> None:
     """A server's report on a model applies to its aliases."""
     asked: list[tuple[str, str]] = []

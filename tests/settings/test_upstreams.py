@@ -63,3 +63,19 @@ def test_a_model_matches_by_name_or_glob():
     assert Model(name="gpt-5*").matches("gpt-5-mini")
     assert not Model(name="gpt-5*").matches("GPT-5-mini")
     assert Model(name="odd[1]").matches("odd[1]")
+
+
+@pytest.mark.parametrize(
+    ("name", "model", "is_valid"),
+    [("openai/*", "*", True), ("*", "x-*", True), ("gpt", "*", False), ("a*b*", "*", False), ("a*?", "*", False)],
+)
+def test_a_star_in_a_models_name_needs_one_to_stand_for(tmp_path, name, model, is_valid):
+    """It means what the one in the rule's name matches: a rule where it could mean nothing else is refused."""
+    upstreams = "upstreams: [{name: a, base_url: http://h/v1}]\n"
+    text = f'{upstreams}models: [{{name: "{name}", model: "{model}"}}]\n'
+    if is_valid:
+        rule = load(write_settings(tmp_path, text), {}, {}).models[0]
+        assert rule.serves(rule.name_at_upstream(name.replace("*", "gpt-4o")))
+    else:
+        (problem,) = problems(tmp_path, text)
+        assert "means nothing beside" in problem.message
