@@ -10,7 +10,7 @@ from msgspec import structs
 from proxy.core.apis.envelope import TOOLS, splice
 from proxy.core.compaction.prune import oldest_results
 from proxy.core.compaction.record import VERSION, Compaction, CompactionRecord
-from proxy.core.compaction.view import AssembledItems, RenderOptions, assemble, write_texts
+from proxy.core.compaction.view import AssembledItems, assemble, write_texts
 from proxy.core.conversation import Layout
 from proxy.core.decisions import (
     CountedView,
@@ -159,14 +159,13 @@ def _pruned(view: CountedView, policy: Policy, layout: Layout, reserve: int) -> 
     pairs: list[Pair] = []
     if rules.prune_pass.prune:
         pairs += pairs_of(items, 0, count)
-    options = RenderOptions(measured.count, policy.tools)
     over = _excess(view, reserve)
     for _ in range(PRUNE_ATTEMPTS):
         placeholders = oldest_results(pairs, items, over)
         if placeholders is None:
             return None
         compaction = Compaction(count, 0, 0, placeholders=placeholders, stages=("prune",))
-        block, edits = write_texts(measured.original(layout), compaction, options)
+        block, edits = write_texts(measured.original(layout), compaction, measured.count, policy.tools)
         budget = view.budget
         record = CompactionRecord(VERSION, compaction, block, edits, budget.window, budget.reserve, budget.fixed)
         smaller = _with_reserve(view, layout, record, reserve)

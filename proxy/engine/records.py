@@ -10,7 +10,7 @@ from cachebox import LRUCache
 
 from proxy.core.compaction.record import VERSION, Compaction, CompactionRecord, dump, load
 from proxy.core.compaction.schedule import CompactionTarget
-from proxy.core.compaction.view import OriginalItems, RenderOptions, same_block, write_texts
+from proxy.core.compaction.view import OriginalItems, same_block, write_texts
 from proxy.core.conversation import Layout
 from proxy.core.decisions import CountedView, LookedUp, MeasuredRequest, NeedBlock, Policy, UncountedView, View, Written
 from proxy.core.planner import history_in_view, is_left_to_provider, provider_compacts
@@ -200,8 +200,9 @@ class CompactionRecords:
             summary = await self._summary(measured, need) or Summary("", 0, 0)
         route = measured.known.route
         count = self._reader.count(route.encoding, route.model, measured.request.tenant)
-        options = RenderOptions(count, self._policy.tools)
-        block, edits = await offload(measured.size, write_texts, original, compaction, options, before, summary.text)
+        block, edits = await offload(
+            measured.size, write_texts, original, compaction, count, self._policy.tools, before, summary.text
+        )
         record = CompactionRecord(
             VERSION,
             compaction,

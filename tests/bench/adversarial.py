@@ -161,7 +161,10 @@ def parallel_calls(api: str, size: int, salt: str) -> dict[str, Any]:
     member = {"chat": "tool_calls", "messages": "content"}.get(api)
     if member:
         calls = [{"role": "assistant", member: [piece for each in calls for piece in each[member]]}]
-    return body(api, [user(salt), *calls, *[result(api, f"c{at:06}", "1\tdone") for at in range(many)]])
+    results = [result(api, f"c{at:06}", "1\tdone") for at in range(many)]
+    if api == "messages":  # all results of a round stand in one message
+        results = [user([block for each in results for block in each["content"]])]
+    return body(api, [user(salt), *calls, *results])
 
 
 def unclosed_tags(api: str, size: int, salt: str) -> dict[str, Any]:

@@ -139,7 +139,7 @@ def truncate_to(text: str, limits: TruncateLimits, tokens: int, count: Count, *,
     result = truncate(text, limits.max_lines, size, tail=tail)
     for _ in range(_TRIES):
         result_tokens = count(result)
-        if result_tokens <= tokens:
+        if result_tokens <= tokens or result in (MIDDLE, REST):  # nothing but the marker is left
             break
         size = min(size, len(result.encode("utf-8", "surrogatepass"))) * tokens * 31 // (result_tokens * 32)
         result = truncate(text, limits.max_lines, size, tail=tail)

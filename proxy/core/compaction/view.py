@@ -9,6 +9,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache, partial
 from operator import attrgetter
 
 from proxy.core.apis.base import ApiFormat
@@ -27,6 +28,15 @@ from proxy.core.tool_table import ToolMap, command_of
 
 ReadItem = Callable[[bytes], Item]
 """Returns the item of the bytes that a view has of it."""
+
+ReadText = Callable[[int], ItemText]
+"""Returns the text of the item at an index."""
+
+ITEMS_AT_ONCE = 8
+"""Items whose texts are at hand while lines are written: those with results and with their calls, and later results."""
+
+COMPARED_RESULTS = 16
+"""Most results of an item that are compared with those of another one: the cost is the square of them."""
 
 TARGET_LENGTH = 120
 """Most characters of a call's target, and of an error, in the line that stands for a result."""
@@ -99,21 +109,14 @@ class AssembledItems:
     summary_tokens: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class RenderOptions:
-    """The counter of tokens and the table of tools, with which texts are written."""
-
-    count: Count
-    tools: ToolMap
-
-
 # Writing the texts of a compaction.
 
 
 def write_texts(
     original: OriginalItems,
     compaction: Compaction,
-    options: RenderOptions,
+    count: Count,
+    tools: ToolMap,
     last: CompactionRecord | None = None,
     summary: str = "",
 ) -> tuple[str, dict[int, bytes]]:
@@ -122,18 +125,22 @@ def write_texts(
     Texts that are the same as after *last*, the record before this one, keep that record's bytes. *summary* is a
     verified summary of the folded items by a model, empty if there is none.
     """
+    known = _unchanged_edits(compaction, last)
     edits: dict[int, bytes] = {}
-    if compaction.minified:
-        edits |= _minified_items(original, compaction, last)
-    edits |= _clipped_items(original, compaction, options.count)
-    edits |= _placeholder_items(original, compaction, options, last)
-    edits |= _truncated_items(original, compaction, options.count, last)
+    for index, _ in compaction.minified:
+        edits[index] = known.get(index) or _minified(original, index)
+    for index, tokens in compaction.clips:
+        edits[index] = original.api.clipped(original.item(index), partial(_clip, count), count, tokens)
+    if compaction.placeholders:
+        edits |= _placeholder_items(original, compaction, count, tools, known)
+    for index, tokens in compaction.truncations:
+        edits[index] = known.get(index) or _truncated(original, index, tokens, count)
     if compaction.cut == 0 or not compaction.block_tokens:
         return "", edits
     if last is not None and same_block(compaction, last.compaction):
         return last.block, edits
-    folded = _folded_items(original, compaction, edits, options.tools)
-    block = render_block(folded, compaction.block_tokens, compaction.text_tokens, options.count, summary)
+    folded = _folded_items(original, compaction, edits, tools)
+    block = render_block(folded, compaction.block_tokens, compaction.text_tokens, count, summary)
     return encodable(block), edits
 
 
@@ -149,86 +156,67 @@ def _block_source(compaction: Compaction) -> tuple[object, ...]:
     return cut, compaction.block_tokens, compaction.text_tokens, anchors, clips
 
 
-def _minified_items(original: OriginalItems, compaction: Compaction, last: CompactionRecord | None) -> dict[int, bytes]:
-    """The items whose results lost the white space in their JSON, by index."""
-    unchanged = frozenset[tuple[int, int]]()
-    if last is not None:
-        unchanged = frozenset(last.compaction.minified)
-    edits: dict[int, bytes] = {}
-    for each in compaction.minified:
-        index = each[0]
-        if last is not None and each in unchanged and index in last.edits:
-            edits[index] = last.edits[index]
-        else:
-            texts = [minified(text) for text, _ in original.text(index).results]
-            edits[index] = original.with_results(index, texts, media=True)
-    return edits
+def _unchanged_edits(compaction: Compaction, last: CompactionRecord | None) -> dict[int, bytes]:
+    """The edits after *last* of items that *compaction* replaces, truncates or minifies alike, by index."""
+    if last is None:
+        return {}
+    before, shortened = last.compaction, _shortened(compaction)
+    same = {each for each in compaction.placeholders if each.same_as not in shortened}
+    indexes = {each.index for each in same.intersection(before.placeholders)}
+    indexes.update(index for index, _ in set(compaction.truncations).intersection(before.truncations))
+    indexes.update(index for index, _ in set(compaction.minified).intersection(before.minified))
+    return {index: last.edits[index] for index in indexes if index in last.edits}
 
 
-def _clipped_items(original: OriginalItems, compaction: Compaction, count: Count) -> dict[int, bytes]:
-    """The clipped items, by index."""
+def _shortened(compaction: Compaction) -> set[int]:
+    """The items of which a part is cut out: they no longer hold all of a result that they repeat."""
+    return {index for index, _ in (*compaction.truncations, *compaction.clips)}
 
-    def shorten(text: str, tokens: int) -> str:
-        return clip(text, tokens, count)
 
-    return {
-        index: original.api.clipped(original.item(index), shorten, count, tokens) for index, tokens in compaction.clips
-    }
+def _minified(original: OriginalItems, index: int) -> bytes:
+    """One item with no white space in the JSON of its results."""
+    texts = [minified(text) for text, _ in original.text(index).results]
+    return original.with_results(index, texts, media=True)
+
+
+def _clip(count: Count, text: str, tokens: int) -> str:
+    return clip(text, tokens, count)
 
 
 def _placeholder_items(
-    original: OriginalItems, compaction: Compaction, options: RenderOptions, last: CompactionRecord | None
+    original: OriginalItems, compaction: Compaction, count: Count, tools: ToolMap, known: Mapping[int, bytes]
 ) -> dict[int, bytes]:
-    """The items whose results gave way to a line each, by index."""
+    """The items whose results gave way to a line each, by index; *known* ones stay as they are."""
+    shortened = _shortened(compaction)
     placeholders = {each.index: each for each in compaction.placeholders}
-    if not placeholders:
-        return {}
-    shortened = {index for index, _ in (*compaction.truncations, *compaction.clips)}
-    unchanged = frozenset[Placeholder]()
-    if last is not None:
-        unchanged = frozenset(last.compaction.placeholders)
-    edits: dict[int, bytes] = {}
+    # The results of an item stand together, and so do their calls: each item is read once.
+    read = lru_cache(ITEMS_AT_ONCE)(original.text)
     lines: dict[int, list[str]] = {}
     for pair in pairs_of(original.items, compaction.cut, compaction.boundary):
         placeholder = placeholders.get(pair.index)
-        if placeholder is None:
+        if placeholder is None or pair.index in known:
             continue
         if placeholder.same_as in shortened:
-            # The later result was cut short, so it no longer holds all of this one.
             placeholder = Placeholder(pair.index, "old")
-        elif last is not None and placeholder in unchanged and pair.index in last.edits:
-            edits[pair.index] = last.edits[pair.index]
-            continue
-        lines.setdefault(pair.index, []).append(_placeholder_line(original, pair, placeholder, options))
-    return {index: original.with_results(index, texts) for index, texts in lines.items()} | edits
+        line = _placeholder_line(read, pair, placeholder, count, tools)
+        if placeholder.reason == "old":
+            line = "\n".join([line, *_names(original.items[pair.index], _result_text(read, pair), count)])
+        lines.setdefault(pair.index, []).append(encodable(line))
+    written = {index: original.with_results(index, texts) for index, texts in lines.items()}
+    return written | {index: known[index] for index in placeholders if index in known}
 
 
-def _truncated_items(
-    original: OriginalItems, compaction: Compaction, count: Count, last: CompactionRecord | None
-) -> dict[int, bytes]:
-    """The items whose results are truncated, by index."""
-    unchanged = frozenset[tuple[int, int]]()
-    if last is not None:
-        unchanged = frozenset(last.compaction.truncations)
-    edits: dict[int, bytes] = {}
-    for index, tokens in compaction.truncations:
-        if last is not None and (index, tokens) in unchanged and index in last.edits:
-            edits[index] = last.edits[index]
-        else:
-            edits[index] = original.with_results(index, _truncated(original, index, tokens, count), media=True)
-    return edits
-
-
-def _truncated(original: OriginalItems, index: int, tokens: int, count: Count) -> list[str]:
-    """The results of one item, truncated so that it takes at most *tokens*."""
+def _truncated(original: OriginalItems, index: int, tokens: int, count: Count) -> bytes:
+    """One item with its results truncated, so that it takes at most *tokens*."""
     texts = [text for text, _ in original.text(index).results]
     sizes = [count(text) for text in texts]
     room = tokens - (original.items[index].tokens - sum(sizes))
     cap = common_cap(sizes, max(len(texts), room))
-    return [
+    truncated = [
         truncate_to(text, _limits(text, size, cap), cap, count, tail=True)
         for text, size in zip(texts, sizes, strict=True)
     ]
+    return original.with_results(index, truncated, media=True)
 
 
 def _limits(text: str, size: int, cap: int) -> TruncateLimits:
@@ -318,32 +306,28 @@ def _texts(original: OriginalItems, indexes: Sequence[int]) -> dict[int, ItemTex
 # The line that stands for a result.
 
 
-def _placeholder_line(original: OriginalItems, pair: Pair, placeholder: Placeholder, options: RenderOptions) -> str:
-    """The line that stands for one result; under an old one the names that it mentioned."""
-    name, arguments = _call_of(original, pair, options.tools)
-    target = _up_to_target_length(call_target(name, arguments, options.tools))
+def _placeholder_line(read: ReadText, pair: Pair, placeholder: Placeholder, count: Count, tools: ToolMap) -> str:
+    """The line that stands for one result."""
+    name, arguments = _call_of(read(pair.call_index), pair.call_at, tools)
+    target = _up_to_target_length(call_target(name, arguments, tools))
     error = ""
     if not pair.result.ok:
-        error = _up_to_target_length(failure_line(_result_text(original, pair)))
+        error = _up_to_target_length(failure_line(_result_text(read, pair)))
     reason = placeholder.reason
-    if reason == "included" and not _includes(original, placeholder.same_as, _result_text(original, pair)):
+    if reason == "included" and not _includes(read(placeholder.same_as), read(pair.index), pair.at):
         reason = "again"
     line = ""
     for about, cause in ((target, error), (target, ""), ("", "")):
         line = placeholder_text(reason, name, about, ok=pair.result.ok, error=cause)
-        if options.count(line) <= LINE:
+        if count(line) <= LINE:
             break
-    lines = [line]
-    if reason == "old":
-        lines += _names(original, pair, options.count)
-    return encodable("\n".join(lines))
+    return line
 
 
-def _call_of(original: OriginalItems, pair: Pair, tools: ToolMap) -> tuple[str, str]:
-    """The name and the arguments of a result's call."""
-    text = original.api.read_item_text(original.item(pair.call_index))
-    if pair.call_at != WRITTEN:
-        return text.calls[pair.call_at]
+def _call_of(text: ItemText, at: int, tools: ToolMap) -> tuple[str, str]:
+    """The name and the arguments of the call at position *at* of the item *text*."""
+    if at != WRITTEN:
+        return text.calls[at]
     calls = tools.text_format.find_calls(text.text)
     if len(calls) == 1 and calls[0][0]:
         return calls[0]
@@ -358,13 +342,12 @@ def call_target(name: str, arguments: str, tools: ToolMap) -> str:
     return command_of(arguments) or tools.subject(arguments)
 
 
-def _names(original: OriginalItems, pair: Pair, count: Count) -> list[str]:
-    """The names that an old result mentioned, in a tenth of its size."""
-    item = original.items[pair.index]
+def _names(item: Item, result: str, count: Count) -> list[str]:
+    """The names that an old *result* of *item* mentioned, in a tenth of its size."""
     room = item.tokens // NAMES // len(item.answers) - HEADINGS
     if room <= 0:
         return []
-    lines = _result_text(original, pair).splitlines()[:DIGESTED_LINES]
+    lines = result.splitlines()[:DIGESTED_LINES]
     return digest_of([ItemText("tool", line) for line in lines], room, count).lines()
 
 
@@ -375,13 +358,19 @@ def _up_to_target_length(text: str) -> str:
     return text
 
 
-def _result_text(original: OriginalItems, pair: Pair) -> str:
-    return original.text(pair.index).results[pair.at][0]
+def _result_text(read: ReadText, pair: Pair) -> str:
+    return read(pair.index).results[pair.at][0]
 
 
-def _includes(original: OriginalItems, index: int, text: str) -> bool:
-    """True if a result of item *index* holds *text*. Equal line numbers do not prove that the lines are the same."""
-    return any(text.strip() in later for later, _ in original.text(index).results)
+def _includes(later: ItemText, earlier: ItemText, at: int) -> bool:
+    """True if a result of *later* holds result *at* of *earlier*. Equal line numbers do not prove equal lines.
+
+    Results of items that hold many are not compared.
+    """
+    if max(len(later.results), len(earlier.results)) > COMPARED_RESULTS:
+        return False
+    text = earlier.results[at][0].strip()
+    return any(text in result for result, _ in later.results)
 
 
 def encodable(text: str) -> str:

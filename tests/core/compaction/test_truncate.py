@@ -98,6 +98,18 @@ def test_tokens_are_a_limit_too(tokens: int, text: str) -> None:
     assert count_tokens(truncate_to(text, TruncateLimits(), tokens, count_tokens, tail=True)) <= tokens
 
 
+def test_a_text_of_which_only_the_marker_is_left_is_cut_no_further() -> None:
+    """Thousands of short results with no room for any of them cost two counts each."""
+    counted: list[str] = []
+
+    def count(text: str) -> int:
+        counted.append(text)
+        return count_tokens(text)
+
+    assert truncate_to("1\tdone, all of it", TruncateLimits(max_bytes=10), 1, count, tail=True) == MIDDLE
+    assert len(counted) <= 2
+
+
 def test_markers_say_nothing_that_could_be_quoted_as_a_fact() -> None:
     """No long number, nothing like a path."""
     assert not re.search(r"\d{3}|[/\\]", MIDDLE + REST)

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import functools
 import json
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from proxy.core.apis import chat
+from proxy.core.apis import chat, messages
 from proxy.core.apis.json_scan import scan
 from proxy.core.compaction.block import HEADER
-from proxy.core.compaction.record import Compaction, Placeholder
-from proxy.core.compaction.view import OriginalItems, RenderOptions, assemble, write_texts
-from proxy.core.conversation import lay_out
+from proxy.core.compaction.record import Compaction, Placeholder, PlaceholderReason
+from proxy.core.compaction.view import OriginalItems, assemble, write_texts
+from proxy.core.conversation import ItemText, lay_out
 from tests.support.conversation_strategies import conversations, encode
 from tests.support.engine_fixtures import (
     UNSHRUNK,
@@ -51,7 +52,7 @@ def raw_of(body: bytes) -> OriginalItems:
 
 def view_of(original: OriginalItems, compaction: Compaction) -> tuple[str, bytes, int]:
     """The block, the body with the view in place of the messages, and the view's weight."""
-    block, edits = write_texts(original, compaction, RenderOptions(count_tokens, tool_map_of_package()))
+    block, edits = write_texts(original, compaction, count_tokens, tool_map_of_package())
     made = assemble(original, compaction, block, edits, lambda raw: original.api.read_item(raw, count_tokens))
     where = scan(original.body, "messages")
     return block, original.body[: where.start] + made.content + original.body[where.end :], made.tokens
@@ -235,3 +236,33 @@ def test_a_cut_text_keeps_the_image_beside_it() -> None:
     (said,) = lines_of(messages, Compaction(3, 0, 0, truncations=((2, 500),)))
     assert said[1] == image
     assert 200 < count_tokens(said[0]["text"]) < 500
+
+
+MANY = range(50)
+
+
+@pytest.mark.parametrize("reason", ["repeated", "included", "old"])
+def test_an_item_of_many_results_is_read_once_for_all_their_lines(reason: PlaceholderReason) -> None:
+    """Thousands of results in one message cost as much as thousands of messages, not the square of it."""
+    read: list[bytes] = []
+
+    def read_item_text(raw: bytes) -> ItemText:
+        read.append(raw)
+        return messages.read_item_text(raw)
+
+    def round_of(name: str) -> list[dict[str, object]]:
+        calls = [
+            {"type": "tool_use", "id": f"{name}{at}", "name": "Read", "input": {"path": f"{at}.py"}} for at in MANY
+        ]
+        results = [{"type": "tool_result", "tool_use_id": f"{name}{at}", "content": f"row {at}"} for at in MANY]
+        return [{"role": "assistant", "content": calls}, {"role": "user", "content": results}]
+
+    body = json.dumps({"messages": [TASK, *round_of("a"), *round_of("b")]}).encode()
+    spans, tools = scan(body, "messages").spans, tool_map_of_package()
+    items = [read_one(messages, body[start:end], count_tokens, tools) for start, end in spans]
+    watched: Any = SimpleNamespace(**{**vars(messages), "read_item_text": read_item_text})
+    original = OriginalItems(body, spans, items, lay_out(items), watched)
+    compaction = Compaction(5, 0, 0, placeholders=(Placeholder(2, reason, 4),))
+    _, edits = write_texts(original, compaction, count_tokens, tools)
+    assert edits[2].count(b"[") == len(MANY) + 1
+    assert len(read) <= 3
