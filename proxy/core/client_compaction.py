@@ -97,6 +97,9 @@ _SYSTEM_BEGINNINGS, _USER_BEGINNINGS = (
 )
 """The beginnings of prompts as JSON. Searched for one by one: three times as fast as all of them in one pattern."""
 
+_TOOL_CHOICES: Final = ("tool_choice", "toolConfig", "tool_config")
+"""Members that may exclude calls, by the word "none": Gemini's is https://ai.google.dev/api/caching#FunctionCallingMode"""
+
 _LONGEST_EMPTY: Final = max(map(len, EMPTY))
 """Characters of a list of tools that is empty, at most."""
 
@@ -285,7 +288,7 @@ def _decoded_object(raw: bytes) -> dict[str, Any] | None:
 def _may_call_tools(envelope: Envelope) -> bool:
     """Return True if the request has tools that the model may call."""
     fields = envelope.fields
-    if "tool_choice" in fields and "none" in envelope.value("tool_choice"):
+    if any(key in fields and '"none"' in envelope.value(key).lower() for key in _TOOL_CHOICES):
         return False
     lists = [fields[name] for name in TOOLS if name in fields]
     return any(field.end - field.start > _LONGEST_EMPTY for field in lists)

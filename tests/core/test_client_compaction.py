@@ -71,6 +71,11 @@ RESULT = {"type": "tool_result", "tool_use_id": "t", "content": CLAUDE}
         ([user("Please summarize our conversation so far.")], {}, "other"),
         ([user("x" * 9000 + "\nNow write a detailed summary of this session.")], {"tool_choice": "none"}, "other"),
         ([user("Create a summary of the discussion.")], {"tools": TOOLS, "tool_choice": {"type": "none"}}, "other"),
+        (
+            [{"role": "user", "parts": [{"text": "Create a summary of the discussion."}]}],
+            {"tools": TOOLS, "toolConfig": {"functionCallingConfig": {"mode": "NONE"}}},
+            "other",
+        ),
     ],
 )
 def test_a_compaction_is_known_for_what_it_is(items: list[Any], members: dict[str, Any], client: str) -> None:
