@@ -39,7 +39,7 @@ import time
 from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 new_event_loop: Callable[[], asyncio.AbstractEventLoop] = asyncio.new_event_loop
 try:
@@ -81,12 +81,8 @@ class Worker:
     updates: asyncio.Queue[Any] | None = field(default=None, compare=False)
 
 
-class LogEvent(Protocol):
-    """Logs what happens to workers."""
-
-    def __call__(self, event: str, **facts: int | float | str) -> None:
-        """Log *event* with *facts*; must not block."""
-
+LogEvent = Callable[..., None]
+"""Logs what happens to workers: takes an event, and its facts by name. Must not block."""
 
 WorkerMain = Callable[[Any, Worker], Awaitable[int]]
 OnExit = Callable[[int], None]
@@ -177,7 +173,7 @@ class Supervisor:
 
     *main* is ``module:function``. *argument* is anything that can be pickled; it reaches the worker through a pipe, so
     that secrets show neither in the process list nor in the environment. Workers have *drain* seconds to end after the
-    first signal; a second one ends them immediately (*shutdown*). *on_exit* is called with the pid of each worker that
+    first signal of *shutdown*; a second one ends them immediately. *on_exit* is called with the pid of each worker that
     ended.
     """
 
@@ -189,9 +185,9 @@ class Supervisor:
         *,
         environ: Mapping[str, str],
         drain: float,
+        shutdown: Shutdown,
         log_event: LogEvent,
-        shutdown: Shutdown | None = None,
-        on_exit: OnExit | None = None,
+        on_exit: OnExit,
     ) -> None:
         self._main = main
         self._payload = pickle.dumps(argument)
@@ -201,7 +197,7 @@ class Supervisor:
         self._log_event = log_event
         self._on_exit = on_exit
         self._processes: dict[int, asyncio.subprocess.Process] = {}
-        self._shutdown = shutdown or Shutdown()
+        self._shutdown = shutdown
         self._false_starts = [0] * count
 
     async def run(self) -> int:
@@ -224,15 +220,6 @@ class Supervisor:
         for process in list(self._processes.values()):
             if process.stdin is not None and not process.stdin.is_closing():
                 process.stdin.write(_LENGTH.pack(len(self._payload)) + self._payload)
-
-    def stop(self) -> None:
-        """Drain and end the workers; called again, end them immediately."""
-        self._shutdown.stop()
-
-    @property
-    def pids(self) -> dict[int, int]:
-        """Process ids of the running workers by index."""
-        return {index: process.pid for index, process in self._processes.items()}
 
     @property
     def _cannot_start(self) -> bool:
@@ -280,8 +267,7 @@ class Supervisor:
             self._processes.pop(index, None)
             if process.stdin is not None:
                 process.stdin.close()
-            if self._on_exit is not None:
-                self._on_exit(process.pid)
+            self._on_exit(process.pid)
 
     async def _end_on_shutdown(self, slots: Sequence[asyncio.Task[None]]) -> bool:
         """Wait for the shutdown, then end the workers. Return True if some had to be killed."""

@@ -65,9 +65,10 @@ async def until(holds):
 class Run:
     """A supervisor under test, its events and its files."""
 
-    def __init__(self, folder, count=2, drain=5.0, on_exit=None, **argument):
+    def __init__(self, folder, count=2, drain=5.0, on_exit=lambda pid: None, **argument):
         self.folder = folder
         self.events = []
+        self.shutdown = Shutdown()
         environ = {**os.environ, "PYTHONPATH": f"{ROOT}:{folder}", "COLOUR": "red"}
         self.supervisor = Supervisor(
             "worker_main:main",
@@ -75,6 +76,7 @@ class Run:
             count,
             environ=environ,
             drain=drain,
+            shutdown=self.shutdown,
             log_event=lambda event, **facts: self.events.append((event, facts)),
             on_exit=on_exit,
         )
@@ -107,7 +109,8 @@ async def test_workers_get_their_argument_and_end_cleanly(folder):
     run = Run(folder, count=2, on_exit=exits.append)
     await run.until(lambda: len(run.started()) == 2)
     pids = run.started()
-    assert pids == run.supervisor.pids
+    started = {facts["worker"]: facts["pid"] for event, facts in run.events if event == "worker.started"}
+    assert pids == started
     assert os.getsid(pids[0]) != os.getsid(0), "a terminal's Ctrl-C would reach the worker past the parent"
     assert (folder / f"0-{pids[0]}").read_text() == "2 red s3cret"
     ps = await asyncio.create_subprocess_exec("ps", "-o", "args=", "-p", str(pids[0]), stdout=subprocess.PIPE)
@@ -142,7 +145,7 @@ async def test_a_crashed_worker_is_replaced(folder):
     assert alive(before[0])
     ended = [facts for event, facts in run.events if event == "worker.ended"]
     assert [(facts["worker"], facts["exit_code"]) for facts in ended] == [(1, -signal.SIGKILL)]
-    run.supervisor.stop()
+    run.shutdown.stop()
     assert await run.task == 0
 
 
@@ -152,10 +155,10 @@ async def test_a_drain_is_waited_for_and_a_second_signal_ends_it(folder):
     run = Run(folder, count=1, drain=60, deaf=True)
     await run.until(lambda: len(run.started()) == 1)
     (pid,) = run.started().values()
-    run.supervisor.stop()
+    run.shutdown.stop()
     await asyncio.sleep(0.3)
     assert alive(pid)
-    run.supervisor.stop()
+    run.shutdown.stop()
     assert await asyncio.wait_for(run.task, 60) == 1
     assert not alive(pid)
     assert "worker.killed" in run.names()
@@ -165,7 +168,7 @@ async def test_a_slow_end_within_the_drain_is_clean(folder):
     """A worker that needs part of its drain to end is waited for, not killed."""
     run = Run(folder, count=1, drain=30, linger=0.5)
     await run.until(lambda: len(run.started()) == 1)
-    run.supervisor.stop()
+    run.shutdown.stop()
     assert await run.task == 0
     assert (folder / "ended-0").exists()
 
@@ -176,7 +179,7 @@ async def test_workers_that_ignore_the_drain_are_killed(folder, monkeypatch):
     run = Run(folder, count=1, drain=0.2, deaf=True)
     await run.until(lambda: len(run.started()) == 1)
     (pid,) = run.started().values()
-    run.supervisor.stop()
+    run.shutdown.stop()
     assert await asyncio.wait_for(run.task, 60) == 1
     assert not alive(pid)
 
@@ -196,7 +199,7 @@ async def test_one_that_never_starts_does_not_end_the_others(folder):
     run = Run(folder, count=2, broken=[1])
     await run.until(lambda: run.names().count("worker.ended") > workers.MAX_FALSE_STARTS)
     assert alive(run.started()[0])
-    run.supervisor.stop()
+    run.shutdown.stop()
     assert await run.task == 0
 
 
@@ -218,16 +221,17 @@ async def test_workers_share_a_port(folder):
     assert set(answers) == {b"0", b"1"}
     with pytest.raises(OSError, match="in use"):
         reserve("127.0.0.1", port)
-    run.supervisor.stop()
+    run.shutdown.stop()
     assert await run.task == 0
     held.close()
 
 
 PARENT = """
 import asyncio, os, sys
-from proxy.workers import Supervisor
+from proxy.workers import Shutdown, Supervisor
 supervisor = Supervisor("worker_main:main", {"folder": sys.argv[1], "secret": "x"}, 1, environ=os.environ, drain=5,
-                        log_event=lambda event, **facts: print(event, flush=True))
+                        shutdown=Shutdown(), log_event=lambda event, **facts: print(event, flush=True),
+                        on_exit=lambda pid: None)
 asyncio.run(supervisor.run())
 """
 
