@@ -107,8 +107,14 @@ def _arguments(client: Client | None, words: Sequence[str]) -> list[str]:
         if client.run is not None:
             arguments.insert(0, client.run.command)
         elif not client.environment:
-            advice = f"`ullage connect {words[0]} --write`"
-            fail(MISUSED, f"{client.title} reads its configuration from files only: {advice}.")
+            if not client.files:
+                fail(
+                    MISUSED,
+                    f"{client.title} takes neither variables nor options: `ullage connect {words[0]}` says how.",
+                )
+            fail(
+                MISUSED, f"{client.title} reads its configuration from files only: `ullage connect {words[0]} --write`."
+            )
     if not arguments:
         fail(MISUSED, "Give the command to run: ullage run openai -- python agent.py")
     if shutil.which(arguments[0]) is None:

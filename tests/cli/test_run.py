@@ -228,6 +228,7 @@ async def test_a_command_that_a_signal_ended_has_its_shells_code(tmp_path: Path)
     ("words", "code", "sentence"),
     [
         (("--model", "m", "pi", "x"), 2, "from files only"),
+        (("--model", "m", "cline", "x"), 2, "`ullage connect cline` says how"),
         (("opencode",), 2, "give --model"),
         (("openai",), 2, "Give the command"),
         (("no-such-command-at-all",), 127, "is no command"),
