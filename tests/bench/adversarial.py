@@ -228,6 +228,25 @@ def escapes(api: str, size: int, salt: str) -> dict[str, Any]:
     return body(api, [user(salt), user("messages input model " * (size // 21))], metadata={"\\u0041": '"messages"'})
 
 
+def list_lines(api: str, size: int, salt: str) -> dict[str, Any]:
+    """A conversation without tools: the model's list of thousands of lines that are nearly the same."""
+    lines = "".join(f"- [ ] do it now with {at} apples\n" for at in range(size // 33))
+    return body(api, [user(salt), {"role": "assistant", "content": lines}, user("Go on.")])
+
+
+def written_results(api: str, size: int, salt: str) -> dict[str, Any]:
+    """Rounds of a client that writes calls and results as text."""
+    call_text, result_text = (
+        "<read_file><path>src/{}.py</path></read_file>",
+        "[read_file for 'src/{}.py'] Result:\n1 done",
+    )
+    one = [{"role": "assistant", "content": call_text.format("000000")}, user(result_text.format("000000"))]
+    turns = [user(salt)]
+    for at in range(min(MOST_ITEMS // 2 - 2, counted(size, one))):
+        turns += [{"role": "assistant", "content": call_text.format(at)}, user(result_text.format(at))]
+    return body(api, turns)
+
+
 def agent(api: str, size: int, salt: str) -> dict[str, Any]:
     """An ordinary agent's history."""
     listing = prose(int(salt, 16), 1_000)
@@ -252,7 +271,8 @@ def cycled(text: str, size: int) -> str:
 
 SHAPES: tuple[Shape, ...] = (
     *(parts, tiny_items, nothings, one_line, sentences, words, many_calls, parallel_calls, unclosed_tags),
-    *(memory_lines, tools, deep_arguments, results_of_names, system_text, escapes, agent),
+    *(memory_lines, tools, deep_arguments, results_of_names, system_text, escapes, list_lines),
+    *(written_results, agent),
 )
 
 
