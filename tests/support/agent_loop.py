@@ -28,7 +28,7 @@ PATHS = {"chat": "/chat/completions", "messages": "/messages", "responses": "/re
 class AgentLoop:
     """An agent at work: its history, what the upstream saw, and which answers were of a view with a summary.
 
-    It speaks *api*, on *path* below the proxy's root where one is given. While it waits for an answer no summary is
+    It speaks *api*, on *path* below the proxy's root if one is given. While it waits for an answer no summary is
     answered if it is *gated*: a request that waited for one would never end. Every third result has what is *planted*.
     """
 
@@ -60,7 +60,7 @@ class AgentLoop:
         """One more round: a result with a note, perhaps a word of the user's, and the model asked; the view checked.
 
         With *settle* the next round waits until summaries under way have come to something. *more* are header fields.
-        *again*: what was asked last was never answered, and is asked once more.
+        *again*: the last request was never answered, and is sent once more.
         """
         if self.rounds and not again:
             new = agent_round(self.rounds, self.result)
@@ -94,7 +94,7 @@ class AgentLoop:
             await self.settled()
 
     def address(self, front: Proxy) -> str:
-        """Where *front* is asked."""
+        """The address at which *front* is called."""
         return front.root + self.path if self.path else front.url + PATHS[self.api]
 
     def _credentials(self) -> dict[str, str]:

@@ -20,7 +20,7 @@ class ParsedAnswer:
 
 
 def parse_answer(api: str, body: bytes, *, stream: bool) -> ParsedAnswer:
-    """The answer in *body*. Fails where it is not a whole and valid one."""
+    """The answer in *body*. Fails if it is not a whole and valid one."""
     values = events(body) if stream else [json.loads(body)]
     reader = {"chat": (_chat, _chats), "messages": (_message, _messages), "responses": (_response, _responses)}[api]
     return reader[1](values) if stream else reader[0](values[0])

@@ -1,4 +1,4 @@
-"""A client's side of a conversation: the real OpenAI client, the growing history, and what the upstream made of it."""
+"""A client's side of a conversation: the real OpenAI client, the growing history, and what the upstream got of it."""
 
 from __future__ import annotations
 

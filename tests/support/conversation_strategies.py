@@ -80,7 +80,7 @@ def systems(draw: Draw, text: st.SearchStrategy[str]) -> Message:
 
 @st.composite
 def users(draw: Draw, text: st.SearchStrategy[str]) -> Message:
-    """A user message: text, parts, images, keys nobody knows."""
+    """A user message: text, parts, images, unknown keys."""
     parts = st.lists(st.one_of(text_parts(text), text_parts(text), images), min_size=1, max_size=3)
     return {"role": "user", "content": draw(st.one_of(text, text, parts)), **draw(unknown_keys)}
 

@@ -103,7 +103,7 @@ def sse(*events):
 
 
 def opened(*texts):
-    """The events of an answer that has said *texts* so far."""
+    """The events of an answer that consists of *texts* so far."""
     events = [{"type": "message_start", "message": message(stop=None)}]
     events.append({"type": "content_block_start", "index": 0, "content_block": {"type": "text", "text": ""}})
     for text in texts:

@@ -1,4 +1,4 @@
-"""Error answers as providers really gave them, kept beside the repository."""
+"""Error answers as providers really gave them, in files beside the repository."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Ports for servers that have to be told theirs, and ports on which nobody listens."""
+"""Ports for servers that get theirs as a setting, and ports on which no server listens."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ import random
 import socket
 
 CANDIDATES = range(20_000, 32_000)
-"""Below those that Linux gives to whoever asks for any port: a stub of another test would be taken for the proxy that
-is about to listen, and the looks whether it is ready for the requests of that other test."""
+"""Below those that Linux gives to a program that wants any port: a stub of another test would be taken for the proxy
+that is about to listen, and the looks whether it is ready for the requests of that other test."""
 
 _ports = itertools.cycle(random.sample(CANDIDATES, len(CANDIDATES)))
 
 
 def free_port() -> int:
-    """Return a loopback port that nobody listens on, and that this process is not told again soon."""
+    """Return a loopback port that no server listens on, and that this process does not get again soon."""
     return next(port for port in _ports if _is_free(port))
 
 

@@ -28,7 +28,7 @@ class ManualClock:
 
 
 class ServedRoutes:
-    """A server with a few routes: bytes, or a handler; everything else is 404. ``asked`` holds every request."""
+    """A server with a few routes: bytes, or a handler; everything else is 404. ``asked`` has every request."""
 
     def __init__(self, routes: Mapping[str, bytes | Handler]) -> None:
         self.routes = dict(routes)
@@ -108,7 +108,7 @@ class ProbedServer:
         return window and (window.context_window, window.max_input_tokens, window.max_output_tokens, window.origin)
 
     async def ask(self, model: str) -> tuple[int, int | None, int | None, str] | None:
-        """What is told of *model* once the survey that its first use starts has ended."""
+        """The window known of *model* once the probe that its first use starts has ended."""
         self.stated_window(model)
         await self.settle()
         return self.stated_window(model)
@@ -201,7 +201,7 @@ GROQ = (
 
 async def hang(request: web.Request) -> web.StreamResponse:
     await asyncio.sleep(3600)
-    raise AssertionError("nobody waits that long")
+    raise AssertionError("no test waits that long")
 
 
 @asynccontextmanager

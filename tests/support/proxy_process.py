@@ -40,8 +40,8 @@ class Proxy:
     """A running proxy: an async context manager around one ``ullage serve`` process group.
 
     ``under`` is a command that runs another, the rest of its arguments. Unless ``fast``, gigatoken counts as missing.
-    Without ``config`` everything is said on the command line. With it the file holds what is given, completed by a
-    private data directory, so that no test meets another's store.
+    Without ``config`` everything is set on the command line. With it the file has that, completed by a private data
+    directory, so that no test meets another's store.
     """
 
     upstream: str

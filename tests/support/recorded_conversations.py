@@ -46,7 +46,7 @@ class RecordedConversation:
         return self.fixed + spoken + int(1.5 * max(self.rounds(end), default=0))
 
     def rounds(self, end: int) -> Iterator[int]:
-        """Tokens of each round within the first *end* messages: what the model said and all results of its calls."""
+        """Tokens of each round within the first *end* messages: what the model wrote and all results of its calls."""
         total = 0
         for message, weight in zip(self.messages[:end], self.weights, strict=False):
             if message["role"] in {"assistant", "tool", "function"}:
@@ -65,7 +65,7 @@ class RecordedConversation:
 
 
 def read_all() -> list[RecordedConversation]:
-    """Every recorded conversation, in a fixed order; empty where the recordings are not at hand."""
+    """Every recorded conversation, in a fixed order; empty if the recordings are not there."""
     lines = (line for file in sorted(FOLDER.glob("*.jsonl")) for line in file.read_bytes().split(b"\n"))
     return [_read(json.loads(line)) for line in lines if line]
 

@@ -32,7 +32,7 @@ HOSTS = frozenset({"x", "proxy.test"})
 
 
 class PassThrough:
-    """An engine that sends what it gets to one upstream and remembers what it was asked."""
+    """An engine that sends what it gets to one upstream, and has a list of its requests."""
 
     def __init__(self, name: str, upstream: Upstreams, settings: CallSettings) -> None:
         self.seen: list[Request] = []

@@ -1,4 +1,4 @@
-"""What a text states that may be wrong: paths, addresses, identifiers and figures, found without the code's help."""
+"""What a text states that may be wrong: paths, addresses, identifiers and figures, by rules of its own."""
 
 from __future__ import annotations
 

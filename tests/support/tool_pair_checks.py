@@ -91,7 +91,7 @@ def _turns(messages: Sequence[Message]) -> list[tuple[str, list[Message]]]:
 
 
 def violations(items: Sequence[Message]) -> list[str]:
-    """The same for the conversation of any API, told apart by what its elements look like."""
+    """The same for the conversation of any API, which its elements show."""
     contents = [item["content"] for item in items if isinstance(item.get("content"), list)]
     kinds = {block.get("type") for content in contents for block in content if isinstance(block, Mapping)}
     if kinds & {"tool_use", "tool_result"}:
