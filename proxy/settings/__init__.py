@@ -14,27 +14,20 @@ from proxy.settings.packaged_data import (
     prices,
 )
 from proxy.settings.problems import Problem, SettingsError
-from proxy.settings.server import Limits, Server, Store
-from proxy.settings.settings import Settings, Telemetry, is_loopback, open_proxy_problem, serving_problem
+from proxy.settings.settings import Settings, is_loopback, open_proxy_problem, serving_problem
 from proxy.settings.tools import tool_map
-from proxy.settings.upstreams import Model, OverflowRule, Timeouts, Upstream
+from proxy.settings.upstreams import Model, Upstream
 
 __all__ = [
     "Compression",
-    "Limits",
     "Model",
     "ModelFacts",
-    "OverflowRule",
     "Overrides",
     "Prices",
     "Problem",
-    "Server",
     "Settings",
     "SettingsError",
     "Stages",
-    "Store",
-    "Telemetry",
-    "Timeouts",
     "Upstream",
     "injected_rules",
     "is_loopback",

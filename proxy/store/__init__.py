@@ -1,6 +1,6 @@
 """The store that replicas share: encrypted tables on Redis, in a SQLite file, or in the memory of one process."""
 
-from proxy.store.backend import StoreError, StoreMisconfigured, StoreUnsupported
+from proxy.store.backend import StoreMisconfigured, StoreUnsupported
 from proxy.store.breaker import Breaker, Patience
 from proxy.store.sqlite_file import has_data
 from proxy.store.store import INSTEAD, Store, StoreState, describe_store, open_store, store_status
@@ -12,7 +12,6 @@ __all__ = [
     "Lease",
     "Patience",
     "Store",
-    "StoreError",
     "StoreMisconfigured",
     "StoreState",
     "StoreUnsupported",

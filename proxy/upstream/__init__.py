@@ -1,6 +1,6 @@
 """Calls upstreams over HTTP, directly or through LiteLLM, and probes their windows."""
 
-from proxy.upstream.direct import DirectReply, Upstreams
+from proxy.upstream.direct import Upstreams
 from proxy.upstream.litellm import Bridge, Bridged, OptionsOf, no_options
 from proxy.upstream.probe_formats import find
 from proxy.upstream.probes import OnWindows, Probes, SharedProbeCache, may_answer
@@ -9,7 +9,6 @@ from proxy.upstream.targets import Target, Timeouts
 __all__ = [
     "Bridge",
     "Bridged",
-    "DirectReply",
     "OnWindows",
     "OptionsOf",
     "Probes",
