@@ -76,6 +76,8 @@ Numbers also stand right beside characters of scripts that are written without s
 _MARKS = ".,:;!?…。，：；！？-"
 """Marks around a piece of text that are no part of it."""
 
+_BETWEEN = lazy_pattern(r"[ ,()]+")
+
 _MONTH = "(?:Jan|Feb|Mar|Apr|May|June?|July?|Aug|Sept?|Oct|Nov|Dec)(?:uary|ruary|ch|il|ust|tember|ober|ember)?"
 _DATE = lazy_pattern(
     rf"\b\d{{1,2}}(?:st|nd|rd|th)?\.? (?:of )?{_MONTH}\b(?:,? \d{{4}}\b)?"
@@ -88,6 +90,16 @@ _MONTHS = ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct",
 """One of these is in every date in words."""
 
 _SHORTEST_DATE = len("5月2日")
+
+_FIGURE_RUN = lazy_pattern(r"[0-9$€£¥+(][0-9.()-]*[, ][0-9][0-9 ,.-]{2,}")
+"""A run of digits and signs with a comma or a blank inside: the search for long figures in it alone is short."""
+
+_LONG_FIGURE = lazy_pattern(
+    r"[$€£¥]?(?<![\d.,])\d{1,3}(?:,\d{3})+(?:\.\d+)?(?!\d|,\d)"
+    r"|(?<![\d.,])\d{1,3}(?:\.\d{3})+,\d{2}(?!\d)"
+    r"|\+\d{1,3}(?: \d{2,4}){2,4}(?!\d)|\(\d{3}\) \d{3}-\d{4}(?!\d)"
+)
+"""Amounts such as $1,250.50 and 1.250,50; telephone numbers such as +44 20 7946 0958 and (415) 555-2671."""
 
 _CALENDAR = lazy_pattern(
     "January|February|March|April|May|June|July|August|September|October|November|December"
@@ -136,6 +148,14 @@ def dates(text: str) -> list[str]:
     if len(text) < _SHORTEST_DATE or not any(month in text for month in _MONTHS):
         return []
     return [match.group() for match in _DATE.finditer(text)]
+
+
+def long_figures(text: str) -> list[str]:
+    """The amounts with separators, and the telephone numbers with blanks, in *text*: signs at which pieces end."""
+    figures: list[str] = []
+    for run in _FIGURE_RUN.findall(text):
+        figures += [match.group() for match in _LONG_FIGURE.finditer(run)]
+    return figures
 
 
 def proper_names(text: str) -> list[str]:
@@ -195,7 +215,9 @@ class NameFinder:
             self.titles.update(titles)
             names.update(titles)
         if phrases:
-            found = dates(text)
+            figures = long_figures(text)
+            names.difference_update(*(_BETWEEN.split(figure) for figure in figures))
+            found = [*dates(text), *figures]
             self.numbers.update(found)
             names.update(found)
         if people:
@@ -223,6 +245,8 @@ class _Pieces(dict[str, tuple[str, ...]]):
         if piece.isalpha() and piece.isascii() and piece.islower():
             return ()  # a plain word, as most pieces are
         token = piece.strip(_MARKS)
+        if "/" in token and token[0] != piece[0]:
+            token = _dots_before(token, piece) + token
         if not 2 < len(token) <= LONGEST:
             return ()
         if not token.isalnum():
@@ -263,3 +287,12 @@ class _Pieces(dict[str, tuple[str, ...]]):
                 if number:
                     self.numbers.add(number)
         return tuple(names)
+
+
+def _dots_before(path: str, piece: str) -> str:
+    """The dots of a relative path, or of a hidden folder, which were taken for marks before the *path* in *piece*."""
+    before = piece[: piece.index(path)]
+    dots = before[len(before.rstrip(".")) :]
+    if dots == "." or (dots == ".." and path[0] == "/"):
+        return dots
+    return ""

@@ -28,6 +28,28 @@ def test_a_date_in_words_keeps_its_day(text: str, date: str) -> None:
 
 
 @pytest.mark.parametrize(
+    ("text", "figure"),
+    [
+        ("It costs $1,250.50, they say.", "$1,250.50"),
+        ("The sum is 12,500 in all.", "12,500"),
+        ("Das macht 1.299,00 Euro.", "1.299,00"),
+        ("Call +44 20 7946 0958 now.", "+44 20 7946 0958"),
+        ("Or (415) 555-2671?", "(415) 555-2671"),
+    ],
+)
+def test_amounts_and_telephone_numbers_are_one_figure(text: str, figure: str) -> None:
+    """What a comma or a blank divides is not named by its parts."""
+    assert digest_of([ItemText("user", text)], 100, count_tokens).numbers == (figure,)
+
+
+@pytest.mark.parametrize("path", ["../util/log", "./lib/helper.js", ".github/workflows/ci.yml", "src/app.py"])
+def test_a_relative_path_keeps_its_dots(path: str) -> None:
+    """Dots before a path are a part of it, those of a sentence are not."""
+    text = f"require('{path}') ...and/or {path}."
+    assert digest_of([ItemText("assistant", text)], 100, count_tokens).names == (path,)
+
+
+@pytest.mark.parametrize(
     ("text", "name"),
     [
         ("I went with Caroline to the lake.", "Caroline"),
