@@ -167,14 +167,14 @@ def retries_smaller(overflow: Overflow, lower: LowerOutput) -> bool:
 
 
 def lowering(overflow: Overflow, lower: LowerOutput) -> LowerOutput:
-    """When the output figure gives way in what is sent for *overflow*: first, if input and output were too much."""
+    """Return when to lower the output figure after *overflow*: first, if input and output were too much together."""
     if overflow.kind == "input_plus_output" and lower != "never":
         return "first"
     return lower
 
 
 def fallback_cycle(start: str, steps_of: Callable[[str], Sequence[str]]) -> tuple[str, ...]:
-    """The way by fallbacks from the model *start* back to a model on it; empty if there is none.
+    """Return the models on the way by fallbacks from *start* back to one of them; empty if there is no such way.
 
     *steps_of* gives the fallbacks of a model.
     """

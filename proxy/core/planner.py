@@ -171,11 +171,11 @@ def _verified(measured: MeasuredRequest, policy: Policy, written: Written) -> De
     if excess <= 0:
         return Forward(view)
     lookup = _go_on_from(written)
-    tighter_targets = () if _is_hopeless(measured, policy, lookup.layout, view.budget) else TIGHTER_TARGETS
-    for tighter in tighter_targets:
-        target = tighter(measured, written, view, excess)
-        if target is not None:
-            return _planned(measured, policy, lookup, target)
+    if not _is_hopeless(measured, policy, lookup.layout, view.budget):
+        for tighter in TIGHTER_TARGETS:
+            target = tighter(measured, written, view, excess)
+            if target is not None:
+                return _planned(measured, policy, lookup, target)
     if excess > guessed_tokens(view) and is_certain(view, reserve):
         return Reject(refusal(view, reserve), view)
     return Forward(view)  # only guesses are too much: the provider judges
@@ -429,7 +429,7 @@ def is_certain(view: CountedView, reserve: int) -> bool:
 
 
 def refusal(view: CountedView, reserve: int) -> ContextTooLong:
-    """Why the request goes nowhere: what is too large, and by how much. *view* is the smallest beside *reserve*."""
+    """Return the error that names what is too large and by how much: even *view*, the smallest beside *reserve*."""
     measured, budget = view.measured, view.budget
     counts, ratio = measured.counts, measured.known.token_ratio
     parts = {

@@ -422,7 +422,7 @@ _COMMANDS_KEYS = ("commands", "cmds")
 
 
 def command_of(arguments: str) -> str:
-    """The shell command or commands in a call's arguments, on one line; "" if there is none."""
+    """Return the shell command or commands in a call's arguments, on one line; "" if there is none."""
     if len(arguments) > LONGEST_ARGUMENTS:
         return ""
     try:
@@ -432,7 +432,7 @@ def command_of(arguments: str) -> str:
     if not isinstance(values, dict):
         return ""
     several = next((values[key] for key in _COMMANDS_KEYS if isinstance(values.get(key), list)), [values])
-    commands = [_one_command(each) for each in several if each]
+    commands = [_one_command(command) for command in several if command]
     return "; ".join(filter(None, commands))
 
 

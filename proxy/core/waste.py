@@ -124,7 +124,7 @@ def files_read(items: Sequence[Item], start: int = 0, without: Collection[int] =
     """
     pairs = [pair for pair in pairs_of(items, start, len(items)) if pair.index not in without]
     paths = [pair.call.paths for pair in pairs if pair.call.kind == "file_read" and pair.result.ok]
-    return len({path for each in paths for path in each})
+    return len({path for read in paths for path in read})
 
 
 def needless_items(items: Sequence[Item], system: Sequence[Injected] = ()) -> dict[str, int]:

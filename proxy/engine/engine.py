@@ -453,12 +453,7 @@ class BoundEngine:
 
     def __init__(self, engine: Engine, run: Run) -> None:
         self._engine = engine
-        self._run = run
-
-    @property
-    def received(self) -> Request:
-        """The request as the client sent it."""
-        return self._run.request
+        self.run = run
 
     async def plan(self, request: Request, max_loss: MaxLoss, *, dry_run: bool = False) -> FinalDecision:
         """Plan *request* without sending it. Raises ``InvalidRequest``."""
@@ -474,19 +469,8 @@ class BoundEngine:
 
     async def proceed(self, request: Request) -> Outcome:
         """Plan and send *request*. Raises what the upstream raises."""
-        return await self._engine.proceed(self._run, request)
-
-    def set_aside(self) -> None:
-        """Close the reply in hand, whose bytes were read."""
-        self._run.set_aside()
+        return await self._engine.proceed(self.run, request)
 
     def mode_of(self, request: Request) -> Mode:
-        """The mode that holds for *request*."""
+        """Return the mode that holds for *request*."""
         return self._engine.measurer.mode_of(request)
-
-    @property
-    def overhead(self) -> float:
-        """The seconds that planning has taken so far."""
-        self._run.pause_planning()
-        self._run.resume_planning()
-        return self._run.overhead

@@ -44,8 +44,8 @@ class Planning(Protocol):
     """The engine as a feature sees it while one request is under way."""
 
     @property
-    def received(self) -> Request:
-        """The request as the client sent it."""
+    def run(self) -> Run:
+        """The request as the client sent it, and what has become of it so far."""
 
     async def plan(self, request: Request, max_loss: MaxLoss, *, dry_run: bool = False) -> FinalDecision:
         """Plan *request* without sending it. Raises ``InvalidRequest``."""
@@ -59,15 +59,8 @@ class Planning(Protocol):
     async def proceed(self, request: Request) -> Outcome:
         """Plan and send *request*. Raises what the upstream raises."""
 
-    def set_aside(self) -> None:
-        """Close the reply in hand, whose bytes were read: it is not passed on, unless a fault leaves no other."""
-
     def mode_of(self, request: Request) -> Mode:
-        """The mode that holds for *request*."""
-
-    @property
-    def overhead(self) -> float:
-        """The seconds that planning has taken so far."""
+        """Return the mode that holds for *request*."""
 
 
 @dataclass(frozen=True, slots=True)

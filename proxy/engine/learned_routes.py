@@ -433,7 +433,7 @@ def window_now(route: Route, taught: LearnedWindow, now: float) -> int | None:
 
 
 def remedy(route: Route) -> str:
-    """How to raise the window of a server that cuts prompts silently."""
+    """Return how to raise the window of a server that cuts prompts silently."""
     named = [advice for path, advice in RAISE_WINDOW.items() if route.window_origin.startswith(path)]
     advice = [RAISE_ANY, *named][-1]
     return f"{advice}, or set context_window to what it has."

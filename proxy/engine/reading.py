@@ -307,7 +307,7 @@ class Reader:
         return cached
 
     def count(self, encoding: str, model: str = "", tenant: bytes | None = None, again_from: int = LARGE) -> Meter:
-        """Counts text in *encoding*, media as *model* prices them.
+        """Return what counts text in *encoding*, and media as *model* prices them.
 
         A text of *tenant* of *again_from* characters or more is counted once: see ``RECOUNTED``.
         """
@@ -317,7 +317,7 @@ class Reader:
         return Meter(count, prices(model), self._injected, partial(self._count_once, encoding, tenant), again_from)
 
     def _count_once(self, encoding: str, tenant: bytes, text: str) -> int:
-        """Tokens of a long *text*, which are remembered."""
+        """Return the tokens of a long *text*, and remember them."""
         name = name_in(scope_of(tenant, encoding, "again"), text.encode("utf-8", "surrogatepass"))
         size = self._sizes.get(name)
         if size is None:
@@ -325,7 +325,7 @@ class Reader:
         return size
 
     def view_item(self, api_format: ApiFormat, encoding: str, tenant: bytes, model: str, raw: bytes) -> Item:
-        """The item *raw*, which stands in a view only, without facts: the same one comes again with every request."""
+        """Return the item *raw* of a view, without facts. It is remembered: it comes again with every request."""
         name = name_in(scope_of(tenant, api_format.API, _measure(encoding, model), "view"), raw)
         item = self._items.get(name)
         if item is None:
@@ -333,7 +333,7 @@ class Reader:
         return item
 
     def count_tools(self, encoding: str, model: str) -> Callable[[str], int]:
-        """Counts the JSON of a tools array the way *model* reads it."""
+        """Return what counts the JSON of a tools array the way *model* reads it."""
         count = self.count(encoding, model)
         if not reads_declarations(model):
             return count

@@ -127,6 +127,10 @@ class Run(msgspec.Struct, eq=False):
         """Stop counting time as overhead."""
         self.overhead += self.clock() - self.planning_since
 
+    def overhead_so_far(self) -> float:
+        """Return the seconds that planning has taken, while it goes on."""
+        return self.overhead + self.clock() - self.planning_since
+
     def begin_generation(self) -> None:
         """Count anew what is sent and refused; the reply in hand stays what the client gets if none follows."""
         self.sent = 0
@@ -142,7 +146,7 @@ class Run(msgspec.Struct, eq=False):
         self.upstream, self.reply, self.chunks = upstream, None, []
 
     def set_aside(self) -> None:
-        """Close the reply in hand: all that matters of it was read."""
+        """Close the reply in hand, whose bytes were read: it is not passed on, unless a fault leaves no other."""
         if self.reply is not None:
             self.reply.close()
             self.reply = DrainedReply(self.reply)

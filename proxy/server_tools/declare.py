@@ -35,7 +35,7 @@ async def declare(
     any, and every answer will be read here. It is not if the window is unknown, as a fallback's may be. *stage* names
     the change.
     """
-    if engine.received.purpose not in ("answer", "count") or engine.mode_of(request) != "on":
+    if engine.run.request.purpose not in ("answer", "count") or engine.mode_of(request) != "on":
         return request
     try:
         measured = await engine.measure(request, ENDLESS)

@@ -126,9 +126,9 @@ class OtlpExporter(OTLPSpanExporter):
         """Export the spans of a batch; called by the SDK, on a thread of its own."""
         message = ExportTraceServiceRequest.FromString(self._beginning)
         scope = message.resource_spans[0].scope_spans[0]
-        for each in spans:
-            if isinstance(each, FinishedSpans):
-                each.add_to(scope)
+        for span in spans:
+            if isinstance(span, FinishedSpans):
+                span.add_to(scope)
         if self.send(message.SerializeToString()):
             return SpanExportResult.SUCCESS
         return SpanExportResult.FAILURE
@@ -295,8 +295,8 @@ def _fill(fact: AnyValue, value: AttributeValue) -> None:
         case float():
             fact.double_value = value
         case Sequence():
-            for each in value:
-                _fill(fact.array_value.values.add(), each)
+            for element in value:
+                _fill(fact.array_value.values.add(), element)
         case _:  # of a sampler only: nothing, or a mapping
             fact.string_value = _text(str(value))
 

@@ -111,7 +111,7 @@ def renamed_body(body: bytes, model: str, name: str) -> bytes:
     """
     # No string can hold these quotes unescaped.
     named = re.compile(rb'(?<!\\)("model"\s*:\s*"(?:[\w/-]+/)?models/)' + re.escape(model.encode()) + rb'"')
-    return named.sub(lambda found: found[1] + quoted(name).encode()[1:], body)
+    return named.sub(lambda match: match[1] + quoted(name).encode()[1:], body)
 
 
 def _quoted(model: str) -> str:

@@ -172,12 +172,12 @@ def _write(value: Any, large: set[int], encode: Callable[[Any], str], ordered: b
 
 
 def _large(value: Any) -> set[int]:
-    """Return the ids of the lists and objects on the way to the ``MOST``th value inside *value*; none if it is small.
+    """Return the ids of the lists and objects around the ``MOST``th value inside *value*; none if it is small.
 
     If all of these are opened, no value is visited more than a few times, however deep they nest. What was visited
-    beside the way is small.
+    before them is small.
     """
-    way: list[tuple[int, int]] = []  # each list or object, and how many values waited when it was opened
+    around: list[tuple[int, int]] = []  # each list or object, and how many values waited when it was opened
     left = MOST
     waiting = [value]
     while waiting:
@@ -196,16 +196,16 @@ def _large(value: Any) -> set[int]:
             continue
         if members:
             behind = len(waiting)
-            while way and way[-1][1] > behind:
-                way.pop()
-            way.append((id(node), behind))
+            while around and around[-1][1] > behind:
+                around.pop()
+            around.append((id(node), behind))
             left -= len(members)
             if left < 0:
                 break
             waiting += members
     if left >= 0:
         return set()
-    return {name for name, _ in way}
+    return {name for name, _ in around}
 
 
 def _batches(value: Any, ordered: bool) -> Iterator[Any]:

@@ -119,7 +119,7 @@ class ClientCompaction(Feature):
             outcome = await engine.proceed(request)
             if must_relay or upstream.answered_by == "relay" or not is_unable(kind, outcome):
                 return outcome
-            engine.set_aside()
+            engine.run.set_aside()
         return await self._own_answer(request, kind, engine)
 
     async def _kind(self, request: Request) -> Kind | None:
@@ -144,7 +144,7 @@ class ClientCompaction(Feature):
     async def _own_answer(self, request: Request, kind: Kind, engine: Planning) -> Answer:
         """Return a compaction made here, with a model's summary if one is ready."""
         measured = await engine.measure(request, ASSUMED_WINDOW)
-        opened = await self._opened(engine.received)
+        opened = await self._opened(engine.run.request)
         parsed, envelope = measured.parsed, measured.parsed.envelope
         count = self._reader.count(measured.known.route.encoding, measured.known.route.model)
         size = load_of(len(parsed.body), len(parsed.items))
@@ -158,7 +158,8 @@ class ClientCompaction(Feature):
         item = compaction_item(compaction, self._records.item_key())
         model = request.path_model or envelope.model
         body, content_type = response(compaction, item, kind, model, int(self._now()), stream=envelope.stream)
-        report = report_of_local(measured, tokens_before=compaction.input_tokens, overhead_seconds=engine.overhead)
+        overhead = engine.run.overhead_so_far()
+        report = report_of_local(measured, tokens_before=compaction.input_tokens, overhead_seconds=overhead)
         report = report.with_(window=measured.known.window or ASSUMED_WINDOW, summary_tokens=summary.tokens_spent)
         return Answer(report, LocalReply(body, content_type))
 

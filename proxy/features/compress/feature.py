@@ -58,7 +58,7 @@ class Compress(Feature):
             return Refusal(report, error, error.api)
         planned = await self._planned(request, wanted)
         decision, report = await engine.preview(planned)
-        report = structs.replace(report, api=API, overhead_seconds=engine.overhead)
+        report = structs.replace(report, api=API, overhead_seconds=engine.run.overhead_so_far())
         if isinstance(decision, Reject):
             return Refusal(report, decision.error, wanted.api)
         view = decision.view

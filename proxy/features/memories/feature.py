@@ -99,7 +99,7 @@ class GiveMemories(Feature):
 
     async def prepare(self, request: Request, engine: Planning) -> Request:
         """Return *request* with the block of its conversation; *request* itself if that was given none."""
-        purpose = engine.received.purpose
+        purpose = engine.run.request.purpose
         if purpose not in ("answer", "count") or engine.mode_of(request) != "on":
             return request
         api_format = API_FORMATS[request.api]
