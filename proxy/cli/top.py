@@ -46,6 +46,7 @@ NARROW: Final = 72
 """Columns of a terminal below which tables have only the columns that matter most, and shorter bars."""
 
 NARROW_CELLS: Final = 10
+"""Columns of the bar on such a terminal."""
 
 HALF_FULL: Final = 0.6
 NEARLY_FULL: Final = 0.8

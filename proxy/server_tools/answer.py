@@ -70,6 +70,7 @@ READABLE: Final = NOT_CODED | {"gzip", "x-gzip", "deflate", "br", "zstd"}
 """Content codings that can be read; an answer in another one passes as it came."""
 
 ERROR_BYTES: Final = 65_536
+"""Bytes that are read of a refusal: more than any provider writes."""
 
 UNSUPPORTED_STATUSES: Final = frozenset({400, 404, 422, 500, 501})
 UNSUPPORTED: Final = re.compile(rb"tool|function", re.IGNORECASE)

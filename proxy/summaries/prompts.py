@@ -20,6 +20,7 @@ WORDS_PER_TOKEN: Final = 0.5
 """Words that the prompt allows per token of the cap: identifiers take several tokens each, and models overshoot."""
 
 _MIN_WORDS: Final = 40
+"""Words that the prompt allows at least: a summary in fewer says nothing."""
 _TEMPLATES: Final = ("summary", "request", "previous", "aligned")
 
 USER, ASSISTANT, RESULT, ARGUMENTS = 16_000, 6_000, 2_000, 1_000

@@ -28,6 +28,10 @@ MOST_BYTES = 4 * 2**20
 """Bytes that the items of one request may unfold to together: a forged one may unfold a thousandfold."""
 
 _CODE = 16
+"""Bytes of the code: half of the hash, the least that RFC 2104 recommends.
+
+https://www.rfc-editor.org/rfc/rfc2104#section-5
+"""
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,10 +27,13 @@ ITEM: Final = b"I"
 """The first byte of an archived value says which of the two it is."""
 
 MAX_ENTRIES: Final = 20_000
+"""Entries of a list: as many as a request may have items by default (``server.limits.items``)."""
+
 VERSION: Final = 1
 
 _NAME_BYTES: Final = 16
 _REFERENCE_CHARACTERS: Final = 43
+"""Bytes of a root hash and of a name, and the characters of both together in base64."""
 
 
 class Entry(msgspec.Struct, frozen=True, array_like=True):

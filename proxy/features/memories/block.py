@@ -35,6 +35,7 @@ LONGEST: Final = (240, 220, 220, 220, 180, 220)
 _DATED: Final = frozenset({"Project Knowledge", "Key Decisions", "Previous Sessions"})
 _OF_TYPE: Final = {"project": 1, "user": 2, "decision": 3, "session": 5}
 _WORKING: Final = 4
+"""Indexes of ``SECTIONS``: by type, and that of working memories."""
 
 VERSION: Final = 1
 

@@ -19,6 +19,7 @@ MOST_QUERY_CHARACTERS: Final = 1_200
 """Characters of the newest user messages that memories are chosen by."""
 
 QUERY_MESSAGES: Final = 3
+"""The newest user messages that memories are chosen by."""
 
 CLASS_WEIGHTS: Final = {"priority": 80, "durable": 50, "working": 20}
 TYPE_WEIGHTS: Final = {"project": 35, "user": 30, "decision": 25, "session": 10}

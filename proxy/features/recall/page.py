@@ -27,6 +27,7 @@ FRAME_TOKENS: Final = 24
 """Tokens of a result's heading and of the line that says how to read on."""
 
 _CHARACTERS_PER_TOKEN: Final = 4
+"""A first guess, about that of English text; the text is counted afterwards."""
 
 
 class Page:
