@@ -305,31 +305,49 @@ class Sizes:
 class Shown:
     """Names that need no entry: those in a known text, and those shown before, also inside a longer one.
 
-    A text is searched for a name only if it has the name's last characters: most names are in neither.
+    A text is searched for a name only if it has the name's last characters: most names are in neither. The parts of
+    names that were shown are collected by their length, when a name of that length comes: a short one is such a part.
     """
 
     def __init__(self, known: str) -> None:
         self._known = known
         self._known_parts: set[str] | None = None
         if len(known) <= _INDEXED:
-            self._known_parts = {known[at : at + _PART] for at in range(len(known) - _PART + 1)}
-        self._shown = ""
-        self._new: list[str] = []
-        self._parts: set[str] = set()
+            self._known_parts = set(_parts(known, _PART))
+        self._names: list[str] = []
+        self._collected: dict[int, tuple[int, set[str]]] = {}
 
     def is_new(self, name: str) -> bool:
         """True if *name* is not shown yet. It counts as shown from now on."""
-        end, is_short = name[-_PART:], len(name) < _PART
-        if (is_short or self._known_parts is None or end in self._known_parts) and name in self._known:
+        is_short = len(name) < _PART
+        may_be_known = is_short or self._known_parts is None or name[-_PART:] in self._known_parts
+        if (may_be_known and name in self._known) or self._is_shown(name):
             return False
-        if is_short or end in self._parts:
-            self._shown = "\n".join([self._shown, *self._new])
-            self._new = []
-            if name in self._shown:
-                return False
-        self._new.append(name)
-        self._parts.update([name[at : at + _PART] for at in range(len(name) - _PART + 1)])
+        self._names.append(name)
         return True
+
+    def _is_shown(self, name: str) -> bool:
+        """True if a name that was shown holds *name*."""
+        length = min(len(name), _PART)
+        parts = self._shown_parts(length)
+        if name[-length:] not in parts:
+            return False
+        if length == len(name):
+            return True
+        return parts.issuperset(_parts(name, length)) and name in "\n".join(self._names)
+
+    def _shown_parts(self, length: int) -> set[str]:
+        """The parts, so many characters long, of all names that were shown."""
+        names, parts = self._collected.get(length, (0, set[str]()))
+        for name in self._names[names:]:
+            parts.update(_parts(name, length))
+        self._collected[length] = len(self._names), parts
+        return parts
+
+
+def _parts(text: str, length: int) -> list[str]:
+    """All parts of *text* that are so many characters long."""
+    return [text[at : at + length] for at in range(len(text) - length + 1)]
 
 
 def _files(arguments: Sequence[Sequence[str]]) -> Iterator[str]:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import sys
+from types import FrameType
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -341,3 +344,21 @@ def test_no_name_is_shown_twice(known: str, names: list[str]) -> None:
     for name in names:
         assert shown.is_new(name) == (not any(name in text for text in before))
         before.append(name)
+
+
+def test_a_short_name_is_looked_up_without_a_text_of_all_names() -> None:
+    """The thousandth figure costs as much as the first: what was shown is not put together and searched for each."""
+    joined = 0
+
+    def watch(_: FrameType, event: str, called: Any) -> None:
+        nonlocal joined
+        joined += event == "c_call" and called.__name__ == "join"
+
+    shown = Shown("")
+    sys.setprofile(watch)
+    try:
+        new = [shown.is_new(str(figure)) for figure in range(100, 400)]
+    finally:
+        sys.setprofile(None)
+    assert all(new)
+    assert joined == 0
