@@ -423,7 +423,7 @@ def _is_about_tokens(row: Row, *, beside_a_rate: bool) -> bool:
     """True if the figures of *row* can be tokens of a request; beside words about a rate it must name the window."""
     if row.mentions("window", "context"):
         return True
-    if beside_a_rate:
+    if beside_a_rate or (row.mentions("tools", "elsewhere") and not row.mentions("input")):
         return False
     return row.mentions("input", "tokens") or (row.mentions("request") and not row.mentions("output", "tools"))
 

@@ -165,8 +165,6 @@ def check_claim(claim: Overflow | None, prior: Prior) -> Overflow | None:
         return replace(claim, kind="output_cap", prompt=None, output=prior.output, decisive=False)
     if claim.decisive or agrees(claim, prior):
         return claim
-    if contradicts(claim, prior):
-        return None
     if prior.pressure is None:
         if claim.names_media:
             return None
@@ -185,6 +183,8 @@ def _confirmed(claim: Overflow, prior: Prior) -> Overflow | None:
 
 def _by_pressure(claim: Overflow, prior: Prior, pressure: float) -> Overflow | None:
     """*claim*, which no code and no figure confirms, if the request is large enough for its window."""
+    if contradicts(claim, prior):
+        return None
     if claim.names_media and pressure < NEARLY_FULL:
         return None
     if prior.stated and pressure < TINY:

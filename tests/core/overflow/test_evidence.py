@@ -237,12 +237,6 @@ def test_a_quoted_limit_is_not_confirmed_by_a_longer_conversation() -> None:
     assert classifier().answer(400, (), error, prior) is None
 
 
-def test_figures_about_another_request_are_no_evidence_without_a_window_either() -> None:
-    """A sentence about the context that the server was started with is not about 2,000 tokens."""
-    error = b'{"error": "requested context size 262144 is larger than the 131072 the model was trained for"}'
-    assert classifier().answer(400, (), error, Prior(2_000, plain=True)) is None
-
-
 @pytest.mark.parametrize(
     "error", ["messages: at most 2048 messages are supported, got 2311", "312 items exceed 256 items"]
 )
