@@ -66,12 +66,21 @@ def _validated(source: Source, keys: SettingKeys, model: type[Settings]) -> Sett
     except ValidationError as error:
         details = [cast("dict[str, Any]", detail) for detail in error.errors(include_url=False, include_input=False)]
     for detail in details:
-        _add_validation_problem(source, keys, detail)
+        if not _follows(detail, details):
+            _add_validation_problem(source, keys, detail)
     if all(detail["loc"] for detail in details):
         # pydantic checks the rules between sections only if every value is valid. Here they are checked as written.
         for path, message, remedy in bad_references(*_upstream_references(source.values)):
             source.add_problem(path, message, remedy)
     return None
+
+
+def _follows(detail: dict[str, Any], details: list[dict[str, Any]]) -> bool:
+    """True if *detail* says that a list is too short, and only because entries of it are invalid."""
+    path = detail["loc"]
+    return detail["type"] == "too_short" and any(
+        len(other["loc"]) > len(path) and other["loc"][: len(path)] == path for other in details
+    )
 
 
 def _upstream_references(values: Mapping[str, Any]) -> tuple[list[str], str, dict[int, str]]:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import fnmatch
 import re
 from collections.abc import Iterable, Iterator
-from typing import Annotated, Final, Literal, Self
+from typing import Annotated, Any, Final, Literal, Self
 from urllib.parse import urlsplit
 
-from pydantic import Field, model_validator
+from pydantic import BeforeValidator, Field, model_validator
 
 from proxy.core.http_headers import CREDENTIALS, HOP_BY_HOP, OWN_PREFIX, WRITTEN_ANEW
 from proxy.core.models import name_at_upstream
@@ -157,6 +157,17 @@ class Fallback(Section):
     fallback: str = Field(pattern=r"^[!-~]+$", description="Its name, as a client would give it; shown in a header.")
 
 
+def _step(value: Any) -> Any:
+    """Return *value* if it may be a step of ``overflow``: of a union's branches, each would have its own complaint."""
+    is_fallback = isinstance(value, Fallback) or (isinstance(value, dict) and [*value] == ["fallback"])
+    if value != "compress" and not is_fallback:
+        raise_problems([((), "is no step", "Write compress, or {fallback: MODEL}.")])
+    return value
+
+
+OverflowStep = Annotated[Literal["compress"] | Fallback, BeforeValidator(_step)]
+
+
 class Model(Section):
     """A rule for every model that a name or glob matches; the first match in the list holds."""
 
@@ -179,7 +190,7 @@ class Model(Section):
         default="learn",
         description="If not found: learn it from the first overflow, or assume a number.",
     )
-    overflow: Annotated[tuple[Literal["compress"] | Fallback, ...], Field(min_length=1)] = Field(
+    overflow: Annotated[tuple[OverflowStep, ...], Field(min_length=1)] = Field(
         default=("compress",), description="What to try, in order, when it does not fit: compress, {fallback: MODEL}."
     )
     fallback_on: Annotated[tuple[Literal["overflow", "rate_limit", "unavailable"], ...], Field(min_length=1)] = Field(

@@ -123,6 +123,11 @@ WRONG = {
     "body over all": ("server: {limits: {body: 1GiB}}", 1, "server.limits.in_flight_bytes", "less than one", "Raise"),
     "window": ("models: [{name: m, unknown_window: big}]", 1, "models[0].unknown_window", "neither learn", "131072"),
     "encoding": ("models: [{name: m, tokenizer: gpt2}]", 1, "models[0].tokenizer", "input should be", "o200k_base"),
+    "no step": ("models: [{name: m, overflow: [compres]}]", 1, "models[0].overflow[0]", "no step", "Write compress"),
+    "no step's key": (
+        "models: [{name: m, overflow: [{fallbak: b}]}]", 1, "models[0].overflow[0]", "no step", "{fallback: MODEL}",
+    ),
+    "no steps": ("models: [{name: m, overflow: []}]", 1, "models[0].overflow", "at least 1", "What to try"),
     "zero window": ("models: [{name: m, context_window: 0}]", 1, "models[0].context_window", "greater than 0", "Input"),
     "store port": ("store: {url: 'redis://:a:b@h:x'}", 1, "store.url", "no valid host and port", "redis://:password@"),
     "short key": ("store: {key: short}", 1, "store.key", "5 characters", "at least 16"),
