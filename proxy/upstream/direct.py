@@ -25,7 +25,7 @@ from proxy.pipe import Pipe
 from proxy.upstream.client_session import AbortingResponse, BytesBody, open_session
 from proxy.upstream.connection_pool import SUPPORTED, ConnectionPool, InvalidHttp
 from proxy.upstream.litellm import Bridge, BridgedReply
-from proxy.upstream.pooled_response import PooledResponse, Sink
+from proxy.upstream.pooled_response import PooledResponse, Sink, remaining
 from proxy.upstream.targets import NOTHING, BaseUrl, Target, Timeouts
 
 _HOP_BY_HOP: Final = frozenset(name.encode() for name in HOP_BY_HOP)
@@ -486,17 +486,3 @@ def _named(raw: bytes) -> tuple[str, bool]:
 
 _named_cached: Final = functools.lru_cache(maxsize=1024)(_named)
 """``_named`` for names of usual length: upstreams send the same ones all day."""
-
-
-def remaining(content: aiohttp.StreamReader) -> bytes:
-    """Return the bytes that are left in a failed stream, and empty it.
-
-    Its public readers raise the failure before they return these bytes, which are then lost
-    (https://github.com/aio-libs/aiohttp/issues/3026).
-    """
-    parts = list(content._buffer)
-    if parts and content._buffer_offset:
-        parts[0] = parts[0][content._buffer_offset :]
-    content._buffer.clear()
-    content._buffer_offset = 0
-    return b"".join(parts)

@@ -1,4 +1,4 @@
-"""An answer of the pool, and the heads of answers that may come again."""
+"""An answer of the pool, the heads of answers that may come again, and two looks into aiohttp's ``StreamReader``."""
 
 from __future__ import annotations
 
@@ -124,3 +124,17 @@ def take_all(content: aiohttp.StreamReader) -> bytes:
     if content._http_chunk_splits:
         content._http_chunk_splits.clear()  # only ``readchunk`` looks at them
     return data
+
+
+def remaining(content: aiohttp.StreamReader) -> bytes:
+    """Return the bytes that are left in a failed stream, and empty it.
+
+    Its public readers raise the failure before they return these bytes, which are then lost
+    (https://github.com/aio-libs/aiohttp/issues/3026).
+    """
+    parts = list(content._buffer)
+    if parts and content._buffer_offset:
+        parts[0] = parts[0][content._buffer_offset :]
+    content._buffer.clear()
+    content._buffer_offset = 0
+    return b"".join(parts)
