@@ -141,7 +141,7 @@ def _work_lists(
     steps = writer.lines(step_room - state_tokens)
     digest_room = free
     if are_whole := pins == list(folded.user_texts):
-        steps = writer.extended(steps, room - free - pin_tokens)
+        writer.extend(steps, room - free - pin_tokens)
         digest_room = room - pin_tokens
     step_tokens = _list_tokens(steps, count) + state_tokens
     known = "\n".join([shown, *filter(None, steps)])
@@ -151,7 +151,7 @@ def _work_lists(
         pins = user_texts.pins(pin_tokens + left)
         left -= _list_tokens(pins, count) - pin_tokens
     if left > LEAST_ROOM:
-        steps = writer.extended(steps, left)
+        writer.extend(steps, left)
     return _Lists(pins, digest, steps, state)
 
 

@@ -216,7 +216,8 @@ class NameFinder:
             names.update(titles)
         if phrases:
             figures = long_figures(text)
-            names.difference_update(*(_BETWEEN.split(figure) for figure in figures))
+            for figure in figures:
+                names.difference_update(_BETWEEN.split(figure))
             found = [*dates(text), *figures]
             self.numbers.update(found)
             names.update(found)

@@ -241,13 +241,16 @@ class Schedule:
             most = budget.view_limit
         ceiling = min(limit, most) - fixed
         marks = self._marks
-        if not self._layout.result_sums[boundary]:
+        is_chat = not self._layout.result_sums[boundary]
+        if is_chat:
             marks = marks.of_chats
         low = budget.low(marks, limit) - fixed
         high = min(budget.high(marks, limit) - fixed, ceiling)
         between = (CLIP_MARK - marks.low) / (marks.high - marks.low)
         clip_to = int(low + max(0.0, between) * (high - low))
-        extra = self._chat_extra(boundary, high - low)
+        extra = 0
+        if is_chat:
+            extra = self._chat_extra(boundary, high - low)
         goal = low + extra
         if self._allocation is not None:
             goal = min(goal, self._allocation.for_history(budget.window, fixed))
@@ -256,10 +259,10 @@ class Schedule:
     def _chat_extra(self, boundary: int, room: int) -> int:
         """Tokens of the *room* between low and high mark that a chat keeps beyond the low one.
 
-        None if tools were used, if the mark of chats is configured, or if the input has a price cap.
+        None if the mark of chats is configured, or if the input has a price cap.
         """
         layout = self._layout
-        if layout.result_sums[boundary] or self._marks.chat_low is not None or self._budget.price_cap is not None:
+        if self._marks.chat_low is not None or self._budget.price_cap is not None:
             return 0
         mean = layout.sums[boundary] // max(1, bisect_right(layout.boundaries, boundary))
         return max(0, min(room // 2, room - ROUNDS_BETWEEN * mean))

@@ -292,15 +292,9 @@ class Steps:
         steps = [""] * len(self.rounds)
         newest_first = range(len(self.rounds) - 1, -1, -1)
         tokens = self._add_lines(steps, [*newest_first[:1], *newest_first[-1:], *newest_first[:RECENT]], tokens)
-        tokens = self._extend(steps, tokens)
+        tokens = self.extend(steps, tokens)
         self._add_lines(steps, newest_first, tokens)
         return steps
-
-    def extended(self, steps: Sequence[str], tokens: int) -> list[str]:
-        """*steps* with the sentences that say most in about *tokens* more."""
-        longer = list(steps)
-        self._extend(longer, tokens)
-        return longer
 
     def _add_lines(self, steps: list[str], indexes: Iterable[int], tokens: int) -> int:
         """Add a line for each round at *indexes* without one, until *tokens* are used; return how many are left."""
@@ -320,7 +314,7 @@ class Steps:
             tokens -= size
         return tokens
 
-    def _extend(self, steps: list[str], tokens: int) -> int:
+    def extend(self, steps: list[str], tokens: int) -> int:
         """Add the sentences that say most to *steps* until *tokens* are used; return how many are left."""
         heap = [(-self._value(each), each.at, each.index) for all_ in self._sentences.values() for each in all_]
         heapify(heap)
