@@ -20,7 +20,7 @@ from proxy.core.conversation import ItemText
 from proxy.core.decisions import CountedView, MeasuredRequest
 from proxy.core.report import SERVED, Report
 from proxy.core.request import Request
-from proxy.core.tokens.budget import Shares
+from proxy.core.tokens.budget import Shares, to_our_tokens
 from proxy.engine.features import Feature
 from proxy.engine.ports import Answer, Summary
 from proxy.engine.reading import Reader
@@ -97,7 +97,10 @@ class SummaryAnswers(Feature):
         return Answer(report, LocalReply(whole_response(request.api, answer), JSON))
 
     def _text(self, measured: MeasuredRequest, original: OriginalItems, summary: Summary) -> str:
-        """Return the summary with what it does not hold: the user's words, and what came after it."""
+        """Return the summary with what it does not hold: the user's words, and what came after it.
+
+        It takes no more than the client allows for an answer, as long as the summary alone does not.
+        """
         count = self._reader.count(measured.known.route.encoding, measured.known.route.model)
         shares, items, budget = self._shares, original.items, usable_budget(measured)
         text_tokens = max(int((shares.digest + shares.steps) * budget), 2 * count(summary.text))
@@ -113,6 +116,10 @@ class SummaryAnswers(Feature):
         later = tuple(entry for i, entry in entries.items() if i >= summary.length)
         folded = FoldedItems(later, tuple(user_texts[1:-1]), task, newest)
         size = word_tokens + text_tokens + BLOCK_FRAME
+        allowed = measured.parsed.envelope.requested_output
+        if allowed is not None:
+            room = to_our_tokens(allowed, measured.known.token_ratio) - count(task) - count(newest)
+            size = max(0, min(size, room))
         return encodable(render_block(folded, size, text_tokens, count, summary.text))
 
 
