@@ -287,6 +287,12 @@ class RequestHeaders:
     own: dict[str, str] = field(default_factory=dict)
     facts: HeaderFacts | None = None
 
+    def add_own(self, name: str, value: str) -> None:
+        """Add a header for Ullage by the rest of its *name*. Raises ``InvalidRequest`` for a second key."""
+        if name == "key" and name in self.own:
+            raise InvalidRequest(f"The header {OWN_PREFIX}key was sent more than once.")
+        self.own[name] = value
+
     def drop(self, names: Iterable[str]) -> None:
         """Forward the headers called *names* (lower case) no more."""
         dropped = frozenset(names)
@@ -308,7 +314,7 @@ def read_headers(raw_headers: Iterable[tuple[bytes, bytes]]) -> RequestHeaders:
                 value = _repeated(name, by_name[name], value)
             by_name[name] = value
         elif kind & _OWN:
-            _add_own(headers.own, name[len(OWN_PREFIX) :], value)
+            headers.add_own(name[len(OWN_PREFIX) :], value)
     headers.end_to_end = EndToEnd(end_to_end)
     connection = by_name.get("connection", "")
     if connection.lower() not in _PLAIN:
@@ -331,13 +337,6 @@ def with_key_as_header(path: RequestPath, headers: RequestHeaders) -> RequestPat
         headers.by_name[name] = key
         headers.end_to_end = (*headers.end_to_end, (name, key))
     return path._replace(path_qs=path_qs)
-
-
-def _add_own(own: dict[str, str], name: str, value: str) -> None:
-    """Add a header for Ullage, by the rest of its *name*, to *own*. Raises ``InvalidRequest`` for a second key."""
-    if name == "key" and name in own:
-        raise InvalidRequest(f"The header {OWN_PREFIX}key was sent more than once.")
-    own[name] = value
 
 
 def _repeated(name: str, first: str, second: str) -> str:

@@ -11,7 +11,8 @@ what it showed at half a stated window (2 of 29 false alarms, then 1), and nothi
 since, and composed ones whose origin says so; split by the hash of their bodies. The classifier found 75 of these 83
 overflows and took 7 of 72 look-alikes for one. It was mended for ``fresh``, with 73 more composed ones. Then ``unseen``
 gave 39 of 40 (37 of 41 before: one turned out to be about the output, by its vendor's list) and 3 of 29 (3 of 28
-before), and was mended for afterwards. ``third`` was written when that was done: 24 of 25 and 2 of 28, and was mended for afterwards.
+before), and was mended for afterwards. ``third`` was written when that was done: 24 of 25 and 2 of 28; then it was
+mended for, too.
 
 The first classifier, which knew no circumstances, found 100 of the 102 overflows, took 40 of the 94 look-alikes for
 one, and learned a window from 23.
