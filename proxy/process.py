@@ -326,7 +326,7 @@ def _load_vocabulary(tokenizers: Tokenizers, tasks: Tasks, encoding: str) -> Non
 
     It takes 40 MiB and a third of a second: a process without requests has none.
     """
-    tasks.spawn(tokenizers.load(encoding), "load a vocabulary")
+    tasks.spawn(asyncio.to_thread(tokenizers.counter, encoding), "load a vocabulary")
 
 
 def _open_telemetry(reports: Reports | None) -> Telemetry:

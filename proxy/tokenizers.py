@@ -25,8 +25,6 @@ from typing import Final
 
 import tiktoken
 
-from proxy.offload import LARGE, offload
-
 CHUNK: Final = 16_384
 """Most characters encoded at once: the encoder's time for one word grows faster than the word.
 
@@ -97,13 +95,6 @@ Its cache of words grows once in some MB of text, which takes 45 ms. A batch cos
 
 QUIET: Final = 1.0
 """Seconds without a count before an encoder is built anew: it holds the interpreter's lock for 0.3 s."""
-
-FIRST_TEXT: Final = "It's 1 word, naïve:\n  今天\t🙂 "
-"""A text with all kinds of words, by which the event loop's thread becomes the first to use a vocabulary.
-
-tiktoken's regular expressions take a fifth less time on the thread that was first to search with them, which here is
-the one that counts most: https://docs.rs/regex-automata/0.4.18/x86_64-unknown-linux-gnu/src/regex_automata/util/pool.rs.html
-"""
 
 _PROBES: Final = (
     "def main(argv: list[str]) -> int:\n    return 0 if argv[1:] == ['--help'] else sum(map(len, argv))\n",
@@ -282,11 +273,6 @@ class Tokenizers:
                 self.loaded[encoding] = self._load(encoding)
                 self._release()
             return self.loaded[encoding]
-
-    async def load(self, encoding: str) -> None:
-        """Load the vocabulary of *encoding* on a thread, and use it first on this one: see ``FIRST_TEXT``."""
-        count = await offload(LARGE, self.counter, encoding)
-        count(FIRST_TEXT)
 
     def _load(self, encoding: str) -> Count:
         if self._folder is None or not _is_intact(self._folder, encoding):

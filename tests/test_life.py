@@ -191,7 +191,7 @@ async def characters_counted(rounds: int) -> int:
 
             return count
 
-    replica.reader.counter = Meter()
+    replica.reader._counter = Meter()
     session = agent_session(rounds, 300)
     for end in range(4, len(session) + 1, 2):
         await replica.plan(chat_body(session[:end], tools=AGENT_TOOLS), 8192)

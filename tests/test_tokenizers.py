@@ -169,34 +169,6 @@ def test_many_threads() -> None:
     assert counter.estimated == set()
 
 
-class Watched(Tokenizers):
-    """Notes the threads that load a vocabulary and that count with it."""
-
-    def __init__(self) -> None:
-        super().__init__(fast=False)
-        self.loading: list[int] = []
-        self.counting: list[int] = []
-
-    def counter(self, encoding: str) -> Callable[[str], int]:
-        """The counting function of *encoding*, which notes its threads."""
-        count = super().counter(encoding)
-        self.loading.append(threading.get_ident())
-
-        def noted(text: str) -> int:
-            self.counting.append(threading.get_ident())
-            return count(text)
-
-        return noted
-
-
-async def test_the_thread_of_the_loop_is_the_first_to_use_a_vocabulary() -> None:
-    """It is loaded on another one, and counts fastest for the thread that was first to count."""
-    watched, own = Watched(), threading.get_ident()
-    await watched.load("cl100k_base")
-    assert own not in watched.loading
-    assert watched.counting == [own]
-
-
 def test_nothing_is_estimated_that_can_be_counted() -> None:
     """The installed packages bring both vocabularies."""
     counter = Tokenizers()

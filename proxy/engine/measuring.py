@@ -140,10 +140,7 @@ class Measurer:
         target: CompactionTarget | None = None,
     ) -> MeasuredRequest:
         """Count *request* against *window* (in the provider's tokens): that of *known*, or an assumed one."""
-        encoding = known.route.encoding
-        if encoding not in self._reader.counter.loaded:
-            await self._reader.counter.load(encoding)
-        size = self._reader.new_size(located, encoding, known.route.model)
+        size = self._reader.new_size(located, known.route.encoding, known.route.model)
         return await offload(size, self._measured, request, located, known, window, target)
 
     def _measured(

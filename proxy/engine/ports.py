@@ -168,10 +168,7 @@ class Counter(Protocol):
 
     @property
     def loaded(self) -> Collection[str]:
-        """The encodings whose vocabulary is in memory; another one's counter takes half a second: ``load`` it first."""
-
-    async def load(self, encoding: str) -> None:
-        """Load the vocabulary of *encoding* on a thread."""
+        """The encodings whose vocabulary is in memory; to ask for another one's counter takes half a second."""
 
 
 Version = tuple[int, ...]

@@ -161,7 +161,7 @@ class Reader:
         self.tools = tools
         self.most = most
         self._injected = injected
-        self.counter = counter
+        self._counter = counter
         self._items = items
         self._envelopes = envelopes
         self._sizes = sizes
@@ -226,13 +226,13 @@ class Reader:
         self, api_format: ApiFormat, encoding: str, tenant: bytes, located: LocatedBody, model: str = ""
     ) -> CountedBody:
         """As ``count_body``, of a body with much that is new on a thread."""
-        if encoding not in self.counter.loaded:
-            await self.counter.load(encoding)
         size = self.new_size(located, encoding, model)
         return await offload(size, self.count_body, api_format, encoding, tenant, located, model)
 
     def new_size(self, located: LocatedBody, encoding: str, model: str) -> int:
-        """The size of what was not counted before, as ``offload`` weighs it."""
+        """The size of what was not counted before, as ``offload`` weighs it; large if a vocabulary has to be loaded."""
+        if encoding not in self._counter.loaded:
+            return LARGE
         prefix = located.cached_prefix
         if prefix is None or prefix.counted_by != _measure(encoding, model):
             return load_of(len(located.body), len(located.scan.spans))
@@ -311,7 +311,7 @@ class Reader:
 
         A text of *tenant* of *again_from* characters or more is counted once: see ``RECOUNTED``.
         """
-        count = self.counter.counter(encoding)
+        count = self._counter.counter(encoding)
         if tenant is None:
             return Meter(count, prices(model), self._injected)
         return Meter(count, prices(model), self._injected, partial(self._count_once, encoding, tenant), again_from)
@@ -321,7 +321,7 @@ class Reader:
         name = name_in(scope_of(tenant, encoding, "again"), text.encode("utf-8", "surrogatepass"))
         size = self._sizes.get(name)
         if size is None:
-            size = self._sizes[name] = self.counter.counter(encoding)(text)
+            size = self._sizes[name] = self._counter.counter(encoding)(text)
         return size
 
     def view_item(self, api_format: ApiFormat, encoding: str, tenant: bytes, model: str, raw: bytes) -> Item:
