@@ -355,9 +355,7 @@ class Reader:
         for start, end in spans:
             raw = body[start:end]
             short = len(raw) <= REPEATED
-            item: Item | None = None
-            if short:
-                item = repeated.get(raw)
+            item = repeated.get(raw) if short else None
             if item is None:
                 key = name_in(scope, raw)
                 item = self._items.get(key)
