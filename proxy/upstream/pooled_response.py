@@ -94,8 +94,8 @@ class PooledResponse(msgspec.Struct, eq=False):
         self.sink = None  # taking bytes lets a paused connection go on, which calls this again
         try:
             may_go_on = now <= self.until
-            while may_go_on and content.exception() is None and (chunk := take_all(content)):
-                may_go_on = not sink(chunk)
+            while may_go_on and content._size and content.exception() is None:
+                may_go_on = not sink(take_all(content))
             if may_go_on and content.exception() is None and not content.is_eof():
                 self.sink = sink
                 return
