@@ -243,6 +243,16 @@ def no_otel(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
     return monkeypatch
 
 
+async def trace_one_request(environment: pytest.MonkeyPatch, collector: TestServer) -> None:
+    """Export the spans of one request to *collector*, and end tracing."""
+    environment.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", str(collector.make_url("")))
+    tracing = open_tracing("1.2")
+    assert tracing is not None
+    tracing.begin(Request("chat", b"", TENANT, "r1"))
+    tracing.observe(COMPACTED.with_(request_id="r1"), 0.1)
+    await asyncio.to_thread(tracing.close)
+
+
 async def exported_by(environment: pytest.MonkeyPatch) -> list[Exported]:
     """The spans that a real collector gets of one request, as the variables of *environment* have it."""
     bodies: list[bytes] = []
@@ -254,12 +264,7 @@ async def exported_by(environment: pytest.MonkeyPatch) -> list[Exported]:
     app = web.Application()
     app.router.add_post("/v1/traces", take)
     async with TestServer(app) as server:
-        environment.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", str(server.make_url("")))
-        tracing = open_tracing("1.2")
-        assert tracing is not None
-        tracing.begin(Request("chat", b"", TENANT, "r1"))
-        tracing.observe(COMPACTED.with_(request_id="r1"), 0.1)
-        await asyncio.to_thread(tracing.close)
+        await trace_one_request(environment, server)
     return decoded(bodies)
 
 
@@ -298,12 +303,7 @@ async def test_a_collector_that_hangs_does_not_hold_the_process(no_otel: pytest.
     app = web.Application()
     app.router.add_post("/v1/traces", hang)
     async with TestServer(app) as server:
-        no_otel.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", str(server.make_url("")))
-        tracing = open_tracing("1.2")
-        assert tracing is not None
-        tracing.begin(Request("chat", b"", TENANT, "r1"))
-        tracing.observe(COMPACTED.with_(request_id="r1"), 0.1)
-        await asyncio.to_thread(tracing.close)
+        await trace_one_request(no_otel, server)
         await asked.wait()
         may_answer.set()
 

@@ -244,3 +244,19 @@ def test_a_number_of_messages_is_no_window(error: str) -> None:
     """Messages, turns, images and items are not counted in tokens: nothing is learned of the window."""
     found = classifier().answer(400, (), json.dumps({"error": {"message": error}}).encode(), Prior(3_000))
     assert found is None or found.window is None
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        "messages: at most 2048 messages are supported, got 2311",
+        "Too many messages in this thread: 100001, at most 100000.",
+        "The conversation exceeds the maximum number of messages: 100001 > 100000",
+        "This prompt is longer than the free tier allows for a single request. Upgrade your plan.",
+    ],
+)
+def test_limits_of_messages_and_of_plans_are_no_overflow(error: str) -> None:
+    """A smaller view would cure neither, whatever is known of the window."""
+    body = json.dumps({"error": {"message": error}}).encode()
+    found = classifier().answer(400, (), body, Prior(3_000))
+    assert found is None or not found.too_long
