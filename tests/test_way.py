@@ -11,7 +11,7 @@ import pytest
 from tests.support.proxy_process import ROOT
 
 MOST = {
-    "fits": {"files": 17, "functions": 87, "calls": 101},
+    "fits": {"files": 17, "functions": 87, "calls": 100},
     "counted": {"files": 31, "functions": 171, "calls": 224},
     "compacts": {"files": 59, "functions": 398},
     "follows": {"files": 35, "functions": 192, "calls": 269},

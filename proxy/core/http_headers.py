@@ -1,8 +1,9 @@
 """Heads of HTTP messages: names of headers, in lower case, in one list for all rooms; and heads that come again.
 
 A peer sends the same head all day but for the digits of its Content-Length, and parsing it anew gives the same fields
-anew. So a head that was parsed once need not be parsed again: ``SizedHead`` compares it, and says where the body is. A
-head in which any other byte differs, or whose message may end elsewhere than Content-Length says, goes to the parser.
+anew. So a head that was parsed once need not be parsed again: the connection that had it compares what surrounds these
+digits. A head in which any other byte differs, or whose message may end elsewhere than Content-Length says, goes to the
+parser.
 """
 
 from __future__ import annotations
@@ -57,13 +58,13 @@ class EndToEnd(tuple[tuple[str, str], ...]):
 
 # Heads that come again.
 
-_LONGEST_HEAD: Final = 4096
+LONGEST_HEAD: Final = 4096
 """Bytes of a head that is remembered, at most: each open connection may have one."""
 
-_MOST_DIGITS: Final = 12
+MOST_DIGITS: Final = 12
 """Digits of a Content-Length that is read here; far more than any limit of bodies has."""
 
-_LENGTH: Final = re.compile(rb"\r\ncontent-length:[ \t]*(\d{1,%d})[ \t]*(?=\r\n)" % _MOST_DIGITS, re.IGNORECASE)
+_LENGTH: Final = re.compile(rb"\r\ncontent-length:[ \t]*(\d{1,%d})[ \t]*(?=\r\n)" % MOST_DIGITS, re.IGNORECASE)
 _OTHER_FRAMING: Final = re.compile(rb"\r\n(?:transfer-encoding|upgrade|expect)[ \t]*:", re.IGNORECASE)
 """Fields by which more than Content-Length says where a message ends, or whether its body comes at all.
 
@@ -76,7 +77,7 @@ def read_head(data: bytes) -> tuple[bytes, int]:
 
     The head is empty if it is not complete, is long, or if its message may end elsewhere than Content-Length.
     """
-    end = data.find(b"\r\n\r\n", 0, _LONGEST_HEAD) + 4
+    end = data.find(b"\r\n\r\n", 0, LONGEST_HEAD) + 4
     head = data[:end]
     if end < 4 or _OTHER_FRAMING.search(head):
         return b"", 0
@@ -86,33 +87,12 @@ def read_head(data: bytes) -> tuple[bytes, int]:
     return head, end + int(length[1])
 
 
-class SizedHead:
-    """A head that may come again on its connection with another length of the body."""
+def around_length(head: bytes, lengths: list[str]) -> tuple[bytes, bytes] | None:
+    """Return what stands in *head*, one from ``read_head``, before and behind the digits of its Content-Length.
 
-    __slots__ = ("_after", "_before")
-
-    def __init__(self, before: bytes, after: bytes) -> None:
-        """*before* and *after* are the bytes of the head around the digits."""
-        self._before = before
-        self._after = after
-
-    def match(self, data: bytes) -> tuple[int, int] | None:
-        """Return where the body begins in *data* and its length, or None if *data* begins with another head."""
-        before, after = self._before, self._after
-        if not data.startswith(before):
-            return None
-        at = len(before)
-        end = data.find(b"\r", at, at + _MOST_DIGITS + 1)
-        digits = data[at : max(0, end)]
-        # With spaces behind the digits they belong to ``after``: then it is no match, and the parser reads it.
-        if not digits.isdigit() or not data.startswith(after, end):
-            return None
-        return end + len(after), int(digits)
-
-
-def sized_head(head: bytes, lengths: list[str]) -> SizedHead | None:
-    """Return *head*, one from ``read_head``, or None if it has not one Content-Length: *lengths* are those parsed."""
+    None if it has not one: *lengths* are those parsed.
+    """
     length = _LENGTH.search(head)
     if length is None or lengths != [length[1].decode()]:
         return None
-    return SizedHead(head[: length.start(1)], head[length.end(1) :])
+    return head[: length.start(1)], head[length.end(1) :]

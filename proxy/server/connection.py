@@ -9,12 +9,12 @@ aiohttp's own makes four objects and a task for each request. An exception ends 
 that leaves cancels the task, and so the call of the upstream.
 
 A client sends the same head all day, byte for byte but for the length of its body. Such a head need not be parsed
-again: ``SizedHead`` compares it, and the body goes past the parser. The loop is woken when the body is complete. If
+again: ``RepeatedHead`` compares it, and the body goes past the parser. The loop is woken when the body is complete. If
 that takes longer than ``_GRACE``, it is read as it comes instead, under its limits and deadlines; a long one always is.
 
-The parser must stand between two requests for that, which it does not tell. So ``_due`` counts the bytes that it still
-needs for the request it has: 0 is between requests, and ``_UNKNOWN`` is for ever, after a chunked body for example, or
-after requests that were sent without waiting.
+The parser must stand between two requests for that, which it does not tell. So ``_fed`` counts the bytes that it has of
+the request that begins with ``_opening``. Whether these are all is asked when the next request comes, which many
+connections never have. They never are after a chunked body, for example, or after requests sent without waiting.
 
 ==================== ====================== ======================== ==========================
 event                idle                   a request is under way   a body is arriving past
@@ -52,7 +52,7 @@ from aiohttp.http_parser import RawRequestMessage
 from aiohttp.streams import EMPTY_PAYLOAD
 from msgspec import structs
 
-from proxy.core.http_headers import read_head
+from proxy.core.http_headers import LONGEST_HEAD, read_head
 from proxy.server.access import Caller
 from proxy.server.closing_answers import FULL, HEAD_TOO_LARGE, OUT_OF_DESCRIPTORS, UNREADABLE
 from proxy.server.config import Limits
@@ -70,9 +70,6 @@ _PIPELINED: Final = 2
 
 aiohttp's 32 (https://github.com/aio-libs/aiohttp/blob/3.14/aiohttp/web_protocol.py) would be 32 heads in memory.
 """
-
-_UNKNOWN: Final = -1
-"""The number of due bytes if it cannot be said where the parser stands."""
 
 _BUFFER: Final = 2**16
 """Bytes of a body that wait to be read; twice as many pause the connection."""
@@ -96,14 +93,14 @@ class Connection(web.RequestHandler):
 
     __slots__ = (
         "_arriving",
-        "_due",
         "_expected",
         "_faults",
+        "_fed",
         "_first",
         "_grace",
-        "_head",
         "_missing",
         "_most",
+        "_opening",
         "_refusals",
         "_repeated",
         "caller",
@@ -127,9 +124,9 @@ class Connection(web.RequestHandler):
         self._refusals = refusals
         self.request: IncomingRequest | None = None
         self.caller: Caller | None = None
-        self._head = b""
-        self._due = 0
-        self._first: tuple[bytes, IncomingRequest, Caller] | None = None
+        self._opening = b""
+        self._fed = 0
+        self._first: tuple[IncomingRequest, Caller] | None = None
         self._repeated: tuple[RepeatedHead, Caller] | None = None
         self._expected: list[bytes | memoryview] = []
         self._grace: asyncio.TimerHandle | None = None
@@ -162,8 +159,8 @@ class Connection(web.RequestHandler):
     def remember(self, caller: Caller) -> None:
         """Take a request with the same head as the one under way for *caller*'s from now on, if that is allowed."""
         request = self.request
-        if self._head and request is not None and caller.may_return:
-            self._first = self._head, structs.replace(request, content=EMPTY_PAYLOAD), caller
+        if request is not None and caller.may_return:
+            self._first = structs.replace(request, content=EMPTY_PAYLOAD), caller
 
     # What arrives.
 
@@ -171,34 +168,42 @@ class Connection(web.RequestHandler):
         """Begin a request with *data*, or go on with one. It is empty if reading goes on after a pause."""
         if self._missing > 0:
             data = self._body_received(data)
-        if self._due > 0:
-            self._due -= len(data)
-        elif data and (self.request is not None or self._messages):
-            self._due = _UNKNOWN
-        elif data and self._due == 0:
+        if data and self.request is None and not self._messages:
             try:
-                if self._begin_repeated(data):
+                if (not self._fed or self._has_ended()) and self._begin_repeated(data):
                     return
-                self._head, size = read_head(data)
-                self._due = size - len(data)
             except Exception as fault:  # noqa: BLE001 - fail open: the parser reads what was not recognised
-                self._due = _UNKNOWN
+                self._opening = b""
                 self._faults.report("after", "", fault)
+        self._fed += len(data)
         super().data_received(data)
+
+    def _has_ended(self) -> bool:
+        """Return True if the parser has all of a request and no more; its head may come again from here on."""
+        head, size = read_head(self._opening)
+        if self._fed != size:
+            return False
+        self._opening, self._fed = b"", 0
+        if self._first is not None:
+            (request, caller), self._first = self._first, None
+            known = repeated_head(head, request)
+            if known is not None:
+                self._repeated = known, caller
+        return True
 
     def _begin_repeated(self, data: bytes) -> bool:
         """Wake the loop with the request that *data* begins. Return False if its head is not the repeated one."""
-        if self._first is not None:
-            self._read_first_head(*self._first)
+        self._opening = data[:LONGEST_HEAD]
         waiter = self._waiter
         if self._repeated is None or waiter is None or waiter.done():
             return False
         head, caller = self._repeated
-        body_span = head.head.match(data)
+        body_span = head.match(data)
         if body_span is None or body_span[1] > self._most:
             return False
         start, length = body_span
         end = start + length
+        self._opening = b""
         self.caller = caller
         self._missing = end - len(data)
         if self._missing <= 0:
@@ -207,16 +212,9 @@ class Connection(web.RequestHandler):
             self._expected.append(memoryview(data)[start:])  # not copied before it is joined
             self._grace = self._loop.call_later(_GRACE, self._begin_incomplete, length)
         if self._missing < 0:
-            self._due = _UNKNOWN
+            self._fed = len(data) - end
             super().data_received(data[end:])
         return True
-
-    def _read_first_head(self, head: bytes, request: IncomingRequest, caller: Caller) -> None:
-        """Let the *head* of *caller*'s first *request* come again: not before a second one, which many never send."""
-        self._first = None
-        known = repeated_head(head, request)
-        if known is not None:
-            self._repeated = known, caller
 
     def _wake(self, length: int, body: bytes | None, content: StreamReader) -> None:
         """Let the loop answer a request with the repeated head, whose body of *length* bytes is *body* or *content*."""

@@ -19,7 +19,7 @@ from aiohttp.streams import EMPTY_PAYLOAD
 from multidict import CIMultiDictProxy
 
 from proxy.core.errors import BodyTooLarge, InvalidRequest, Overloaded, RequestTimeout
-from proxy.core.http_headers import SizedHead, sized_head
+from proxy.core.http_headers import MOST_DIGITS, around_length
 from proxy.server.config import Limits
 
 Parsed = tuple[Sequence[tuple[RawRequestMessage, StreamReader]], bool, bytes]
@@ -60,18 +60,35 @@ class IncomingRequest(msgspec.Struct):
 
 
 class RepeatedHead(msgspec.Struct, frozen=True):
-    """A head that may come again on its connection, and the first request with it."""
+    """A head that may come again on its connection with another length of the body, and the first request with it.
 
-    head: SizedHead
+    ``before`` and ``after`` are the bytes of the head around the digits of that length.
+    """
+
+    before: bytes
+    after: bytes
     request: IncomingRequest
+
+    def match(self, data: bytes) -> tuple[int, int] | None:
+        """Return where the body begins in *data* and its length, or None if *data* begins with another head."""
+        before, after = self.before, self.after
+        if not data.startswith(before):
+            return None
+        at = len(before)
+        end = data.find(b"\r", at, at + MOST_DIGITS + 1)
+        digits = data[at : max(0, end)]
+        # With spaces behind the digits they belong to ``after``: then it is no match, and the parser reads it.
+        if not digits.isdigit() or not data.startswith(after, end):
+            return None
+        return end + len(after), int(digits)
 
 
 def repeated_head(head: bytes, request: IncomingRequest) -> RepeatedHead | None:
     """Return *head*, one from ``read_head`` of which *request* was parsed, or None if it has not one Content-Length."""
-    known = sized_head(head, request.headers.getall("Content-Length", []))
-    if known is None:
+    parts = around_length(head, request.headers.getall("Content-Length", []))
+    if parts is None:
         return None
-    return RepeatedHead(known, request)
+    return RepeatedHead(*parts, request)
 
 
 class HeadLimit:

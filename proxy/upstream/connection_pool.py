@@ -41,7 +41,7 @@ transport. A body that is not read fills its ``StreamReader``, which pauses the 
 One parser serves all of a connection's exchanges, unless a pause left its marks in it.
 
 An upstream that has no date or name to put into its answers' heads, as many local servers do, sends the same head each
-time, but for the length of the body. Such an answer goes past the parser if all of it came at once (``SizedHead``).
+time, but for the length of the body. Such an answer goes past the parser if all of it came at once.
 
 Private names of aiohttp are used: ``_tail`` of its protocol, ``BaseProtocol``, which pauses and resumes, and the buffer
 of a ``StreamReader``. They are those of one minor version, and ``tests/upstream/test_connection_pool.py`` holds them;
@@ -63,7 +63,7 @@ from aiohttp.connector import Connection
 from aiohttp.http import HttpResponseParser, RawResponseMessage
 from yarl import URL
 
-from proxy.core.http_headers import read_head, sized_head
+from proxy.core.http_headers import around_length, read_head
 from proxy.upstream.pooled_response import KnownHead, PooledResponse
 from proxy.upstream.targets import Timeouts
 
@@ -210,10 +210,10 @@ class PooledConnection(BaseProtocol):
         if self._previous:
             return False
         try:
-            body_span = known.head.match(data)
-            if body_span is None or sum(body_span) != len(data):
+            start = data.find(_END_OF_HEAD) + len(_END_OF_HEAD)
+            length = len(data) - start
+            if data[:start] != b"%b%d%b" % (known.before, length, known.after):
                 return False
-            start, length = body_span
             if length != known.length:
                 known = self._known = known.with_length(length)
         except Exception as fault:  # noqa: BLE001 - fail open: the parser reads what was not recognised
@@ -235,13 +235,13 @@ class PooledConnection(BaseProtocol):
             return
         try:
             bytes_of_head, size = read_head(data)
-            head = sized_head(bytes_of_head, response.headers.getall("Content-Length", []))
+            parts = around_length(bytes_of_head, response.headers.getall("Content-Length", []))
         except Exception as fault:  # noqa: BLE001 - fail open: the parser reads a head that is not remembered
             self._forget(fault)
             return
-        if head is not None and size == len(data):
+        if parts is not None and size == len(data):
             length = size - len(bytes_of_head)
-            self._known = KnownHead(head, response.status, response.headers, response.raw_headers, length)
+            self._known = KnownHead(*parts, response.status, response.headers, response.raw_headers, length)
 
     def _forget(self, fault: Exception) -> None:
         """Let the parser read all answers from here on, after a *fault* of ours."""

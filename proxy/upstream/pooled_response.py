@@ -10,8 +10,6 @@ import aiohttp
 import msgspec
 from multidict import CIMultiDict, CIMultiDictProxy
 
-from proxy.core.http_headers import SizedHead
-
 if TYPE_CHECKING:
     from proxy.upstream.connection_pool import PooledConnection
 
@@ -24,10 +22,12 @@ _NO_HEADERS: Final[CIMultiDictProxy[str]] = CIMultiDictProxy(CIMultiDict())
 class KnownHead(msgspec.Struct, eq=False):
     """The head of an answer that may come again: what the parser made of it, and the length of its body.
 
-    ``end_to_end`` is what a ``DirectReply`` made of its headers.
+    ``before`` and ``after`` are its bytes around the digits of that length. ``end_to_end`` is what a ``DirectReply``
+    made of its headers.
     """
 
-    head: SizedHead
+    before: bytes
+    after: bytes
     status: int
     headers: CIMultiDictProxy[str]
     raw_headers: tuple[tuple[bytes, bytes], ...]
@@ -42,7 +42,8 @@ class KnownHead(msgspec.Struct, eq=False):
         for index, (name, _) in enumerate(raw):
             if name.lower() == b"content-length":
                 raw[index] = name, digits.encode()
-        return KnownHead(self.head, self.status, CIMultiDictProxy(headers), tuple(raw), length)
+        known = CIMultiDictProxy(headers)
+        return KnownHead(self.before, self.after, self.status, known, tuple(raw), length)
 
 
 class PooledResponse(msgspec.Struct, eq=False):

@@ -104,7 +104,6 @@ CARRIES = (
     "proxy/tasks.py",
     "proxy/upstream/",
     "proxy/core/apis/gemini_path.py",
-    "proxy/core/http_headers.py SizedHead.",
     "proxy/engine/engine.py Continuation.drop",
     "proxy/engine/engine.py Engine.exchange",
     "proxy/engine/engine.py Engine.untouched",

@@ -399,6 +399,22 @@ async def test_a_head_is_never_taken_for_that_of_another_request():
         assert len(set(lines)) == 3
 
 
+async def test_what_a_header_quotes_is_no_request():
+    """Behind a body past the parser, a part of a head may be as long as the request that was parsed before."""
+    async with running_server() as at:
+        reader, writer = await at.connect()
+        first, second = chat(b"first"), chat(b"second")
+        writer.write(first)
+        assert await answered(reader) == "200"
+        writer.write(second[:-5])
+        await asyncio.sleep(0.005)
+        writer.write(second[-5:] + b"POST /v1/embeddings HTTP/1.1\r\nX-Quote: ".ljust(len(first), b"-"))
+        assert await answered(reader) == "200"
+        writer.write(chat(b"quoted"))
+        assert await answered(reader) == "200"
+        assert [heard.line.split()[1] for heard in at.stage.heard][2:] == ["/v1/embeddings"]
+
+
 async def test_the_answer_to_a_body_that_nobody_wants_arrives():
     """What still comes of it is read for a while: closing at once would reset the connection."""
     async with running_server(ServerConfig("up", limits=Limits(body=1000))) as at:

@@ -36,6 +36,30 @@ def test_a_head_without_exactly_one_length_is_not_remembered():
         assert repeated_head(head, request_with(*fields)) is None
 
 
+def test_a_repeated_head_may_differ_in_its_content_length_only():
+    """Every other byte of a head is compared."""
+    head = repeated_head(HEAD, request_with((b"Content-Length", b"5")))
+    assert head.match(HEAD + b"12345") == (len(HEAD), 5)
+    assert head.match(HEAD.replace(b"5", b"770") + b"{") == (len(HEAD) + 2, 770)
+    for other in (
+        HEAD.replace(b"LENGTH", b"length"),
+        HEAD.replace(b"Api-Key: k", b"Api-Key: K"),
+        HEAD.replace(b"POST", b"PUT"),
+        HEAD.replace(b"Host: a", b"Host: b"),
+        HEAD[:-2] + b"X: y\r\n\r\n",
+        HEAD.replace(b"X-Api-Key: k\r\n", b""),
+        HEAD.replace(b"5\r", b"5 \r"),
+        HEAD.replace(b"5\r", b"5,5\r"),
+        HEAD.replace(b"5\r", b"\r"),
+        HEAD.replace(b"5\r", b"1" * 13 + b"\r"),
+        HEAD.replace(b"5\r", b"\xb2\r"),
+        HEAD[:-1],
+        HEAD[:60],
+        b"",
+    ):
+        assert head.match(other) is None
+
+
 def test_whose_head_may_return():
     """A caller's on a managed route, unless it is a browser's or its headers change on their way."""
     fields = ((b"Host", b"a"), (b"Content-Length", b"5"), (b"X-Api-Key", b"k"))
