@@ -3,7 +3,7 @@
 
 def version() -> str:
     """Return the installed version; ``0+source`` in a checkout that is not installed."""
-    # Only here: nothing else of this package should cost a start the import of the metadata's reader.
+    # Imported here only: no other use of this package needs the reader of metadata, and a start should not wait for it.
     import importlib.metadata
 
     try:

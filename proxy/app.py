@@ -55,9 +55,13 @@ async def serve(
     settings = options.settings
     caches.keep_large_blocks()
     sys.setswitchinterval(SWITCH_SECONDS)
-    logs, tasks = start_logging(settings, companion.log if companion else STANDARD_OUTPUT)
+    log_fd = STANDARD_OUTPUT
+    if companion is not None:
+        log_fd = companion.log
+    logs, tasks = start_logging(settings, log_fd)
     shutdown = Shutdown()
     if companion is None:
+        # Before the process is built: a signal that arrives meanwhile must drain it and not kill it half open.
         shutdown.handle_signals()
     try:
         exports = open_exports(settings, worker.index)
@@ -98,7 +102,7 @@ class Reloads:
         self.process = process
         self.options = options
         self._tasks = process.surroundings.tasks
-        # They never end by themselves: ``Tasks.finish`` would wait for them.
+        # The two tasks never end by themselves and are cancelled: ``Tasks.finish`` would wait for them.
         self._housekeeping = self._tasks.spawn(process.update_gauges(), "housekeeping")
         self._watching: asyncio.Task[None] | None = None
 
@@ -110,7 +114,7 @@ class Reloads:
             watch.handle_signal()
             self._watching = self._tasks.spawn(watch.run(self._loaded), "watch the configuration")
         elif updates is not None:
-            self._watching = self._tasks.spawn(self._take_updates(updates), "take updates")
+            self._watching = self._tasks.spawn(self._apply_updates(updates), "apply updates")
 
     def stop(self) -> None:
         """Change no more."""
@@ -118,7 +122,7 @@ class Reloads:
         if self._watching is not None:
             self._watching.cancel()
 
-    async def _take_updates(self, updates: asyncio.Queue[StartOptions]) -> None:
+    async def _apply_updates(self, updates: asyncio.Queue[StartOptions]) -> None:
         while True:
             await self._change(await updates.get())
 

@@ -1,7 +1,7 @@
-"""The bounds of a process's caches, and how its memory is managed.
+"""The bounds of a process's caches, and the settings of its memory allocator and garbage collector.
 
-A client decides how large a cached value is. So the caches of values made from bodies are bounded by bytes, and every
-value is weighed by an estimate from above.
+A client decides how large a cached value is. Therefore the caches of values parsed from bodies are bounded by bytes,
+and the size of every value is estimated from above.
 """
 
 from __future__ import annotations
@@ -20,30 +20,30 @@ from proxy.core.conversation import UNREAD, Item, linked_size
 from proxy.engine.ports import Summary
 from proxy.engine.reading import CachedPrefix
 
-PREFIX_BYTES, OUTLINE_BYTES, RECORD_BYTES, TEXT_BYTES = 128 * 2**20, 64 * 2**20, 64 * 2**20, 16 * 2**20
+PREFIX_BYTES, ENVELOPE_BYTES, RECORD_BYTES, TEXT_BYTES = 128 * 2**20, 64 * 2**20, 64 * 2**20, 16 * 2**20
 """Most bytes of the caches of parsed bodies, envelopes, compaction records and summaries."""
 
 ITEM_BYTES = 256 * 2**20
 """Most bytes of the cache of items: some 300,000 usual ones."""
 
-ITEM = 960
+PREFIX_ITEM_SIZE = 960
 """Bytes of a cached prefix for each of its items, at most: 300 for its span and hash, the rest for the item itself."""
 
-COLLECTED = (20_000, 10, 10)
+ITEM_SIZE = 700
+"""Bytes of an item with its name and one or two calls or results."""
+
+INJECTED_PART_SIZE = 150
+"""Bytes of an injected part of an item."""
+
+GC_THRESHOLDS = (20_000, 10, 10)
 """New objects that start a collection (Python's default: 700), and collections before an older generation is visited.
 
 Parsing a body makes some 100,000 objects and no cycle: with 700, collections are a third of the time it takes. See
 https://docs.python.org/3/library/gc.html#gc.set_threshold
 """
 
-PLAIN = 700
-"""Bytes of an item with its name and a call or result or two."""
-
 M_TRIM_THRESHOLD, M_TOP_PAD, M_MMAP_THRESHOLD = -1, -2, -3
 """Parameters of ``mallopt``: https://www.gnu.org/software/libc/manual/html_node/Malloc-Tunable-Parameters.html"""
-
-PART = 150
-"""Bytes of an injected part of an item."""
 
 K = TypeVar("K")
 V = TypeVar("V")
@@ -62,7 +62,7 @@ class SizedCache(LRUCache[K, V]):
         try:
             self.insert(key, value)
         except OverflowError:
-            return  # it alone is above the limit
+            return  # this value alone is above the limit
 
 
 def items() -> SizedCache[bytes, Item]:
@@ -71,7 +71,7 @@ def items() -> SizedCache[bytes, Item]:
 
 
 def _item_size(item: Item) -> int:
-    size = PLAIN + PART * len(item.injected)
+    size = ITEM_SIZE + INJECTED_PART_SIZE * len(item.injected)
     if item.facts is not None and item.facts is not UNREAD:
         size += len(item.facts.mentions)
     if len(item.calls) + len(item.answers) > 1:
@@ -81,14 +81,18 @@ def _item_size(item: Item) -> int:
 
 def prefixes() -> SizedCache[bytes, CachedPrefix]:
     """Return a cache of the prefixes that bodies began with."""
-    return SizedCache(PREFIX_BYTES, lambda known: 1000 + ITEM * len(known.scan.spans) + known.linked)
+    return SizedCache(PREFIX_BYTES, lambda prefix: 1000 + PREFIX_ITEM_SIZE * len(prefix.scan.spans) + prefix.linked)
 
 
 def envelopes() -> SizedCache[bytes, Envelope]:
-    """Return a cache of envelopes, which are mostly tools and system texts. A character takes four bytes at most."""
-    return SizedCache(
-        OUTLINE_BYTES, lambda outline: 2000 + 4 * (len(outline.text) + sum(map(len, outline.texts.values())))
-    )
+    """Return a cache of envelopes, which are mostly tools and system texts."""
+    return SizedCache(ENVELOPE_BYTES, _envelope_size)
+
+
+def _envelope_size(envelope: Envelope) -> int:
+    characters = len(envelope.text) + sum(map(len, envelope.texts.values()))
+    # A character of a str takes one, two or four bytes: https://peps.python.org/pep-0393/
+    return 2000 + 4 * characters
 
 
 def records() -> SizedCache[tuple[str, bytes], CompactionRecord]:
@@ -106,25 +110,26 @@ def texts() -> SizedCache[tuple[bytes, bytes], Summary]:
 
 
 def keep_large_blocks() -> None:
-    """Let the C library reuse buffers of a body's size: each one mapped anew costs its page faults again."""
+    """Let the C library reuse buffers of a body's size: each newly mapped one costs its page faults again."""
+    # By default blocks from 128 KiB on are mapped and unmapped one by one. Only glibc has mallopt: musl has none.
     if sys.platform == "linux" and hasattr(library := ctypes.CDLL(None), "mallopt"):
         for option, value in ((M_MMAP_THRESHOLD, 2**26), (M_TRIM_THRESHOLD, 2**28), (M_TOP_PAD, 2**24)):
             library.mallopt(option, value)
 
 
 def release_free_memory() -> None:
-    """Return free memory to the operating system; ``keep_large_blocks`` lets the C library keep it otherwise.
+    """Return free memory to the operating system, which the C library retains after ``keep_large_blocks``.
 
-    Takes some milliseconds: call it in a thread. See https://man7.org/linux/man-pages/man3/malloc_trim.3.html
+    This takes some milliseconds: call it in a thread. See https://man7.org/linux/man-pages/man3/malloc_trim.3.html
     """
     if sys.platform == "linux" and hasattr(library := ctypes.CDLL(None), "malloc_trim"):
         library.malloc_trim(0)
 
 
 def collect_rarely() -> None:
-    """Exempt what start-up built from garbage collection, and collect less often.
+    """Exempt the objects built at start-up from garbage collection, and collect less often.
 
-    ``gc.freeze`` moves it to a permanent generation: https://docs.python.org/3/library/gc.html#gc.freeze
+    ``gc.freeze`` moves them to a permanent generation: https://docs.python.org/3/library/gc.html#gc.freeze
     """
     gc.freeze()
-    gc.set_threshold(*COLLECTED)
+    gc.set_threshold(*GC_THRESHOLDS)

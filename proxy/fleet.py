@@ -44,7 +44,7 @@ def run_with(settings: Settings, companion: Companion) -> int:
 async def _supervise(settings: Settings, source: ConfigSource) -> int:
     """Own the port, restart workers that crash, and send all of them a changed configuration; return the exit code."""
     logs, tasks = start_logging(settings)
-    # From here on a signal does not kill this process: it has to end first what it starts.
+    # From here on a signal does not kill this process, because it must first end the workers that it starts.
     shutdown = Shutdown()
     shutdown.handle_signals()
     async with AsyncExitStack() as opened:
@@ -126,7 +126,7 @@ async def _shared_store(settings: Settings, logs: Logs, tasks: Tasks) -> tuple[S
     """
     options, path, note = StartOptions(settings), settings.store.path, ""
     if settings.store.url != "memory":
-        # Opened here once, so that a mistake is reported once, and not by every worker each time it starts.
+        # The parent opens the store once, so that a mistake is reported once and not by every worker at each start.
         store = await open_configured_store(settings, tasks, logs.warn, is_fallback=False)
         await store.close()
         state = store.state()

@@ -125,7 +125,7 @@ class Process:
             print_summary(settings, process.catalogue, process.port, describe_store(store.state(), settings.store.path))
             tasks.spawn(warn_of_unreachable(settings, logs.warn), "look for the upstreams")
         if process.tokenizers.is_fast:
-            # Loading it holds the interpreter's lock: better now than beside the first request.
+            # Loading holds the interpreter's lock for a third of a second: now it delays no request.
             _load_vocabulary(process.tokenizers, tasks, DEFAULT_ENCODING)
         tasks.spawn(upstream.warm(), "load LiteLLM")
         return process
@@ -194,7 +194,8 @@ class Process:
             partial(_load_vocabulary, tokenizers, tasks),
         )
 
-        # The server holds these two. They hold no process, so that one that was replaced is freed without a collection.
+        # These two refer to no process: the server refers to them, and such a cycle would outlive a replaced process
+        # until the next garbage collection.
         def upstream_of(model: str) -> str:
             return catalogue.resolve(model).upstream
 

@@ -19,6 +19,9 @@ from proxy.tasks import Warn
 CONNECT_SECONDS: Final = 3.0
 """Time in which an upstream has to accept a connection before the operator is warned."""
 
+DEFAULT_PORTS: Final = {"http": 80, "https": 443}
+"""Ports of URLs that name none: https://www.rfc-editor.org/rfc/rfc9110#section-4.2"""
+
 
 def print_summary(settings: Settings, catalogue: Catalogue, port: int, store: str) -> None:
     """Print the start-up summary to standard error, because standard output is for log lines."""
@@ -34,7 +37,9 @@ def print_summary(settings: Settings, catalogue: Catalogue, port: int, store: st
 
 def bracketed(host: str) -> str:
     """Return *host* as it is written in a URL: an IPv6 address in brackets."""
-    return f"[{host}]" if ":" in host else host
+    if ":" in host:
+        return f"[{host}]"  # https://www.rfc-editor.org/rfc/rfc3986#section-3.2.2
+    return host
 
 
 class CannotListen(Exception):
@@ -67,7 +72,7 @@ async def warn_of_unreachable(settings: Settings, warn: Warn) -> None:
 async def connection_problem(base_url: str) -> str:
     """Return why no connection to *base_url* can be made; empty if one can. Nothing is sent."""
     parts = urlsplit(base_url)
-    port = parts.port or (443 if parts.scheme == "https" else 80)
+    port = parts.port or DEFAULT_PORTS[parts.scheme]
     try:
         async with asyncio.timeout(CONNECT_SECONDS):
             _, writer = await asyncio.open_connection(parts.hostname, port)
@@ -129,8 +134,9 @@ def _upstream(upstream: Upstream, settings: Settings) -> str:
         key = "its environment's credentials"
     elif upstream.api_key:
         key = "its own key"
-    default = ", default" if upstream == settings.default_upstream() else ""
-    return f"{upstream.name}  {address}  ({key}{default})"
+    if upstream == settings.default_upstream():
+        key += ", default"
+    return f"{upstream.name}  {address}  ({key})"
 
 
 def _compression(settings: Settings) -> str:
@@ -141,13 +147,14 @@ def _compression(settings: Settings) -> str:
 
 
 def _rule(rule: Model, facts: Mapping[str, str]) -> str:
-    name = f"{rule.name}  = {rule.model}" if rule.model else rule.name
+    name = rule.name
+    if rule.model:
+        name = f"{name}  = {rule.model}"
     text = f"{name}  window: {facts.get(f'window {rule.name}') or _window(rule)}"
     if rule.upstream:
         text += f"  -> {rule.upstream}"
     if rule.fallbacks:
-        steps = [step if isinstance(step, str) else step.fallback for step in rule.overflow]
-        text += f"  on {', '.join(rule.fallback_on)}: {', '.join(steps)}"
+        text += f"  on {', '.join(rule.fallback_on)}: {', '.join(rule.steps)}"
     return text
 
 

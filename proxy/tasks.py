@@ -31,7 +31,7 @@ def ignore_warning(event: str, facts: Mapping[str, object]) -> None:
 class Tasks:
     """Starts background tasks by name, reports their failures, and ends them together.
 
-    The event loop keeps weak references only, so a task that is not stored may be collected while it runs:
+    The event loop has weak references only, so a task that is not stored may be collected while it runs:
     https://docs.python.org/3/library/asyncio-task.html#asyncio.create_task
     """
 

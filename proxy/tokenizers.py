@@ -68,7 +68,7 @@ Count = Callable[[str], int]
 """Counts the tokens of a text."""
 
 Encode = Callable[[str], Sized]
-"""Encodes a text: its tokens, in whatever they are held."""
+"""Encodes a text: its tokens, in a collection whose length is their number."""
 
 UNUSABLE: Final = (ImportError, AttributeError, TypeError, ValueError, OSError)
 """Errors of a version of gigatoken that cannot be loaded here, or has another interface."""
@@ -76,10 +76,10 @@ UNUSABLE: Final = (ImportError, AttributeError, TypeError, ValueError, OSError)
 _SCHEMES: Final[Mapping[str, str]] = MappingProxyType({"o200k_base": "o200k", "cl100k_base": "gpt4"})
 """Names in gigatoken for the ways in which encodings split text into words."""
 
-COMPARED: Final = 512
-"""Each so many texts that gigatoken counts, one is counted by tiktoken too."""
+COMPARE_EVERY: Final = 512
+"""Of so many texts that gigatoken counts, tiktoken counts one too."""
 
-MOST_SECONDS: Final = 1.0
+ENCODER_SECONDS: Final = 1.0
 """Seconds of counting after which gigatoken's encoder is built anew, to bound its memory.
 
 Its cache of words has no bound in the released version (https://github.com/marcelroed/gigatoken/issues/36). New words
@@ -87,13 +87,13 @@ are what takes its time, so a second bounds the cache: by 60 MB for source code 
 words. After twice the time tiktoken counts until the encoder is new.
 """
 
-UNLOCKED: Final = 1_024
+BATCH_FROM: Final = 1_024
 """Characters from which gigatoken encodes a text as a batch of one, during which other threads run.
 
 Its cache of words grows once in some MB of text, which takes 45 ms. A batch costs 3 us more.
 """
 
-QUIET: Final = 1.0
+IDLE_SECONDS: Final = 1.0
 """Seconds without a count before an encoder is built anew: it holds the interpreter's lock for 0.3 s."""
 
 _PROBES: Final = (
@@ -162,7 +162,7 @@ class FastCounter:
         Such a call takes up to 6 ms; while the encoder's cache of words grows, 50 ms.
         """
         encode = self._encode
-        if encode is None or self._seconds > 2 * MOST_SECONDS:
+        if encode is None or self._seconds > 2 * ENCODER_SECONDS:
             self._last = time.monotonic()
             return self._exact(text)
         began = time.monotonic()
@@ -175,9 +175,9 @@ class FastCounter:
         self._last = time.monotonic()
         self._seconds += self._last - began
         self._texts += 1
-        if not self._texts % COMPARED:
+        if not self._texts % COMPARE_EVERY:
             self._compare(text)
-        if self._seconds > MOST_SECONDS:
+        if self._seconds > ENCODER_SECONDS:
             self._rebuild_soon()
         return tokens
 
@@ -217,9 +217,9 @@ class FastCounter:
                 self._rebuilder.start()
 
     def _rebuild(self) -> None:
-        while (left := self._last + QUIET - time.monotonic()) > 0:
-            time.sleep(left)
-        self._encode = None  # the former one goes first: both would be in memory
+        while (remaining := self._last + IDLE_SECONDS - time.monotonic()) > 0:
+            time.sleep(remaining)
+        self._encode = None  # before the new one is built: both would be in memory
         self._release()
         self._encode = self._new_encoder()
         self._seconds = 0.0
@@ -324,7 +324,7 @@ def _fast_encoder(folder: Path, encoding: str) -> Encode:
     as_it_is = PadTruncate(0)
 
     def encode(text: str) -> Sized:
-        if len(text) < UNLOCKED:
+        if len(text) < BATCH_FROM:
             short: Sized = tokenizer.encode(text)
             return short
         [tokens], _ = tokenizer.encode_batch_padded([text], as_it_is, parallel=False)
@@ -369,8 +369,8 @@ def _count_in_pieces(text: str, count: Count) -> int:
     total = at = 0
     for piece in pieces(text):
         if at and not piece.startswith(" "):
-            left, right = text[at - SEAM : at], text[at : at + SEAM]
-            total += count(left + right) - count(left) - count(right)
+            before, after = text[at - SEAM : at], text[at : at + SEAM]
+            total += count(before + after) - count(before) - count(after)
         total += count(piece)
         at += len(piece)
     return total
@@ -391,7 +391,9 @@ def _edge(text: str, start: int, end: int) -> int:
     at = text.rfind(" ", start, end)
     while at > start and text[at - 1].isspace():
         at = text.rfind(" ", start, at)
-    return at if at > start else end
+    if at <= start:
+        return end
+    return at
 
 
 def shortened(text: str) -> tuple[str, dict[str, int]]:
@@ -432,4 +434,6 @@ def packaged_vocabularies() -> Path | None:
     if spec is None or not spec.submodule_search_locations:
         return None
     folder = Path(next(iter(spec.submodule_search_locations))) / "litellm_core_utils" / "tokenizers"
-    return folder if folder.is_dir() else None
+    if not folder.is_dir():
+        return None
+    return folder

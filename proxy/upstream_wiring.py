@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from typing import Final
 
 from cachetools import LRUCache
+from pydantic import SecretStr
 
 from proxy import caches
 from proxy import settings as configuration
@@ -79,7 +80,9 @@ def open_catalogue(settings: Settings, reported: WindowLookup | None = None) -> 
     It reads 3 MB: call it in a thread.
     """
     table = read_published_table(LazyTable(configuration.model_table(), _published_limits))
-    default = settings.default_upstream().name if settings.upstreams else NO_UPSTREAM
+    default = NO_UPSTREAM
+    if settings.upstreams:
+        default = settings.default_upstream().name
     return Catalogue([_model_rule(rule) for rule in settings.models], table, default, reported)
 
 
@@ -90,7 +93,8 @@ def _published_limits(_: str, facts: configuration.ModelFacts) -> ModelLimits:
 def _model_rule(rule: configuration.Model) -> ModelRule:
     steps: tuple[str, ...] = (COMPRESS,)
     if "overflow" in rule.fallback_on:
-        steps = tuple(COMPRESS if step == "compress" else step for step in rule.steps)
+        own_names = {"compress": COMPRESS}
+        steps = tuple(own_names.get(step, step) for step in rule.steps)
     failures: frozenset[Failure] = frozenset(reason for reason in rule.fallback_on if reason != "overflow")
     failovers: tuple[str, ...] = ()
     if failures:
@@ -162,22 +166,27 @@ def _options_of(settings: Settings, upstream: configuration.Upstream) -> Options
                 return {"num_ctx": rule.num_ctx}
         return {}
 
-    return options_of if rules else no_options
+    if not rules:
+        return no_options
+    return options_of
 
 
 def _bridged_address(upstream: configuration.Upstream) -> str | None:
     """Return the base URL for LiteLLM; None for its own default.
 
-    Without one LiteLLM reads the environment, which may hold the address of this proxy: ours is given where we know it.
+    Without one LiteLLM reads the environment (``OPENAI_BASE_URL`` and the like), which may hold the address of this
+    proxy: so the provider's own address is passed if it is known here.
     """
     base_url = upstream.base_url or OWN_ADDRESSES.get(upstream.provider)
     if base_url and upstream.provider == ANTHROPIC:
-        return base_url.removesuffix("/v1")
+        return base_url.removesuffix("/v1")  # LiteLLM appends the version itself
     return base_url
 
 
 def _key(upstream: configuration.Upstream) -> str | None:
-    return upstream.api_key.get_secret_value() if upstream.api_key else None
+    if upstream.api_key is None:
+        return None
+    return upstream.api_key.get_secret_value()
 
 
 def _keys(upstream: configuration.Upstream) -> list[str]:
@@ -213,9 +222,11 @@ def open_model_headers(settings: Settings) -> HeadersOf:
         if not model:
             return {}
         rule = settings.model(model)
-        inherited = settings.model(rule.name_at_upstream(model)).headers if rule.model else {}
-        replaced = {name.lower() for name in rule.headers}
-        headers = {name: value for name, value in inherited.items() if name.lower() not in replaced}
+        headers: dict[str, SecretStr] = {}
+        if rule.model:  # another name for a model: the headers of that model's own rule apply, too
+            inherited = settings.model(rule.name_at_upstream(model)).headers
+            replaced = {name.lower() for name in rule.headers}
+            headers = {name: value for name, value in inherited.items() if name.lower() not in replaced}
         headers.update(rule.headers)
         return {name: value.get_secret_value() for name, value in headers.items()}
 
@@ -235,6 +246,9 @@ def open_probes(
     """
     probed = {entry.name: entry.base_url for entry in settings.upstreams if entry.probe and not entry.bridged}
     agent = f"ullage/{configuration.version()}"
+    shared_cache = None
+    if records is not None:
+        shared_cache = SharedProbeCache(records)
     return Probes(
         probed,
         upstream.send,
@@ -242,7 +256,7 @@ def open_probes(
         time.perf_counter,
         agent,
         on_windows,
-        SharedProbeCache(records) if records else None,
+        shared_cache,
     )
 
 

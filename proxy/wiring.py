@@ -71,7 +71,7 @@ def open_engine(
     upstream: Upstream,
     notice: NoticeCallback = ignore_notice,
     jobs: Jobs | None = None,
-    noting: Sequence[Feature] = (),
+    observers: Sequence[Feature] = (),
     calls: CallSettings | None = None,
     faults: Faults | None = None,
     spawn: Spawn = Tasks(ignore_failure).spawn,  # noqa: B008 - it has no task of its own
@@ -79,9 +79,9 @@ def open_engine(
 ) -> Engine:
     """Build the engine of *settings*, with caches of its own.
 
-    *notice* logs what traffic teaches of servers. *jobs* write summaries, if any are wanted. *noting* are features that
-    only note what was answered. *faults* reports faults of our own. *spawn* starts background tasks. *prepare* loads
-    the vocabulary of an encoding that a request's model has.
+    *notice* logs what traffic teaches of servers. *jobs* write summaries, if any are configured. *observers* are
+    features that only record which views were answered. *faults* reports faults of our own. *spawn* starts background
+    tasks. *prepare* loads the vocabulary of an encoding that a request's model has.
     """
     policy, classifier = _policy(settings), Classifier(configuration.overflow_rules(settings.overflow_rules))
     faults = faults or Faults()
@@ -98,7 +98,7 @@ def open_engine(
     learned = LearnedRoutes(store.records, LRUCache(CACHED_ROUTES), LRUCache(CACHED_LOOKUPS), time.monotonic, notice)
     records = CompactionRecords(reader, store.records, policy, caches.records(), LRUCache(CACHED_LOOKUPS), jobs, spawn)
     parts = FeatureParts(settings, store, reader, records, catalogue.resolve, _shares(settings), faults, spawn)
-    features = Features([*open_features(parts), *noting])
+    features = Features([*open_features(parts), *observers])
     shrunk_tools: ShrunkTools = LRUCache(CACHED_TOOL_ARRAYS)
     mode = settings.compression.mode
     routes = KnownRoutes(catalogue, learned, time.monotonic, prepare)
@@ -129,9 +129,11 @@ def open_exports(settings: Settings, worker: int) -> Exports:
 
     Raises ``CannotExport``.
     """
-    wanted = settings.telemetry
-    budget_log = open_budget_log(wanted.budget_log.path, wanted.budget_log.max_bytes, wanted.budget_log.files, worker)
-    if not wanted.traces:
+    configured = settings.telemetry
+    budget_log = open_budget_log(
+        configured.budget_log.path, configured.budget_log.max_bytes, configured.budget_log.files, worker
+    )
+    if not configured.traces:
         return Exports(budget_log)
     return Exports(budget_log, open_traces(configuration.version()))
 
@@ -174,14 +176,16 @@ def call_settings(config: ServerConfig) -> CallSettings:
 
 
 def _policy(settings: Settings) -> Policy:
-    wanted = settings.compression
-    stages = wanted.stages
-    allocation = Allocation(**wanted.allocation.model_dump()) if wanted.allocation.is_configured else None
+    configured = settings.compression
+    stages = configured.stages
+    allocation = None
+    if configured.allocation.is_configured:
+        allocation = Allocation(**configured.allocation.model_dump())
     rules = CompactionRules(
-        Marks(wanted.high_mark, wanted.soft_mark, wanted.effective_low_mark, wanted.low_mark_chats),
+        Marks(configured.high_mark, configured.soft_mark, configured.effective_low_mark, configured.low_mark_chats),
         _shares(settings),
         EnabledStages(
-            minify=wanted.minify,
+            minify=configured.minify,
             fold=stages.fold.enabled,
             drop=stages.drop.enabled,
             clip=stages.clip.enabled,
@@ -193,19 +197,19 @@ def _policy(settings: Settings) -> Policy:
     )
     return Policy(
         rules,
-        wanted.lower_output,
-        wanted.stored_history,
-        economy=wanted.policy == "economy",
-        buffers=Buffers(**wanted.buffers.model_dump()),
+        configured.lower_output,
+        configured.stored_history,
+        economy=configured.policy == "economy",
+        buffers=Buffers(**configured.buffers.model_dump()),
         tools=configuration.tool_map(settings.tools),
-        sizes={str(size): tokens for size, tokens in wanted.sizes.items()},
+        sizes={str(size): tokens for size, tokens in configured.sizes.items()},
         reads_calls=settings.telemetry.budget_log.path is not None,
     )
 
 
 def _shares(settings: Settings) -> Shares:
-    wanted = settings.compression.shares
-    return Shares(wanted.pins, wanted.digest, wanted.steps, summary=wanted.summary)
+    configured = settings.compression.shares
+    return Shares(configured.pins, configured.digest, configured.steps, summary=configured.summary)
 
 
 def _prune_pass(stages: Stages) -> PrunePassRules:
@@ -220,8 +224,9 @@ def _prune_pass(stages: Stages) -> PrunePassRules:
 
 
 def _truncate_limits(stages: Stages) -> TruncateLimits | None:
-    wanted = stages.truncate
-    return TruncateLimits(max_bytes=wanted.max_bytes, share=wanted.share) if wanted.enabled else None
+    if not stages.truncate.enabled:
+        return None
+    return TruncateLimits(max_bytes=stages.truncate.max_bytes, share=stages.truncate.share)
 
 
 async def open_configured_store(settings: Settings, tasks: Tasks, warn: Warn, *, is_fallback: bool) -> Store:
@@ -266,13 +271,15 @@ def open_models(settings: Settings, catalogue: Catalogue, upstream: Upstreams) -
 
 def server_config(settings: Settings) -> ServerConfig:
     """Return the server's settings as plain values."""
-    server, limits = settings.server, settings.server.limits
+    server, limits, admin_key = settings.server, settings.server.limits, None
+    if server.admin_key is not None:
+        admin_key = server.admin_key.get_secret_value()
     return ServerConfig(
         default_upstream=settings.default_upstream().name,
         gemini_upstream=settings.gemini_upstream().name,
         version=configuration.version(),
         access_keys=tuple(key.get_secret_value() for key in server.access_keys),
-        admin_key=server.admin_key.get_secret_value() if server.admin_key else None,
+        admin_key=admin_key,
         websockets=settings.server.websockets,
         keyed_upstreams=frozenset(upstream.name for upstream in settings.upstreams if upstream.carries_key),
         usage_upstreams=frozenset(upstream.name for upstream in settings.upstreams if upstream.include_usage),

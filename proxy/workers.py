@@ -212,7 +212,7 @@ class Supervisor:
                 killed = await self._end_on_shutdown(slots)
         finally:
             self._signal_all(signal.SIGKILL)
-        return 1 if killed or self._cannot_start else 0
+        return int(killed or self._cannot_start)
 
     def update(self, argument: object) -> None:
         """Send *argument* to all workers, and start further ones with it."""
@@ -260,7 +260,7 @@ class Supervisor:
                 process.stdin.write(_LENGTH.pack(len(self._payload)) + self._payload)
             # A signal that arrived while the process was being created has not reached it.
             if self._shutdown.requested.is_set():
-                process.send_signal(signal.SIGKILL if self._shutdown.immediate.is_set() else signal.SIGTERM)
+                self._signal(process)
             # The pipe stays open: the worker shuts down when it is closed, because the parent is gone then.
             return await process.wait()
         finally:
@@ -288,6 +288,13 @@ class Supervisor:
             self._signal_all(signal.SIGKILL)
         return bool(running)
 
+    def _signal(self, process: asyncio.subprocess.Process) -> None:
+        """End a worker that was started during the shutdown."""
+        if self._shutdown.immediate.is_set():
+            process.send_signal(signal.SIGKILL)
+        else:
+            process.send_signal(signal.SIGTERM)
+
     def _signal_all(self, number: signal.Signals) -> None:
         for process in list(self._processes.values()):
             if process.returncode is None:
@@ -314,6 +321,7 @@ def run_worker(name: str, worker: Worker) -> int:
     os.dup2(null, 0)
     os.close(null)
     (length,) = _LENGTH.unpack(_read_exactly(pipe, _LENGTH.size))
+    # pickle runs code, so it is safe only for data that one trusts: https://docs.python.org/3/library/pickle.html
     argument = pickle.loads(_read_exactly(pipe, length))  # noqa: S301 - written by our own parent, over a private pipe
     module, _, function = name.partition(":")
     with without_collections():
@@ -347,7 +355,7 @@ class _Updates:
         self._data = b""
 
     def read(self) -> None:
-        """Take what has arrived. Each argument comes with its length before it."""
+        """Read what has arrived. Each argument comes with its length before it."""
         arrived = os.read(self._pipe, _MOST_READ)
         if not arrived:
             self._loop.remove_reader(self._pipe)

@@ -365,11 +365,11 @@ def test_a_difference_on_the_way_ends_its_use(caplog: pytest.LogCaptureFixture) 
     """One text of many is counted by both; if they differ, tiktoken counts from there on, and the log says so once."""
     counter = FastCounter(lambda: letters, lambda text: len(text) + text.count("ŧ"))
     assert not counter.rejected
-    counts = [counter.count("ŧ") for _ in range(2 * module.COMPARED)]
+    counts = [counter.count("ŧ") for _ in range(2 * module.COMPARE_EVERY)]
     assert counter.rejected
     assert counts[0] == 1
     assert counts[-1] == 2
-    assert 0 < counts.index(2) <= module.COMPARED
+    assert 0 < counts.index(2) <= module.COMPARE_EVERY
     assert [record.levelname for record in caplog.records] == ["ERROR"]
     assert "ŧ" not in caplog.text
 
@@ -390,8 +390,8 @@ def test_a_text_without_utf8_is_tiktokens() -> None:
 
 def test_an_encoder_is_built_anew_in_a_quiet_moment(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its time is bounded: once it is up, and nothing was counted for a while, there is a new one."""
-    monkeypatch.setattr(module, "MOST_SECONDS", 0.02)
-    monkeypatch.setattr(module, "QUIET", 1.0)
+    monkeypatch.setattr(module, "ENCODER_SECONDS", 0.02)
+    monkeypatch.setattr(module, "IDLE_SECONDS", 1.0)
     built = 0
 
     def build() -> Callable[[str], list[str]]:
@@ -427,8 +427,8 @@ def test_an_encoder_is_built_anew_in_a_quiet_moment(monkeypatch: pytest.MonkeyPa
 
 def test_an_encoder_is_set_up_before_it_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     """No request waits for what a new encoder does at its first texts: the thread that built it had it read some."""
-    monkeypatch.setattr(module, "MOST_SECONDS", 0.0)
-    monkeypatch.setattr(module, "QUIET", 0.0)
+    monkeypatch.setattr(module, "ENCODER_SECONDS", 0.0)
+    monkeypatch.setattr(module, "IDLE_SECONDS", 0.0)
     readers: list[list[tuple[int, str]]] = []
 
     def build() -> Callable[[str], list[str]]:
@@ -466,8 +466,8 @@ def test_a_version_that_cannot_be_used_costs_nothing(error: type[Exception], cap
 
 def test_an_encoder_that_cannot_be_built_anew(monkeypatch: pytest.MonkeyPatch) -> None:
     """A library that is removed while the proxy runs leaves the counting to tiktoken."""
-    monkeypatch.setattr(module, "MOST_SECONDS", 0.0)
-    monkeypatch.setattr(module, "QUIET", 0.0)
+    monkeypatch.setattr(module, "ENCODER_SECONDS", 0.0)
+    monkeypatch.setattr(module, "IDLE_SECONDS", 0.0)
     encoders = iter([letters])
 
     def build() -> Callable[[str], list[str]]:
@@ -489,8 +489,8 @@ def test_an_encoder_that_cannot_be_built_anew(monkeypatch: pytest.MonkeyPatch) -
 @pytest.mark.slow
 def test_counts_stay_the_same_while_the_encoder_is_built_anew(monkeypatch: pytest.MonkeyPatch) -> None:
     """Words that nobody has seen before bring about new encoders; counts before, meanwhile and after are tiktoken's."""
-    monkeypatch.setattr(module, "MOST_SECONDS", 0.05)
-    monkeypatch.setattr(module, "QUIET", 0.0)
+    monkeypatch.setattr(module, "ENCODER_SECONDS", 0.05)
+    monkeypatch.setattr(module, "IDLE_SECONDS", 0.0)
     released: list[float] = []
     counter, pick = Tokenizers(release=lambda: released.append(time.monotonic())), random.Random(5)
     some_letters = bytes(ord("abcdefghijklmnopqrstuvwxyz "[n % 27]) for n in range(256))
@@ -509,8 +509,8 @@ def test_long_texts_are_counted_beside_other_threads() -> None:
     assert folder is not None
     encode = module._fast_encoder(folder, "o200k_base")
     text = "The cache of rows_412 is evicted at 16:30:00, see src/cache/evict_rows.py. " * 100
-    assert [len(encode(text[:size])) for size in (0, module.UNLOCKED - 1, module.UNLOCKED, len(text))] == [
-        SHARED.count("o200k_base", text[:size]) for size in (0, module.UNLOCKED - 1, module.UNLOCKED, len(text))
+    assert [len(encode(text[:size])) for size in (0, module.BATCH_FROM - 1, module.BATCH_FROM, len(text))] == [
+        SHARED.count("o200k_base", text[:size]) for size in (0, module.BATCH_FROM - 1, module.BATCH_FROM, len(text))
     ]
     long, beats, done = text * 500, [time.perf_counter()], threading.Event()
 

@@ -1,8 +1,8 @@
 """The figures of one process that the page shows: its live conversations and totals by model, in bounded memory.
 
 Reports of finished requests wait in ``Board.reports``, notes on some of their views in ``Board.views``: most requests
-cost one append. ``update`` reads both once a second. The only texts here are the blocks of compactions, if the settings
-show them.
+cost one append. ``update`` reads both once a second. The only texts of conversations here are the blocks of
+compactions, if the settings show them.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ MOST_REPORTS: Final = 8192
 """Reports that wait for ``update``; at a higher rate the oldest are dropped, and counted as missed."""
 
 MOST_POINTS: Final = 240
-"""Requests of one conversation whose fill is shown; each takes 32 bytes."""
+"""Most requests of one conversation whose share of the window is shown; each takes 32 bytes."""
 
 MOST_COMPACTIONS: Final = 32
 """Compactions of one conversation that are shown."""
@@ -36,7 +36,7 @@ TREND: Final = 48
 """Points of a conversation in the list."""
 
 LIVE_SECONDS: Final = 3600.0
-"""A conversation without a request for so long is not live any more."""
+"""Seconds without a request after which a conversation is not live any more."""
 
 LONGEST_BLOCK: Final = 65_536
 """Characters of a block's text that are shown; up to ``MOST_COMPACTIONS`` such texts are in memory."""
@@ -210,13 +210,13 @@ class Conversation:
         del self.points[: -MOST_POINTS * _POINT]
 
     def rows_of_points(self) -> Iterator[tuple[float, int, int, bool, bool]]:
-        """Yield time, tokens before and after, if it was compacted, and if it was only bounded, for each request."""
+        """Yield for each request: Unix time, tokens before and after, True if compacted, True if only bounded."""
         points = self.points
         for at in range(0, len(points), _POINT):
             time_ms, before, after, flags = points[at : at + _POINT]
             yield time_ms / 1000, before, after, bool(flags & _COMPACTED), bool(flags & _BOUNDED)
 
-    def shown(self) -> Row:
+    def row_with_trend(self) -> Row:
         """Return a copy of the row, with its trend."""
         window = self.row.window or 1
         points = self.points[-TREND * _POINT :]
@@ -230,8 +230,8 @@ class Conversation:
 class Changes(msgspec.Struct):
     """The changes of a board since a version: rows that changed, and all figures that are not about one conversation.
 
-    ``worker`` names the process's run. ``missed`` are the seconds in which more requests ended than are shown, ``lag``
-    is in seconds.
+    ``worker`` is a random name of the process. ``missed`` is the number of seconds in which more requests ended than
+    the queue takes. ``lag`` is in seconds.
     """
 
     worker: str
@@ -297,16 +297,18 @@ class Board:
     def changes(self, since: int = 0) -> Changes:
         """Return the rows that changed after version *since*, the names of all, and the totals."""
         live = [conversation for conversation in self._conversations.values() if conversation.row.requests]
-        rows = [conversation.shown() for conversation in live if conversation.version > since]
+        rows = [conversation.row_with_trend() for conversation in live if conversation.version > since]
         names = [conversation.row.name for conversation in live]
         return Changes(self.worker, self._version, rows, names, self._models, self._missed, self.lag, self.windows())
 
     def detail(self, name: str) -> Detail | None:
-        """Return all that is known of conversation *name*; None if it is not live here."""
+        """Return conversation *name* with its points and compactions; None if it is not live here."""
         conversation = self._conversations.get(name)
         if conversation is None or not conversation.row.requests:
             return None
-        return Detail(conversation.shown(), list(conversation.rows_of_points()), list(conversation.compactions))
+        return Detail(
+            conversation.row_with_trend(), list(conversation.rows_of_points()), list(conversation.compactions)
+        )
 
     def _note(self, note: ViewNote) -> None:
         conversation = self._conversation(note.report.conversation)

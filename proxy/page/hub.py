@@ -26,8 +26,8 @@ StatusOf = Callable[[], Mapping[str, object]]
 """The state of this process, as the admin API shows it."""
 
 
-class _Seen:
-    """The figures that one worker last answered with."""
+class _WorkerState:
+    """The figures of one worker's newest answer."""
 
     def __init__(self) -> None:
         self.worker = ""
@@ -78,8 +78,8 @@ class Hub:
         self._status = status
         self._prices_of = prices_of
         self._prices: dict[str, Prices | None] = {}
-        self._own = _Seen()
-        self._seen = {path: _Seen() for path in others}
+        self._own = _WorkerState()
+        self._others_state = {path: _WorkerState() for path in others}
         self._answered = 1
         self._ticked = asyncio.Event()
         self.rows: dict[str, Row] = {}
@@ -92,7 +92,7 @@ class Hub:
         self._tick()
 
     def close(self) -> None:
-        """End the streams to open pages: their browsers connect anew, to another worker if there is one."""
+        """End the streams to open pages: their browsers connect again, to another worker if there is one."""
         self.closing = True
         self._tick()
 
@@ -108,28 +108,29 @@ class Hub:
     async def refresh(self) -> None:
         """Ask all workers for their changes, and join them."""
         self._board.update()
-        questions = [ask(path, Question(self._seen[path].version), Changes) for path in self._others]
+        questions = [ask(path, Question(self._others_state[path].version), Changes) for path in self._others]
         answers = await asyncio.gather(*questions)
         self._own.apply(self._board.changes(self._own.version))
         self._answered = 1
         for path, changes in zip(self._others, answers, strict=True):
             if changes is None:
-                self._seen[path] = _Seen()
+                self._others_state[path] = _WorkerState()
                 continue
             self._answered += 1
-            seen = self._seen[path]
-            if changes.worker != seen.worker and seen.version:
-                self._seen[path] = _Seen()  # started again: the next tick reads all of it
+            state = self._others_state[path]
+            if changes.worker != state.worker and state.version:
+                # Restarted: the question was about a version of its predecessor. The next one is about all rows.
+                self._others_state[path] = _WorkerState()
                 continue
-            seen.apply(changes)
+            state.apply(changes)
         self._join()
         await self._look_up_prices()
 
     def _join(self) -> None:
         """Join the rows of all workers. An unchanged row stays the same object."""
         by_name: dict[str, list[Row]] = {}
-        for seen in self._all():
-            for name, row in seen.rows.items():
+        for state in self._all():
+            for name, row in state.rows.items():
                 by_name.setdefault(name, []).append(row)
         joined: dict[str, Row] = {}
         for name, rows in by_name.items():
@@ -156,16 +157,16 @@ class Hub:
         """Return the figures of all workers beside their conversations."""
         models: dict[str, Totals] = {}
         windows: dict[tuple[object, object], dict[str, Any]] = {}
-        for seen in self._all():
-            for name, totals in seen.models.items():
+        for state in self._all():
+            for name, totals in state.models.items():
                 models.setdefault(name, Totals()).add(totals)
-            windows.update(((window["upstream"], window["model"]), window) for window in seen.windows)
+            windows.update(((window["upstream"], window["model"]), window) for window in state.windows)
         saved, unpriced = self._saved(models)
         return Snapshot(
             workers=1 + len(self._others),
             answered=self._answered,
-            lag=max(seen.lag for seen in self._all()),
-            missed=sum(seen.missed for seen in self._all()),
+            lag=max(state.lag for state in self._all()),
+            missed=sum(state.missed for state in self._all()),
             models=models,
             windows=sorted(windows.values(), key=lambda window: (str(window["upstream"]), str(window["model"]))),
             saved=saved,
@@ -173,12 +174,12 @@ class Hub:
             status=self._status(),
         )
 
-    def _all(self) -> list[_Seen]:
-        return [self._own, *self._seen.values()]
+    def _all(self) -> list[_WorkerState]:
+        return [self._own, *self._others_state.values()]
 
     async def _look_up_prices(self) -> None:
         """Look up the prices of new models; each once."""
-        new = {name for seen in self._all() for name in seen.models} - self._prices.keys()
+        new = {name for state in self._all() for name in state.models} - self._prices.keys()
         if new:
             prices = await asyncio.to_thread(self._prices_of, new)
             self._prices.update((name, prices.get(name)) for name in new)
@@ -186,8 +187,8 @@ class Hub:
     def _saved(self, models: Mapping[str, Totals]) -> tuple[float | None, list[str]]:
         """Return the US dollars that compaction saved at least, and the models without a known price.
 
-        A token that did not go upstream would have been sent again and again, from the provider's cache at best: the
-        price of a cached token is the least that it would have cost.
+        At best, a token that was not sent would have come from the provider's cache. So the price of a cached token is
+        the least that it would have cost.
         """
         saved: float | None = None
         unpriced = []

@@ -24,7 +24,7 @@ from proxy.workers import Worker
 class LivePage:
     """The page of one process: its figures and its routes. It does nothing if the settings switch the page off.
 
-    *folder* is shared by all workers, None if there is one process only. ``features`` note each answered request.
+    *folder* is shared by all workers, None if there is one process only. ``features`` record each answered request.
     """
 
     def __init__(self, settings: Settings, worker: Worker, folder: Path | None, warn: Warn) -> None:
@@ -41,7 +41,9 @@ class LivePage:
         if self._board is not None and folder is not None:
             self._socket = WorkerSocket(self._board, folder, worker.index, worker.count)
         if self._board is not None or telemetry.advice:
-            log = warn if telemetry.advice else None
+            log = None
+            if telemetry.advice:
+                log = warn
             tools = configuration.tool_map(settings.tools)
             self.features = (ViewRecorder(self._board, tools, log, text=page.text),)
 

@@ -1,4 +1,4 @@
-"""Notes facts about answered views for the page, and logs once that a conversation is nearly full."""
+"""Records facts about answered views for the page, and logs once that a conversation is nearly full."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ MOST_ADVISED: Final = 10_000
 
 
 class ViewRecorder(Feature):
-    """Notes answered views on *board*, if there is one, and calls *warn* once for each conversation nearly full.
+    """Adds answered views to *board*, if there is one, and calls *warn* once for each conversation nearly full.
 
     With *text* advice names the targets of calls. Without *warn* nothing is logged.
     """
@@ -34,7 +34,7 @@ class ViewRecorder(Feature):
         self._advised: LRUCache[str, bool] = LRUCache(MOST_ADVISED)
 
     def answered(self, view: CountedView, report: Report, status: int) -> None:
-        """Note *view*, which was sent and answered with *status*."""
+        """Record *view*, which was sent and answered with *status*."""
         del status
         name = report.conversation
         if not name:
@@ -56,7 +56,7 @@ class ViewRecorder(Feature):
         self._board.views.append(ViewNote(time.time(), report, facts, entry))
 
     def refused(self, view: View, report: Report) -> None:
-        """Note *view*, which did not fit and was not sent: what fills it matters most here."""
+        """Record *view*, which did not fit and was not sent: its user needs the advice most."""
         if isinstance(view, CountedView):
             self.answered(view, report, 0)
 

@@ -1,7 +1,7 @@
 """Answers the paths below ``/ullage/`` that are no API: the page's files, its login, and its figures.
 
-The files say nothing about this proxy, so everybody may read them; figures need a session or the admin key. The page
-runs its own files only: its policy allows no inline script or style, no other host, no frame around it.
+The files are the same for every proxy, so everybody may read them; figures need a session or the admin key. The content
+security policy allows the page's own files only: no inline script or style, no other host, no frame around it.
 """
 
 from __future__ import annotations
@@ -58,14 +58,14 @@ https://developer.mozilla.org/en-US/docs/Web/API/EventSource
 """
 
 MAX_LOGIN: Final = 4096
-"""Bytes of a login's body: far more than any key, and little for one that is sent to fill the memory."""
+"""Most bytes of a login's body: more than any key has, and too few to fill the memory."""
 
 
 class Update(msgspec.Struct):
     """An event for an open page: the rows that changed, the names of those that are gone, and all other figures."""
 
     rows: list[Row]
-    gone: list[str]
+    gone: list[str]  # page.js reads this name
     snapshot: Snapshot
 
 
@@ -148,13 +148,13 @@ class PageRoutes:
         hub.watchers += 1
         try:
             await hub.refresh()
-            # nginx would collect the events: https://nginx.org/en/docs/http/ngx_http_proxy_module.html#proxy_buffering
+            # nginx would buffer the events: https://nginx.org/en/docs/http/ngx_http_proxy_module.html#proxy_buffering
             out.start(200, [*HEADERS, ("content-type", "text/event-stream"), ("x-accel-buffering", "no")], sized=False)
             sent: dict[str, Row] = {}
             while not hub.closing and not out.bodyless:
                 changed = [row for name, row in hub.rows.items() if sent.get(name) is not row]
                 update = Update(changed, [name for name in sent if name not in hub.rows], hub.snapshot())
-                sent = hub.rows
+                sent = hub.rows  # replaced at each refresh, never changed
                 if out.write(b"data: %b\n\n" % msgspec.json.encode(update)):
                     await out.drain()
                 await hub.next_tick()

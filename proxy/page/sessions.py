@@ -1,7 +1,8 @@
-"""Admits the holder of the admin key to the page, by a cookie that is given for the key.
+"""Admits the holder of the admin key to the page, by a cookie that a login with the key sets.
 
-The cookie states its end and proves it with a keyed hash, so that every worker can check it and nothing is stored. The
-hash's key is derived from the admin key: another admin key ends all sessions. The cookie does not have the admin key.
+The cookie is the time of its end and a keyed hash (HMAC) of that time, so that every worker can check it and nothing is
+stored. The key of the hash is derived from the admin key: a new admin key ends all sessions. The admin key itself is
+not in the cookie.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from proxy.server.request import RequestHeaders
 COOKIE: Final = "ullage_page"
 
 SESSION_SECONDS: Final = 12 * 3600
-"""Seconds that a login is valid."""
+"""Seconds that a login is valid: a working day. A session cannot be ended earlier, except by a new admin key."""
 
 ATTEMPTS: Final = 8.0
 """Logins that one address may try in a row."""
@@ -40,14 +41,14 @@ class Sessions:
     def admit(self, request: IncomingRequest, headers: RequestHeaders) -> None:
         """Raise ``Forbidden`` or ``Unauthorized`` unless *request* may see the figures."""
         self._access.check_origin(headers)
-        if not self._holds(request):
+        if not self._has_session(request):
             self._access.check_admin(headers, request.headers.keys())
 
     def access(
         self, request: IncomingRequest, headers: RequestHeaders
     ) -> Literal["open", "session", "login", "closed"]:
         """Return the state of the page for this caller: its figures (open, session), a login, or closed to all."""
-        if self._holds(request):
+        if self._has_session(request):
             return "session"
         try:
             self.admit(request, headers)
@@ -75,12 +76,13 @@ class Sessions:
         self._access.check_origin(headers)
         return self._cookie("", 0, headers)
 
-    def _holds(self, request: IncomingRequest) -> bool:
+    def _has_session(self, request: IncomingRequest) -> bool:
         """True if a cookie of *request* proves a session that has not ended."""
         secret = self._access.session_secret
         until, _, proof = _cookie_of(request).partition(".")
         if secret is None or not (until.isascii() and until.isdigit() and len(until) < 12):
             return False
+        # In constant time, so that the time of an answer does not help to guess the hash.
         is_proved = hmac.compare_digest(proof.encode(), _proof(secret, int(until)).encode())
         return is_proved and int(until) > time.time()
 
@@ -90,7 +92,8 @@ class Sessions:
         https://developer.mozilla.org/en-US/docs/Web/HTTP/Reference/Headers/Set-Cookie
         """
         cookie = f"{COOKIE}={value}; Path=/ullage/; Max-Age={seconds}; HttpOnly; SameSite=Strict"
-        # Behind a proxy that ends TLS. Over plain HTTP a browser would not store a cookie that is marked as secure.
+        # The page came over HTTPS, through a proxy in front that ends TLS. Over plain HTTP it has no Secure attribute,
+        # because the browser would not store the cookie.
         if headers.by_name.get("origin", "").startswith("https://"):
             return f"{cookie}; Secure"
         return cookie

@@ -1,7 +1,7 @@
-"""Exchanges the page's figures between workers: each answers the others on a socket in the folder that they share.
+"""Exchanges the page's figures between workers: each answers the others on a Unix socket in the folder that they share.
 
-A question is one line of JSON, the answer all that follows: ``Changes`` or ``Detail``. Questions come only while a page
-is open. The folder is private to the proxy's user, like that of the metrics.
+A question is one line of JSON. The answer is everything up to the end of the stream: ``Changes`` or ``Detail``.
+Questions come only while a page is open. Only the proxy's user can read the folder, which is that of the metrics.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ import msgspec
 from proxy.page.board import Board, Changes, Detail
 
 ANSWER_SECONDS: Final = 1.0
-"""Seconds that a worker has to answer; a page is shown without one that is stuck."""
+"""Seconds that a worker has to answer; if it hangs, the page is shown without it."""
 
 MOST_BYTES: Final = 64 * 2**20
-"""Bytes of an answer that are buffered; it is read to its end all the same."""
+"""Bytes of an answer that are buffered. It is no limit: an answer is read to its end."""
 
 T = TypeVar("T")
 
@@ -64,7 +64,7 @@ class WorkerSocket:
             writer.write(msgspec.json.encode(answer))
             await asyncio.wait_for(writer.drain(), ANSWER_SECONDS)
         except (OSError, TimeoutError, msgspec.DecodeError):
-            pass  # the other worker is gone, or its time is over
+            pass  # the other worker has ended, or was too slow
         finally:
             writer.close()
 

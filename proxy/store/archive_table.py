@@ -1,4 +1,4 @@
-"""The archive: originals that left a view, sealed, under names that only their tenant can form."""
+"""The archive: encrypted originals of items that left a view, under names that only their tenant can compute."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from proxy.store.backend import Unavailable
 from proxy.store.encryption import MAX_PLAIN, pack
 from proxy.store.tables import TableAccess
 
-OFF_LOOP: Final = 65_536
-"""Bytes from which an original is compressed in a thread."""
+THREAD_FROM: Final = 65_536
+"""Bytes from which an original is compressed in a thread: on the event loop it would delay other requests."""
 
 
 class ArchiveTable:
@@ -23,14 +23,14 @@ class ArchiveTable:
         self._backend = access.backend
 
     def name(self, tenant: bytes, content: bytes) -> bytes:
-        """The name (16 bytes) of an original with this *content*, or a digest of it: equal content, equal name."""
+        """Return the name (16 bytes) of an original by its *content* or a digest of that: equal content, equal name."""
         return self._access.sealer.digest(tenant, b"original\0" + content)
 
     async def save(self, tenant: bytes, root_hash: bytes, name: bytes, plain: bytes, seconds: float) -> bool:
         """Store *plain* for *seconds* from now. Return False if it is too long or the store does not answer."""
         if len(plain) > MAX_PLAIN:
             return False
-        if len(plain) < OFF_LOOP:
+        if len(plain) < THREAD_FROM:
             packed = pack(plain)
         else:
             packed = await asyncio.to_thread(pack, plain)
@@ -39,6 +39,7 @@ class ArchiveTable:
         try:
             present = await self._access.run_with_retries(lambda: self._backend.claim(key, sealed, seconds))
             if present is not None:
+                # ``claim`` leaves the expiry of a present value as it is; the original is needed *seconds* from now.
                 await self._access.run_with_retries(lambda: self._backend.refresh(key, seconds))
         except Unavailable as error:
             self._access.count_failure(error)

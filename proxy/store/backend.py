@@ -1,6 +1,6 @@
-"""The interface between the tables and the place that stores their bytes, and the errors of the store.
+"""``Backend``, the interface between the tables and the server, file or memory with their bytes; errors of the store.
 
-No error reaches a request. The tables handle ``Unavailable``; the others end the start.
+No error reaches a request. The tables handle ``Unavailable``; every other error stops the start of the process.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ class StoreUnsupported(StoreError):
 
 
 class EmbeddedUnavailable(StoreError):
-    """The embedded store cannot be here: no place to write, or a network file system."""
+    """The embedded store cannot be used: its directory is not writable, or on a network file system."""
 
 
 class Unavailable(StoreError):
-    """One operation got no usable reply; ``kind`` is a short, fixed name to count it by."""
+    """One operation got no usable reply; ``kind`` is a short, fixed name under which it is counted."""
 
     def __init__(self, kind: str) -> None:
         super().__init__(kind)
@@ -88,7 +88,7 @@ class Backend(Protocol):
         """True if other processes may write here."""
 
     def version(self) -> tuple[int, ...] | None:
-        """A value that changes when another process writes, if not more often; None if that is not known at once."""
+        """A value that changes at least when another process writes; None if that would take a request to a server."""
 
     @property
     def breaker(self) -> State:

@@ -1,17 +1,19 @@
-"""A circuit breaker: decides if a server is worth a call. Pure but for the clock and the dice that it gets.
+"""A circuit breaker: decides if a server may be called. It has no side effects: clock and random numbers are arguments.
+
+https://learn.microsoft.com/en-us/azure/architecture/patterns/circuit-breaker describes the pattern.
 
 ================  ==============================  ======================  ==============================
 state             ``admit``                       ``succeeded``           ``failed``
 ================  ==============================  ======================  ==============================
 ``closed``        True                            stays                   ``open`` after a few failures
-``open``          False during the pause, then    ignored: a call that    ignored: so was this one
-                  True and ``half-open``          was under way
+``open``          False during the pause, then    ignored: the call       ignored: the call
+                  True and ``half-open``          began before it opened  began before it opened
 ``half-open``     False; True again if no call    ``closed``, with the    ``open`` for twice as long
                   reports back for ``lost``       first pause again
 ================  ==============================  ======================  ==============================
 
 The failures count if they come within a short time or, if ``Patience.within`` is None, with no success in between.
-A half-open breaker lets one call out, so that a server that comes back is not met by all that waits for it.
+A half-open breaker admits one call, so that a server that recovers does not get all waiting calls at once.
 """
 
 from __future__ import annotations
@@ -69,7 +71,7 @@ class Breaker:
     def succeeded(self) -> None:
         """Count that the server answered."""
         if self.state == "open":
-            return  # this answer was under way when the others failed: it proves nothing yet
+            return  # the call began before the breaker opened: its answer says nothing about the server now
         if self.state == "half-open":
             self.state = "closed"
             self._pause = self._patience.first_pause
@@ -93,4 +95,6 @@ class Breaker:
     def _open(self, now: float) -> None:
         self.state = "open"
         self._failures.clear()
+        # Jitter of 25 % either way: replicas that lost the server together must not all probe it at the same moment.
+        # https://aws.amazon.com/blogs/architecture/exponential-backoff-and-jitter/
         self._until = now + self._pause * (0.75 + 0.5 * self._dice())

@@ -1,7 +1,7 @@
-"""Facts about conversations for their owners: root hashes, notes, requests to compact; each tenant its own.
+"""Facts about conversations for their owners: root hashes, notes, requests to compact. A tenant reads its own only.
 
-Writes happen in the background. Reads raise ``StoreUnavailable`` if the store does not answer: an empty answer would be
-wrong.
+Writes run in the background. Reads raise ``StoreUnavailable`` if the store does not answer, because an empty answer
+would be wrong.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class ConversationTable:
         """Add *tokens* to those that the conversation has used; return their sum. Raises ``StoreUnavailable``."""
         name = key_names.consumed(self._name(tenant, conversation))
         if tokens:
-            # Once: an addition whose reply was lost must not be added again.
+            # Not repeated: an addition whose reply was lost may have been carried out.
             await self._access.run_or_raise(self._backend.add(name, tokens, LIFETIME))
         (value,) = await self._access.run_or_raise(self._backend.read([name]))
         if value is None or not value.lstrip(b"-").isdigit():
@@ -98,15 +98,15 @@ class ConversationTable:
                 notes[field] = value
         return notes
 
-    async def which_exist(self, root_hash: bytes, wanted: Sequence[tuple[Kind, str | bytes, bytes]]) -> list[bool]:
-        """For each of *wanted*, True if it exists.
+    async def which_exist(self, root_hash: bytes, keys: Sequence[tuple[Kind, str | bytes, bytes]]) -> list[bool]:
+        """Return for each of *keys*, in order, True if it exists. A key is a kind, a scope and a prefix hash.
 
-        A compaction record is named by its route and prefix hash, the others by text policy and prefix hash. A request
-        has no name beside the conversation's.
+        The scope of a compaction record is its route, that of the other kinds the digest of their text policy. A
+        request has neither scope nor prefix hash: a conversation has one at most.
         """
-        if not wanted:
+        if not keys:
             return []
-        names = [_key_name(root_hash, kind, scope, prefix_hash) for kind, scope, prefix_hash in wanted]
+        names = [_key_name(root_hash, kind, scope, prefix_hash) for kind, scope, prefix_hash in keys]
         return [value is not None for value in await self._access.retry_or_raise(lambda: self._backend.read(names))]
 
     async def request_compaction(self, tenant: bytes, root_hash: bytes, seconds: float, extent: str = "now") -> None:
@@ -137,7 +137,7 @@ def _lifetime(*, long_lived: bool) -> float:
 
 
 def _sealed_to(name: str, field: str) -> str:
-    """The name a note is sealed to, so that no value of another conversation or note passes for it."""
+    """Return the name that a note is bound to by its encryption, so that no other note's value opens in its place."""
     return f"{name}#{field}"
 
 

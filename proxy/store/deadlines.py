@@ -1,4 +1,4 @@
-"""Deadlines of the store, so that no request waits for a store that hangs."""
+"""Deadlines of the store, so that a store that hangs delays no request by more than ``REQUEST`` seconds."""
 
 from __future__ import annotations
 
@@ -29,17 +29,20 @@ class WaitBudget:
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
         self._spent: WeakKeyDictionary[asyncio.Task[Any], tuple[float, float]] = WeakKeyDictionary()
-        """By task: when it first waited in vain (monotonic), and the seconds waited in vain since."""
+        """By task: the time of its first wait without a reply (monotonic), and the seconds of all such waits since.
 
-    def left(self, most: float) -> float:
-        """Seconds that the running task may wait for its next operation, at most *most*."""
+        The keys are weak references: an entry disappears with its task.
+        """
+
+    def remaining(self, most: float) -> float:
+        """Return the seconds that the running task may wait for its next operation, at most *most*."""
         if not self._spent:
             return most
         _, spent = self._of_this_task()
         return max(0.0, min(most, REQUEST - spent))
 
     def spend(self, seconds: float) -> None:
-        """Take *seconds*, which the running task waited in vain, off its budget."""
+        """Subtract *seconds*, which the running task waited without a reply, from its budget."""
         task = asyncio.current_task()
         if task is not None:
             since, spent = self._of_this_task()

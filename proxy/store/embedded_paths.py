@@ -15,8 +15,8 @@ _MOUNTS: Final = Path("/proc/self/mountinfo")
 _NETWORK: Final = frozenset(
     {"nfs", "nfs4", "cifs", "smb3", "smbfs", "afs", "ceph", "lustre", "gpfs", "beegfs", "fuse.sshfs", "fuse.glusterfs"}
 )
-"""Types of file systems that several machines may share; none shares memory among them, which the store's log needs:
-https://www.sqlite.org/wal.html
+"""Types of file systems that several machines may share. SQLite's write-ahead log needs memory that all its processes
+share, and machines share none: https://www.sqlite.org/wal.html
 """
 
 
@@ -42,9 +42,9 @@ def refuse_network_file_system(directory: Path, mounts: Path = _MOUNTS) -> None:
 
 
 def file_system(path: Path, mounts: Path) -> str:
-    """The type of the file system that holds *path*; empty if that is not known.
+    """Return the type of the file system that holds *path*; empty if that is not known.
 
-    The path itself is not looked at: a server that is away would not answer.
+    Only the table of mounts is read: a system call on the path itself would hang if its file server is unreachable.
     """
     try:
         lines = mounts.read_text(encoding="utf-8", errors="surrogateescape").splitlines()
@@ -57,13 +57,15 @@ def file_system(path: Path, mounts: Path) -> str:
         if len(fields) < 5 or not after:
             continue
         point = Path(_unescaped(fields[4]))
-        # Of mounts on the same point the last one is seen.
+        # A later mount on the same point hides an earlier one.
         if path.is_relative_to(point) and len(point.parts) >= longest:
             kind, longest = after.split(" ")[0], len(point.parts)
     return kind
 
 
 def _unescaped(text: str) -> str:
+    # The kernel writes space, tab, line feed and backslash as octal codes:
+    # https://man7.org/linux/man-pages/man3/getmntent.3.html
     for code, character in (("\\040", " "), ("\\011", "\t"), ("\\012", "\n"), ("\\134", "\\")):
         text = text.replace(code, character)
     return text

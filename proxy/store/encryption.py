@@ -1,14 +1,15 @@
-"""Sealed values, and the keys that seal them.
+"""Seals values, which is to compress, encrypt and authenticate them, and manages the keys for that.
 
-A value is compressed, encrypted, and bound to its name and tenant, so that none of another name or tenant opens.
+A sealed value is bound to its name and tenant: it opens under no other name and for no other tenant.
 
 Layout: version (1 byte: how it is compressed), key id (1 byte), nonce (12 bytes), AES-256-GCM ciphertext with its tag.
 Version, key id and the value's name are authenticated with it. Random nonces of 12 bytes are safe for 2**32 values of
 one key (https://csrc.nist.gov/pubs/sp/800/38/d/final); each tenant has a key of its own, derived by HKDF
 (https://www.rfc-editor.org/rfc/rfc5869).
 
-Values are sealed with keys derived from a master key. The names they are stored under come from another secret, which
-the store holds for each master key, sealed with it. So a new master key moves no value.
+Values are sealed with keys derived from a master key. The names they are stored under come from another secret, the
+naming secret. The store has a copy of it for each master key, sealed with that key. So after a change of the master key
+every value still has its name.
 """
 
 from __future__ import annotations
@@ -67,22 +68,23 @@ class Sealer:
         self._own = _Ring(master)
         self._rings = (self._own, *(_Ring(other) for other in others))
         self.names = names or naming_secret(master)
+        # Stored names depend on the purposes "chain", "item" and "names": they never change.
         self.prefix_key: Callable[[bytes], bytes] = lru_cache(_TENANTS)(partial(derive, self.names, b"chain"))
         """Returns the secret (32 bytes) that keys a tenant's prefix hashes."""
 
     def item_key(self) -> bytes:
-        """The secret (32 bytes) that proves which items in a request are ours.
+        """Return the secret (32 bytes) of the codes by which we recognise our own items in a request.
 
-        It is the same for every tenant, since credentials change.
+        It is the same for every tenant: a client may change its credential in the middle of a conversation.
         """
         return derive(self.names, b"item", b"")
 
     def digest(self, tenant: bytes, message: bytes) -> bytes:
-        """A digest (16 bytes) of *message*, to name a key in the store: only holders of the secret can form it."""
+        """Return a digest (16 bytes) of *message* as the name of a key: only holders of the secret can compute it."""
         return hmac.digest(self.prefix_key(tenant), message, "sha256")[:16]
 
     def seal(self, tenant: bytes, key_name: str, plain: bytes) -> bytes:
-        """Seal *plain* to store it under *key_name*; never the same bytes twice. ``ValueError`` above ``MAX_PLAIN``."""
+        """Seal *plain* to store it under *key_name*. The result differs each time. Raises ``ValueError`` above ``MAX_PLAIN``."""
         if len(plain) > MAX_PLAIN:
             raise ValueError(f"a record of {len(plain)} bytes is over the limit of {MAX_PLAIN}")
         if len(plain) >= _ZSTD_FROM:
@@ -90,11 +92,11 @@ class Sealer:
         return self._own.seal(tenant, key_name, zlib.compress(plain, 6), DEFLATE)
 
     def seal_packed(self, tenant: bytes, key_name: str, packed: bytes) -> bytes:
-        """As ``seal``, for a value that ``pack`` compressed, maybe in another thread."""
+        """Seal a value that ``pack`` has compressed, possibly in another thread."""
         return self._own.seal(tenant, key_name, packed, ZSTD)
 
     def open(self, tenant: bytes, key_name: str, value: bytes | None) -> bytes | None:
-        """The value sealed for this tenant under this name. Return None for anything else."""
+        """Return the value sealed for this tenant under this name; None for anything else."""
         if value is None or len(value) < _HEAD + _NONCE + _TAG or value[0] not in _UNPACK:
             return None
         for ring in self._rings:
@@ -104,8 +106,8 @@ class Sealer:
         return None
 
     def is_former(self, value: bytes) -> bool:
-        """True if *value*, which opened, was sealed with another key than the present one."""
-        return value[1:2] != self._own.key_id
+        """True if *value*, which opens, was sealed with another key than the present one."""
+        return value[1:2] != self._own.key_id  # the second byte of the layout
 
     def is_foreign(self, value: bytes) -> bool:
         """True if *value* states a key id that is none of ours."""
@@ -143,8 +145,10 @@ class _Ring:
 
 
 def derive(secret: bytes, purpose: bytes, tenant: bytes) -> bytes:
-    """32 bytes for one *purpose* and one *tenant* (empty: all), from which *secret* cannot be derived."""
+    """Return 32 bytes for one *purpose* and one *tenant* (empty: all), from which *secret* cannot be derived."""
     info = b"ullage1|" + purpose + b"|" + tenant
+    # Without a salt, which is optional (https://www.rfc-editor.org/rfc/rfc5869#section-3.1): every replica must derive
+    # the same keys before it has read anything from the store.
     return HKDF(algorithm=SHA256(), length=32, salt=None, info=info).derive(secret)
 
 
@@ -168,7 +172,7 @@ def _unpack_zstd(packed: bytes) -> bytes | None:
 
 
 def _unpack_deflate(packed: bytes) -> bytes | None:
-    # A writer who holds the key is still not trusted with our memory: nothing is inflated beyond the limit.
+    # A small value can inflate to gigabytes, and another holder of the key may have written it: the output is bounded.
     inflate = zlib.decompressobj()
     try:
         plain = inflate.decompress(packed, MAX_PLAIN + 1)
@@ -202,6 +206,8 @@ def ensure_master_key(directory: Path) -> bytes:
     """
     path = directory / KEY_FILE
     if not path.exists():
+        # A link fails if its target exists (https://man7.org/linux/man-pages/man2/link.2.html), where a rename would
+        # replace the key of a process that was faster. No process can read a key that is only half written.
         draft = directory / f".{KEY_FILE}.{secrets.token_hex(8)}"
         handle = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
         try:

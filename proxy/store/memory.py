@@ -1,4 +1,4 @@
-"""The store in the memory of this process: the same contract, bounded by bytes, lost with the process."""
+"""The store in the memory of this process: bounded by bytes, and gone when the process ends."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ MAX_BYTES = 64 * 1024 * 1024
 """Bytes of all entries at most."""
 
 _ENTRY = 200
-"""Bytes that an entry takes beside its value, about: the key, the expiry, the slot in the dictionary."""
+"""Bytes that an entry takes beside its value, about: its key, its expiry, its place in the dictionary."""
 
 
 class MemoryBackend:
@@ -49,7 +49,7 @@ class MemoryBackend:
         self._entries[key] = (value, until)
         self._bytes += _ENTRY + len(value)
         while self._bytes > self._max_bytes:
-            self._drop(next(iter(self._entries)))
+            self._drop(next(iter(self._entries)))  # the least recently used: ``_get`` moves an entry to the end
         return None
 
     async def refresh(self, key: str, seconds: float) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import re
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
@@ -30,8 +31,8 @@ from proxy.tasks import Spawn
 T = TypeVar("T")
 
 POOL: Final = 32
-"""Operations at once, per process. More only adds connections to open in a burst: 200 writers of one moment take 36 ms
-with 64 and 26 ms with 32, because one event loop feeds them all.
+"""Operations at once, per process. More of them open more connections in a burst and are no faster, because one event
+loop serves them all: 200 simultaneous writes take 36 ms with 64 and 26 ms with 32.
 """
 
 OLDEST: Final = (7, 0)
@@ -48,18 +49,21 @@ _CONNECTION_OPTIONS: Final[dict[str, Any]] = {
     "protocol": 2,  # RESP3 adds a handshake and push messages that nothing here uses
     "driver_info": None,  # two more round trips on every new connection, to tell the server the client's name
 }
-"""Options that no URL may change: otherwise a frozen server would hold requests for the client's own timeouts, which
-are seconds long.
+"""Options that no URL may change. With the library's own timeouts, which are seconds long, a server that hangs would
+delay requests.
 """
 
-# Lua scripts, for operations that read and write: a server runs nothing else meanwhile
-# (https://redis.io/docs/latest/develop/programmability/eval-intro/).
+# Lua scripts, for operations that read and write: a server runs nothing else while it runs one. They are sent with EVAL
+# each time, and not by their digest with EVALSHA, because a server forgets its scripts at a restart or failover:
+# https://redis.io/docs/latest/develop/programmability/eval-intro/
 
 _EXTEND: Final = "return redis.call('get', KEYS[1]) == ARGV[1] and redis.call('pexpire', KEYS[1], ARGV[2]) or 0"
 """Renews a lease that is still ours."""
 
 _RELEASE: Final = "return redis.call('get', KEYS[1]) == ARGV[1] and redis.call('unlink', KEYS[1]) or 0"
-"""Releases a lease that is still ours."""
+"""Releases a lease that is still ours. Without a script it could expire between the comparison and the removal, which
+would then remove another replica's: https://redis.io/docs/latest/commands/set/#patterns
+"""
 
 _SWAP: Final = """
 if redis.call('get', KEYS[1]) ~= ARGV[1] then return 0 end
@@ -118,12 +122,13 @@ class RedisBackend:
         self._dice = dice
         self._breakers: LRUCache[str, Breaker] = LRUCache(_NODES)
         self.refusals = Refusals()
+        # The pool raises an error if all of its connections are in use; operations wait for this semaphore instead.
         self._slots = asyncio.Semaphore(POOL)
         self._wait_budget = WaitBudget(clock)
         self._running: set[asyncio.Task[Any]] = set()
 
     def version(self) -> None:
-        """None: it would take a question to the server."""
+        """None: the server would have to be asked, which costs as much as the look-up that a version could save."""
         return
 
     @property
@@ -142,7 +147,7 @@ class RedisBackend:
         return self.refusals.kind
 
     async def connect(self) -> None:
-        """Connect, with time to spare, and check the server's version.
+        """Connect within ``deadlines.CONNECT`` seconds and check the server's version.
 
         Raises ``Unavailable`` if there is no answer, ``StoreUnsupported`` if the server is too old.
         """
@@ -253,7 +258,7 @@ class RedisBackend:
         return result
 
     async def close(self) -> None:
-        """Let running operations end, then close every connection."""
+        """Wait until running operations have ended, then close every connection."""
         if self._running:
             await asyncio.wait(self._running, timeout=2 * deadlines.OPERATION)
         for client in (self._client, self._sentinel):
@@ -266,7 +271,7 @@ class RedisBackend:
 
     async def _operate(self, operation: str, key: str, call: Callable[[], Awaitable[T]]) -> T:
         """The reply to *call*; a refusal is remembered under *operation*. Raises ``Unavailable``."""
-        began, left = self._clock(), self._wait_budget.left(deadlines.OPERATION)
+        began, left = self._clock(), self._wait_budget.remaining(deadlines.OPERATION)
         node = self._node_of(key)
         try:
             reply = await self._reply_to(self._breaker_of(node), call, left)
@@ -295,7 +300,7 @@ class RedisBackend:
         task.add_done_callback(self._done)
         done, _ = await asyncio.wait({task}, timeout=left)
         if not done:
-            # The operation keeps its full time, so that the breaker learns how the server is.
+            # The operation goes on for its full time, so that the breaker learns if the server answers at all.
             asyncio.get_running_loop().call_later(deadlines.OPERATION - left, task.cancel)
             raise Unavailable("slow")
         reply = task.result()
@@ -383,10 +388,13 @@ def _value(reply: object) -> bytes | None:
 
 
 def _version(text: str) -> tuple[int, ...]:
-    return tuple(int(part) if part.isdigit() else 0 for part in text.split(".")[:2])
+    """Return major and minor version; 0 for a part that is no number."""
+    digits = [re.sub(r"\D", "", part) for part in text.split(".")[:2]]
+    return tuple(int(part or 0) for part in digits)
 
 
 def _no_retry() -> Retry:
+    """Return the library's policy for no retries: the deadlines leave no time for one."""
     return Retry(NoBackoff(), 0)
 
 
@@ -402,7 +410,7 @@ def _single(url: str) -> Redis:
 
 
 def _hosts(rest: str) -> tuple[str, list[tuple[str, int | None]], str]:
-    """``user:secret@a:1,b:2/tail`` as the part before the hosts, the hosts, and the part after them."""
+    """Split ``user:secret@a:1,b:2/tail``: return the part before the hosts, the hosts, and the part after them."""
     authority, slash, tail = rest.partition("/")
     credentials, at, names = authority.rpartition("@")
     hosts = [urlsplit(f"//{name}") for name in names.split(",") if name]
@@ -445,14 +453,14 @@ def _cluster(scheme: str, rest: str) -> RedisCluster:
     return RedisCluster(
         startup_nodes=[ClusterNode(host, port or 6379) for host, port in hosts],
         max_connections=POOL,
-        require_full_coverage=False,
+        require_full_coverage=False,  # conversations on reachable nodes are served while another node is down
         ssl=encrypted,
         **options,
     )
 
 
 def _harmless(error: BaseException) -> str:
-    """The text of *error* if it is ours: the library's may quote a password from the URL."""
+    """Return the text of *error* if it is ours: the library's may quote a password from the URL."""
     is_ours = isinstance(error, ValueError) and str(error).startswith("it")
     if not is_ours:
         return "it is not a valid URL"

@@ -1,10 +1,22 @@
 """The embedded store: one SQLite file on a local disk, shared by every process that opens the same data directory.
 
-Reads run in place, on the event loop: one takes 10 to 20 µs, a thread's hop alone several times that. They go through
-a thread if the disk may be slow: the first one of a process, the first one after a pause, and all for some seconds
-after one that was slow. A caller waits for a thread no longer than for a server.
+Theory of operation
+===================
 
-One thread writes, everything that waits in one transaction. An operation is answered after its commit.
+Three connections to the file are open in a process:
+
+    connection    used by                    for
+    ------------  -------------------------  ----------------------------------------------------------------------
+    ``_reader``   the event loop             reads in place: one takes 10 to 20 µs, a thread's hop several times that
+    ``_slow``     the thread "store reader"  reads if the disk may be slow, checkpoints, opening and closing ``_reader``
+    ``_writer``   the thread "store writer"  writes: all that wait in one transaction, answered after its commit
+
+A read goes through the thread if the disk may be slow: the first one of a process, the first one after a pause of
+``IDLE`` seconds, and all for some seconds after one that took ``SLOW_READ``. A caller waits for a thread no longer than
+for a server (``deadlines``).
+
+Writers in other processes are kept apart by SQLite's own lock (``Entries.transact``), opening and moving the file by a
+lock file (``StoreFile``). No thread waits for the lock file inside a transaction.
 """
 
 from __future__ import annotations
@@ -33,10 +45,10 @@ SLOW_READ: Final = 0.010
 """Seconds from which a read in place was slow: a seek of a disk. The largest look-up, 512 keys, takes 1.3 ms."""
 
 _IN_PLACE: Final = Patience(failures=1, within=None, first_pause=2.0, longest_pause=60.0)
-"""How long reads go through the thread after a slow one."""
+"""The seconds for which reads go through the thread after a slow one."""
 
 IDLE: Final = 10.0
-"""Seconds without a read after which the system may have dropped the file from its memory."""
+"""Seconds without a read after which the system may have removed the file's pages from its cache."""
 
 STALLED: Final = 1.0
 """Seconds that one batch of writes may take before the disk counts as hanging."""
@@ -46,7 +58,7 @@ CHECKPOINT_BYTES: Final = 4 * 1024 * 1024
 https://www.sqlite.org/wal.html
 """
 
-_PAGES_PER_WRITE: Final = 8192
+_LOG_BYTES_PER_WRITE: Final = 8192
 """Bytes that a write takes in the log beside its value, about: two pages."""
 
 _CLOSING: Final = 2.0
@@ -89,7 +101,7 @@ class SqliteBackend:
         self._directory = directory
         self._file = StoreFile(directory, warn_on_loop)
         self._writer = Worker("store writer", self._file, MAX_BYTES)
-        self._attendant = Worker("store reader", self._file)
+        self._slow = Worker("store reader", self._file)
         self._reader: Entries | None = None
         self._readers = 0
         self._clock = clock
@@ -124,7 +136,7 @@ class SqliteBackend:
             raise EmbeddedUnavailable(f"store.path {self._directory} cannot be used: {reason}") from error
 
     async def connect(self) -> None:
-        """Open the file, or see that it is open. Raises ``Unavailable``."""
+        """Open the file if it is not open. Raises ``Unavailable``."""
         try:
             await self._open()
         except TimeoutError:
@@ -136,7 +148,7 @@ class SqliteBackend:
         """Read once if the breaker allows it, so that no request has to."""
         if self.breaker != "closed":
             with suppress(Unavailable):
-                await self._operate("read", key_names.TRIAL, self._attendant, lambda file: file.read([key_names.TRIAL]))
+                await self._operate("read", key_names.TRIAL, self._slow, lambda file: file.read([key_names.TRIAL]))
 
     async def read(self, keys: Sequence[str]) -> Sequence[bytes | None]:
         """The values under *keys*, in order; None for each that is missing."""
@@ -144,16 +156,14 @@ class SqliteBackend:
         if present is not None:
             return present
         began = self._clock()
-        values: Sequence[bytes | None] = await self._operate(
-            "read", keys[0], self._attendant, lambda file: file.read(keys)
-        )
+        values: Sequence[bytes | None] = await self._operate("read", keys[0], self._slow, lambda file: file.read(keys))
         self._last_read = self._clock()
         if self._last_read - began < SLOW_READ:
             self._open_reader()
         return values
 
     def version(self) -> tuple[int, ...] | None:
-        """The connection that reads in place, and its file's version as that sees it; None if it cannot be used."""
+        """The number of the connection that reads in place, and its version of the file; None if it cannot be used."""
         reader = self._usable_reader()
         if reader is None:
             return None
@@ -199,7 +209,7 @@ class SqliteBackend:
     async def read_fields(self, key: str) -> Mapping[bytes, bytes]:
         """All fields of the hash under *key*; empty if there is none."""
         fields: Mapping[bytes, bytes] = await self._operate(
-            "read_fields", key, self._attendant, lambda file: file.read_fields(key)
+            "read_fields", key, self._slow, lambda file: file.read_fields(key)
         )
         return fields
 
@@ -210,32 +220,34 @@ class SqliteBackend:
     async def top_members(self, key: str, most: int) -> Sequence[tuple[bytes, float]]:
         """The *most* members under *key* with the highest scores, the highest first."""
         members: Sequence[tuple[bytes, float]] = await self._operate(
-            "top_members", key, self._attendant, lambda file: file.top_members(key, most)
+            "top_members", key, self._slow, lambda file: file.top_members(key, most)
         )
         return members
 
     async def close(self) -> None:
-        """Let running operations end, and close the file."""
+        """Wait until running operations have ended, and close the file."""
         self._closing = True
         self._retire_reader()
-        # One after the other: only a connection that finds no other one empties the log into the file.
-        await self._attendant.close(_CLOSING)
+        # One after the other: only the last connection to be closed copies the log into the file and removes it.
+        # https://www.sqlite.org/wal.html#the_wal_file
+        await self._slow.close(_CLOSING)
         await self._writer.close(_CLOSING)
 
     async def _open(self) -> None:
-        """Have both threads read. Raises ``TimeoutError`` and ``FAULTS``."""
+        """Make both threads read once, which opens their connections. Raises ``TimeoutError`` and ``FAULTS``."""
         async with asyncio.timeout(deadlines.CONNECT):
-            for worker in (self._attendant, self._writer):
+            for worker in (self._slow, self._writer):
                 await worker.submit(lambda file: file.read([key_names.TRIAL]))
         self._last_read = self._clock()
         self._open_reader()
 
     def _open_reader(self) -> None:
-        """Open the connection that reads in place, in the thread. What fails is tried after the next read."""
+        """Open the connection that reads in place, in the thread. After a failure the next slow read tries again."""
         if self._reader is not None and self._reader.identity == self._file.identity:
             return
         self._retire_reader()
-        opened = self._attendant.submit(lambda _: self._file.open(busy_for=0.0))
+        # It reads on the event loop, so it must never wait for a lock: a read that meets one goes through the thread.
+        opened = self._slow.submit(lambda _: self._file.open(busy_for=0.0))
         opened.add_done_callback(self._reader_opened)
 
     def _reader_opened(self, opened: asyncio.Future[Entries]) -> None:
@@ -252,7 +264,7 @@ class SqliteBackend:
         """Close the connection that reads in place, in the thread: closing may write."""
         reader, self._reader = self._reader, None
         if reader is not None:
-            self._attendant.submit(lambda _: reader.close())
+            self._slow.submit(lambda _: reader.close())
 
     def _usable_reader(self) -> Entries | None:
         """The connection that reads in place. Return None if the thread has to read."""
@@ -287,15 +299,16 @@ class SqliteBackend:
     async def _write(self, operation: str, key: str, work: Work, value: bytes = b"") -> Any:
         """The result of *work*, which is in the file once this returns. Raises ``Unavailable``."""
         result = await self._operate(operation, key, self._writer, work)
-        self._written += _PAGES_PER_WRITE + len(value)
+        self._written += _LOG_BYTES_PER_WRITE + len(value)
         if self._written > CHECKPOINT_BYTES:
             self._written = 0
-            self._attendant.submit(self._file.checkpoint).add_done_callback(asyncio.Future.exception)
+            # Its failure is read and ignored: the log is copied at the next occasion.
+            self._slow.submit(self._file.checkpoint).add_done_callback(asyncio.Future.exception)
         return result
 
     async def _operate(self, operation: str, key: str, worker: Worker, work: Work) -> Any:
         """The result of *work* on *worker*; a refusal is remembered under *operation*. Raises ``Unavailable``."""
-        began, left = self._clock(), self._wait_budget.left(deadlines.OPERATION)
+        began, left = self._clock(), self._wait_budget.remaining(deadlines.OPERATION)
         try:
             result = await self._result_of(worker, work, left)
         except Unavailable as error:
@@ -313,7 +326,7 @@ class SqliteBackend:
         future.add_done_callback(self._count)
         done, _ = await asyncio.wait({future}, timeout=left)
         if not done:
-            # The operation keeps its full time, so that the breaker learns how the disk is.
+            # The operation goes on for its full time, so that the breaker learns if the disk answers at all.
             asyncio.get_running_loop().call_later(deadlines.OPERATION - left, self._count_late, future)
             raise Unavailable("slow")
         error = future.exception()

@@ -18,7 +18,7 @@ MAX_BYTES: Final = 256 * 1024 * 1024
 """Bytes of the file in use at most; above, the least recently used entries that expire are evicted."""
 
 _REMOVED_AT_ONCE: Final = 200
-"""Entries removed in one transaction: other processes wait for it."""
+"""Most entries removed in one transaction, because other processes wait for its end."""
 
 _LOCKED_FOR: Final = 1.0
 """Seconds to wait while another process writes."""
@@ -74,8 +74,8 @@ class Entries:
     def read(self, keys: Sequence[str]) -> list[bytes | None]:
         """The values under *keys*, in order; None for each that is missing.
 
-        A value that is no bytes is as good as none: a column holds values of any type, whatever its own is
-        (https://www.sqlite.org/flextypegood.html), and nothing here writes another.
+        A value that is not bytes counts as missing: nothing here writes one, but a column of SQLite takes values of any
+        type (https://www.sqlite.org/flextypegood.html).
         """
         marks = ",".join("?" * len(keys))
         rows = self._connection.execute(
@@ -194,7 +194,10 @@ class Entries:
         return (pages - free) * size
 
     def checkpoint(self) -> None:
-        """Copy the write-ahead log into the file, without making others wait."""
+        """Copy the write-ahead log into the file as far as readers allow; no other connection waits for it.
+
+        https://www.sqlite.org/pragma.html#pragma_wal_checkpoint
+        """
         self._connection.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchall()
 
     def close(self) -> None:
@@ -203,6 +206,9 @@ class Entries:
             self._connection.close()
 
     def _begin(self) -> None:
+        """Begin a transaction that writes. Wait up to ``_LOCKED_FOR`` seconds while another connection writes."""
+        # IMMEDIATE takes the write lock now. A transaction that first reads and then writes could fail in the middle,
+        # without any waiting, if another one had written meanwhile: https://www.sqlite.org/isolation.html
         until = time.monotonic() + _LOCKED_FOR
         while True:
             try:
@@ -248,11 +254,16 @@ def prepare(connection: sqlite3.Connection) -> None:
     # A commit survives the end of the process; after a power cut the last ones may be missing, the file is whole:
     # https://www.sqlite.org/pragma.html#pragma_synchronous
     connection.execute("PRAGMA synchronous = NORMAL")
+    # SQLite would copy the log in whichever thread commits, and requests wait for that one: another thread does it.
+    # https://www.sqlite.org/wal.html#automatic_checkpoint
     connection.execute("PRAGMA wal_autocheckpoint = 0")
+    # The log's file is not made smaller otherwise: https://www.sqlite.org/pragma.html#pragma_journal_size_limit
     connection.execute("PRAGMA journal_size_limit = 16777216")
     if version < _SCHEMA_VERSION:
         connection.executescript(_SCHEMA)
+    # A file with other columns is refused here, as damaged, and not at the first request.
     connection.execute("SELECT key, value, expires, used FROM entries LIMIT 1").fetchall()
+    # From here on ``_begin`` waits for locks itself, and readers need none.
     connection.execute("PRAGMA busy_timeout = 0")
 
 

@@ -1,7 +1,7 @@
 """The file of the embedded store: created, opened, replaced if it was deleted, and moved aside if it is damaged.
 
-Many processes may open one directory. A lock on ``store.lock`` is held while one opens the file or moves it aside, so
-that none opens it halfway.
+Several processes may open one directory. Each locks ``store.lock`` while it opens the file, moves it aside or copies
+the log into it, so that none opens a file that another one is moving.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ FILE: Final = "store.db"
 
 _ASIDE: Final = "store.db.damaged"
 _FORMER_DATA: Final = "appendonlydir"
-"""The data of the private server that earlier versions ran."""
+"""The directory of the private Redis server that earlier versions ran."""
 
 _PARTS: Final = ("-wal", "-shm", "")
-"""Suffixes of the files that SQLite writes: https://www.sqlite.org/tempfiles.html. The file itself is moved last, so
-that what is interrupted is begun again.
+"""Suffixes of the files that SQLite writes: https://www.sqlite.org/tempfiles.html. The file itself is moved last: if
+the process ends before, the next one finds it damaged and moves the rest.
 """
 
 _BUSY_FOR: Final = 1.0
@@ -91,6 +91,9 @@ class StoreFile:
 
     def _opened(self, busy_for: float) -> Entries:
         self._create()
+        # Without an isolation level the module begins no transactions of its own: ``Entries`` does.
+        # https://docs.python.org/3/library/sqlite3.html#sqlite3-controlling-transactions
+        # The connection that reads in place is opened in a thread and used on the event loop, never at the same time.
         connection = sqlite3.connect(self.path, timeout=busy_for, isolation_level=None, check_same_thread=False)
         try:
             prepare(connection)
@@ -134,6 +137,10 @@ class StoreFile:
 
     @contextmanager
     def _exclusive(self) -> Iterator[None]:
+        """Lock the directory against other processes and other threads of this one."""
+        # Each call opens the file anew, and a lock of flock belongs to the open file: so threads exclude each other,
+        # too. Closing it, as the end of the process does, releases the lock.
+        # https://man7.org/linux/man-pages/man2/flock.2.html
         handle = os.open(self.directory / "store.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             fcntl.flock(handle, fcntl.LOCK_EX)

@@ -1,10 +1,10 @@
-"""A thread that works on the embedded store's file, so that a slow disk does not hold up the event loop.
+"""A thread that works on the embedded store's file, so that a slow disk does not block the event loop.
 
-Its loop takes the jobs that wait, runs them, delivers their outcomes to the event loop, and tidies up. Its connection
-is opened for the first job and dropped before the next one if
+It runs the waiting jobs, delivers their outcomes to the event loop, and removes entries that expired. Its connection is
+opened for the first job. It is closed, and opened again for the next job, in these cases:
 
 ==================================================  ===========================================================
-the file in the directory is another one            it is opened; the operations run there
+the directory has another file of that name         that one is opened; the operations run there
 SQLite reports damage                               the file is moved aside; the operations run once in a new one
 SQLite or the disk reports another fault            the operations fail; the next ones open the file again
 the disk is full, or another process writes         the operations fail; the connection stays
@@ -32,12 +32,13 @@ _PURGE_EVERY: Final = 60.0
 """Seconds between two removals of what has expired."""
 
 _MAX_LOG: Final = 16 * 1024 * 1024
-"""Bytes of the write-ahead log from which the writer itself copies it into the file. The log starts again only if it is
-copied as a whole, which another thread never achieves while this one goes on writing.
+"""Bytes of the write-ahead log from which the writer itself copies it into the file. The log is reused from its start
+only after all of it was copied, which another thread cannot achieve while this one continues to write:
+https://www.sqlite.org/wal.html#avoiding_excessively_large_wal_files
 """
 
 _HARMLESS: Final = (sqlite3.SQLITE_FULL, sqlite3.SQLITE_BUSY)
-"""Errors after which the connection goes on."""
+"""Errors after which the connection stays open."""
 
 FAULTS: Final = (sqlite3.Error, OSError)
 """Errors of the file or its disk."""
@@ -62,18 +63,18 @@ class Worker:
         self._jobs: SimpleQueue[_Job | None] = SimpleQueue()
         self._entries: Entries | None = None
         self._purge_at = 0.0
-        # A daemon: a disk that hangs must not hold up the end of the process.
+        # A daemon thread, because a disk that hangs must not keep the process from ending.
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
 
     def submit(self, work: Work) -> asyncio.Future[Any]:
-        """Have the thread run *work*; the future has its result, or the error of the file."""
+        """Run *work* in the thread; return a future with its result, or with the error of the file."""
         future = self._loop.create_future()
         self._jobs.put((work, future))
         return future
 
     async def close(self, seconds: float) -> None:
-        """Let the thread finish what waits and close its connection; wait *seconds* at most."""
+        """Wait up to *seconds* until the thread has run all waiting jobs and closed its connection."""
         self._jobs.put(None)
         await asyncio.to_thread(self._thread.join, seconds)
 
@@ -97,7 +98,7 @@ class Worker:
             job = self._jobs.get()
             if job is None:
                 if batch:
-                    self._jobs.put(None)  # seen again after this batch
+                    self._jobs.put(None)  # so that the thread ends after this batch
                 break
             batch.append(job)
         return batch
@@ -127,7 +128,7 @@ class Worker:
             return [error] * len(works)
 
     def _current(self) -> Entries:
-        """The connection to the file that is there now."""
+        """Return the connection to the file that the directory has now."""
         if self._entries is not None and self.file.is_replaced(self._entries):
             self._drop()
         if self._entries is None:
@@ -140,7 +141,7 @@ class Worker:
             self._entries = None
 
     def _tidy(self) -> None:
-        """Bound log and file, step by step while no operation waits; what fails is tried after the next batch."""
+        """Limit the sizes of log and file, in steps while no job waits; after an error the next batch tries again."""
         if self._max_bytes is None or self._entries is None:
             return
         with suppress(*FAULTS):

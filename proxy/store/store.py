@@ -1,4 +1,4 @@
-"""Opens the configured store, keeps it usable, and describes its state to operators."""
+"""Opens the configured store, monitors it, and describes its state to operators."""
 
 from __future__ import annotations
 
@@ -98,9 +98,9 @@ def _trouble(state: StoreState) -> str:
 class Store:
     """An open store; ``open_store`` builds it.
 
-    ``records`` serves the engine, ``summaries`` the writing of summaries, ``conversations`` their owners' questions.
-    ``archive`` stores originals, ``memories`` those of projects. *url* is ``embedded``, ``memory`` or a server's.
-    *instead*: memory replaces the configured store, which cannot be used.
+    ``records`` has compaction records and learned routes, ``summaries`` the summaries, ``conversations`` what owners
+    can query, ``archive`` originals of items, ``memories`` those of projects. *url* is ``embedded``, ``memory`` or a
+    server's. *instead*: memory replaces the configured store, which cannot be used.
     """
 
     def __init__(self, url: str, access: TableAccess, warnings: ThrottledWarnings, *, instead: bool = False) -> None:
@@ -135,7 +135,7 @@ class Store:
         )
 
     def attach(self, monitoring: asyncio.Task[None]) -> None:
-        """Have ``close`` end the task that monitors the store."""
+        """Cancel the task *monitoring* when the store is closed."""
         self._monitoring = monitoring
 
     async def close(self) -> None:
@@ -148,7 +148,7 @@ class Store:
 
 
 class StoreMonitor:
-    """Brings a server or file that was down at start into use, and keeps all replicas on one master key.
+    """Connects to a server or file that was down at start, and makes all replicas use one master key.
 
     *ring* are the configured master keys, the one that seals first; empty if the key is in the store.
     """

@@ -1,6 +1,6 @@
 """Summaries in the store: texts, leases to write one, marks of failure, counts of spending.
 
-Nothing here raises. If the store does not answer, there is no summary and no lease, and nothing is counted.
+No method raises. If the store does not answer, there is no summary and no lease, and nothing is counted.
 """
 
 from __future__ import annotations
@@ -30,7 +30,8 @@ class Lease:
         self._value = value
 
     async def renew(self, seconds: float) -> bool:
-        """Hold the lease for *seconds* from now. Return False if it is lost; True if the store does not answer."""
+        """Extend the lease to *seconds* from now. Return False if it is lost; True if the store does not answer."""
+        # A lease only avoids paying twice. A summary half written is worth more than the certainty to be alone.
         return await self._access.run_or(True, self._access.backend.extend(self._name, self._value, seconds))
 
     async def release(self) -> None:

@@ -1,7 +1,7 @@
 """The compaction records that the engine reads and writes, and what every table of the store shares.
 
-Nothing here raises to the engine. A failure is counted, and the engine gets a miss. The log has one line for each
-change of state, and one a minute for repeated errors.
+No error reaches the engine: a failure is counted, and the engine gets a miss. The log has one line for each change of
+state, and one a minute for repeated errors.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ _REQUESTS_FOR, _REQUESTS = 5.0, 4096
 """Seconds that an operator's request is remembered between ``newest`` and ``pop_request``, and how many are."""
 
 _NO_REQUEST: Final = (-math.inf, b"")
-"""What stands for no operator's request: it expired before all others."""
+"""The default for a conversation without an operator's request: one that has always been expired."""
 
 T = TypeVar("T")
 D = TypeVar("D")
@@ -109,7 +109,7 @@ class TableAccess:
         self.sealer = sealer
         self.ready = True
         self.requested_until = -math.inf
-        """The monotonic second until which an operator's request that was made here may wait."""
+        """The monotonic time at which the last operator's request that this process stored expires."""
 
         self._spawn = spawn
         self._warnings = warnings
@@ -182,7 +182,7 @@ class TableAccess:
             self.count_failure(error)
 
     def log_other_version(self, records: str, version: int) -> None:
-        """Log, once for each *version*, that *records* are left alone which another version of the proxy stored."""
+        """Log once for each *version* that *records* of another version of the proxy are neither read nor changed."""
         advice = "run that version, or one that is newer, in all replicas: this one neither reads nor changes them"
         self._warnings.change(f"version of {records}", version, "store.other_version", kind=records, advice=advice)
 
@@ -266,17 +266,19 @@ class TableAccess:
         except Unavailable as error:
             if error.kind != "wrongtype":
                 raise
-            # A value of another type under our name is removed once; if it comes back at once it is left alone.
+            # Another program wrote a value of another type under our name. It is removed once; an error of the second
+            # attempt reaches the caller.
             self._warnings.count("wrongtype", "store.foreign_value")
             await self.run(self.backend.remove(name))
             return await self.run(self.backend.claim(name, sealed, LIFETIME))
 
     def _keep_alive(self, tenant: bytes, name: str, value: bytes, plain: bytes) -> None:
-        """Renew a value in use. One that a former key sealed is sealed anew: that key may be removed some day."""
+        """Renew the expiry of a value in use. Seal it anew if a former key sealed it, so that the key can be removed."""
         if not self.sealer.is_former(value):
             self._renew(name)
         elif name not in self._renewed:
-            # At most once an hour: a replica that still seals with the former key does the same the other way round.
+            # At most once an hour: while the key is being changed, a replica that still seals with the former one seals
+            # the value back.
             self._renewed[name] = True
             sealed = self.sealer.seal(tenant, name, plain)
             self.run_in_background(self.run(self.backend.swap(name, value, sealed, LIFETIME)), "store rotation")
@@ -336,10 +338,10 @@ class RecordTable:
         return self._access.ready and self._backend.breaker == "closed"
 
     def version(self) -> tuple[int, ...] | None:
-        """A value that changes when something may have been stored by another process, or by an operator.
+        """A value that changes when another process or an operator may have stored something.
 
-        It changes every ten minutes as well, so that records in use are read, which renews them. None if it cannot be
-        told at once.
+        It also changes every ten minutes, so that records in use are read, which renews them. None if it is not known
+        without a request to the store.
         """
         now = self._access.clock()
         version: tuple[int, ...] | None = ()
@@ -408,4 +410,5 @@ class RecordTable:
         await self._access.run(self._backend.claim(name, sealed, ROUTE_LIFETIME))
 
     def _route_name(self, tenant: bytes, route: str) -> str:
+        # "lesson" is the first version's word for a learned route: names in use never change.
         return key_names.learned_route(self._access.sealer.digest(tenant, b"lesson\0" + route.encode()))

@@ -1,4 +1,4 @@
-"""The APIs as summarisers use them: the request for one text, and its answer."""
+"""The APIs as summarisers use them: the body of a request for a summary, and the text in its answer."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ https://platform.openai.com/docs/api-reference/chat/create
 REASONING_TOKENS: Final = 4_096
 """Tokens of output, beside the cap, for a model that reasons before it writes."""
 
-# Members of the client's request that are sent with a summary's request, too: the provider's prompt cache depends on
-# them, or they name who pays. Sampling figures and response formats are for the client's own answer only. Anthropic's
-# cache also depends on tool_choice: https://platform.claude.com/docs/en/build-with-claude/prompt-caching
+# Members of the client's request that a request for a summary has as well, because the provider's prompt cache depends
+# on them, or because they name who pays. Sampling parameters and response formats are for the client's own answer only.
+# Anthropic's cache also depends on tool_choice: https://platform.claude.com/docs/en/build-with-claude/prompt-caching
 _CHAT_MEMBERS: Final[tuple[str, ...]] = (
     "model",
     "tools",
@@ -87,19 +87,21 @@ def output_allowance(model: str, cap: int) -> int:
 
 
 def encode_json(body: Mapping[str, Any]) -> bytes:
-    """Return *body* as JSON in ASCII, so that text which UTF-8 cannot hold stays escaped."""
+    """Return *body* as JSON in ASCII, so that lone surrogates, which UTF-8 cannot encode, stay escaped."""
     return json.dumps(body, separators=(",", ":")).encode()
 
 
 def append_to_prompt(
     api: ApiFormat, model: str, envelope_json: str, items: bytes, instruction: str, output: int
 ) -> bytes:
-    """Return a prompt that the provider may have cached, with *instruction* behind it: the items keep their bytes.
+    """Return a prompt that the provider may have cached, followed by *instruction*: the items keep their bytes.
 
     *model* is the upstream's name of the model, which may differ from the client's.
     """
     envelope = {**parse(envelope_json), "model": model}
     name, members, last = api.continue_prompt(envelope, instruction, output)
+    # The items are joined as bytes: encoding them again could change white space or escapes, and with them the cached
+    # prefix.
     all_items = b",".join(filter(None, (items, encode_json(last))))
     return encode_json(members)[:-1] + b',"' + name.encode() + b'":[' + all_items + b"]}"
 

@@ -1,6 +1,6 @@
 """Summaries as the store holds them, and the notes on them that owners of conversations are shown.
 
-Both are arrays in msgpack, so that field names may change; their order and number may not without a new version.
+Both are arrays in msgpack: fields may get other names, but a change of their order or number needs a new version.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def load(value: bytes, length: int) -> Summary | None:
 
 
 def note_for(
-    wanted: SummaryRequest,
+    request: SummaryRequest,
     summariser: Summariser,
     policy: bytes,
     state: SummaryState,
@@ -80,23 +80,23 @@ def note_for(
     tokens_out: int = 0,
     refused_for: int = 0,
 ) -> SummaryNote:
-    """Return the note that a wanted summary is in *state*; a failed one is tried again after *refused_for* seconds."""
-    prefix, retry_at = wanted.prefix, 0
+    """Return the note that a summary is in *state*; a failed one is tried again after *refused_for* seconds."""
+    prefix, retry_at = request.prefix, 0
     if state == "failed":
         retry_at = now + refused_for
     return SummaryNote(
         version=NOTE_VERSION,
         written_at=now,
-        route=wanted.route.name,
+        route=request.route.name,
         policy=policy,
-        last_compaction=wanted.last_compaction,
+        last_compaction=request.last_compaction,
         prefix_hash=prefix.prefix_hash,
         length=prefix.length,
         state=state,
         model=summariser.model,
         upstream=summariser.upstream,
         reason=reason,
-        tokens_in=int(prefix.tokens * wanted.token_ratio),
+        tokens_in=int(prefix.tokens * request.token_ratio),
         tokens_out=tokens_out,
         retry_at=retry_at,
     )

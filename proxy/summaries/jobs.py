@@ -16,10 +16,10 @@ The states of one stretch in this process, which ``is_due`` reads from ``_runnin
     -------  ----------------------------------------------  ---------------------------------------------------------
     idle     a request above the soft mark                   running, if the client may spend what is needed
     running  the summary was written, or there was one       done
-    running  a fault of ours                                 done: another job would pay for the same fault
+    running  an exception in our own code                    done: another job would pay for the same fault
     running  another replica has the lease                   resting, for as long as a lease lasts
     running  the client has not sent enough tokens for it    idle; a job is due once it has (``too_expensive``)
-    running  the model was called and gave no usable text    resting, for ``REFUSED`` seconds, twice as long with each
+    running  the model gave no usable text                   resting, for ``REFUSED`` seconds, twice as long with each
                                                              failure in a row; the store keeps other replicas away
     running  anything else (paused, breaker, subscription)   resting, for ``AGAIN`` seconds
     resting  the time is over                                idle
@@ -28,8 +28,8 @@ The states of one stretch in this process, which ``is_due`` reads from ``_runnin
 A compaction that waits starts a job in any state but running. One that its caller requested may also cost more than the
 client's share. However many summaries one request waits for, it waits for one ``timeout`` (``waiting_until``).
 
-The owner of a conversation sees a note for each summary (``_note``): ``pending`` while the model is called, then
-``ready``, ``failed`` if it was called in vain, or ``skipped`` if it was not called.
+The owner of a conversation can read a note for each summary (``_note``): ``pending`` while the model is called, then
+``ready``, ``failed`` if the call gave no usable text, or ``skipped`` if no call was made.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ RENEW: Final = 1 / 3
 """Time between two renewals of a lease, as a share of its lifetime."""
 
 AGAIN: Final = 5.0
-"""Seconds until a job that could not begin may be tried again."""
+"""Seconds until a stretch is tried again whose job could not begin."""
 
 REFUSED, LONGEST_REFUSED = 60.0, 3600.0
 """Seconds until a stretch is tried again after a failure, doubled with each failure in a row; and their maximum."""
@@ -186,7 +186,8 @@ class Jobs:
         ready = await self.ready(wanted)
         if ready is not None and ready.length == wanted.prefix.length:
             return ready
-        # A view that does not fit is built again, and may need a summary of another prefix each time.
+        # A view that does not fit is built again, and may need a summary of another prefix each time. So the time limit
+        # is that of the request, not of one summary.
         now = self._clock()
         until = self._caches.waiting_until.setdefault(wanted.request.request_id, now + self._config.timeout)
         if until <= now:
@@ -194,7 +195,7 @@ class Jobs:
         task = self._running.get(_stretch_of(wanted)) or self._start(wanted, waits=True)
         if task is None:
             return ready
-        # A job that takes longer goes on: its summary serves the next compaction.
+        # ``wait`` does not cancel a job that takes longer: its summary serves the next compaction.
         await asyncio.wait({task}, timeout=until - now)
         if not task.done() or task.cancelled() or task.exception() is not None:
             return ready
@@ -260,7 +261,7 @@ class Jobs:
             self._report(job, outcome, began, error.reason, error.calls, error.tokens_used)
             return None
         except Exception:
-            # A fault of our own, which the owner of the task reports. Another job would pay for it again.
+            # An exception in our own code, which ``Tasks`` reports. Another job would pay for the same fault again.
             self._caches.not_before[job.stretch] = math.inf
             raise
         self._caches.not_before[job.stretch] = math.inf
@@ -339,7 +340,9 @@ class Jobs:
         try:
             draft = await self._draft(job, base)
         except NotWritten as error:
-            state: SummaryState = "failed" if error.called_model else "skipped"
+            state: SummaryState = "skipped"
+            if error.called_model:
+                state = "failed"
             self._note(job, state, error.reason)
             raise
         summary = await self._save(job, base, draft)
@@ -426,7 +429,7 @@ class Jobs:
             is_ours = await lease.renew(self._config.lease_seconds)
 
     def _refuse(self, job: _Job) -> float:
-        """Have no replica try this stretch for a while; return the seconds."""
+        """Mark in the store that no replica should try this stretch for some time; return the seconds."""
         seconds = self._refusal_seconds(job)
         self._caches.failures[job.stretch] = self._caches.failures.get(job.stretch, 0) + 1
         self._table.refuse(job.wanted.root_hash, job.policy, job.wanted.last_compaction, seconds)
@@ -470,7 +473,7 @@ class Jobs:
 
 
 class _Reservation:
-    """Tokens that are reserved for one text before the call, and corrected when its real tokens are known."""
+    """Tokens that are reserved before a call, and replaced by the tokens that it used when these are known."""
 
     def __init__(self, limits: SpendingLimits, breaker: Breaker, wanted: SummaryRequest) -> None:
         self._limits = limits

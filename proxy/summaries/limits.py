@@ -14,7 +14,10 @@ from proxy.store import SummaryTable
 from proxy.summaries.model_call import Summariser, credentials, is_subscription_key
 
 PAUSE: Final = 60.0
-"""Seconds that summaries pause for a tenant after an upstream rate-limited it."""
+"""Seconds that summaries pause for a tenant after an upstream rate-limited it: the rest of its rate is for the client.
+
+Providers count requests and tokens by the minute: https://platform.openai.com/docs/guides/rate-limits
+"""
 
 FLUSH_TOKENS: Final = 50_000
 """Sent tokens from which they are written to the store; fewer are written when the store's figures are read."""
@@ -23,7 +26,7 @@ FLUSH_SECONDS: Final = 5.0
 """Seconds between two such writes of one tenant's tokens: a busy one would write with every third request."""
 
 FRESH: Final = 5.0
-"""Seconds for which the store's figures are used; tokens of this process are added to them."""
+"""Seconds for which the store's figures are used before they are read again; tokens of this process are added."""
 
 LEASE: Final = 15.0
 """Seconds that a lease lasts."""

@@ -113,6 +113,7 @@ def is_subscription_key(key: str) -> bool:
 
 def call_headers(origin: Origin, agent: str, *, uses_client_headers: bool) -> list[tuple[str, str]]:
     """Return the headers of a call; if the client's own are used, all that do not belong to its request alone."""
+    # ``identity``: an answer of a few kilobytes is read as it is, without a decoder and its limit for inflated bodies.
     headers = [
         ("Content-Type", "application/json"),
         ("Accept", "application/json"),
@@ -156,8 +157,9 @@ async def call_model(
     except TimeoutError:
         raise CallFailed("timeout") from None
     except UllageError as error:
-        reason = "timeout" if error.status == 504 else "unreachable"
-        raise CallFailed(reason) from None
+        if error.status == 504:
+            raise CallFailed("timeout") from None
+        raise CallFailed("unreachable") from None
     return _usable(API_FORMATS[summariser.api], reply, data)
 
 

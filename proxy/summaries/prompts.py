@@ -1,6 +1,7 @@
 """Texts for a summariser: prompts from the templates beside this module, and transcripts of conversations.
 
-A transcript has one text per item, of limited length, without encoded data and without anything that looks like a role.
+A transcript has one text per item, of limited length. It has no encoded data, and no text that looks like a role or
+like the end of the tags around it: the conversation may quote strangers, who must not speak to the summariser.
 """
 
 from __future__ import annotations
@@ -20,7 +21,8 @@ WORDS_PER_TOKEN: Final = 0.5
 """Words that the prompt allows per token of the cap: identifiers take several tokens each, and models overshoot."""
 
 _MIN_WORDS: Final = 40
-"""Words that the prompt allows at least: a summary in fewer says nothing."""
+"""Words that the prompt allows at least: a summary in fewer words is of no use."""
+
 _TEMPLATES: Final = ("summary", "request", "previous", "aligned")
 
 USER, ASSISTANT, RESULT, ARGUMENTS = 16_000, 6_000, 2_000, 1_000
@@ -48,12 +50,12 @@ _SPEAKERS: Final = {"user": "user", "assistant": "assistant", "tool": "tool resu
 _BREAK = lazy_pattern(r"\s+")
 
 NEAR_CUT: Final = 120
-"""Characters before a cut in which the end of a word is searched."""
+"""Characters around a cut within which it may be moved to the end of a word."""
 
 MIDDLE: Final = "[... middle left out ...]"
 
 _JOIN: Final = 2
-"""Tokens that joining two texts may add."""
+"""Most tokens that the line break between two texts adds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +116,7 @@ def _has_long_run(text: str) -> bool:
 def _omitted(match: re.Match[str]) -> str:
     run = match.group()
     if not run.startswith("data:") and len(run) < OPAQUE and not any(map(str.isdigit, run)):
-        return run  # a rule of dashes, or one letter repeated
+        return run  # a line of dashes, or one letter repeated
     size = len(run) * 3 // 4
     digest = hashlib.sha256(run.encode("utf-8", "surrogatepass")).hexdigest()[:12]
     return f"[... data left out: about {size} bytes, digest {digest} ...]"
@@ -128,7 +130,7 @@ def neutralised(text: str) -> str:
 
 
 def quoted(text: str, characters: int) -> str:
-    """Return both ends of *text* in at most *characters*, without data, neutralised, each line behind a bar."""
+    """Return the two ends of *text* in at most *characters*, without data and roles; each line begins with a bar."""
     text = omit_data(text).encode("utf-8", "replace").decode()
     if len(text) > characters:
         head, tail = head_and_tail(text, characters // 2)

@@ -1,8 +1,9 @@
 """Verifies a model's summary before it is used: its size, its names and figures, and the orders in it.
 
-The source of a summary holds text of strangers, and the model may follow their orders. So every name and figure in a
-summary must occur in its source. An order in it stays as it is only if the user or the system gave it. An order of a
-tool or of the assistant becomes a quote. An order that is not in the source is dropped.
+The source of a summary has text of strangers, and the model may obey instructions in it (prompt injection:
+https://genai.owasp.org/llmrisk/llm01-prompt-injection/). So every name and figure in a summary must occur in its
+source. An order stays as it is only if the user or the system gave it. An order of a tool or of the assistant becomes a
+quote. An order that is not in the source is dropped.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from proxy.core.lazy_pattern import lazy_pattern
 SECTIONS = ("Decisions and why", "State", "Pending", "Next", "Instructions from the user")
 """The headings that a summary may have; it must have at least one.
 
-The first four are what no rule can write. The prompt does not request the last one, since the block has the user's own
+Only a model can write the first four. The prompt does not request the last one, since the block has the user's own
 words, but models write it all the same.
 """
 
@@ -33,7 +34,7 @@ MAX_REPEATED = 0.3
 """Most runs of four words that may be repetitions, as a share of all: above it, the model was in a loop."""
 
 MAX_DROPPED = 0.5
-"""Most lines that may be dropped, as a share of all: above it, the rest is not worth using."""
+"""Most lines that may be dropped, as a share of all: above it, the summary is not used."""
 
 OVERLAP = 0.7
 """Share of a line's word pairs that a sentence of a speaker must hold to be its source."""
@@ -118,7 +119,7 @@ class Verdict:
 class Source:
     """The items that a summary is about, of *tokens* in all. Built once for all drafts.
 
-    What a speaker said is indexed when a line is first looked for in it: few drafts have lines of tools.
+    The sentences of a speaker are indexed when a line is first compared with them: few drafts have lines of tools.
     """
 
     def __init__(self, entries: Sequence[ItemText], tokens: int) -> None:
@@ -186,8 +187,10 @@ class _Sentences:
 
     def _add(self, text: str) -> None:
         """Add the sentences of *text*."""
-        end = _ASCII_SENTENCE if text.isascii() else _SENTENCE
-        for piece in end.split(text):
+        boundary = _SENTENCE
+        if text.isascii():
+            boundary = _ASCII_SENTENCE
+        for piece in boundary.split(text):
             sentence = piece[:_LONGEST_LINE]
             pairs = _pairs(_words(sentence))
             for pair in pairs:

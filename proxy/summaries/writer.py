@@ -1,4 +1,7 @@
-"""Writes a verified summary: in one call if the text fits the model's window, else in one call for each chunk."""
+"""Writes a verified summary: in one call if the text fits the model's window, else in one call for each chunk.
+
+A call for a chunk gets the summary of the chunks before it, and its answer is the summary of all so far.
+"""
 
 from __future__ import annotations
 
@@ -48,8 +51,8 @@ class Draft:
 class NotWritten(Exception):
     """No text was written; ``reason`` is a fixed word.
 
-    ``called_model``: a call was made. ``limited``: the upstream rate-limited it. ``tokens_needed`` are about the tokens
-    that the text would have taken.
+    ``called_model``: a call was made. ``limited``: the upstream rate-limited it. ``tokens_needed`` is an estimate of
+    the tokens that the text would have used.
     """
 
     def __init__(
@@ -78,8 +81,8 @@ CheckBudget = Callable[[int], Awaitable[str]]
 class Writer:
     """Writes summaries through *upstream*, each call within *seconds*; *agent* is our User-Agent.
 
-    ``aligned``: if the request's own model writes, the request's own prompt is sent again with the instruction behind
-    it, so that most of it is in the provider's prompt cache.
+    ``aligned``: if the request's own model writes, the request's own prompt is sent again, followed by the instruction.
+    Most of it is then in the provider's prompt cache.
     """
 
     def __init__(
@@ -118,7 +121,7 @@ class Writer:
         return await self._fold(run, texts, await self._affordable_chunks(run, new, check))
 
     async def _affordable_chunks(self, run: _Run, new: Sequence[ItemText], check: CheckBudget) -> list[str]:
-        """Return the transcript in chunks, in as much detail as may be paid for. Raises ``NotWritten`` if none may."""
+        """Return the transcript in chunks, in as much detail as the budget allows. Raises ``NotWritten`` if in none."""
         reason, needed = "", 0
         for detail in DETAILS:
             chunks, tokens = await asyncio.to_thread(self._chunks, run, new, detail)
@@ -148,7 +151,7 @@ class Writer:
         return chunks, tokens + (PROMPT + wanted.cap) * len(chunks) + wanted.cap * summaries_before
 
     def _aligned_body(self, run: _Run) -> tuple[bytes, int] | None:
-        """Return the request's own prompt with the instruction behind it, and its tokens; None if it may not fit."""
+        """Return the request's own prompt followed by the instruction, and its tokens; None if it may not fit."""
         wanted, summariser = run.wanted, run.summariser
         if not self.aligned or not summariser.is_request_model:
             return None
@@ -167,10 +170,10 @@ class Writer:
         return body, cached.tokens + FRAME + output
 
     async def _fold(self, run: _Run, texts: Sequence[ItemText], chunks: Sequence[str | bytes]) -> Draft:
-        """Fold each of *chunks* into the summary of those before it. *texts* are the source to verify it."""
+        """Fold each of *chunks* into the summary of those before it, which is verified against *texts*."""
         source = await asyncio.to_thread(Source, texts, run.wanted.prefix.tokens)
         origin = run.wanted.request.origin
-        assert origin is not None
+        assert origin is not None  # ``Jobs`` starts no job for a request that no client sent
         for chunk in chunks:
             body = chunk
             if isinstance(body, str):
@@ -201,6 +204,7 @@ class Writer:
         return verdict.text
 
     def _body(self, run: _Run, chunk: str) -> bytes:
+        # A part of the tags around the transcript. Nobody who wrote a text in it could know it and close the tag.
         nonce, cap, summariser = secrets.token_hex(8), run.wanted.cap, run.summariser
         system = self._prompts.system(nonce, cap)
         text = self._prompts.request(nonce, chunk, run.text)

@@ -28,7 +28,7 @@ APIS: Final = frozenset({"chat", "messages", "responses", "gemini"})
 """APIs whose requests have a context. All others are relayed, or only ask for a count."""
 
 MOST_WAITING: Final = 10_000
-"""Requests whose lines wait for the disk; those of further ones are dropped."""
+"""Most requests whose lines wait for the disk; lines of further requests are dropped."""
 
 BATCH_SECONDS: Final = 0.2
 """Seconds between two writes: one record for each line would cost as much as a small request."""
@@ -38,7 +38,7 @@ BATCH_BYTES: Final = 65_536
 
 
 class BudgetLog:
-    """Writes lines to *path*, on a thread of its own, and leaves *files* older ones of *max_bytes* each.
+    """Writes lines to *path*, in a thread of its own; *files* older files of *max_bytes* each stay beside it.
 
     ``dropped`` counts the lines that were not written because the disk was too slow, or full. Raises ``OSError`` if
     the file cannot be opened.
@@ -79,7 +79,7 @@ class BudgetLog:
                 self._write_batch()
 
     def _write_batch(self) -> None:
-        """Write lines that wait as one record, so that the file is rotated between two lines."""
+        """Write waiting lines as one record, so that the file is rotated between two lines."""
         batch: list[bytes] = []
         size = 0
         while self._waiting and size < self._batch:
@@ -123,7 +123,7 @@ class Line(msgspec.Struct, gc=False):
 
 
 def lines_of(report: Report, at: float) -> list[bytes]:
-    """Return the lines of a *report* that was made *at* this Unix time, its ``context_budget`` first."""
+    """Return the lines of the *report* of a request that ended *at* this Unix time, its ``context_budget`` first."""
     pressure = report.pressure
     issue, ratio = report.project or report.conversation, None
     if pressure is not None:
@@ -142,7 +142,9 @@ def lines_of(report: Report, at: float) -> list[bytes]:
     )
     encode: Callable[[Line], bytes] = msgspec.json.encode
     if not (report.agent.isprintable() and issue.isprintable()):
-        encode = ascii_json  # clients forge names: other line ends than ours are escaped, and half characters too
+        # Clients choose these names. U+2028, which some readers take for a line end, is escaped, and so are lone
+        # surrogates, which msgspec refuses.
+        encode = ascii_json
     lines = [encode(line)]
     if pressure is not None and pressure > NEARLY_FULL:
         line.event = "context_overflow_warning"

@@ -34,7 +34,7 @@ SHORTEST_NAME: Final = 12
 """Characters of a model's name that are left on a narrow terminal."""
 
 NO_WIDTH: Final = 0
-"""The width of what is no terminal: nothing is left out."""
+"""The width of a file or pipe: nothing is left out."""
 
 
 class Part(NamedTuple):
@@ -71,8 +71,8 @@ class Console:
         if isinstance(line, msgspec.Struct):
             text = request_line(line, terminal_width(self._fd), colors=self._colors)
         else:
-            shown = {name: value for name, value in line.items() if value not in (None, "", [], {}, False)}
-            text = str(self._render(None, "", shown))
+            fields = {name: value for name, value in line.items() if value not in (None, "", [], {}, False)}
+            text = str(self._render(None, "", fields))
         return text.encode("utf-8", "replace")
 
 
@@ -170,7 +170,7 @@ def fitting(parts: list[Part], width: int) -> list[Part]:
 
 
 def shortened(text: str, length: int) -> str:
-    """Return *text* in at most *length* characters; what is left out in its middle is an ellipsis."""
+    """Return *text* in at most *length* characters, with an ellipsis in its middle if it is longer."""
     if len(text) <= length:
         return text
     head = length // 2

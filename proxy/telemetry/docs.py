@@ -1,6 +1,6 @@
-"""The page about fields and metrics, made from their tables.
+"""Generates the page about fields and metrics from their tables.
 
-Write it anew with ``python -m proxy.telemetry.docs > docs/metrics.md``.
+Write it with ``python -m proxy.telemetry.docs > docs/metrics.md``.
 """
 
 from __future__ import annotations

@@ -49,12 +49,12 @@ class Exports:
         return TracedExchange(engine, self.tracing)
 
     def summary(self, report: SummaryReport) -> None:
-        """Trace a summary job that has ended; call it where the job ran."""
+        """Trace a summary job that has ended. Call it in the job's task, whose context names the request."""
         if self.tracing is not None:
             self.tracing.summary(report)
 
     def close(self) -> int:
-        """Write and send all that waits. Return the number of lines that could not be written since the start."""
+        """Write and send everything that waits. Return the number of lines not written since the start."""
         if self.tracing is not None:
             self.tracing.close()
         if self.budget_log is None:
@@ -89,7 +89,7 @@ def open_traces(version: str) -> Tracing | None:
     Raises ``CannotExport`` without the library.
     """
     try:
-        # Only if they are wanted: the library is an extra, and takes a fifth of a second to import.
+        # Imported only if traces are on: the library is an extra, and takes a fifth of a second to import.
         from proxy.telemetry.tracing import open_tracing
     except ImportError as error:
         raise CannotExport("telemetry.traces needs OpenTelemetry: pip install 'ullage[otel]'") from error

@@ -1,8 +1,12 @@
-"""Measures the lag of the event loop, and names what ran meanwhile.
+"""Measures the lag of the event loop, and names the functions that ran meanwhile.
 
-A thread asks the loop for a beat while requests are under way, and once a second otherwise: a proxy that has nothing to
-do is left alone. How late the beat runs is the lag. If it is overdue, the thread notes the frames of the loop's thread
-and of those that read large bodies. Afterwards they are gone.
+A thread schedules a callback, the beat, on the loop: every ``BEAT`` seconds while requests are under way, else every
+``IDLE_BEAT``, so that an idle proxy takes no CPU. The lag is the time by which the callback runs late. While it is
+overdue, the thread records the stack of the loop's thread and of those that read large bodies: when the callback runs
+at last, these frames have returned.
+
+asyncio's own debug mode measures each callback, which costs too much in production:
+https://docs.python.org/3/library/asyncio-dev.html#debug-mode
 """
 
 from __future__ import annotations
@@ -27,7 +31,7 @@ TOO_LATE: Final = 0.2
 """Seconds of lag from which a line is logged."""
 
 WORKERS: Final = "offload"
-"""The beginning of the names of threads that read large bodies."""
+"""The prefix of the names of threads that read large bodies."""
 
 Observe = Callable[[float], None]
 """Takes the seconds of lag of one beat."""
@@ -51,13 +55,13 @@ class LagWatch:
         self._is_beat_due = False
         self._due = 0.0
         self._worst = 0.0
-        self._ran: tuple[str, ...] = ()
+        self._frames: tuple[str, ...] = ()
 
     def start(self) -> None:
         """Begin to watch the loop of the calling thread."""
         self._loop = asyncio.get_running_loop()
         self._thread = threading.get_ident()
-        threading.Thread(target=self._ask_for_beats, name="loop lag", daemon=True).start()
+        threading.Thread(target=self._schedule_beats, name="loop lag", daemon=True).start()
 
     def stop(self) -> None:
         """Stop watching; harmless when called again."""
@@ -76,27 +80,28 @@ class LagWatch:
         self._observe(lag)
         self._worst = max(self._worst, lag)
         if lag >= self._too_late:
-            self._warn(lag, self._ran)
+            self._warn(lag, self._frames)
         self._is_beat_due = False
 
-    def _ask_for_beats(self) -> None:
-        """Ask for one beat after the other, and note the frames once for each that is overdue. Runs in the thread."""
+    def _schedule_beats(self) -> None:
+        """Schedule one beat after the other; record the frames once for each that is overdue. Runs in the thread."""
         due = time.monotonic() + BEAT
         while not self._stopped.wait(BEAT):
             if self._is_beat_due:
-                # The first look at an overdue beat counts: its frames have run for most of the lag.
-                if not self._ran and time.monotonic() - self._due >= self._too_late / 2:
-                    self._ran = self._frames()
+                # Recorded early, at half the limit: the frames of that moment have run for most of the lag.
+                if not self._frames and time.monotonic() - self._due >= self._too_late / 2:
+                    self._frames = self._running_frames()
             elif self._under_way or due - self._due >= IDLE_BEAT:
-                # Due when this thread meant to ask: what held it up holds up the loop as well, the interpreter's lock.
-                self._due, self._ran, self._is_beat_due = due, (), True
+                # Due at the time that this thread should have woken, not now: if the interpreter's lock delayed this
+                # thread, it delayed the loop as well.
+                self._due, self._frames, self._is_beat_due = due, (), True
                 try:
                     self._loop.call_soon_threadsafe(self._on_beat)
                 except RuntimeError:
                     return  # the loop was closed
             due = time.monotonic() + BEAT
 
-    def _frames(self) -> tuple[str, ...]:
+    def _running_frames(self) -> tuple[str, ...]:
         """Return the innermost frames of the loop's thread, then of each thread that reads a large body."""
         names = {thread.ident: thread.name for thread in threading.enumerate()}
         stacks = sys._current_frames()

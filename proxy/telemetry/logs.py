@@ -43,30 +43,30 @@ MOST_REFUSALS = 10
 DEEPEST_STACK = 8
 """Frames of an exception or of a thread, the innermost ones."""
 
-# The table of fields as the line of a request needs it, worked out once: for each request, a few steps in C are left.
+# The table of fields, prepared at import: for each request a few calls into compiled code remain.
 
 _LOGGED = tuple(field for field in core_report.FIELDS if field.log)
 _KEYS = tuple(field.log for field in _LOGGED)
 _NAMES = [field.name for field in _LOGGED]
 
 _DURATION_AT = _NAMES.index(DURATION)
-"""The place of the duration, which is no part of a report: the status stands there until it is replaced."""
+"""The index of the duration, which is no part of a report: the status has its place until it is replaced."""
 
 _VALUES = attrgetter(*_NAMES[:_DURATION_AT], "status", *_NAMES[_DURATION_AT + 1 :])
 """Reads the values of a report."""
 
 _FOREIGN_AT = tuple(index for index, field in enumerate(_LOGGED) if field.foreign)
 _FOREIGN = itemgetter(*_FOREIGN_AT)
-"""Reads the texts that others chose."""
+"""Reads the texts that clients and providers chose."""
 
 _CONVERTED_AT = tuple((index, field.logged) for index, field in enumerate(_LOGGED) if field.logged is not None)
-"""The places of values that are logged in another form, with the functions that make it."""
+"""The indices of values that are logged in another form, with the functions that convert them."""
 
 _RequestLine = msgspec.defstruct(
     "_RequestLine",
     [*((key, Any) for key in _KEYS), ("event", str), ("level", str), ("timestamp", datetime)],
 )
-"""The line of a finished request, which msgspec writes at once: a dictionary takes twice as long."""
+"""The line of a finished request as a structure: msgspec encodes a dictionary in twice the time."""
 
 ALLOWED = frozenset(_KEYS) | frozenset(
     {
@@ -85,7 +85,7 @@ ALLOWED = frozenset(_KEYS) | frozenset(
 
 
 class Logs:
-    """The logger of a process. Build one, hand it in, close it last.
+    """The logger of a process. Build one, pass it to all parts, and close it last.
 
     Lines go to *fd* (standard output).
     """
@@ -142,7 +142,7 @@ class Logs:
                 values[index] = _plain(values[index])
         for index, convert in _CONVERTED_AT:
             values[index] = convert(values[index])
-        # Past structlog's logger: nothing in this line is left for the allow-list to judge.
+        # Not through structlog's logger: every key of this line is in ``ALLOWED`` and every text was shortened above.
         line = _RequestLine(*values, "proxy.request_done", "info", datetime.now(UTC))
         try:
             rendered = self._render(line)
@@ -200,8 +200,9 @@ class Logs:
         """Write an error of the event loop, without the text of an exception. It is the loop's exception handler."""
         del loop
         error = context.get("exception")
-        # The message is a fixed text of asyncio's, but that of a callback quotes its arguments; the rest of the context
-        # holds objects whose repr quotes data.
+        # The message is a fixed text of asyncio's, except that of a callback, which quotes its arguments. The rest of
+        # the context has objects whose repr quotes data.
+        # https://docs.python.org/3/library/asyncio-eventloop.html#asyncio.loop.call_exception_handler
         problem = str(context.get("message", ""))
         if "handle" in context:
             problem = "Exception in callback"
@@ -217,7 +218,7 @@ class Logs:
             self._handler = _Library(self.log)
             logging.getLogger().addHandler(self._handler)
             logging.getLogger().setLevel(logging.WARNING)
-            # A logger with a level of its own would let debug records pass, and those quote requests.
+            # A level of their own, because these libraries' debug records quote requests.
             for name in ("aiohttp", "aiohttp.server", "aiohttp.client", "aiohttp.access", "asyncio"):
                 logging.getLogger(name).setLevel(logging.WARNING)
 
@@ -232,7 +233,7 @@ class Logs:
 
 
 def only_facts(_logger: object, _method: str, fields: Fields) -> Fields:
-    """Drop every field that is not on the list, shorten texts, and reduce an exception to its type and place."""
+    """Drop every field that is not in ``ALLOWED``, shorten texts, and reduce an exception to its type and frames."""
     error = fields.pop("exc_info", None)
     unknown = fields.keys() - ALLOWED
     if unknown:
@@ -250,7 +251,7 @@ def only_facts(_logger: object, _method: str, fields: Fields) -> Fields:
 
 
 def _plain_value(value: Any) -> object:
-    """Return *value* if it is a number or a truth value, its texts made harmless, or the name of its type."""
+    """Return *value* if it is a number or a boolean, a text or list of texts by ``_plain``, else its type's name."""
     kind = type(value)
     if kind is str:
         return _plain(value)
@@ -302,10 +303,10 @@ class _Sink:
 
 
 class _Library(logging.Handler):
-    """Turns a library's record into facts: its logger, its place in the code, the type of its error.
+    """Logs of a library's record only its logger, its place in the code, and the type of its error.
 
-    aiohttp puts header lines and parts of URLs into its messages, asyncio the repr of a failed task. So a message is
-    only given as its template, and only when it has arguments: without any, the data is already in the text.
+    aiohttp puts header lines and parts of URLs into its messages, asyncio the repr of a failed task. So only the
+    template of a message is logged, and only if it has arguments: without arguments the text may already have the data.
     """
 
     def __init__(self, log: structlog.typing.FilteringBoundLogger) -> None:
@@ -341,10 +342,9 @@ class LineWriter:
     ``write`` never blocks: when the reader is gone or stuck and *most_bytes* wait, further lines are dropped and
     counted in ``dropped``. Safe to call from any thread.
 
-    Lines wait in pieces, each one write. For a pipe a piece has at most ``PIPE_BUF`` bytes, which it takes whole:
-    workers share one pipe, and larger writes of theirs would interleave
-    (https://pubs.opengroup.org/onlinepubs/9799919799/functions/write.html). A longer line is a piece of its own. A file
-    takes any write whole.
+    Lines wait in pieces, each for one system call. Workers share one pipe, and writes of more than ``PIPE_BUF`` bytes
+    to it could interleave (https://pubs.opengroup.org/onlinepubs/9799919799/functions/write.html), so a piece has at
+    most so many bytes. A longer line is a piece of its own. Writes to a file do not interleave.
     """
 
     def __init__(self, fd: int, most_bytes: int = MOST_BYTES) -> None:
@@ -402,7 +402,8 @@ class LineWriter:
             try:
                 written = os.write(self._fd, rest)
             except BlockingIOError:
-                # Another process that shares the pipe made it non-blocking; it has to drain first.
+                # Another process that shares the pipe has set O_NONBLOCK, which belongs to the open file and so holds
+                # here, too. The reader has to read first.
                 time.sleep(BATCH_SECONDS)
                 continue
             except OSError:

@@ -1,10 +1,11 @@
 """Prometheus metrics: those of requests from the table of a report's fields, the others from ``PROCESS`` below.
 
-With several workers each answer of ``/metrics`` covers them all.
+Names and units are as Prometheus recommends: seconds, and ``_total`` for counters
+(https://prometheus.io/docs/practices/naming/). With several workers each answer of ``/metrics`` covers them all.
 
-A report only waits in the tally of its route: many at once take a third of the time to count. ``flush`` counts them
-before each answer of ``/metrics`` and every second, and a tally is counted when ``MOST_WAITING`` wait in it. The loop's
-thread is the only one that adds reports, and never waits for another thread that counts them.
+A report first waits in the tally of its route, because counting many reports together takes a third of the time.
+``flush`` counts them before each answer of ``/metrics`` and every second, and a tally is counted when ``MOST_WAITING``
+wait in it. Only the event loop's thread adds reports, and it never waits for another thread that counts them.
 """
 
 from __future__ import annotations
@@ -26,7 +27,9 @@ from prometheus_client.multiprocess import MultiProcessCollector
 from proxy.core.report import DURATION, DURATION_BUCKETS, FIELDS, Metric, Report, SummaryReport, Value
 
 MOST_MODELS, LONGEST_MODEL = 100, 100
-"""Names of each kind that become labels, and their characters: labels live as long as the process."""
+"""Most names of each kind that become labels, and most characters of one: labels live as long as the process, and each
+one is a further time series (https://prometheus.io/docs/practices/instrumentation/#do-not-overuse-labels).
+"""
 
 OTHER = "other"
 """The label of all further names, which come from clients."""
@@ -36,7 +39,7 @@ MOST_WAITING: Final = 64
 
 Breaker = Literal["closed", "half-open", "open"]
 _BREAKER = {"closed": 0, "half-open": 1, "open": 2}
-"""The figure of each state of the store's breaker."""
+"""The value of the gauge for each state of the store's breaker."""
 
 LAG_BUCKETS: Final = (0.002, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0)
 """Seconds of lag, from what no client notices to a loop that hangs."""
@@ -146,24 +149,26 @@ Add = Callable[[float], None]
 class Telemetry:
     """Counts what requests and the store did.
 
-    *directory* is where worker processes keep their figures; ``PROMETHEUS_MULTIPROC_DIR`` must have named it before
-    this module was imported. ``None``: this process is the only one. ``loop_lag`` adds the seconds by which the event
-    loop was late for something that was due. Reports are appended to *reports*, each with its Unix time.
+    *directory* has the files in which worker processes store their figures. ``PROMETHEUS_MULTIPROC_DIR`` must have
+    named it before this module was imported. ``None``: this process is the only one. ``loop_lag`` adds the seconds by
+    which the event loop was late. Reports are appended to *reports*, each with its Unix time.
     """
 
     def __init__(
         self, version: str, directory: Path | None = None, reports: deque[tuple[float, Report]] | None = None
     ) -> None:
-        # The client chose at its import, and shows it nowhere else:
+        # prometheus_client decides at its import if values go to files, and no public name shows its decision:
         # https://github.com/prometheus/client_python/blob/master/prometheus_client/values.py
         shared = bool(getattr(values.ValueClass, "_multiprocess", False))
         if shared != (directory is not None):
             raise ValueError("PROMETHEUS_MULTIPROC_DIR must be set before the import exactly when a directory is given")
         self._registry = CollectorRegistry()
-        self._shown = self._registry
+        self._exposed = self._registry
         if directory is not None:
-            self._shown = CollectorRegistry()
-            MultiProcessCollector(self._shown, path=str(directory))  # type: ignore[no-untyped-call]
+            # The collector reads every worker's files, this one's too: with its own metrics in the same registry they
+            # would be counted twice. https://prometheus.github.io/client_python/multiprocess/
+            self._exposed = CollectorRegistry()
+            MultiProcessCollector(self._exposed, path=str(directory))  # type: ignore[no-untyped-call]
         self._models: set[str] = set()
         self._reports = reports
         self._tenants: set[str] = set()
@@ -223,7 +228,7 @@ class Telemetry:
             self._refused[reason] = total
 
     def store_state(self, *, up: bool, breaker: Breaker = "closed") -> None:
-        """Show the store's state. Call it on every change: reading metrics reaches files of other workers, not them."""
+        """Show the store's state. Call it on every change: an answer of ``/metrics`` reads the other workers' files."""
         self._families.gauges[STORE_UP.name].set(int(up))
         self._families.gauges[STORE_BREAKER.name].set(_BREAKER[breaker])
 
@@ -255,10 +260,10 @@ class Telemetry:
     def exposition(self) -> tuple[bytes, str]:
         """Return the metrics as text and its content type. Call it in a thread: with several workers it reads files."""
         self.flush()
-        return generate_latest(self._shown), CONTENT_TYPE_PLAIN_0_0_4
+        return generate_latest(self._exposed), CONTENT_TYPE_PLAIN_0_0_4
 
     def _tally(self, report: Report) -> _Tally:
-        """Return the tally of requests like that of *report*. Make it for the first one."""
+        """Return the tally of requests like that of *report*; a new one for the first of them."""
         model = self._model(report.model)
         key = (report.api, model, report.upstream, report.status, report.outcome)
         tally = self._tallies.get(key)
@@ -271,13 +276,13 @@ class Telemetry:
         return _bounded(self._models, name)
 
 
-def _bounded(known: set[str], name: str) -> str:
-    """Return *name* as the value of a label, or ``OTHER`` if there are many: values come from clients and stay."""
-    if name in known:
+def _bounded(names: set[str], name: str) -> str:
+    """Return *name* as the value of a label and add it to *names*; ``OTHER`` if there are ``MOST_MODELS`` names."""
+    if name in names:
         return name
-    if len(known) >= MOST_MODELS or len(name) > LONGEST_MODEL or not name.isprintable():
+    if len(names) >= MOST_MODELS or len(name) > LONGEST_MODEL or not name.isprintable():
         return OTHER
-    known.add(name)
+    names.add(name)
     return name
 
 
@@ -288,7 +293,8 @@ class _Families:
         self.counters: dict[str, Counter] = {}
         self.gauges: dict[str, Gauge] = {}
         self.histograms: dict[str, _Histogram] = {}
-        self.shown: dict[tuple[Metric, tuple[str, ...]], dict[Value, float]] = {}
+        self.present: dict[tuple[Metric, tuple[str, ...]], dict[Value, float]] = {}
+        """The value of each gauge that is not 0, by its own labels."""
         metrics = {metric.name: metric for metric in (*(metric for metric, _ in _ROWS), *PROCESS)}
         for name, metric in metrics.items():
             labels = metric.labels + metric.by
@@ -305,7 +311,11 @@ class _Families:
                 )
 
     def _begin(self, metric: Metric) -> None:
-        """Begin the known series of a metric that depends on no label of a report."""
+        """Set the series of all known labels to 0, if the metric has no label that comes from a report.
+
+        A counter that appears with its first event has no increase for ``rate()`` to see:
+        https://prometheus.io/docs/practices/instrumentation/#avoid-missing-metrics
+        """
         if not metric.labels:
             for own in metric.known:
                 self.series(metric, _own_labels(own))
@@ -318,14 +328,14 @@ class _Families:
         return family.labels(*labels)
 
     def show(self, metric: Metric, labels: tuple[str, ...], own: Value, amount: float) -> None:
-        """Let a gauge show *amount* under its *own* labels only, among all with the same *labels*."""
+        """Set a gauge to *amount* under its *own* labels, and to 0 under all others with the same *labels*."""
         gauge = self.gauges[metric.name]
-        shown = self.shown[metric, labels]
-        for other in shown.keys() - {own}:
-            # A label cannot be taken out again when worker processes keep their figures in files.
+        present = self.present[metric, labels]
+        for other in present.keys() - {own}:
+            # With several workers the client library cannot remove a label from the files.
             gauge.labels(*labels, *_own_labels(other)).set(0)
-        shown.clear()
-        shown[own] = amount
+        present.clear()
+        present[own] = amount
         gauge.labels(*labels, *_own_labels(own)).set(amount)
 
 
@@ -336,10 +346,11 @@ def _own_labels(own: Value) -> tuple[str, ...]:
 
 
 class _Histogram(Histogram):
-    """A histogram that also takes many observations at once, which its base has no method for."""
+    """A histogram that also takes many observations at once, for which its base class has no method."""
 
     def observe_all(self, amounts: Sequence[float]) -> None:
         """Observe *amounts*."""
+        # As ``observe`` of the base class does for one amount, on the same private members.
         self._sum.inc(sum(amounts))
         buckets = list(map(partial(bisect_left, self._upper_bounds), amounts))
         for bucket in set(buckets):
@@ -347,7 +358,7 @@ class _Histogram(Histogram):
 
 
 def _amounts(row: _Row, reports: Sequence[Report], values: Sequence[Any]) -> list[Any]:
-    """Return what *reports* add to the metric of *row*, by their *values* of the attribute that it depends on."""
+    """Return the amounts that *reports* add to the metric of *row*; *values* are those of its attribute."""
     amount = row.metric.amount
     if amount is None:
         return [value for value in values if value != row.nothing]
@@ -359,7 +370,7 @@ def _amounts(row: _Row, reports: Sequence[Report], values: Sequence[Any]) -> lis
 class _Tally:
     """The requests of one kind: ``waiting`` are the reports that are not counted yet, each with its seconds.
 
-    ``_shown`` is what each gauge shows, on all routes with the same labels of it.
+    ``_present`` has the values of each gauge, which all routes with the same labels share.
     """
 
     def __init__(self, families: _Families, labels: Mapping[str, str], projects: set[str]) -> None:
@@ -368,23 +379,24 @@ class _Tally:
         self._families = families
         self._labels = labels
         self._projects = projects
-        self._shown = {
-            metric: families.shown.setdefault((metric, self._labels_of(metric)), {})
+        self._present = {
+            metric: families.present.setdefault((metric, self._labels_of(metric)), {})
             for metric, _ in _ROWS
             if metric.kind == "gauge"
         }
         for metric, _ in _ROWS:
             if "" in self._labels_of(metric):
-                continue  # a request that nothing was sent for
+                continue  # nothing was sent for such requests, so a label is empty
             for own in metric.known:
                 self._series_of((metric, own))
 
     def count(self) -> None:
-        """Hand Prometheus the reports that wait. One thread at a time; the loop may add some meanwhile."""
+        """Add the waiting reports to the metrics. One thread at a time; the loop may append more meanwhile."""
         number = len(self.waiting)
         if not number:
             return
-        # Each of these two is one step of the interpreter, in which no other thread runs.
+        # Each of these two is atomic under the interpreter's lock:
+        # https://docs.python.org/3/faq/library.html#what-kinds-of-global-value-mutation-are-thread-safe
         batch = self.waiting[:number]
         del self.waiting[:number]
         reports = [report for report, _ in batch]
@@ -414,8 +426,8 @@ class _Tally:
     def _add_each(self, metric: Metric, amounts: Sequence[Mapping[Value, float]]) -> None:
         """Add each of *amounts* to *metric*, under the labels that it names."""
         for amount in amounts:
-            if amount == self._shown.get(metric):
-                continue  # the gauge shows it already
+            if amount == self._present.get(metric):
+                continue  # the gauge has this value already
             for own, added in amount.items():
                 if metric.kind == "gauge":
                     self._families.show(metric, self._labels_of(metric), own, added)

@@ -1,7 +1,7 @@
 """The directory in which worker processes share the figures of ``/metrics``.
 
-Apart from ``metrics`` because the parent makes it, and must not import the metrics' client before that:
-https://prometheus.github.io/client_python/multiprocess/.
+A module apart from ``metrics``: the parent creates the directory, and prometheus_client reads its path when it is
+imported. https://prometheus.github.io/client_python/multiprocess/
 """
 
 from __future__ import annotations
@@ -13,17 +13,16 @@ import tempfile
 from pathlib import Path
 
 VARIABLE = "PROMETHEUS_MULTIPROC_DIR"
-"""Must hold the directory in a worker's environment before it imports ``proxy.telemetry.metrics``."""
-
+"""The environment variable with the directory; a worker needs it before it imports ``proxy.telemetry.metrics``."""
 
 _NAME = re.compile(r"ullage-metrics-(\d+)-(\d+)-\w+")
-"""The name of such a directory: the namespace and the id of the process that made it."""
+"""The name of such a directory: the namespace of process ids, and the id of the process that created it."""
 
 
 def make_directory() -> Path:
     """Return a new private directory for the figures of this run's workers. Remove those of runs that were killed.
 
-    Raises ``OSError`` if it cannot be made.
+    Raises ``OSError`` if it cannot be created.
     """
     space = _process_space()
     base = _base()
@@ -34,7 +33,7 @@ def make_directory() -> Path:
 
 
 def _base() -> Path:
-    """Return the temporary directory, or the shared memory if none can be written, as under a read-only root."""
+    """Return the temporary directory; shared memory if none is writable, as in a container with a read-only root."""
     try:
         return Path(tempfile.gettempdir())
     except FileNotFoundError:
@@ -42,7 +41,10 @@ def _base() -> Path:
 
 
 def _process_space() -> int:
-    """Return a number for this namespace of process ids: containers may share a folder and not the ids."""
+    """Return the inode of this process's PID namespace: containers may share a folder and have the same process ids.
+
+    https://man7.org/linux/man-pages/man7/pid_namespaces.7.html
+    """
     try:
         return os.stat("/proc/self/ns/pid").st_ino
     except OSError:  # not Linux
@@ -50,17 +52,17 @@ def _process_space() -> int:
 
 
 def _is_stale(directory: Path, space: int) -> bool:
-    """True if *directory* was made, by this user and in the same namespace, by a process that is gone."""
+    """True if *directory* was created by a process of this user and namespace that has ended."""
     named = _NAME.fullmatch(directory.name)
     if named is None or int(named[1]) != space or directory.is_symlink():
         return False
     try:
         if directory.stat().st_uid != os.getuid():
             return False
-        os.kill(int(named[2]), 0)
+        os.kill(int(named[2]), 0)  # signal 0 only checks: https://man7.org/linux/man-pages/man2/kill.2.html
     except (ProcessLookupError, OverflowError):
         return True
-    except OSError:  # the process is another user's, or the directory went meanwhile
+    except OSError:  # the process is another user's, or another process has removed the directory
         return False
     return False
 

@@ -1,14 +1,14 @@
 """The spans of finished requests as OTLP's messages, and their export. Imported by ``proxy.telemetry.tracing`` only.
 
-The SDK would make a recording span of each, and its exporter a second object and one message for each attribute: that
+The SDK would create a recording span of each, and its exporter a second object and one message for each attribute: that
 takes as much CPU as half of a small request. Here a request's spans become messages when their batch is exported.
 Requests of one kind share most attributes, so those are encoded once (``_usual_facts``) and merged into each span in
 one step. The messages are those of OpenTelemetry's own package; queue, retries and HTTP are the SDK's.
 
-What one span says no other repeats, and each attribute costs its encoding: what stands in the log line of
-``ullage.request_id`` only is not here. No span holds a text of a conversation.
+Each attribute costs its encoding, so no span repeats an attribute of another, and fields that are only of use in the
+log are not here: ``ullage.request_id`` leads to the log line. No span has a text of a conversation.
 
-Names and attributes are those of the GenAI conventions 1.37, what Ullage did is in ``ullage.*``:
+Names and attributes are those of the GenAI conventions 1.37; those of Ullage begin with ``ullage.``:
 https://github.com/open-telemetry/semantic-conventions/blob/v1.37.0/docs/gen-ai/gen-ai-spans.md
 """
 
@@ -34,15 +34,15 @@ from opentelemetry.util.types import AttributeValue
 from proxy.core.report import Report, SummaryReport
 
 CHAT: Final = "chat"
-"""The convention's name for what all the APIs do."""
+"""The convention's name of the operation, which is the same for all APIs."""
 
 PROVIDERS: Final[Mapping[str, str]] = MappingProxyType(
     {"chat": "openai", "responses": "openai", "messages": "anthropic", "gemini": "gcp.gemini"}
 )
-"""The convention's provider by API: the one that the format is from, not the one that answers."""
+"""The convention's provider by API: the one that defined the API, not the one that answers."""
 
 SCOPE: Final = "ullage"
-"""The name of what makes the spans."""
+"""The name of the instrumentation scope: https://opentelemetry.io/docs/concepts/instrumentation-scope/"""
 
 LONGEST_TEXT: Final = 200
 """Characters of an attribute: clients choose the names of models and projects."""
@@ -64,7 +64,7 @@ Attributes = Mapping[str, AttributeValue]
 
 
 class UpstreamCall(msgspec.Struct):
-    """A body that was sent: when, in ns, and where to; its *status*, or the type of the *error* in its place."""
+    """A body that was sent to ``target``; times in Unix ns. Without an answer ``error`` is the exception's type."""
 
     id: int
     target: str
@@ -75,7 +75,7 @@ class UpstreamCall(msgspec.Struct):
 
 
 class RequestTrace(msgspec.Struct):
-    """A request under way; ``id`` is that of its own span, ``began`` its time in ns.
+    """A request under way; ``id`` is that of its own span, ``began`` the time of its beginning in Unix nanoseconds.
 
     ``parent`` is the client's span if its headers name one, ``state`` and ``flags`` those of the trace. The sampler may
     have given the request ``attributes``.
@@ -91,14 +91,14 @@ class RequestTrace(msgspec.Struct):
     calls: list[UpstreamCall] = []
 
     def context_of(self, span: int) -> SpanContext:
-        """Return the context of the span of that id: its own, or that of a call, which the upstream is told."""
+        """Return the context of the span of that id: the request's own, or that of a call, which is sent upstream."""
         return SpanContext(self.trace, span, is_remote=False, trace_flags=self.flags, trace_state=self.state)
 
 
 class FinishedSpans(ReadableSpan):
     """Spans that wait for their export, where ``add_to`` adds them to the messages of their batch.
 
-    The SDK's queue asks for the context only, to see that the trace is sampled. One of these stands for all spans of a
+    The SDK's queue only reads the context, to check that the trace is sampled. One instance is for all spans of a
     request.
     """
 
@@ -135,7 +135,7 @@ class OtlpExporter(OTLPSpanExporter):
 
     def send(self, message: bytes) -> bool:
         """Return True if the collector took *message*. Failures that may pass are tried again for a while."""
-        # The library has no public way in for bytes, so pyproject.toml holds its minor version.
+        # The library has no public method for encoded messages, so pyproject.toml holds its minor version.
         return self._client.export(message).success
 
 
@@ -182,7 +182,7 @@ def add_summary(scope: ScopeSpans, opened: RequestTrace, own: int, report: Summa
 def _add_span(
     scope: ScopeSpans, usual: bytes, opened: RequestTrace, own: int, began: int, ended: int, parent: int = 0
 ) -> Span:
-    """Add the span *own* with what *usual* holds, as a child of the request's span *parent*, and return it."""
+    """Add the span *own* with the encoded attributes *usual*, as a child of the span *parent*, and return it."""
     span: Span = scope.spans.add(
         trace_id=opened.trace.to_bytes(16, "big"),
         span_id=own.to_bytes(8, "big"),
@@ -208,7 +208,7 @@ _USUAL: Final[Mapping[str, str]] = MappingProxyType(
         "ullage.project": "project",
     }
 )
-"""Attributes that requests of one kind share, each with the member of the report that it is."""
+"""Attributes that requests of one kind share, each with the attribute of the report that it comes from."""
 
 _READ_USUAL: Final = attrgetter("api", *_USUAL.values())
 
@@ -221,14 +221,14 @@ _OWN: Final[Mapping[str, str]] = MappingProxyType(
         "gen_ai.usage.cache_read.input_tokens": "usage.cached_tokens",
     }
 )
-"""Attributes that each request has for itself, likewise."""
+"""Attributes that differ for each request, likewise."""
 
 _READ_OWN: Final = attrgetter(*_OWN.values())
 
 
 @lru_cache(maxsize=MOST_KINDS)
 def _usual_facts(api: str, model: str, status: int, *names: str) -> bytes:
-    """Return an encoded span with what requests of one kind share; the arguments are those of ``_READ_USUAL``."""
+    """Return an encoded span with the attributes that requests of one kind share, in the order of ``_READ_USUAL``."""
     values: tuple[str | int, ...] = (model, status, *names)
     facts: dict[str, AttributeValue] = {name: value for name, value in zip(_USUAL, values, strict=True) if value != ""}
     facts["gen_ai.operation.name"] = CHAT
@@ -284,7 +284,7 @@ def _add_fact(facts: Any, name: str, value: AttributeValue) -> None:
 
 
 def _fill(fact: AnyValue, value: AttributeValue) -> None:
-    """Let *fact* have *value*, cut to what OTLP has room for."""
+    """Set *fact* to *value*, within the limits of OTLP."""
     match value:
         case str():
             fact.string_value = _text(value)
@@ -302,5 +302,5 @@ def _fill(fact: AnyValue, value: AttributeValue) -> None:
 
 
 def _text(text: str) -> str:
-    """Return *text*, short, and with half characters replaced: one that cannot be encoded would cost its batch."""
+    """Return *text*, short, with lone surrogates replaced: a text that cannot be encoded would lose its whole batch."""
     return text[:LONGEST_TEXT].encode("utf-8", "replace").decode()

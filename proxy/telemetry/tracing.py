@@ -8,9 +8,9 @@ The spans of a request, each with its parent::
       retry            CLIENT    the same for each further body
       summary          INTERNAL  a job that the request began; it may end later
 
-While a request runs, only times and ids are noted; ``proxy.telemetry.spans`` makes its spans from them and from its
-report when they are exported. Variables, sampler and queue are the SDK's. A request that is sampled out costs the
-sampler's decision only.
+While a request runs, only times and ids are recorded; ``proxy.telemetry.spans`` builds its spans from them and from its
+report when they are exported. Environment variables, sampler and queue are the SDK's. A request that is not sampled
+costs the sampler's decision only.
 
 A client's ``traceparent`` is continued, and only then the upstream gets one: https://www.w3.org/TR/trace-context/
 """
@@ -63,7 +63,7 @@ _CURRENT: ContextVar[RequestTrace | None] = ContextVar("ullage request trace", d
 
 
 class Tracing:
-    """Notes requests that the sampler of *provider* takes, and queues their spans in *processor*.
+    """Records requests that the sampler of *provider* selects, and queues their spans in *processor*.
 
     ``observe`` ends a request, ``summary`` adds the span of a summary job.
     """
@@ -75,7 +75,7 @@ class Tracing:
         self._open: dict[str, RequestTrace] = {}
 
     def begin(self, request: Request) -> None:
-        """Note that *request* begins, as a child of what its client's headers name, unless it is sampled out."""
+        """Record the beginning of *request*, as a child of the span that its headers name, if it is sampled."""
         began, ids = time.time_ns(), self._ids
         context, client = _context_of(request)
         if client is None:
@@ -88,17 +88,17 @@ class Tracing:
             own, state = ids.generate_span_id(), decided.trace_state
             opened = RequestTrace(trace_id, own, began, client, state, flags, dict(decided.attributes or {}))
             self._open[request.request_id] = opened
-        _CURRENT.set(opened)  # also None: a connection's task answers one request after another
+        _CURRENT.set(opened)  # None, too: a connection's task answers one request after another
 
     def begin_call(self, current: RequestTrace, target: str) -> UpstreamCall:
-        """Note that a body of the *current* request is sent to *target* now."""
+        """Record that a body of the *current* request is sent to *target* now."""
         call = UpstreamCall(self._ids.generate_span_id(), target, time.time_ns())
         current.calls.append(call)
         return call
 
     def observe(self, report: Report, duration: float) -> None:
         """End the spans of a finished request; *duration* in seconds."""
-        del duration  # it began with the head of the request, before anything of it was known
+        del duration  # it counts from the request's first byte, the span from ``begin``
         opened = self._open.pop(report.request_id, None)
         if opened is not None:
             ended, compaction = time.time_ns(), 0
@@ -107,7 +107,7 @@ class Tracing:
             self._processor.on_end(FinishedSpans(lambda scope: add_request(scope, opened, report, ended, compaction)))
 
     def summary(self, report: SummaryReport) -> None:
-        """Add the span of a summary job that ends now. Call it where the job runs."""
+        """Add the span of a summary job that ends now. Call it in the job's task, whose context names the request."""
         current = _CURRENT.get()
         if not report.calls or current is None:
             return
@@ -115,8 +115,8 @@ class Tracing:
         self._processor.on_end(FinishedSpans(lambda scope: add_summary(scope, current, own, report, ended)))
 
     def close(self) -> None:
-        """Export what waits, for ``EXPORT_SECONDS`` at most."""
-        # The exporter tries a collector that is gone again and again; the process must end all the same.
+        """Export the waiting spans, for ``EXPORT_SECONDS`` at most."""
+        # In a thread that the process need not wait for: the exporter repeats its attempts if no collector answers.
         thread = threading.Thread(target=self._processor.shutdown, name="last spans", daemon=True)
         thread.start()
         thread.join(EXPORT_SECONDS)
@@ -134,8 +134,9 @@ def _context_of(request: Request) -> tuple[Context, SpanContext | None]:
 
 
 def _names_trace(headers: Sequence[tuple[str, str]]) -> bool:
-    """Return True if there is a ``traceparent`` in *headers*. Each request asks this of all of its headers."""
-    return TRACEPARENT in [name.lower() for name, _ in headers if len(name) == 11]
+    """True if *headers* have a ``traceparent``."""
+    # This runs twice for each request and all of its headers: comparing lengths first saves most of the calls.
+    return TRACEPARENT in [name.lower() for name, _ in headers if len(name) == len(TRACEPARENT)]
 
 
 class TracedExchange:
@@ -182,18 +183,18 @@ class TracedUpstream:
                 carrier, trace.set_span_in_context(NonRecordingSpan(current.context_of(call.id)), _NO_CONTEXT)
             )
             added = {**added, **carrier}
-        return _noted(call, self._upstream.send(target, method, path_qs, headers, body, added))
+        return _timed(call, self._upstream.send(target, method, path_qs, headers, body, added))
 
     async def upgrade(self, target: str, path_qs: str, headers: Sequence[tuple[str, str]]) -> Upgradable:
         """Return the reply to a request to leave HTTP, which is not traced."""
         return await self._upstream.upgrade(target, path_qs, headers)
 
 
-async def _noted(call: UpstreamCall, sending: Coroutine[Any, Any, Reply]) -> Reply:
-    """Return the reply of *sending*, and note in *call* when its head came, and its status."""
+async def _timed(call: UpstreamCall, sending: Coroutine[Any, Any, Reply]) -> Reply:
+    """Return the reply of *sending*; record in *call* the time of its head and its status, or the error."""
     try:
         reply = await sending
-    except BaseException as error:  # also a client that left: the span tells it
+    except BaseException as error:  # ``CancelledError``, too, if the client has disconnected
         call.error = type(error).__name__
         raise
     finally:

@@ -19,7 +19,7 @@ SHARE = 64
 
 
 BOUNDS: tuple[tuple[ModuleType, tuple[str, ...]], ...] = (
-    (caches, ("ITEM_BYTES", "PREFIX_BYTES", "OUTLINE_BYTES", "RECORD_BYTES", "TEXT_BYTES")),
+    (caches, ("ITEM_BYTES", "PREFIX_BYTES", "ENVELOPE_BYTES", "RECORD_BYTES", "TEXT_BYTES")),
     (wiring, ("CACHED_SIZES", "CACHED_LOOKUPS", "CACHED_ROUTES")),
     (upstream_wiring, ("CACHED_TENANTS", "CACHED_STRETCHES")),
     (tables, ("_RENEWED", "_REQUESTS")),

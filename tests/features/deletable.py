@@ -60,6 +60,7 @@ KEYS: dict[str, tuple[str, ...]] = {
 """The keys of each feature, as they stand in ``config/ullage.yaml``."""
 
 TESTS = (
+    "tests/core",
     "tests/features",
     "tests/engine",
     "tests/server",

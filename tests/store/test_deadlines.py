@@ -16,16 +16,16 @@ async def test_a_caller_has_one_patience_for_all_its_operations() -> None:
     """Seconds waited in vain are taken off the next waits of the same task, and come back after a while."""
     now = [50.0]
     waits = WaitBudget(lambda: now[0])
-    assert waits.left(0.06) == 0.06
+    assert waits.remaining(0.06) == 0.06
     waits.spend(0.06)
     waits.spend(0.06)
-    assert waits.left(0.06) == pytest.approx(REQUEST - 0.12)
+    assert waits.remaining(0.06) == pytest.approx(REQUEST - 0.12)
     waits.spend(0.03)
-    assert waits.left(0.06) == 0
+    assert waits.remaining(0.06) == 0
     now[0] += FULL_AGAIN
-    assert waits.left(0.06) == 0.06
+    assert waits.remaining(0.06) == 0.06
     waits.spend(0.01)
-    assert waits.left(REQUEST) == pytest.approx(REQUEST - 0.01)
+    assert waits.remaining(REQUEST) == pytest.approx(REQUEST - 0.01)
 
 
 async def test_others_are_as_patient_as_ever() -> None:
@@ -34,10 +34,10 @@ async def test_others_are_as_patient_as_ever() -> None:
 
     async def wait() -> float:
         waits.spend(REQUEST)
-        return waits.left(0.06)
+        return waits.remaining(0.06)
 
     assert await asyncio.ensure_future(wait()) == 0
-    assert waits.left(0.06) == 0.06
+    assert waits.remaining(0.06) == 0.06
     await asyncio.sleep(0)  # until then the loop still knows the task
     gc.collect()
     assert len(waits._spent) == 0

@@ -98,7 +98,7 @@ async def proxy_in_process(
         tokenizers(),
         store,
         upstream,
-        noting=history.features,
+        observers=history.features,
         calls=call_settings(config),
         faults=noticed,
         spawn=tasks.spawn,
