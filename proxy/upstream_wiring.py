@@ -221,16 +221,20 @@ def open_model_headers(settings: Settings) -> HeadersOf:
     def headers_of(model: str) -> Mapping[str, str]:
         if not model:
             return {}
-        rule = settings.model(model)
-        headers: dict[str, SecretStr] = {}
-        if rule.model:  # another name for a model: the headers of that model's own rule apply, too
-            inherited = settings.model(rule.name_at_upstream(model)).headers
-            replaced = {name.lower() for name in rule.headers}
-            headers = {name: value for name, value in inherited.items() if name.lower() not in replaced}
-        headers.update(rule.headers)
+        headers = _configured_headers(settings, model)
         return {name: value.get_secret_value() for name, value in headers.items()}
 
     return headers_of
+
+
+def _configured_headers(settings: Settings, model: str) -> Mapping[str, SecretStr]:
+    """Return the headers of the rule for *model*; if that is another name, also those of the model's own rule."""
+    rule = settings.model(model)
+    if not rule.model:
+        return rule.headers
+    inherited = settings.model(rule.name_at_upstream(model)).headers
+    replaced = {name.lower() for name in rule.headers}
+    return {**{name: value for name, value in inherited.items() if name.lower() not in replaced}, **rule.headers}
 
 
 def open_probes(

@@ -1,4 +1,4 @@
-"""The command line: ``commands`` defines every command, the other modules hold what one of them does."""
+"""The command line: ``commands`` defines every command, the other modules implement them."""
 
 import sys
 
@@ -7,7 +7,7 @@ import proxy
 
 def _clash() -> str:
     """Return which other distribution replaced files of this package, and the remedy."""
-    # Only here: it reads the list of files of every distribution that is installed.
+    # Imported here only: it reads the list of files of every installed distribution.
     from importlib.metadata import packages_distributions
 
     others = sorted(set(packages_distributions().get("proxy", ())) - {"ullage"})

@@ -12,7 +12,9 @@ from typing import Final
 from urllib.parse import urlsplit
 
 HEALTH_SECONDS: Final = 3.0
-"""Seconds for one request: the image's health check, which asks so, is ended after five."""
+"""Seconds for one request. Docker ends the image's health check after five (``HEALTHCHECK --timeout``):
+https://docs.docker.com/reference/dockerfile/#healthcheck
+"""
 
 DATA: Final = b"data: "
 """The beginning of a line of a server-sent event: https://html.spec.whatwg.org/multipage/server-sent-events.html"""
@@ -26,6 +28,7 @@ def configured_address(environ: Mapping[str, str]) -> str:
 
 def local_address(host: str, port: int | str) -> str:
     """Return the URL on this machine of a proxy that listens on *host*: the loopback address if it listens on all."""
+    # The addresses for "all interfaces" are no destination: https://www.rfc-editor.org/rfc/rfc6890#section-2.2.2
     host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)  # noqa: S104 - compared, not bound
     if ":" in host:
         host = f"[{host}]"

@@ -26,7 +26,7 @@ class _Data(BaseModel):
 
 
 class FileSetting(_Data):
-    """A value to set in a file: ``at`` is its path, ``value`` may hold placeholders.
+    """A value to set in a file: ``at`` is its path, ``value`` may have placeholders.
 
     ``if_missing``: set it only if the file has none. ``min_window``: only if the window has at least so many tokens.
     """
@@ -129,8 +129,8 @@ def changes(file: File, facts: ClientFacts) -> list[Change]:
 def fill_in(value: Any, facts: ClientFacts) -> Any:
     """Return *value* with its placeholders replaced; None if one of them has no value.
 
-    A figure that is the whole text becomes a number. Members and elements without a value are left out, and so is an
-    object of which none is left.
+    A text that is nothing but a placeholder of a number becomes that number. Members and elements without a value are
+    left out, and so is an object without any member.
     """
     if isinstance(value, str):
         return _fill_text(value, facts)
@@ -161,20 +161,23 @@ def _fill_text(value: str, facts: ClientFacts) -> str | int | None:
 
 
 def _placeholder_values(facts: ClientFacts) -> dict[str, str | int | None]:
+    text_window = None
+    if facts.window is not None:
+        text_window = str(facts.window)
     return {
         "root": facts.root,
         "url": f"{facts.root}/v1",
         "key": facts.key,
         "model": facts.model,
         "window": facts.window,
-        "text_window": None if facts.window is None else str(facts.window),
+        "text_window": text_window,
         "output": _max_output(facts),
         **_answer_and_thinking(facts),
     }
 
 
 def _max_output(facts: ClientFacts) -> int | None:
-    """Return the longest answer that goes with the window: clients that take a window want this figure as well."""
+    """Return the longest answer for the window: clients whose configuration has a window require this figure, too."""
     window = facts.real_window or facts.window
     if window is None:
         return None

@@ -1,4 +1,8 @@
-"""The commands of ``ullage``. Exit codes: 0 done, 1 refused or invalid, 2 the command was used wrongly.
+"""The commands of ``ullage``.
+
+Exit codes are 0 for done, 1 for a result that scripts should stop at (an invalid file, a server that is not ready), and
+2 for wrong usage, which is what Click, Typer's base, exits with after a wrong option
+(https://click.palletsprojects.com/en/stable/exceptions/). ``ullage run`` exits with its client's code.
 
 Every command imports what it needs itself: the settings take a quarter of a second to import, and the server more.
 ``ullage --help``, completion and the container's health check, which runs every few seconds, need neither.
@@ -46,7 +50,9 @@ app = typer.Typer(
     epilog="Exit codes: 0 done, 1 refused or invalid, 2 used wrongly.",
     no_args_is_help=True,
     add_completion=True,
-    pretty_exceptions_enable=False,  # it shows local variables, keys among them
+    # A pretty traceback shows local variables, and some of these are keys:
+    # https://typer.tiangolo.com/tutorial/exceptions/
+    pretty_exceptions_enable=False,
     rich_markup_mode=None,  # rich takes as long to import as all the rest of the help
 )
 
@@ -56,8 +62,8 @@ def main() -> None:
     app()
 
 
-def _show_version(wanted: bool) -> None:
-    if wanted:
+def _show_version(is_requested: bool) -> None:
+    if is_requested:
         from proxy import version
 
         typer.echo(f"ullage {version()}")
@@ -96,7 +102,7 @@ def serve(
         overrides["store", "url"] = store
     with without_collections():
         settings = _settings_to_serve(config, overrides)
-        # Only now: a refusal should come at once, and the server takes half a second to import.
+        # Imported after the check of the settings, since the server takes half a second: a refusal comes at once.
         from proxy.fleet import run
 
     raise typer.Exit(run(settings, config, overrides))
@@ -342,16 +348,16 @@ def _read_request(name: str) -> tuple[str, bytes]:
 
 
 def _explain(fitted: Fitted, name: str, html: Path | None, *, show: bool) -> None:
-    """Break the tokens of the request called *name* down: *show* them, and write them to *html* if it is given."""
+    """Break down the tokens of the request called *name*: *show* them, and write them to *html* unless it is None."""
     from proxy.cli.explain import breakdown, render
     from proxy.cli.html_report import fit_page
     from proxy.cli.output import table_console
 
-    shown = breakdown(fitted)
+    result = breakdown(fitted)
     if show:
-        render(shown, table_console())
+        render(result, table_console())
     if html is not None:
-        _write(html, lambda: html.write_text(fit_page(name, shown), "utf-8"))
+        _write(html, lambda: html.write_text(fit_page(name, result), "utf-8"))
 
 
 @app.command()
@@ -416,13 +422,13 @@ def connect(
     from proxy.cli import connect as commands
     from proxy.cli.clients import clients
 
-    known = clients()
+    by_name = clients()
     if client is None:
-        _list_clients(known)
+        _list_clients(by_name)
         return
     if write and undo:
         fail(MISUSED, "Give --write or --undo, not both.")
-    chosen = _client_named(client, known)
+    chosen = _client_named(client, by_name)
     if chosen.needs_model and model is None and not undo:
         fail(MISUSED, f"The configuration of {chosen.title} names models: give --model NAME.")
     settings = settings_of(config, {})
@@ -436,25 +442,28 @@ def connect(
             facts = client_facts(settings, key or chosen.key, model, window)
             address = url or local_address(settings.server.host, settings.server.port)
             facts = _facts_at(address, facts, roomy=roomy)
-            lines = commands.connect(client, chosen, facts, os.environ, journal if write else None)
+            journal_to_write = None
+            if write:
+                journal_to_write = journal
+            lines = commands.connect(client, chosen, facts, os.environ, journal_to_write)
     except (commands.ConnectError, OSError) as error:
         fail(REFUSED, str(error))
     typer.echo("\n".join(lines))
 
 
-def _list_clients(known: Mapping[str, Client]) -> None:
-    for name, client in known.items():
+def _list_clients(by_name: Mapping[str, Client]) -> None:
+    for name, client in by_name.items():
         typer.echo(f"{name:16}{client.title} ({client.api})")
 
 
-def _client_named(name: str, known: Mapping[str, Client]) -> Client:
+def _client_named(name: str, by_name: Mapping[str, Client]) -> Client:
     """Return the client called *name*; end the process if there is none."""
-    if name not in known:
+    if name not in by_name:
         advice = "`ullage connect` lists them."
-        if similar := difflib.get_close_matches(name, known, n=1):
+        if similar := difflib.get_close_matches(name, by_name, n=1):
             advice = f"Did you mean {similar[0]}? {advice}"
         fail(MISUSED, f"No client is called {name}. {advice}")
-    return known[name]
+    return by_name[name]
 
 
 def _facts_at(address: str, facts: ClientFacts, *, roomy: bool) -> ClientFacts:
@@ -465,4 +474,5 @@ def _facts_at(address: str, facts: ClientFacts, *, roomy: bool) -> ClientFacts:
     return replace(facts, root=address.rstrip("/").removesuffix("/v1"), window=window)
 
 
+# Options behind the client's name are the client's own.
 app.command(context_settings={"allow_interspersed_args": False, "ignore_unknown_options": False})(run)

@@ -14,7 +14,7 @@ from typing import Any, Final, Literal
 
 Format = Literal["json", "toml", "yaml", "env"]
 Step = str | Mapping[str, str]
-"""One step of a path: a key, or members of the list element that is meant."""
+"""One step of a path: a key, or members that identify an element of a list."""
 
 MISSING: Final = object()
 """The value at a path that leads nowhere; None is a value of JSON and YAML."""
@@ -42,7 +42,9 @@ def parse(text: str, file_format: Format) -> Any:
 def _parse(text: str, file_format: Format) -> Any:
     match file_format:
         case "json":
-            return json.loads(text) if text.strip() else None
+            if not text.strip():
+                return None
+            return json.loads(text)
         case "toml":
             import tomlkit
 
@@ -74,6 +76,8 @@ def dump(document: Any, file_format: Format, original: str = "") -> str:
 
 
 def _yaml() -> Any:
+    # The settings are read with PyYAML, which is faster and loses comments; these files must keep theirs.
+    # https://yaml.dev/doc/ruamel.yaml/
     from ruamel.yaml import YAML
 
     yaml = YAML()
@@ -101,8 +105,10 @@ class _EnvFile(dict[str, str]):
             if binding.key not in new:  # it was removed
                 continue
             value = new.pop(binding.key)
-            unchanged = value == (binding.value or "")
-            lines.append(binding.original.string if unchanged else _assignment(binding.key, value))
+            line = binding.original.string
+            if value != (binding.value or ""):
+                line = _assignment(binding.key, value)
+            lines.append(line)
         text = "".join(lines)
         if text and not text.endswith("\n"):
             text += "\n"
@@ -142,7 +148,7 @@ def put(document: Any, path: Sequence[Step], value: Any) -> None:
 
 
 def remove(document: Any, path: Sequence[Step]) -> None:
-    """Delete the value at *path*, and the containers above it that are empty then."""
+    """Delete the value at *path*, and each container above it that is empty afterwards."""
     container, step = get(document, path[:-1]), path[-1]
     if isinstance(step, str):
         del container[step]
@@ -184,7 +190,7 @@ def _set(node: Any, step: Step, value: Any, path: Sequence[Step]) -> None:
 
 
 def plain(value: Any) -> Any:
-    """Return *value* as JSON can hold it, without the types of its format's library; None for ``MISSING``."""
+    """Return *value* as a value of JSON, without the types of its format's library; None for ``MISSING``."""
     if value is MISSING:
         return None
     if hasattr(value, "unwrap"):  # tomlkit's items
@@ -200,7 +206,13 @@ def plain(value: Any) -> Any:
 
 def path_name(path: Sequence[Step]) -> str:
     """Return *path* for messages, such as ``provider.ullage.models``."""
-    return ".".join(step if isinstance(step, str) else "/".join(step.values()) for step in path)
+    return ".".join(map(_step_name, path))
+
+
+def _step_name(step: Step) -> str:
+    if isinstance(step, str):
+        return step
+    return "/".join(step.values())
 
 
 def _first_line(error: Exception) -> str:

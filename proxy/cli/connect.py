@@ -1,6 +1,7 @@
 """``ullage connect``: points a client at the proxy and undoes it, changing nothing else in the client's own files.
 
-A journal in the proxy's data directory has the text of each file before. Its mode is 0600: such files may hold keys.
+A journal in the proxy's data directory has the text of each file before the change. Its mode is 0600, because such
+files may have keys.
 """
 
 from __future__ import annotations
@@ -101,10 +102,13 @@ def render(file: ClientFile) -> str:
 
 def write(name: str, file: ClientFile, journal: Path) -> None:
     """Set our values in *file*, which is created if it does not exist. Raises ``ConnectError`` and ``OSError``."""
-    text = file.path.read_text("utf-8") if file.path.exists() else ""
+    text = ""
+    if file.path.exists():
+        text = file.path.read_text("utf-8")
     document = _parse(text, file)
     values = _apply(file, document)
     changed = config_files.dump(document, file.format, text)
+    # The journal first: if the second write fails, an undo finds the file as it was before and changes nothing.
     _record(journal, name, file.path, {"format": file.format, "before": text, "values": values, "after": changed})
     _replace(file.path, changed, None)
 
@@ -145,9 +149,10 @@ def _combined(earlier: Mapping[str, Any], later: Mapping[str, Any]) -> dict[str,
     values = {json.dumps(value["at"]): value for value in earlier["values"]}
     for value in later["values"]:
         path = json.dumps(value["at"])
-        known = values.get(path)
-        if known is not None and value.get("was") == known["wrote"]:  # else it was edited: that is what to restore
-            value = {**known, "wrote": value["wrote"]}
+        first = values.get(path)
+        if first is not None and value.get("was") == first["wrote"]:
+            value = {**first, "wrote": value["wrote"]}
+        # Otherwise the user has edited the value meanwhile, and an undo restores that edit.
         values[path] = value
     before = earlier["before"]
     if earlier["after"] != later["before"]:
@@ -209,8 +214,9 @@ def _parse(text: str, file: ClientFile) -> Any:
         raise ConnectError(f"{file.path} {error}. {BY_HAND}") from error
     if document is not None:
         return document
-    is_list = file.changes and not isinstance(file.changes[0].at[0], str)
-    return [] if is_list else {}
+    if file.changes and not isinstance(file.changes[0].at[0], str):
+        return []
+    return {}
 
 
 def _read_journal(path: Path) -> dict[str, Any]:
@@ -229,8 +235,11 @@ def _read_journal(path: Path) -> dict[str, Any]:
 def _replace(path: Path, text: str, mode: int | None) -> None:
     """Write *path* atomically, with *mode*; without one it has the permissions of the file there, or 0600."""
     if mode is None:
-        mode = path.stat().st_mode & 0o777 if path.exists() else 0o600
+        mode = 0o600
+        if path.exists():
+            mode = path.stat().st_mode & 0o777
     path.parent.mkdir(parents=True, exist_ok=True)
+    # A new file in the same directory, renamed: a client that reads meanwhile sees the old or the new text.
     handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
         with os.fdopen(handle, "w", encoding="utf-8") as file:

@@ -21,7 +21,7 @@ FRAME: Final = 40
 """Tokens that a chat template may add to a short request, whatever the vocabulary."""
 
 USUAL_FACTORS: Final = (0.8, 1.6)
-"""A provider's tokens for each of ours, on plain English; a factor outside means that something else is wrong."""
+"""The lowest and the highest usual ratio of a provider's tokens to ours, on plain English."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,12 +57,12 @@ class Attempt:
     error: str = ""
 
 
-def window(known: Window) -> Finding:
+def window(usable: Window) -> Finding:
     """Return the finding on the window that the proxy would use."""
-    if known.tokens is None:
+    if usable.tokens is None:
         remedy = "Set context_window; otherwise it is learned from the first overflow."
         return Finding("window", "warning", "its size is not known", remedy)
-    return Finding("window", "ok", f"{known.tokens:,} tokens, by {known.source}")
+    return Finding("window", "ok", f"{usable.tokens:,} tokens, by {usable.source}")
 
 
 def smaller_window(configured: int, stated: int, origin: str) -> Iterator[Finding]:
@@ -101,13 +101,13 @@ def stream(status: int, prompt: int | None) -> Finding:
     return Finding("stream", "ok", "streamed answers carry usage when a client asks for it")
 
 
-def overflow(long: Attempt, known: Window, factor: float) -> Iterator[Finding]:
+def overflow(long: Attempt, usable: Window, factor: float) -> Iterator[Finding]:
     """Yield the findings on a request longer than the window; *factor* is the provider's tokens for each of ours."""
     tokens = int(long.counted * factor)
     if long.status == 200:
-        yield from _accepted(long, known, tokens)
+        yield from _accepted(long, usable, tokens)
     elif long.overflow is not None and long.overflow.too_long:
-        yield from _refused(long.status, long.overflow, known)
+        yield from _refused(long.status, long.overflow, usable)
     elif long.status == 429 or (long.overflow is not None and long.overflow.kind == "rate_limit"):
         remedy = "Try again later, or with a key that may spend more per minute."
         yield Finding("overflow", "warning", "a rate limit answered first; not known how it reports overflow", remedy)
@@ -119,53 +119,55 @@ def overflow(long: Attempt, known: Window, factor: float) -> Iterator[Finding]:
         yield Finding("overflow", "error", text, "Set context_window, and report this error so that it is recognised.")
 
 
-def was_cut(attempt: Attempt, known: Window, factor: float) -> bool:
+def was_cut(attempt: Attempt, usable: Window, factor: float) -> bool:
     """True if the usage of an accepted request proves that part of its prompt was not read."""
     if attempt.prompt is None:
         return False
     expected = CUT * factor * attempt.counted
     if attempt.prompt < expected:
         return True
-    return known.tokens is not None and attempt.prompt <= known.tokens < expected
+    return usable.tokens is not None and attempt.prompt <= usable.tokens < expected
 
 
-def _accepted(long: Attempt, known: Window, tokens: int) -> Iterator[Finding]:
+def _accepted(long: Attempt, usable: Window, tokens: int) -> Iterator[Finding]:
     if long.prompt is None:
-        above = f"the window of {known.tokens:,}" if known.tokens else "every size that was tried"
+        above = "every size that was tried"
+        if usable.tokens:
+            above = f"the window of {usable.tokens:,}"
         remedy = "Set context_window to what is certain: without usage a cut prompt looks like a whole one."
         yield Finding("overflow", "warning", f"{tokens:,} tokens are accepted without usage, above {above}", remedy)
-    elif was_cut(long, known, tokens / max(1, long.counted)):
+    elif was_cut(long, usable, tokens / max(1, long.counted)):
         text = f"it cuts prompts without a word: {long.prompt:,} of {tokens:,} tokens were read"
-        yield Finding("overflow", "error", text, known.remedy)
-    elif known.tokens:
-        text = f"{long.prompt:,} tokens are accepted: the window is larger than {known.tokens:,}"
+        yield Finding("overflow", "error", text, usable.remedy)
+    elif usable.tokens:
+        text = f"{long.prompt:,} tokens are accepted: the window is larger than {usable.tokens:,}"
         yield Finding("overflow", "warning", text, "Set context_window to what the server really has, to use it.")
     else:
         text = f"up to {long.prompt:,} tokens are accepted, and no limit was met"
         yield Finding("overflow", "info", text, "Set context_window if it is known.")
 
 
-def _refused(status: int, error: Overflow, known: Window) -> Iterator[Finding]:
+def _refused(status: int, error: Overflow, usable: Window) -> Iterator[Finding]:
     if error.kind == "payload":
         remedy = "Set context_window small enough that no request grows to that many bytes."
         yield Finding("overflow", "warning", "refused for its bytes, before its tokens were looked at", remedy)
         return
     yield Finding("overflow", "ok", f"refused with {status}, and recognised as too long")
     if error.window is not None:
-        yield _limit(error.window, known)
-    elif known.tokens:
+        yield _limit(error.window, usable)
+    elif usable.tokens:
         yield Finding("limit", "info", "the error states no limit")
     else:
         remedy = "Set context_window: it can only be worked out from repeated refusals."
         yield Finding("limit", "warning", "the error states no limit", remedy)
 
 
-def _limit(stated: int, known: Window) -> Finding:
+def _limit(stated: int, usable: Window) -> Finding:
     """Return the finding on the window that an error states."""
-    if known.tokens is None or abs(stated - known.tokens) <= AGREEMENT * known.tokens:
+    if usable.tokens is None or abs(stated - usable.tokens) <= AGREEMENT * usable.tokens:
         return Finding("limit", "ok", f"the error states {stated:,} tokens")
-    text = f"the error states {stated:,} tokens, and {known.source} {known.tokens:,}"
+    text = f"the error states {stated:,} tokens, and {usable.source} {usable.tokens:,}"
     remedy = "Set context_window to use all of it."
-    if stated < known.tokens:
+    if stated < usable.tokens:
         remedy = f"Set context_window: {stated}."
     return Finding("limit", "warning", text, remedy)

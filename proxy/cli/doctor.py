@@ -42,7 +42,7 @@ LONG_SIZES: Final = (10_000, 40_000, 160_000)
 """Tokens of the long requests that are sent one after the other if the window is unknown."""
 
 MAX_TOKENS: Final = 1_500_000
-"""Most tokens of a request: servers refuse larger bodies because of their bytes."""
+"""Most tokens of a request: servers refuse larger bodies for their bytes, which says nothing about the window."""
 
 PER_MESSAGE, PER_REPLY = 4, 3
 """Tokens that each message, and the start of the answer, add to their texts.
@@ -162,18 +162,20 @@ async def _connected(settings: Settings, name: str, seconds: float) -> AsyncIter
 async def _examine(exam: _Examination, settings: Settings, oversize: bool) -> None:
     await _choose_model(exam)
     route, stated = await _resolve(exam, settings)
-    known = Window(route.window, window_source(route), remedy(route))
-    exam.findings.append(diagnosis.window(known))
-    if stated is not None and route.source == "configured" and known.tokens:
-        exam.findings.extend(diagnosis.smaller_window(known.tokens, stated.context_window, stated.origin))
+    usable = Window(route.window, window_source(route), remedy(route))
+    exam.findings.append(diagnosis.window(usable))
+    if stated is not None and route.source == "configured" and usable.tokens:
+        exam.findings.extend(diagnosis.smaller_window(usable.tokens, stated.context_window, stated.origin))
     counter = await asyncio.to_thread(Tokenizers().counter, route.encoding)
     expected = prior_calibration(route.model, configured_encoding=route.configured_encoding).factor
     short = await _send_short(exam, counter)
     exam.findings.extend(diagnosis.count(short, expected))
     streamed = await _send(exam, *_prompt(SMALL, counter), stream=True)
     exam.findings.append(diagnosis.stream(streamed.status, streamed.prompt))
-    factor = short.prompt / short.counted if short.prompt else expected
-    await _send_long(exam, known, factor, counter, allowed=oversize)
+    factor = expected
+    if short.prompt:
+        factor = short.prompt / short.counted
+    await _send_long(exam, usable, factor, counter, allowed=oversize)
 
 
 async def _choose_model(exam: _Examination) -> None:
@@ -186,7 +188,9 @@ async def _choose_model(exam: _Examination) -> None:
         advice = "Name the environment variable that holds its key: --key-env NAME, or set api_key."
         exam.add("reachable", "error", f"it requires a key: {status} {_one_line(body)}", advice)
         raise CannotContinue
-    names = _model_names(body) if status == 200 else []
+    names: list[str] = []
+    if status == 200:
+        names = _model_names(body)
     if not exam.model and not names:
         text = f"its list of models cannot be read ({status})"
         exam.add("models", "error", text, "Name one: --model NAME; check the URL's /v1.")
@@ -229,39 +233,44 @@ async def _send_short(exam: _Examination, counter: Any) -> Attempt:
     return attempt
 
 
-async def _send_long(exam: _Examination, known: Window, factor: float, counter: Any, *, allowed: bool) -> None:
+async def _send_long(exam: _Examination, usable: Window, factor: float, counter: Any, *, allowed: bool) -> None:
     """Send a request that is too long for the window; if that is unknown, longer and longer ones."""
-    sizes = _long_sizes(known, factor)
+    sizes = _long_sizes(usable, factor)
     if not allowed:
-        total = f"up to {sum(sizes):,}" if len(sizes) > 1 else f"about {sizes[0]:,}"
+        total = f"about {sizes[0]:,}"
+        if len(sizes) > 1:
+            total = f"up to {sum(sizes):,}"
         text = f"not tried: it takes a request of {total} tokens, which a provider that accepts it bills"
         exam.add("overflow", "info", text, "Repeat with --yes to try it.")
         return
     for size in sizes:
         attempt = await _send(exam, *await asyncio.to_thread(_prompt, size, counter))
-        if attempt.status != 200 or diagnosis.was_cut(attempt, known, factor):
+        if attempt.status != 200 or diagnosis.was_cut(attempt, usable, factor):
             break
-    exam.findings.extend(diagnosis.overflow(attempt, known, factor))
+    exam.findings.extend(diagnosis.overflow(attempt, usable, factor))
 
 
-def _long_sizes(known: Window, factor: float) -> Sequence[int]:
+def _long_sizes(usable: Window, factor: float) -> Sequence[int]:
     """Return the sizes of the long requests to try, by our own count."""
-    if not known.tokens:
+    if not usable.tokens:
         return LONG_SIZES
-    return [min(MAX_TOKENS, int(OVERSIZE_FACTOR * known.tokens / factor) + SMALL)]
+    return [min(MAX_TOKENS, int(OVERSIZE_FACTOR * usable.tokens / factor) + SMALL)]
 
 
 async def _send(exam: _Examination, text: str, counted: int, *, stream: bool = False) -> Attempt:
     """Send a chat request whose answer is limited to as few tokens as the model allows."""
-    limit = REASONING_LIMIT if exam.limit_name == "max_completion_tokens" else 1
+    limit = 1
+    if exam.limit_name == "max_completion_tokens":
+        limit = REASONING_LIMIT
     messages = [{"role": "user", "content": text}]
     request: dict[str, Any] = {"model": exam.model, "messages": messages, exam.limit_name: limit}
     if stream:
         request |= {"stream": True, "stream_options": {"include_usage": True}}
     exam.sent += counted
     status, body = await _exchange(exam, "POST", "/v1/chat/completions", json.dumps(request).encode())
-    # A success may hold an error all the same: it is classified as a 400.
-    error_status = 400 if status == 200 else status
+    error_status = status
+    if status == 200:
+        error_status = 400  # some servers answer 200 with an error in the body
     overflow = exam.classifier.answer(error_status, (), body, Prior(counted))
     if status == 200 and (overflow is None or b'"choices"' in body[:4096]):
         tap = UsageTap()

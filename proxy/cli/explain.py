@@ -268,11 +268,15 @@ def _facts(fitted: Fitted) -> Iterator[tuple[str, str]]:
         return f"{int(ours * ratio):,}"
 
     yield "outcome", report.outcome
-    factor = "" if ratio == 1.0 else f" x {ratio:g}"
-    yield "model", f"{route.model or '(none)'}  {route.encoding}{factor}"
+    encoding = route.encoding
+    if ratio != 1.0:
+        encoding += f" x {ratio:g}"
+    yield "model", f"{route.model or '(none)'}  {encoding}"
     yield "window", f"{report.window or 0:,}  ({window_source(route)})"
-    default = "" if measured.requested_output else "  (the default: the request sets no limit)"
-    yield "reserve", f"{tokens(budget.reserve)}{default}"
+    reserve = tokens(budget.reserve)
+    if not measured.requested_output:
+        reserve += "  (the default: the request sets no limit)"
+    yield "reserve", reserve
     yield "budget", f"{report.budget or 0:,}"
     yield "room", f"{tokens(max(0, budget.input - budget.fixed))}  (budget less system text, tools and format)"
     marks = {"high": budget.high, "soft": budget.soft, "low": budget.low}
@@ -293,7 +297,7 @@ def _stage_effects(fitted: Fitted) -> Iterator[StageEffect]:
     body, ratio, record = fitted.client_body, fitted.measured.known.token_ratio, fitted.view.edits.record
     saved, touched = _savings(fitted)
     tokens = body.fixed + body.roles.history
-    folded = tokens - fitted.view.tokens - sum(saved.values())  # all that no other stage saved
+    folded = tokens - fitted.view.tokens - sum(saved.values())  # the rest, which no other stage saved
     for stage in fitted.report.stages:
         savings, items = saved.get(stage, 0), touched.get(stage, 0)
         if stage in ("fold", "drop") and record is not None:
@@ -304,7 +308,7 @@ def _stage_effects(fitted: Fitted) -> Iterator[StageEffect]:
 
 
 def _savings(fitted: Fitted) -> tuple[Counter[str], Counter[str]]:
-    """Return by stage the tokens saved, by our own count, and the items or tools changed; of all but fold and drop."""
+    """Return tokens saved (by our own count) and items or tools changed, by stage, for all stages but fold and drop."""
     body, edits, added = fitted.client_body, fitted.view.edits, fitted.measured.addition.tokens
     saved: Counter[str] = Counter({"tools": body.fixed + added - fitted.measured.budget.fixed})
     if edits.addition:
@@ -317,7 +321,7 @@ def _savings(fitted: Fitted) -> tuple[Counter[str], Counter[str]]:
 
 
 def _edited_items(fitted: Fitted, record: CompactionRecord | None) -> Iterator[tuple[str, int]]:
-    """Yield for each item that was made smaller the stage that did it, and the tokens saved by our own count."""
+    """Yield for each shortened item the stage that shortened it, and the tokens saved by our own count."""
     if record is None:
         return
     count = functools.partial(fitted.tokenizers.count, fitted.measured.known.route.encoding)
@@ -325,7 +329,7 @@ def _edited_items(fitted: Fitted, record: CompactionRecord | None) -> Iterator[t
     for index, edit in record.edits.items():
         stage = stages.get(index, "clip")
         if stage not in fitted.report.stages:
-            continue  # done by an earlier compaction
+            continue  # an earlier compaction shortened it
         smaller = fitted.measured.api_format.read_item(edit, count)
         yield stage, fitted.client_body.items[index].tokens - smaller.tokens
 
@@ -337,28 +341,28 @@ def _tool_count(body: CountedBody) -> int:
     return 0
 
 
-def render(shown: Breakdown, console: Console) -> None:
+def render(result: Breakdown, console: Console) -> None:
     """Print a breakdown as tables."""
     facts = Table(box=None, show_header=False, pad_edge=False)
     facts.add_column(style="bold")
     facts.add_column(overflow="fold")
-    for name, text in shown.facts:
+    for name, text in result.facts:
         facts.add_row(name, text)
     console.print(facts)
-    for title, rows in (("region", shown.regions), ("role", shown.roles), ("kind", shown.kinds)):
+    for title, rows in (("region", result.regions), ("role", result.roles), ("kind", result.kinds)):
         table = figures_table(title, "as sent", "upstream")
         for name, (before, after) in rows.items():
             table.add_row(name, f"{before:,}", f"{after:,}")
         console.print()
         console.print(table)
     console.print()
-    if shown.steps:
+    if result.steps:
         table = figures_table("stage", "before", "after", "touched")
-        for step in shown.steps:
+        for step in result.steps:
             table.add_row(step.stage, f"{step.before:,}", f"{step.after:,}", f"{step.touched:,}")
         console.print(table)
     else:
         console.print(UNTOUCHED)
-    for table in findings_tables([shown.findings]):
+    for table in findings_tables([result.findings]):
         console.print()
         console.print(table)

@@ -24,8 +24,8 @@ MOST_SHOWN: Final = 5
 class FreshResult:
     """A tool result in the first request that has it, the ``request``-th of its conversation.
 
-    ``call`` names tool and target. ``tokens`` are the provider's. ``share`` is their share of the room that was left
-    for them; 0 if there was none.
+    ``call`` names tool and target. ``tokens`` are the provider's. ``share`` is their share of the budget that the
+    earlier items leave; 0 if they leave none.
     """
 
     call: str
@@ -38,9 +38,8 @@ class FreshResult:
 class Findings:
     """The findings of a conversation: repeated paragraphs of its last request, and its largest fresh results.
 
-    ``skill_tokens`` are those of skills in its last request that stood before them.
-    ``first_tokens`` are the tokens of its first request by region, ``first_fill`` their share of the window. Tokens are
-    the provider's.
+    ``skill_tokens`` are those of skills that its last request repeats. ``first_tokens`` are the tokens of its first
+    request by region, ``first_fill`` their share of the window. Tokens are the provider's.
     """
 
     paragraphs: tuple[RepeatedParagraph, ...] = ()
@@ -54,7 +53,7 @@ NO_FINDINGS: Final = Findings()
 
 
 def findings_tables(findings: Sequence[Findings]) -> Iterator[Table]:
-    """Yield a table of the paragraphs that waste most, of skills sent again, and of large fresh results; none empty."""
+    """Yield tables of the paragraphs that waste most, of repeated skills, and of large fresh results, if not empty."""
     for title, columns, rows in findings_rows(findings):
         table = figures_table(title, *columns)
         for row in rows:
@@ -89,14 +88,14 @@ def _result_row(result: FreshResult) -> tuple[str, ...]:
 
 
 def find_paragraphs(measured: MeasuredRequest) -> tuple[RepeatedParagraph, ...]:
-    """Return the paragraphs that occur more than once in system texts and items, those that waste most first."""
+    """Return paragraphs that occur more than once in system texts and items, those that waste most tokens first."""
     ratio = measured.known.token_ratio
     repeated = repeated_paragraphs(_texts(measured), measured.count)
     return tuple(paragraph._replace(wasted=int(paragraph.wasted * ratio)) for paragraph in repeated[:MOST_SHOWN])
 
 
 def find_skills(measured: MeasuredRequest) -> int:
-    """Return the tokens of skills that stood before them, in system text or in an earlier item."""
+    """Return the tokens of skills that repeat one in the system text or in an earlier item."""
     tokens = repeated_skills(measured.parsed.items, measured.counts.beside.injected)
     return int(tokens * measured.known.token_ratio)
 

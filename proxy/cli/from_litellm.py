@@ -1,6 +1,6 @@
-"""Converts the configuration of LiteLLM's proxy into one of ours, and names what has no counterpart.
+"""Converts the configuration of LiteLLM's proxy into one of ours, and names each key that has no counterpart.
 
-Its keys are those of https://docs.litellm.ai/docs/proxy/config_settings.
+LiteLLM's keys are those of https://docs.litellm.ai/docs/proxy/config_settings.
 """
 
 from __future__ import annotations
@@ -56,13 +56,13 @@ OPTIONS: Final = frozenset(
 """Members of ``litellm_params`` that go to ``upstreams[].options``."""
 
 CREDENTIAL: Final = "litellm_credential_name"
-"""The member of ``litellm_params`` that names an entry of ``credential_list``, whose values it has where it has none.
+"""The member of ``litellm_params`` that names an entry of ``credential_list``: the entry's values are its defaults.
 
 https://docs.litellm.ai/docs/proxy/configs
 """
 
 RESPONSES: Final = "responses/"
-"""Before a model's name: LiteLLM answers chat requests over the Responses API."""
+"""A prefix of a model's name, with which LiteLLM sends chat requests to the Responses API."""
 
 FIGURES: Final = {"max_input_tokens": "context_window", "max_output_tokens": "max_output_tokens"}
 """Members of ``model_info`` that are converted, with their names here."""
@@ -71,22 +71,28 @@ IGNORED_FACTS: Final = frozenset({"id", "mode", "max_tokens", "base_model", "des
 """Members of ``model_info`` that change nothing here."""
 
 OLLAMA: Final = "ollama_chat"
-"""The provider whose rules may have ``num_ctx``, here as there."""
+"""The provider whose rules may have ``num_ctx``, in LiteLLM as in Ullage."""
 
 EVERY_MODEL: Final = "*"
-"""In a list of fallbacks: each model without an entry of its own, as with ``default_fallbacks``."""
+"""The key of an entry of fallbacks for each model without an entry of its own, as ``default_fallbacks`` are."""
 
 ALIASES: Final = "model_group_alias"
 """The member of ``router_settings`` that gives models further names."""
 
 TIMEOUTS: Final = {"router_settings": "timeout", "litellm_settings": "request_timeout"}
-"""Where the timeout of models without one stands, the nearer one first: https://docs.litellm.ai/docs/proxy/timeout"""
+"""The keys of the default timeout, by section; the first one that is set wins.
+
+https://docs.litellm.ai/docs/proxy/timeout
+"""
 
 FALLBACKS: Final[dict[str, list[str]]] = {
     "context_window_fallbacks": ["overflow"],
     "fallbacks": ["rate_limit", "unavailable"],
 }
-"""LiteLLM's lists of models that are asked instead, with our reasons. https://docs.litellm.ai/docs/proxy/reliability"""
+"""LiteLLM's lists of fallback models, each with the reasons for a fallback here.
+
+https://docs.litellm.ai/docs/proxy/reliability
+"""
 
 _VARIABLE: Final = re.compile(r"os\.environ/(\w+)")
 _PROVIDER: Final = re.compile(r"[a-z][a-z0-9_]*")
@@ -156,7 +162,7 @@ def _with_credential(params: Mapping[str, Any], credentials: Mapping[str, Mappin
 
 
 def _add_model(conversion: Conversion, entry: Mapping[str, Any], params: Mapping[str, Any], path: str) -> None:
-    """Add the rule and the upstream of one *entry* of ``model_list``, which stands at *path* and has *params*."""
+    """Add the rule and the upstream of the *entry* of ``model_list`` at *path*, whose parameters are *params*."""
     name = _text(entry, "model_name")
     provider, model = _split(_text(params, "model"), _text(params, "custom_llm_provider"))
     upstream = _upstream_of(provider, params)
@@ -168,21 +174,23 @@ def _add_model(conversion: Conversion, entry: Mapping[str, Any], params: Mapping
         model = model.removeprefix(RESPONSES)
         conversion.notes.append(f"{path}: {model} is asked over the API that the client speaks, not over Responses")
     facts = _section(entry, "model_info")
-    figures = _figures(name, model, facts)
-    ours = PARAMETERS if provider in OWN_API else PARAMETERS | OPTIONS
+    limits = _limits(name, model, facts)
+    converted = PARAMETERS
+    if provider not in OWN_API:
+        converted = PARAMETERS | OPTIONS
     context = _whole(params.get("num_ctx"))
     if provider == OLLAMA and context is not None:
-        figures["num_ctx"] = context
-        figures.pop("context_window", None)  # num_ctx is the window, too
-        ours |= {"num_ctx"}
-    conversion.models.append({"name": name, "upstream": _add_upstream(conversion, provider, upstream), **figures})
-    if "*" in name and "model" not in figures and name != model:
+        limits["num_ctx"] = context
+        limits.pop("context_window", None)  # num_ctx is the window, too
+        converted |= {"num_ctx"}
+    conversion.models.append({"name": name, "upstream": _add_upstream(conversion, provider, upstream), **limits})
+    if "*" in name and "model" not in limits and name != model:
         conversion.notes.append(
             f"{path}: models that match {name} keep their whole name; LiteLLM takes the provider off"
         )
     if params["model"] == "*":
         conversion.notes.append(f"{path}: models of all providers go to OpenAI; LiteLLM reads the provider in a name")
-    conversion.notes += [f"{path}.{key}: no counterpart" for key in _unknown_keys(params, ours, facts)]
+    conversion.notes += [f"{path}.{key}: no counterpart" for key in _unknown_keys(params, converted, facts)]
 
 
 def _unusable(conversion: Conversion, name: str, provider: str, model: str, upstream: Mapping[str, Any]) -> str:
@@ -222,9 +230,10 @@ def _seconds(value: Any) -> float | None:
 
 
 def _precedence(rule: Mapping[str, Any]) -> tuple[bool, int]:
-    """Return the place of *rule*: here the first match holds, in LiteLLM a name before a pattern, the longest first.
+    """Return the sort key of *rule*: a name comes before a pattern, and a longer pattern before a shorter one.
 
-    https://docs.litellm.ai/docs/wildcard_routing
+    LiteLLM chooses the rule for a model in this order (https://docs.litellm.ai/docs/wildcard_routing); here the first
+    match in the list wins.
     """
     name = rule["name"]
     if "*" in name:
@@ -232,22 +241,25 @@ def _precedence(rule: Mapping[str, Any]) -> tuple[bool, int]:
     return False, 0
 
 
-def _figures(name: str, model: str, facts: Mapping[str, Any]) -> dict[str, Any]:
+def _limits(name: str, model: str, facts: Mapping[str, Any]) -> dict[str, Any]:
     """Return the members of the rule *name* beside its upstream: the *model* if that is another name, and limits."""
-    known = {ours: _whole(facts.get(theirs)) for theirs, ours in FIGURES.items()}
-    figures = {name: figure for name, figure in known.items() if figure is not None}
+    figures = {ours: _whole(facts.get(theirs)) for theirs, ours in FIGURES.items()}
+    limits = {key: figure for key, figure in figures.items() if figure is not None}
     if model != name and (name.count("*") == model.count("*") == 1 or "*" not in name):
-        return {"model": model, **figures}
-    return figures
+        return {"model": model, **limits}
+    return limits
 
 
-def _unknown_keys(params: Mapping[str, Any], ours: Iterable[str], facts: Mapping[str, Any]) -> list[str]:
-    """Return the members of ``litellm_params`` and ``model_info`` that are not converted; *ours* of the former are."""
+def _unknown_keys(params: Mapping[str, Any], converted: Iterable[str], facts: Mapping[str, Any]) -> list[str]:
+    """Return the members of ``litellm_params`` and ``model_info`` without a counterpart.
+
+    *converted* are the names of parameters that are converted.
+    """
     unread = [key for key in FIGURES if facts.get(key) is not None and _whole(facts[key]) is None]
     unread += facts.keys() - (FIGURES.keys() | IGNORED_FACTS)
     unknown = [f"model_info.{key}" for key in unread]
     times = [key for key in ("timeout", "stream_timeout") if params.get(key) and _seconds(params[key]) is None]
-    unknown += [f"litellm_params.{key}" for key in [*times, *(params.keys() - ours)]]
+    unknown += [f"litellm_params.{key}" for key in [*times, *(params.keys() - converted)]]
     return sorted(unknown)
 
 
@@ -255,7 +267,7 @@ def _split(model: str, provider: str = "") -> tuple[str, str]:
     """Return provider and name of a LiteLLM *model*, such as ``anthropic/claude-sonnet-4``.
 
     LiteLLM knows the provider of a well-known name without a prefix: https://docs.litellm.ai/docs/providers. A
-    *provider* that is named beside it holds.
+    *provider* that is configured explicitly wins.
     """
     first, slash, name = model.partition("/")
     if provider:
@@ -289,20 +301,20 @@ def _upstream_of(provider: str, params: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _texts(values: Mapping[str, Any]) -> dict[str, str]:
-    """Return *values* as texts, with environment variables as they are written here."""
+    """Return *values* as texts, with environment variables in our syntax."""
     return {str(name): _value(str(value)) for name, value in values.items()}
 
 
 def _add_upstream(conversion: Conversion, provider: str, upstream: dict[str, Any]) -> str:
-    """Add *upstream* unless there is one like it, and return the name of that one.
+    """Add *upstream* unless an equal one exists, and return its name.
 
-    It is called after its *provider*, with a number if the name is in use.
+    The name is that of the *provider*, with a number if it is in use.
     """
     names = []
-    for known in conversion.upstreams:
-        if {key: value for key, value in known.items() if key != "name"} == upstream:
-            return str(known["name"])
-        names.append(known["name"])
+    for existing in conversion.upstreams:
+        if {key: value for key, value in existing.items() if key != "name"} == upstream:
+            return str(existing["name"])
+        names.append(existing["name"])
     plain = _NOT_IN_NAMES.sub("-", provider)
     name, number = plain, 1
     while name in names:
@@ -340,7 +352,7 @@ def _add_aliases(conversion: Conversion, aliases: Mapping[str, str]) -> None:
 
 
 def _fallbacks(settings: Mapping[str, Any], key: str, aliases: Mapping[str, str]) -> list[tuple[str, Any]]:
-    """Return the entries of the list *key* in *settings*: models, and those asked instead, by their own names."""
+    """Return the entries of the list *key* in *settings*: a model and its fallbacks, with aliases resolved."""
     pairs = [*_pairs(settings.get(key))]
     if key == "fallbacks" and settings.get("default_fallbacks"):
         pairs.append((EVERY_MODEL, settings["default_fallbacks"]))
@@ -369,12 +381,12 @@ def _add_fallbacks(conversion: Conversion, fallbacks: Sequence[tuple[str, Any]],
 
 
 def _spread(fallbacks: Sequence[tuple[str, Any]], models: Sequence[str]) -> list[tuple[str, Any]]:
-    """Return the *fallbacks* with those of every model last, given to each of the *models* that has none of its own."""
+    """Return *fallbacks* with those of ``EVERY_MODEL`` replaced by an entry for each of *models* without its own."""
     own = [pair for pair in fallbacks if pair[0] != EVERY_MODEL]
     without = [model for model in models if model not in dict(own)]
     common = [others for model, others in fallbacks if model == EVERY_MODEL and isinstance(others, list)]
-    given = [(model, [other for other in others if other != model]) for others in common for model in without]
-    return own + given
+    added = [(model, [other for other in others if other != model]) for others in common for model in without]
+    return own + added
 
 
 def _rule_of(rules: Sequence[Mapping[str, Any]], model: str) -> Mapping[str, Any]:
@@ -384,33 +396,33 @@ def _rule_of(rules: Sequence[Mapping[str, Any]], model: str) -> Mapping[str, Any
 
 def _leads_back(rules: Sequence[Mapping[str, Any]], rule: Mapping[str, Any], name: str) -> bool:
     """True if *rule* is that of the model *name*, or of a model that its fallbacks lead to."""
-    waiting, seen = [name], set()
+    waiting, visited = [name], set()
     while waiting:
-        found = _rule_of(rules, waiting.pop())
-        if found is rule:
+        reached = _rule_of(rules, waiting.pop())
+        if reached is rule:
             return True
-        if found.get("name") not in seen:
-            seen.add(found.get("name"))
-            waiting += [step["fallback"] for step in found.get("overflow", ()) if step != "compress"]
+        if reached.get("name") not in visited:
+            visited.add(reached.get("name"))
+            waiting += [step["fallback"] for step in reached.get("overflow", ()) if step != "compress"]
     return False
 
 
 def _pairs(objects: Any) -> Iterable[tuple[Any, Any]]:
-    """Return the members of all *objects* of a list; none of what is no list or no object."""
+    """Return the members of all objects in the list *objects*; nothing for a value of another type."""
     if not isinstance(objects, list):
         return ()
     return [pair for value in objects if isinstance(value, dict) for pair in value.items()]
 
 
 def _add_fallback(rule: dict[str, Any], steps: list[Any], key: str) -> None:
-    """Add the *steps* of LiteLLM's list *key* to those that *rule* has: here they are one list for all reasons."""
+    """Add the *steps* of LiteLLM's list *key* to those that *rule* has: here one list is for all reasons."""
     if not steps:
         return
-    known = rule.get("overflow", [])
-    added = [step for step in steps if step not in known]
-    rule["overflow"] = [*added, *(known or ["compress"])]
+    present = rule.get("overflow", [])
+    added = [step for step in steps if step not in present]
+    rule["overflow"] = [*added, *(present or ["compress"])]
     reasons = list(FALLBACKS[key])
-    if known:
+    if present:
         reasons = [*rule.get("fallback_on", ["overflow"]), *reasons]
     if reasons != ["overflow"]:
         rule["fallback_on"] = list(dict.fromkeys(reasons))
@@ -442,7 +454,7 @@ def _section(value: Mapping[str, Any], name: str) -> Mapping[str, Any]:
 
 
 def _value(text: str) -> str:
-    """Return *text* with ``os.environ/NAME`` as it is written here."""
+    """Return *text* with LiteLLM's ``os.environ/NAME`` replaced by our ``${NAME}``."""
     return _VARIABLE.sub(r"${\1}", text)
 
 

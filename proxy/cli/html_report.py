@@ -27,15 +27,18 @@ svg text { font: 11px system-ui, sans-serif; fill: currentColor }
 .bar-before { fill: var(--before) } .bar-after { fill: var(--after) }
 """
 
-# No script, no request: a text in it that was not escaped could still do nothing.
 POLICY: Final = "default-src 'none'; style-src 'unsafe-inline'"
+"""No script and no request: even a text that was not escaped could do nothing.
+
+https://developer.mozilla.org/en-US/docs/Web/HTTP/Guides/CSP
+"""
 
 WIDTH: Final = 720
 HEIGHT: Final = 200
 """Size of a chart in its own units."""
 
 TALLEST: Final = 2.0
-"""Share of the budget at the top of a chart, at most: the client's own requests may be many times too long."""
+"""Highest share of the budget that a chart shows: the client's own requests may be many times too long."""
 
 BAR: Final = 18
 """Height of a bar, and of the text beside it."""
@@ -54,18 +57,18 @@ def replay_page(replays: Sequence[Replay]) -> str:
     return document("Replay of past conversations", sections)
 
 
-def fit_page(name: str, shown: Breakdown) -> str:
+def fit_page(name: str, result: Breakdown) -> str:
     """Return the page of one request, called *name*: its tokens by part, and the effect of each stage."""
-    sections = [table(("", ""), shown.facts)]
-    for title, pairs in (("region", shown.regions), ("role", shown.roles), ("kind", shown.kinds)):
+    sections = [table(("", ""), result.facts)]
+    for title, pairs in (("region", result.regions), ("role", result.roles), ("kind", result.kinds)):
         rows = [(part, before, after) for part, (before, after) in pairs.items()]
         sections.append(f"<h2>By {title}</h2>{bars(rows)}")
-    steps = [(step.stage, f"{step.before:,}", f"{step.after:,}", f"{step.touched:,}") for step in shown.steps]
+    steps = [(step.stage, f"{step.before:,}", f"{step.after:,}", f"{step.touched:,}") for step in result.steps]
     if steps:
         sections.append(f"<h2>Stages</h2>{table(('stage', 'before', 'after', 'touched'), steps)}")
     else:
         sections.append(f"<p>{escape(UNTOUCHED)}</p>")
-    sections += findings_sections([shown.findings])
+    sections += findings_sections([result.findings])
     return document(f"Where the tokens of {name} are", sections)
 
 
@@ -149,6 +152,6 @@ def _figure(pieces: Iterable[str], height: int, label: str) -> str:
 
 
 def _points(shares: Sequence[float], top: float) -> list[str]:
-    """Return the points of a line, each as ``x,y``; what is above *top* is drawn at the edge."""
+    """Return the points of a line, each as ``x,y``; values above *top* are drawn at the upper edge."""
     step = WIDTH / max(1, len(shares) - 1)
     return [f"{at * step:.1f},{HEIGHT - HEIGHT * min(share, top) / top:.1f}" for at, share in enumerate(shares)]

@@ -9,7 +9,7 @@ from typing import Any, Final
 import yaml
 
 INCLUDE: Final = "include"
-"""The member with files whose lists are appended, and whose other values take the place of those before.
+"""The member that names further files: their lists are appended, their other values replace those read before.
 
 https://docs.litellm.ai/docs/proxy/config_management
 """
@@ -25,12 +25,12 @@ def read_file(path: Path) -> dict[str, Any]:
     Raises ``NotLiteLLM`` and ``OSError``.
     """
     config = _read(path)
-    waiting, seen = _includes(config, path), {path.resolve()}
+    waiting, visited = _includes(config, path), {path.resolve()}
     while waiting:
         file = waiting.pop(0)
-        if file.resolve() in seen:
+        if file.resolve() in visited:
             continue
-        seen.add(file.resolve())
+        visited.add(file.resolve())
         included = _read(file)
         waiting += _includes(included, file)
         for key, value in included.items():
@@ -55,7 +55,7 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def _includes(config: Mapping[str, Any], path: Path) -> list[Path]:
-    """Return the files that *config*, which stands in *path*, includes: they stand beside it."""
+    """Return the files that *config* includes; their names are relative to the directory of its own file *path*."""
     names = config.get(INCLUDE, [])
     if not isinstance(names, list):
         raise NotLiteLLM("include is no list of files.")

@@ -1,4 +1,4 @@
-"""``ullage models``: windows, limits, encodings and count factors of models, and where each comes from."""
+"""``ullage models``: windows, limits, encodings and count factors of models, and the source of each."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ async def list_models(settings: Settings, pattern: str | None, key: str = "") ->
     routes = list(_routes(settings, catalogue, server_windows, pattern))
     variants = [replace(route, variant=flag) for route in routes if "claude" in route.model for flag in VARIANTS]
     learned = await learned_windows(settings, [*routes, *variants], key)
-    # A flag's window is known only from traffic.
+    # No server states a window for a beta flag: without one that traffic taught, its row would say nothing.
     listed = [*routes, *(route for route in variants if _has_window(learned.get(route.learned_key)))]
     rows = [_row(settings, route, server_windows, learned.get(route.learned_key)) for route in listed]
     return ModelListing(tuple(rows), problems)
@@ -314,7 +314,7 @@ TITLES: Final = {"context_window": "window", "max_input_tokens": "input", "max_o
 
 FIGURES: Final = ("context_window", "max_input_tokens", "max_output_tokens", "factor", "age_seconds")
 FOLDED: Final = ("model", "upstream", "window_from")
-"""Columns that give way on a narrow terminal."""
+"""Columns whose texts are folded on a narrow terminal."""
 
 
 def show_models(rows: list[dict[str, object]], *, wide: bool) -> None:

@@ -26,14 +26,14 @@ AddressOption = Annotated[
 
 REFUSED: Final = 1
 MISUSED: Final = 2
-"""Exit codes: the command was right and its answer is no; the command was used wrongly."""
+"""Exit codes of a command that was used rightly and whose answer is no, and of one that was used wrongly."""
 
 
 def overrides_of(upstream: str | None = None, window: int | None = None, model: str = "*") -> Overrides:
     """Return the overrides of the options --upstream and --window; *model* is the one that the window is for."""
     overrides: Overrides = {}
     if upstream is not None:
-        # Replaces the file's list whole: a key configured for one server must never go to another.
+        # The whole list of the file is replaced: a key that is configured for one server must never go to another.
         overrides["upstreams",] = [{"name": "upstream", "base_url": upstream}]
     if window is not None:
         overrides["models", model, "context_window"] = window

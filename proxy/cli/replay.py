@@ -50,7 +50,9 @@ class PlannedRequest:
     @property
     def pressure_before(self) -> float | None:
         """The client's tokens as a share of the budget; None without a budget."""
-        return self.before / self.budget if self.budget else None
+        if not self.budget:
+            return None
+        return self.before / self.budget
 
     @property
     def pressure(self) -> float | None:
@@ -62,7 +64,7 @@ class PlannedRequest:
 
 @dataclass(frozen=True, slots=True)
 class NearlyFull:
-    """What fills the fullest view of a conversation, of its ``request``-th request, and what to do about it."""
+    """The fullest view of a conversation, that of its ``request``-th request, and the advice on it."""
 
     request: int
     pressure: float
@@ -240,7 +242,7 @@ class FindingsCollector:
         self._advise(view, report)
 
     def _advise(self, view: CountedView, report: Report) -> None:
-        """Take the advice on *view* if none was fuller before."""
+        """Replace the advice by that on *view* if no earlier view was fuller."""
         pressure = report.pressure or 0.0
         fullest = NEARLY_FULL
         if self.nearly_full is not None:

@@ -39,7 +39,7 @@ def replay_all(settings: Settings, sessions: Sequence[Session], model: str) -> l
 
 @contextmanager
 def _progress(total: int) -> Iterator[Callable[[int], None]]:
-    """Yield a function that takes the number of requests done since its last call, of *total* ones."""
+    """Yield a function that takes the number of requests done since its last call; *total* is the number of all."""
     if not sys.stderr.isatty():
         yield _Tenths(total).advance
         return
@@ -150,11 +150,11 @@ def show_replays(replays: Sequence[Replay], top: int) -> None:
     console = table_console()
     for line in summary_lines(replays):
         console.print(line)
-    shown = by_size(replays)[:top]
+    largest = by_size(replays)[:top]
     console.print()
-    console.print(_conversations(shown))
-    if len(shown) < len(replays):
-        console.print(f"and {len(replays) - len(shown):,} smaller ones: --top {len(replays)} or --json shows them")
+    console.print(_conversations(largest))
+    if len(largest) < len(replays):
+        console.print(f"and {len(replays) - len(largest):,} smaller ones: --top {len(replays)} or --json shows them")
     for table in findings_tables([replay.findings for replay in replays]):
         console.print()
         console.print(table)
@@ -253,7 +253,7 @@ def draw_replays(replays: Sequence[Replay], file: Path) -> None:
 
 def _figure(columns: int, rows: int) -> Any:
     try:
-        # Only here: it takes a second to import, and nothing else needs it.
+        # Imported here only: it is an extra, takes a second to import, and nothing else needs it.
         module = importlib.import_module("matplotlib.figure")
     except ImportError as error:
         raise CannotPlot("drawing needs matplotlib: pip install 'ullage[plot]'") from error

@@ -19,18 +19,19 @@ if TYPE_CHECKING:
     from proxy.cli.clients import Client, ClientFacts
     from proxy.settings import Settings
 
+# Exit codes as shells have them: https://pubs.opengroup.org/onlinepubs/9799919799/utilities/V3_chap02.html#tag_19_08_02
+
 NOT_STARTED: Final = 126
-"""The exit code of a command that is there and cannot be started."""
+"""The exit code of a command that exists and cannot be started."""
 
 NOT_FOUND: Final = 127
-"""The exit code of a command that does not exist: https://pubs.opengroup.org/onlinepubs/9799919799/utilities/V3_chap02.html"""
+"""The exit code of a command that does not exist."""
 
 BY_SIGNAL: Final = 128
-"""Added to the number of the signal that ended a command, as shells do:
-https://pubs.opengroup.org/onlinepubs/9799919799/utilities/V3_chap02.html"""
+"""Added to the number of the signal that ended a command."""
 
 END_OF_OPTIONS: Final = "--"
-"""What may stand between a client and its arguments. Behind any other command it is one of the command's own."""
+"""The separator that may stand between a client and its arguments. Any other command gets it as its own argument."""
 
 USUAL: Final = ("openai", "anthropic", "litellm")
 """The clients whose variables any command gets."""
@@ -41,7 +42,7 @@ GOOGLE: Final = "https://generativelanguage.googleapis.com"
 """The upstreams of clients of each API: https://platform.openai.com/docs/api-reference, https://docs.anthropic.com/en/api."""
 
 FORWARDED: Final = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
-"""Signals that are passed on to the client: a signal to ``ullage run`` is meant for it."""
+"""Signals that are passed on to the client, because ``ullage run`` stands for it in scripts and process lists."""
 
 TYPED: Final = frozenset({signal.SIGINT, signal.SIGQUIT})
 """Signals that a terminal sends to every process in its foreground, so that the client has them already."""
@@ -78,8 +79,8 @@ def run(
     """
     from proxy.cli.clients import clients
 
-    known = clients()
-    client = client_of(words[0], known)
+    by_name = clients()
+    client = client_of(words[0], by_name)
     if client is not None and client.needs_model and model is None:
         fail(MISUSED, f"The configuration of {client.title} names models: give --model NAME before it.")
     arguments = _arguments(client, words)
@@ -92,7 +93,7 @@ def run(
     facts = client_facts(settings, key, model, window)
 
     def launch(root: str) -> Launch:
-        return launch_of(client, replace(facts, root=root), arguments, [known[name] for name in USUAL])
+        return launch_of(client, replace(facts, root=root), arguments, [by_name[name] for name in USUAL])
 
     raise typer.Exit(_serve(settings, launch, log))
 
@@ -122,9 +123,9 @@ def _arguments(client: Client | None, words: Sequence[str]) -> list[str]:
     return arguments
 
 
-def client_of(word: str, known: Mapping[str, Client]) -> Client | None:
-    """Return the client that is called *word*, or whose program is; None if it is any other command."""
-    for name, client in known.items():
+def client_of(word: str, by_name: Mapping[str, Client]) -> Client | None:
+    """Return the client whose name or program is *word*; None if it is any other command."""
+    for name, client in by_name.items():
         if word == name or (client.run is not None and word == client.run.command):
             return client
     return None
@@ -228,8 +229,8 @@ def _serve(settings: Settings, launch: Callable[[str], Launch], log: Path) -> in
     from proxy.fleet import run_with
 
     async def run_command(port: int) -> int:
-        wanted = launch(f"http://127.0.0.1:{port}")
-        return await run_child(wanted.command, environment_of(wanted, os.environ))
+        launched = launch(f"http://127.0.0.1:{port}")
+        return await run_child(launched.command, environment_of(launched, os.environ))
 
     try:
         fd = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
@@ -243,7 +244,7 @@ def _serve(settings: Settings, launch: Callable[[str], Launch], log: Path) -> in
 
 async def run_child(command: Sequence[str], environment: Mapping[str, str]) -> int:
     """Run *command* to its end, pass signals on to it, and return its exit code; ``NOT_STARTED`` if it has none."""
-    early: list[signal.Signals] = []
+    early: list[signal.Signals] = []  # arrived before the child existed
     child: asyncio.subprocess.Process | None = None
 
     def forward(number: signal.Signals) -> None:
@@ -269,7 +270,10 @@ async def run_child(command: Sequence[str], environment: Mapping[str, str]) -> i
 
 
 def _in_foreground() -> bool:
-    """True if a terminal sends what is typed there to this process and its children alike."""
+    """True if Ctrl-C in the terminal sends its signal to this process and to its children alike.
+
+    https://man7.org/linux/man-pages/man3/tcgetpgrp.3.html
+    """
     try:
         return os.tcgetpgrp(0) == os.getpgrp()
     except OSError:

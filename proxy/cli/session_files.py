@@ -238,7 +238,9 @@ def _instructions(meta: Mapping[str, Any]) -> str:
 
 def _text_message(role: str, text: Any) -> list[Message]:
     """Return a list with a message of *text*; an empty list if there is no text."""
-    return [{"role": role, "content": str(text)}] if text else []
+    if not text:
+        return []
+    return [{"role": role, "content": str(text)}]
 
 
 def _add_item(messages: list[Message], item: Mapping[str, Any]) -> None:
@@ -304,7 +306,9 @@ def _aider_messages(history: str) -> list[Message]:
     for line in history.splitlines():
         if line.startswith(">"):
             continue
-        role = "user" if line.startswith("#### ") else "assistant"
+        role = "assistant"
+        if line.startswith("#### "):
+            role = "user"
         words = line.removeprefix("#### ")
         if messages and messages[-1]["role"] == role:
             messages[-1]["content"] += f"\n{words}"
@@ -331,12 +335,15 @@ def _objects(value: Any) -> list[dict[str, Any]]:
 
 
 def _object(value: Any) -> dict[str, Any]:
-    return value if isinstance(value, dict) else {}
+    """Return *value* if it is a JSON object, else an empty one."""
+    if isinstance(value, dict):
+        return value
+    return {}
 
 
 def _decoded(text: str) -> Any:
-    """Return the value of *text*; None if it is empty or no JSON."""
+    """Return the value of the JSON *text*; None if it is empty or no JSON."""
     try:
-        return json.loads(text) if text.strip() else None
+        return json.loads(text)
     except (ValueError, RecursionError):
         return None

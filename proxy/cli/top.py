@@ -69,10 +69,10 @@ class Sample(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """The figures of a proxy at one time, in seconds of a clock that never goes back.
+    """The figures of a proxy at one time, in monotonic seconds.
 
-    ``status`` is empty if the key does not open it, and so are the live ``conversations`` and the other figures of the
-    ``page``.
+    ``status``, the live ``conversations`` and the other figures of the ``page`` are empty if the key does not open
+    them.
     """
 
     at: float
@@ -141,16 +141,16 @@ def watch(address: str, key: str, interval: float, *, once: bool) -> None:
     if once or not console.is_terminal:
         console.print(frame(address, reading, before, console.width))
         return
-    shown = frame(address, reading, before, console.width)
-    with Live(shown, console=console, screen=True, auto_refresh=False) as live, suppress(KeyboardInterrupt):
+    output = frame(address, reading, before, console.width)
+    with Live(output, console=console, screen=True, auto_refresh=False) as live, suppress(KeyboardInterrupt):
         while True:
             time.sleep(interval)
             try:
                 before, reading = reading, read(address, key)
-                shown = frame(address, reading, before, console.width)
-            except CannotRead as error:  # it is restarted, or the network is gone: it may come back
-                shown = Text(str(error), style="red")
-            live.update(shown, refresh=True)
+                output = frame(address, reading, before, console.width)
+            except CannotRead as error:  # the proxy may be restarting: the next reading may succeed
+                output = Text(str(error), style="red")
+            live.update(output, refresh=True)
 
 
 def frame(address: str, reading: Reading, before: Reading | None, width: int) -> RenderableType:
@@ -205,7 +205,7 @@ def _tokens_line(reading: Reading) -> Text:
 
 
 def _savings_line(reading: Reading) -> Iterator[Text]:
-    """Yield the line with what only the page knows; nothing if the key does not open it."""
+    """Yield the line with the figures of the page; nothing if the key does not open it."""
     if not reading.page:
         return
     models = reading.page["models"].values()
@@ -242,7 +242,7 @@ TROUBLES: Final[tuple[tuple[str, str, Labels], ...]] = (
     ("refused connections", "ullage_refused_connections_total", {}),
     ("log lines dropped", "ullage_log_lines_dropped", {}),
 )
-"""Figures that should be zero: title, metric, and the labels of the series that are added up."""
+"""Figures that should be zero: title, metric, and the labels of the series that are added."""
 
 
 def _troubles(reading: Reading) -> Iterator[Text]:

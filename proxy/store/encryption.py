@@ -84,7 +84,7 @@ class Sealer:
         return hmac.digest(self.prefix_key(tenant), message, "sha256")[:16]
 
     def seal(self, tenant: bytes, key_name: str, plain: bytes) -> bytes:
-        """Seal *plain* to store it under *key_name*. The result differs each time. Raises ``ValueError`` above ``MAX_PLAIN``."""
+        """Seal *plain* to store it under *key_name*; each result differs. Raises ``ValueError`` above ``MAX_PLAIN``."""
         if len(plain) > MAX_PLAIN:
             raise ValueError(f"a record of {len(plain)} bytes is over the limit of {MAX_PLAIN}")
         if len(plain) >= _ZSTD_FROM:

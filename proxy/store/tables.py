@@ -273,7 +273,7 @@ class TableAccess:
             return await self.run(self.backend.claim(name, sealed, LIFETIME))
 
     def _keep_alive(self, tenant: bytes, name: str, value: bytes, plain: bytes) -> None:
-        """Renew the expiry of a value in use. Seal it anew if a former key sealed it, so that the key can be removed."""
+        """Renew the expiry of a value in use. Seal it anew if a former key sealed it, which can be removed then."""
         if not self.sealer.is_former(value):
             self._renew(name)
         elif name not in self._renewed:
