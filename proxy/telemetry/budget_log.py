@@ -30,8 +30,9 @@ APIS: Final = frozenset({"chat", "messages", "responses", "gemini"})
 MOST_WAITING: Final = 10_000
 """Most requests whose lines wait for the disk; lines of further requests are dropped."""
 
-BATCH_SECONDS: Final = 0.2
-"""Seconds between two writes: one record for each line would cost as much as a small request."""
+BATCH_SECONDS: Final = 1.0
+"""Seconds between two writes: one record for each line would cost as much as a small request, and this thread wakes up
+without requests, too."""
 
 BATCH_BYTES: Final = 65_536
 """Bytes of one write, and half of a file: the handler rotates between two writes only."""

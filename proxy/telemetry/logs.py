@@ -332,8 +332,9 @@ MOST_BYTES = 4 * 1024 * 1024
 LARGEST_PIECE = 2**16
 """Bytes of lines that are written at once, at most."""
 
-BATCH_SECONDS = 0.02
-"""Pause of the writing thread between two batches: waking it costs more than rendering a line."""
+BATCH_SECONDS = 0.1
+"""Pause of the writing thread between two batches: waking it costs more than rendering a line. At 400 lines a second
+the thread takes 6 us of CPU for each, 24 us with a fifth of the pause. A process that is killed loses what waits."""
 
 
 class LineWriter:
