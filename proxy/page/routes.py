@@ -32,6 +32,8 @@ FILES: Final = {
     "page.css": ("page.css", "text/css; charset=utf-8"),
     "page.js": ("page.js", "text/javascript; charset=utf-8"),
     "charts.js": ("charts.js", "text/javascript; charset=utf-8"),
+    "conversation.js": ("conversation.js", "text/javascript; charset=utf-8"),
+    "elements.js": ("elements.js", "text/javascript; charset=utf-8"),
     "icon.svg": ("icon.svg", "image/svg+xml"),
 }
 """The page's files and their types, by the path below ``ROOT``."""

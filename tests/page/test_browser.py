@@ -229,8 +229,65 @@ def test_it_is_used_by_keyboard(shown: Shown) -> None:
     fragment = at.get_attribute("hash")
     at.send_keys(Keys.ENTER)
     shown.until(lambda: (fragment or "-")[1:] in shown.text("#detail"))
-    shown.driver.switch_to.active_element.send_keys(Keys.ESCAPE)
+    assert focused(shown) == "detail"
+    shown.driver.switch_to.active_element.send_keys("j")
+    shown.driver.switch_to.active_element.send_keys("k")
+    assert shown.driver.switch_to.active_element.get_attribute("hash") == fragment
+    shown.driver.switch_to.active_element.send_keys(Keys.ENTER, Keys.ESCAPE)
     shown.until(lambda: "Choose one" in shown.text("#detail"))
+    assert shown.driver.switch_to.active_element.get_attribute("hash") == fragment
+
+
+def focused(shown: Shown) -> str:
+    """The id of the element that has the focus, or its tag."""
+    return str(shown.driver.execute_script("const at = document.activeElement; return at.id || at.tagName"))
+
+
+def test_the_skip_link_and_a_search_lead_to_the_list(shown: Shown) -> None:
+    """Neither opens a conversation that there is not; Escape takes the words of a search back."""
+    shown.open()
+    shown.until(lambda: shown.text("#detail .sub"))
+    name = shown.text("#detail h2")
+    shown.driver.find_element(By.TAG_NAME, "body").send_keys(Keys.TAB, Keys.ENTER)
+    assert focused(shown) == "list"
+    assert (shown.text("#detail h2"), shown.driver.execute_script("return location.hash")) == (name, "")
+    search = shown.driver.find_element(By.ID, "search")
+    search.send_keys("claude")
+    shown.until(lambda: len(shown.all("#list a")) == 2)
+    search.send_keys(Keys.ESCAPE)
+    shown.until(lambda: len(shown.all("#list a")) > 2)
+    assert focused(shown) == "list"
+
+
+def test_an_address_of_nothing_live_says_so(shown: Shown) -> None:
+    """In place of another conversation's figures; an address is kept, a proxy is started again."""
+    shown.open(fragment="#forgotten")
+    shown.until(lambda: "not live" in shown.text("#detail"))
+    shown.driver.execute_script("location.hash = document.querySelector('#list a').hash")
+    shown.until(lambda: shown.text("#detail .sub"))
+    shown.driver.execute_script("location.hash = 'forgotten'")
+    shown.until(lambda: "not live" in shown.text("#detail"))
+
+
+def test_what_is_read_stays_while_requests_come() -> None:
+    """The text of a block keeps its place and the focus, also when the conversation is compacted again."""
+    reading = Scene("reading", "qwen3-coder", "billing", tuple(range(2, 24)))
+    more = Scene("reading", "qwen3-coder", "billing", tuple(range(24, 40)))
+    with serve({"telemetry": {"page": {"text": True}}}) as proxy, browser(*WIDE) as driver:
+        asyncio.run(play(proxy, (reading,)))
+        shown = Shown(proxy, driver)
+        shown.open()
+        shown.until(lambda: shown.all("#detail details"))
+        before = len(shown.all("#detail .compactions li:has(.line1)"))
+        driver.execute_script(
+            "const text = document.querySelector('#detail details:last-of-type'); text.open = true;"
+            "text.querySelector('pre').scrollTop = 40; text.querySelector('pre').focus()"
+        )
+        asyncio.run(play(proxy, (more,)))
+        shown.until(lambda: len(shown.all("#detail .compactions li:has(.line1)")) > before)
+        assert focused(shown) == "PRE"
+        assert driver.execute_script("return document.activeElement.scrollTop") == 40
+        assert all("1 lines" not in text for text in shown.all("#detail .block"))
 
 
 def test_a_thousand_conversations_stay_readable() -> None:

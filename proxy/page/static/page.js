@@ -1,7 +1,9 @@
 // The page: takes what the server sends each second, and draws the list, one conversation, and the process.
 // Text always goes in as text, never as markup.
 
-import { Bar, REGIONS, column, fillChart, shareBar, sparkline, split, trend } from "./charts.js";
+import { Bar, REGIONS, column, sparkline, trend } from "./charts.js";
+import { Panel } from "./conversation.js";
+import { fillOf, make, number, percent, plural, short, since } from "./elements.js";
 
 const FIRST_ROWS = 150;
 const NEARLY_FULL = 0.8;
@@ -14,40 +16,8 @@ const state = {
 };
 
 const find = (id) => document.getElementById(id);
-const number = (value) => Math.round(value || 0).toLocaleString("en");
-const percent = (share) => `${Math.round(100 * share)} %`;
-const fillOf = (row) => (row.window ? (row.tokens || 0) / row.window : 0);
+const panel = new Panel(find("detail"), leave);
 const pressureOf = (row) => (row.budget ? (row.tokens || 0) / row.budget : 0);
-
-function make(tag, properties = {}, ...children) {
-  const element = document.createElement(tag);
-  for (const [name, value] of Object.entries(properties)) {
-    if (name in element) element[name] = value;
-    else element.setAttribute(name, value);
-  }
-  element.append(...children.filter((child) => child !== null && child !== undefined));
-  return element;
-}
-
-function plural(count, noun) {
-  return `${number(count)} ${noun}${count === 1 ? "" : "s"}`;
-}
-
-function short(value) {
-  if (value >= 1e9) return `${(value / 1e9).toFixed(1)} B`;
-  if (value >= 1e6) return `${(value / 1e6).toFixed(1)} M`;
-  if (value >= 1e4) return `${Math.round(value / 1e3)} k`;
-  return number(value);
-}
-
-function ago(seconds) {
-  if (seconds < 2) return "now";
-  if (seconds < 60) return `${Math.round(seconds)} s ago`;
-  if (seconds < 3600) return `${Math.round(seconds / 60)} min ago`;
-  return `${Math.round(seconds / 3600)} h ago`;
-}
-
-const since = (at) => ago(Math.max(0, Date.now() / 1000 - at));
 
 // What the server sends.
 
@@ -86,9 +56,11 @@ async function loadDetail() {
   const name = state.chosen;
   try {
     const answer = await fetch(`conversations/${encodeURIComponent(name)}`);
-    if (!answer.ok || state.chosen !== name) return;
-    state.detail = await answer.json();
-    drawDetail();
+    if (!answer.ok && answer.status !== 404) return;
+    const detail = answer.ok ? await answer.json() : null;
+    if (state.chosen !== name) return;
+    state.detail = detail;
+    panel.draw(detail, name);
   } catch {
     tellLive("off", "connecting again");
   }
@@ -165,7 +137,7 @@ function drawFills(rows) {
     button.className = index >= 8 ? "high" : "";
     button.setAttribute("aria-pressed", String(state.fill === index));
     button.setAttribute("aria-label", `${count} conversations from ${10 * index} to ${10 * index + 10} % of their window`);
-    const label = make("span", { className: "range" }, index === 9 ? "90 % +" : `${10 * index}–${10 * index + 10}`);
+    const label = make("span", { className: "range" }, index === 9 ? "90 +" : `${10 * index}–${10 * index + 10}`);
     button.replaceChildren(make("b", {}, count ? number(count) : ""), column(count / most), label);
   });
 }
@@ -288,104 +260,18 @@ function choose(name) {
   state.chosen = name;
   state.detail = null;
   if (name) loadDetail();
-  else drawDetail();
+  else panel.draw(null, "");
   draw();
 }
 
-// Where one conversation stands below the list, who chose it is taken there.
+// Who chose a conversation is taken to it: also by keyboard, past all others in the list.
 function chooseByAddress() {
   const name = decodeURIComponent(location.hash.slice(1));
   if (!name) state.greeted = true;
   choose(name);
-  if (name && innerWidth <= WIDE) find("detail").scrollIntoView();
-}
-
-function drawDetail() {
-  const aside = find("detail");
-  const scrolled = aside.scrollTop;
-  if (!state.detail) {
-    aside.replaceChildren(make("h2", { id: "detail-title" }, "One conversation"), make("p", { className: "hint" }, "Choose one from the list: its fill over time, each compaction, and what its block holds."));
-    return;
-  }
-  const { row, points, compactions } = state.detail;
-  const close = make("button", { type: "button", title: "Close" }, "✕", make("span", { className: "hidden" }, " Close"));
-  close.addEventListener("click", leave);
-  const head = make("div", { className: "detail-head" }, make("h2", { id: "detail-title" }, row.name), close);
-  const facts = [row.model, row.upstream, row.api, row.agent, row.project, plural(row.requests, "request"), plural(row.compactions, "compaction")];
-  const bar = new Bar();
-  bar.draw(row);
-  const advice = row.advice ? make("div", { className: "callout" }, make("b", {}, row.advice.text), `What to do: ${row.advice.remedy}.`) : null;
-  const open = new Set([...aside.querySelectorAll("details[open]")].map((each) => each.dataset.at));
-  aside.replaceChildren(
-    head, make("p", { className: "sub" }, facts.filter(Boolean).join(" · ")), advice || "",
-    bar.element, regionTable(row), make("h3", {}, "Fill over time"), ...overTime(row, points),
-    make("h3", {}, "Compactions, newest first"), compactionList(compactions, open),
-    ...tokenFacts(row),
-  );
-  aside.scrollTop = scrolled;
-}
-
-function regionTable(row) {
-  const regions = split(row);
-  const table = make("div", { className: "parts" });
-  table.append(make("span"), make("span"), make("span", { className: "s" }, "tokens"), make("span", { className: "s" }, "of window"));
-  if (row.bounded) {
-    table.append(make("span", { className: "key bound" }), make("span", {}, "at most: its size in bytes spared the count"), make("span", { className: "n" }, number(row.tokens)), make("span", { className: "s" }, percent(fillOf(row))));
-  }
-  for (const [name, label, style] of REGIONS) {
-    if (!regions[name]) continue;
-    const share = row.window ? regions[name] / row.window : 0;
-    table.append(make("span", { className: `key ${style}` }), make("span", {}, label), make("span", { className: "n" }, number(regions[name])), make("span", { className: "s" }, share < 0.005 ? "< 1 %" : percent(share)));
-  }
-  return table;
-}
-
-function overTime(row, points) {
-  if (!points.length) return [make("p", { className: "note" }, "Nothing was counted yet.")];
-  const first = new Date(1000 * points[0][0]).toLocaleTimeString("en-GB");
-  const last = new Date(1000 * points[points.length - 1][0]).toLocaleTimeString("en-GB");
-  const axis = make("div", { className: "axis" }, make("span", {}, first), make("span", {}, plural(points.length, "request")), make("span", {}, last));
-  const note = make("p", { className: "note" }, `Solid: sent upstream. Dashed: as the client sent it (${number(row.before)} tokens last). Red: the window of ${number(row.window)}${row.source ? `, ${row.source}` : ""}.`);
-  return [fillChart(points, row.window || 1), axis, note];
-}
-
-function compactionList(compactions, open) {
-  if (!compactions.length) return make("p", { className: "note" }, "None yet.");
-  const list = make("ol", { className: "compactions" });
-  for (const entry of [...compactions].reverse()) {
-    const when = new Date(1000 * entry.at).toLocaleTimeString("en-GB");
-    const line = make("div", { className: "line1" }, make("b", {}, `${number(entry.before)} → ${number(entry.after)}`), make("span", {}, `${when} · ${number(entry.folded)} items folded`));
-    const stages = make("ul", { className: "stages" }, ...entry.stages.map((stage) => make("li", {}, `${stage.stage} −${number(stage.tokens)}`)));
-    list.append(make("li", {}, line, stages, blockParts(entry), blockText(entry, open)));
-  }
-  return list;
-}
-
-function blockParts(entry) {
-  const parts = entry.parts.filter((part) => part.tokens > 0);
-  const whole = parts.reduce((sum, part) => sum + part.tokens, 0);
-  if (!whole) return null;
-  const grid = make("div", { className: "block" });
-  for (const part of parts) grid.append(make("span", {}, part.kind), shareBar(part.tokens / whole, "summary"), make("span", { className: "n" }, `${number(part.tokens)} in ${number(part.lines)} lines`));
-  if (entry.summary_by) grid.append(make("span", {}, "written by"), make("span", {}, entry.summary_by), make("span"));
-  return grid;
-}
-
-function blockText(entry, open) {
-  if (!entry.block) return null;
-  const details = make("details", {}, make("summary", {}, "The block's text"), make("pre", { tabIndex: 0 }, entry.block));
-  details.dataset.at = entry.at;
-  details.open = open.has(String(entry.at));
-  return details;
-}
-
-function tokenFacts(row) {
-  const table = make("div", { className: "parts" });
-  const facts = [["kept back by compaction, in all", row.removed_sum], ["input that the provider reported", row.input_sum], ["of it read from its cache", row.cached_sum], ["output", row.output_sum], ["for summaries in the view", row.summary_tokens]];
-  for (const [label, value] of facts) {
-    if (value) table.append(make("span"), make("span", {}, label), make("span", { className: "n" }, number(value)), make("span", { className: "s" }, label.startsWith("of it") ? percent(value / row.input_sum) : ""));
-  }
-  return table.children.length ? [make("h3", {}, "Tokens"), table] : [];
+  if (!name) return;
+  find("detail").focus({ preventScroll: true });
+  if (innerWidth <= WIDE) find("detail").scrollIntoView();
 }
 
 // Models, store, summaries, upstreams.
@@ -443,12 +329,18 @@ function setTheme(theme) {
 
 function moveBy(step) {
   const links = [...find("list").querySelectorAll("a")];
-  const at = links.indexOf(document.activeElement);
+  let at = links.indexOf(document.activeElement);
+  if (at < 0) at = links.indexOf(state.drawn.get(state.chosen)?.link);
   const next = links[Math.max(0, Math.min(links.length - 1, at + step))];
   next?.focus();
 }
 
 function onKey(event) {
+  if (event.key === "Escape" && event.target === find("search")) {
+    event.preventDefault();
+    clearSearch();
+    return;
+  }
   if (event.target.matches("input, select") || event.ctrlKey || event.metaKey || event.altKey) return;
   if (event.key === "/") {
     event.preventDefault();
@@ -464,6 +356,12 @@ function onKey(event) {
   } else if (event.key === "Escape") {
     leave();
   }
+}
+
+function clearSearch() {
+  find("search").value = state.text = "";
+  draw();
+  find("list").focus();
 }
 
 function leave() {
@@ -521,6 +419,10 @@ function prepare() {
   });
   find("search").addEventListener("input", (event) => { state.text = event.target.value; draw(); });
   find("order").addEventListener("change", (event) => { state.order = event.target.value; state.sequence = []; draw(); });
+  find("skip").addEventListener("click", (event) => {
+    event.preventDefault(); // "#list" would be the address of a conversation
+    find("list").focus();
+  });
   find("more").addEventListener("click", () => { state.all = !state.all; draw(); });
   find("login-form").addEventListener("submit", logIn);
   find("logout").addEventListener("click", logOut);
