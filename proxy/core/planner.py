@@ -19,8 +19,8 @@ engine calls again once it has looked that up, read it or written it:
                                              TooLossy: the tighter target would lose more than allowed
                                              Reject: nothing is left to give up
 
-``NeedFacts`` may come in every state, once: most requests are planned from the token counts of their items, and only a
-compaction asks what calls and results are about (``Item.facts``).
+``NeedFacts`` may come in every state, once: most requests are planned from the token counts of their items, and only
+the schedule asks what calls and results are about (``Item.facts``).
 
 The schedule decides from token counts alone, before any text is written, and charges a block at its cap. The texts are
 written after that, and only then is the view's true size known: what a provider counts may also differ from our count.
@@ -47,7 +47,7 @@ from msgspec import structs
 
 from proxy.core.compaction.record import Compaction, CompactionRecord
 from proxy.core.compaction.schedule import CompactionTarget, MaxLoss
-from proxy.core.conversation import FactsMissing, Layout
+from proxy.core.conversation import Layout
 from proxy.core.decisions import (
     START,
     CountedView,
@@ -83,20 +83,15 @@ LEAST_RESERVE = 32
 
 def decide(measured: MeasuredRequest, policy: Policy, progress: Progress = START) -> Decision:
     """Choose what to send for *measured*, or name what is missing."""
-    try:
-        match progress:
-            case Start():
-                return _before_lookup(measured, policy)
-            case LookedUp():
-                return _after_lookup(measured, policy, progress)
-            case Written():
-                return _verified(measured, policy, progress)
-            case other:
-                assert_never(other)
-    except FactsMissing:
-        if measured.has_facts:
-            raise
-        return NeedFacts()
+    match progress:
+        case Start():
+            return _before_lookup(measured, policy)
+        case LookedUp():
+            return _after_lookup(measured, policy, progress)
+        case Written():
+            return _verified(measured, policy, progress)
+        case other:
+            assert_never(other)
 
 
 def as_observed(decision: FinalDecision) -> FinalDecision:
@@ -116,6 +111,8 @@ def _before_lookup(measured: MeasuredRequest, policy: Policy) -> Decision:
     target = measured.target
     if measured.client_compaction and is_plain(target) and not measured.parsed.envelope.stored:
         view = client_compaction_view(measured, policy)
+        if isinstance(view, NeedFacts):
+            return view
         if view is not None:
             return Forward(view)
     is_requested = target.wait_for_summary and target.limit is None
@@ -143,7 +140,12 @@ def _after_lookup(measured: MeasuredRequest, policy: Policy, lookup: LookedUp) -
 def _planned(measured: MeasuredRequest, policy: Policy, lookup: LookedUp, target: CompactionTarget) -> Decision:
     """The next step towards *target*: an existing record is verified, a new compaction needs its block."""
     last = lookup.record.compaction if lookup.record else None
-    compaction, lowered_output = choose_compaction(measured, policy, lookup, target)
+    chosen = _chosen_before(measured, policy, lookup, target)
+    if chosen is None:
+        if not measured.has_facts:
+            return NeedFacts()
+        chosen = choose_compaction(measured, policy, lookup.layout, last, target)
+    compaction, lowered_output = chosen
     edited = bool(measured.tools_json) or lowered_output is not None
     if _exceeds(target.max_loss, compaction, last, edited):
         return TooLossy()
@@ -151,8 +153,6 @@ def _planned(measured: MeasuredRequest, policy: Policy, lookup: LookedUp, target
         return _verified(measured, policy, Written(lookup, target, None, lowered_output))
     if lookup.record is not None and compaction == last:
         return _verified(measured, policy, Written(lookup, target, lookup.record, lowered_output))
-    if not measured.has_facts:
-        return NeedFacts()  # the texts of a compaction are about calls and results
     at_same_boundary = last is not None and last.boundary == compaction.boundary
     target = structs.replace(target, replaces=target.replaces or target.force or at_same_boundary)
     loses = not LOSSY.isdisjoint(compaction.stages)
@@ -280,17 +280,6 @@ def is_plain(target: CompactionTarget) -> bool:
     return not target.force and target.limit is None
 
 
-def _is_below_high_mark(
-    measured: MeasuredRequest, policy: Policy, layout: Layout, last: Compaction | None, target: CompactionTarget
-) -> bool:
-    """True if no compaction can be due after *last*: a view grows at its end, and there it is below the high mark."""
-    if not is_plain(target):
-        return False
-    history, budget = history_in_view(layout, last), measured.budget_for(target)
-    high = budget.high(policy.rules.marks, budget.baseline)
-    return budget.quantised_fixed + history <= min(high, budget.ceiling, budget.baseline, budget.input)
-
-
 def history_in_view(layout: Layout, last: Compaction | None) -> int:
     """Return the tokens of the view's items after *last*, the last compaction there was: what came since is whole."""
     if last is None:
@@ -319,37 +308,36 @@ def provider_compacts(measured: MeasuredRequest) -> bool:
     return limit is not None and limit <= measured.budget.window * measured.known.token_ratio
 
 
-def decided_before(
+def _chosen_before(
     measured: MeasuredRequest, policy: Policy, lookup: LookedUp, target: CompactionTarget
-) -> tuple[Compaction, int] | None:
-    """Return the decision of this very request when it came before, with its lowered output figure."""
-    record = lookup.record
-    if record is None or not record.lowered_output or not is_plain(target) or not _was_compacted_here(lookup):
+) -> tuple[Compaction | None, int | None] | None:
+    """The last compaction and its lowered output figure, if they still do; None if the schedule is to choose.
+
+    They do if this very request came before and was decided so, or if no compaction can be due: a view grows at its
+    end, and there it is below the high mark.
+    """
+    if not is_plain(target):
         return None
-    budget = measured.budget_for(target)
-    if target.lower_output == "never" or record.lowered_output >= budget.reserve:
-        return None
-    schedule = measured.schedule(policy, lookup.layout, budget)
-    if not schedule.fits(record.compaction, budget.input_budget(record.lowered_output)):
-        return None
-    return record.compaction, record.lowered_output
+    record, budget, last, lowered = lookup.record, measured.budget_for(target), None, 0
+    if record is not None:
+        last, lowered = record.compaction, record.lowered_output
+    level = budget.quantised_fixed + history_in_view(lookup.layout, last)
+    may_lower = target.lower_output != "never" and 0 < lowered < budget.reserve
+    if may_lower and _was_compacted_here(lookup) and level <= budget.input_budget(lowered):
+        return last, lowered
+    high = budget.high(policy.rules.marks, budget.baseline)
+    if level <= min(high, budget.ceiling, budget.baseline, budget.input):
+        return last, None
+    return None
 
 
 def choose_compaction(
-    measured: MeasuredRequest, policy: Policy, lookup: LookedUp, target: CompactionTarget
+    measured: MeasuredRequest, policy: Policy, layout: Layout, last: Compaction | None, target: CompactionTarget
 ) -> tuple[Compaction | None, int | None]:
     """The newest compaction towards *target*, and the output figure if it is lowered so that nothing is lost.
 
-    The last compaction itself if nothing new is due, None if nothing ever was.
+    *last*, the last compaction, if nothing new is due, None if nothing ever was.
     """
-    layout, record, last = lookup.layout, lookup.record, None
-    if record is not None:
-        decided = decided_before(measured, policy, lookup, target)
-        if decided is not None:
-            return decided
-        last = record.compaction
-    if _is_below_high_mark(measured, policy, layout, last, target):
-        return last, None
     budget = measured.budget_for(target)
     schedule = measured.schedule(policy, layout, budget)
     compaction = schedule.newest_compaction(last, target)

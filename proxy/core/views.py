@@ -17,6 +17,7 @@ from proxy.core.decisions import (
     Edits,
     LookedUp,
     MeasuredRequest,
+    NeedFacts,
     ParsedBody,
     Policy,
     Written,
@@ -126,7 +127,7 @@ def _output_members(measured: MeasuredRequest, figure: int) -> dict[str, str]:
 # A client's own compaction.
 
 
-def client_compaction_view(measured: MeasuredRequest, policy: Policy) -> CountedView | None:
+def client_compaction_view(measured: MeasuredRequest, policy: Policy) -> CountedView | NeedFacts | None:
     """The view for a client that compacts its conversation itself; None if that is too large for it.
 
     What the model reads now is all that will be left, so nothing changes, whatever happened to the conversation
@@ -144,6 +145,8 @@ def client_compaction_view(measured: MeasuredRequest, policy: Policy) -> Counted
         reserve = min(reserve, summary_output(budget.window, least))
     if _excess(view, reserve) <= 0:
         return _with_reserve(view, layout, None, reserve)
+    if not measured.has_facts:
+        return NeedFacts()
     return _pruned(view, policy, layout, reserve)
 
 

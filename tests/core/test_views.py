@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from msgspec import structs
 
-from proxy.core.decisions import LookedUp, Written, verbatim
+from proxy.core.decisions import CountedView, LookedUp, Written, verbatim
 from proxy.core.planner import build_view
 from proxy.core.views import client_compaction_view
 from tests.core.test_planner import LONG, PLANNING, SHORT, measured
@@ -33,7 +33,7 @@ def test_a_clients_own_compaction_that_fits_changes_nothing() -> None:
     """What the model reads now is all that will be left of the conversation."""
     request = structs.replace(measured(SHORT), client_compaction="other")
     view = client_compaction_view(request, PLANNING)
-    assert view is not None
+    assert isinstance(view, CountedView)
     assert view.body == request.request.body
 
 
@@ -41,7 +41,7 @@ def test_a_clients_own_compaction_loses_its_oldest_results_first() -> None:
     """Above the window results give way from the beginning, and the newest items stay as they are."""
     request = structs.replace(measured(LONG, window=10_000), client_compaction="other")
     view = client_compaction_view(request, PLANNING)
-    assert view is not None
+    assert isinstance(view, CountedView)
     assert view.counted < request.counts.total
     assert request.parsed.item(len(request.parsed.items) - 1) in view.body
 
