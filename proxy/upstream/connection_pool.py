@@ -214,8 +214,6 @@ class PooledConnection(BaseProtocol):
             length = len(data) - start
             if data[:start] != b"%b%d%b" % (known.before, length, known.after):
                 return False
-            if length != known.length:
-                known = self._known = known.with_length(length)
         except Exception as fault:  # noqa: BLE001 - fail open: the parser reads what was not recognised
             self._forget(fault)
             return False

@@ -20,10 +20,10 @@ _NO_HEADERS: Final[CIMultiDictProxy[str]] = CIMultiDictProxy(CIMultiDict())
 
 
 class KnownHead(msgspec.Struct, eq=False):
-    """The head of an answer that may come again: what the parser made of it, and the length of its body.
+    """The head of an answer that may come again with another ``length`` of the body: what the parser made of it.
 
-    ``before`` and ``after`` are its bytes around the digits of that length. ``end_to_end`` is what a ``DirectReply``
-    made of its headers.
+    ``before`` and ``after`` are its bytes around the digits of that length, which its headers have as well.
+    ``end_to_end`` is what a ``DirectReply`` made of them.
     """
 
     before: bytes
@@ -33,17 +33,6 @@ class KnownHead(msgspec.Struct, eq=False):
     raw_headers: tuple[tuple[bytes, bytes], ...]
     length: int
     end_to_end: tuple[list[tuple[str, str]], bool] | None = None
-
-    def with_length(self, length: int) -> KnownHead:
-        """Return this head with another *length*."""
-        headers = CIMultiDict(self.headers)
-        headers["Content-Length"] = digits = str(length)
-        raw = [*self.raw_headers]
-        for index, (name, _) in enumerate(raw):
-            if name.lower() == b"content-length":
-                raw[index] = name, digits.encode()
-        known = CIMultiDictProxy(headers)
-        return KnownHead(self.before, self.after, self.status, known, tuple(raw), length)
 
 
 class PooledResponse(msgspec.Struct, eq=False):
