@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Final, Literal
 
 import msgspec
 
@@ -107,6 +107,9 @@ class Compaction(msgspec.Struct, frozen=True, rename=_STORED_NAMES):
         replaced = {placeholder.index for placeholder in self.placeholders}
         return replaced | {index for index, _ in (*self.truncations, *self.clips)}
 
+
+NO_COMPACTION: Final = Compaction(0, 0, 0)
+"""The compaction of a view in which every item stands as the client sent it."""
 
 VERSION = 1
 

@@ -71,8 +71,9 @@ from dataclasses import replace
 from typing import Final, Literal
 
 import msgspec
+from msgspec import structs
 
-from proxy.core.compaction.record import Compaction
+from proxy.core.compaction.record import NO_COMPACTION, Compaction
 from proxy.core.compaction.stages import BLOCK_FRAME, CompactionRules, Levels, Stages, shortest
 from proxy.core.conversation import Item, Layout
 from proxy.core.tokens.budget import TokenBudget
@@ -141,7 +142,7 @@ class Schedule:
 
         *last* itself if none is due after it, None if there never was one.
         """
-        count = self._layout.count
+        count, last = self._layout.count, last or NO_COMPACTION
         present = self.view_tokens(count, last)
         # A view grows from boundary to boundary: unless it is above the mark at its end, it never was.
         if present > self._high:
@@ -156,7 +157,10 @@ class Schedule:
             if requested is not None and self.fits(requested, limit):
                 return requested
             force = False
-        return self._compact_end(last, present, limit, target, force=force)
+        newest = self._compact_end(last, present, limit, target, force=force)
+        if newest is NO_COMPACTION:
+            return None
+        return newest
 
     def fits(self, compaction: Compaction | None, limit: int) -> bool:
         """True if the view of this request takes at most *limit* tokens after *compaction*."""
@@ -175,12 +179,10 @@ class Schedule:
 
     # The walk over the boundaries.
 
-    def _compact_past_boundaries(self, last: Compaction | None) -> Compaction | None:
+    def _compact_past_boundaries(self, last: Compaction) -> Compaction:
         """The newest compaction before the end of this request."""
-        boundaries, start = self._layout.boundaries, 1
-        if last is not None:
-            start = last.boundary + 1
-        at, end = bisect_left(boundaries, start), bisect_left(boundaries, self._layout.count)
+        boundaries = self._layout.boundaries
+        at, end = bisect_left(boundaries, last.boundary + 1), bisect_left(boundaries, self._layout.count)
         compaction, view_tokens, high = last, self.view_tokens, self._high
         while at < end:
             at = bisect_left(boundaries, True, at, end, key=lambda boundary: view_tokens(boundary, compaction) > high)
@@ -190,13 +192,12 @@ class Schedule:
         return compaction
 
     def _compact_end(
-        self, last: Compaction | None, present: int, limit: int, target: CompactionTarget, *, force: bool
-    ) -> Compaction | None:
+        self, last: Compaction, present: int, limit: int, target: CompactionTarget, *, force: bool
+    ) -> Compaction:
         """The compaction for the end of this request, whose view takes *present* tokens and may take *limit*."""
         count, compaction = self._layout.count, last
         # A compaction at this very boundary stays while it fits: the same request gets the same view.
-        is_new = last is None or last.boundary < count
-        if is_new and present > self._high:
+        if last.boundary < count and present > self._high:
             compacted = self._compact(count, last, self._budget.baseline)
             if compacted is not None:
                 compaction, present = compacted, compacted.view_tokens
@@ -205,9 +206,7 @@ class Schedule:
         was_refused = target.force and target.limit is not None
         return self._compact(count, last, limit, was_refused=was_refused) or compaction
 
-    def _compact_on_request(
-        self, last: Compaction | None, present: int, limit: int, share: float | None
-    ) -> Compaction | None:
+    def _compact_on_request(self, last: Compaction, present: int, limit: int, share: float | None) -> Compaction | None:
         """A compaction that the caller requested: to *share* of the room, by default to half of the low mark.
 
         None if it would save hardly any of the view's *present* tokens. Nothing is cut short, since nothing has to be.
@@ -269,37 +268,42 @@ class Schedule:
 
     # One compaction.
 
-    def _compact(
-        self, boundary: int, last: Compaction | None, limit: int, *, was_refused: bool = False
-    ) -> Compaction | None:
+    def _compact(self, boundary: int, last: Compaction, limit: int, *, was_refused: bool = False) -> Compaction | None:
         """The compaction at *boundary*: the first that gets low enough, else the smallest view there is.
 
         *was_refused*: a provider refused the present view although it fits *limit* by our count. Then items are clipped
         if nothing else helps.
         """
         stages, levels = self._stages, self._levels(boundary, limit)
+        base = last
         minified = stages.minify(boundary, last)
-        if minified is not None and minified.view_tokens <= levels.clip_to:
-            return minified
-        if last is not None and (relieved := self._relieved(boundary, last, minified or last, levels)):
+        if minified is not None:
+            if minified.view_tokens <= levels.clip_to:
+                return minified
+            base = minified
+        relieved = self._relieved(boundary, last, base, levels)
+        if relieved is not None:
             return relieved
-        last = minified or last
-        present = self.view_tokens(boundary, last)
+        present = self.view_tokens(boundary, base)
         # Unread results are truncated as soon as they are read: until then nothing is folded for their sake.
-        with_unread = levels.goal + stages.unread_excess(boundary, last, levels)
+        with_unread = levels.goal + stages.unread_excess(boundary, base, levels)
         goal = max(levels.goal, min(with_unread, levels.budget))
-        pruned = stages.prune(boundary, last, present - goal)
+        pruned = stages.prune(boundary, base, present - goal)
         if pruned is not None:
             return pruned
-        folded = stages.fold(boundary, last, limit, replace(levels, goal=goal))
-        smaller = self._reduced(boundary, last, present, limit, levels, folded)
-        if not _saves(smaller, present):
-            smaller = None
-        if _tokens_after(smaller, present) > levels.budget:
-            return stages.clip(boundary, smaller or last, levels.clip_to, levels.budget) or smaller
-        if was_refused and smaller is None:
-            return stages.clip(boundary, last, levels.clip_to, levels.clip_to)
-        return smaller
+        whole = structs.replace(base, view_tokens=present)
+        smallest = stages.fold(boundary, whole, limit, replace(levels, goal=goal)) or whole
+        smallest = self._reduced(boundary, whole, smallest, limit, levels)
+        if smallest.view_tokens >= present:
+            smallest = whole
+        clipped: Compaction | None = None
+        if smallest.view_tokens > levels.budget:
+            clipped = stages.clip(boundary, smallest, levels.clip_to, levels.budget)
+        elif was_refused and smallest is whole:
+            clipped = stages.clip(boundary, whole, levels.clip_to, levels.clip_to)
+        if clipped is None and smallest is not whole:
+            return smallest
+        return clipped
 
     def _relieved(self, boundary: int, last: Compaction, base: Compaction, levels: Levels) -> Compaction | None:
         """*base* with those results truncated that *last* left whole because no model had read them.
@@ -307,46 +311,46 @@ class Schedule:
         None if that is not enough. The prompt stays the same up to the first of them; a fold would change it earlier.
         """
         start = self._stages.unread(last.boundary, last).start
-        read = range(start, min(last.boundary, self._stages.unread(boundary, None).start))
+        read = range(start, min(last.boundary, self._stages.unread(boundary, NO_COMPACTION).start))
         truncated = self._stages.truncate(boundary, base, levels, levels.clip_to, read)
         if truncated is None or truncated.view_tokens > levels.clip_to:
             return None
         return truncated
 
-    def _reduced(
-        self,
-        boundary: int,
-        last: Compaction | None,
-        present: int,
-        limit: int,
-        levels: Levels,
-        folded: Compaction | None,
-    ) -> Compaction | None:
-        """*folded* after stages 4 to 6, each only if those before it are not enough."""
-        smaller = self._truncated(boundary, last, present, levels, folded)
-        if not self._enabled.fold and _tokens_after(smaller, present) > levels.high:
-            smaller = self._dropped(boundary, last, limit, levels) or smaller
-        if smaller is not None and self._may_shrink_block(smaller):
-            smaller = self._with_smaller_block(boundary, smaller, levels)
-        if _tokens_after(smaller, present) > levels.budget:
-            smaller = self._within_budget(boundary, last, levels, smaller)
-        return smaller
+    def _reduced(self, boundary: int, whole: Compaction, folded: Compaction, limit: int, levels: Levels) -> Compaction:
+        """*folded* after stages 4 to 6, each only if those before it are not enough.
 
-    def _truncated(
-        self, boundary: int, last: Compaction | None, present: int, levels: Levels, folded: Compaction | None
-    ) -> Compaction | None:
-        """*folded* with large results truncated; *folded* itself if that is not needed.
-
-        If the *present* view fits and the fold saves nothing, no result is truncated.
+        It is *whole*, the present view, if nothing was folded. If that fits and a fold saves nothing, no result that
+        was read is truncated.
         """
-        left = _tokens_after(folded, present)
-        if left <= levels.clip_to or (present <= levels.budget and not _saves(folded, present)):
-            return folded
-        return self._stages.truncate(boundary, folded or last, levels, levels.clip_to) or folded
+        stages, smallest = self._stages, folded
+        is_due = whole.view_tokens > levels.budget or folded.view_tokens < whole.view_tokens
+        if is_due and folded.view_tokens > levels.clip_to:
+            smallest = stages.truncate(boundary, folded, levels, levels.clip_to) or folded
+        if not self._enabled.fold and smallest.view_tokens > levels.high:
+            smallest = self._dropped(boundary, whole, limit, levels) or smallest
+        if self._may_shrink_block(whole, smallest):
+            smallest = self._with_smaller_block(boundary, smallest, levels)
+        if smallest.view_tokens > levels.budget:
+            smallest = self._within_budget(boundary, whole, smallest, levels)
+        return smallest
 
-    def _dropped(self, boundary: int, last: Compaction | None, limit: int, levels: Levels) -> Compaction | None:
-        """*last* with rounds dropped, and with large results truncated if that is not enough; None without rounds."""
-        dropped = self._stages.fold(boundary, last, limit, levels, bare=True)
+    def _within_budget(self, boundary: int, whole: Compaction, smallest: Compaction, levels: Levels) -> Compaction:
+        """*smallest* with unread results truncated, then with a smaller block if that is not enough for the budget."""
+        unread = self._stages.unread(boundary, smallest)
+        smallest = self._stages.truncate(boundary, smallest, levels, levels.budget, unread) or smallest
+        if smallest.view_tokens <= levels.budget or not self._may_shrink_block(whole, smallest):
+            return smallest
+        tokens = smallest.block_tokens - (smallest.view_tokens - levels.clip_to)
+        return self._stages.with_smaller_block(boundary, smallest, max(BLOCK_FRAME, levels.clip_to // 4, tokens))
+
+    def _may_shrink_block(self, whole: Compaction, compaction: Compaction) -> bool:
+        """True if *compaction* has a block of its own: that of *whole*, the present view, stays as it is."""
+        return self._enabled.drop and compaction is not whole and "fold" in compaction.stages
+
+    def _dropped(self, boundary: int, whole: Compaction, limit: int, levels: Levels) -> Compaction | None:
+        """*whole* with rounds dropped, and with large results truncated if that is not enough; None without rounds."""
+        dropped = self._stages.fold(boundary, whole, limit, levels, bare=True)
         if dropped is None or dropped.view_tokens <= levels.clip_to:
             return dropped
         return self._stages.truncate(boundary, dropped, levels, levels.clip_to) or dropped
@@ -367,30 +371,3 @@ class Schedule:
         if excess and BLOCK_FRAME <= left < compaction.block_tokens:
             compaction = self._stages.with_smaller_block(boundary, compaction, left)
         return compaction
-
-    def _within_budget(
-        self, boundary: int, last: Compaction | None, levels: Levels, smaller: Compaction | None
-    ) -> Compaction | None:
-        """*smaller* with unread results truncated, then with a smaller block if that is not enough for the budget."""
-        stages, base = self._stages, smaller or last
-        unread = stages.unread(boundary, base)
-        truncated = stages.truncate(boundary, base, levels, levels.budget, unread) or smaller
-        if truncated is None or truncated.view_tokens <= levels.budget or not self._may_shrink_block(truncated):
-            return truncated
-        tokens = truncated.block_tokens - (truncated.view_tokens - levels.clip_to)
-        return stages.with_smaller_block(boundary, truncated, max(BLOCK_FRAME, levels.clip_to // 4, tokens))
-
-    def _may_shrink_block(self, compaction: Compaction) -> bool:
-        return self._enabled.drop and "fold" in compaction.stages
-
-
-def _tokens_after(compaction: Compaction | None, present: int) -> int:
-    """Tokens of a view's items after *compaction* was made for it; *present* if there is none."""
-    if compaction is None:
-        return present
-    return compaction.view_tokens
-
-
-def _saves(compaction: Compaction | None, present: int) -> bool:
-    """True if *compaction* makes a view of *present* tokens smaller."""
-    return compaction is not None and compaction.view_tokens < present

@@ -1,13 +1,13 @@
 """The stages of a compaction, in token counts: prune, fold, drop, truncate and clip.
 
-Every stage takes the last compaction and returns one that goes further, or None if it does not help. The schedule
-decides in which order they are tried and how far each goes. Nothing here reads a text.
+Every stage takes a compaction and returns one that goes further, or None if it does not help. The schedule decides in
+which order they are tried and how far each goes. Nothing here reads a text.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -104,14 +104,12 @@ class Stages:
                 total -= self._items[index].tokens - tokens
         return total
 
-    def unread_excess(self, boundary: int, compaction: Compaction | None, levels: Levels) -> int:
+    def unread_excess(self, boundary: int, compaction: Compaction, levels: Levels) -> int:
         """Tokens of unread results that truncation can save as soon as they are read."""
         limits = self._rules.truncate
         if limits is None:
             return 0
-        reduced: Mapping[int, int] = {}
-        if compaction is not None:
-            reduced = self._reduced_items(compaction)
+        reduced = self._reduced_items(compaction)
         least = limits.tokens_in(levels.budget) + CLIP_FLOOR
         excess = 0
         for index in self.unread(boundary, compaction):
@@ -120,23 +118,19 @@ class Stages:
                 excess += max(0, reduced.get(index, item.tokens) - least)
         return excess
 
-    def unread(self, boundary: int, compaction: Compaction | None) -> range:
+    def unread(self, boundary: int, compaction: Compaction) -> range:
         """The items at the end of the view that no model has read."""
-        start = unread_from(self._items, boundary)
-        if compaction is not None:
-            start = max(start, compaction.cut)
-        return range(start, boundary)
+        return range(max(unread_from(self._items, boundary), compaction.cut), boundary)
 
     # The stages.
 
-    def minify(self, boundary: int, last: Compaction | None) -> Compaction | None:
-        """*last* with the white space gone from JSON in all results that are whole; None if there is none.
+    def minify(self, boundary: int, base: Compaction) -> Compaction | None:
+        """*base* with the white space gone from JSON in all results that are whole; None if there is none.
 
         Nothing is lost: what is left parses to the same values.
         """
         if not self._enabled.minify:
             return None
-        base = last or Compaction(boundary, 0, 0)
         reduced = self._reduced_items(base)
         minified = dict(base.minified)
         for index in range(base.cut, boundary):
@@ -155,11 +149,10 @@ class Stages:
         )
         return self._with_size(boundary, compaction)
 
-    def prune(self, boundary: int, last: Compaction | None, need: int) -> Compaction | None:
-        """*last* with tool results replaced by placeholders; None if that does not save *need* tokens."""
+    def prune(self, boundary: int, base: Compaction, need: int) -> Compaction | None:
+        """*base* with tool results replaced by placeholders; None if that does not save *need* tokens."""
         if need <= 0:
             return None
-        base = last or Compaction(boundary, 0, 0)
         among = PruneRange(self._items, self._layout, base.cut, boundary, base.placeholders, self._reduced_items(base))
         pruned = prune_pass(among, need, self._budget.window, self._rules.prune_pass)
         if pruned is None:
@@ -178,7 +171,7 @@ class Stages:
         return self._with_size(boundary, compaction)
 
     def fold(
-        self, boundary: int, last: Compaction | None, limit: int, levels: Levels, *, bare: bool = False
+        self, boundary: int, base: Compaction, limit: int, levels: Levels, *, bare: bool = False
     ) -> Compaction | None:
         """A fold at the oldest cut that reaches the goal, else at the newest cut that keeps the newest round.
 
@@ -189,12 +182,10 @@ class Stages:
             return None
         if not bare and not self._enabled.fold:
             return None
-        cuts, last_cut = self._layout.cuts, 0
-        if last is not None:
-            last_cut = last.cut
-        first, end = bisect_right(cuts, last_cut), bisect_left(cuts, boundary)
+        cuts = self._layout.cuts
+        first, end = bisect_right(cuts, base.cut), bisect_left(cuts, boundary)
 
-        folded = partial(self._folded, boundary, limit, last, levels.extra, bare)
+        folded = partial(self._folded, boundary, limit, base, levels.extra, bare)
         newest = self._newest_round(first, end)
         if first <= newest < end - 1:
             most = levels.high
@@ -212,14 +203,14 @@ class Stages:
         return folded(cuts[oldest])
 
     def truncate(
-        self, boundary: int, last: Compaction | None, levels: Levels, target: int, among: range | None = None
+        self, boundary: int, base: Compaction, levels: Levels, target: int, among: range | None = None
     ) -> Compaction | None:
-        """*last* with the largest tool results truncated to one level, no lower than needed to reach *target*.
+        """*base* with the largest tool results truncated to one level, no lower than needed to reach *target*.
 
         *among* are the results to truncate, by default those that the model has read. None if that saves nothing.
         Going down to the low mark would lose more of what the next step refers to than it saves: decision 4.
         """
-        limits, base = self._rules.truncate, last or Compaction(boundary, 0, 0)
+        limits = self._rules.truncate
         if limits is None:
             return None
         total, read_to = self.view_tokens(boundary, base), unread_from(self._items, boundary)
@@ -243,14 +234,14 @@ class Stages:
         )
         return self._with_size(boundary, compaction)
 
-    def clip(self, boundary: int, last: Compaction | None, target: int, needed: int) -> Compaction | None:
-        """*last* with its largest items cut to one level, so that the view reaches *target*.
+    def clip(self, boundary: int, base: Compaction, target: int, needed: int) -> Compaction | None:
+        """*base* with its largest items cut to one level, so that the view reaches *target*.
 
         None if that saves nothing. What users wrote and unread results are cut last, and only as far as *needed*.
         """
         if not self._enabled.clip:
             return None
-        base, items = last or Compaction(boundary, 0, 0), self._items
+        items = self._items
         total = self.view_tokens(boundary, base)
         if total <= target:
             return None
@@ -308,25 +299,25 @@ class Stages:
             at -= 1
         return at
 
-    def _folded(
-        self, boundary: int, limit: int, last: Compaction | None, extra: int, bare: bool, cut: int
-    ) -> Compaction:
-        """The fold of all items before *cut*; items from there on stay as they are after *last*."""
+    def _folded(self, boundary: int, limit: int, base: Compaction, extra: int, bare: bool, cut: int) -> Compaction:
+        """The fold of all items before *cut*; items from there on stay as they are after *base*."""
         anchors = self._layout.verbatim_users(boundary, cut)
         block, text = self._block_tokens(cut, anchors, limit, extra)
         stages: tuple[str, ...] = ("fold",)
         if bare:
             block, text, stages = BLOCK_FRAME, 0, ("drop",)
-        compaction = Compaction(boundary, cut, block, text, anchors, stages=stages)
-        if last is not None:
-            compaction = structs.replace(
-                compaction,
-                clips=tuple(each for each in last.clips if each[0] >= cut or each[0] in anchors),
-                truncations=tuple(each for each in last.truncations if each[0] >= cut),
-                placeholders=tuple(each for each in last.placeholders if each.index >= cut),
-                minified=tuple(each for each in last.minified if each[0] >= cut),
-                stages=(*_lossless(boundary, last), *stages),
-            )
+        compaction = Compaction(
+            boundary,
+            cut,
+            block,
+            text,
+            anchors,
+            clips=tuple(each for each in base.clips if each[0] >= cut or each[0] in anchors),
+            stages=(*_lossless(boundary, base), *stages),
+            placeholders=tuple(each for each in base.placeholders if each.index >= cut),
+            truncations=tuple(each for each in base.truncations if each[0] >= cut),
+            minified=tuple(each for each in base.minified if each[0] >= cut),
+        )
         return self._with_size(boundary, compaction)
 
     def _block_tokens(self, cut: int, anchors: Sequence[int], limit: int, extra: int) -> tuple[int, int]:

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 from msgspec import structs
 
-from proxy.core.compaction.record import Compaction, Placeholder
+from proxy.core.compaction.record import NO_COMPACTION, Compaction, Placeholder
 from proxy.core.compaction.stages import (
     BLOCK_FRAME,
     CLIP_FLOOR,
@@ -62,7 +62,7 @@ def test_what_a_compaction_made_smaller_counts_as_it_is_now() -> None:
 def test_a_fold_keeps_as_many_rounds_as_the_goal_allows() -> None:
     """One cut earlier the view would be above the goal; the block is charged at its cap."""
     items = agent(12)
-    folded = stages(items).fold(len(items), None, BUDGET.input, LEVELS)
+    folded = stages(items).fold(len(items), NO_COMPACTION, BUDGET.input, LEVELS)
     assert folded is not None
     assert folded.stages == ("fold",)
     assert folded.view_tokens <= LEVELS.goal < folded.view_tokens + 460
@@ -72,7 +72,7 @@ def test_a_fold_keeps_as_many_rounds_as_the_goal_allows() -> None:
 def test_a_bare_fold_leaves_a_note() -> None:
     """A bare fold has no block but its frame."""
     items = agent(12)
-    dropped = stages(items).fold(len(items), None, BUDGET.input, LEVELS, bare=True)
+    dropped = stages(items).fold(len(items), NO_COMPACTION, BUDGET.input, LEVELS, bare=True)
     assert dropped is not None
     assert (dropped.block_tokens, dropped.text_tokens, dropped.stages) == (BLOCK_FRAME, 0, ("drop",))
 
@@ -89,7 +89,7 @@ def test_a_fold_keeps_what_was_shortened_behind_its_cut() -> None:
 def test_truncation_goes_no_lower_than_needed() -> None:
     """All large results come down to one level, at which the view just reaches its target."""
     items = agent(4, result=2_000)
-    truncated = stages(items).truncate(len(items), None, LEVELS, 5_000, range(2, len(items)))
+    truncated = stages(items).truncate(len(items), NO_COMPACTION, LEVELS, 5_000, range(2, len(items)))
     assert truncated is not None
     assert truncated.stages == ("truncate",)
     assert len({tokens for _, tokens in truncated.truncations}) == 1
@@ -99,15 +99,15 @@ def test_truncation_goes_no_lower_than_needed() -> None:
 def test_an_unread_result_is_not_truncated_by_default() -> None:
     """Only results that a model has read are cut short, unless others are named."""
     items = agent(1, result=9_000)
-    assert stages(items).truncate(len(items), None, LEVELS, 1_000) is None
-    assert stages(items).unread(len(items), None) == range(3, 4)
-    assert stages(items).unread_excess(len(items), None, LEVELS) > 8_000
+    assert stages(items).truncate(len(items), NO_COMPACTION, LEVELS, 1_000) is None
+    assert stages(items).unread(len(items), NO_COMPACTION) == range(3, 4)
+    assert stages(items).unread_excess(len(items), NO_COMPACTION, LEVELS) > 8_000
 
 
 def test_a_clip_cuts_users_last() -> None:
     """While others can give what is needed, what a user wrote stays whole."""
     items = [item("user", 1_000), item("assistant", 3_000), item("user", 50), item("assistant", 3_000), item("user", 5)]
-    clipped = stages(items).clip(len(items), None, 4_000, 5_000)
+    clipped = stages(items).clip(len(items), NO_COMPACTION, 4_000, 5_000)
     assert clipped is not None
     assert [index for index, _ in clipped.clips] == [1, 3]
     assert clipped.view_tokens <= 4_000
@@ -117,14 +117,14 @@ def test_nothing_is_pruned_in_vain() -> None:
     """No result is replaced if nothing has to be saved, or if all results together could not save it."""
     items = [*agent(60, result=900)]
     rules = replace(RULES, prune_pass=replace(RULES.prune_pass, dedup=None))
-    assert stages(items, rules).prune(len(items), None, 0) is None
-    assert stages(items, rules).prune(len(items), None, 10**6) is None
+    assert stages(items, rules).prune(len(items), NO_COMPACTION, 0) is None
+    assert stages(items, rules).prune(len(items), NO_COMPACTION, 10**6) is None
 
 
 def test_a_smaller_block_takes_its_text_in_proportion() -> None:
     """The frame stays; digest and steps shrink with the block."""
     items = agent(12)
-    folded = stages(items).fold(len(items), None, BUDGET.input, LEVELS)
+    folded = stages(items).fold(len(items), NO_COMPACTION, BUDGET.input, LEVELS)
     assert folded is not None
     smaller = stages(items).with_smaller_block(len(items), folded, BLOCK_FRAME)
     assert (smaller.block_tokens, smaller.text_tokens, smaller.stages) == (BLOCK_FRAME, 0, ("drop",))
@@ -136,16 +136,16 @@ def test_a_stage_that_is_switched_off_does_nothing(off: str) -> None:
     """A stage that is switched off returns None."""
     items = agent(12)
     one = stages(items, replace(RULES, enabled_stages=replace(EnabledStages(), **{off: False})))
-    fold = one.fold(len(items), None, BUDGET.input, LEVELS, bare=off == "drop")
+    fold = one.fold(len(items), NO_COMPACTION, BUDGET.input, LEVELS, bare=off == "drop")
     assert (fold is None) == (off != "clip")
-    assert (one.clip(len(items), None, 1_000, 1_000) is None) == (off == "clip")
+    assert (one.clip(len(items), NO_COMPACTION, 1_000, 1_000) is None) == (off == "clip")
 
 
 def test_truncation_can_be_switched_off() -> None:
     """Without limits nothing is truncated, and unread results are as large as they are."""
     one = stages(agent(1, result=9_000), replace(RULES, truncate=None))
-    assert one.truncate(4, None, LEVELS, 100, range(2, 4)) is None
-    assert one.unread_excess(4, None, LEVELS) == 0
+    assert one.truncate(4, NO_COMPACTION, LEVELS, 100, range(2, 4)) is None
+    assert one.unread_excess(4, NO_COMPACTION, LEVELS) == 0
 
 
 def test_an_item_keeps_its_media_however_short_it_is_cut() -> None:
@@ -187,7 +187,7 @@ def test_white_space_goes_out_of_every_whole_result() -> None:
     assert minified.stages == ("minify",)
     assert minified.view_tokens == stages(items).view_tokens(len(items), last) - 200
     assert stages(items).minify(len(items), minified) is None
-    assert stages(agent(5)).minify(12, None) is None
+    assert stages(agent(5)).minify(12, NO_COMPACTION) is None
 
 
 def test_later_stages_go_on_from_minified_results() -> None:
@@ -196,19 +196,19 @@ def test_later_stages_go_on_from_minified_results() -> None:
     for index in range(3, len(items), 2):
         items = with_spare(items, index, 300)
     count = len(items)
-    minified = stages(items).minify(count, None)
+    minified = stages(items).minify(count, NO_COMPACTION)
     assert minified is not None
     folded = stages(items).fold(count, minified, BUDGET.input, LEVELS)
     assert folded is not None
     assert folded.stages == ("minify", "fold")
     assert folded.minified == tuple((index, 100) for index in range(3, count, 2) if index >= folded.cut)
-    unminified = stages(items).fold(count, None, BUDGET.input, LEVELS)
+    unminified = stages(items).fold(count, NO_COMPACTION, BUDGET.input, LEVELS)
     assert unminified is not None
     assert folded.cut < unminified.cut
     smaller = stages(items).with_smaller_block(count, folded, 100)
     assert smaller.stages == ("minify", "drop")
     large = with_spare(agent(3, result=2_000), 3, 100)
-    truncated = stages(large).truncate(len(large), stages(large).minify(len(large), None), LEVELS, 3_000)
+    truncated = stages(large).truncate(len(large), stages(large).minify(len(large), NO_COMPACTION), LEVELS, 3_000)
     assert truncated is not None
     assert truncated.minified == ()
     assert truncated.stages == ("minify", "truncate")
@@ -218,4 +218,4 @@ def test_minifying_can_be_switched_off() -> None:
     """Without the stage every result stays as it came."""
     items = with_spare(agent(5), 3, 100)
     rules = replace(RULES, enabled_stages=EnabledStages(minify=False))
-    assert stages(items, rules).minify(len(items), None) is None
+    assert stages(items, rules).minify(len(items), NO_COMPACTION) is None
