@@ -1,9 +1,9 @@
-"""Builds the features whose folders are there. A folder can be deleted, and nothing else has to change.
+"""Builds the features whose folders exist. A folder can be deleted, and nothing else has to change.
 
 A folder has a module ``feature`` with a function ``open_features``, ``open_tools`` or both, which take
-``FeatureParts``: one ``ServerTools`` answers the calls of all tools. It may have ``open_routes``, for routes below
-``/ullage/api/``. That of ``history`` has ``open_history`` instead: summaries and the server use it, too. The folders
-are found by name when the process starts; no other module imports them.
+``FeatureParts``; one ``ServerTools`` answers the calls of all tools. It may have ``open_routes``, for routes below
+``/ullage/api/``. The folder ``history`` has ``open_history`` instead, because summaries and the server use it, too. The
+folders are imported by name when the process starts (``features.settings.FOLDERS``); no other module imports them.
 """
 
 from __future__ import annotations
@@ -48,7 +48,8 @@ class FeatureParts:
 
 @dataclass(frozen=True, slots=True)
 class EarlierItem:
-    """An item of an earlier conversation, named ``session``: the one of that ``number``, or a summary of the first.
+    """An item of the earlier conversation ``session``: its ``number`` counts from 1. A summary has that of its last
+    item.
 
     ``written_at`` is the Unix time at which it was stored.
     """
@@ -66,11 +67,11 @@ class EarlierItem:
 
 
 ReadEarlier = Callable[[bytes, str, bytes], Awaitable[list[EarlierItem]]]
-"""Reads what is stored of a tenant's conversations of one project, but for the one with a given root hash."""
+"""Reads the stored items of a tenant's conversations of one project, except the one with the given root hash."""
 
 
 async def read_no_earlier(tenant: bytes, project: str, without: bytes) -> list[EarlierItem]:
-    """Return nothing: without the folder of the history nothing is stored."""
+    """Return no items: without the folder of the history none are stored."""
     del tenant, project, without
     return []
 
@@ -123,7 +124,7 @@ def open_history(
 
 
 def open_all_routes(settings: Settings, store: Store, history: OpenHistory) -> OpenRoutes:
-    """Return what opens the routes of all features below ``/ullage/api/``, those of the *history* among them."""
+    """Return a function that opens the routes of all features below ``/ullage/api/``, those of *history* included."""
     opened: list[OpenRoutes] = [history.open_routes]
     opened += [module.open_routes(settings, store) for module in _modules() if hasattr(module, "open_routes")]
 
@@ -137,7 +138,7 @@ def open_all_routes(settings: Settings, store: Store, history: OpenHistory) -> O
 
 
 def open_earlier(store: Store) -> ReadEarlier:
-    """Return what reads earlier conversations; it finds none if the folder of the history was deleted."""
+    """Return the function that reads earlier conversations; it reads none if the folder of the history was deleted."""
     module = feature_module(HISTORY, "feature")
     if module is None:
         return read_no_earlier
@@ -146,6 +147,6 @@ def open_earlier(store: Store) -> ReadEarlier:
 
 
 def _modules() -> list[ModuleType]:
-    """Return the module ``feature`` of each folder that is there, in their order."""
+    """Return the module ``feature`` of each folder that exists, in the order of ``FOLDERS``."""
     modules = (feature_module(name, "feature") for name in FOLDERS)
     return [module for module in modules if module is not None]

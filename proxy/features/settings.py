@@ -27,12 +27,13 @@ FOLDERS: Final = (
 )
 """The folders in the order in which their features prepare a request.
 
-A request for a view is none of the others' business. Items of ours are opened before anything is read of a
-conversation, and a result is capped after it may have been cleared.
+``compress`` answers a request by itself, before any other feature changes it. ``client_compaction`` replaces items of
+ours, which the others could not read. ``cap_results`` comes after ``context_management``, because it need not cap a
+result that is cleared.
 """
 
 HISTORY: Final = "history"
-"""The folder of the feature that prepares no request: it only notes what was answered."""
+"""The folder of the feature that prepares no request: it only records answered ones."""
 
 SomeSection = TypeVar("SomeSection", bound=Section)
 

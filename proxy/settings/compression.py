@@ -90,11 +90,11 @@ class Buffers(Section):
     def _check(self) -> Self:
         order = "Keep blocking < auto_compact < warning; 3000, 12000 and 24000 are usual."
         steps = [(name, getattr(self, name)) for name in ("blocking", "auto_compact", "warning")]
-        known = [(name, tokens) for name, tokens in steps if tokens is not None]
+        given = [(name, tokens) for name, tokens in steps if tokens is not None]
         raise_problems(
             [
                 ((name,), f"{tokens} is not above {below} ({least})", order)
-                for (below, least), (name, tokens) in pairwise(known)
+                for (below, least), (name, tokens) in pairwise(given)
                 if tokens <= least
             ]
         )

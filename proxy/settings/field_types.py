@@ -5,7 +5,7 @@ from __future__ import annotations
 import ipaddress
 import re
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 from urllib.parse import urlsplit
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, SecretStr, WithJsonSchema
@@ -24,12 +24,23 @@ FieldProblem = tuple[tuple[str | int, ...], str, str]
 """Path below the section that was validated, what is wrong, and the remedy."""
 
 
+SomeSection = TypeVar("SomeSection", bound="Section")
+
+
 class Section(BaseModel):
     """A section of the configuration: frozen values. An unknown key is an error."""
 
     # ``defer_build``: one validator for the whole document, when it is first needed, instead of one for each section.
     # https://docs.pydantic.dev/latest/api/config/#pydantic.config.ConfigDict.defer_build
     model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True, defer_build=True)
+
+
+def section_of(parent: Section, name: str, kind: type[SomeSection]) -> SomeSection:
+    """Return the section *name* of *parent*; the defaults if *parent* was read without the keys of its feature."""
+    section = getattr(parent, name, None)
+    if isinstance(section, kind):
+        return section
+    return kind()
 
 
 def raise_problems(problems: list[FieldProblem]) -> None:
@@ -59,8 +70,8 @@ def _split_text(value: Any) -> Any:
 
 
 def _on_off(value: Any) -> Any:
-    # YAML 1.1 reads the words on and off as booleans (https://yaml.org/type/bool.html). Tools that write YAML, Helm's
-    # toYaml among them, have done so before the text arrives here.
+    # YAML 1.1 reads the words on and off as booleans (https://yaml.org/type/bool.html). Tools such as Helm's toYaml do
+    # so, and then write true or false.
     if value is True:
         return "on"
     if value is False:
@@ -79,7 +90,7 @@ def _secret(value: Any) -> Any:
 
 
 def _header(value: Any) -> Any:
-    # Not for keys alone: "Bearer <key>" has a space in it.
+    # Spaces are allowed inside, unlike in a key: "Bearer <key>" has one.
     if isinstance(value, str) and not (value.isascii() and value.isprintable() and value == value.strip() != ""):
         raise _problem(
             "is no value that an HTTP header can carry", "Remove line ends, outer spaces and non-ASCII text."

@@ -89,7 +89,7 @@ def with_file(injected: InjectedTexts, folder: Path) -> InjectedTexts:
 
 
 def merged(below: InjectedTable, above: InjectedTable) -> InjectedTable:
-    """Return the marks of both; one that *above* has under another region is no longer what *below* says."""
+    """Return the marks of both tables; one that *above* has is removed from every region of *below*."""
     named = {name.lower() for _, marks in above.marks() for name in (*marks.headings, *marks.tags, *marks.lines)}
     regions: dict[str, Marks] = {}
     for region, marks in below.marks():
@@ -102,5 +102,5 @@ def merged(below: InjectedTable, above: InjectedTable) -> InjectedTable:
     return InjectedTable(**regions)
 
 
-def _without(names: tuple[str, ...], gone: set[str]) -> tuple[str, ...]:
-    return tuple(name for name in names if name.lower() not in gone)
+def _without(names: tuple[str, ...], removed: set[str]) -> tuple[str, ...]:
+    return tuple(name for name in names if name.lower() not in removed)

@@ -122,15 +122,15 @@ def prices(models: Iterable[str]) -> dict[str, Prices]:
     if file is None:
         return {}
     rows = msgspec.json.decode(file.read_bytes(), type=dict[str, msgspec.Raw])
-    known: dict[str, Prices] = {}
+    by_model: dict[str, Prices] = {}
     for model in models:
         raw = rows.get(model) or rows.get(model.rpartition("/")[2])
         if raw is None:
             continue
         price = _prices(msgspec.json.decode(raw, type=dict[str, Any]))
         if price is not None:
-            known[model] = price
-    return known
+            by_model[model] = price
+    return by_model
 
 
 def _prices(row: Mapping[str, Any]) -> Prices | None:
@@ -180,8 +180,8 @@ def _table_file() -> Path | None:
 def _facts(row: _Row) -> ModelFacts:
     longest, output = _tokens(row.max_input_tokens), _tokens(row.max_output_tokens)
     if row.max_output_tokens is None:
-        # In a row without an output figure max_tokens is the window, too. If the two differ (some round 262,144 to
-        # 262,000, one has 1,049,000 beside 262,144), only the smaller one is safe.
+        # In a row without max_output_tokens, max_tokens is the window, too. If the two differ (some rows round 262,144
+        # to 262,000, one has 1,049,000 beside 262,144), only the smaller one is safe.
         longest = min(filter(None, (longest, _tokens(row.max_tokens))), default=None)
     tier = next((thousands * 1000 for thousands, name in _TIERS if getattr(row, name) is not None), None)
     return ModelFacts(longest, output, row.mode, row.litellm_provider, tier)

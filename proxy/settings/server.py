@@ -26,6 +26,9 @@ from proxy.settings.field_types import (
 )
 
 _HOST = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9_.-]*[A-Za-z0-9])?")
+"""The name in a Host header, compared as it is: a loopback listener answers no other name, so that no web page can
+reach it by DNS rebinding. https://en.wikipedia.org/wiki/DNS_rebinding
+"""
 
 
 class Limits(Section):

@@ -47,16 +47,16 @@ class SettingKeys:
         return path
 
     def unknown_key_remedy(self, path: Path) -> str:
-        """Return which key may have been meant by the unknown one at *path*, else the keys beside it."""
+        """Return the key that the unknown one at *path* resembles, else the keys that are possible there."""
         *parent, key = path
-        known = _field_names(self._type(tuple(parent)))
-        close = difflib.get_close_matches(str(key), known, n=1, cutoff=0.6)
+        possible = _field_names(self._type(tuple(parent)))
+        close = difflib.get_close_matches(str(key), possible, n=1, cutoff=0.6)
         if close:
             return f"Did you mean {close[0]!r}?"
         for elsewhere in _paths_below(self._model, ()):
             if elsewhere[-1] == key:
                 return f"Did you mean {key_name(elsewhere)!r}?"
-        return f"Known here: {', '.join(known)}."
+        return f"Known here: {', '.join(possible)}."
 
     def remedy(self, path: Path, problem: str, context: Mapping[str, Any]) -> str:
         """Return what to write at *path*, given the type of pydantic's problem and its context."""
@@ -104,7 +104,9 @@ def _member_type(annotation: object, step: str | int) -> object:
     for inner in _plain_types(annotation):
         if _is_section(inner):
             field = inner.model_fields.get(str(step))
-            return field.annotation if field else None
+            if field is None:
+                return None
+            return field.annotation
         if typing.get_origin(inner) is tuple:
             return typing.get_args(inner)[0]
         if typing.get_origin(inner) is dict:

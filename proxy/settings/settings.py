@@ -122,11 +122,11 @@ class Settings(Section):
         return next((rule for rule in self.models if rule.matches(name)), NO_RULE)
 
     def _bad_names(self) -> Iterator[FieldProblem]:
-        seen: set[str] = set()
+        names: set[str] = set()
         for index, upstream in enumerate(self.upstreams):
-            if upstream.name in seen:
+            if upstream.name in names:
                 yield ("upstreams", index, "name"), f"a second upstream {upstream.name!r}", "Give each its own name."
-            seen.add(upstream.name)
+            names.add(upstream.name)
 
     def _bad_references(self) -> Iterator[FieldProblem]:
         names = [upstream.name for upstream in self.upstreams]

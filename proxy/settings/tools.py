@@ -5,17 +5,15 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field
 
 from proxy.core.tool_calls import TextToolFormat
 from proxy.core.tool_table import Keys, Kind, TalkRules, TodoRules, Tool, ToolMap, WorkRules
-from proxy.settings.field_types import FilePath, Section, SplitText
+from proxy.settings.field_types import FilePath, Section, SomeSection, SplitText
 from proxy.settings.packaged_data import packaged
 from proxy.settings.yaml_source import parse_inline, read_table
-
-SomeSection = TypeVar("SomeSection", bound=Section)
 
 Names = Annotated[tuple[str, ...], SplitText]
 
@@ -83,7 +81,7 @@ class TodoNames(Section):
 
 
 class WorkNames(Section):
-    """How calls tell the state of the work, which a block shows."""
+    """Names and patterns by which calls show the state of the work, which a block describes."""
 
     todos: TodoNames = TodoNames()
     checks: Patterns = Field(default=(), description="Regular expressions of commands that test, build or check.")
@@ -150,7 +148,7 @@ def with_file(tools: Tools, folder: Path) -> Tools:
 
 def merged(below: ToolTable, above: ToolTable) -> ToolTable:
     """Return *above* merged over *below*: rules and key lists replace, protected names add up."""
-    # A name that has a rule of its own now, or is protected now, is no longer what it was.
+    # A name for which *above* has a rule, or which it protects, loses its rule or its protection in *below*.
     protected = tuple(name for name in below.protected if name not in above.map)
     rules = {name: rule for name, rule in below.map.items() if name not in above.protected}
     todos = _filled(above.work.todos, below.work.todos)

@@ -45,6 +45,10 @@ https://docs.litellm.ai/docs/providers/bedrock and https://docs.litellm.ai/docs/
 """
 
 _KEY_HEADERS_BY_HOST = (("anthropic.com", "x-api-key"), ("azure.com", "api-key"))
+"""Header fields of the key of providers whose API also takes requests without LiteLLM.
+
+https://platform.claude.com/docs/en/api/overview and https://learn.microsoft.com/en-us/azure/ai-services/openai/reference
+"""
 
 Encoding = Literal["o200k_base", "cl100k_base"]
 
@@ -107,8 +111,8 @@ class Upstream(Section):
         if self.provider == "anthropic":
             return self.api_key_header or "x-api-key"
         host = urlsplit(self.base_url).hostname or ""
-        known = next((header for suffix, header in _KEY_HEADERS_BY_HOST if host.endswith(suffix)), "authorization")
-        return self.api_key_header or known
+        usual = next((header for suffix, header in _KEY_HEADERS_BY_HOST if host.endswith(suffix)), "authorization")
+        return self.api_key_header or usual
 
     @property
     def is_google(self) -> bool:
@@ -158,7 +162,7 @@ class Fallback(Section):
 
 
 def _step(value: Any) -> Any:
-    """Return *value* if it may be a step of ``overflow``: of a union's branches, each would have its own complaint."""
+    """Return *value* if it may be a step of ``overflow``; pydantic would report a problem for each type of it."""
     is_fallback = isinstance(value, Fallback) or (isinstance(value, dict) and [*value] == ["fallback"])
     if value != "compress" and not is_fallback:
         raise_problems([((), "is no step", "Write compress, or {fallback: MODEL}.")])

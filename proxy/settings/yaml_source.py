@@ -1,4 +1,4 @@
-"""Reads YAML with line numbers; every value knows the file, variable or flag that it came from.
+"""Reads YAML with line numbers, and records for every value the file, variable or flag that it came from.
 
 PyYAML, not ruamel.yaml, which edits the clients' files: with libyaml it reads the packaged files in 17 ms, pure Python
 in 200 ms, and that is a fifth of a start. Values are typed by YAML 1.2's core schema
@@ -33,7 +33,8 @@ LISTS: Final[frozenset[Path]] = frozenset({("upstreams",), ("models",)})
 
 _VARIABLE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)(?::-((?:[^{}\\\n]|\\.)*))?\}")
 _REFERENCE = re.compile(r"\$\$\{|" + _VARIABLE.pattern + r"|\$\{")
-# Braces end a plain scalar inside {...}, so `{key: ${NAME}}` is no YAML. Stand-ins of equal width keep the columns.
+# A brace ends a plain scalar inside {...}, so `{key: ${NAME}}` would be invalid YAML: the braces of references are
+# replaced by private-use characters while the text is parsed. These are one character too, so columns stay right.
 _OPEN, _CLOSE = "\uf8f0", "\uf8f1"
 _UNSHIELD = str.maketrans({_OPEN: "{", _CLOSE: "}"})
 
@@ -253,10 +254,10 @@ class _ValueBuilder:
                 self._add_unset_problem(name, path, environ)
             return value or ""
 
-        known = len(self._source.problems)
+        problems_before = len(self._source.problems)
         filled = _REFERENCE.sub(fill, text)
-        if len(self._source.problems) > known:
-            return ""  # what a broken reference leaves would be a second problem of the same value
+        if len(self._source.problems) > problems_before:
+            return ""  # validating the rest of the text would report a second problem of the same value
         return filled
 
     def _add_unset_problem(self, name: str, path: Path, environ: Mapping[str, str]) -> None:
@@ -328,9 +329,9 @@ def _normalised(name: object) -> str:
 
 
 def _drop_origins_below(source: Source, path: Path) -> None:
-    for known in list(source.origins):
-        if len(known) > len(path) and known[: len(path)] == path:
-            del source.origins[known]
+    for other in list(source.origins):
+        if len(other) > len(path) and other[: len(path)] == path:
+            del source.origins[other]
 
 
 def sections_in(value: Any, path: Path = ()) -> Iterator[tuple[Path, Any]]:

@@ -1,4 +1,7 @@
-"""Tool results capped before they are first sent: the same bytes on every later request, whatever the room."""
+"""Caps tool results before they are first sent, by fixed limits and not by the room that is left.
+
+Every later request of the conversation has the same capped bytes, so that the provider's prompt cache applies to them.
+"""
 
 from __future__ import annotations
 
@@ -67,7 +70,9 @@ def cap_results(body: bytes, scanned: Scan, api: ApiFormat, tools: ToolMap, limi
         if capped is not None:
             pieces += [body[copied:start], capped]
             copied = end
-    return b"".join([*pieces, body[copied:]]) if pieces else body
+    if not pieces:
+        return body
+    return b"".join([*pieces, body[copied:]])
 
 
 def _capped_item(
@@ -103,6 +108,8 @@ def _call_kinds(body: bytes, scanned: Scan, index: int, api: ApiFormat, tools: T
 
 
 def open_features(parts: FeatureParts) -> list[Feature]:
-    """Return it if results are always capped, and not only in a compaction."""
+    """Return the feature if results are always capped, and not only in a compaction."""
     limits = limits_of_results(parts.settings)
-    return [CapResults(parts.reader, limits)] if limits else []
+    if limits is None:
+        return []
+    return [CapResults(parts.reader, limits)]

@@ -12,7 +12,7 @@ from proxy.settings.compression import TruncateStage
 
 
 class AlwaysTruncate(TruncateStage):
-    """The stage ``truncate`` with what caps results before they are first sent."""
+    """The stage ``truncate`` with the settings that cap results before they are first sent."""
 
     always: bool = Field(default=False, description="Cap every result before it is first sent, whatever the room.")
     max_lines: int = Field(default=2_000, gt=1, description="With always: lines a result keeps at most.")

@@ -1,1 +1,1 @@
-"""Answers compactions that clients ask for."""
+"""Answers compactions that clients request."""

@@ -1,8 +1,9 @@
-"""Makes a compaction for a client without a model, and the response that holds it.
+"""Builds a compaction that a client requests, without a model, and the response with it.
 
 Clients request one with ``POST /responses/compact``, or with a ``compaction_trigger`` as the last item of an ordinary
-request. https://developers.openai.com/api/docs/guides/compaction says what both return: on the endpoint the user's
-messages and one compaction item, else the item alone. The item holds the block that stands for folded rounds in a view.
+request. The endpoint returns the user's messages and one compaction item, an ordinary request the item alone
+(https://developers.openai.com/api/docs/guides/compaction). The text of the item is a block, as it stands for folded
+rounds in a view.
 """
 
 from __future__ import annotations
@@ -34,10 +35,10 @@ EARLIER_SHARE: Final = 0.5
 """The share of the block that the text of earlier compactions may take: the rest is for what came after them."""
 
 SUMMARY_ROOM: Final = 2
-"""The least room for text, in sizes of the summary: names and steps stand beside it."""
+"""The least room for text, as a multiple of the summary's tokens: the block has names and steps as well."""
 
 _LONGEST_TRIGGER: Final = 256
-"""Bytes of a trigger item at most: a longer item that holds the word is a message."""
+"""Most bytes of a trigger item: a longer item with the word is a message about it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,8 +85,8 @@ def compact(
         carrier_text="\n".join(entries[i].text for i in verbatim),
     )
     earlier = [clip(entries[i].text, int(sizes.block * EARLIER_SHARE) // len(ours), count) for i in sorted(ours)]
-    left = sizes.block - sum(map(count, earlier))
-    block = render_block(folded, left, min(sizes.text, left), count, summary)
+    remaining = sizes.block - sum(map(count, earlier))
+    block = render_block(folded, remaining, min(sizes.text, remaining), count, summary)
     text = encodable("\n\n".join([*earlier, block]))
     tokens = sum(items[i].tokens for i in verbatim) + count(text)
     ratio = measured.known.token_ratio
@@ -104,9 +105,9 @@ def _sizes(measured: MeasuredRequest, shares: Shares, least_text: int) -> _Sizes
 
 
 def usable_budget(measured: MeasuredRequest) -> int:
-    """Return the budget that a compaction is sized by: the input's, but a quarter of the window at least.
+    """Return the token budget of a compaction: that of the input, but a quarter of the window at least.
 
-    The input's is small if the request reserves most of the window for its answer.
+    The budget of the input is small if the request reserves most of the window for its answer.
     """
     return max(measured.budget.input, measured.budget.window // 4)
 
@@ -123,7 +124,7 @@ def _newest(indexes: Sequence[int], items: Sequence[Item], tokens: int) -> list[
 
 
 def compaction_item(compaction: OwnCompaction, key: bytes) -> dict[str, str]:
-    """Return the item that holds *compaction*, sealed with *key* (32 bytes)."""
+    """Return the compaction item with the text of *compaction*, authenticated with *key* (32 bytes)."""
     content = pack(compaction.text, key)
     name = hashlib.sha256(content.encode()).hexdigest()[:32]
     return {"type": "compaction", "id": f"cmp_{name}", "encrypted_content": content}
@@ -132,7 +133,7 @@ def compaction_item(compaction: OwnCompaction, key: bytes) -> dict[str, str]:
 def response(
     compaction: OwnCompaction, item: Mapping[str, str], kind: Kind, model: str, created: int, *, stream: bool
 ) -> tuple[bytes, str]:
-    """Return the body that holds *compaction* and its *item*, and its content type; *created* is Unix time."""
+    """Return the response body with *compaction* and its *item*, and its content type; *created* is Unix time."""
     usage, name = output_usage(compaction.input_tokens, compaction.output_tokens), item["id"].removeprefix("cmp_")
     if kind == "endpoint":
         # https://platform.openai.com/docs/api-reference/responses/compact; the user's items stay byte for byte.
@@ -146,7 +147,7 @@ def response(
 
 
 def _events(completed: Mapping[str, Any], item: Mapping[str, str]) -> Iterator[bytes]:
-    """Yield the events of a response: clients take the item from its own event, the usage from the last one."""
+    """Yield the events of a response: clients read the item from its own event, the usage from the last one."""
     started = {**completed, "status": "in_progress", "output": [], "usage": None}
     events: list[tuple[str, dict[str, Any]]] = [
         ("response.created", {"response": started}),

@@ -1,9 +1,10 @@
 """Compaction items of our own: a text that a client sends with every request and does not read.
 
-An item holds its whole text, compressed, and a code that proves that it was made here. So any replica can open it after
-any restart, for any caller. An item with a wrong code was not made here: it counts as a user's message.
+An item contains its whole text, compressed, and a message authentication code (HMAC) of it. So any replica can open it
+after any restart, for any caller, and nothing is stored. An item with a wrong code comes from somebody else: it counts
+as a user's message, which has less authority than a block.
 
-https://developers.openai.com/api/docs/guides/compaction describes the items that providers make.
+https://developers.openai.com/api/docs/guides/compaction describes the items of providers.
 """
 
 from __future__ import annotations
@@ -22,10 +23,13 @@ from proxy.core.compaction.block import FOOTER, HEADER
 from proxy.core.errors import InvalidRequest
 
 PREFIX = "ullage-1."
-"""The prefix of our items' content. Items of other makers can only be read by their provider."""
+"""The prefix of our items' content. Items without it are a provider's, which alone can read them."""
 
 MOST_BYTES = 4 * 2**20
-"""Bytes that the items of one request may unfold to together: a forged one may unfold a thousandfold."""
+"""Most bytes that the items of one request may inflate to together: deflate can inflate a thousandfold.
+
+https://zlib.net/zlib_tech.html
+"""
 
 _CODE = 16
 """Bytes of the code: half of the hash, the least that RFC 2104 recommends.
@@ -73,7 +77,7 @@ def unpack(value: str, key: bytes, most: int = MOST_BYTES) -> tuple[str, bool] |
 def open_items(body: bytes, key: bytes, items: int = MOST_ITEMS) -> OpenedBody:
     """Return *body* of a Responses request with a user message in place of every item of ours.
 
-    Items of other makers stay. A body of more than so many *items* stays as it is: it is refused when it is read.
+    Items of providers stay. A body with more than so many *items* stays as it is: it is refused when it is read.
     """
     if PREFIX.encode() not in body:
         return OpenedBody(body)

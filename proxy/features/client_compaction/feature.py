@@ -1,7 +1,7 @@
 """Answers requests for a compaction, by which clients shorten their own history, if their upstream does not.
 
-https://developers.openai.com/api/docs/guides/compaction describes them. A compaction item that was made here is opened
-again before its conversation is planned, so that the upstream reads a message and never an item that it does not know.
+https://developers.openai.com/api/docs/guides/compaction describes them. A compaction item of ours is replaced by its
+text before its conversation is planned, so that the upstream reads a message and never an item of an unknown type.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ AnsweredBy = Literal["auto", "relay", "own"]
 """``auto``: the upstream answers a request for a compaction if it supports it, else Ullage; ``relay``; ``own``."""
 
 UNSUPPORTED: Final = frozenset({404, 405, 501})
-"""Statuses by which upstreams say that they have no ``/responses/compact``. Few other than OpenAI's have it."""
+"""Statuses of upstreams without ``/responses/compact``. Few other than OpenAI's have it."""
 
 REFUSED: Final = frozenset({400, 422})
 """Statuses by which upstreams refuse an item of a type that they do not know."""
 
 ASSUMED_WINDOW: Final = 131_072
-"""Provider tokens of the window that a block is sized by if the model's window is unknown."""
+"""The window, in provider tokens, by which the size of a block is chosen if the model's window is unknown."""
 
 NO_SUMMARY: Final = Summary("", 0, 0)
 
@@ -52,19 +52,19 @@ TAIL: Final = 262_144
 
 @dataclass(frozen=True, slots=True)
 class UpstreamCompaction:
-    """One upstream: what answers requests for a compaction, and if it is ``known`` to make compaction items.
+    """The answers to requests for a compaction at one upstream; ``is_supported``: it is known to answer them itself.
 
-    An upstream that does not make them may read a trigger as an ordinary request. Its answer costs the full price, and
-    no client can use it.
+    Another upstream may read a trigger as an ordinary request. Its answer costs the full price, and no client can use
+    it.
     """
 
     answered_by: AnsweredBy = "auto"
-    known: bool = False
+    is_supported: bool = False
 
     def is_first_choice(self, kind: Kind) -> bool:
         """True if the request goes to the upstream first."""
         if self.answered_by == "auto":
-            return kind == "endpoint" or self.known
+            return kind == "endpoint" or self.is_supported
         return self.answered_by == "relay"
 
 
@@ -142,7 +142,7 @@ class ClientCompaction(Feature):
         return await offload(len(request.body), open_items, request.body, key, self._reader.most)
 
     async def _own_answer(self, request: Request, kind: Kind, engine: Planning) -> Answer:
-        """Return a compaction made here, with a model's summary if one is ready."""
+        """Return a compaction of our own, with a model's summary if one is ready."""
         measured = await engine.measure(request, ASSUMED_WINDOW)
         opened = await self._opened(engine.run.request)
         parsed, envelope = measured.parsed, measured.parsed.envelope
@@ -175,7 +175,7 @@ def is_unable(kind: Kind, outcome: Outcome) -> bool:
 
 
 def open_features(parts: FeatureParts) -> list[Feature]:
-    """Return what opens our items and answers requests for a compaction; what answers from summaries if configured."""
+    """Return the feature for requests for a compaction, and the one that answers from summaries if it is configured."""
     upstreams = {
         upstream.name: UpstreamCompaction(upstream.compaction, upstream.compacts)
         for upstream in parts.settings.upstreams

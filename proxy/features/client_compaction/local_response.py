@@ -1,4 +1,4 @@
-"""A response that holds nothing but a text, in each API: whole, or as the events of a stream.
+"""A response whose only content is a text, in each API: whole, or as the events of a stream.
 
 The shapes are those of https://platform.openai.com/docs/api-reference/chat/object,
 https://docs.anthropic.com/en/docs/build-with-claude/streaming and
@@ -22,9 +22,11 @@ JSON: Final = "application/json"
 
 @dataclass(frozen=True, slots=True)
 class TextAnswer:
-    """A ``text`` of so many ``tokens``, under the ``name`` of the response (letters and digits).
+    """A ``text`` of so many ``tokens``; ``name`` (letters and digits) is the part of the response's id after its
+    prefix.
 
-    ``model`` is the model that was requested, ``created`` Unix time. ``usage``: a chat client wants it in its stream.
+    ``model`` is the model that was requested, ``created`` Unix time. ``usage``: a chat stream ends with it
+    (``stream_options.include_usage``).
     """
 
     text: str

@@ -1,7 +1,7 @@
 """Answers a client's own compaction from a summary that is ready, in place of the model that the client names.
 
-Only if the operator allows it, and only if a model's verified summary covers nearly all of the conversation. What came
-after it is described as a block describes folded rounds. The user's words stand in the answer as they were.
+This happens only if the operator allows it, and if a model's verified summary covers most of the conversation. Later
+items are described as a block describes folded rounds. The answer quotes the user's words verbatim.
 """
 
 from __future__ import annotations
@@ -97,9 +97,9 @@ class SummaryAnswers(Feature):
         return Answer(report, LocalReply(whole_response(request.api, answer), JSON))
 
     def _text(self, measured: MeasuredRequest, original: OriginalItems, summary: Summary) -> str:
-        """Return the summary with what it does not hold: the user's words, and what came after it.
+        """Return the summary with the user's words, and with a digest of the items after it.
 
-        It takes no more than the client allows for an answer, as long as the summary alone does not.
+        The text takes no more than the client allows for an answer, unless the summary alone does.
         """
         count = self._reader.count(measured.known.route.encoding, measured.known.route.model)
         shares, items, budget = self._shares, original.items, usable_budget(measured)
@@ -137,7 +137,7 @@ def _entries(original: OriginalItems) -> dict[int, ItemText]:
 
 
 def _takes_text(request: Request, measured: MeasuredRequest) -> bool:
-    """True if an answer in words can be written in the request's API, and the client wants no compaction item."""
+    """True if a text can be an answer in the request's API, and the client requests no compaction item."""
     if request.api not in APIS or request.purpose == "compact":
         return False
     parsed = measured.parsed
@@ -145,12 +145,12 @@ def _takes_text(request: Request, measured: MeasuredRequest) -> bool:
 
 
 def _wants_text(envelope: Envelope) -> bool:
-    """True if the request can only mean one plain text: no second choice, no form, no call that it insists on."""
+    """True if the request asks for one plain text: one choice, no response format, no required tool call."""
     if envelope.member("n") not in (None, 1) or envelope.member("logprobs"):
         return False
-    forms = [envelope.member(name) for name in ("response_format", "output_format")]
-    forms += [_format(envelope.member(name)) for name in ("text", "output_config")]
-    if any(isinstance(form, dict) and form.get("type", "text") != "text" for form in forms):
+    formats = [envelope.member(name) for name in ("response_format", "output_format")]
+    formats += [_format(envelope.member(name)) for name in ("text", "output_config")]
+    if any(isinstance(value, dict) and value.get("type", "text") != "text" for value in formats):
         return False
     choice = envelope.member("tool_choice")
     if isinstance(choice, dict):

@@ -37,7 +37,7 @@ _ITEMS: Final = {"chat": "messages", "messages": "messages", "responses": "input
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class ViewRequest:
     """A request for a view: the ``api`` of its ``body``, and the options beside it.
 
     ``window`` is the most that the model's window may be, ``target`` the most that the view may take, in the provider's
@@ -61,12 +61,12 @@ class UnusableBody(InvalidRequest):
         self.api = api
 
 
-def read_body(body: bytes) -> Wanted:
+def read_body(body: bytes) -> ViewRequest:
     """Return the request in *body*. Raises ``UnusableBody``."""
     try:
         members = _members_of(body)
         options: dict[str, Any] = {name: msgspec.json.decode(members.pop(name)) for name in OPTIONS if name in members}
-        shape = shape_of(_shown(members))
+        shape = shape_of(_significant(members))
     except (msgspec.DecodeError, ValueError, RecursionError) as error:
         raise UnusableBody(f"The body is no JSON object: {error}.") from error
     api = options.get("api", shape)
@@ -80,7 +80,7 @@ def read_body(body: bytes) -> Wanted:
     target = None
     if share is None:
         target = _tokens(options, "target", api)
-    return Wanted(
+    return ViewRequest(
         api,
         msgspec.json.encode(members),
         _tokens(options, "window", api),
@@ -109,8 +109,8 @@ def _share(options: Mapping[str, Any], api: str) -> float | None:
     return target
 
 
-def _shown(members: Mapping[str, msgspec.Raw]) -> dict[str, Any]:
-    """Return the decoded *members* that show the API."""
+def _significant(members: Mapping[str, msgspec.Raw]) -> dict[str, Any]:
+    """Return the *members* by which the API is recognised, decoded."""
     names = ("messages", "input", "system", "anthropic_version", "tools")
     return {name: decode(bytes(members[name])) for name in names if name in members}
 

@@ -20,7 +20,7 @@ from proxy.engine.features import Feature, Planning
 from proxy.engine.ports import Answer, Outcome, Refusal
 from proxy.engine.reading import Reader
 from proxy.engine.replies import LocalReply
-from proxy.features.compress.body import UnusableBody, Wanted, answer_body, read_body
+from proxy.features.compress.body import UnusableBody, ViewRequest, answer_body, read_body
 from proxy.features.opening import FeatureParts
 from proxy.offload import offload
 
@@ -28,7 +28,7 @@ API: Final = "compress"
 """The name of these requests in reports."""
 
 ROW_KEEPERS: Final = ("litellm/",)
-"""Beginnings of the ``User-Agent`` of gateways that put each item of a view in the place of one that they sent.
+"""Prefixes of the ``User-Agent`` of gateways that replace each item that they sent by one of the view.
 
 LiteLLM refuses an answer with another number of messages: ``_call_compress`` in its
 ``proxy/guardrails/guardrail_hooks/headroom/headroom.py``.
@@ -52,53 +52,63 @@ class Compress(Feature):
         if request.purpose != "compress":
             return None
         try:
-            wanted = await offload(len(request.body), read_body, request.body)
+            view_request = await offload(len(request.body), read_body, request.body)
         except UnusableBody as error:
             report = Report(request.request_id, API, outcome="refused", reason=error.code)
             return Refusal(report, error, error.api)
-        planned = await self._planned(request, wanted)
+        planned = await self._planned(request, view_request)
         decision, report = await engine.preview(planned)
         report = structs.replace(report, api=API, overhead_seconds=engine.run.overhead_so_far())
         if isinstance(decision, Reject):
-            return Refusal(report, decision.error, wanted.api)
+            return Refusal(report, decision.error, view_request.api)
         view = decision.view
         if isinstance(view, UncountedView):
             measured = await engine.measure(planned, ASSUMED_WINDOW)
             tokens = int(measured.counts.total * measured.known.token_ratio)
             report = structs.replace(report, tokens_before=tokens, tokens_after=tokens, bounded=False)
-        if wanted.target is not None and (report.tokens_after or 0) > wanted.target:
-            refusal = UnusableBody(f"No view is smaller than {report.tokens_after} tokens: raise target.", wanted.api)
-            return Refusal(structs.replace(report, outcome="refused", reason=refusal.code), refusal, wanted.api)
+        if view_request.target is not None and (report.tokens_after or 0) > view_request.target:
+            refusal = UnusableBody(
+                f"No view is smaller than {report.tokens_after} tokens: raise target.", view_request.api
+            )
+            return Refusal(structs.replace(report, outcome="refused", reason=refusal.code), refusal, view_request.api)
         body = await offload(len(view.body), answer_body, view.body, report)
         return Answer(report, LocalReply(body))
 
-    async def _planned(self, request: Request, wanted: Wanted) -> Request:
-        """Return the request whose view is *wanted*. The caller's credentials go with no errand of ours."""
+    async def _planned(self, request: Request, view_request: ViewRequest) -> Request:
+        """Return the request to plan. It has no origin: nothing that we send may carry the caller's credentials."""
         options = request.options
-        windows = [size for size in (options.window, wanted.window) if size is not None]
-        if wanted.target is not None:
-            windows.append(await self._window_of(wanted.target, request, wanted))
-        keeps = wanted.keep_items
-        if keeps is None:
-            keeps = _keeps_rows(request.origin)
+        windows = [size for size in (options.window, view_request.window) if size is not None]
+        if view_request.target is not None:
+            windows.append(await self._window_of(view_request.target, request, view_request))
+        keep_items = view_request.keep_items
+        if keep_items is None:
+            keep_items = _keeps_rows(request.origin)
         conversation = options.conversation
-        if keeps:
+        if keep_items:
             conversation += ITEMS_KEPT
         options = structs.replace(
             options,
             window=min(windows, default=None),
-            compact_now=options.compact_now or wanted.share is not None,
-            compact_to=wanted.share or options.compact_to,
-            keep_items=keeps,
+            compact_now=options.compact_now or view_request.share is not None,
+            compact_to=view_request.share or options.compact_to,
+            keep_items=keep_items,
             conversation=conversation,
         )
         return structs.replace(
-            request, api=wanted.api, body=wanted.body, options=options, origin=None, path_model="", purpose="answer"
+            request,
+            api=view_request.api,
+            body=view_request.body,
+            options=options,
+            origin=None,
+            path_model="",
+            purpose="answer",
         )
 
-    async def _window_of(self, target: int, request: Request, wanted: Wanted) -> int:
+    async def _window_of(self, target: int, request: Request, view_request: ViewRequest) -> int:
         """Return the window in which *target* tokens are left beside the answer."""
-        envelope = (await self._reader.located(API_FORMATS[wanted.api], request.tenant, wanted.body)).envelope
+        envelope = (
+            await self._reader.located(API_FORMATS[view_request.api], request.tenant, view_request.body)
+        ).envelope
         most = self._resolve(envelope.model).max_output
         return target + answer_reserve(envelope.requested_output, most, target * 8 // 7)
 

@@ -1,8 +1,9 @@
 """Chooses which old tool results and inputs the context edits of the Messages API clear, and clears them.
 
-https://platform.claude.com/docs/en/build-with-claude/context-editing describes ``clear_tool_uses``. It is a pure walk
-over the conversation: what is cleared at one boundary stays cleared. So a view only grows at its end between two
-boundaries at which the trigger is reached, and the provider's prompt cache is used in between.
+https://platform.claude.com/docs/en/build-with-claude/context-editing describes ``clear_tool_uses``. The choice is a
+pure function of the conversation, computed item by item: results that are cleared at one boundary stay cleared. So
+between two boundaries at which the trigger is reached a view only grows at its end, and the provider's prompt cache
+applies.
 """
 
 from __future__ import annotations
@@ -124,7 +125,7 @@ def _objects(value: Any) -> list[dict[str, Any]]:
 
 @dataclass(slots=True)
 class _Use:
-    """One tool use: its name, the tokens of its input and of its result, and whether the result has come."""
+    """One tool use: its name, the tokens of its input and of its result, and True once the result was read."""
 
     name: str
     input_tokens: int
@@ -143,17 +144,17 @@ def cleared_tool_uses(
     cleared: dict[str, bool] = {}
     total = fixed
     for index, (item, message) in enumerate(zip(items, messages, strict=True)):
-        if item.role != "system":  # those are part of what is fixed
+        if item.role != "system":  # system items are part of *fixed*
             total += item.tokens
         for block, tokens in _weighed(item, message):
-            _note_use(uses, block, tokens)
+            _add_use(uses, block, tokens)
         if _ends_request(items, index) and _is_due(clearing, total, uses):
             total -= _clear(clearing, uses, cleared)
     return cleared
 
 
 def _clear(clearing: ClearToolUses, uses: Mapping[str, _Use], cleared: dict[str, bool]) -> int:
-    """Add to *cleared* what can be cleared now, if that is enough; return the tokens saved."""
+    """Add to *cleared* the uses that can be cleared now, if they save enough; return the tokens saved."""
     clearable = _clearable(clearing, uses, cleared)
     saved = sum(tokens for _, tokens in clearable.values())
     if saved <= 0 or saved < clearing.at_least:
@@ -162,7 +163,7 @@ def _clear(clearing: ClearToolUses, uses: Mapping[str, _Use], cleared: dict[str,
     return saved
 
 
-def _note_use(uses: dict[str, _Use], block: Mapping[str, Any], tokens: int) -> None:
+def _add_use(uses: dict[str, _Use], block: Mapping[str, Any], tokens: int) -> None:
     """Add the tool use or the result in *block* to *uses*."""
     if block.get("type") == "tool_use" and isinstance(block.get("id"), str):
         uses[block["id"]] = _Use(str(block.get("name")), tokens)

@@ -32,22 +32,22 @@ MEMBER: Final = "context_management"
 
 
 class ContextManagement(Feature):
-    """Applies the edits in requests to the upstreams called *owned*, which do not know them.
+    """Applies the edits in requests to the upstreams named in *edited*, which do not know them.
 
     *resolve* gives the route of a model.
     """
 
     markers = MappingProxyType({messages.API: (MEMBER.encode(),)})
 
-    def __init__(self, reader: Reader, resolve: Callable[[str], Route], owned: Collection[str]) -> None:
+    def __init__(self, reader: Reader, resolve: Callable[[str], Route], edited: Collection[str]) -> None:
         self._reader = reader
         self._resolve = resolve
-        self._owned = frozenset(owned)
+        self._edited_upstreams = frozenset(edited)
 
     async def prepare(self, request: Request, engine: Planning) -> Request:
         """Return *request* after its context edits. Raises ``InvalidRequest``.
 
-        A size from which to compact is no window: nothing is refused, dropped or clipped because of it.
+        The trigger of a compaction is no limit like a window: nothing is refused, dropped or clipped because of it.
         """
         if engine.mode_of(request) == "off":
             return request
@@ -61,12 +61,12 @@ class ContextManagement(Feature):
     async def _edited(self, request: Request) -> Request:
         """Return *request* after the edits, and without the member that names them.
 
-        A size from which to compact becomes its window, if that is smaller.
+        The trigger of a compaction becomes the request's window, if it is smaller.
         """
         located = await self._reader.located(messages, request.tenant, request.body)
         envelope = located.envelope
         route = self._resolve(request.path_model or envelope.model)
-        if route.upstream not in self._owned or MEMBER not in envelope.fields:
+        if route.upstream not in self._edited_upstreams or MEMBER not in envelope.fields:
             return request
         edits = read_edits(parse(envelope.value(MEMBER)))
         reading = await self._reader.read(messages, route.encoding, request.tenant, located, route.model)
@@ -76,7 +76,7 @@ class ContextManagement(Feature):
 
 
 def _loses(decision: FinalDecision) -> bool:
-    """True if *decision* refuses, or loses what the model is looking at."""
+    """True if *decision* refuses the request, or if a lossy stage cuts the newest items."""
     if not isinstance(decision, Forward):
         return True
     return isinstance(decision.view, CountedView) and not LOSSY.isdisjoint(decision.view.edits.stages)
@@ -138,6 +138,8 @@ def _without_member(envelope: Envelope, position: int, items: bytes) -> bytes:
 
 
 def open_features(parts: FeatureParts) -> list[Feature]:
-    """Return it if an upstream is configured for which edits are applied here."""
+    """Return the feature if Ullage applies the edits for any configured upstream."""
     names = edited_upstreams(parts.settings)
-    return [ContextManagement(parts.reader, parts.resolve, names)] if names else []
+    if not names:
+        return []
+    return [ContextManagement(parts.reader, parts.resolve, names)]

@@ -10,7 +10,7 @@ from proxy.settings import Settings, Upstream
 
 
 class UpstreamWithEdits(Upstream):
-    """An upstream with what applies the context edits of its requests."""
+    """An upstream with the setting that names who applies the context edits of its requests."""
 
     context_management: Literal["pass", "own"] = Field(
         default="pass",

@@ -1,1 +1,1 @@
-"""Defers tools that no window has room for behind one tool that finds them."""
+"""Defers tools for which the window has no room: a search tool in their place declares those that it finds."""

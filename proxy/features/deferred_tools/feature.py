@@ -1,10 +1,10 @@
 """Defers the tools of a request that leave its window no room for anything else.
 
-First they lose prose, as every oversize array of tools does. If they are still too large, these stay: what the
-conversation has called, what the provider runs itself, and the first of the others, as many as take half of what tools
-may take; clients put their own tools before those of servers they connect to. The same array and history give the same
-choice on every replica, so the prompt only changes when a deferred tool is called for the first time. Such a request is
-planned for a smaller window, so that there is always room for tools that a search adds.
+First their descriptions are shortened, as in every oversize array of tools. If they are still too large, three kinds
+remain: tools that the conversation has called, tools that the provider runs itself, and the first of the others, up to
+half of the tokens that tools may take. (Clients list their own tools before those of MCP servers.) The same array and
+history give the same choice on every replica, so the prompt only changes when a deferred tool is called for the first
+time. Such a request is planned for a smaller window, so that there is always room for tools that a search adds.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ STAGE: Final = "deferred_tools"
 LEAST_BODY: Final = 8_192
 """Bytes of a body below which its tools are never too large: some 2,000 tokens, half of a window of 4,096."""
 
-ENDLESS: Final = 2**40
-"""The window that is assumed for a model whose window is unknown: nothing is too large for it."""
+UNLIMITED: Final = 2**40
+"""The window, in tokens, that is assumed for a model whose window is unknown: nothing is too large for it."""
 
 NAMES_PART: Final = 32
 """The names of deferred tools take at most one token in so many of the window."""
@@ -57,7 +57,7 @@ class DeferTools(Feature):
         if len(request.body) < LEAST_BODY or engine.mode_of(request) != "on":
             return request
         try:
-            measured = await engine.measure(request, ENDLESS)
+            measured = await engine.measure(request, UNLIMITED)
         except InvalidRequest:
             return request  # what cannot be read may still be relayed
         limit = int(measured.budget.window * self._share)
@@ -68,10 +68,10 @@ class DeferTools(Feature):
         return await offload(len(request.body), self._deferred, measured)
 
     def _deferred(self, measured: MeasuredRequest) -> Request:
-        """Return the request with tools of about half of what tools may take, and the search tool.
+        """Return the request with tools of about half of the tokens that tools may take, and the search tool.
 
-        The window counts as its provider states it. In tokens of our count it moves with what is learned of the route,
-        and with it the choice and the prompt.
+        The window is in the provider's tokens. In tokens of our count it would change with the count factor that is
+        learned for the route, and so would the choice of tools and the prompt.
         """
         request, parsed, route = measured.request, measured.parsed, measured.known.route
         array = parsed.envelope.value("tools")
@@ -107,7 +107,7 @@ class DeferTools(Feature):
 
 
 def _tools_tokens(measured: MeasuredRequest) -> int:
-    """Return the tokens of the tools, after they lost prose."""
+    """Return the tokens of the tools with shortened descriptions."""
     saved = measured.counts.fixed + measured.addition.tokens - measured.budget.fixed
     return measured.counts.beside.tools - saved
 

@@ -18,7 +18,7 @@ NAME: Final = "ullage_tools"
 """The tool's name. A client that declares a tool of this name gets none of its tools deferred."""
 
 MOST_TOOLS: Final = 8
-"""Tools of one result at most. Each is declared whole, and providers' own searches give 3 to 5.
+"""Most tools of one result. Each is declared whole, and providers' own searches return 3 to 5.
 
 https://platform.claude.com/docs/en/agents-and-tools/tool-use/tool-search-tool
 """
@@ -27,7 +27,7 @@ SUMMARY_CHARACTERS: Final = 160
 """Characters of a description that stand beside a tool's name in a result."""
 
 RESERVED_PART: Final = 8
-"""One token in so many of the window is reserved for tools that a search adds, at most."""
+"""At most one token in so many of the window is reserved for tools that a search adds."""
 
 DESCRIPTION: Final = (
     "Find further tools, which are not declared here because there is no room for all of them. Say in a few words what "
@@ -84,7 +84,7 @@ def _parameter_words(schema: Any) -> list[str]:
 
 
 def _text(value: Any) -> str:
-    """Return *value* if it is a text, half characters as question marks; else an empty one."""
+    """Return *value* if it is a text, with lone surrogates as question marks; else an empty text."""
     if isinstance(value, str):
         return value.encode("utf-8", "replace").decode()
     return ""
@@ -165,7 +165,7 @@ def _line(tool: Tool) -> str:
 
 
 def _within(text: str, tokens: int, count: Count) -> str:
-    """Return a declaration in at most *tokens*, with less prose if needed; empty if that is not enough."""
+    """Return a declaration in at most *tokens*, with shorter descriptions if needed; empty if that is not enough."""
     if count(text) <= tokens:
         return text
     smaller = shrink_tools(f"[{text}]".encode(), tokens, count).decode()[1:-1]

@@ -7,7 +7,7 @@ from typing import Final
 from pydantic import Field
 
 from proxy.settings import Compression, Settings
-from proxy.settings.field_types import Section
+from proxy.settings.field_types import Section, section_of
 
 
 class DeferredTools(Section):
@@ -29,9 +29,7 @@ SECTIONS: Final = (CompressionWithDeferredTools,)
 
 def deferred_tools_settings(settings: Settings) -> DeferredTools:
     """Return the settings of deferred tools; the defaults if *settings* have none."""
-    if isinstance(settings.compression, CompressionWithDeferredTools):
-        return settings.compression.deferred_tools
-    return DeferredTools()
+    return section_of(settings.compression, "deferred_tools", DeferredTools)
 
 
 def summary_lines(settings: Settings) -> list[tuple[str, str]]:

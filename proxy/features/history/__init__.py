@@ -1,1 +1,1 @@
-"""Keeps a history of conversations for the people who own them. No decision reads it."""
+"""Stores a history of conversations for the people who own them. No decision depends on it."""

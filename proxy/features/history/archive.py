@@ -1,6 +1,6 @@
-"""Archives originals of what left a view. It never delays a request: originals that have to wait too long are dropped.
+"""Archives originals of items that left a view. This never delays a request: if too much waits, originals are dropped.
 
-A compaction's originals are one batch. Batches are written in the background, one after the other.
+The originals of one compaction are one batch. Batches are written in the background, one after the other.
 """
 
 from __future__ import annotations
@@ -47,7 +47,8 @@ class _Batch:
 class Archive:
     """Writes originals in the background.
 
-    *written* remembers, by root hash and name, what this process has written; it is bounded. *observe* counts outcomes.
+    *written* is a bounded mapping of originals that this process has written, by root hash and name. *observe* counts
+    outcomes.
     """
 
     def __init__(
@@ -71,7 +72,7 @@ class Archive:
         self._writing: asyncio.Task[None] | None = None
 
     def add(self, view: CountedView, root_hash: bytes, compaction: Compaction) -> str:
-        """Archive what *compaction* took out of the conversation's last view; return the reference of the list of it.
+        """Archive the items that *compaction* removed from the conversation's last view; return the list's reference.
 
         Return an empty text if nothing left the view, if too much waits already, or if the store has just failed.
         """
@@ -152,7 +153,7 @@ class Archive:
         return len(batch.originals)
 
     def _pause(self) -> None:
-        """Drop what waits, and archive nothing for a while: requests need the store more."""
+        """Drop the waiting batches and archive nothing for ``PAUSE_SECONDS``: requests need the store more."""
         self._paused_until = self._clock() + PAUSE_SECONDS
         for batch in self._waiting:
             self._observe("dropped", len(batch.originals))
@@ -161,7 +162,7 @@ class Archive:
 
 
 def items_removed(compaction: Compaction, previous: Compaction | None, roles: Sequence[str]) -> list[int]:
-    """Return the indexes of items that *compaction* took out of the view, or shortened, and *previous* had not.
+    """Return the indexes of items that *compaction* removed from the view or shortened, and *previous* did not.
 
     *roles* are those of all items before the boundary.
     """

@@ -1,7 +1,7 @@
 """A conversation's own budget: the tokens it has used, as providers report them, against those it may use.
 
-What this process saw is written to the store every few seconds, and what other replicas saw is read there. So a figure
-is at most some seconds old, and no request waits for it.
+The tokens that this process counts are added in the store every few seconds, and the sum of all replicas is read there.
+So a figure is at most some seconds old, and no request waits for it.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from proxy.store.conversation_table import ConversationTable
 from proxy.tasks import Spawn, Warn
 
 WARN_ABOVE: Final = 0.8
-"""Share of a budget above which each answer says how much of it is used."""
+"""Share of a budget above which each answer states how much of it is used."""
 
 WRITE_SECONDS: Final = 2.0
 """Seconds after which what was used is written to the store."""
@@ -57,7 +57,7 @@ class Spending(msgspec.Struct):
 
 
 class ConversationBudgets(Feature):
-    """Counts what conversations use, and says so above ``WARN_ABOVE`` of their budgets.
+    """Counts the tokens that conversations use, and reports them above ``WARN_ABOVE`` of their budgets.
 
     *default* is the budget of a conversation whose request and model name none, 0 for none. *spendings* are those of
     the conversations that were used last. *warn* writes a log line.
@@ -99,7 +99,7 @@ class ConversationBudgets(Feature):
             spending.was_warned = True
             facts = {"conversation": report.conversation, "budget": budget.total, "consumed": budget.consumed}
             self._warn("conversation.budget_nearly_used", facts)
-        return report.with_(conversation_budget=budget.shown())
+        return report.with_(conversation_budget=budget.as_json())
 
     def used(self, tenant: bytes, conversation: str, usage: Usage) -> None:
         """Count the tokens of one answer."""
@@ -111,7 +111,7 @@ class ConversationBudgets(Feature):
         self._write_soon((tenant, conversation))
 
     async def finish(self, seconds: float) -> None:
-        """Write what was counted at once, and wait for that *seconds* at most."""
+        """Write the counted tokens now, and wait up to *seconds* until they are written."""
         self._is_ending.set()
         if self._writing is not None:
             await asyncio.wait({self._writing}, timeout=seconds)
@@ -128,7 +128,7 @@ class ConversationBudgets(Feature):
         await self._write()
 
     async def _write(self) -> None:
-        """Write what was counted, and read what others counted. If the store is away it is tried with later answers."""
+        """Add the counted tokens in the store and read the sums. After a failure a later answer tries again."""
         while self._unwritten:
             key = self._unwritten.pop()
             spending = self._spendings.get(key)
@@ -144,7 +144,7 @@ class ConversationBudgets(Feature):
             spending.was_read = True
 
     async def _share_total(self, key: Key, spending: Spending) -> None:
-        """Store the budget of *spending*; if it has none, take the stored one. Raises ``StoreUnavailable``."""
+        """Store the budget of *spending*; if it has none, use the stored one. Raises ``StoreUnavailable``."""
         if spending.was_read and spending.stored_total == spending.total:
             return
         state = decode(await self._conversations.state(*key)) or NOTHING

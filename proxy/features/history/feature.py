@@ -25,13 +25,13 @@ from proxy.store import Store
 from proxy.tasks import Tasks, Warn
 
 RECENT_NOTES: Final = 10_000
-"""Skipped summaries remembered for ``NOTE_SECONDS`` after a note, so that they get no further one."""
+"""Skipped summaries that are remembered for ``NOTE_SECONDS`` after a note, so that they get no second one."""
 
 ARCHIVED_ITEMS: Final = 100_000
 """Originals remembered as archived: about 200 bytes each."""
 
 ARCHIVED_SECONDS: Final = 3600.0
-"""Time after which an archived original is written again: its lifetime starts anew, and a lost one comes back."""
+"""Seconds after which an archived original is written again: its lifetime begins again, and a lost one is replaced."""
 
 CONVERSATIONS: Final = 10_000
 """Conversations whose used tokens are remembered: about 300 bytes each."""
@@ -62,7 +62,7 @@ def open_history(
 
 
 def open_budgets(settings: Settings, store: Store, tasks: Tasks, warn: Warn) -> ConversationBudgets | None:
-    """Return the counter of what conversations use; None if it is switched off."""
+    """Return the counter of the tokens that conversations use; None if it is switched off."""
     section = budget_settings(settings)
     if not section.enabled:
         return None
@@ -71,7 +71,7 @@ def open_budgets(settings: Settings, store: Store, tasks: Tasks, warn: Warn) -> 
 
 
 def open_archive(settings: Settings, store: Store, tasks: Tasks, observe: Callable[[str, int], None]) -> Archive | None:
-    """Return the archive of what left the views; None if it is switched off."""
+    """Return the archive of items that left views; None if it is switched off."""
     section = archive_settings(settings)
     if not section.enabled:
         return None
@@ -81,13 +81,13 @@ def open_archive(settings: Settings, store: Store, tasks: Tasks, observe: Callab
 
 
 def open_recorder(store: Store, archive: Archive | None) -> HistoryRecorder:
-    """Return the recorder of what becomes of conversations."""
+    """Return the recorder of requests, compactions and summaries of conversations."""
     recent: TTLCache[tuple[str, bytes], bool] = TTLCache(RECENT_NOTES, NOTE_SECONDS)
     return HistoryRecorder(store.conversations, recent, time.time, archive)
 
 
 def open_reader(settings: Settings, store: Store) -> History:
-    """Return the reader of what callers may know of their conversations."""
+    """Return the reader by which callers read their own conversations."""
     return History(
         store.conversations,
         store.archive,

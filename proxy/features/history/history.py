@@ -1,4 +1,4 @@
-"""Reads what a tenant may know of its own conversations: the same from every worker and replica."""
+"""Reads a tenant's own conversations from the store, so that every worker and replica gives the same answer."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ REQUEST_SECONDS: Final = 3600.0
 """Seconds for which a requested compaction waits for the conversation's next request."""
 
 _Key = tuple[Kind, str | bytes, bytes]
-"""A thing that the store may have of a conversation: its kind, its route or text policy, and its prefix hash."""
+"""A value that the store may have of a conversation: its kind, its route or text policy, and its prefix hash."""
 
 _REQUESTED_COMPACTION: Final[_Key] = ("request", b"", b"")
 
@@ -41,7 +41,7 @@ _REQUESTED_COMPACTION: Final[_Key] = ("request", b"", b"")
 class History:
     """Reads the conversations of one tenant at a time; *now* returns Unix time.
 
-    *compacts* is True if anything is compacted here at all. *summaries* is the mode in which summaries are written:
+    *compacts* is True if the mode of compression is ``on``. *summaries* is the mode in which summaries are written:
     ``background``, ``inline`` or ``off``. *budgets* is True if the tokens that conversations use are counted.
     """
 
@@ -73,20 +73,20 @@ class History:
         }
 
     async def conversation(self, tenant: bytes, name: str) -> Mapping[str, object] | None:
-        """Return what became of one conversation; None if the tenant has none of that name.
+        """Return the last requests, compactions and summaries of one conversation; None if the tenant has no such one.
 
         Raises ``StoreUnavailable``.
         """
         notes = await self._notes(tenant, name)
         threads = await asyncio.gather(*map(self._thread, notes, notes.values()))
-        known = [thread for thread in threads if thread is not None]
-        if not known:
+        readable = [thread for thread in threads if thread is not None]
+        if not readable:
             return None
         tail = history_tail(_compactions(notes))
-        shown: dict[str, object] = {"conversation": name, "threads": known, "history_tail": tail}
+        answer: dict[str, object] = {"conversation": name, "threads": readable, "history_tail": tail}
         if self._budgets:
-            shown["budget"] = (await self._state(tenant, name)).budget.shown()
-        return shown
+            answer["budget"] = (await self._state(tenant, name)).budget.as_json()
+        return answer
 
     async def exported(self, tenant: bytes, name: str) -> Mapping[str, object] | None:
         """Return the state of the conversation called *name*; None if nothing is known of it.
@@ -99,9 +99,9 @@ class History:
         return export(name, state.budget, _compactions(notes), state.others)
 
     async def imported(self, tenant: bytes, name: str, body: bytes) -> Mapping[str, object]:
-        """Save the state that *body* holds, and return the one that is valid from now on. Raises ``StoreUnavailable``.
+        """Save the state in *body*, and return the one that is valid from now on. Raises ``StoreUnavailable``.
 
-        A damaged one changes nothing: the answer is what is stored, or a new one, and says so.
+        A damaged state changes nothing: the answer is the stored state, or a new one, and says so.
         """
         stored, imported = await self._state(tenant, name), read_import(body)
         compactions = _compactions(await self._notes(tenant, name))
@@ -125,15 +125,15 @@ class History:
         """Return the notes on the conversation called *name*, by the root hashes of its threads that have any."""
         root_hashes = await self._conversations.root_hashes(tenant, name)
         notes = await asyncio.gather(*(self._conversations.notes(tenant, root_hash) for root_hash in root_hashes))
-        return {root_hash: noted for root_hash, noted in zip(root_hashes, notes, strict=True) if noted}
+        return {root_hash: by_name for root_hash, by_name in zip(root_hashes, notes, strict=True) if by_name}
 
     async def request_compaction(
         self, tenant: bytes, conversation: str, share: float | None = None
     ) -> Mapping[str, object] | None:
-        """Have the conversation's next request compact it; return None if the tenant has none of that name.
+        """Request that the conversation's next request compacts it; return None if the tenant has no such conversation.
 
-        It goes down to *share* of the room, or to half of the low mark if that is None. Raises ``Conflict`` if nothing
-        is compacted here, and ``StoreUnavailable``.
+        The compaction goes down to *share* of the room, or to half of the low mark if that is None. Raises ``Conflict``
+        if compression is off, and ``StoreUnavailable``.
         """
         if not self._compacts:
             raise Conflict("Nothing is compacted here: compression.mode is not on.")
@@ -183,7 +183,7 @@ class History:
         return list_page(ref, root_hash, entries, [values.get(name) for name in names], page)
 
     async def _thread(self, root_hash: bytes, notes: Mapping[str, bytes]) -> dict[str, object] | None:
-        """Return what became of the conversation that begins with *root_hash*; None if its *notes* are of no use."""
+        """Return the conversation that begins with *root_hash* as callers see it; None if no note is readable."""
         requests = read_notes(notes, RequestNote)
         compactions = read_notes(notes, CompactionNote)
         summaries = read_notes(notes, SummaryNote)
@@ -201,13 +201,13 @@ class History:
             "folds": [
                 compaction_json(note, requests, now, is_stored=_record_key(note) in stored) for note in compactions
             ],
-            "summaries": [_shown_summary(note, compactions, now, stored) for note in summaries],
+            "summaries": [_summary_json(note, compactions, now, stored) for note in summaries],
         }
 
 
 def _compactions(notes: Mapping[bytes, Mapping[str, bytes]]) -> list[CompactionNote]:
     """Return the notes on compactions among the *notes* of all threads."""
-    return [note for noted in notes.values() for note in read_notes(noted, CompactionNote)]
+    return [note for by_name in notes.values() for note in read_notes(by_name, CompactionNote)]
 
 
 def _record_key(note: CompactionNote) -> _Key:
@@ -215,7 +215,7 @@ def _record_key(note: CompactionNote) -> _Key:
 
 
 def _summary_keys(note: SummaryNote) -> tuple[_Key, _Key, _Key]:
-    """Return the keys of a summary's text, of the lease of its writer, and of its failure."""
+    """Return the keys of a summary's text, of its writer's lease, and of the mark of its failure."""
     return (
         ("summary", note.policy, note.prefix_hash),
         ("lease", note.policy, note.last_compaction),
@@ -223,7 +223,7 @@ def _summary_keys(note: SummaryNote) -> tuple[_Key, _Key, _Key]:
     )
 
 
-def _shown_summary(
+def _summary_json(
     note: SummaryNote, compactions: Sequence[CompactionNote], now: float, stored: Collection[_Key]
 ) -> dict[str, object]:
     text, lease, failure = _summary_keys(note)

@@ -18,10 +18,10 @@ class CompactionNote(msgspec.Struct, frozen=True, array_like=True):
     """A compaction that was sent, at ``boundary``.
 
     Items before ``cut`` are folded, those from ``new_from`` on by this compaction. The folded items had ``tokens_in``
-    tokens; what stands for them has ``tokens_out``. ``summary_by`` is the model that summarised the first
+    tokens; the block in their place has ``tokens_out``. ``summary_by`` is the model that summarised the first
     ``summary_length`` items, empty if none did. ``archive`` is the reference of the originals, empty if they are not
     archived. ``written_at`` is Unix time. ``project`` is the label in ``x-ullage-project`` and ``anchors`` the
-    reference of folded user items that stayed in the view; notes of releases that did not store these have none.
+    reference of folded user items that stayed in the view; both are empty in notes of earlier releases.
     """
 
     version: int
@@ -46,9 +46,9 @@ class CompactionNote(msgspec.Struct, frozen=True, array_like=True):
 
 
 class RequestNote(msgspec.Struct, frozen=True, array_like=True):
-    """The last request that was noted: its size in tokens before and after, and the compaction that its view is from.
+    """The last request with a note: its tokens before and after, and the compaction that its view uses.
 
-    ``boundary`` is 0 and ``prefix_hash`` empty if its view is from none.
+    ``boundary`` is 0 and ``prefix_hash`` empty if it uses none.
     """
 
     version: int
@@ -72,7 +72,7 @@ Note = CompactionNote | SummaryNote | RequestNote
 SomeNote = TypeVar("SomeNote", CompactionNote, SummaryNote, RequestNote)
 
 _MARKS: Final[Mapping[type[Note], str]] = {CompactionNote: "e", SummaryNote: "j", RequestNote: "z"}
-"""The part of a note's name that says of which kind it is."""
+"""The part of a note's name that states its kind."""
 
 
 def note_name(note: Note) -> str:
@@ -142,8 +142,7 @@ def compaction_json(
 ) -> dict[str, object]:
     """Return a compaction as callers see it. *is_stored* is True if the store has its record. *now* is Unix time.
 
-    Its state is ``active`` if the last view is from it, ``past`` if that is from another one, ``lost`` without a
-    record.
+    Its state is ``active`` if the last view uses it, ``past`` if that uses another one, ``lost`` without a record.
     """
     upstream, _, model = note.route.partition(",")
     state = "past"
@@ -182,8 +181,8 @@ def summary_json(
 ) -> dict[str, object]:
     """Return a summary as callers see it. *now* is Unix time.
 
-    The store has its text, the lease of a worker that writes it, or the mark of a failure after which the model is not
-    called again for a while.
+    The flags state what the store has: its text, the lease of a worker that writes it, the mark of a failure after
+    which the model is not called again for some time.
     """
     retry = None
     if has_failure and note.state == "failed" and not has_text:
@@ -203,7 +202,7 @@ def summary_json(
 
 
 def _summary_state(note: SummaryNote, compactions: Sequence[CompactionNote], *, has_text: bool, has_lease: bool) -> str:
-    """Return the state of a summary: the noted one as far as it agrees with the store."""
+    """Return the state of a summary: that of its note, corrected by what the store has."""
     if has_text:
         return _use_of_text(note, [compaction for compaction in compactions if compaction.route == note.route])
     if note.state == "pending" and has_lease:
@@ -214,7 +213,7 @@ def _summary_state(note: SummaryNote, compactions: Sequence[CompactionNote], *, 
 
 
 def _use_of_text(note: SummaryNote, compactions: Sequence[CompactionNote]) -> str:
-    """Return ``used`` if a compaction has it, ``unused`` if one folded as much without it, else ``ready``."""
+    """Return ``used`` if a compaction has the text, ``unused`` if one folded as much without it, else ``ready``."""
     if any(compaction.summary_length == note.length and compaction.summary_by for compaction in compactions):
         return "used"
     if any(compaction.cut >= note.length for compaction in compactions):

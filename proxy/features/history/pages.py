@@ -24,7 +24,7 @@ PREVIEW_CHARACTERS: Final = 2_000
 
 LIST: Final = b"L"
 ITEM: Final = b"I"
-"""The first byte of an archived value says which of the two it is."""
+"""The first byte of an archived value, which states its kind."""
 
 MAX_ENTRIES: Final = 20_000
 """Entries of a list: as many as a request may have items by default (``server.limits.items``)."""
@@ -55,7 +55,7 @@ class _StoredList(msgspec.Struct, frozen=True, array_like=True):
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """The part that a caller requests; with ``limit`` None as much as is usual."""
+    """The part that a caller requests; if ``limit`` is None its length is the default."""
 
     offset: int = 0
     limit: int | None = None
@@ -80,7 +80,7 @@ def reference(root_hash: bytes, name: bytes) -> str:
 
 
 def parse_reference(text: str) -> tuple[bytes, bytes] | None:
-    """Return the root hash and the name in a reference; None if *text* is none, or is spelt in another way."""
+    """Return the root hash and the name in a reference; None if *text* is not one in its only valid spelling."""
     if len(text) != _REFERENCE_CHARACTERS:
         return None
     try:
@@ -133,18 +133,18 @@ def entries_on(page: Page, entries: Sequence[Entry]) -> Sequence[Entry]:
 def list_page(
     ref: str, root_hash: bytes, entries: Sequence[Entry], values: Sequence[bytes | None], page: Page
 ) -> dict[str, object]:
-    """Return one page of an archived list, each item with how it begins.
+    """Return one page of an archived list, with the beginning of each item.
 
     *values* are the archived values of ``entries_on(page, entries)``; None for each that is missing.
     """
     start, stop = page.span(len(entries), DEFAULT_ITEMS, MAX_ITEMS)
-    shown = zip(entries_on(page, entries), values, strict=True)
+    listed = zip(entries_on(page, entries), values, strict=True)
     return {
         "ref": ref,
         "kind": "list",
         "total": len(entries),
         "offset": start,
-        "items": [_listed_item(root_hash, entry, value) for entry, value in shown],
+        "items": [_listed_item(root_hash, entry, value) for entry, value in listed],
         "next_offset": _next_offset(stop, len(entries)),
     }
 

@@ -1,4 +1,4 @@
-"""Writes notes on conversations behind their answers: for people to read, never for decisions."""
+"""Writes notes on conversations after their answers: for people to read, never for decisions."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ NOTE_SECONDS: Final = 60.0
 
 
 class HistoryRecorder(Feature):
-    """Writes notes on what was answered, and archives what left the view if *archive* is given.
+    """Writes notes on answered requests, and archives the items that left the view unless *archive* is None.
 
-    *recent* remembers for ``NOTE_SECONDS`` which skipped summaries were noted. *now* returns Unix time.
+    *recent* has the skipped summaries that got a note in the last ``NOTE_SECONDS``. *now* returns Unix time.
     """
 
     def __init__(
@@ -60,7 +60,7 @@ class HistoryRecorder(Feature):
         self._conversations.save_note(tenant, root_hash, note_name(note), encode_note(note), long_lived=True)
 
     def note_summary(self, tenant: bytes, root_hash: bytes, note: SummaryNote) -> None:
-        """Write *note*; one on a summary that is skipped again only once in a while."""
+        """Write *note*; at most one in ``NOTE_SECONDS`` for a summary that is skipped again and again."""
         if note.state == "skipped":
             key = (note.reason, root_hash + note.last_compaction)
             if key in self._recent:
@@ -97,7 +97,9 @@ def _compaction_note(
     report: Report, view: CountedView, layout: Layout, record: CompactionRecord, now: int
 ) -> CompactionNote:
     measured, compaction, previous = view.measured, record.compaction, view.edits.previous
-    ratio, tokens_in = measured.known.token_ratio, 0
+    ratio, tokens_in, new_from = measured.known.token_ratio, 0, 0
+    if previous is not None:
+        new_from = previous.cut
     if compaction.cut:
         anchored = sum(measured.parsed.items[index].tokens for index in compaction.anchors)
         tokens_in = int((layout.sums[compaction.cut] - anchored) * ratio)
@@ -107,7 +109,7 @@ def _compaction_note(
         route=measured.known.route.name,
         prefix_hash=measured.prefix_hashes[compaction.boundary - 1],
         boundary=compaction.boundary,
-        new_from=previous.cut if previous else 0,
+        new_from=new_from,
         cut=compaction.cut,
         tokens_in=tokens_in,
         tokens_out=report.regions.get("summary", 0),

@@ -43,8 +43,8 @@ _COMPACT_REQUEST: Final = msgspec.json.Decoder(_CompactRequest)
 class HistoryRoutes:
     """Answers requests about the caller's own conversations.
 
-    Every route takes the request and what follows its name in the path, and returns the status and the body, to be
-    written as JSON. All raise ``UllageError``.
+    Every route takes the request and the rest of the path after the route's name. It returns the status and the body,
+    which is sent as JSON. All raise ``UllageError``.
     """
 
     def __init__(self, access: Access, history: History, limits: Limits) -> None:
@@ -70,7 +70,7 @@ class HistoryRoutes:
         return 200, _existing(await self._history.conversation(tenant, _checked_name(name)))
 
     async def archive(self, request: IncomingRequest, reference: str) -> tuple[int, Mapping[str, object]]:
-        """Return one page of what was archived under *reference*."""
+        """Return one page of the list or item that was archived under *reference*."""
         tenant, _ = self._api.caller(request)
         _check_reads(request)
         parameters = query(request.raw_path)
@@ -80,8 +80,8 @@ class HistoryRoutes:
     async def retrieve(self, request: IncomingRequest, reference: str) -> tuple[int, Mapping[str, object]]:
         """Return the text that was archived under *reference*, with the members that gateways read.
 
-        The text is the item's JSON, or the beginnings of a list's items, a line each; ``next_offset`` says where
-        ``archive`` goes on.
+        The text is the item's JSON, or the beginnings of a list's items, a line each; ``next_offset`` is the offset at
+        which the route ``archive`` continues.
         """
         tenant, _ = self._api.caller(request)
         _check_reads(request)
@@ -91,16 +91,16 @@ class HistoryRoutes:
         return 200, {"hash": reference, "original_content": text, "next_offset": page["next_offset"]}
 
     async def compact(self, request: IncomingRequest, name: str) -> tuple[int, Mapping[str, object]]:
-        """Have the next request of a conversation compact it."""
+        """Request that the next request of a conversation compacts it."""
         tenant, headers = self._api.caller(request)
         if request.method != "POST" or name:
             raise NotFound("Compactions are requested with POST to /ullage/api/compact.")
-        wanted = decoded(await self._api.body(request, tenant, headers), _COMPACT_REQUEST, _NO_REQUEST)
-        name = _checked_name(wanted.conversation)
-        return 202, _existing(await self._history.request_compaction(tenant, name, wanted.share))
+        compaction = decoded(await self._api.body(request, tenant, headers), _COMPACT_REQUEST, _NO_REQUEST)
+        name = _checked_name(compaction.conversation)
+        return 202, _existing(await self._history.request_compaction(tenant, name, compaction.share))
 
     async def state(self, request: IncomingRequest, name: str) -> tuple[int, Mapping[str, object]]:
-        """Return the state of the conversation called *name*, or with PUT have that of the body in its place."""
+        """Return the state of the conversation called *name*; with PUT replace it by that of the body."""
         tenant, headers = self._api.caller(request)
         conversation = _checked_name(name)
         if request.method != "PUT":

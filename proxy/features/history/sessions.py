@@ -1,6 +1,7 @@
-"""Reads what is stored of a tenant's earlier conversations of one project: archived items, and summaries by a model.
+"""Reads a tenant's earlier conversations of one project from the store: archived items, and summaries by a model.
 
-Results of tools are left out. What a page or a file says, read in one conversation, must not speak in the next one.
+Results of tools are left out: instructions in a page or file that one conversation has read must not reach the next
+one.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ MOST_SESSIONS: Final = 20
 """Conversations that are read at most, the newest first."""
 
 AT_ONCE: Final = 16
-"""Conversations whose notes are read at once: another project's are read, too, and left out."""
+"""Conversations whose notes are read at once, those of other projects included, which are then left out."""
 
 MOST_BYTES: Final = 4 * 2**20
 """Bytes of originals that are read at most: ranking them takes about a second."""
@@ -46,13 +47,13 @@ class _Reading:
 
     def within(self, entries: Sequence[Entry]) -> list[Entry]:
         """Return the first *entries* whose originals may still be read; they count as read."""
-        within: list[Entry] = []
+        readable: list[Entry] = []
         for entry in entries:
             self.bytes_left -= entry.size
             if self.bytes_left < 0:
                 break
-            within.append(entry)
-        return within
+            readable.append(entry)
+        return readable
 
 
 class EarlierSessions:
@@ -64,7 +65,7 @@ class EarlierSessions:
         self._summaries = summaries
 
     async def items(self, tenant: bytes, project: str, without: bytes) -> list[EarlierItem]:
-        """Return what is stored of the newest conversations of *project*, in their order, the newest last.
+        """Return the stored items of the newest conversations of *project*, in their order, the newest last.
 
         The conversation with the root hash *without* is left out. Raises ``StoreUnavailable``.
         """
@@ -86,15 +87,15 @@ class EarlierSessions:
             at_once = names[start : start + AT_ONCE]
             listed = await asyncio.gather(*(self._conversations.root_hashes(tenant, name) for name in at_once))
             root_hashes = [root_hash for threads in listed for root_hash in threads if root_hash != without]
-            noted = await asyncio.gather(*(self._conversations.notes(tenant, root_hash) for root_hash in root_hashes))
-            for root_hash, notes in zip(root_hashes, noted, strict=True):
+            all_notes = await asyncio.gather(*(self._conversations.notes(tenant, name) for name in root_hashes))
+            for root_hash, notes in zip(root_hashes, all_notes, strict=True):
                 if is_of_project(notes, project):
                     yield root_hash, notes
 
     async def _session(
         self, tenant: bytes, root_hash: bytes, notes: Mapping[str, bytes], reading: _Reading
     ) -> list[EarlierItem]:
-        """Return what one conversation left, in its order behind the summary."""
+        """Return the summary of one conversation, if there is one, and its archived items in their order."""
         apis = {note.route: note.api for note in read_notes(notes, RequestNote)}
         items: dict[int, EarlierItem] = {}
         for note in read_notes(notes, CompactionNote):
@@ -122,7 +123,7 @@ class EarlierSessions:
         return [entry for entry in decode_list(value) or () if entry.name]
 
     async def _summary(self, tenant: bytes, root_hash: bytes, notes: Sequence[SummaryNote]) -> list[EarlierItem]:
-        """Return the summary of most items that a model wrote, alone; empty if there is none."""
+        """Return a list with the longest summary that a model wrote; empty if there is none."""
         for note in sorted(notes, key=lambda note: -note.length):
             stored = await self._summaries.newest(tenant, root_hash, note.policy, [note.prefix_hash])
             if stored is None:
@@ -141,7 +142,7 @@ def is_of_project(notes: Mapping[str, bytes], project: str) -> bool:
 
 
 def session_name(root_hash: bytes) -> str:
-    """Return the name by which a model asks for a conversation: it names nothing to anybody else."""
+    """Return the name by which a model can refer to a conversation; no route of the API accepts it."""
     return urlsafe_b64encode(root_hash[:NAME_BYTES]).decode("ascii")
 
 
@@ -158,7 +159,7 @@ def _words(value: bytes | None, api: str) -> ItemText | None:
     except (InvalidRequest, KeyError):
         return None
     if text.role == "tool":
-        # In the Messages API a user's own words may stand beside results, in one item.
+        # In the Messages API one item may have results and the user's own words.
         text = ItemText("user", text.user_text)
     if not text.text.strip() and not text.calls:
         return None

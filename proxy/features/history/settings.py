@@ -7,7 +7,7 @@ from typing import Annotated, Final
 from pydantic import Field
 
 from proxy.settings import Settings
-from proxy.settings.field_types import MIB, Bytes, Section, Tokens
+from proxy.settings.field_types import MIB, Bytes, Section, Tokens, section_of
 
 
 class Archive(Section):
@@ -42,16 +42,12 @@ SECTIONS: Final = (HistorySettings,)
 
 def budget_settings(settings: Settings) -> Budgets:
     """Return the section of conversations' budgets; the defaults if *settings* have none."""
-    if isinstance(settings, HistorySettings):
-        return settings.budgets
-    return Budgets()
+    return section_of(settings, "budgets", Budgets)
 
 
 def archive_settings(settings: Settings) -> Archive:
     """Return the section of the archive; the defaults if *settings* have none."""
-    if isinstance(settings, HistorySettings):
-        return settings.archive
-    return Archive()
+    return section_of(settings, "archive", Archive)
 
 
 def summary_lines(settings: Settings) -> list[tuple[str, str]]:

@@ -1,7 +1,7 @@
-"""A conversation's state as its caller exports and imports it: its budget, its last compactions, and what others added.
+"""A conversation's state as its caller exports and imports it: its budget, its last compactions, and foreign members.
 
-Unknown members stay as they came. What cannot be read is replaced by the stored state, or by a new one, and the answer
-says so.
+Unknown members are stored and exported as they were imported. A state that cannot be read is replaced by the stored
+one, or by a new one, and the answer says so.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ import msgspec
 from proxy.features.history.notes import CompactionNote
 
 VERSION: Final = 2
-"""The version of the exported state; that of the checkpoints that agents already write."""
+"""The version of the exported state, which is that of the checkpoints that some agents write already."""
 
 TAIL: Final = 3
-"""Compactions of which a state says what they took."""
+"""Number of compactions, the newest ones, whose tokens a state lists."""
 
 _Tokens = Annotated[int, msgspec.Meta(ge=0)]
 
@@ -29,7 +29,7 @@ class Budget(msgspec.Struct, frozen=True):
     total: _Tokens | None = None
     consumed: _Tokens = 0
 
-    def shown(self) -> dict[str, int | None]:
+    def as_json(self) -> dict[str, int | None]:
         """Return the budget as callers see it, with the tokens that remain."""
         remaining = None
         if self.total is not None:
@@ -42,11 +42,11 @@ class _Imported(msgspec.Struct):
 
 
 _OWN_MEMBERS: Final = frozenset({"version", "conversation", "budget", "history_tail", "repaired"})
-"""Members that an export writes itself; all others are those of the import."""
+"""Members that an export computes; all others are those of the import."""
 
 
 class State(msgspec.Struct, frozen=True):
-    """The stored part of a state: its budget, and the members of an import that mean nothing here."""
+    """The stored part of a state: its budget, and the imported members that have no meaning here."""
 
     budget: Budget
     others: Mapping[str, Any]
@@ -82,7 +82,7 @@ def decode(value: bytes | None) -> State | None:
 
 
 def history_tail(compactions: Sequence[CompactionNote]) -> list[dict[str, object]]:
-    """Return what the last ``TAIL`` compactions took, the newest last."""
+    """Return the tokens before and after the last ``TAIL`` compactions, the newest last."""
     newest = sorted(compactions, key=lambda note: note.written_at)[-TAIL:]
     return [
         {
@@ -102,7 +102,7 @@ def export(
     return {
         "version": VERSION,
         "conversation": conversation,
-        "budget": budget.shown(),
+        "budget": budget.as_json(),
         "history_tail": history_tail(compactions),
         **others,
     }

@@ -1,1 +1,1 @@
-"""Keeps what a project's conversations should know of each other, and gives it to new ones once."""
+"""Stores facts that the conversations of a project share, and adds them to each new conversation once."""

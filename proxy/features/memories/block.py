@@ -1,6 +1,6 @@
-"""The block of memories as a conversation gets it: its entries, which are stored, and the text that they make.
+"""The block of memories in a conversation: its entries, which are stored, and their text.
 
-The same entries make the same text on every replica and in every release that reads them.
+The same entries give the same text on every replica and in every release that reads them.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ VERSION: Final = 1
 
 
 class Entry(msgspec.Struct, frozen=True, array_like=True):
-    """One line of a block: the memory that it is of, the index of its section, and its text."""
+    """One line of a block: the id of its memory, the index of its section, and its text."""
 
     id: str
     section: int
@@ -49,15 +49,15 @@ class Entry(msgspec.Struct, frozen=True, array_like=True):
 
 
 class StoredBlock(msgspec.Struct, frozen=True, array_like=True):
-    """The block that a conversation was given at Unix time ``given_at``; without entries it was given none."""
+    """The block of a conversation, chosen at Unix time ``chosen_at``; without entries the conversation has none."""
 
     version: int
-    given_at: int
+    chosen_at: int
     entries: tuple[Entry, ...] = ()
 
 
 def entries_of(chosen: Chosen, most: int, count: Callable[[str], int]) -> tuple[Entry, ...]:
-    """Return the entries of the *chosen* memories, those that matter most, whose text takes at most *most* tokens."""
+    """Return the entries of the first *chosen* memories whose text takes at most *most* tokens."""
     entries = [_entry(memory) for memory in chosen.all]
     while entries and count(text_of(entries)) > most:
         entries.pop()
@@ -92,7 +92,7 @@ def decode(value: bytes) -> StoredBlock | None:
     return block
 
 
-def shown(memory: Memory, longest: int) -> str:
+def one_line(memory: Memory, longest: int) -> str:
     """Return *memory* on one line of at most *longest* characters."""
     text = " ".join(f"{memory.title}: {memory.content}".split())
     if memory.content.startswith(memory.title.rstrip("…")):
@@ -101,7 +101,7 @@ def shown(memory: Memory, longest: int) -> str:
 
 
 def date_of(memory: Memory) -> str:
-    """Return the day on which *memory* was made."""
+    """Return the day on which *memory* was stored, in UTC."""
     return datetime.fromtimestamp(memory.created_at, UTC).date().isoformat()
 
 
@@ -111,7 +111,7 @@ def _entry(memory: Memory) -> Entry:
         section = 0
     elif memory.class_ == "working" and memory.type != "session":
         section = _WORKING
-    text = shown(memory, LONGEST[section])
+    text = one_line(memory, LONGEST[section])
     if SECTIONS[section] in _DATED:
         text = f"[{date_of(memory)}] {text}"
     return Entry(memory.id, section, f"- {text}")

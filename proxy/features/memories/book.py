@@ -47,7 +47,7 @@ class NewMemory:
 class MemoryBook:
     """The memories in *table*; *now* returns Unix time. Every method raises ``StoreUnavailable``.
 
-    What another version of Ullage stored is left alone, and is as unavailable as a store that does not answer.
+    Memories of another version of Ullage are neither read nor changed, as if the store did not answer.
     """
 
     def __init__(self, table: MemoriesTable, now: Callable[[], float]) -> None:
@@ -64,7 +64,7 @@ class MemoryBook:
         return sorted(memories, key=lambda memory: (-memory.created_at, memory.id))
 
     async def search(self, tenant: bytes, project: str, query: str) -> list[Memory]:
-        """Return the memories of *project* that hold words of *query*, the best first."""
+        """Return the memories of *project* with words of *query*, the best first."""
         return matching(await self.valid(tenant, project), query, self._now())
 
     async def add(self, tenant: bytes, project: str, new: NewMemory) -> Memory:
@@ -74,24 +74,25 @@ class MemoryBook:
         return memory
 
     async def pin(self, tenant: bytes, project: str, name: str, *, pinned: bool) -> Memory | None:
-        """Pin the memory called *name*, or end that; return it, or None if the project has none of that name."""
+        """Pin or unpin the memory called *name*; return it, or None if the project has none of that name."""
         changed = await self._change(tenant, project, lambda memories: memories.with_pin(name, pinned=pinned))
         return next((memory for memory in changed.memories if memory.id == name), None)
 
     async def forget(self, tenant: bytes, project: str, names: Sequence[str]) -> bool:
-        """Forget the memories called *names*, also in the blocks that conversations were given.
+        """Forget the memories called *names*, also in the blocks that conversations have already.
 
-        Return False if the project has none of them. What was forgotten before, or has expired, is forgotten again.
+        Return False if the project has none of them. Names that were forgotten before, or have expired, are added again
+        to those that blocks must not have.
         """
         before = await self.all(tenant, project)
-        known = {memory.id for memory in before.memories}
+        present = {memory.id for memory in before.memories}
         await self._change(tenant, project, lambda memories: memories.without(names))
-        return bool(known.intersection(names))
+        return bool(present.intersection(names))
 
     async def _change(
         self, tenant: bytes, project: str, change: Callable[[ProjectMemories], ProjectMemories]
     ) -> ProjectMemories:
-        """Store what *change* makes of the memories of *project*, and return it."""
+        """Store the memories of *project* as *change* returns them, and return them."""
         for _ in range(TRIES):
             stored = await self._table.read(tenant, project)
             before = self._decoded(stored)

@@ -1,8 +1,8 @@
-"""Makes memories of what the user said in the rounds that a compaction folds: sentences as they stand there.
+"""Stores sentences of the user as memories, verbatim, from the rounds that a compaction folds.
 
-No model is called. A sentence has to say that it is to last ("we decided", "always", "remember"), to stand in a message
-of the user's own words and in no result, and to pass the scanner like every memory. It is a working memory: what
-matters longer is pinned, or saved by somebody who knows.
+No model is called. A sentence must have a cue that it holds for longer ("we decided", "always", "remember"), come from
+a message in the user's own words and from no tool result, and pass the scanner like every memory. It is a working
+memory, which expires: a person or a model can pin it or save it for longer.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ SHORTEST, LONGEST = 15, 240
 """Characters of such a sentence."""
 
 TASK_CHARACTERS: Final = 80
-"""Characters of a conversation's task by which later ones know it."""
+"""Characters of a conversation's task, which names it to later conversations."""
 
 _CUES: Final[Sequence[tuple[Type, re.Pattern[str]]]] = (
     (
@@ -65,19 +65,19 @@ _CUES: Final[Sequence[tuple[Type, re.Pattern[str]]]] = (
         ),
     ),
 )
-"""Words of sentences that are to last, by the type of the memory, in six languages."""
+"""Cues of sentences that hold for longer, by the type of the memory, in six languages."""
 
 
 @dataclass(frozen=True, slots=True)
 class Sentence:
-    """A sentence of the user's that is to last."""
+    """A sentence of the user with a cue, and the type of its memory."""
 
     type: Type
     text: str
 
 
 class ExtractMemories(Feature):
-    """Stores what the user said in rounds that a compaction folded, in *projects*, patterns of names."""
+    """Stores sentences of the user from folded rounds as memories, in *projects*, which are patterns of names."""
 
     def __init__(self, book: MemoryBook, projects: Sequence[str], spawn: Spawn) -> None:
         self._book = book
@@ -85,7 +85,7 @@ class ExtractMemories(Feature):
         self._spawn = spawn
 
     def answered(self, view: CountedView, report: Report, status: int) -> None:
-        """Store what *view*, which was compacted now and sent, took out of the conversation, in the background."""
+        """Store sentences from the rounds that *view*, the first with a compaction, folds; in the background."""
         record = view.edits.record
         if status != 200 or not report.event or record is None or not record.compaction.cut:
             return
@@ -107,7 +107,7 @@ class ExtractMemories(Feature):
 
 
 def extracted(view: CountedView) -> list[NewMemory]:
-    """Return the memories that the newest compaction of *view* leaves: sentences, and the conversation's task."""
+    """Return the memories from the newest compaction of *view*: sentences, and the conversation's task."""
     record = view.edits.record
     if record is None:
         return []
@@ -130,7 +130,7 @@ def extracted(view: CountedView) -> list[NewMemory]:
 
 
 def lasting_sentences(text: str) -> list[Sentence]:
-    """Return the sentences of *text* that are to last, without questions."""
+    """Return the sentences of *text* with a cue, without questions."""
     sentences: list[Sentence] = []
     for part in SENTENCE_END.split(text):
         sentence = " ".join(part.split()).lstrip("-*# ")

@@ -1,14 +1,25 @@
 """Gives a new conversation the memories of its project, once, at the beginning of its first user message.
 
-What a conversation was given is stored as a record, so that every later request of it, on any replica and after any
-restart, sends the same bytes, and the provider's cache stays useful. The record is found by the first user message and,
-from the second request on, by the model's first answer, too: many conversations begin with the same words.
+Theory of operation
+===================
 
-    a request                                  its block
-    without an answer of the model's           chosen now, and stored; the same again if it is repeated soon
-    with one, and a record of this answer      the record's
-    with one, and a record of its beginning    the record's, which is stored for this answer
-    with one, and no record                    none: it began without
+The block of a conversation is stored as a record, so that every later request of it, on any replica and after any
+restart, sends the same bytes, and the provider's prompt cache applies. A record has a name that is derived from the
+first user message and, from the second request on, from the model's first answer, too: many conversations begin with
+the same words.
+
+    request                                             block
+    --------------------------------------------------  --------------------------------------------------------------
+    without an answer of the model, first time          chosen now, and stored under the first user message
+    the same again within ``REPEATED_SECONDS``          that block: a client repeats a request that failed
+    the same again later                                chosen anew: this is another conversation
+    with an answer, and a record of this answer         that of the record
+    with an answer, and a record of its first message   that of the record, which is then stored for this answer, too
+    with an answer, and no record                       none: the conversation began without a block
+
+If the memories cannot be read, a new conversation begins without a block. While the store does not answer, blocks come
+from the memory of the process. Memories that were forgotten since are removed from a block, which changes the prompt
+once.
 """
 
 from __future__ import annotations
@@ -59,10 +70,10 @@ WINDOW_PART: Final = 16
 """A block takes at most one token in so many of the window."""
 
 UNKNOWN_WINDOW: Final = 8_192
-"""The window that a block is sized by if the model's is unknown."""
+"""The window, in tokens, by which the size of a block is chosen if the model's is unknown."""
 
 BLOCKS: Final = 2_000
-"""Conversations whose block is remembered, for the time in which the store is away: about 2 KB each."""
+"""Conversations whose block is remembered, in case the store does not answer: about 2 KB each."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +90,7 @@ class Beginning:
 
 
 class GiveMemories(Feature):
-    """Gives memories of *book*. *cached* are the blocks of conversations in use; *now* returns Unix time."""
+    """Adds memories of *book* to conversations. *cached* are the blocks of recent ones; *now* returns Unix time."""
 
     markers = MappingProxyType({"chat": (b'"messages"',), "messages": (b'"messages"',), "responses": (b'"input"',)})
 
@@ -98,7 +109,7 @@ class GiveMemories(Feature):
         self._now = now
 
     async def prepare(self, request: Request, engine: Planning) -> Request:
-        """Return *request* with the block of its conversation; *request* itself if that was given none."""
+        """Return *request* with the block of its conversation; *request* itself if that has none."""
         purpose = engine.run.request.purpose
         if purpose not in ("answer", "count") or engine.mode_of(request) != "on":
             return request
@@ -110,21 +121,21 @@ class GiveMemories(Feature):
             return request  # what cannot be read may still be relayed
         if beginning is None or located.envelope.stored:
             return request
-        given = await self._stored(request, beginning)
-        if not beginning.answered and not self._is_repeated(given):
-            given = await self._new(request, engine, beginning, is_dry=purpose == "count", replaces=given is not None)
-        if given is not None and given.entries:
-            given = await self._without_forgotten(request, beginning, given, is_dry=purpose == "count")
-        if given is None or not given.entries:
+        current, is_dry = await self._stored(request, beginning), purpose == "count"
+        if not beginning.answered and not self._is_repeated(current):
+            current = await self._new(request, engine, beginning, is_dry=is_dry, replaces=current is not None)
+        if current is not None and current.entries:
+            current = await self._without_forgotten(request, beginning, current, is_dry=is_dry)
+        if current is None or not current.entries:
             return request
-        text = block.text_of(given.entries)
+        text = block.text_of(current.entries)
         start, end = located.scan.spans[beginning.index]
         item = api_format.with_text(located.body[start:end], text, before=True)
         body = located.body[:start] + item + located.body[end:]
         return structs.replace(request, body=body, prepared=(*request.prepared, STAGE))
 
     def _beginning(self, request: Request, located: LocatedBody) -> Beginning | None:
-        """Return how the conversation begins; None if it has no user item before the model's first answer."""
+        """Return the beginning of the conversation; None if it has no user item before the model's first answer."""
         api_format, key = API_FORMATS[request.api], self._records.prefix_key(request.tenant)
         index, digest, answer = -1, b"", b""
         texts: list[str] = []
@@ -150,15 +161,15 @@ class GiveMemories(Feature):
         return Beginning(index, name, answered, tuple(texts))
 
     async def _stored(self, request: Request, beginning: Beginning) -> StoredBlock | None:
-        """Return the block that the conversation was given, as the store has it or this process remembers it."""
+        """Return the block of the conversation from the store, or from the memory of this process."""
         names = [name for name in (beginning.answered, beginning.name) if name]
-        given, is_stored = await self._look_up(request, beginning, names)
-        if given is None:
+        current, is_stored = await self._look_up(request, beginning, names)
+        if current is None:
             return None
         if not is_stored:
-            given = await self._save(request, beginning, names[0], given)
-        self._cached[names[0]] = given
-        return given
+            current = await self._save(request, beginning, names[0], current)
+        self._cached[names[0]] = current
+        return current
 
     async def _look_up(
         self, request: Request, beginning: Beginning, names: Sequence[bytes]
@@ -170,20 +181,21 @@ class GiveMemories(Feature):
             return block.decode(value), index == 0
         return next((self._cached[name] for name in names if name in self._cached), None), False
 
-    def _is_repeated(self, given: StoredBlock | None) -> bool:
-        return given is not None and abs(self._now() - given.given_at) < REPEATED_SECONDS
+    def _is_repeated(self, current: StoredBlock | None) -> bool:
+        """True if the conversation's *current* block was chosen so recently that its request is a repetition."""
+        return current is not None and abs(self._now() - current.chosen_at) < REPEATED_SECONDS
 
     async def _new(
         self, request: Request, engine: Planning, beginning: Beginning, *, is_dry: bool, replaces: bool
     ) -> StoredBlock | None:
-        """Return a block chosen now; None if there is nothing to give. It is stored unless *is_dry*.
+        """Return a block chosen now; None if there are no memories. It is stored unless *is_dry*.
 
-        *replaces*: an earlier conversation began with the same words, and this one must not be taken for it.
+        *replaces*: an earlier conversation began with the same words, and its record must not apply to this one.
         """
         try:
             memories = await self._book.valid(request.tenant, request.options.project)
         except StoreUnavailable:
-            return None  # what could not be stored could not be given again
+            return None  # a block that cannot be stored could not be repeated
         entries: tuple[Entry, ...] = ()
         if memories:
             now = self._now()
@@ -193,36 +205,36 @@ class GiveMemories(Feature):
             entries = block.entries_of(choose(memories, query_of(beginning.texts), now), window // WINDOW_PART, count)
         if not entries and not replaces:
             return None
-        given = StoredBlock(block.VERSION, int(self._now()), entries)
+        chosen = StoredBlock(block.VERSION, int(self._now()), entries)
         if is_dry:
-            return given
-        given = await self._save(request, beginning, beginning.name, given, replaces=replaces)
-        self._cached[beginning.name] = given
-        return given
+            return chosen
+        saved = await self._save(request, beginning, beginning.name, chosen, replaces=replaces)
+        self._cached[beginning.name] = saved
+        return saved
 
     async def _save(
-        self, request: Request, beginning: Beginning, name: bytes, given: StoredBlock, *, replaces: bool = False
+        self, request: Request, beginning: Beginning, name: bytes, new: StoredBlock, *, replaces: bool = False
     ) -> StoredBlock:
-        """Store the block *given*; return the one that is valid from now on, which another replica may have stored."""
-        value = block.encode(given)
+        """Store the block *new*; return the one that is valid from now on, which another replica may have stored."""
+        value = block.encode(new)
         stored = await self._records.save(request.tenant, beginning.name, ROUTE, name, value, replace=replaces)
-        return block.decode(stored) or given
+        return block.decode(stored) or new
 
     async def _without_forgotten(
-        self, request: Request, beginning: Beginning, given: StoredBlock, *, is_dry: bool
+        self, request: Request, beginning: Beginning, current: StoredBlock, *, is_dry: bool
     ) -> StoredBlock:
-        """Return the block *given* without memories that were forgotten since, and have the store forget them, too.
+        """Return the *current* block without memories that were forgotten since, and store it unless *is_dry*.
 
-        While the store is away none is known to be forgotten.
+        If the store does not answer the block stays as it is.
         """
         try:
             forgotten = set((await self._book.all(request.tenant, request.options.project)).forgotten)
         except StoreUnavailable:
-            return given
-        remaining = tuple(entry for entry in given.entries if entry.id not in forgotten)
-        if len(remaining) == len(given.entries):
-            return given
-        smaller = StoredBlock(given.version, given.given_at, remaining)
+            return current
+        remaining = tuple(entry for entry in current.entries if entry.id not in forgotten)
+        if len(remaining) == len(current.entries):
+            return current
+        smaller = StoredBlock(current.version, current.chosen_at, remaining)
         if is_dry:
             return smaller
         name = beginning.answered or beginning.name
@@ -231,7 +243,7 @@ class GiveMemories(Feature):
 
 
 def open_features(parts: FeatureParts) -> list[Feature]:
-    """Return what gives memories, and what declares their tools, if they are switched on."""
+    """Return the features that add memories, declare their tools, and extract them, as far as they are switched on."""
     settings = memories_settings(parts.settings)
     if not settings.enabled:
         return []
@@ -255,7 +267,7 @@ def open_tools(parts: FeatureParts) -> list[ServerTool]:
 
 
 def open_routes(settings: Settings, store: Store) -> OpenRoutes:
-    """Return what opens the routes, if memories are switched on."""
+    """Return the function that opens the routes, if memories are switched on."""
     if not memories_settings(settings).enabled:
         return no_routes
     book = MemoryBook(store.memories, time.time)

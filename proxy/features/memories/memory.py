@@ -1,4 +1,4 @@
-"""Memories as values: what they are, how long they hold, and what a project may have of them."""
+"""Memories as values: their types and classes, the time for which they are valid, and the limits of a project."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Type = Literal["project", "user", "decision", "session"]
 """A fact of the project, a preference of its user, something decided, or a conversation that was compacted."""
 
 Class = Literal["priority", "durable", "working"]
-"""Given first; the usual one; valid for some days."""
+"""``priority``: first in a block; ``durable``: the default; ``working``: valid for some days."""
 
 Origin = Literal["caller", "model", "user"]
 """The source of a memory: a request to the API, a call of the model, or a line of the user's in a conversation."""
@@ -70,12 +70,12 @@ class ProjectMemories(msgspec.Struct, frozen=True):
         return [memory for memory in self.memories if memory.is_valid(now)]
 
     def with_memory(self, memory: Memory, now: float) -> ProjectMemories:
-        """Return these with *memory*, in the place of one that says the same, without what has expired.
+        """Return these with *memory*, and without expired ones.
 
-        A memory of the same type, title and origin is replaced unless it is pinned. Raises ``Conflict`` if a project
-        has as many as it may.
+        A memory of the same type, title and origin is replaced unless it is pinned. Raises ``Conflict`` if the project
+        already has ``MOST`` memories.
         """
-        others = [known for known in self.memories if not _is_replaced(known, memory)]
+        others = [former for former in self.memories if not _is_replaced(former, memory)]
         remaining = _consolidated([*others, memory], now)
         if len(remaining) > MOST:
             oldest = _oldest_working(remaining, memory)
@@ -86,14 +86,17 @@ class ProjectMemories(msgspec.Struct, frozen=True):
 
     def with_pin(self, name: str, *, pinned: bool) -> ProjectMemories:
         """Return these with the memory called *name* pinned, or not pinned."""
-        memories = [structs.replace(memory, pinned=pinned) if memory.id == name else memory for memory in self.memories]
+        memories = list(self.memories)
+        for index, memory in enumerate(memories):
+            if memory.id == name:
+                memories[index] = structs.replace(memory, pinned=pinned)
         return structs.replace(self, memories=tuple(memories))
 
     def without(self, names: Iterable[str]) -> ProjectMemories:
-        """Return these without the memories called *names*, which are known as forgotten from then on."""
-        gone = set(names)
-        forgotten = tuple(dict.fromkeys((*self.forgotten, *sorted(gone))))[-MOST_FORGOTTEN:]
-        memories = tuple(memory for memory in self.memories if memory.id not in gone)
+        """Return these without the memories called *names*, which are then listed in ``forgotten``."""
+        ids = set(names)
+        forgotten = tuple(dict.fromkeys((*self.forgotten, *sorted(ids))))[-MOST_FORGOTTEN:]
+        memories = tuple(memory for memory in self.memories if memory.id not in ids)
         return structs.replace(self, memories=memories, forgotten=forgotten)
 
 
@@ -127,7 +130,7 @@ def decode(value: bytes | None) -> ProjectMemories:
     if value is None:
         return ProjectMemories()
     try:
-        # The version first: of another one nothing else need be as this one knows it.
+        # The version first: the other members of another version may have other types.
         version = msgspec.msgpack.decode(value, type=_Versioned).version
         if version != VERSION:
             raise OtherVersion(version)
@@ -137,7 +140,7 @@ def decode(value: bytes | None) -> ProjectMemories:
 
 
 def _is_replaced(former: Memory, memory: Memory) -> bool:
-    """True if *memory* says again, or anew, what *former* says."""
+    """True if *memory* is a new version of *former*: one of the same type, origin and title."""
     if former.pinned or (former.type, former.origin) != (memory.type, memory.origin):
         return False
     return former.title.casefold() == memory.title.casefold()

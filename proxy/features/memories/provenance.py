@@ -1,8 +1,9 @@
-"""The speaker of a memory's text: the user, a tool, or the model alone.
+"""Finds the author of a memory's text: the user, a tool, or the model alone.
 
-A model that read a planted order may call a tool of ours with it. So what a tool's result says is never stored, and
-what the user did not say is stored for some days only. Text that clients put into a user's message by themselves (in
-tags, code blocks and quotes) counts as a tool's.
+A model that has read a planted instruction may call our tool ``memory_save`` with it (prompt injection:
+https://genai.owasp.org/llmrisk/llm01-prompt-injection/). So text of a tool's result is never stored, and text that is
+not the user's is stored for some days only. Text that clients insert into a user's message by themselves (in tags, code
+blocks and quotes) counts as a tool's.
 """
 
 from __future__ import annotations
@@ -22,14 +23,14 @@ from proxy.server_tools.ranking import UNSPACED
 
 Speaker = Literal["user", "tool", "model"]
 
-SAID: Final = 0.6
-"""Share of a text's word pairs that a user's message must hold to have said it."""
+USER_SHARE: Final = 0.6
+"""Share of a text's word pairs that must occur in one message of the user for the text to be the user's."""
 
-READ: Final = 0.4
-"""Share that a result must hold for the text to be its own."""
+TOOL_SHARE: Final = 0.4
+"""Share that must occur in one result for the text to be a tool's: lower, because a wrong guess is worse here."""
 
 LONGEST_MESSAGE: Final = 4_000
-"""Characters of a message that a person writes; a longer one is pasted, or a summary that a client made."""
+"""Most characters of a message that a person writes; a longer one is pasted, or a client's own summary."""
 
 _TAGGED: Final = re.compile(r"<([a-zA-Z][\w-]*)(?:\s[^<>]{0,200})?>.*?(?:</\1>|\Z)", re.DOTALL)
 _FENCED: Final = re.compile(r"^ {0,3}(```|~~~).*?(?:^ {0,3}\1|\Z)", re.DOTALL | re.MULTILINE)
@@ -51,7 +52,7 @@ class Spoken:
 
 
 def spoken_in(entries: Iterable[tuple[str, ItemText]]) -> Spoken:
-    """Return what was said in a conversation, whose *entries* are roles with the texts of items."""
+    """Return the texts of a conversation by their authors; *entries* are the roles of items, each with their texts."""
     user: list[str] = []
     tools: list[str] = []
     for role, entry in entries:
@@ -71,7 +72,7 @@ def spoken_in(entries: Iterable[tuple[str, ItemText]]) -> Spoken:
 
 
 def spoken_of(view: CountedView) -> Spoken:
-    """Return what was said in the whole conversation of *view*, also in what left it, but for our own block."""
+    """Return the texts of the whole conversation of *view*, folded items included, without our own block."""
     measured = view.measured
     original = measured.original(view.layout or measured.lay_out())
     entries = []
@@ -84,7 +85,7 @@ def spoken_of(view: CountedView) -> Spoken:
 
 
 def own_words(text: str) -> str:
-    """Return what a person wrote of a user's message *text*; empty if it is longer than people write."""
+    """Return the part of a user's message *text* that a person wrote; empty if it is longer than people write."""
     words = _QUOTED.sub("", _FENCED.sub("", _TAGGED.sub("", text))).strip()
     if len(words) > LONGEST_MESSAGE:
         return ""
@@ -92,36 +93,36 @@ def own_words(text: str) -> str:
 
 
 def speaker_of(text: str, spoken: Spoken, *, is_strict: bool = False) -> Speaker:
-    """Return who said *text*. An address that the user did not name is a tool's.
+    """Return the author of *text*. A text with an address that the user did not name is a tool's.
 
-    If *is_strict* what a tool says is a tool's, though the user said it, too.
+    If *is_strict* a text of both a tool and the user is the tool's.
     """
-    if _share(text, spoken.user) >= SAID and not (is_strict and _share(text, spoken.tools) >= READ):
+    if _share(text, spoken.user) >= USER_SHARE and not (is_strict and _share(text, spoken.tools) >= TOOL_SHARE):
         return "user"
     if any(not any(address in user_text for user_text in spoken.user) for address in _ADDRESS.findall(text)):
         return "tool"
-    if _share(text, spoken.tools) >= READ:
+    if _share(text, spoken.tools) >= TOOL_SHARE:
         return "tool"
     return "model"
 
 
 def _share(text: str, sources: Sequence[str]) -> float:
-    """Return the largest share of the word pairs of *text* that one of *sources* holds."""
-    wanted = _pairs(text)
-    if not wanted:
+    """Return the largest share of the word pairs of *text* that occur in one of *sources*."""
+    pairs = _pairs(text)
+    if not pairs:
         return 0.0
-    words = {word for pair in wanted for word in pair}
-    return max((_pair_share(wanted, words, source.casefold()) for source in sources), default=0.0)
+    words = {word for pair in pairs for word in pair}
+    return max((_pair_share(pairs, words, source.casefold()) for source in sources), default=0.0)
 
 
-def _pair_share(wanted: set[tuple[str, str]], words: set[str], source: str) -> float:
-    """Return the share of the *wanted* pairs, which consist of *words*, that *source* (case-folded) holds.
+def _pair_share(pairs: set[tuple[str, str]], words: set[str], source: str) -> float:
+    """Return the share of *pairs*, which consist of *words*, that occur in *source* (case-folded).
 
-    A source without most of the words is not read closely: looking for words takes a hundredth of the time.
+    A source without most of the words is not split into pairs: searching for words takes a hundredth of the time.
     """
-    if sum(word in source for word in words) < READ * len(words):
+    if sum(word in source for word in words) < TOOL_SHARE * len(words):
         return 0.0
-    return len(wanted & _pairs(source)) / len(wanted)
+    return len(pairs & _pairs(source)) / len(pairs)
 
 
 def _pairs(text: str) -> set[tuple[str, str]]:

@@ -1,6 +1,6 @@
 """The routes below ``/ullage/api/memories`` by which callers read and write the memories of their projects.
 
-The caller is the one of model calls, by the same credential, and the project is that of ``x-ullage-project``.
+The caller has the credential of its model calls, and the project is that of the header ``x-ullage-project``.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class MemoryRoutes:
         if not name and request.method == "POST":
             new = decoded(await self._api.body(request, tenant, headers), _NEW_MEMORY, _NO_NEW_MEMORY)
             memory = NewMemory(new.type, new.title, new.content, new.class_, new.expires_days, new.pinned)
-            return 201, shown(await self._book.add(tenant, project, memory))
+            return 201, memory_json(await self._book.add(tenant, project, memory))
         if not ID.fullmatch(name) or request.method not in ("PUT", "DELETE"):
             raise NotFound(f"{_NO_MEMORY} GET and POST go to /ullage/api/memories, PUT and DELETE to one of them.")
         if request.method == "DELETE":
@@ -75,14 +75,14 @@ class MemoryRoutes:
         pinned = await self._book.pin(tenant, project, name, pinned=pin.pinned)
         if pinned is None:
             raise NotFound(_NO_MEMORY)
-        return 200, shown(pinned)
+        return 200, memory_json(pinned)
 
-    async def _listed(self, tenant: bytes, project: str, wanted: str) -> Mapping[str, object]:
-        if wanted.strip():
-            memories = await self._book.search(tenant, project, wanted)
+    async def _listed(self, tenant: bytes, project: str, search: str) -> Mapping[str, object]:
+        if search.strip():
+            memories = await self._book.search(tenant, project, search)
         else:
             memories = await self._book.valid(tenant, project)
-        return {"project": project, "memories": [shown(memory) for memory in memories]}
+        return {"project": project, "memories": [memory_json(memory) for memory in memories]}
 
     async def _forgotten(self, tenant: bytes, project: str, name: str) -> tuple[int, Mapping[str, object]]:
         if not await self._book.forget(tenant, project, [name]):
@@ -90,7 +90,7 @@ class MemoryRoutes:
         return 200, {"id": name, "forgotten": True}
 
 
-def shown(memory: Memory) -> dict[str, object]:
+def memory_json(memory: Memory) -> dict[str, object]:
     """Return *memory* as callers see it."""
     expires_at = None
     if memory.expires_at and not memory.pinned:

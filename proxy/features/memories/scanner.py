@@ -1,8 +1,8 @@
-"""Refuses memories that read as an order to a model: to ignore other orders, to reveal, to send, or to hide it.
+"""Refuses memories that read as an order to a model: to ignore other orders, to reveal, to send, or to hide something.
 
-A memory is read by every later conversation of its project, so a planted one would speak in each of them. This is a
-cheap first filter and no defence: an order in other words passes. What keeps tools from planting memories is that only
-the caller, its user and, where a project wants it, the model write any.
+A memory is read by every later conversation of its project, so a planted one would reach each of them. This is a cheap
+first filter and no defence: an order in other words passes. Tools cannot plant memories because only the caller, its
+user and, in projects that allow it, the model write any (``provenance``).
 
 The kinds of orders are those of https://genai.owasp.org/llmrisk/llm01-prompt-injection/.
 """
@@ -19,10 +19,10 @@ INVISIBLE: Final = re.compile(
     "\ufe00-\ufe0e\ufeff\uffa0\ufff9-\ufffb\ud800-\udfff\U0001d173-\U0001d17a\U000e0000-\U000e0fff]"
     "|(?<=[ -~])[\u200c\u200d]|[\u200c\u200d](?=[ -~])"
 )
-"""Characters that people cannot see and models read: controls, directions, tags, variations but for that of emoji, and
-joiners; and halves of characters, which no store holds.
+"""Characters that people cannot see and models read: controls, directions, tags, variation selectors except that of
+emoji, joiners, and lone surrogates, which cannot be stored.
 
-Joiners belong into Persian, Indic scripts and emoji, so only those beside a character of ASCII count.
+Persian, Indic scripts and emoji need joiners, so only a joiner beside an ASCII character counts.
 """
 
 _JOINERS: Final = str.maketrans("", "", "\u200c\u200d")
@@ -140,11 +140,11 @@ _ORDERS: Final[tuple[tuple[str, str], ...]] = (
 _PATTERNS: Final = tuple((reason, re.compile(pattern, re.DOTALL)) for reason, pattern in _ORDERS)
 
 _ENCODED: Final = re.compile(r"[A-Za-z0-9+/_-]{64,}={0,2}|(?:\\x[0-9a-f]{2}){8,}|(?:%[0-9a-f]{2}){12,}", re.IGNORECASE)
-"""Writings that may hide an order; no memory needs them."""
+"""Encodings that may hide an order; no memory needs them."""
 
 
 def reason_to_refuse(text: str) -> str:
-    """Return what *text* reads as, such as ``an order to reveal``; empty if nothing speaks against it."""
+    """Return the reason to refuse *text*, such as ``an order to reveal``; empty if there is none."""
     if INVISIBLE.search(text):
         return "text with invisible characters"
     if _ENCODED.search(text) or _SPACED.search(text):

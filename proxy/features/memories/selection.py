@@ -1,4 +1,4 @@
-"""Chooses the memories that concern a conversation: by what they are, and by the words of its first messages."""
+"""Chooses the memories for a conversation: by their type and class, and by the words of its first messages."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from proxy.server_tools.ranking import UNSPACED
 MOST_MEMORIES: Final = 6
 MOST_WORKING: Final = 5
 MOST_SESSIONS: Final = 3
-"""Memories that are given at once: durable ones and those with priority; working ones; earlier conversations."""
+"""Most memories of one block: durable ones and those with priority; working ones; earlier conversations."""
 
 MOST_QUERY_CHARACTERS: Final = 1_200
 """Characters of the newest user messages that memories are chosen by."""
@@ -24,7 +24,7 @@ QUERY_MESSAGES: Final = 3
 CLASS_WEIGHTS: Final = {"priority": 80, "durable": 50, "working": 20}
 TYPE_WEIGHTS: Final = {"project": 35, "user": 30, "decision": 25, "session": 10}
 PINNED: Final = 40
-"""Weights of what a memory is, whatever the query."""
+"""Weights of a memory's class, type and pin, whatever the query."""
 
 PHRASE_IS_TITLE, PHRASE_IN_TITLE, PHRASE_IN_CONTENT = 70, 45, 20
 """Weights of the query as a whole."""
@@ -34,7 +34,7 @@ NAME_IN_TITLE, NAME_IN_CONTENT = 42, 24
 """Weights of each word of the query; names, such as ``src/app.py`` or ``MAX_ROWS``, count more."""
 
 SHORTEST_TERM: Final = 3
-"""Characters of a word that counts. Writing without spaces counts by pairs of characters."""
+"""Fewest characters of a word that counts. Scripts without spaces are compared by pairs of characters."""
 
 DECISION_AGES: Final = ((7, 18), (30, 10))
 WORKING_AGES: Final = ((11, -35), (7, -20))
@@ -47,7 +47,7 @@ _NAME: Final = re.compile(r"\w[./_:@#-]\w|\d[a-z]|[a-z]\d|[a-z][A-Z]|[A-Z]{2,}")
 
 @dataclass(frozen=True, slots=True)
 class Chosen:
-    """The memories that are given, each kind with the best first."""
+    """The chosen memories, each kind with the best first."""
 
     memories: tuple[Memory, ...] = ()
     working: tuple[Memory, ...] = ()
@@ -55,7 +55,7 @@ class Chosen:
 
     @property
     def all(self) -> tuple[Memory, ...]:
-        """All of them, in the order in which they matter."""
+        """All of them, the most important kind first."""
         return (*self.memories, *self.working, *self.sessions)
 
 
@@ -67,9 +67,9 @@ def query_of(texts: Sequence[str]) -> str:
 
 
 def choose(memories: Sequence[Memory], query: str, now: float) -> Chosen:
-    """Return the *memories* that are given to a conversation about *query* at Unix time *now*.
+    """Return the *memories* for a conversation about *query* at Unix time *now*.
 
-    Those with priority come first, and of equally good ones the newest.
+    Those with priority come first. Of two with equal scores the newer one comes first.
     """
     ordered = ranked(memories, query, now)
     ordered.sort(key=lambda memory: memory.class_ != "priority")  # stable
@@ -77,7 +77,7 @@ def choose(memories: Sequence[Memory], query: str, now: float) -> Chosen:
 
 
 def first_of_each(memories: Sequence[Memory]) -> Chosen:
-    """Return as many of the first *memories* of each kind as are given at once."""
+    """Return the first *memories* of each kind, as many as a block may have."""
     sessions = [memory for memory in memories if memory.type == "session"]
     working = [memory for memory in memories if memory.class_ == "working" and memory.type != "session"]
     others = [memory for memory in memories if memory.class_ != "working" and memory.type != "session"]
@@ -92,7 +92,7 @@ def ranked(memories: Sequence[Memory], query: str, now: float) -> list[Memory]:
 
 
 def matching(memories: Sequence[Memory], query: str, now: float) -> list[Memory]:
-    """Return those of *memories* that hold a word of *query*, the best first; all of them if it is empty."""
+    """Return the *memories* with a word of *query*, the best first; all of them if it is empty."""
     terms = _terms(query)
     matches = [memory for memory in memories if not query.strip() or _match(memory, query, terms)]
     return ranked(matches, query, now)
@@ -105,7 +105,7 @@ def score(memory: Memory, query: str, terms: Sequence[tuple[str, bool]], now: fl
 
 
 def _match(memory: Memory, query: str, terms: Sequence[tuple[str, bool]]) -> int:
-    """Return the weight of what *memory* has of *query*."""
+    """Return the weight of the words of *query* in *memory*."""
     title, content = memory.title.casefold(), memory.content.casefold()
     in_terms = sum(_term_weight(term, title, content, is_name=is_name) for term, is_name in terms)
     return in_terms + _phrase_weight(query.strip().casefold(), title, content)
@@ -137,7 +137,7 @@ def _term_weight(term: str, title: str, content: str, *, is_name: bool) -> int:
 
 
 def _age(memory: Memory, now: float) -> int:
-    """Return the weight of the age of *memory*: of new decisions, and of working memories that grow stale."""
+    """Return the weight of the age of *memory*: positive for new decisions, negative for old working memories."""
     days = (now - memory.created_at) / DAY_SECONDS
     if memory.type == "decision":
         return next((weight for most, weight in DECISION_AGES if days < most), 0)

@@ -9,7 +9,7 @@ from typing import Annotated, Final
 from pydantic import Field
 
 from proxy.settings import Settings
-from proxy.settings.field_types import Section, SplitText
+from proxy.settings.field_types import Section, SplitText, section_of
 
 
 class Memories(Section):
@@ -35,9 +35,7 @@ SECTIONS: Final = (MemoriesSettings,)
 
 def memories_settings(settings: Settings) -> Memories:
     """Return the section of memories; the defaults if *settings* have none."""
-    if isinstance(settings, MemoriesSettings):
-        return settings.memories
-    return Memories()
+    return section_of(settings, "memories", Memories)
 
 
 def is_named(project: str, patterns: Sequence[str]) -> bool:

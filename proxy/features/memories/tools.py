@@ -1,4 +1,4 @@
-"""The tools by which a model saves and searches the memories of its project, where that is switched on."""
+"""The tools by which a model saves and searches the memories of its project, if that is switched on for it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from proxy.core.errors import Conflict, InvalidRequest, StoreUnavailable
 from proxy.core.request import Request
 from proxy.engine.features import Feature, Planning
 from proxy.engine.reading import Reader
-from proxy.features.memories.block import date_of, shown
+from proxy.features.memories.block import date_of, one_line
 from proxy.features.memories.book import MemoryBook, NewMemory
 from proxy.features.memories.memory import Class, Memory
 from proxy.features.memories.provenance import Spoken, speaker_of, spoken_of
@@ -100,7 +100,7 @@ class DeclareMemoryTools(Feature):
 
 
 class MemorySave(ServerTool):
-    """Saves what the user said for good, what the model says for some days, and nothing that a tool said."""
+    """Saves text of the user for good, text of the model for some days, and no text of a tool."""
 
     name = SAVE
     max_tokens = MAX_TOKENS
@@ -113,23 +113,23 @@ class MemorySave(ServerTool):
         return is_declared(view.request, SAVE)
 
     async def begin(self, view: CountedView, calls: Sequence[str]) -> Sequence[WriteResult]:
-        """Save what *calls* ask for, and return what says so."""
+        """Save the memories in *calls*, and return for each a function that writes its result."""
         spoken = await offload(len(view.request.body), spoken_of, view)
         return [partial(_result, await self._saved(view.request, arguments, spoken)) for arguments in calls]
 
     async def _saved(self, request: Request, arguments: str, spoken: Spoken) -> str:
         """Save the memory in a call's *arguments*; return the result of the call."""
         try:
-            wanted = msgspec.json.decode(arguments, type=_Save)
+            call = msgspec.json.decode(arguments, type=_Save)
         except (msgspec.DecodeError, UnicodeError, RecursionError):
             return UNREADABLE
-        speakers = [speaker_of(text, spoken) for text in (wanted.content, f"{wanted.title} {wanted.content}")]
+        speakers = [speaker_of(text, spoken) for text in (call.content, f"{call.title} {call.content}")]
         if "tool" in speakers:
             return FROM_A_TOOL
         class_: Class = "durable"
         if speakers[0] != "user":
             class_ = "working"
-        new = NewMemory(wanted.type, wanted.title, wanted.content, class_, origin="model")
+        new = NewMemory(call.type, call.title, call.content, class_, origin="model")
         try:
             await self._book.add(request.tenant, request.options.project, new)
         except (InvalidRequest, Conflict) as error:
@@ -142,7 +142,7 @@ class MemorySave(ServerTool):
 
 
 class MemorySearch(ServerTool):
-    """Searches the memories of the request's project, and what *read_earlier* reads of its earlier conversations."""
+    """Searches the memories of the request's project, and its earlier conversations, which *read_earlier* reads."""
 
     name = SEARCH
     max_tokens = MAX_TOKENS
@@ -156,7 +156,7 @@ class MemorySearch(ServerTool):
         return is_declared(view.request, SEARCH)
 
     async def begin(self, view: CountedView, calls: Sequence[str]) -> Sequence[WriteResult]:
-        """Return what writes the memories that each of *calls* finds."""
+        """Search for each of *calls*, and return for each a function that writes its result."""
         root_hash = view.measured.root_hash(view.layout or view.measured.lay_out())
         texts = await asyncio.gather(*(self._search(view.request, arguments, root_hash) for arguments in calls))
         return [partial(_result, text) for text in texts]
@@ -180,7 +180,7 @@ class MemorySearch(ServerTool):
 
 
 def _fragments(query: str, items: Sequence[EarlierItem]) -> list[str]:
-    """Return the best fragments for *query* of what earlier conversations left, a line each."""
+    """Return the best fragments of *items* for *query*, a line each."""
     labels = [item.text.role for item in items]
     matches = ranked(query, labels, [item.text.text for item in items], with_neighbours=False)
     lines: list[str] = []
@@ -193,7 +193,7 @@ def _fragments(query: str, items: Sequence[EarlierItem]) -> list[str]:
 
 
 def _line(memory: Memory) -> str:
-    return f"- [{memory.type}, {date_of(memory)}] {shown(memory, len(memory.title) + len(memory.content) + 2)}"
+    return f"- [{memory.type}, {date_of(memory)}] {one_line(memory, len(memory.title) + len(memory.content) + 2)}"
 
 
 def _result(text: str, tokens: int, count: Count) -> ToolResult:

@@ -1,1 +1,1 @@
-"""Lets a model read what left its view, with a tool that is answered here."""
+"""Lets a model read items that left its view, with a tool that Ullage answers."""

@@ -1,4 +1,4 @@
-"""The recall tool: offered where a view leaves something out, answered from the request's own history."""
+"""The recall tool: offered if a view leaves something out, and answered from the request's own history."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from proxy.server_tools.tool import ServerTool, WriteResult, has_tools
 
 
 class Recall(ServerTool):
-    """Shows the model what left its view."""
+    """Shows the model items that left its view."""
 
     name = NAME
 
@@ -61,16 +61,16 @@ class Recall(ServerTool):
         return view.edits.addition or is_declared(view.request, NAME)
 
     async def begin(self, view: CountedView, calls: Sequence[str]) -> Sequence[WriteResult]:
-        """Return what writes a page for each of *calls*."""
-        wanted = [read_arguments(arguments, self._results) for arguments in calls]
+        """Return for each of *calls* a function that writes a page of results."""
+        all_arguments = [read_arguments(arguments, self._results) for arguments in calls]
         earlier: list[Piece] | None = None
-        if any(map(is_earlier, wanted)):
+        if any(map(is_earlier, all_arguments)):
             earlier = await self._earlier(view)
         pieces: Sequence[Piece] = ()
-        if earlier is None or not all(map(is_earlier, wanted)):
+        if earlier is None or not all(map(is_earlier, all_arguments)):
             pieces = await offload(len(view.request.body), pieces_of, view)
         writers: list[WriteResult] = []
-        for arguments in wanted:
+        for arguments in all_arguments:
             if earlier is not None and is_earlier(arguments):
                 writers.append(partial(answer_earlier, arguments, earlier))
             else:
@@ -78,7 +78,7 @@ class Recall(ServerTool):
         return writers
 
     async def _earlier(self, view: CountedView) -> list[Piece] | None:
-        """Return what is stored of earlier conversations; None if they are not searched, nothing without the store."""
+        """Return stored pieces of earlier conversations; None if these are not searched, none without the store."""
         if self._read_earlier is None or not is_declared(view.request, NAME):
             return None
         request, layout = view.request, view.layout or view.measured.lay_out()
@@ -90,7 +90,7 @@ class Recall(ServerTool):
 
 
 class DeclareRecall(Feature):
-    """Declares the tool in every request with tools, since it is of use before anything left a view."""
+    """Declares the tool in every request with tools, because earlier conversations can be searched at any time."""
 
     markers = MappingProxyType(dict.fromkeys(API_FORMATS, (b'"tools"',)))
 
@@ -103,7 +103,7 @@ class DeclareRecall(Feature):
 
 
 def open_features(parts: FeatureParts) -> list[Feature]:
-    """Return what declares the tool in every request, if it searches earlier conversations."""
+    """Return the feature that declares the tool in every request, if it searches earlier conversations."""
     recall = recall_settings(parts.settings)
     if not (recall.enabled and recall.sessions):
         return []
@@ -115,7 +115,9 @@ def open_tools(parts: FeatureParts) -> list[ServerTool]:
     recall = recall_settings(parts.settings)
     if not recall.enabled:
         return []
-    read_earlier = open_earlier(parts.store) if recall.sessions else None
+    read_earlier = None
+    if recall.sessions:
+        read_earlier = open_earlier(parts.store)
     tool = Recall(
         parts.reader,
         results=recall.results,

@@ -1,4 +1,4 @@
-"""Writes a page of results: items with their headings, from where they match, within so many tokens."""
+"""Writes a page of results within a number of tokens: items with headings, each shown from around its match."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ USEFUL_RESULT_TOKENS: Final = 160
 """Tokens that a result gets at least if there are several: fewer results are better than many short ones."""
 
 BEFORE, AFTER = 1, 2
-"""Items shown before and after a result: what answers the words of a query mostly follows them."""
+"""Items shown before and after a result: an answer mostly follows the words of the query."""
 
 NEIGHBOUR_TOKENS: Final = 160
-"""Tokens of such an item at most: most turns of a talk are shorter."""
+"""Most tokens of such an item: most messages are shorter."""
 
 BESIDE: Final = "beside it, "
 """The beginning of such an item's heading."""
@@ -33,8 +33,8 @@ _CHARACTERS_PER_TOKEN: Final = 4
 class Page:
     """A page of results, filled up to its ``room`` in tokens. ``texts`` are its parts so far.
 
-    Each result takes at most a third of what is left, so that a long one leaves room for others. What a short one
-    leaves of that goes to its neighbours.
+    Each result takes at most a third of the remaining room, so that a long one leaves room for others. Its neighbours
+    get the part of that third that it does not use.
     """
 
     def __init__(self, pieces: Sequence[Piece], room: int, count: Count, *, with_neighbours: bool) -> None:
@@ -47,13 +47,13 @@ class Page:
 
     def fill(self, results: Sequence[tuple[int, int]]) -> int:
         """Add *results*, indexes of pieces and where they match, while there is room; return how many were added."""
-        for shown, (index, match) in enumerate(results):
-            if not self.add(index, match, remaining=len(results) - shown):
-                return shown
+        for added, (index, match) in enumerate(results):
+            if not self.add(index, match, remaining=len(results) - added):
+                return added
         return len(results)
 
     def add(self, index: int, match: int, remaining: int) -> bool:
-        """Add the piece at *index* from around *match*; *remaining* results are wanted. False if there is no room."""
+        """Add the piece at *index* from around *match*; *remaining* results follow. False if there is no room."""
         if index in self._shown:
             return True
         if self.texts and self._room < USEFUL_RESULT_TOKENS:
@@ -62,27 +62,28 @@ class Page:
         piece = self._pieces[index]
         text = shown_item(piece, _start(piece.text, match, share, self._count), share, self._count)
         self._shown.add(index)
-        left = share - self._spend(text)
-        before = self._neighbours(range(index - 1, index - 1 - BEFORE, -1), index, left)
-        left -= sum(map(self._count, before))
-        after = self._neighbours(range(index + 1, index + 1 + AFTER), index, left)
+        unused = share - self._spend(text)
+        before = self._neighbours(range(index - 1, index - 1 - BEFORE, -1), index, unused)
+        unused -= sum(map(self._count, before))
+        after = self._neighbours(range(index + 1, index + 1 + AFTER), index, unused)
         self.texts.append("\n".join([*reversed(before), text, *after]))
         return True
 
-    def _neighbours(self, indexes: Iterable[int], result: int, left: int) -> list[str]:
-        """Return the beginnings of the pieces at *indexes*, from the *result* away, as far as they stand side by side.
+    def _neighbours(self, indexes: Iterable[int], result: int, tokens: int) -> list[str]:
+        """Return the beginnings of the pieces at *indexes*, the nearest first, up to one that is not beside the
+        *result*.
 
-        All together take at most *left* tokens.
+        All together take at most *tokens*.
         """
         texts: list[str] = []
         for index in indexes:
-            if left < LEAST_RESULT_TOKENS or not self._is_beside(index, result):
+            if tokens < LEAST_RESULT_TOKENS or not self._is_beside(index, result):
                 break
             piece = self._pieces[index]
-            text = shown_item(piece, 0, min(NEIGHBOUR_TOKENS, left), self._count, BESIDE)
+            text = shown_item(piece, 0, min(NEIGHBOUR_TOKENS, tokens), self._count, BESIDE)
             if text.endswith(piece.text):
                 self._shown.add(index)
-            left -= self._spend(text)
+            tokens -= self._spend(text)
             texts.append(text)
         return texts
 
@@ -95,14 +96,14 @@ class Page:
         return abs(self._pieces[index].number - self._pieces[result].number) == abs(index - result)
 
     def _spend(self, text: str) -> int:
-        """Take the tokens of *text* from the room, and return them."""
+        """Subtract the tokens of *text* from the room, and return them."""
         tokens = self._count(text) + 2
         self._room -= tokens
         return tokens
 
 
 def shown_item(piece: Piece, start: int, tokens: int, count: Count, before: str = "") -> str:
-    """Return a heading and as much of the item as fits, and how to read on if that is not all.
+    """Return a heading and as much of the item as fits; if that is not all, also a line on how to read the rest.
 
     *before* begins the heading.
     """
@@ -113,10 +114,10 @@ def shown_item(piece: Piece, start: int, tokens: int, count: Count, before: str 
         notes.append(f"begins at character {start}")
     if end < len(piece.text):
         notes.append(f"goes on with item {piece.number}, offset {end} of {len(piece.text)}")
-    shown = f"{head}\n{piece.text[start:end]}"
+    text = f"{head}\n{piece.text[start:end]}"
     if notes:
-        shown += f"\n[{'; '.join(notes)}]"
-    return shown
+        text += f"\n[{'; '.join(notes)}]"
+    return text
 
 
 def _end(text: str, start: int, tokens: int, count: Count) -> int:
@@ -137,7 +138,7 @@ def _end(text: str, start: int, tokens: int, count: Count) -> int:
 
 
 def _start(text: str, match: int, tokens: int, count: Count) -> int:
-    """Return where to begin reading so that *match* is seen with some text before it: at a line's start, if near."""
+    """Return the position to show *text* from so that some of it precedes *match*: at the start of a line, if near."""
     size = max(0, tokens - FRAME_TOKENS) * _CHARACTERS_PER_TOKEN
     if match < size // 8 or (len(text) <= size and count(text) <= tokens - 2 * FRAME_TOKENS):
         return 0

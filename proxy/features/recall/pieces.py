@@ -19,7 +19,7 @@ LABEL_CHARACTERS: Final = 120
 class Piece:
     """One item as it is shown: its ``number``, a ``label``, and all its ``text``. ``hidden``: the view lacks it.
 
-    ``session`` names the earlier conversation that it is of, empty for this one.
+    ``session`` names its conversation if that is an earlier one, else it is empty.
     """
 
     number: int
@@ -30,7 +30,7 @@ class Piece:
 
 
 def pieces_of(view: CountedView) -> list[Piece]:
-    """Return every item of the history that *view* was made of, as the tool shows it."""
+    """Return every item of the request behind *view* as the tool shows it, without system items."""
     parsed = view.measured.parsed
     originals = _original_items(view)
     entries = [view.measured.api_format.read_item_text(raw) for raw in originals]
@@ -61,7 +61,7 @@ def earlier_pieces(items: Sequence[EarlierItem]) -> list[Piece]:
 
 
 def _original_items(view: CountedView) -> list[bytes]:
-    """Return the items of the request that the view is made of."""
+    """Return the items of the request behind *view*, as bytes."""
     body = view.request.body
     listed = view.measured.api_format.with_item_list(body)
     if listed is not None:
@@ -70,7 +70,7 @@ def _original_items(view: CountedView) -> list[bytes]:
 
 
 def _hidden(view: CountedView, changed: set[int]) -> set[int]:
-    """Return the indexes of items that the view does not hold as they were; *changed* ones were edited before."""
+    """Return the indexes of items that the view lacks or has shortened, and the *changed* ones, edited before it."""
     record = view.edits.record
     if record is None:
         return changed
@@ -79,7 +79,7 @@ def _hidden(view: CountedView, changed: set[int]) -> set[int]:
 
 
 def _labels(view: CountedView, entries: Sequence[ItemText]) -> list[str]:
-    """Return the heading of each item: its role, or the calls that it holds the results of."""
+    """Return the heading of each item: its role, or the calls whose results it has."""
     items = view.measured.parsed.items
     call_texts: dict[str, str] = {}
     labels: list[str] = []

@@ -1,6 +1,6 @@
-"""Searches the original items of a conversation, for the recall tool: the arguments of a call in, one page of text out.
+"""Answers calls of the recall tool: takes the arguments of a call, and returns one page of the original items.
 
-An item's number is its position in the conversation, counted from one. A history only grows, so it stays the same.
+An item's number is its position in the conversation, counted from one. It never changes, because a history only grows.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def is_earlier(arguments: Arguments | None) -> TypeGuard[Arguments]:
 
 
 def read_arguments(text: str, default_limit: int) -> Arguments | None:
-    """Return the arguments in *text*, brought inside their bounds; None if it is no JSON object."""
+    """Return the arguments in *text*, limited to their bounds; None if it is no JSON object."""
     try:
         value = json.loads(text or "{}")
     except (ValueError, RecursionError):
@@ -84,7 +84,7 @@ def answer(arguments: Arguments | None, pieces: Sequence[Piece], tokens: int, co
 def answer_earlier(arguments: Arguments, pieces: Sequence[Piece], tokens: int, count: Count) -> ToolResult:
     """Return the result of a call about earlier conversations, of at most *tokens*.
 
-    *pieces* are what is stored of them, the newest conversation last.
+    *pieces* are their stored items, the newest conversation last.
     """
     room = tokens - count(RECORD) - 1
     if room < LEAST_RESULT_TOKENS:
@@ -99,7 +99,7 @@ def answer_earlier(arguments: Arguments, pieces: Sequence[Piece], tokens: int, c
 
 
 def _item_page(arguments: Arguments, pieces: Sequence[Piece], tokens: int, count: Count) -> str:
-    """Return one item from a character of it on."""
+    """Return one item from the character at ``offset`` on."""
     piece = next((piece for piece in pieces if piece.number == arguments.item), None)
     if piece is None:
         return f"There is no item {arguments.item}. {_numbers(pieces)}"
@@ -116,11 +116,11 @@ def _search_page(arguments: Arguments, pieces: Sequence[Piece], tokens: int, cou
         return NOTHING_EARLIER
     if not results:
         return _nothing(left_out)
-    wanted = results[arguments.offset : arguments.offset + arguments.limit]
-    if not wanted:
+    selected = results[arguments.offset : arguments.offset + arguments.limit]
+    if not selected:
         return f"There are no results from {arguments.offset} on; there are {len(results)}."
     page = Page(left_out, tokens - FRAME_TOKENS, count, with_neighbours=bool(arguments.query))
-    following = arguments.offset + page.fill(wanted)
+    following = arguments.offset + page.fill(selected)
     summary = f"{len(results)} found, {arguments.offset + 1} to {following} shown"
     if following < len(results):
         summary += f"; more with offset {following}"
@@ -128,14 +128,14 @@ def _search_page(arguments: Arguments, pieces: Sequence[Piece], tokens: int, cou
 
 
 def _results(query: str, left_out: Sequence[Piece]) -> list[tuple[int, int]]:
-    """Return the indexes of the pieces that match *query*, all of them if it is empty, and where each one matches."""
+    """Return the indexes of the pieces that match *query* (all if it is empty), each with the position of its match."""
     if not query:
         return [(index, 0) for index in range(len(left_out))]
     return ranked(query, [piece.label for piece in left_out], [piece.text for piece in left_out])
 
 
 def _nothing(left_out: Sequence[Piece]) -> str:
-    """Return the answer to a query without a match. It may have been said in other words, so it is not denied."""
+    """Return the answer to a query without a match: the fact may be there in other words, so it is not denied."""
     if not left_out:
         return NOTHING_LEFT_OUT
     return f"{NOTHING} {_numbers(left_out)}"
@@ -148,14 +148,14 @@ def _numbers(pieces: Sequence[Piece]) -> str:
 
 
 def _words(value: Any) -> str:
-    """Return a text within its bounds; empty if *value* is none."""
+    """Return *value* within the bounds of a text; empty if it is no text."""
     if not isinstance(value, str):
         return ""
     return value[:MOST_QUERY_CHARACTERS].strip()
 
 
 def _integer(value: Any) -> int | None:
-    """Return an integer, also if a model wrote it as text; None if it is none."""
+    """Return *value* as an integer, also if a model wrote it as text; None if it is no number."""
     if isinstance(value, str) and value.strip().isdecimal() and len(value) < 16:
         return int(value)
     if isinstance(value, float) and math.isfinite(value):

@@ -7,7 +7,7 @@ from typing import Final
 from pydantic import Field
 
 from proxy.settings import Compression, Settings
-from proxy.settings.field_types import Section
+from proxy.settings.field_types import Section, section_of
 
 
 class Recall(Section):
@@ -35,9 +35,7 @@ SECTIONS: Final = (CompressionWithRecall,)
 
 def recall_settings(settings: Settings) -> Recall:
     """Return the tool's settings; the defaults if *settings* have none."""
-    if isinstance(settings.compression, CompressionWithRecall):
-        return settings.compression.recall
-    return Recall()
+    return section_of(settings.compression, "recall", Recall)
 
 
 def summary_lines(settings: Settings) -> list[tuple[str, str]]:

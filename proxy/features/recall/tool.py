@@ -1,4 +1,4 @@
-"""The recall tool: how it is declared, on which requests it may be offered, and what it adds to their views."""
+"""The recall tool: its declaration, the requests that may get it, and the text that it adds to their views."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ PARAMETERS: Final[Mapping[str, Any]] = {
 }
 
 WINDOW_PART: Final = 16
-"""The tool may take at most one token in so many of the window."""
+"""The tool takes at most one token in so many of the window."""
 
 DECLARATIONS: Final = declarations(NAME, DESCRIPTION, PARAMETERS)
 """The tool as an element of the tools array of each API, as JSON."""
@@ -60,7 +60,7 @@ PARAMETERS_WITH_SESSIONS: Final[Mapping[str, Any]] = {
 }
 
 DECLARATIONS_WITH_SESSIONS: Final = declarations(NAME, DESCRIPTION_WITH_SESSIONS, PARAMETERS_WITH_SESSIONS)
-"""The tool as one that searches earlier conversations, too."""
+"""The tool's declarations if it searches earlier conversations, too."""
 
 
 def addition(reader: Reader, api: str, envelope: Envelope, route: Route, window: int) -> Addition:

@@ -58,9 +58,9 @@ async def test_a_ready_summary_is_in_the_compaction(share: float, spent: int) ->
     ("upstream", "endpoint", "trigger"),
     [
         (UpstreamCompaction(), True, False),
-        (UpstreamCompaction(known=True), True, True),
+        (UpstreamCompaction(is_supported=True), True, True),
         (UpstreamCompaction("relay"), True, True),
-        (UpstreamCompaction("own", known=True), False, False),
+        (UpstreamCompaction("own", is_supported=True), False, False),
     ],
 )
 def test_who_is_asked(upstream: UpstreamCompaction, endpoint: bool, trigger: bool) -> None:

@@ -17,9 +17,9 @@ def compaction(written_at: int, stages: tuple[str, ...] = ("fold",)) -> Compacti
 
 def test_a_budget_says_what_remains() -> None:
     """Nothing without a total, and never less than zero."""
-    assert Budget(100, 30).shown() == {"total": 100, "consumed": 30, "remaining": 70}
-    assert Budget(100, 130).shown()["remaining"] == 0
-    assert Budget(None, 30).shown() == {"total": None, "consumed": 30, "remaining": None}
+    assert Budget(100, 30).as_json() == {"total": 100, "consumed": 30, "remaining": 70}
+    assert Budget(100, 130).as_json()["remaining"] == 0
+    assert Budget(None, 30).as_json() == {"total": None, "consumed": 30, "remaining": None}
 
 
 def test_an_import_keeps_what_it_does_not_know() -> None:
