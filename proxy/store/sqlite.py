@@ -50,6 +50,11 @@ _IN_PLACE: Final = Patience(failures=1, within=None, first_pause=2.0, longest_pa
 IDLE: Final = 10.0
 """Seconds without a read after which the system may have removed the file's pages from its cache."""
 
+LOOK_AGAIN: Final = 1.0
+"""Seconds after which the file is asked whether anything wrote to it that does not count its writes: an earlier version
+of Ullage, or a person.
+"""
+
 STALLED: Final = 1.0
 """Seconds that one batch of writes may take before the disk counts as hanging."""
 
@@ -108,6 +113,7 @@ class SqliteBackend:
         self._breaker = Breaker(clock, dice)
         self._in_place = Breaker(clock, dice, _IN_PLACE)
         self._last_read = -math.inf
+        self._data_version, self._looked_at = 0, -math.inf
         self._closing = False
         self._written = 0
         self._wait_budget = WaitBudget(clock)
@@ -163,13 +169,18 @@ class SqliteBackend:
         return values
 
     def version(self) -> tuple[int, ...] | None:
-        """The number of the connection that reads in place, and its version of the file; None if it cannot be used."""
-        reader = self._usable_reader()
+        """The connection that reads in place, and two numbers; None if it cannot be used.
+
+        The first changes with what another process writes, the other at most once a second, with what anybody writes.
+        """
+        reader, now = self._usable_reader(), self._clock()
         if reader is None:
             return None
         try:
-            return self._readers, reader.version()
-        except sqlite3.Error:
+            if now - self._looked_at >= LOOK_AGAIN:
+                self._data_version, self._looked_at = reader.version(), now
+            return self._readers, reader.writes.changes_by_others(), self._data_version
+        except FAULTS:
             self._retire_reader()
             return None
 

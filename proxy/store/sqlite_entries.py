@@ -14,6 +14,8 @@ from typing import Any, Final
 
 import msgspec
 
+from proxy.store.write_counts import WriteCounts
+
 MAX_BYTES: Final = 256 * 1024 * 1024
 """Bytes of the file in use at most; above, the least recently used entries that expire are evicted."""
 
@@ -62,12 +64,19 @@ class LaterVersion(sqlite3.DatabaseError):
 class Entries:
     """The entries of one open file; *clock* gives seconds of the epoch, which all processes share.
 
-    Every method raises ``sqlite3.Error``.
+    Every method raises ``sqlite3.Error``. *writes* counts the transactions.
     """
 
-    def __init__(self, connection: sqlite3.Connection, identity: tuple[int, int], clock: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        connection: sqlite3.Connection,
+        identity: tuple[int, int],
+        clock: Callable[[], float],
+        writes: WriteCounts,
+    ) -> None:
         self._connection = connection
         self._clock = clock
+        self.writes = writes
         self.identity = identity
         """Device and inode of the file."""
 
@@ -175,6 +184,7 @@ class Entries:
             with suppress(sqlite3.Error):
                 self._connection.rollback()
             raise
+        self.writes.add()
         return outcomes
 
     def purge(self) -> bool:

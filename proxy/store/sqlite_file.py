@@ -1,7 +1,8 @@
 """The file of the embedded store: created, opened, replaced if it was deleted, and moved aside if it is damaged.
 
 Several processes may open one directory. Each locks ``store.lock`` while it opens the file, moves it aside or copies
-the log into it, so that none opens a file that another one is moving.
+the log into it, so that none opens a file that another one is moving. The same file has
+the figures of ``WriteCounts``.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from typing import Final
 
 from proxy.store.embedded_paths import private_directory
 from proxy.store.sqlite_entries import Entries, is_damage, prepare
+from proxy.store.write_counts import WriteCounts
 from proxy.tasks import Warn
 
 FILE: Final = "store.db"
@@ -47,6 +49,8 @@ class StoreFile:
 
         self._warn = warn
         self._clock = clock
+        self._lock = self.directory / "store.lock"
+        self._writes: WriteCounts | None = None
 
     def open(self, busy_for: float = _BUSY_FOR) -> Entries:
         """Open the file; create it if it is missing, and move it aside before if it is damaged.
@@ -101,8 +105,10 @@ class StoreFile:
         except BaseException:
             connection.close()
             raise
+        if self._writes is None or self.identity != (status.st_dev, status.st_ino):
+            self._writes = WriteCounts(self._lock)
         self.identity = (status.st_dev, status.st_ino)
-        return Entries(connection, self.identity, self._clock)
+        return Entries(connection, self.identity, self._clock, self._writes)
 
     def _create(self) -> None:
         """Create the file, readable by its owner only; SQLite gives its log the same mode.
@@ -141,7 +147,7 @@ class StoreFile:
         # Each call opens the file anew, and a lock of flock belongs to the open file: so threads exclude each other,
         # too. Closing it, as the end of the process does, releases the lock.
         # https://man7.org/linux/man-pages/man2/flock.2.html
-        handle = os.open(self.directory / "store.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        handle = os.open(self._lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             fcntl.flock(handle, fcntl.LOCK_EX)
             yield

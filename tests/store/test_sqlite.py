@@ -167,20 +167,40 @@ async def test_reads_are_in_place_and_see_what_was_written(backend: SqliteBacken
         assert backend._read_in_place([f"k{number}"]) == [b"%d" % number]
 
 
-async def test_the_version_changes_with_what_anybody_writes(backend: SqliteBackend, tmp_path: Path) -> None:
-    """It stays as it is while nothing is written, and changes with a write of this process or of another one."""
+async def test_the_version_changes_with_what_others_write(
+    backend: SqliteBackend, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It stays as it is with this process's own writes, and changes with one of another process, before or behind."""
+    monkeypatch.setattr("proxy.store.sqlite.LOOK_AGAIN", 3600.0)
     await until_in_place(backend)
     before = backend.version()
     assert before is not None
     await backend.read(["k"])
-    assert backend.version() == before
     await backend.claim("k", b"1", 60)
-    own = backend.version()
-    assert own not in (None, before)
+    assert backend.version() == before
     other = SqliteBackend(tmp_path / "data", warn=lambda event, facts: None)
-    await other.claim("l", b"1", 60)
+    seen = {before}
+    for number in range(3):
+        await other.claim(f"l{number}", b"1", 60)
+        await backend.claim(f"k{number}", b"1", 60)
+        now = backend.version()
+        assert now is not None
+        assert now not in seen
+        seen.add(now)
     await other.close()
-    assert backend.version() not in (None, before, own)
+
+
+async def test_the_version_changes_with_what_nobody_counted(
+    backend: SqliteBackend, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What writes without counting is noticed at the next look at the file itself."""
+    await until_in_place(backend)
+    monkeypatch.setattr("proxy.store.sqlite.LOOK_AGAIN", 0.0)
+    before = backend.version()
+    with sqlite3.connect(tmp_path / "data" / "store.db") as connection:
+        connection.execute("DELETE FROM entries")
+    connection.close()
+    assert backend.version() not in (None, before)
 
 
 async def test_the_version_is_unknown_where_no_read_is_in_place(
