@@ -278,18 +278,18 @@ class SqliteBackend:
             self._slow.submit(lambda _: reader.close())
 
     def _usable_reader(self) -> Entries | None:
-        """The connection that reads in place. Return None if the thread has to read."""
+        """The connection that reads in place. Return None if what it tells may be old, or wait for the disk."""
         reader = self._reader
         if reader is None or reader.identity != self._file.identity or self.breaker != "closed":
             return None
-        if self._clock() - self._last_read > IDLE or self._is_stalled() or not self._in_place.admit():
+        if self._clock() - self._last_read > IDLE or self._is_stalled():
             return None
         return reader
 
     def _read_in_place(self, keys: Sequence[str]) -> Sequence[bytes | None] | None:
         """The values under *keys*. Return None if the thread has to read them."""
         reader, began = self._usable_reader(), self._clock()
-        if reader is None:
+        if reader is None or not self._in_place.admit():
             return None
         try:
             values = reader.read(keys)

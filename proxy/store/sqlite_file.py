@@ -1,8 +1,8 @@
 """The file of the embedded store: created, opened, replaced if it was deleted, and moved aside if it is damaged.
 
 Several processes may open one directory. Each locks ``store.lock`` while it opens the file, moves it aside or copies
-the log into it, so that none opens a file that another one is moving. The same file has
-the figures of ``WriteCounts``.
+the log into it, so that none opens a file that another one is moving. The same file has the
+figures of ``WriteCounts``.
 """
 
 from __future__ import annotations

@@ -232,6 +232,27 @@ async def test_a_slow_read_sends_the_next_ones_to_the_thread(
     assert backend.breaker == "closed"
 
 
+async def test_a_look_at_the_version_reads_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It goes on after a slow read, and leaves the trial whether reads are fast again to a read."""
+    ahead = [0.0]
+    backend = SqliteBackend(
+        tmp_path / "data", warn=lambda event, facts: None, clock=lambda: time.monotonic() + ahead[0]
+    )
+    await backend.connect()
+    await until_in_place(backend)
+    monkeypatch.setattr("proxy.store.sqlite.IDLE", 3600.0)
+    monkeypatch.setattr("proxy.store.sqlite.SLOW_READ", 0.0)
+    before = backend.version()
+    assert backend._read_in_place(["k"]) == [None]
+    assert backend._read_in_place(["k"]) is None
+    assert backend.version() == before
+    monkeypatch.setattr("proxy.store.sqlite.SLOW_READ", 3600.0)
+    ahead[0] = 60.0
+    assert backend.version() is not None
+    assert backend._read_in_place(["k"]) == [None]
+    await backend.close()
+
+
 async def test_a_read_after_a_pause_goes_through_the_thread(
     backend: SqliteBackend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
