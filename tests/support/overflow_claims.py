@@ -14,6 +14,9 @@ gave 39 of 40 (37 of 41 before: one turned out to be about the output, by its ve
 before), and was mended for afterwards. ``third`` was written when that was done: 24 of 25 and 2 of 28; then it was
 mended for, too.
 
+``fourth`` to ``sixth`` were written in the same way, each before the mending for the one before it was scored on it:
+61 of 64 found and 6 of 73 look-alikes taken for an overflow, then 40 of 42 and 4 of 45, then 24 of 25 and 2 of 40.
+
 The first classifier, which knew no circumstances, found 100 of the 102 overflows, took 40 of the 94 look-alikes for
 one, and learned a window from 23.
 """
@@ -28,7 +31,7 @@ from proxy.core.overflow.evidence import Prior
 
 FILE = Path(__file__).parents[1] / "data" / "overflow_claims.jsonl"
 
-HALVES = ("development", "judged", "later", "fresh", "unseen", "third")
+HALVES = ("development", "judged", "later", "fresh", "unseen", "third", "fourth", "fifth", "sixth")
 CIRCUMSTANCES = ("unknown window", "table says 5 x", "stated 2 x", "stated 12 x")
 """What is believed of the window, as a multiple of the request."""
 

@@ -24,7 +24,7 @@ figures of a text are checked by arithmetic.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Any
@@ -33,103 +33,19 @@ from proxy.core.apis.usage import read_usage
 from proxy.core.content_encoding import decode_content
 from proxy.core.overflow.error_body import ErrorParts, error_parts, is_error, parse_body
 from proxy.core.overflow.evidence import NOTHING_KNOWN, EchoFilter, Prior, check_claim, states_size_of
+from proxy.core.overflow.figures import SMALLEST_WINDOW, StatedFigures, assign_roles, read_figures, stated_size
 from proxy.core.overflow.kinds import Overflow
-from proxy.core.overflow.rules import NOTIONS, Meaning, OverflowRules, Pattern, Phrase, Row, code_name, mentions
+from proxy.core.overflow.rules import NOTIONS, Meaning, OverflowRules, Phrase, Role, Row, code_name, mentions
 from proxy.core.report import Usage
-
-SMALLEST_WINDOW = 64
-"""Tokens of a window at least: a smaller limit counts something else."""
-
-
-@dataclass(frozen=True, slots=True)
-class StatedFigures:
-    """The figures of a text, in the provider's tokens; None for one that it does not state.
-
-    ``cap`` is the most output. ``whole``: ``prompt`` is all that was requested, perhaps with output in it.
-    """
-
-    limit: int | None = None
-    prompt: int | None = None
-    output: int | None = None
-    requested: int | None = None
-    cap: int | None = None
-    whole: bool = False
-
-    @property
-    def are_too_many(self) -> bool:
-        """True if the figures by themselves say that something does not fit."""
-        if self.limit is None:
-            return False
-        tokens = self.requested or 0
-        if self.prompt is not None:
-            tokens = self.prompt + (self.output or 0)
-        return tokens >= self.limit
-
-    def undivided(self) -> StatedFigures:
-        """The same figures without the prompt, if that may be the whole request with its output."""
-        if not self.whole or self.output is not None:
-            return self
-        return replace(self, prompt=None)
-
-
-def read_figures(row: Row, patterns: Iterable[Pattern]) -> StatedFigures:
-    """The figures of *row* in their roles. Each figure has the role of the first pattern that matches it."""
-    if not row.figures:
-        return StatedFigures()
-    known: set[int] = set()
-    by_role: dict[str, list[int]] = {}
-    for roles in _role_positions(row, patterns):
-        if not known.isdisjoint(roles):
-            continue
-        known.update(roles)
-        for position, role in roles.items():
-            by_role.setdefault(role, []).append(row.figures[position])
-    if by_role.keys() == {"limit"}:
-        unnamed = (figure for at, figure in row.figures.items() if at not in known and row.notions.startswith("NK", at))
-        by_role["limit"] += unnamed  # of two figures of tokens the larger one is what was sent
-    return assign_roles(by_role)
-
-
-def _role_positions(row: Row, patterns: Iterable[Pattern]) -> Iterator[dict[int, str]]:
-    """For each match of *patterns* in *row*, the positions of its figures with their roles."""
-    for pattern in patterns:
-        at = 0
-        while match := pattern.regex.search(row.notions, at):
-            at = match.start() + 1
-            yield {match.start(role): role for role in match.groupdict()}
-
-
-def assign_roles(by_role: Mapping[str, list[int]]) -> StatedFigures:
-    """One figure for each role, of those stated in it, the most certain first."""
-    output = next(iter(by_role.get("output", ())), None)
-    requested = next(filter(None, by_role.get("requested", ())), None)
-    limits = [limit for limit in by_role.get("limit", ()) if limit >= SMALLEST_WINDOW]
-    prompt = _prompt([*filter(None, by_role.get("prompt", ()))], output, requested)
-    if prompt is None and len(set(limits)) > 1:
-        limits, prompt = [min(limits)], max(limits)
-    claim = (prompt or 0) + (output or 0)
-    limit = next((limit for limit in limits if limit <= claim), next(iter(limits), None))
-    if limit is not None and prompt is not None and claim < limit / 2:
-        limit = prompt = None  # these figures do not say that something is too long
-    cap = next(iter(by_role.get("cap", ())), None)
-    whole = requested is not None and "prompt" not in by_role and prompt == requested
-    return StatedFigures(limit, prompt, output, requested, cap, whole)
-
-
-def _prompt(parts: list[int], output: int | None, requested: int | None) -> int | None:
-    """Tokens of the input: what was requested less the output, if *parts* add up to that, else the first part."""
-    if requested is not None:
-        rest = requested - (output or 0)
-        if rest >= 0 and (not parts or sum(parts) == rest):
-            return rest
-    return next(iter(parts), None)
-
 
 LONGEST = 262_144
 """Bytes of an answer that are read."""
 
-CAREFUL = frozenset({404, 405, 408, 409, 429})
-"""Statuses of other troubles. With them, only a text about the window itself can mean that a request is too long."""
+FITTING = frozenset({200, 400, 413, 422, 424, 500, 502})
+"""Statuses of refused requests. With any other, only a text about the window itself means that one is too long.
+
+With 429 that has to state the limit, too: of the errors collected here none with that status was about a window.
+"""
 
 CREDENTIALS = frozenset({401, 402, 403})
 """Statuses about credentials and payment. With them, only a code or a limit can mean that a request is too long."""
@@ -149,6 +65,7 @@ _TOO_LONG = frozenset({"input", "input_plus_output", "payload"})
 
 _CONTENT = re.compile(r"(?:^|[.\]])(?:messages?|input|system|contents?|prompt|instructions|text|output)(?:[.\[\]\d]*)$")
 _SENTENCE = re.compile(r"[^.]+")
+_MEDIA_TOO_LARGE = re.compile(f"{NOTIONS['media']}[_LnNS]{{0,6}}{NOTIONS['excess']}")
 _CODE = re.compile(r"\b(?:[A-Za-z]{1,30}(?:_[A-Za-z]{1,30}){1,6}|(?:[A-Z][a-z]{1,30}){2,8})\b")
 
 
@@ -157,7 +74,8 @@ class _Reading:
     """The meaning of one text. ``strong``: the text is about the window, or its figures by themselves do not fit.
 
     ``names_input``: it mentions the prompt. ``names_media``: it complains of an image or a file. ``guessed``: no words
-    of it say what its figures are.
+    of it say what its figures are. ``about_output``: it mentions output and nothing that is sent. ``stated`` are all of
+    its figures that can be tokens, ``size`` the most bytes in it.
     """
 
     means: Meaning
@@ -167,6 +85,9 @@ class _Reading:
     names_input: bool = False
     names_media: bool = False
     guessed: bool = False
+    about_output: bool = False
+    stated: tuple[int, ...] = ()
+    size: int | None = None
 
 
 class Classifier:
@@ -228,16 +149,20 @@ class Classifier:
         readings = [reading for text in parts.texts if (reading := self._read_text(text))]
         code, name = self._meaning_of_codes(parts.codes)
         chosen = _best_reading(readings)
+        in_members = assign_roles(self._by_role(parts.members))
+        if in_members.are_too_many and (chosen is None or not chosen.strong):
+            chosen = _Reading("input", in_members, strong=True, rule="members")
         if code is None:
             chosen = chosen or _by_status(status, parts)
         elif chosen is None:
             chosen = _Reading(code, StatedFigures(), rule=name)
-        elif chosen.means == "other" and not chosen.rule:
+        elif chosen.means == "other" and not chosen.rule and not chosen.about_output:
             chosen = _Reading(code, chosen.figures, rule=name)
         else:
             chosen = _with_code(chosen, code)
         if chosen is None or chosen.means == "other":
             return None
+        chosen = replace(chosen, stated=tuple(figure for reading in readings for figure in reading.stated))
         return self._claim_by_status(status, chosen, parts, decisive=code in _TOO_LONG)
 
     def _claim_by_status(self, status: int, chosen: _Reading, parts: ErrorParts, *, decisive: bool) -> Overflow | None:
@@ -249,11 +174,16 @@ class Classifier:
             if not chosen.strong or chosen.figures.limit is None:
                 return None
             unlikely = True
-        if status in CAREFUL and chosen.means in _TOO_LONG and not (decisive or chosen.strong):
-            if status != 429:
+        if status not in FITTING and chosen.means in _TOO_LONG and not decisive:
+            if status == 429 and (not chosen.strong or chosen.figures.limit is None):
+                return Overflow("rate_limit", rule=chosen.rule)
+            if not chosen.strong:
                 return None
-            return Overflow("rate_limit", rule=chosen.rule)
-        claim = _overflow(chosen, _with_members(chosen, self._rules.fields, parts), decisive=decisive)
+        figures = chosen.figures
+        if chosen.guessed and decisive:
+            figures = StatedFigures()  # they are what they seem if they agree with our count, and else nothing
+        figures = _with_members(figures, self._by_role(parts.members))
+        claim = _overflow(chosen, figures, decisive=decisive)
         return replace(claim, unlikely=unlikely and not decisive)
 
     def _read_text(self, text: str) -> _Reading | None:
@@ -267,7 +197,17 @@ class Classifier:
         if reading is None:
             return None
         names_media = any(map(_complains_of_media, sentences))
-        return replace(reading, names_input=row.mentions("input"), names_media=names_media)
+        about_output = row.mentions("output") and not row.mentions("input", "context", "window")
+        if about_output and reading.means == "input" and not reading.strong:
+            reading = replace(reading, means="output_cap")
+        return replace(
+            reading,
+            names_input=row.mentions("input"),
+            names_media=names_media,
+            about_output=about_output,
+            stated=tuple(row.figures.values()),
+            size=stated_size(text),
+        )
 
     def _read_row(self, row: Row, sentences: Sequence[str]) -> _Reading | None:
         """The meaning of a text by its figures, else by the rules that match its *row* or its *sentences*."""
@@ -293,6 +233,26 @@ class Classifier:
             if not mentions(sentence, "rate"):
                 matched += islice((rule for rule in self._within if rule.matches(sentence)), 1)
         return [_Reading(rule.means, StatedFigures(), rule.strong, rule.pattern.source) for rule in matched]
+
+    def _by_role(self, members: Iterable[tuple[str, int]]) -> dict[Role, list[int]]:
+        """The figures of *members* by their roles."""
+        by_role: dict[Role, list[int]] = {}
+        for name, figure in members:
+            role = self._rules.fields.get(name) or self._role_of_member(name)
+            if role is not None and figure > 0:
+                by_role.setdefault(role, []).append(figure)
+        return by_role
+
+    def _role_of_member(self, name: str) -> Role | None:
+        """The role of the figure in a member by the words that its *name* is made of."""
+        row = self._rules.lexicon.read(name)
+        if row.mentions("output", "bytes", "rate", "batch"):
+            return None
+        if row.mentions("window") or (row.mentions("most") and row.mentions("input", "context")):
+            return "limit"
+        if row.mentions("input") and row.mentions("tokens"):
+            return "prompt"
+        return None
 
     def _meaning_of_codes(self, codes: Iterable[str]) -> tuple[Meaning | None, str]:
         """The meaning of *codes*, and the code that decides."""
@@ -429,19 +389,16 @@ def _is_about_tokens(row: Row, *, beside_a_rate: bool) -> bool:
 
 
 def _complains_of_media(sentence: str) -> bool:
-    """True if *sentence* complains of an image or a file and names no window."""
+    """True if *sentence* complains of an image or a file, and not of a window."""
+    if _MEDIA_TOO_LARGE.search(sentence):
+        return True
     if not mentions(sentence, "media") or mentions(sentence, "window", "context"):
         return False
     return mentions(sentence, "over", "excess", "many", "figure")
 
 
-def _with_members(chosen: _Reading, known: Mapping[str, str], parts: ErrorParts) -> StatedFigures:
-    """The text's figures; if it states none, those in members of the error object."""
-    members: dict[str, list[int]] = {}
-    for name, figure in parts.members:
-        if name in known and figure > 0:
-            members.setdefault(known[name], []).append(figure)
-    figures = chosen.figures
+def _with_members(figures: StatedFigures, members: dict[Role, list[int]]) -> StatedFigures:
+    """*figures* of a text; if it states none, those in *members* of the error object."""
     if figures.limit is not None or figures.prompt is not None:
         return figures
     in_members = assign_roles(members)
@@ -453,13 +410,14 @@ def _overflow(chosen: _Reading, figures: StatedFigures, *, decisive: bool) -> Ov
     means = chosen.means
     assert means != "other"
     if means == "payload":
-        return Overflow(means, decisive=decisive, rule=chosen.rule)
+        return Overflow(means, decisive=decisive, rule=chosen.rule, stated=chosen.stated, size=chosen.size)
     if means == "output_cap":
         return Overflow(means, figures.cap, None, figures.output, rule=chosen.rule)
     limit, prompt, output = figures.limit, figures.prompt, figures.output
     if means == "input_plus_output" and limit is not None and prompt is not None and prompt >= limit:
         means = "input"
-    return Overflow(means, limit, prompt, output, decisive, figures.requested, chosen.rule, chosen.names_media)
+    claim = Overflow(means, limit, prompt, output, decisive, figures.requested, chosen.rule, chosen.names_media)
+    return replace(claim, stated=chosen.stated)
 
 
 def _reasons(value: Any) -> Iterator[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import html
 import json
 import re
@@ -41,8 +42,10 @@ Baidu: https://ai.baidu.com/ai-doc/WENXINWORKSHOP/tlmyncueh
 _NAMED_MEMBER = re.compile(
     r"[\"'`]([a-z_]\w{0,60}(?:[.\[][\w.\[\]]{0,120})?)[\"'`]: (?:string|array) too (?:long|large)|#/(\w[\w/]{0,120})"
 )
+_PYTHON = re.compile(r"[\[{]{1,2}'\w{1,40}':")
+_CAMEL = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
 _TAG = re.compile(r"<(?:script|style)\b[^<]{0,2000}<|<[^<>]{0,500}>", re.IGNORECASE)
-_IDENTIFIER = re.compile(r"[A-Za-z][\w.:#-]{2,80}\Z|\d{4,6}\Z")
+_IDENTIFIER = re.compile(r"[A-Za-z][\w.:#-]{2,80}\Z|\d{3,6}\Z")
 
 
 @dataclass(slots=True)
@@ -167,26 +170,26 @@ def _walk(value: Any, name: str, parts: ErrorParts, depth: int) -> None:
         _text(value, parts, depth)
     elif isinstance(value, dict):
         _object(value, parts, depth)
-    elif isinstance(value, list):
+    elif isinstance(value, list | tuple):
         for member in value[:40]:
             _walk(member, "", parts, depth - 1)
     elif isinstance(value, int) and not isinstance(value, bool):
-        parts.members.append((name, value))
-        if name in NAMING:
+        parts.members.append((_CAMEL.sub("_", name).lower(), value))
+        if name.lower() in NAMING:
             parts.codes.append(str(value))
 
 
 def _object(value: dict[Any, Any], parts: ErrorParts, depth: int) -> None:
     member_at_fault = value.get("loc") or value.get("param")
-    if isinstance(member_at_fault, list):
+    if isinstance(member_at_fault, list | tuple):
         member_at_fault = ".".join(map(str, member_at_fault)).removeprefix("body.")
     if isinstance(member_at_fault, str) and not parts.complained_of:
         parts.complained_of = member_at_fault
     for key, member in list(value.items())[:60]:
         name = str(key).lower()
-        if name in ECHOES or (name == "loc" and isinstance(member, list)) or name == "param":
+        if name in ECHOES or (name == "loc" and isinstance(member, list | tuple)) or name == "param":
             continue
-        _walk(member, name, parts, depth - 1)
+        _walk(member, str(key), parts, depth - 1)
 
 
 def _text(text: str, parts: ErrorParts, depth: int) -> None:
@@ -209,6 +212,8 @@ def _pieces(text: str) -> Iterator[Any]:
         try:
             value, end = decoder.raw_decode(text, at)
         except (ValueError, RecursionError):
+            value, end = _python_literal(text, at)
+        if value is None:
             at += 1
             continue
         if value and not _is_list_of_figures(value):
@@ -217,6 +222,20 @@ def _pieces(text: str) -> Iterator[Any]:
             start = end
         at = end
     yield text[start:]
+
+
+def _python_literal(text: str, at: int) -> tuple[Any, int]:
+    """The list or object that Python wrote into *text* at the index *at*, and where it ends; None if there is none.
+
+    Servers in Python put the errors of a validation into a sentence so: https://docs.pydantic.dev/latest/errors/errors/
+    """
+    end = max(text.rfind("]"), text.rfind("}")) + 1
+    if end <= at or not _PYTHON.match(text, at):
+        return None, at
+    try:
+        return ast.literal_eval(text[at:end]), end
+    except (ValueError, SyntaxError, MemoryError, RecursionError):
+        return None, at
 
 
 def _is_list_of_figures(value: Any) -> bool:

@@ -119,6 +119,19 @@ NEARLY_FULL = 0.9
 """Share of the window from which on a complaint about an image or a file may mean the whole request."""
 
 
+SMALLEST_PAYLOAD = 65_536
+"""Bytes below which no server refuses a body unless it says so: the smallest default known is 100 kB, of Express.
+
+https://expressjs.com/en/resources/middleware/body-parser.html
+"""
+
+MOST_WINDOWS = 50
+"""Times that a request may be longer than its window: a smaller figure counts something else."""
+
+MOST_BYTES = 8
+"""Bytes that a token stands for at most, over a whole request."""
+
+
 @dataclass(frozen=True, slots=True)
 class Prior:
     """A request as known before its error is read; None for what is unknown.
@@ -161,15 +174,30 @@ def check_claim(claim: Overflow | None, prior: Prior) -> Overflow | None:
         return _confirmed(claim, prior)
     if prior.counted is None:
         return claim
+    claim = _with_pair(claim, prior.counted, prior)
     if is_about_the_output(claim, prior):
         return replace(claim, kind="output_cap", prompt=None, output=prior.output, decisive=False)
     if claim.decisive or agrees(claim, prior):
         return claim
-    if prior.pressure is None:
-        if claim.names_media:
-            return None
-        return claim
+    if contradicts(claim, prior):
+        return None
     return _by_pressure(claim, prior, prior.pressure)
+
+
+def _with_pair(claim: Overflow, counted: int, prior: Prior) -> Overflow:
+    """*claim* with the only two figures of its text as prompt and limit, if the larger one is alike to our count.
+
+    What an unknown language or order of words calls them is not known then, but what they are is.
+    """
+    figures = sorted({figure for figure in claim.stated if figure * MOST_WINDOWS >= counted} - {prior.output})
+    if claim.size is not None or len(figures) != 2:
+        return claim
+    if agrees(claim, prior) and claim.limit != prior.output:
+        return claim
+    limit, prompt = figures
+    if not _is_alike(prompt, counted):
+        return claim
+    return replace(claim, kind="input", limit=limit, prompt=prompt, output=None, requested=None)
 
 
 def _confirmed(claim: Overflow, prior: Prior) -> Overflow | None:
@@ -181,10 +209,12 @@ def _confirmed(claim: Overflow, prior: Prior) -> Overflow | None:
     return None
 
 
-def _by_pressure(claim: Overflow, prior: Prior, pressure: float) -> Overflow | None:
+def _by_pressure(claim: Overflow, prior: Prior, pressure: float | None) -> Overflow | None:
     """*claim*, which no code and no figure confirms, if the request is large enough for its window."""
-    if contradicts(claim, prior):
-        return None
+    if pressure is None:
+        if claim.names_media:
+            return None
+        return claim
     if claim.names_media and pressure < NEARLY_FULL:
         return None
     if prior.stated and pressure < TINY:
@@ -195,8 +225,17 @@ def _by_pressure(claim: Overflow, prior: Prior, pressure: float) -> Overflow | N
 
 
 def is_about_the_output(claim: Overflow, prior: Prior) -> bool:
-    """True if the figure of the complaint is the output that the request wants, and the input fits the limit."""
-    if not prior.output or claim.limit is None or prior.counted is None:
+    """True if the figure of the complaint is the output that the request wants, and the input is not at fault.
+
+    It is not if it fits the limit, or if the only figures are what was wanted and less, and none is alike to our count.
+    """
+    if not prior.output or prior.counted is None:
+        return False
+    others = {*claim.stated} - {prior.output}
+    if prior.output in claim.stated and others and max(others) < prior.output:
+        whole = prior.counted + prior.output
+        return not any(_is_alike(figure, tokens) for figure in others for tokens in (prior.counted, whole))
+    if claim.limit is None:
         return False
     figure = claim.prompt
     if figure is None:
@@ -232,6 +271,8 @@ def contradicts(claim: Overflow, prior: Prior) -> bool:
     if prior.counted is None:
         return False
     tokens = prior.counted
+    if claim.kind == "payload":
+        return (claim.size or SMALLEST_PAYLOAD) > max(len(prior.body), prior.counted * MOST_BYTES)
     if claim.kind == "input_plus_output":
         tokens += claim.output or 0
     if claim.limit is not None and tokens < UNCORROBORATED * claim.limit:

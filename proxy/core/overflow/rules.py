@@ -19,9 +19,9 @@ NOTIONS: dict[str, str] = {
     "input": "I", "request": "J", "tokens": "K", "context": "C", "window": "W", "over": "O", "excess": "E",
     "many": "Y", "under": "U", "most": "M", "output": "X", "bytes": "B", "rate": "R", "media": "F", "batch": "A",
     "time": "D", "claim": "Q", "shorten": "Z", "length": "L", "tools": "G", "invalid": "V", "by": "b", "figure": "N",
-    "field": "T", "elsewhere": "H", "nothing": "_", "load": "P", "unit": "S", "least": "l",
+    "field": "T", "elsewhere": "H", "nothing": "_", "load": "P", "unit": "S", "least": "l", "count": "n",
 }  # fmt: skip
-"""The letter of each notion. Also ``.`` (end of a sentence), ``n`` (figure of something else) and ``_`` (filler)."""
+"""The letter of each notion. ``count`` is a figure of something else than tokens. Also ``.``: end of a sentence."""
 
 LONGEST_TEXT = 6_000
 """Characters of a text that are read."""
@@ -44,7 +44,7 @@ _CAMEL = re.compile(r"(?<=[a-z0-9])(?=[A-Z])(?!(?<=[0-9])[KM](?![A-Za-z]))")
 _PARTS = re.compile(r"[^\W\d_]+(?:['’][^\W\d_]+)?")
 _SIGNS = {"+": "+", ",": ",", "、": ",", "，": ",", "-": "-"}
 _PUNCTUATION = {"over": ">", "under": "U", "range": "[", "end": ".", "arrow": "_", "colon": ","}
-_COUNTED = (" messages", " turns", " images", " items")
+_COUNTED = (" messages", " turns", " images", " items", " contents", " parts", " entries", " calls", " examples")
 """What may follow a number that counts something else than tokens."""
 
 _JOINING = frozenset({"and", "but", "while", "whereas", "и", "но", "et", "und", "y", "e"})
@@ -133,12 +133,18 @@ class Lexicon:
 
     def _split(self, word: str) -> list[str]:
         """The parts of a compound *word*; the word itself if the lexicon has it or it has only one part."""
-        if word.isalpha() or any(entry.words == (word,) for entry in self._entries.get(word[:2], ())):
+        if word.isalpha() or self._has(word):
             return [word]
+        member = word.rpartition(".")[2]
+        if member != word and self._has(member):
+            return [word[: -len(member) - 1], member]
         parts = _PARTS.findall(word)
         if len(parts) < 2:
             return [word]
         return parts
+
+    def _has(self, word: str) -> bool:
+        return any(entry.words == (word,) for entry in self._entries.get(word[:2], ()))
 
     def _entry_at(self, words: Sequence[str], at: int) -> _Entry | None:
         return next((entry for entry in self._entries.get(words[at][:2], ()) if entry.matches(words, at)), None)

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from proxy.core.overflow.classify import SMALLEST_WINDOW, StatedFigures, assign_roles
 from proxy.core.overflow.evidence import NOTHING_KNOWN, UNCORROBORATED, Prior, check_claim
+from proxy.core.overflow.figures import SMALLEST_WINDOW, StatedFigures, assign_roles
 from proxy.core.overflow.kinds import Overflow
 from tests.support.engine_fixtures import classifier
 from tests.support.overflow_recordings import BEYOND, BROKEN_OFF, KINDS, headers, rows, wire

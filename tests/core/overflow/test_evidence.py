@@ -137,7 +137,7 @@ def test_overflows_of_a_tiny_request(half: str) -> None:
         if claim.half != half or not claim.is_overflow:
             continue
         alone = classifier().answer(claim.status, (), claim.body.encode(), NOT_COUNTED_YET)
-        if alone is None or (not alone.decisive and alone.limit is None):
+        if alone is None or not (alone.decisive or alone.limit or len(alone.stated) > 1):
             assert read(claim, "stated 12 x") is None, claim.body
         elif alone.decisive:
             assert read(claim, "stated 12 x") is not None, claim.body
@@ -260,3 +260,104 @@ def test_limits_of_messages_and_of_plans_are_no_overflow(error: str) -> None:
     body = json.dumps({"error": {"message": error}}).encode()
     found = classifier().answer(400, (), body, Prior(3_000))
     assert found is None or not found.too_long
+
+
+def judged(message: str, prior: Prior, status: int = 400, **error: object) -> Overflow | None:
+    """What an error of *message* and other members means of the request that *prior* describes."""
+    return classifier().answer(status, (), json.dumps({"error": {"message": message, **error}}).encode(), prior)
+
+
+@pytest.mark.parametrize("message", ["Le fil pèse 9120 jetons sur 8192 acceptés", "สนทนายาว 9120 โทเค็น ได้ 8192 token"])
+def test_the_only_two_figures_are_prompt_and_limit(message: str) -> None:
+    """In words that nobody knows, figures that agree with our count are those of the request, and others are not."""
+    for prior, expected in ((Prior(9_000, window=200_000, stated=True), 8192), (Prior(4_000), None)):
+        found = judged(message, prior, code="context_length_exceeded")
+        assert found is not None
+        assert (found.window == 8192) is (expected is not None)
+
+
+def test_the_limit_is_not_the_output_that_was_asked_for() -> None:
+    """An output figure in the same sentence is not taken for the limit."""
+    found = judged("Prompt too long: 9120 and max_tokens (512) can't be longer than 8192", Prior(9_000, 512))
+    assert found is not None
+    assert (found.kind, found.limit) == ("input", 8192)
+
+
+@pytest.mark.parametrize(
+    ("message", "output"),
+    [
+        ("The model may write 8192 tokens (32000 wanted).", 32_000),
+        ("thinking.max_tokens (24000) exceeds what this model may think (16000)", 25_000),
+        ("The completion is limited to 8192", 32_000),
+        ("4 answers of 8000 completion tokens: over the 30000 tokens of a call", 8_000),
+    ],
+)
+def test_a_text_about_the_output_outweighs_a_code(message: str, output: int) -> None:
+    """A code that sounds like an overflow does not make one of a complaint about the output figure alone."""
+    found = judged(message, Prior(5_000, output), code="context_length_exceeded")
+    assert found is None or not found.too_long
+
+
+@pytest.mark.parametrize(
+    ("message", "sent", "believed"),
+    [
+        ("Maximum content size limit (26214400) exceeded (26306794 bytes read)", 400_000, False),
+        ("Maximum content size limit (26214400) exceeded (26306794 bytes read)", 26_306_794, True),
+        ("The body is too large: 1.2 MB, at most 1 MB", 1_250_000, True),
+        ("The body is too large: 1.2 MB, at most 1 MB", 250_000, False),
+        ("Request body too large", 250_000, True),
+        ("Request body too large", 4_000, False),
+    ],
+)
+def test_a_size_in_bytes_is_compared_with_the_body(message: str, sent: int, believed: bool) -> None:
+    """A complaint about bytes is about this request if it has that many; a few KB are too many for no server."""
+    prior = Prior(counted=500, body=b" " * sent)
+    assert (judged(message, prior, 413) is not None) is believed
+
+
+@pytest.mark.parametrize("status", [408, 409, 415, 416, 451, 503, 504, 524, 529])
+def test_a_weak_sentence_beside_the_status_of_another_trouble(status: int) -> None:
+    """Only a text about the window itself, or a code, makes a claim with a status that does not refuse a request."""
+    assert judged("Too many tokens at work here", NOT_COUNTED_YET, status) is None
+    assert judged("The prompt exceeds the context window", NOT_COUNTED_YET, status) is not None
+
+
+def test_a_pace_needs_a_limit_to_be_a_window() -> None:
+    """With 429 words about a window mean a pace, unless they state how long it is."""
+    found = judged("input token limit exceeded for now", Prior(9_000), 429)
+    assert found is not None
+    assert not found.too_long
+
+
+def test_an_error_that_helps_itself_by_waiting() -> None:
+    """A sentence that asks for another try later is about load, whatever it says of tokens."""
+    for message in ("Zu viele Tokens in Arbeit. Bitte später erneut.", "Too many tokens are queued, retry later."):
+        found = judged(message, Prior(9_000))
+        assert found is None or not found.too_long
+
+
+def test_members_state_what_does_not_fit() -> None:
+    """Figures in members count by the words of their names, whatever the text and the code beside them say."""
+    found = judged("No.", Prior(9_000), code="QuotaExceededError", promptTokens=9_120, maxContextTokens=8_192)
+    assert found is not None
+    assert (found.kind, found.limit, found.prompt) == ("input", 8_192, 9_120)
+    for members in ({"max_output_tokens": 8_192, "input_tokens": 9_120}, {"inputTokensPerMinute": 9_120, "limit": 8}):
+        assert judged("No.", Prior(9_000), **members) is None
+
+
+def test_a_validation_written_by_python() -> None:
+    """What Python writes of a validation is taken apart like JSON, with its input as the request's."""
+    detail = "[{'type': 'extra_forbidden', 'loc': ('body', 'context_window'), 'msg': 'Extra inputs are not permitted', "
+    assert judged(f"{detail}'input': 'prompt is too long: 9120 > 8192'}}]", Prior(9_000)) is None
+    assert judged(f"{detail}'input': {'[' * 5_000}", Prior(9_000)) is None
+    quoted = "Error code: 400 - {'error': {'message': 'prompt is too long: 9120 tokens > 8192 maximum', 'code': None}}"
+    assert judged(quoted, Prior(9_000)) is not None
+
+
+@pytest.mark.parametrize(
+    "message", ["A video of 9120 s is too long for the context window of 8192 s", "token limit hit"]
+)
+def test_units_and_subjects(message: str) -> None:
+    """Seconds are no tokens, and a video that is too long is not the conversation."""
+    found = judged(message, Prior(9_000, window=10_000 if "token" in message else 40_000))
+    assert (found is not None) is ("token" in message)
