@@ -144,7 +144,7 @@ def prune_pass(
     candidates = savings.keys() - {each.same_as for each in among.placeholders}
     duplicates: dict[int, Placeholder] = {}
     if rules.dedup is not None:
-        found = find_duplicates(pairs, rules.dedup)
+        found = _of_read_results(find_duplicates(pairs, rules.dedup), among)
         duplicates = {each.index: each for each in found if each.index in candidates}
     need -= sum(savings[index] for index in duplicates)
     if duplicates and need <= 0:
@@ -158,6 +158,15 @@ def prune_pass(
     if not duplicates:
         return tuple(sorted(chosen.values())), ("prune",)
     return tuple(sorted(chosen.values())), ("dedup", "prune")
+
+
+def _of_read_results(duplicates: Sequence[Placeholder], among: PruneRange) -> list[Placeholder]:
+    """*duplicates* without results that no model has read and that no other one repeats to the letter.
+
+    Two readings of one file in the same round show the same lines, but nothing says that they show the same text.
+    """
+    border = unread_from(among.items, among.end)
+    return [each for each in duplicates if each.index < border or each.reason == "repeated"]
 
 
 def oldest_results(pairs: Sequence[Pair], items: Sequence[Item], over: int) -> tuple[Placeholder, ...] | None:

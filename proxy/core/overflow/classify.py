@@ -148,18 +148,8 @@ class Classifier:
         """The claim that *parts* make in an answer of *status*."""
         readings = [reading for text in parts.texts if (reading := self._read_text(text))]
         code, name = self._meaning_of_codes(parts.codes)
-        chosen = _best_reading(readings)
         in_members = assign_roles(self._by_role(parts.members))
-        if in_members.are_too_many and (chosen is None or not chosen.strong):
-            chosen = _Reading("input", in_members, strong=True, rule="members")
-        if code is None:
-            chosen = chosen or _by_status(status, parts)
-        elif chosen is None:
-            chosen = _Reading(code, StatedFigures(), rule=name)
-        elif chosen.means == "other" and not chosen.rule and not chosen.about_output:
-            chosen = _Reading(code, chosen.figures, rule=name)
-        else:
-            chosen = _with_code(chosen, code)
+        chosen = _with_code(_best_reading(readings, in_members), code, name) or _by_status(status, parts)
         if chosen is None or chosen.means == "other":
             return None
         chosen = replace(chosen, stated=tuple(figure for reading in readings for figure in reading.stated))
@@ -169,22 +159,16 @@ class Classifier:
         """The claim of *chosen* as far as it counts with this *status*; *decisive*: a code makes it."""
         if not chosen.strong and _is_elsewhere(chosen, parts.complained_of):
             return None
-        unlikely = chosen.guessed
-        if status in CREDENTIALS and not decisive:
-            if not chosen.strong or chosen.figures.limit is None:
-                return None
-            unlikely = True
-        if status not in FITTING and chosen.means in _TOO_LONG and not decisive:
-            if status == 429 and (not chosen.strong or chosen.figures.limit is None):
+        if not decisive and not _fits(status, chosen):
+            if status == 429:
                 return Overflow("rate_limit", rule=chosen.rule)
-            if not chosen.strong:
-                return None
+            return None
         figures = chosen.figures
         if chosen.guessed and decisive:
             figures = StatedFigures()  # they are what they seem if they agree with our count, and else nothing
         figures = _with_members(figures, self._by_role(parts.members))
         claim = _overflow(chosen, figures, decisive=decisive)
-        return replace(claim, unlikely=unlikely and not decisive)
+        return replace(claim, unlikely=not decisive and (chosen.guessed or status in CREDENTIALS))
 
     def _read_text(self, text: str) -> _Reading | None:
         """The meaning of one text; None if it is about something else."""
@@ -234,9 +218,9 @@ class Classifier:
                 matched += islice((rule for rule in self._within if rule.matches(sentence)), 1)
         return [_Reading(rule.means, StatedFigures(), rule.strong, rule.pattern.source) for rule in matched]
 
-    def _by_role(self, members: Iterable[tuple[str, int]]) -> dict[Role, list[int]]:
+    def _by_role(self, members: Iterable[tuple[str, int]]) -> dict[str, list[int]]:
         """The figures of *members* by their roles."""
-        by_role: dict[Role, list[int]] = {}
+        by_role: dict[str, list[int]] = {}
         for name, figure in members:
             role = self._rules.fields.get(name) or self._role_of_member(name)
             if role is not None and figure > 0:
@@ -279,12 +263,26 @@ class Classifier:
         return readings[0].means
 
 
-def _best_reading(readings: Sequence[_Reading]) -> _Reading | None:
-    """The reading that decides: one about the window, else one about a rate, else the first one.
+def _fits(status: int, chosen: _Reading) -> bool:
+    """True if an answer with *status* can mean what *chosen* does, without a code that says so."""
+    states_window = chosen.strong and chosen.figures.limit is not None
+    if status in CREDENTIALS:
+        return states_window
+    if status in FITTING or chosen.means not in _TOO_LONG:
+        return True
+    if status == 429:
+        return states_window
+    return chosen.strong
+
+
+def _best_reading(readings: Sequence[_Reading], in_members: StatedFigures) -> _Reading | None:
+    """The reading that decides: one about the window, else figures *in_members*, else one about a rate, else the first.
 
     Of readings with the same meaning, the first one that states a limit.
     """
     ranked = sorted(readings, key=_rank)
+    if in_members.are_too_many and not (ranked and ranked[0].strong):
+        return _Reading("input", in_members, strong=True, rule="members")
     if not ranked:
         return None
     best = ranked[0]
@@ -296,8 +294,14 @@ def _rank(reading: _Reading) -> tuple[bool, bool, bool]:
     return not reading.strong, reading.means != "rate_limit", reading.means == "other"
 
 
-def _with_code(chosen: _Reading, code: Meaning) -> _Reading | None:
-    """*chosen* as corrected by the meaning of a *code*; None if the code names another trouble."""
+def _with_code(chosen: _Reading | None, code: Meaning | None, name: str) -> _Reading | None:
+    """*chosen* as corrected by the meaning of a code of this *name*; None if the code names another trouble."""
+    if code is None:
+        return chosen
+    if chosen is None:
+        return _Reading(code, StatedFigures(), rule=name)
+    if chosen.means == "other" and not chosen.rule and not chosen.about_output:
+        return _Reading(code, chosen.figures, rule=name)
     if code == "rate_limit" and not chosen.strong:
         return replace(chosen, means="rate_limit")
     if code == "other":
@@ -397,7 +401,7 @@ def _complains_of_media(sentence: str) -> bool:
     return mentions(sentence, "over", "excess", "many", "figure")
 
 
-def _with_members(figures: StatedFigures, members: dict[Role, list[int]]) -> StatedFigures:
+def _with_members(figures: StatedFigures, members: dict[str, list[int]]) -> StatedFigures:
     """*figures* of a text; if it states none, those in *members* of the error object."""
     if figures.limit is not None or figures.prompt is not None:
         return figures

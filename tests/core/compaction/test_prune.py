@@ -341,3 +341,27 @@ def test_what_no_model_has_read_is_not_pruned() -> None:
     border = unread_from(stretch.items, len(stretch.items))
     assert border < len(stretch.items)
     assert all(swap.index < border for swap in found[0])
+
+
+def test_of_unread_results_only_what_another_repeats_to_the_letter_gives_way() -> None:
+    """A file that is read twice in the newest round stays twice, unless both readings are the same."""
+    names = ("a.py", "a.py", "b.py", "b.py")
+    texts = ("one " * 300, "two " * 300, "same " * 300, "same " * 300)
+    calls = [
+        {
+            "id": str(at),
+            "type": "function",
+            "function": {"name": "read_file", "arguments": json.dumps({"path": name})},
+        }
+        for at, name in enumerate(names)
+    ]
+    results = [{"role": "tool", "tool_call_id": str(at), "content": text} for at, text in enumerate(texts)]
+    asked: list[Message] = [{"role": "user", "content": "Read them."}, {"role": "assistant", "tool_calls": calls}]
+    messages = [*asked, *results]
+    found = prune_pass(stretch_of(messages), 1, 200_000, RULES)
+    assert found is not None
+    assert [(swap.index, swap.reason) for swap in found[0]] == [(4, "repeated")]
+    later = [*messages, {"role": "assistant", "content": "Read."}, {"role": "user", "content": "Go on."}]
+    found = prune_pass(stretch_of(later), 1, 200_000, RULES)
+    assert found is not None
+    assert {swap.index for swap in found[0]} == {2, 4}
