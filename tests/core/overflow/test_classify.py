@@ -11,55 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from proxy.core.overflow.evidence import NOTHING_KNOWN, UNCORROBORATED, Prior, check_claim
-from proxy.core.overflow.figures import SMALLEST_WINDOW, StatedFigures, assign_roles
 from proxy.core.overflow.kinds import Overflow
 from tests.support.engine_fixtures import classifier
 from tests.support.overflow_recordings import BEYOND, BROKEN_OFF, KINDS, headers, rows, wire
 from tests.support.overflow_reports import ReportedError, reported_errors
-
-FIGURES = st.lists(st.integers(0, 2_000_000), max_size=3)
-STATED = st.dictionaries(st.sampled_from(["limit", "prompt", "output", "requested", "cap"]), FIGURES)
-
-
-def test_parts_are_added_up_where_the_whole_says_so() -> None:
-    """Text, tools and schema are one prompt if they add up to what was requested less the output."""
-    made = assign_roles({"limit": [8192], "prompt": [7000, 1500], "output": [500], "requested": [9000]})
-    assert (made.prompt, made.output, made.are_too_many) == (8500, 500, True)
-    assert assign_roles({"limit": [8192], "prompt": [7000, 400], "requested": [9999]}).prompt == 7000
-
-
-def test_a_whole_may_hold_an_output() -> None:
-    """One figure for the whole request is the prompt, unless the output may be a part of it."""
-    made = assign_roles({"limit": [8192], "requested": [9000]})
-    assert (made.prompt, made.whole, made.undivided().prompt) == (9000, True, None)
-    assert made.undivided().are_too_many
-    split = assign_roles({"limit": [8192], "prompt": [9000], "requested": [9000]})
-    assert split.undivided().prompt == 9000
-
-
-def test_of_two_limits_the_larger_is_what_was_sent() -> None:
-    """Two figures in the place of a limit can only be the limit and what is above it."""
-    assert assign_roles({"limit": [9000, 8192]}) == StatedFigures(8192, 9000)
-
-
-def test_the_limit_is_one_that_is_exceeded() -> None:
-    """Of several figures called a limit the one counts that the claim is above."""
-    assert assign_roles({"limit": [200_000, 8192], "prompt": [9000]}).limit == 8192
-
-
-def test_figures_that_do_not_complain() -> None:
-    """Where the claim is far below the limit they are figures of something else."""
-    assert assign_roles({"limit": [100_000], "prompt": [100]}) == StatedFigures()
-
-
-@given(STATED)
-def test_any_figures(stated: dict[str, list[int]]) -> None:
-    """A limit is one of the figures that were stated as such, and never a small count."""
-    made = assign_roles(stated)
-    assert made.limit is None or (made.limit in stated["limit"] and made.limit >= SMALLEST_WINDOW)
-    assert made.prompt is None or made.prompt >= 0
-    assert not made.are_too_many or made.limit is not None
-
 
 CLEAR = "This model's maximum context length is 4097 tokens. However, your messages resulted in 5000 tokens."
 
