@@ -144,7 +144,7 @@ def prune_pass(
     candidates = savings.keys() - {each.same_as for each in among.placeholders}
     duplicates: dict[int, Placeholder] = {}
     if rules.dedup is not None:
-        found = _of_read_results(find_duplicates(pairs, rules.dedup), among)
+        found = find_duplicates(pairs, rules.dedup, unread_from(among.items, among.end))
         duplicates = {each.index: each for each in found if each.index in candidates}
     need -= sum(savings[index] for index in duplicates)
     if duplicates and need <= 0:
@@ -158,15 +158,6 @@ def prune_pass(
     if not duplicates:
         return tuple(sorted(chosen.values())), ("prune",)
     return tuple(sorted(chosen.values())), ("dedup", "prune")
-
-
-def _of_read_results(duplicates: Sequence[Placeholder], among: PruneRange) -> list[Placeholder]:
-    """*duplicates* without results that no model has read and that no other one repeats to the letter.
-
-    Two readings of one file in the same round show the same lines, but nothing says that they show the same text.
-    """
-    border = unread_from(among.items, among.end)
-    return [each for each in duplicates if each.index < border or each.reason == "repeated"]
 
 
 def oldest_results(pairs: Sequence[Pair], items: Sequence[Item], over: int) -> tuple[Placeholder, ...] | None:
@@ -237,10 +228,12 @@ def _without_references_to(pruned: Collection[int], chosen: Mapping[int, Placeho
 class _LaterResults:
     """The results behind the present one, on the way from the newest pair back to the oldest.
 
-    ``same`` is the item of each result, by call and digest. ``readings`` are those of each file, the newest first, and
-    ``changed`` is the item that changed the file last, by path.
+    ``unread`` is the first item that no model has read. ``same`` is the item of each result, by call and digest.
+    ``readings`` are those of each file, the newest first, and ``changed`` is the item that changed the file last, by
+    path.
     """
 
+    unread: int
     same: dict[tuple[int, int], int] = field(default_factory=dict)
     readings: dict[int, list[Pair]] = field(default_factory=lambda: defaultdict(list))
     changed: dict[int, int] = field(default_factory=dict)
@@ -261,14 +254,15 @@ class _LaterResults:
                 readings.append(pair)
 
 
-def find_duplicates(pairs: Sequence[Pair], rules: DedupRules) -> list[Placeholder]:
+def find_duplicates(pairs: Sequence[Pair], rules: DedupRules, unread: int) -> list[Placeholder]:
     """The results among *pairs* that a later one repeats, newest first.
 
     The call of the later one succeeded, and its result is the same or covers the lines of the earlier one. The later
-    one is no duplicate itself.
+    one is no duplicate itself. From the item *unread* on only the same result counts: two readings of one file in a
+    round that no model has read show the same lines, but perhaps not the same text.
     """
     read = {path for pair in pairs if pair.call.kind == "file_read" for path in pair.call.paths}
-    later = _LaterResults()
+    later = _LaterResults(unread)
     by_item: dict[int, list[Placeholder | None]] = defaultdict(list)
     for pair in reversed(pairs):
         duplicate = None
@@ -294,7 +288,7 @@ def _repeated(pair: Pair, later: _LaterResults, rules: DedupRules) -> Placeholde
 def _included(pair: Pair, later: _LaterResults, read: Collection[int], rules: DedupRules) -> Placeholder | None:
     """The placeholder for a result whose lines a later reading of the file shows."""
     lines = _lines_to_cover(pair, read, rules)
-    if lines is None:
+    if lines is None or pair.index >= later.unread:
         return None
     [path] = pair.call.paths
     for reading in later.readings[path]:

@@ -59,7 +59,8 @@ def pairs(*steps: Step) -> list[Pair]:
 
 def found(*steps: Step, rules: DedupRules | None = None) -> list[tuple[int, str, int]]:
     """Which steps give way, why, and to which step."""
-    swaps = find_duplicates(pairs(*steps), rules or DedupRules())
+    taken = pairs(*steps)
+    swaps = find_duplicates(taken, rules or DedupRules(), 2 * len(taken))
     return sorted((swap.index // 2, swap.reason, swap.same_as // 2) for swap in swaps)
 
 
