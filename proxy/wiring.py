@@ -26,7 +26,7 @@ from proxy.core.overflow.classify import Classifier
 from proxy.core.tokens.budget import Allocation, Buffers, Marks, Shares
 from proxy.engine.engine import Engine
 from proxy.engine.features import Feature, Features
-from proxy.engine.learned_routes import KnownRoutes, LearnedRoutes, NoticeCallback, ignore_notice, prepare_nothing
+from proxy.engine.learned_routes import KnownRoutes, LearnedRoutes, prepare_nothing
 from proxy.engine.measuring import Measurer, ShrunkTools
 from proxy.engine.ports import Upstream
 from proxy.engine.quick_check import QuickCheck
@@ -41,7 +41,7 @@ from proxy.server.access import Access
 from proxy.settings import Settings, Stages
 from proxy.store import Store, open_store
 from proxy.summaries import Jobs
-from proxy.tasks import Faults, Spawn, Tasks, Warn, ignore_failure
+from proxy.tasks import Faults, Spawn, Tasks, Warn, ignore_failure, ignore_warning
 from proxy.telemetry.exports import Exports, open_budget_log, open_traces
 from proxy.tokenizers import Tokenizers
 from proxy.upstream import Upstreams
@@ -69,7 +69,7 @@ def open_engine(
     tokenizers: Tokenizers,
     store: Store,
     upstream: Upstream,
-    notice: NoticeCallback = ignore_notice,
+    warn: Warn = ignore_warning,
     jobs: Jobs | None = None,
     observers: Sequence[Feature] = (),
     calls: CallSettings | None = None,
@@ -79,7 +79,7 @@ def open_engine(
 ) -> Engine:
     """Build the engine of *settings*, with caches of its own.
 
-    *notice* logs what traffic teaches of servers. *jobs* write summaries, if any are configured. *observers* are
+    *warn* logs what traffic teaches of servers. *jobs* write summaries, if any are configured. *observers* are
     features that only record which views were answered. *faults* reports faults of our own. *spawn* starts background
     tasks. *prepare* loads the vocabulary of an encoding that a request's model has.
     """
@@ -95,7 +95,7 @@ def open_engine(
         settings.server.limits.items,
         configuration.injected_rules(settings.injected),
     )
-    learned = LearnedRoutes(store.records, LRUCache(CACHED_ROUTES), LRUCache(CACHED_LOOKUPS), time.monotonic, notice)
+    learned = LearnedRoutes(store.records, LRUCache(CACHED_ROUTES), LRUCache(CACHED_LOOKUPS), time.monotonic, warn)
     records = CompactionRecords(reader, store.records, policy, caches.records(), LRUCache(CACHED_LOOKUPS), jobs, spawn)
     parts = FeatureParts(settings, store, reader, records, catalogue.resolve, _shares(settings), faults, spawn)
     features = Features([*open_features(parts), *observers])

@@ -1,10 +1,23 @@
-"""The way of one request: plan it, send it, and if the provider finds it too long all the same, send a smaller one.
+"""The engine: plans a request, sends it, and sends something smaller if the provider still finds it too long.
 
-Two loops do all of that. ``_decide`` asks the planner, which never waits, until its decision is final, and looks up or
-writes what it lacks. ``_deliver`` sends until a reply can be passed on. Token counts, dry runs, fallbacks, retries and
-continued answers use these two.
+Two loops do all of that, and everything else uses them: token counts, dry runs, fallbacks, retries, continued answers.
 
-A fault of ours costs compression, never the request (``proxy/engine/fail_open.py``).
+Loop 1, ``_decide``, calls the planner until its decision is final, and sends nothing:
+
+    NeedRecord                    look up the conversation's newest compaction record
+    NeedFacts                     read what the calls and results are about
+    NeedBlock                     write the texts of a compaction and store its record
+    Forward | TooLossy | Reject   final
+
+Loop 2, ``_deliver``, sends until a reply can be passed on:
+
+    Accepted                      deliver it
+    Overflowed                    learn from it; send a smaller view, or plan for a fallback
+    Failed | NotNews              plan for the next model; if none is left, deliver the provider's first refusal
+
+Loop 2 ends because ``Attempts`` allows two smaller views at most and asks each fallback once.
+A fault of our own costs compression, never the request (``proxy/engine/fail_open.py``). Work that grows with the body
+goes to a thread (``proxy/offload.py``).
 """
 
 from __future__ import annotations
@@ -62,7 +75,7 @@ from proxy.tasks import Faults
 
 
 class Engine:
-    """Answers requests."""
+    """Answers requests. One instance serves all requests of a process at once; it keeps no state of any of them."""
 
     def __init__(
         self,
@@ -96,48 +109,48 @@ class Engine:
         self._fail_open = FailOpen(catalogue, measurer, calls, faults)
 
     async def exchange(self, request: Request) -> Outcome:
-        """Answer *request*: one generation is paid for, more only if the model recalls what left its view.
+        """Answer *request* with one generation, or with more if the model calls a tool that Ullage answers.
 
         Raises ``InvalidRequest`` for a body that cannot be read, and what the upstream raises.
         """
         run = Run(request, self._clock)
         try:
-            # One search for each marker takes a tenth of what one pattern of all of them does: 6 ms for each MB.
+            # ``find`` for each marker takes a tenth of the time of one pattern that matches them all (6 ms per MB).
             markers = self._features.markers.get(request.api, ())
             if request.purpose == "answer" and not any(request.body.find(marker) >= 0 for marker in markers):
                 return await self.proceed(run, request)
             return await self._with_features(run)
         except (UllageError, asyncio.CancelledError):
-            run.drop()  # nothing else would end the call
+            run.drop()  # no answer takes the reply over, so nothing else would close its connection
             raise
         except Exception as fault:  # noqa: BLE001 - fail open: a fault of ours costs compression, never the request
             self._faults.report("request", request.request_id, fault)
             return await self._fail_open.pass_through(run)
 
-    async def untouched(self, request: Request) -> Outcome:
+    async def pass_through(self, request: Request) -> Outcome:
         """Send the client's own bytes, after a fault of ours. Raises what the upstream raises."""
         return await self._fail_open.pass_through(Run(request, self._clock))
 
     async def _with_features(self, run: Run) -> Outcome:
-        """Answer a request that may concern a feature, or is for a count."""
+        """Answer a request that may concern a feature, or that asks for a token count."""
         request, engine = run.request, BoundEngine(self, run)
         for feature in self._features.concerned(request):
             request = await feature.prepare(request, engine)
             if request.purpose != "count" and (outcome := await feature.answer(request, engine)):
                 return outcome
         if request.purpose == "count":
-            return await self._counted(run, request)
+            return await self._count_tokens(run, request)
         return await self.proceed(run, request)
 
-    async def _counted(self, run: Run, request: Request) -> Outcome:
-        """Answer a request for the tokens of a conversation: those of the view that would be sent."""
+    async def _count_tokens(self, run: Run, request: Request) -> Outcome:
+        """Answer with the number of tokens in the view that would be sent."""
         decision = await self.first_plan(request, dry_run=True)
         run.pause_planning()
         report = run.report(decision.view, self._policy).with_(api=COUNT_TOKENS, event=False)
         return await self._counts.answer(run, decision, report)
 
     async def proceed(self, run: Run, request: Request) -> Outcome:
-        """Plan *request*, send it, and hand the reply over."""
+        """Plan *request*, send it, and return the answer or the refusal."""
         decision = await self.first_plan(request)
         run.pause_planning()
         view = decision.view
@@ -147,36 +160,38 @@ class Engine:
                 if answer is not None:
                     return answer
         delivery = await self._deliver(run, decision)
-        if isinstance(delivery, Delivered):
-            return await self._answered(run, delivery)
-        return self._unanswered(run, delivery)
+        if isinstance(delivery, Undelivered):
+            return self._refusal_of(run, delivery)
+        return await self._answer_of(run, delivery)
 
     # Loop 1: plan, and send nothing.
 
     async def first_plan(
         self, request: Request, *, dry_run: bool = False, count_always: bool = False
     ) -> Forward | Reject:
-        """The first model and size that give a view; if none does, the requested model's, or its refusal.
+        """Plan for the requested model, then for its fallbacks, until a view loses no more than it may.
 
-        *count_always*: even if its bytes show that it fits. *dry_run* stores nothing. Raises as ``plan`` does.
+        If none does, the requested model's view may lose anything. *count_always* measures the request even if its
+        bytes show that it fits; *dry_run* stores nothing. Raises as ``plan`` does.
         """
-        view: UncountedView | None = None
         max_loss: MaxLoss | None = None
-        if not count_always:
-            view = await self._quick_check.view(request)
         if dry_run:
             max_loss = "any"
-        measured = view or await self.measurer.measure(request, max_loss, dry_run=dry_run)
+        measured: MeasuredRequest | UncountedView | None = None
+        if not count_always:
+            measured = await self._quick_check.view(request)
+        if measured is None:
+            measured = await self.measurer.measure(request, max_loss, dry_run=dry_run)
         if isinstance(measured, UncountedView):
             return Forward(measured)
         first = await self._planned(measured)
         if isinstance(first, Forward):
             return first
         steps: tuple[str, ...] = ()
-        if await self._may_leave(request):
+        if await self._allows_fallback(request):
             steps = measured.known.route.steps
-        for model, most in plans_in_order(steps):
-            decision = await self._plan_for(request, model, most, dry_run=dry_run)
+        for model, step_max_loss in plans_in_order(steps):
+            decision = await self._plan_for(request, model, step_max_loss, dry_run=dry_run)
             if isinstance(decision, Forward):
                 return decision
         if isinstance(first, Reject):
@@ -189,7 +204,10 @@ class Engine:
         return await self._planned(view or await self.measurer.measure(request, max_loss, dry_run=dry_run))
 
     async def preview(self, bound: BoundEngine, request: Request) -> tuple[Forward | Reject, Report]:
-        """Plan *request* as it would be sent, whatever its view loses; what was written for its view is noted."""
+        """Plan *request* as it would be sent, whatever its view loses, and send nothing.
+
+        Features are told of the view as of one that was answered: its compaction is stored, too.
+        """
         for feature in self._features.concerned(request):
             request = await feature.prepare(request, bound)
         decision = never_too_lossy(await self._planned(await self.measurer.measure(request, "any")))
@@ -210,11 +228,12 @@ class Engine:
         """Ask the planner until its decision is final; look up or write what it lacks."""
         progress: Progress = START
         while True:
+            # The size decides whether ``decide`` runs on a thread: without facts it reads numbers only.
             size = measured.light_size
             if measured.has_facts:
                 size = measured.size
             if isinstance(progress, LookedUp) and (record := progress.record) is not None:
-                # What stands in its view only is read, if this process has not seen it before.
+                # The planner counts the record's own texts unless this process has counted them before.
                 size += len(record.block) + sum(map(len, record.edits.values()))
             decision = await offload(size, decide, measured, self._policy, progress)
             match decision:
@@ -234,26 +253,25 @@ class Engine:
     async def _plan_for(
         self, request: Request, model: str, max_loss: MaxLoss, *, dry_run: bool = False
     ) -> FinalDecision:
-        """Plan *request* for the fallback called *model*, or for the requested one."""
+        """Plan *request* for the fallback called *model*, or for the requested model (``REQUESTED``)."""
         if model != REQUESTED:
             request = await self._for_fallback(request, model)
         return await self.plan(request, max_loss, dry_run=dry_run)
 
-    async def _may_leave(self, request: Request) -> bool:
-        """True if another model can answer: the path does not fix this one, nor has its server the history."""
+    async def _allows_fallback(self, request: Request) -> bool:
+        """True if another model can answer: the path fixes no model, and no server stores the history."""
         if request.path_model and request.api != gemini.API:
             return False
         return not (await self.measurer.located(request)).envelope.stored
 
     async def _for_fallback(self, request: Request, model: str) -> Request:
-        """*request* as the fallback called *model* can read it."""
+        """Return *request* in a form that the fallback called *model* can read."""
         located = await self.measurer.located(request)
         requested_model = request.path_model or located.envelope.model
-        # The caller's key goes with no errand of ours to an upstream that the caller did not choose.
-        is_same = self._catalogue.resolve(model).upstream == self._catalogue.resolve(requested_model).upstream
+        same_upstream = self._catalogue.resolve(model).upstream == self._catalogue.resolve(requested_model).upstream
         body = await offload(len(request.body), rerouted, request, located, model)
         origin, path_model = None, ""
-        if is_same:
+        if same_upstream:  # the caller's credentials go to no upstream that the caller did not choose
             origin = request.origin
         if request.path_model:
             path_model = model
@@ -272,7 +290,7 @@ class Engine:
         self, run: Run, decision: FinalDecision | GiveUp, extend: Extend | None = None
     ) -> Delivered | Undelivered:
         """Send until a reply can be passed on; *extend* appends to each view what continues an answer."""
-        most: int | None = None
+        refused_tokens: int | None = None
         while True:
             match decision:
                 case Reject():
@@ -287,13 +305,13 @@ class Engine:
                     assert_never(other)
             appended = view
             if extend is not None and isinstance(view, CountedView):
-                appended = await extend(view, most)
+                appended = await extend(view, refused_tokens)
             received = await self._calls.send(run, appended)
             match received:
                 case Accepted():
                     return Delivered(view, received.reply, received.head, received.hides_usage)
                 case Overflowed():
-                    most = appended.tokens
+                    refused_tokens = appended.tokens
                     decision = await self._next(run, appended, received.overflow)
                 case Failed() | NotNews():
                     decision = await self._next(run, appended, received)
@@ -323,6 +341,7 @@ class Engine:
         return decision
 
     async def _smaller(self, attempts: Attempts, move: Shrink) -> Forward | GiveUp:
+        """Return a strictly smaller view for the same model, if there is one."""
         view = await self._retries.smaller(move.view, move.overflow, self._decide)
         if view is None:
             return GIVE_UP
@@ -330,7 +349,8 @@ class Engine:
         return Forward(view)
 
     async def _by_fallback(self, request: Request, model: str) -> Forward | GiveUp:
-        if not await self._may_leave(request):
+        """Return a view for the fallback called *model*, if it can have one."""
+        if not await self._allows_fallback(request):
             return GIVE_UP
         decision = await self._plan_for(request, model, "any")
         if isinstance(decision, Forward):
@@ -338,29 +358,29 @@ class Engine:
         return GIVE_UP
 
     async def _learn_refusal(self, run: Run, view: View, overflow: Overflow) -> None:
-        """Learn what *overflow* teaches, at once if it is sure, else once something smaller was answered."""
+        """Learn from *overflow* at once if it is sure, else when a smaller view has been answered."""
         if overflow.sure and run.unsure is None:
             await self._retries.learn(view, overflow)
         else:
             run.unsure = (view, overflow)
 
-    async def _answered(self, run: Run, delivery: Delivered) -> Answer:
-        """The answer that *delivery* is; what has to be done behind it is started, and never costs it."""
+    async def _answer_of(self, run: Run, delivery: Delivered) -> Answer:
+        """Return the answer with its report, and schedule the notes that features take of it."""
         view, reply = delivery.view, delivery.reply
-        is_good = reply.status == 200
-        if run.unsure is not None and is_good and not view.request.fallback_model:
+        if run.unsure is not None and reply.status == 200 and not view.request.fallback_model:
             await self._retries.learn(*run.unsure)
-        if isinstance(view, CountedView) and view.measured.has_facts:  # the calls of all items are looked at
+        if isinstance(view, CountedView) and view.measured.has_facts:  # its report looks at every item's calls
             report = await offload(view.measured.light_size, run.report, view, self._policy)
         else:
             report = run.report(view, self._policy)
         for feature in self._features.amending:
             report = feature.amend(report, view)
         if self._records.counts_answers or isinstance(view, CountedView):
+            # Not at once: the first bytes of the answer are written to the client before.
             asyncio.get_running_loop().call_soon(self._after_answer, view, report, reply.status)
         ending: LateOverflowDetector | None = None
         learn: Callable[[Usage], bool] = learn_nothing
-        if is_good:
+        if reply.status == 200:
             ending = LateOverflowDetector(self._classifier, reply.header("content-encoding"))
             learn = self._learner(view, ending, report.conversation)
         answer = Answer(report, reply, delivery.head, learn, ending, delivery.hides_usage)
@@ -369,12 +389,13 @@ class Engine:
         return answer
 
     async def _continued(self, run: Run, view: CountedView, answer: Answer) -> Answer:
-        """*answer* as far as features go on with it: the model may call tools of the server's."""
+        """Return *answer* as features continue it: they answer the model's calls of Ullage's own tools."""
         for feature in self._features.continuing:
             answer = await feature.continue_answer(answer, view, Resend(run, self.resend))
         return answer
 
-    def _unanswered(self, run: Run, delivery: Undelivered) -> Outcome:
+    def _refusal_of(self, run: Run, delivery: Undelivered) -> Outcome:
+        """Return our own refusal, or the provider's first one. Raises the error of a provider that gave no answer."""
         if delivery.refused is not None:
             report = self.report(delivery.refused, run)
             for feature in self._features.refusing:
@@ -387,7 +408,7 @@ class Engine:
         return Answer(report, first.reply, first.head)
 
     def report(self, decision: Forward | Reject, run: Run | None = None) -> Report:
-        """The report of *decision*, which was not sent: of *run*, or of what was planned only."""
+        """Return the report of *decision*, which was not sent; *run* is None if it was planned only."""
         if run is None:
             report = report_of(decision.view, self._policy)
         else:
@@ -397,7 +418,7 @@ class Engine:
         return report
 
     def _after_answer(self, view: View, report: Report, status: int) -> None:
-        """Note behind the answer that *view* was answered with *status*."""
+        """Let summaries and features note, behind the answer, that *view* was answered with *status*."""
         attempt, name = self._faults.attempt, view.request.request_id
         if self._records.counts_answers:
             attempt("after", name, partial(self._records.answered, view, status), None)
@@ -405,14 +426,14 @@ class Engine:
             return
         state = ((report.pressure or 0.0) > NEARLY_FULL, view.edits.record and view.edits.record.compaction.boundary)
         key = (view.known.route.name, view.measured.root_hash(view.layout), state)
-        # A compaction, a conversation that became nearly full, or one that was not noted for a while.
+        # Features note a compaction, a conversation that became nearly full, or one not noted for ``NOTE_SECONDS``.
         if report.event or key not in self._features.noted:
             self._features.noted[key] = True
             for feature in self._features.noting:
                 attempt("after", name, partial(feature.answered, view, report, status), None)
 
     def _learner(self, view: View, ending: LateOverflowDetector | None, conversation: str) -> Callable[[Usage], bool]:
-        """Return a callback for the usage of the answer to *view*; it holds neither the view nor the body."""
+        """Return a callback for the usage of the answer to *view*; it keeps neither view nor body in memory."""
         learned, retries, sent = self.learned, self._retries, sent_prompt(view)
         late = sent or SentPrompt(view.known.route, view.request.tenant, 0, b"", -1, is_counted=False)
         counting, tenant = self._features.counting, view.request.tenant
@@ -432,7 +453,7 @@ class Engine:
         return learn
 
     async def resend(self, run: Run, view: CountedView, extend: Extend) -> Continued:
-        """Send *view* with what *extend* appends: the next generation of an answer, by the same model.
+        """Send *view* with what *extend* appends, for the next generation of an answer by the same model.
 
         After an overflow a smaller view is sent; if none is left the reply is the provider's first refusal.
         """
@@ -440,12 +461,12 @@ class Engine:
         run.attempts = Attempts((), view)
         delivery = await self._deliver(run, Forward(view), extend)
         retries = max(0, run.sent - 1)
-        if isinstance(delivery, Delivered):
-            if isinstance(delivery.view, CountedView):
-                view = delivery.view
-            return Continued(view, delivery.reply, delivery.head, retries, run.overflows)
-        first = run.stated_refusal()
-        return Continued(view, first.reply, first.head, retries, run.overflows)
+        if isinstance(delivery, Undelivered):
+            first = run.stated_refusal()
+            return Continued(view, first.reply, first.head, retries, run.overflows)
+        if isinstance(delivery.view, CountedView):
+            view = delivery.view
+        return Continued(view, delivery.reply, delivery.head, retries, run.overflows)
 
 
 class BoundEngine:

@@ -1,7 +1,14 @@
-"""Learned routes: how a provider's count relates to ours, and which window it has.
+"""Learned routes: the ratio of a provider's token count to ours, and the window that its answers show.
 
-One ``LearnedRoute`` for each route and tenant, cached here and shared through the store; a ``UsageAnchor`` for single
-conversations, in this process only.
+There is one ``LearnedRoute`` for each route and tenant, cached here and shared with other replicas through the store. A
+``UsageAnchor`` belongs to one conversation and stays in this process.
+
+    an answer                              what it teaches
+    an overflow that states its window     the stated window
+    an overflow without a figure           a limit below what was refused
+    an answer that reached the end         the window is what prompt and answer took together
+    usage near our count                   the ratio of both counts, and an anchor for the conversation
+    usage far below our count              the provider silently cut the prompt: the window is what it counted
 """
 
 from __future__ import annotations
@@ -32,15 +39,17 @@ from proxy.core.overflow.kinds import Overflow
 from proxy.core.report import Usage
 from proxy.core.request import Request
 from proxy.engine.ports import Cache, Clock, Records
+from proxy.tasks import Warn, ignore_warning
 
 FRESH_SECONDS = 60.0
-"""How long a learned route is used before the store is read for a newer one of another replica."""
+"""Seconds for which a learned route is used before the store is read again: another replica may have a newer one."""
 
 ANCHOR_REACH = 64
-"""Items back from the end that are looked at for an anchor: many parallel results may end one request."""
+"""Items from the end that are searched for an anchor. It was at the end of an earlier request, and since then many
+parallel results may have come."""
 
 MOST_WARNED = 1_000
-"""Routes whose warning is remembered, so that no request repeats it. Bounded: their names come from clients."""
+"""Routes whose warning is remembered so that it is logged once. Bounded because model names come from clients."""
 
 RAISE_WINDOW: Mapping[str, str] = MappingProxyType(
     {
@@ -50,42 +59,39 @@ RAISE_WINDOW: Mapping[str, str] = MappingProxyType(
         "/api/v0": "Raise the context length with which LM Studio loads the model",
     }
 )
-"""How to raise a server's window, by the beginning of the path that reported it; the last match holds.
+"""Advice on how to raise a server's window, by the beginning of the path that reported it; the last match is used.
 
 https://docs.ollama.com/context-length, https://github.com/ggml-org/llama.cpp/tree/master/tools/server
 """
 
 RAISE_ANY = "Raise the server's context (Ollama: num_ctx; llama.cpp: --ctx-size; others: context length, rope scaling)"
-"""How to raise the window of a server of unknown kind."""
+"""Advice for a server of unknown kind."""
 
 BYTES_PER_TOKEN = 12
-"""A token of a request's JSON has hardly ever more bytes, whitespace and escapes included: English has 4 to 5."""
+"""Bytes of a request's JSON per token at most, whitespace and escapes included. English text has 4 to 5, so that the
+quotient is a low estimate: an answer that reports even less was cut."""
 
 MEDIA: Final = re.compile(rb'"(?:image|input_(?:image|audio|file)|file"|document"|audio|video|item_reference")')
-"""Parts of items whose price says nothing of a vocabulary."""
+"""Matches parts whose tokens do not depend on a vocabulary, so that their usage cannot calibrate our count of text."""
 
 MOST_KNOWN = 4_096
-"""Routes that are remembered with all that is known of them. Model names come from clients, so they are bounded."""
+"""Routes that are remembered with their window and ratio. Bounded because model names come from clients."""
 
 KNOWN_SECONDS = 5.0
-"""How long such a route is remembered: servers report new windows, and what was learned expires."""
-
-NoticeCallback = Callable[[str, Mapping[str, object]], None]
-"""Logs an event with its facts."""
+"""Seconds for which such a route is remembered: servers report new windows, and learned ones expire."""
 
 
 class LearnedRoute(msgspec.Struct, frozen=True, rename={"learned_window": "belief"}):
-    """A route as one tenant's traffic taught it: its window and its calibration.
+    """The window and the calibration of a route, as learned from one tenant's traffic."""
 
-    The store has it under the names that its first version used.
-    """
+    # ``rename`` keeps the member names of the first version, so that stored values stay readable.
 
     calibration: Calibration
     learned_window: LearnedWindow = NOTHING_LEARNED
 
     @property
     def stated_window(self) -> int | None:
-        """The limit that an error stated, in the provider's tokens, whether or not it is still used."""
+        """The limit that an error stated, in the provider's tokens. It may have expired."""
         return self.learned_window.stated
 
     @property
@@ -102,11 +108,11 @@ class CachedRoute(msgspec.Struct, frozen=True):
 
 
 class SentPrompt(msgspec.Struct, frozen=True):
-    """A prompt that was sent, as far as its answer can teach something about it.
+    """The facts of a sent prompt that are compared with the usage of its answer.
 
-    ``tokens`` are by our own count, or (not ``is_counted``) what its bytes come to at least. ``prefix_hash`` names the
-    conversation so far, ``boundary`` is that of its compaction, -1 if there is none. ``output_tokens`` is the room for
-    the answer, in the provider's tokens. ``is_text``: it holds no media, whose price says nothing of a vocabulary.
+    ``tokens`` is our own count, or a low estimate from its bytes if not ``is_counted``. ``prefix_hash`` names the
+    conversation so far; ``boundary`` is that of its compaction, -1 if there is none. ``output_tokens`` is the room for
+    the answer in the provider's tokens. ``is_text``: it holds no media, whose tokens depend on no vocabulary.
     """
 
     route: Route
@@ -120,7 +126,7 @@ class SentPrompt(msgspec.Struct, frozen=True):
 
 
 def sent_prompt(view: View) -> SentPrompt | None:
-    """Return what the answer to *view* can teach about; None if its count cannot be compared with ours."""
+    """Return the facts of *view* to compare with its answer's usage; None if the two counts are not comparable."""
     if isinstance(view, UncountedView):
         if view.is_off or view.bound:
             return None
@@ -152,53 +158,51 @@ def _uncounted_prompt(view: UncountedView) -> SentPrompt:
     return SentPrompt(view.known.route, tenant, len(body) // BYTES_PER_TOKEN, b"", -1, is_text, is_counted=False)
 
 
-def ignore_notice(event: str, facts: Mapping[str, object]) -> None:
-    """Log nothing."""
-    del event, facts
-
-
 class LearnedRoutes:
-    """Caches and saves what answers teach. *known* and *anchors* are bounded mappings, *wall* gives Unix time."""
+    """Caches and saves what answers teach.
+
+    *cached* and *anchors* are bounded mappings, *wall* gives Unix time. Only the event loop's thread uses it.
+    """
 
     def __init__(
         self,
         records: Records,
-        known: Cache[tuple[str, bytes], CachedRoute],
+        cached: Cache[tuple[str, bytes], CachedRoute],
         anchors: Cache[tuple[str, bytes], UsageAnchor],
         clock: Clock,
-        notice: NoticeCallback = ignore_notice,
+        warn: Warn = ignore_warning,
         wall: Callable[[], float] = time.time,
     ) -> None:
         self._records = records
-        self._known = known
+        self._cached = cached
         self._anchors = anchors
         self._clock = clock
-        self._notice = notice
+        self._warn = warn
         self._wall = wall
         self._warned: set[str] = set()
         self.generation = 0
-        """Rises with everything that is learned here, so that what was derived from it can be found old."""
+        """Rises with everything that is learned here, so that ``KnownRoutes`` can tell that its values are outdated."""
 
     def get_cached(self, route: Route, tenant: bytes) -> CachedRoute:
-        """Return what this process knows of *route*; the prior of its model's family if it knows nothing."""
-        return self._known.get((route.learned_key, tenant)) or CachedRoute(
+        """Return what this process learned of *route*; the prior of its model's family if it learned nothing."""
+        return self._cached.get((route.learned_key, tenant)) or CachedRoute(
             LearnedRoute(prior_calibration(route.model, configured_encoding=route.configured_encoding))
         )
 
     def get_fresh(self, route: Route, tenant: bytes) -> CachedRoute | None:
-        """Return what is known of *route* if the store was read a moment ago; None if other replicas may know more."""
-        cached = self._known.get((route.learned_key, tenant))
+        """Return what was learned of *route* if the store was read lately; None if other replicas may have more."""
+        cached = self._cached.get((route.learned_key, tenant))
         if cached is not None and self._clock() - cached.read_at < FRESH_SECONDS:
             return cached
         return None
 
     async def get(self, route: Route, tenant: bytes) -> CachedRoute:
-        """Return what is known of *route*, by other replicas too; reads the store at most once in a while."""
+        """Return what this and other replicas learned of *route*; reads the store once in ``FRESH_SECONDS``."""
         cached = self.get_fresh(route, tenant)
         if cached is not None:
             return cached
         now, shared = self._clock(), load(await self._records.read_route(tenant, route.learned_key))
-        cached = self._known[route.learned_key, tenant] = CachedRoute(
+        cached = self._cached[route.learned_key, tenant] = CachedRoute(
             shared or self.get_cached(route, tenant).learned, now
         )
         return cached
@@ -210,9 +214,9 @@ class LearnedRoutes:
         return window_now(route, learned.learned_window, self._wall())
 
     def known_route(self, route: Route, tenant: bytes, cached: CachedRoute, most: int | None) -> KnownRoute:
-        """Return *route* with what is known of it, its window no larger than *most* provider tokens if that is set.
+        """Return *route* with its window and ratio. The window is at most *most* provider tokens if that is set.
 
-        ``stated_window`` is set only if an error stated the window; otherwise it is that of the budget.
+        ``stated_window`` is set only for a learned window, if an error stated it.
         """
         learned, window = cached.learned, route.window
         if learned.learned_window is not NOTHING_LEARNED:
@@ -228,9 +232,10 @@ class LearnedRoutes:
         return KnownRoute(route, window, source, stated, learned.calibration.factor)
 
     def stated_window(self, route: Route, tenant: bytes) -> int | None:
-        """The window that a person, a server or an error stated; None if it was only inferred.
+        """Return the window that a person, a server or an error stated; None if it was only inferred.
 
-        An inferred window decides what to send, but refuses nothing: it may come from one bad moment of a server.
+        An inferred window limits what is sent, but no request is refused for it: one short failure of a server can
+        look like a small window.
         """
         taught = self.get_cached(route, tenant).learned.learned_window
         return route.window_after(learned_window.stated_limit(taught, self._wall()), taught.reported)
@@ -238,7 +243,7 @@ class LearnedRoutes:
     def learn_refusal(
         self, route: Route, tenant: bytes, overflow: Overflow, counted: int | None, output: int = 0
     ) -> CachedRoute:
-        """Learn from *route* refusing a view of *counted* tokens of ours with *overflow*; return what is known then.
+        """Learn from an *overflow* that refused a view of *counted* tokens (our count); return the updated route.
 
         *output* is the output figure that was sent along, in the provider's tokens.
         """
@@ -268,7 +273,7 @@ class LearnedRoutes:
                 learned.learned_window, overflow.window, sent.route.reported_window, now
             )
         elif weight:
-            # Prompt and answer filled it between them; of an answer without a figure the prompt's part is known.
+            # Prompt and answer filled the window together. Without an output figure the prompt is a lower bound.
             taught = learned_window.with_inferred_window(
                 learned.learned_window, weight + (usage.output_tokens or 0), now
             )
@@ -298,14 +303,14 @@ class LearnedRoutes:
             self._save(route, tenant, LearnedRoute(calibration, taught))
         elif calibration != learned.calibration:
             learned = LearnedRoute(calibration, learned.learned_window)
-            self._known[route.learned_key, tenant] = CachedRoute(learned, cached.read_at)
+            self._cached[route.learned_key, tenant] = CachedRoute(learned, cached.read_at)
         return False
 
     def shown_windows(self) -> list[dict[str, object]]:
-        """The windows learned in this process that are in use, for people: tokens and seconds, no tenant."""
+        """Return the learned windows in use, a row each for the admin routes: tokens and seconds, no tenant."""
         now = self._wall()
         rows: dict[tuple[str, int, str], float] = {}
-        for (name, _), cached in list(self._known.items()):
+        for (name, _), cached in list(self._cached.items()):
             taught = cached.learned.learned_window
             if taught is NOTHING_LEARNED:
                 continue
@@ -319,7 +324,7 @@ class LearnedRoutes:
         ]
 
     def _was_cut(self, sent: SentPrompt, learned: LearnedRoute, reported: int) -> None:
-        """Learn from a silent cut, and log it once for each route."""
+        """Learn from a prompt that the provider silently cut to *reported* tokens; warn once for each route."""
         route = sent.route
         taught = learned_window.with_silent_cut(learned.learned_window, reported, self._wall())
         if taught != learned.learned_window:
@@ -330,13 +335,13 @@ class LearnedRoutes:
             self._warned.clear()
         self._warned.add(route.name)
         facts = {"upstream": route.upstream, "model": route.model, "observed_window": reported, "remedy": remedy(route)}
-        self._notice("upstream.silently_truncates", facts)
+        self._warn("upstream.silently_truncates", facts)
 
     def find_anchor(self, route: Route, prefix_hashes: Sequence[bytes]) -> UsageAnchor | None:
-        """The newest prefix of a conversation that a provider has counted on *route*, if it is near the end."""
+        """Return the newest prefix of a conversation that a provider counted on *route*, if it is near the end."""
         name = route.name
         for prefix_hash in prefix_hashes[: -ANCHOR_REACH - 1 : -1]:
-            # Read once: the cache is bounded, and may lose it between two looks.
+            # One ``get`` and no ``in`` before it: the cache may evict the entry between the two.
             anchor = self._anchors.get((name, prefix_hash))
             if anchor is not None:
                 return anchor
@@ -344,7 +349,7 @@ class LearnedRoutes:
 
     def _save(self, route: Route, tenant: bytes, learned: LearnedRoute) -> CachedRoute:
         before, now = self.get_cached(route, tenant).learned, self._wall()
-        cached = self._known[route.learned_key, tenant] = CachedRoute(learned, self._clock())
+        cached = self._cached[route.learned_key, tenant] = CachedRoute(learned, self._clock())
         self.generation += 1
         self._records.save_route(tenant, route.learned_key, msgspec.msgpack.encode(learned))
         window = window_now(route, learned.learned_window, now)
@@ -353,15 +358,14 @@ class LearnedRoutes:
             if learned.learned_window.stated_at == now:
                 how = "stated"
             facts = {"upstream": route.upstream, "model": route.model, "observed_window": window, "kind": how}
-            self._notice("upstream.window_learned", facts)
+            self._warn("upstream.window_learned", facts)
         return cached
 
 
 class RememberedRoute(msgspec.Struct, frozen=True):
-    """A known route that holds while ``generation`` is current and until the monotonic second ``until``.
+    """A known route, valid while ``generation`` is current and until the monotonic second ``until``.
 
-    ``limits`` are the input budget and the lowest mark in tokens, by output figure and size of task, as the quick check
-    finds them.
+    ``limits`` caches the quick check's input budget and lowest mark in tokens, by output figure and size of task.
     """
 
     known: KnownRoute
@@ -371,14 +375,14 @@ class RememberedRoute(msgspec.Struct, frozen=True):
 
 
 def prepare_nothing(encoding: str) -> None:
-    """Leave the vocabulary of *encoding* to its first use."""
+    """Do not load the vocabulary of *encoding* now: its first use does."""
     del encoding
 
 
 class KnownRoutes:
-    """Finds the route of a request with all that is known of it, and remembers it for some seconds.
+    """Resolves the route of a request with its window and ratio, and remembers it for ``KNOWN_SECONDS``.
 
-    *prepare* is called once with each encoding that a route has: its vocabulary will be needed.
+    *prepare* is called once with each encoding that a route uses, so that its vocabulary can be loaded ahead.
     """
 
     def __init__(
@@ -396,10 +400,10 @@ class KnownRoutes:
         self._remembered: dict[tuple[object, ...], RememberedRoute] = {}
 
     async def get(self, request: Request, model: str) -> RememberedRoute:
-        """Return the route of *model* for *request*.
+        """Return the route of *model* for *request*. Raises ``NotFound``.
 
-        Waits only for what other replicas learned, once in a while: so a process that has just started knows it before
-        it answers. Raises ``NotFound``.
+        Waits for the store once in ``FRESH_SECONDS``, so that a new process has what other replicas learned before it
+        answers its first request.
         """
         options, is_small = request.options, len(request.body) <= SMALLEST_WINDOW
         key = (model, request.tenant, options.window, request.window_variant, is_small)
@@ -416,7 +420,7 @@ class KnownRoutes:
         learned = await self._learned.get(route, request.tenant)
         known = self._learned.known_route(route, request.tenant, learned, options.window)
         remembered = RememberedRoute(known, self._learned.generation, self._clock() + KNOWN_SECONDS)
-        if known.window is not None:  # a server may be about to report it
+        if known.window is not None:  # an unknown window is not remembered: a probe may report it any moment
             if len(self._remembered) >= MOST_KNOWN:
                 self._remembered.clear()
             self._remembered[key] = remembered
@@ -424,7 +428,7 @@ class KnownRoutes:
 
 
 def window_now(route: Route, taught: LearnedWindow, now: float) -> int | None:
-    """The window of *route* by what traffic *taught*, never above a configured one; None if it is unknown."""
+    """Return the window of *route* with what traffic *taught*, never above a configured one; None if unknown."""
     window = route.window_after(learned_window.stated_limit(taught, now), taught.reported)
     inferred = learned_window.inferred_window(taught, now)
     if inferred is None:
@@ -448,5 +452,5 @@ def load(value: bytes | None) -> LearnedRoute | None:
     except (msgspec.DecodeError, UnicodeError):
         return None
     if learned.learned_window == NOTHING_LEARNED:
-        return structs.replace(learned, learned_window=NOTHING_LEARNED)  # the one that is compared by identity
+        return structs.replace(learned, learned_window=NOTHING_LEARNED)  # callers compare it by identity
     return learned

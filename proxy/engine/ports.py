@@ -1,4 +1,8 @@
-"""The engine's border: its needs as protocols, and the plain values that cross."""
+"""The engine's border: protocols for what it needs of the rooms around it, and the plain values that cross.
+
+Tests put fakes behind these protocols: a scripted upstream, records in a dict. Elsewhere a class with one
+implementation needs no protocol.
+"""
 
 from __future__ import annotations
 
@@ -19,9 +23,10 @@ Sink = Callable[[bytes], bool]
 """Takes a chunk; returns True if no more can be taken for now."""
 
 Pour = Callable[[Sink], Awaitable[None]]
-"""Gives a sink each chunk as it arrives.
+"""Passes each chunk to a sink as it arrives, in the callback that received it: no task is woken for a chunk.
 
-It returns once the sink returned True, or if what comes is no chunk but the end or an error. Raises what the sink does.
+It returns when the sink has returned True, and at the end of the body or an error, which ``next_chunk`` then reports.
+Raises what the sink raises.
 """
 
 
@@ -45,7 +50,7 @@ class Reply(Protocol):
 
     @property
     def pour(self) -> Pour | None:
-        """A way to read chunks that wakes no task for each, if there is one; ``next_chunk`` goes on after it."""
+        """A cheaper way to read chunks than ``next_chunk``, which continues after it; None if there is none."""
 
     async def next_chunk(self) -> bytes:
         """The next bytes as they arrived, undecoded; empty at the end.
@@ -54,7 +59,7 @@ class Reply(Protocol):
         """
 
     def close(self) -> None:
-        """Abort what is still under way; harmless when the body was read to its end."""
+        """Abort the transfer; does nothing if the body was read to its end."""
 
 
 class Tunnel(Protocol):
@@ -105,12 +110,12 @@ def learn_nothing(usage: Usage) -> bool:
 
 
 class Answer(msgspec.Struct, frozen=True):
-    """An answer for the client: ``head``, the bytes already read from ``reply``, and all that follows in that.
+    """An answer for the client: ``head`` are the bytes already read from ``reply``, the rest follows in it.
 
-    ``learn`` takes the usage of an answer that came to its end; it returns True if that shows that the provider
-    silently cut the prompt instead of refusing it. ``ending`` watches for an overflow behind the first content.
-    ``hides_usage``: the stream's usage event was requested by us, not by the client. ``at_end``, if set, adds to the
-    report what happens until the answer's end: such an answer needs its request until then.
+    ``learn`` is called with the usage of an answer that came to its end. It returns True if the usage shows that the
+    provider silently cut the prompt instead of refusing it. ``ending`` watches for an overflow behind the first
+    content. ``hides_usage``: Ullage requested the stream's usage event, not the client. ``at_end`` completes the report
+    when the answer has ended; an answer with it keeps its request in memory until then.
     """
 
     report: Report
@@ -124,7 +129,7 @@ class Answer(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """Why nothing went upstream. ``error_api``: whose error shape the caller understands, if its path does not say."""
+    """Why nothing went upstream. ``error_api`` names the API whose error format is used, if the path does not."""
 
     report: Report
     error: UllageError
@@ -140,8 +145,8 @@ class Exchange(Protocol):
     async def exchange(self, request: Request) -> Outcome:
         """Answer *request*. Raises ``InvalidRequest``, and what the upstream raises."""
 
-    async def untouched(self, request: Request) -> Outcome:
-        """Send the client's own bytes. Raises what the upstream raises."""
+    async def pass_through(self, request: Request) -> Outcome:
+        """Send the client's own bytes, after a fault of our own. Raises what the upstream raises."""
 
 
 K = TypeVar("K")
@@ -149,7 +154,7 @@ V = TypeVar("V")
 
 
 class Cache(Protocol[K, V]):
-    """A bounded mapping that threads share: it may lose a value at any time."""
+    """A bounded mapping that is safe to share between threads: it may evict a value at any time."""
 
     def get(self, key: K, /) -> V | None:
         """The value of *key*, None if there is none."""
@@ -168,7 +173,7 @@ class Counter(Protocol):
 
     @property
     def loaded(self) -> Collection[str]:
-        """The encodings whose vocabulary is in memory; to ask for another one's counter takes half a second."""
+        """The encodings whose vocabulary is in memory; loading another one takes half a second."""
 
 
 Version = tuple[int, ...]
@@ -185,7 +190,7 @@ class Records(Protocol):
         """The secret (32 bytes) that proves which items in a request are ours; the same for every tenant."""
 
     def reachable(self) -> bool:
-        """True if records can be read now. If not, finding none proves nothing."""
+        """True if records can be read now; if not, an empty result does not prove that there is no record."""
 
     def version(self) -> Version | None:
         """A value that changes when another process or an operator may have stored something; None if unknown."""
@@ -214,18 +219,18 @@ class Records(Protocol):
         """
 
     async def read_route(self, tenant: bytes, route: str) -> bytes | None:
-        """Return what was last saved about *route* for *tenant*; None if nothing was, or the store does not answer."""
+        """Return the value last saved for *route* and *tenant*; None if there is none, or the store does not answer."""
 
     def save_route(self, tenant: bytes, route: str, value: bytes) -> None:
-        """Save *value* about *route* for *tenant*, in the background; the last one saved is valid."""
+        """Save *value* for *route* and *tenant* in the background; it replaces an earlier one."""
 
 
 @dataclass(frozen=True, slots=True)
 class CachedPrompt:
     """A prompt that the provider's prompt cache may hold: the members around the items, and a prefix of the items.
 
-    ``envelope_json`` is a JSON object without its items, ``items`` are those between the list's brackets, ``tokens``
-    what both weigh by our count.
+    ``envelope_json`` is the JSON object of the body with an empty list, ``items`` is the JSON that goes between the
+    list's brackets, ``tokens`` is our count of both.
     """
 
     envelope_json: str
@@ -244,15 +249,16 @@ class Prefix:
 
 @dataclass(frozen=True, slots=True)
 class SummaryRequest:
-    """A prefix of a conversation of which a summary is wanted.
+    """A prefix of a conversation to be summarised.
 
     ``root_hash`` names the conversation. ``last_compaction`` is the prefix hash at its newest compaction, or the root
-    hash (16 bytes each). ``prefixes`` are those of which a summary may exist, oldest first; the last is the wanted one.
-    ``folded`` items are in a block already. ``cap`` is the most a summary may take, ``window`` the window of the
-    request's own model, both in tokens of our count; ``quantised_cap`` is the cap in steps that no learned ratio moves.
-    ``fixed_digest`` is a digest of system text and tools. ``token_ratio``: provider tokens per token of our count.
-    ``read_entries`` gives the items between two indexes, ``cached_prompt`` the prompt of a prefix of that length; both
-    may be called in a thread. ``requested``: the caller wants it, so that it may cost more than others.
+    hash (16 bytes each). ``prefixes`` are those that may have a summary, oldest first; the last is the one to
+    summarise. ``folded`` is the number of items that are in a block already. ``cap`` is the most a summary may take,
+    ``window`` the window of the request's own model, both in tokens of our count. ``quantised_cap`` is the cap rounded
+    down to a step in provider tokens, so that it stays equal while the learned ratio moves. ``fixed_digest`` is a
+    digest of system text and tools. ``token_ratio``: provider tokens per token of our count. ``read_entries`` returns
+    the items between two indexes, ``cached_prompt`` the prompt of a prefix of that length; both may be called in a
+    thread. ``requested``: a caller asked for it, so it may cost more than others.
     """
 
     request: Request
@@ -272,7 +278,7 @@ class SummaryRequest:
 
     @property
     def prefix(self) -> Prefix:
-        """The prefix of which a summary is wanted."""
+        """The prefix to summarise: the longest."""
         return self.prefixes[-1]
 
     def up_to(self, length: int) -> SummaryRequest:
@@ -287,7 +293,7 @@ class SummaryRequest:
 class Summary:
     """A verified summary of the first ``length`` items by ``model``.
 
-    ``tokens_spent`` includes what the summaries it was built on took.
+    ``tokens_spent`` includes the tokens of the earlier summaries that it continues.
     """
 
     text: str = field(repr=False)
@@ -303,20 +309,20 @@ class Summaries(Protocol):
     def inline(self) -> bool:
         """True if a compaction waits for its summary."""
 
-    async def ready(self, wanted: SummaryRequest) -> Summary | None:
-        """The summary of the wanted prefix, or the newest one of a shorter prefix; reads the store at most once."""
+    async def ready(self, passage: SummaryRequest) -> Summary | None:
+        """The summary of *passage*, or the newest one of a shorter prefix; reads the store at most once."""
 
-    async def write(self, wanted: SummaryRequest) -> Summary | None:
-        """As ``ready``, but write the summary of the wanted prefix if there is none, within the timeout."""
+    async def write(self, passage: SummaryRequest) -> Summary | None:
+        """As ``ready``, but write the summary of *passage* if there is none, within the timeout."""
 
     def is_due(self, request: Request, route: Route, last_compaction: bytes) -> bool:
-        """True if a job since that compaction may be worth starting; costs nothing."""
+        """True if a job for what follows that compaction may start now. Cheap: it looks at counters only."""
 
-    def prepare(self, wanted: SummaryRequest) -> None:
+    def prepare(self, passage: SummaryRequest) -> None:
         """Start a job in the background, unless a job or a summary exists, here or on another replica."""
 
     def sent(self, tenant: bytes, tokens: int) -> None:
-        """Add *tokens* of a prompt that *tenant* sent: summaries may cost a share of that."""
+        """Add *tokens* of a prompt that *tenant* sent: the budget for summaries is a share of their sum."""
 
     def limited(self, tenant: bytes) -> None:
         """Pause summaries for *tenant*, which an upstream rate-limited."""

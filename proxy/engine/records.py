@@ -1,4 +1,15 @@
-"""Compaction records of conversations: the newest one is looked up, a new one written, its summary begun ahead."""
+"""Compaction records of conversations: looks up the newest one, writes a new one, prepares its summary ahead.
+
+A record is stored under the prefix hash at its boundary, and a conversation's newest record is the one with the longest
+prefix. Other replicas may have written it, so a look-up asks this process's cache and then the store, but reads the
+store only where that can tell something new:
+
+    the cache has a record, and the store was read up to it       read the boundaries behind it
+    the store was read before, and nobody else wrote since        read nothing
+    no record was cached, and the last look found none            read the boundaries since that look
+    the record that the last look found was evicted               read all boundaries, at most ``MOST_BOUNDARIES``
+    the store does not answer                                     use the cached record; nothing is noted as read
+"""
 
 from __future__ import annotations
 
@@ -23,22 +34,23 @@ from proxy.offload import LARGE, offload
 from proxy.tasks import Spawn
 
 MOST_BOUNDARIES = 512
-"""Boundaries that one look-up reads; a record is never further back than the room between the marks."""
+"""Boundaries that one look-up reads. A conversation is compacted again long before it grows by so many requests."""
 
 NEXT_LOOK_SHARE = 64
-"""A conversation that needs no summary yet is looked at again halfway to its high mark, where it would be compacted.
+"""Divisor of the baseline budget: the least growth of a conversation between two looks ahead.
 
-It grows by at least one part in so many of its baseline between two looks: one takes a millisecond for 400 KB.
+A conversation that needs no summary yet is looked at again halfway to its high mark, where it would be compacted. Near
+the mark that would be every request, and a look takes a millisecond for 400 KB.
 """
 
 LARGE_LOOK = 4 * LARGE
-"""Weight of a request from which the look ahead goes to a thread: reading the facts of its calls takes up to 15 ms."""
+"""Size (``load_of``) from which the look ahead runs on a thread: reading the facts of its calls takes up to 15 ms."""
 
 NEED_NO_SUMMARY = 4_096
-"""Conversations that are cached as needing no summary yet."""
+"""Conversations that are remembered as needing no summary yet."""
 
-BYTES_BOUND_SHARE = 4
-"""A bound by bytes is about so many times the tokens it bounds."""
+BYTES_PER_TOKEN = 4
+"""Bytes of a body per token, about: turns a bound by bytes into an estimate."""
 
 RecordKey = tuple[str, bytes]
 """A route's name and the prefix hash at a record's boundary."""
@@ -46,10 +58,11 @@ RecordKey = tuple[str, bytes]
 
 @dataclass(frozen=True, slots=True)
 class StoreLook:
-    """A look into the store for the newest record up to one boundary; ``has_record`` is False if there was none.
+    """A look into the store for the newest record up to one boundary.
 
-    ``version`` is the store's, as it was before; None if it was unknown. ``cached`` are the records that this process
-    had cached in all, then; ``systems`` are where the conversation had system items, which change no hash.
+    ``has_record`` is False if there was none. ``version`` is the store's version before the look, None if unknown.
+    ``cached`` is the number of records that this process had cached until then, in all conversations: an equal number
+    later means that it cached none since. ``systems`` are the indexes of system items, which change no prefix hash.
     """
 
     has_record: bool
@@ -61,8 +74,8 @@ class StoreLook:
 class CompactionRecords:
     """Looks compaction records up and writes them.
 
-    *cached* is in front of the store. *looked_up* are the keys up to which the store was read before, and whether
-    there was a record then. *summaries* is None if no model writes any.
+    *cached* is a cache in front of the store. *looked_up* has the last look into the store, by the key of the boundary
+    up to which it read. *summaries* is None if no model writes any. Only the event loop's thread uses it.
     """
 
     def __init__(
@@ -79,19 +92,19 @@ class CompactionRecords:
         self._records = records
         self._policy = policy
         self._cached = cached
-        self._number_cached = 0
+        self._count_cached = 0
         self._looked_up = looked_up
         self._summaries = summaries
         self._spawn = spawn
         self.counts_answers = summaries is not None
-        """True if every answer counts: what summaries may cost is a share of what answers did."""
+        """True if ``answered`` needs every answer: the budget for summaries is a share of what answers cost."""
 
         self._need_no_summary: LRUCache[RecordKey, int] = LRUCache(NEED_NO_SUMMARY)
 
     async def look_up(self, measured: MeasuredRequest) -> LookedUp:
-        """The layout, the newest record of the conversation, and an operator's request for a compaction.
+        """Return the layout, the newest record of the conversation, and an operator's request for a compaction.
 
-        Such a request is handed out once: a dry run leaves it, and so does a request that the provider compacts.
+        Such a request is consumed. A dry run leaves it in the store, and so does a request that the provider compacts.
         """
         layout = await offload(measured.light_size, measured.lay_out)
         record = await self.newest(measured, layout)
@@ -107,27 +120,27 @@ class CompactionRecords:
         return LookedUp(layout, record, bool(requested), first, share=share)
 
     async def newest(self, measured: MeasuredRequest, layout: Layout) -> CompactionRecord | None:
-        """The newest record on the conversation's prefix hashes: the cached one, unless the store has a newer one.
+        """Return the conversation's newest record: the cached one, unless the store has a newer one.
 
-        The store is read for the boundaries since the newest one that was read before, that one included: whatever
-        other replicas wrote since then, they wrote there.
+        The store is read for the boundaries from the last one that was read before: other replicas can have written
+        there only.
         """
         count = len(measured.prefix_hashes)
         if not count:
             return None
-        number = self._number_cached  # as of now: others may cache records while the store is read
+        number = self._count_cached  # taken before the first await: other requests cache records meanwhile
         recent = layout.boundaries[-MOST_BOUNDARIES:]
         boundaries = [count, *recent[: bisect_left(recent, count)][::-1]]
         unread, cached, last_look = self._newest_cached(measured, layout, boundaries)
         if not unread:
             return cached
         if cached is None and last_look is not None and last_look.has_record:
-            # The record that was known then is cached no more: the store is read for all the boundaries there are.
+            # The cache has evicted the record that the last look found: read all boundaries again.
             name, last_look = measured.known.route.name, None
             unread = [(name, measured.prefix_hashes[boundary - 1]) for boundary in boundaries]
         version = self._records.version()
         if last_look is not None and version is not None and last_look.version == version:
-            # No other process has written since: the store has no record but those that this one wrote, or read then.
+            # No other process has written since, so the store has no record that was not read or written here.
             self._looked_up[unread[0]] = StoreLook(cached is not None, version, number, layout.systems)
             return cached
         stored = await self._stored(measured, layout, unread, boundaries)
@@ -140,10 +153,10 @@ class CompactionRecords:
     async def _stored(
         self, measured: MeasuredRequest, layout: Layout, unread: Sequence[RecordKey], boundaries: Sequence[int]
     ) -> CompactionRecord | None:
-        """The newest record that the store has under *unread*, the keys of the first of *boundaries*; now cached."""
+        """Read and cache the newest record under *unread*, the keys of the first of *boundaries*; None if none is."""
         hashes, tenant = measured.prefix_hashes, measured.request.tenant
-        wanted = [prefix_hash for _, prefix_hash in unread]
-        stored = await self._records.newest(tenant, measured.root_hash(layout), measured.known.route.name, wanted)
+        newest_first = [prefix_hash for _, prefix_hash in unread]
+        stored = await self._records.newest(tenant, measured.root_hash(layout), measured.known.route.name, newest_first)
         if stored is None:
             return None
         index, value = stored
@@ -154,27 +167,26 @@ class CompactionRecords:
         return record
 
     def _cache(self, key: RecordKey, record: CompactionRecord) -> None:
-        """Cache *record*."""
+        """Cache *record* and count that."""
         self._cached[key] = record
-        self._number_cached += 1
+        self._count_cached += 1
 
     def _newest_cached(
         self, measured: MeasuredRequest, layout: Layout, boundaries: Sequence[int]
     ) -> tuple[list[RecordKey], CompactionRecord | None, StoreLook | None]:
-        """The keys of *boundaries* that the store was not read for, the newest cached record, and the last look at it.
+        """Return the keys of *boundaries* to read from the store, the newest cached record, and the last look.
 
-        The last of the keys is the newest that the store was read for.
+        The last of the keys is the newest one that the store was read for before.
         """
         route, hashes = measured.known.route.name, measured.prefix_hashes
         unread: list[RecordKey] = []
         look: StoreLook | None = None
-        # A look after which there can be no cached record either:
-        none_since = (False, self._number_cached, layout.systems)
+        # A look that equals this found no record, and none was cached since: no older boundary can have one.
+        none_since = (False, self._count_cached, layout.systems)
         for boundary in boundaries:
             key = (route, hashes[boundary - 1])
-            # Read once: the cache is bounded, and may lose it while the store is read.
             cached = self._cached.get(key)
-            # System items change no hash: without them the same hash may stand at another boundary.
+            # System items change no hash, so the same hash may belong to another boundary in a request without them.
             if cached is not None and cached.compaction.boundary == boundary:
                 return unread, cached, look or self._looked_up.get(key)
             if look is not None:
@@ -186,15 +198,16 @@ class CompactionRecords:
         return unread, None, look
 
     async def write(self, measured: MeasuredRequest, need: NeedBlock) -> Written:
-        """The record of the compaction in *need*: written here, or another replica's if that was first and fits too.
+        """Write the texts of the compaction in *need* and store its record; a dry run stores nothing.
 
-        A dry run stores nothing.
+        If another replica has stored a record at this boundary first and it fits, that one is returned: all replicas
+        must send the same view.
         """
         lookup, target, compaction = need.lookup, need.target, need.compaction
         layout, before, budget = lookup.layout, lookup.record, measured.budget_for(target)
         original = measured.original(layout)
         if before is not None and same_block(compaction, before.compaction):
-            # Its block stays, and with it the summary that is in it.
+            # The block stays as it is, and with it the summary that is part of it.
             summary = Summary("", before.summary_length, before.summary_spent, before.summary_by)
         else:
             summary = await self._summary(measured, need) or Summary("", 0, 0)
@@ -221,7 +234,7 @@ class CompactionRecords:
         return Written(lookup, target, record, record.lowered_output or need.lowered_output)
 
     async def _saved(self, measured: MeasuredRequest, need: NeedBlock, record: CompactionRecord) -> CompactionRecord:
-        """*record* once it is stored, or another replica's at this boundary, if that fits too."""
+        """Store *record* and return it, or another replica's at this boundary if that is stored and fits."""
         layout, target, boundary = need.lookup.layout, need.target, record.compaction.boundary
         hashes, tenant, route = measured.prefix_hashes, measured.request.tenant, measured.known.route.name
         name, root = hashes[boundary - 1], measured.root_hash(layout)
@@ -236,14 +249,14 @@ class CompactionRecords:
             if measured.schedule(self._policy, layout, budget).fits(stored_record.compaction, room):
                 record = stored_record
         self._cache((route, name), record)
-        # Without a version: others may have written meanwhile.
-        self._looked_up[route, name] = StoreLook(True, None, self._number_cached, layout.systems)
+        # No version, so that the next look reads the store: other replicas may have written meanwhile.
+        self._looked_up[route, name] = StoreLook(True, None, self._count_cached, layout.systems)
         return record
 
     async def _summary(self, measured: MeasuredRequest, need: NeedBlock) -> Summary | None:
-        """A model's summary of what is folded, or of a part of it; None if there is none, or none fits the block.
+        """Return a model's summary of the folded items or of a part of them; None if none is ready and fits the block.
 
-        Without the store replicas have different summaries, and none is used: their views must be equal.
+        None is used while the store does not answer: replicas would have different ones, and must send equal views.
         """
         compaction, target, before = need.compaction, need.target, need.lookup.record
         if self._summaries is None or not compaction.text_tokens or not self._records.reachable():
@@ -270,7 +283,7 @@ class CompactionRecords:
         return target.wait_for_summary or (self._summaries is not None and self._summaries.inline)
 
     async def summed_up(self, measured: MeasuredRequest) -> tuple[Summary, OriginalItems] | None:
-        """The ready summary of the longest prefix of a conversation, and its original items; None if there is none."""
+        """Return the ready summary of the conversation's longest prefix, and its original items; None without one."""
         if self._summaries is None or not self._records.reachable():
             return None
         layout = await offload(measured.size, measured.lay_out)
@@ -283,7 +296,7 @@ class CompactionRecords:
         return summary, measured.original(layout)
 
     def answered(self, view: View, status: int) -> None:
-        """Note that *view* was answered with *status*; past the soft mark the next summary is begun."""
+        """Note that *view* was answered with *status*; above the soft mark prepare the next summary."""
         summaries = self._summaries
         if summaries is None:
             return
@@ -296,14 +309,14 @@ class CompactionRecords:
             return
         measured = view.measured
         if measured.client_compaction:
-            return  # the client goes on from its answer with another conversation
+            return  # the client replaces its history with the answer, which is another conversation
         if not view.layout.count or not measured.prefix_hashes or measured.parsed.envelope.has_unseen_input:
             return
         if not provider_compacts(measured):
             self._look_ahead(view.request, view, view.layout)
 
     def _look_ahead(self, request: Request, view: CountedView, layout: Layout) -> None:
-        """Begin the summary of the next compaction, if the view is past the soft mark."""
+        """Prepare the summary of the next compaction, if the view is above the soft level."""
         measured, summaries = view.measured, self._summaries
         assert summaries is not None
         budget, marks = measured.budget, self._policy.rules.marks
@@ -313,10 +326,7 @@ class CompactionRecords:
         weight = budget.quantised_fixed + history_in_view(layout, last)
         if weight <= _soft_level(budget, marks, last):
             return
-        if last is None:
-            since = measured.root_hash(layout)
-        else:
-            since = measured.prefix_hashes[last.boundary - 1]
+        since = _hash_at(measured, layout, last)
         name = measured.known.route.name, since
         if weight < self._need_no_summary.get(name, 0) or not summaries.is_due(request, measured.known.route, since):
             return
@@ -328,11 +338,11 @@ class CompactionRecords:
     async def _prepare_large(
         self, measured: MeasuredRequest, layout: Layout, last: Compaction | None, weight: int
     ) -> None:
-        wanted = await offload(measured.size, self._next_compaction, measured, layout, last)
-        self._prepare(measured, layout, last, weight, wanted)
+        upcoming = await offload(measured.size, self._next_compaction, measured, layout, last)
+        self._prepare(measured, layout, last, weight, upcoming)
 
     def _next_compaction(self, measured: MeasuredRequest, layout: Layout, last: Compaction | None) -> Compaction | None:
-        """The compaction behind *last* if one were due now."""
+        """Return the compaction that would follow *last* if one were due now."""
         schedule = measured.with_facts().schedule(self._policy, layout, measured.budget)
         return schedule.newest_compaction(last, CompactionTarget(force=True))
 
@@ -342,25 +352,21 @@ class CompactionRecords:
         layout: Layout,
         last: Compaction | None,
         weight: int,
-        wanted: Compaction | None,
+        upcoming: Compaction | None,
     ) -> None:
-        """Begin the summary of what *wanted*, the next compaction, would fold, if it would fold anything."""
+        """Prepare the summary of what *upcoming*, the next compaction, would fold, if it would fold anything."""
         budget, summaries = measured.budget, self._summaries
         assert summaries is not None
         folded = 0
         if last is not None:
             folded = last.cut
-        if wanted is None or not wanted.text_tokens or wanted.cut <= folded:
-            # A compaction without a fold needs no summary, nor will one a few messages later.
-            if last is None:
-                since = measured.root_hash(layout)
-            else:
-                since = measured.prefix_hashes[last.boundary - 1]
+        if upcoming is None or not upcoming.text_tokens or upcoming.cut <= folded:
+            # A compaction without a fold needs no summary, nor does one a few messages later.
             halfway = (budget.high(self._policy.rules.marks, budget.baseline) - weight) // 2
             growth = max(halfway, budget.baseline // NEXT_LOOK_SHARE)
-            self._need_no_summary[measured.known.route.name, since] = weight + growth
+            self._need_no_summary[measured.known.route.name, _hash_at(measured, layout, last)] = weight + growth
             return
-        passage = self._passage(measured, layout, wanted.cut, last)
+        passage = self._passage(measured, layout, upcoming.cut, last)
         if passage is not None:
             summaries.prepare(passage)
 
@@ -373,10 +379,17 @@ class CompactionRecords:
         return summary_request_of(measured, layout, cut, record, self._policy.rules.shares.summary)
 
 
-def _soft_level(budget: TokenBudget, marks: Marks, last: Compaction | None) -> int:
-    """The level above which the next summary is begun.
+def _hash_at(measured: MeasuredRequest, layout: Layout, last: Compaction | None) -> bytes:
+    """Return the prefix hash at the *last* compaction, or the root hash if there was none."""
+    if last is None:
+        return measured.root_hash(layout)
+    return measured.prefix_hashes[last.boundary - 1]
 
-    If the *last* compaction left more than the soft mark, that is half of the way to the next one.
+
+def _soft_level(budget: TokenBudget, marks: Marks, last: Compaction | None) -> int:
+    """Return the level in tokens above which the next summary is prepared: the soft mark.
+
+    If the *last* compaction left more than that, it is the middle between what was left and the high mark.
     """
     soft = budget.soft(marks, budget.baseline)
     if last is None or (left := budget.quantised_fixed + last.view_tokens) < soft:
@@ -385,7 +398,7 @@ def _soft_level(budget: TokenBudget, marks: Marks, last: Compaction | None) -> i
 
 
 def _likely_tokens(view: View) -> int:
-    """The provider's tokens of what was sent, 0 if they are unknown."""
+    """Return an estimate of the provider's tokens of what was sent, 0 if there is none."""
     if isinstance(view, UncountedView):
-        return view.bound // BYTES_BOUND_SHARE
+        return view.bound // BYTES_PER_TOKEN
     return view.expected_tokens

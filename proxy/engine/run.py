@@ -1,6 +1,7 @@
-"""One request under way: what has happened so far, how sending can end, and the report of it.
+"""One request under way: what has been sent and received, how sending can end, and the report of it.
 
-``Run`` is the only mutable object of a request. A report has figures in the provider's tokens, never text.
+``Run`` is the only mutable object of a request. One task changes it at a time: the engine's, and once the answer is
+passed on, the one that writes it to the client. A report has figures in the provider's tokens, never text.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ class Unreachable(Exception):
 
 
 def never_too_lossy(decision: FinalDecision) -> Forward | Reject:
-    """Return *decision*, one on a view that may lose anything."""
+    """Return *decision*, which is about a view that may lose anything, so that it is not ``TooLossy``."""
     if isinstance(decision, TooLossy):
         raise Unreachable("a view that may lose anything is never too lossy")
     return decision
@@ -87,14 +88,15 @@ class FirstRefusal:
 class Run(msgspec.Struct, eq=False):
     """One request under way.
 
-    ``sent`` counts the bodies that were sent, ``overflows`` the refusals, ``overhead`` the seconds that planning took
-    until the clock showed ``planning_since``. ``reply`` is in hand, ``chunks`` are the bytes read from it so far.
-    ``instead`` is what the client gets if none is in hand: the reply to the first body that was refused, or the
-    generation before the one under way. ``began`` is true once bytes of the answer may have gone to the client.
-    ``unsure`` is a view and a refusal of it that teaches only once something smaller was answered.
-
-    A Struct, since every request makes one and it is built in C.
+    ``sent`` counts the bodies that were sent, ``overflows`` the refusals among them. ``overhead`` are the seconds of
+    planning that are over; the current one began when the clock showed ``planning_since``. ``reply`` is the newest
+    reply, ``chunks`` are the bytes read from it so far. ``instead`` is what the client gets if there is no ``reply``:
+    the first one that was refused, or the generation before this one. ``began`` is true once bytes of the answer may
+    have gone to the client. ``unsure`` is a view and an unsure refusal of it: it counts once a smaller view is
+    answered.
     """
+
+    # A Struct and no dataclass: every request makes one, and msgspec builds it in C.
 
     request: Request
     clock: Clock
@@ -132,7 +134,7 @@ class Run(msgspec.Struct, eq=False):
         return self.overhead + self.clock() - self.planning_since
 
     def begin_generation(self) -> None:
-        """Count anew what is sent and refused; the reply in hand stays what the client gets if none follows."""
+        """Reset the counts of sent and refused bodies, before the next generation of the same answer."""
         self.sent = 0
         self.overflows = 0
         self.first_refusal = None
@@ -140,24 +142,24 @@ class Run(msgspec.Struct, eq=False):
         self.unsure = None
 
     def sending(self, upstream: str) -> None:
-        """Note that a body goes to *upstream*; the reply in hand is what the client gets if none follows."""
+        """Note that a body goes to *upstream*; the client gets the last reply only if no other follows."""
         if self.reply is not None:
             self.instead = self.reply, b"".join(self.chunks)
         self.upstream, self.reply, self.chunks = upstream, None, []
 
     def set_aside(self) -> None:
-        """Close the reply in hand, whose bytes were read: it is not passed on, unless a fault leaves no other."""
+        """Close the last reply, whose bytes were read. It is passed on only if a fault leaves no other."""
         if self.reply is not None:
             self.reply.close()
             self.reply = DrainedReply(self.reply)
 
     def overflowed(self, view: View) -> None:
-        """Put the reply in hand aside: it says that *view* is too long, and all of it was read."""
+        """Set the last reply aside: it refuses *view* as too long, and all of it was read."""
         self.overflows += 1
         self._refused(view, is_overflow=True)
 
     def failed(self, view: View, error: UllageError | None) -> None:
-        """Note that the upstream of *view* failed: by the reply in hand, all of which was read, or with *error*."""
+        """Note that the upstream of *view* failed: with *error*, or with the last reply, all of which was read."""
         if error is None:
             self._refused(view, is_overflow=False)
         elif not self.was_refused:
@@ -165,11 +167,11 @@ class Run(msgspec.Struct, eq=False):
 
     @property
     def was_refused(self) -> bool:
-        """True if an upstream refused, or failed and others may answer."""
+        """True if an upstream refused the request, or failed so that others were asked."""
         return self.first_refusal is not None or self.first_error is not None
 
     def stated_refusal(self) -> FirstRefusal:
-        """The first refusal, for the client to see. Raises the error if the upstream gave no answer."""
+        """Return the first refusal, which the client gets. Raises the error if that upstream gave no answer."""
         if self.first_error is not None:
             raise self.first_error
         if self.first_refusal is None:
@@ -193,14 +195,15 @@ class Run(msgspec.Struct, eq=False):
         return report_of(view, policy, retries=retries, overflows=self.overflows, overhead_seconds=self.overhead)
 
     def drop(self) -> None:
-        """Close the reply in hand: the client is not to see it."""
+        """Close the last reply: it does not go to the client."""
         if self.reply is not None:
             self.reply.close()
         self.reply = None
 
 
 OBSERVED = "\0observed"
-"""Added to a conversation's label if it is only observed; no header can carry it."""
+"""Ends the label of a conversation that is only observed. No header can hold a NUL, so no client can send it:
+https://www.rfc-editor.org/rfc/rfc9110#section-5.5"""
 
 
 def report_of(view: View, policy: Policy, **facts: Any) -> Report:
@@ -210,7 +213,7 @@ def report_of(view: View, policy: Policy, **facts: Any) -> Report:
     measured, budget, request = view.measured, view.budget, view.request
     ratio, counts, edits = measured.known.token_ratio, measured.counts, view.edits
     envelope, by_region = measured.parsed.envelope, _by_region(view)
-    # Of what the client sent: its tools may be smaller in the view, and a feature may have taken some out before.
+    # What the client sent was larger: the view's tools may be shrunk, and a feature may have removed text before.
     tokens_before = view.expected_tokens + int((counts.fixed - budget.fixed + request.tokens_removed) * ratio)
     if edits.record:
         tokens_before = int((counts.total + request.tokens_removed) * ratio)
@@ -247,7 +250,7 @@ def _by_region(view: CountedView) -> dict[str, int]:
     counts, budget = view.measured.counts, view.budget
     beside = counts.beside
     if counts.fixed != budget.fixed:
-        # As small as they were made: the rest of the fixed part stays as the client sent it.
+        # Only the tools can have been made smaller; the rest of the fixed part is as the client sent it.
         beside = structs.replace(beside, tools=beside.tools - (counts.fixed - budget.fixed))
     return regions(
         view.roles,
@@ -259,7 +262,7 @@ def _by_region(view: CountedView) -> dict[str, int]:
 
 
 def report_of_local(measured: MeasuredRequest, **facts: Any) -> Report:
-    """The report of an answer of our own to a *measured* request, with further *facts*."""
+    """Return the report of an answer of our own to a *measured* request, with further *facts*."""
     request, envelope = measured.request, measured.parsed.envelope
     return Report(
         request.request_id,
@@ -282,7 +285,7 @@ def report_of_local(measured: MeasuredRequest, **facts: Any) -> Report:
 def conversation_of(request: Request, session: str) -> str:
     """Return the public name of the conversation of *request*; empty if neither headers nor body name it.
 
-    *session* is what the body calls it.
+    *session* is the name that the body gives it.
     """
     label = request.options.conversation.removesuffix(OBSERVED).removesuffix(ITEMS_KEPT)
     named = label or request.session or session
@@ -292,7 +295,7 @@ def conversation_of(request: Request, session: str) -> str:
 
 
 def _base(view: View, model: str, session: str, facts: dict[str, Any]) -> dict[str, Any]:
-    """The members of a report that no count decides."""
+    """Return the members of a report that do not depend on a token count."""
     request, known = view.request, view.known
     return {
         "request_id": request.request_id,
@@ -321,7 +324,7 @@ def _outcome(request: Request, *, edited: bool) -> Outcome:
 
 
 def _all_stages(request: Request, stages: tuple[str, ...]) -> tuple[str, ...]:
-    """*stages* behind those that features applied before."""
+    """Return the stages that features applied before planning, then *stages*, each once."""
     return tuple(dict.fromkeys((*request.prepared, *stages)))
 
 
@@ -369,7 +372,7 @@ def _counted_reason(view: CountedView) -> str:
 
 
 def _files_read(view: CountedView) -> int:
-    """The number of files that *view* shows as read: folded rounds and old results that left it show none."""
+    """Return the number of files whose content is in *view*: folded rounds and pruned results have left it."""
     items, record = view.measured.parsed.items, view.edits.record
     if record is None or view.observation:
         return files_read(items)
@@ -379,7 +382,7 @@ def _files_read(view: CountedView) -> int:
 
 
 def _optional_part(view: CountedView, allocation: Allocation | None, by_region: Mapping[str, int]) -> dict[str, Any]:
-    """The members of a report that not every counted view has."""
+    """Return the members of a report that only some counted views have."""
     budget, record, ratio = view.budget, view.edits.record, view.measured.known.token_ratio
     members: dict[str, Any] = {}
     if view.known.window is not None:
@@ -398,11 +401,11 @@ _ANSWERS: Final = attrgetter("answers")
 
 
 def _newest_part(view: CountedView) -> dict[str, Any]:
-    """The members of a report about what stood in no request before.
+    """Return the members of a report about items that no earlier request had.
 
-    ``large_result`` is the share of the room left that the largest fresh result takes, if it needs a warning: it can
-    still be requested in a narrower way. ``repeated_prefix`` is the share of the view that the request before began
-    with too, if its client repeats its history: system text and tools after a compaction.
+    ``large_result`` is the share of the room left that the largest fresh result takes, if it is worth a warning: the
+    client can still request less. ``repeated_prefix`` is the share of the view that is equal to the beginning of the
+    request before, which a provider's prompt cache may hold: only system text and tools after a compaction.
     """
     measured, layout = view.measured, view.layout
     items, counts, ratio = measured.parsed.items, measured.counts, measured.known.token_ratio
@@ -424,7 +427,7 @@ def _newest_part(view: CountedView) -> dict[str, Any]:
     if not counts.roles.assistant + counts.roles.tool and view.known.window:
         members["first_fill"] = counts.total * ratio / view.known.window
     elif layout is not None:
-        # The length at which the request before ended; 0 if there is no boundary before this one.
+        # The request before ended at the last boundary but one, if there is such a boundary.
         before = layout.sums[sum(layout.boundaries[-2:-1])]
         repeated = view.counted - layout.sums[-1] + before
         if view.edits.compacted_now:

@@ -1,4 +1,15 @@
-"""Calls of upstreams: what is sent for a view, and whether the reply is an overflow, known from its opening."""
+"""Calls of upstreams: sends a view, and reads the opening of its reply until it is clear whether it is an overflow.
+
+What a reply can be, by its opening:
+
+    status 400 or above      an error: read whole (up to ``ERROR_BYTES``) and classified
+    status 200, an error     an overflow inside a stream or a body, before any content: read on, and classified
+    status 200, content      accepted; the client gets the bytes read so far, then the rest as it arrives
+    200, undecided           buffered for ``HOLD_SECONDS`` at most, then accepted
+    anything else            accepted
+
+Bytes that were read are kept in ``Run.chunks`` before they are judged, so that a fault or a cancellation loses none.
+"""
 
 from __future__ import annotations
 
@@ -33,25 +44,28 @@ from proxy.engine.run import Run
 from proxy.tasks import Faults
 
 HOLD_SECONDS: Final = 5.0
-"""How long the head of a stream is buffered after its first byte while it is unclear whether it is an overflow."""
+"""Seconds after its first byte for which a stream is buffered while it may still be an overflow.
+
+Some servers send a role or a ping before the error. The client's own timeout must not come first.
+"""
 
 JUDGED_INLINE: Final = 16_384
-"""Bytes of a request above which a claim about it is judged in a thread: its words are searched."""
+"""Bytes of a request above which an overflow is judged in a thread: the error's figures are searched in the body."""
 
 ERROR_BYTES: Final = 1_048_576
-"""An error answer larger than this is passed on without being looked at."""
+"""Bytes of an error answer that are read. A larger one is passed on unread: errors of providers take a few KB."""
 
 NO_ORIGIN: Final = Origin("", ())
-"""Stands for the origin of a request that carries no credentials."""
+"""The origin of a request that carries no credentials."""
 
 NO_HEADERS: Final[Mapping[str, str]] = MappingProxyType({})
 
 Headers = Sequence[tuple[str, str]]
 Judge = Callable[[Prior], Overflow | None]
-"""Returns the overflow that an answer reports, given what is known of its request."""
+"""Returns the overflow that an answer reports, checked against the facts of its request; None if it cannot be true."""
 
 CheckStored = Callable[[bytes, str, Headers], None]
-"""Raises ``Forbidden`` if a body goes on from what an upstream may have stored for another caller."""
+"""Raises ``Forbidden`` if a body continues a response that an upstream may have stored for another caller."""
 
 
 class Accepted(msgspec.Struct, frozen=True):
@@ -64,7 +78,7 @@ class Accepted(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class Overflowed:
-    """The view is too long for its model."""
+    """A reply that refuses the view as too long for its model."""
 
     overflow: Overflow
 
@@ -76,8 +90,9 @@ Received = Accepted | Overflowed | Failed | NotNews
 class CallSettings:
     """The configuration of calls.
 
-    ``headers_of`` gives the headers added for a model, by the client's name of it, if any are configured. Usage is
-    requested in all streams of ``usage_upstreams``. ``check_stored`` is called before each call if callers share a key.
+    ``headers_of`` returns the headers added for a model, by the client's name of it; None if none are configured.
+    Usage is requested in all streams of ``usage_upstreams``. ``check_stored`` is called before each call; None if
+    every caller has a key of its own at the upstream.
     """
 
     headers_of: Callable[[str], Mapping[str, str]] | None = None
@@ -107,10 +122,10 @@ class UpstreamCalls:
         self._faults = faults
 
     async def send(self, run: Run, view: View) -> Received:
-        """Send *view*. Raises ``UpstreamUnreachable`` and ``UpstreamTimeout``.
+        """Send *view* and judge the reply. Raises ``UpstreamUnreachable`` and ``UpstreamTimeout``.
 
-        Before the first refusal every other reply is accepted, unless the model's rule names others for this failure.
-        After it a fallback's failure is not news, nor is another refusal.
+        Before the first refusal every reply but an overflow is accepted, unless the model's rule names fallbacks for
+        this failure. After it, another refusal or a fallback's failure is ``NotNews``: the client gets the first one.
         """
         is_fallback = bool(view.request.fallback_model)
         after_overflow = run.overflows > 0
@@ -142,10 +157,10 @@ class UpstreamCalls:
         return failed or Accepted(reply, b"".join(run.chunks), hides_usage)
 
     async def _failed(self, run: Run, view: View, failure: Failure | None, error: UllageError | None) -> Failed | None:
-        """The models to ask after *failure*, which is put aside; None if the client is to see it.
+        """Set *failure* aside and return the models to ask next; None if the client gets it as it is.
 
-        No other model answers what is no *failure*, or if the client may have bytes of an answer already, or the error
-        is too long to have been read.
+        The client gets it if it is no *failure* that the rule names, if bytes of an answer may have gone to the client
+        already, or if the error is too long to have been read.
         """
         if failure is None:
             return None
@@ -162,13 +177,13 @@ class UpstreamCalls:
         return Failed((*route.failovers, REQUESTED))
 
     async def send_unwatched(self, run: Run, view: View) -> Reply:
-        """Send *view* and return whatever is replied. Raises ``UpstreamUnreachable`` and ``UpstreamTimeout``."""
+        """Send *view* and return any reply unjudged. Raises ``UpstreamUnreachable`` and ``UpstreamTimeout``."""
         await self._call(run, view)
         assert run.reply is not None
         return run.reply
 
     async def send_bytes(self, run: Run, upstream: str, body: bytes, requested_model: str, path_qs: str) -> Reply:
-        """Send *body* to *path_qs* of *upstream* with the caller's own headers, unread and unwatched."""
+        """Send *body* to *path_qs* of *upstream* with the caller's own headers, and return any reply unjudged."""
         origin = run.request.origin or NO_ORIGIN
         run.sending(upstream)
         settings, added = self._settings, NO_HEADERS
@@ -180,7 +195,7 @@ class UpstreamCalls:
         return run.reply
 
     async def _call(self, run: Run, view: View) -> bool:
-        """Send *view*. Return True if usage, which the client did not request, is requested in its stream."""
+        """Send *view*. Return True if its stream will bring usage that Ullage requested and the client did not."""
         request, route, settings = view.request, view.known.route, self._settings
         origin = run.request.origin or NO_ORIGIN
         headers: Headers = origin.headers
@@ -205,22 +220,21 @@ class UpstreamCalls:
         return with_usage is not None
 
     async def _renamed(self, view: View) -> bytes:
-        """The body of *view* under the name that its upstream has for the model."""
+        """Return the body of *view* with the name that its upstream has for the model."""
         located = await self._measurer.located(structs.replace(view.request, body=view.body))
         return renamed(view.body, located, view.known.route.model)
 
     def _is_foreign(self, fallback: Request, upstream: str) -> bool:
-        """True if a fallback's *upstream* is not the one that the caller chose, and has a key for."""
+        """True if a fallback's *upstream* is not the one that the caller chose and sent its credentials for."""
         return upstream != self._catalogue.resolve(fallback.requested_model).upstream
 
     async def _refusal_in(self, reply: Reply, view: View, chunks: list[bytes], *, is_believed: bool) -> Overflow | int:
-        """The overflow that *reply* to *view* is; if it is none, or one that cannot be true, its status.
+        """Return the overflow that *reply* reports about *view*; if there is none that can be true, its status.
 
-        That is what an error inside an answer with status 200 states, if it came before any content.
+        The status of an error inside an answer with status 200 is the one that the error states.
 
-        What is read to find out is added to *chunks* as it comes, so that none is lost if this fails; of an overflow it
-        is everything. A claim is compared with what is known of the request, which costs a count; a provider that was
-        believed once *is_believed* again.
+        Bytes that are read are added to *chunks*, all of them for an overflow. A claimed overflow is compared with the
+        request, which costs a token count; if *is_believed*, an earlier claim held, and this one is not compared.
         """
         claim, judge, status = await self._claim_in(reply, chunks)
         if claim is None or judge is None or not self._retries.may_retry(claim):
@@ -236,13 +250,13 @@ class UpstreamCalls:
         return claim
 
     async def _claim_in(self, reply: Reply, chunks: list[bytes]) -> tuple[Overflow | None, Judge | None, int]:
-        """The overflow that *reply* claims to be, what judges the claim, and the status that it has or states."""
+        """Return the overflow that *reply* claims, the function that judges the claim, and the status as stated."""
         status = reply.status
         if status >= 400:
             try:
                 is_whole = await _read(reply, chunks, ERROR_BYTES)
             except (UpstreamUnreachable, UpstreamTimeout):
-                is_whole = False  # the client needs the status, and sees by itself that the body is cut
+                is_whole = False  # the client still gets the status and what came, and sees that the body is cut
             if not is_whole:
                 return None, None, status
             judge = partial(self._classifier.answer, status, reply.headers, b"".join(chunks))
@@ -256,19 +270,19 @@ class UpstreamCalls:
 
 
 def _without_credentials(headers: Headers) -> Headers:
-    """*headers* without what says who the client is: for a server that it did not choose."""
+    """Return *headers* without those that identify the client: for a server that it did not choose."""
     return [pair for pair in headers if pair[0].lower() not in PERSONAL]
 
 
 def _uncompressed(headers: Headers) -> Headers:
-    """*headers* that accept no content coding: an event can only be taken out of a stream that can be read."""
+    """Return *headers* that accept no content coding: the usage event is cut from the stream, so it must be plain."""
     return [*(pair for pair in headers if pair[0].lower() != "accept-encoding"), ("Accept-Encoding", "identity")]
 
 
 async def _watch(reply: Reply, chunks: list[bytes], opening: EarlyOverflowDetector) -> Overflow | None:
-    """Hold the opening of an answer until it is clear what it is; all of it, if it is an overflow.
+    """Read the opening of an answer until it is clear whether it is an overflow; read all of an overflow.
 
-    However small the request is by our count: a window that is believed too large makes every request look small.
+    Small requests are watched too: if the assumed window is too large, every request looks small.
     """
     first = await reply.next_chunk()
     chunks.append(first)
@@ -289,7 +303,7 @@ async def _watch(reply: Reply, chunks: list[bytes], opening: EarlyOverflowDetect
 
 
 async def _read(reply: Reply, chunks: list[bytes], limit: int, deadline: float | None = None) -> bool:
-    """Add the rest of a reply to *chunks*, up to *limit* bytes; True if that was all of it."""
+    """Add the rest of a reply to *chunks*, up to *limit* bytes; return True if that was all of it."""
     size = 0
     while size <= limit:
         chunk = await _before(deadline, reply.next_chunk())
@@ -301,16 +315,16 @@ async def _read(reply: Reply, chunks: list[bytes], limit: int, deadline: float |
 
 
 async def _read_rest(reply: Reply, chunks: list[bytes]) -> None:
-    """Add what still comes of a stream that began with an error to *chunks*, as far as it comes soon."""
+    """Add the rest of a stream that began with an error to *chunks*, as far as it comes in ``HOLD_SECONDS``."""
     deadline = asyncio.get_running_loop().time() + HOLD_SECONDS
     try:
         await _read(reply, chunks, ERROR_BYTES, deadline)
     except (UpstreamUnreachable, UpstreamTimeout):
-        return  # the error is here, and nothing of worth follows it
+        return  # the error itself was read; nothing after it matters
 
 
 async def _before(deadline: float | None, chunk: Awaitable[bytes]) -> bytes | None:
-    """The chunk, or None if it does not come before *deadline* (the loop's clock; None: it may take any time)."""
+    """Return the chunk; None if it does not arrive before *deadline* (seconds of the loop's clock; None: no limit)."""
     try:
         async with asyncio.timeout_at(deadline):
             return await chunk

@@ -256,7 +256,7 @@ class Handler:
             raise
         except Exception as fault:  # noqa: BLE001 - fail open: a fault of ours costs compression, never the request
             self._faults.report("request", request_id, fault)
-            answer, parsed = self._engine.untouched, unread_request(plain, call.path, headers, tenant, request_id)
+            answer, parsed = self._engine.pass_through, unread_request(plain, call.path, headers, tenant, request_id)
         try:
             outcome = await answer(parsed)
         except (UpstreamUnreachable, UpstreamTimeout) as error:

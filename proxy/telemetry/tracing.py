@@ -151,9 +151,9 @@ class TracedExchange:
         self._tracing.begin(request)
         return self._engine.exchange(request)
 
-    def untouched(self, request: Request) -> Coroutine[Any, Any, Outcome]:
+    def pass_through(self, request: Request) -> Coroutine[Any, Any, Outcome]:
         """Send the client's own bytes as the engine does."""
-        return self._engine.untouched(request)
+        return self._engine.pass_through(request)
 
 
 class TracedUpstream:

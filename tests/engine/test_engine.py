@@ -441,5 +441,5 @@ async def test_the_calls_of_many_items_are_looked_at_on_a_thread() -> None:
     finally:
         sys.setprofile(None)
     assert exchanged.report.files_read
-    assert "_answered" in ran
+    assert "_answer_of" in ran
     assert ran & {"pairs_of", "needless_items", "files_read", "lay_out"} == set()

@@ -198,7 +198,7 @@ async def test_what_could_not_even_be_read_is_sent_untouched() -> None:
     for body in (b"\x1f\x8b...", b'{"x":' + b"[" * 100_000, b""):
         room, upstream = EngineFixture(), ScriptedUpstream(lambda _: ScriptedReply(200, [b"{}"]))
         room.switch.upstream = upstream
-        answer = Exchanged(await room.engine.untouched(Request("chat", body, TENANT, "r1")))
+        answer = Exchanged(await room.engine.pass_through(Request("chat", body, TENANT, "r1")))
         assert (became(answer), upstream.bodies, upstream.names) == (DEGRADED, [body], ["stub"])
 
 

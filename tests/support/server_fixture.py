@@ -49,7 +49,7 @@ class PassThrough:
         report = Report(request.request_id, request.api, upstream=self._route.upstream)
         return Answer(report, run.reply, hides_usage=hides_usage)
 
-    async def untouched(self, request: Request) -> Answer:
+    async def pass_through(self, request: Request) -> Answer:
         return await self.exchange(request)
 
 
