@@ -1,6 +1,6 @@
-"""Says what fills a view and what to do about it, for people: the log, the page, ``replay`` and ``fit --explain``.
+"""Advice for people on what fills a view and what to do about it: for the log, the page, ``replay``, ``fit --explain``.
 
-Advice never reaches an answer. The share of each part is of the view's input, without the room for the answer.
+Advice never becomes part of an answer. Shares are of the view's input, without the room for the answer.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ NEARLY_FULL: Final = 0.80
 """Share of the token budget above which a conversation gets advice."""
 
 LARGE_PART: Final = 0.25
-"""Share of a view from which one part alone is the answer to what fills it."""
+"""Share of a view from which one part alone is named as what fills it."""
 
 LONGEST_TARGET: Final = 80
 """Characters of a target that are shown."""
@@ -46,7 +46,7 @@ WORDS: Final[Mapping[str, str]] = MappingProxyType(
         "tool": "are tool results",
     }
 )
-"""Each kind of part, as it stands behind its share."""
+"""The end of the sentence about each kind of part, behind its share."""
 
 _SHORTER_RESULTS: Final = (
     "ask the tool for less (a range of lines, a filter), or cap fresh results with compression.stages.truncate.always"
@@ -79,10 +79,9 @@ _ITEM_KINDS: Final[Mapping[str, str]] = MappingProxyType(
 
 
 class Part(msgspec.Struct, frozen=True, gc=False):
-    """One part of a view: its kind (a key of ``WORDS``) and its tokens; ``index`` if it is one item, else -1.
+    """One part of a view: its kind (a key of ``WORDS``) and its tokens; ``index`` if it is one item, else -1."""
 
-    A Struct, since a view has hundreds of them and they are built in C.
-    """
+    # A Struct and no dataclass: a view has hundreds of parts, and msgspec builds them in C.
 
     kind: str
     tokens: int
@@ -93,7 +92,7 @@ class Part(msgspec.Struct, frozen=True, gc=False):
 class Advice:
     """The part that fills most of a view, its ``share`` of the input, and its tokens.
 
-    ``tool`` and ``target`` say which call a tool result answers; both are empty if it is unknown. They are the
+    ``tool`` and ``target`` name the call that a tool result answers; both are empty if it is unknown. They are the
     client's own words: show the target only where content may be shown.
     """
 
@@ -111,18 +110,18 @@ class Advice:
     def sentence(self, *, targets: bool = True) -> str:
         """Return what fills the view, such as ``62 % is one tool result: read_file dist/bundle.js``."""
         text = f"{100 * self.share:.0f} % {WORDS[self.kind]}"
-        named = self.tool
+        call = self.tool
         if targets and self.target:
-            named = f"{self.tool} {self.target}"
-        if not named:
+            call = f"{self.tool} {self.target}"
+        if not call:
             return text
-        return f"{text}: {named}"
+        return f"{text}: {call}"
 
 
 def advise(view: CountedView, report: Report, tools: ToolMap) -> Advice | None:
-    """Return what fills *view* most, None if nothing was counted. *report* is the view's, *tools* the table of tools.
+    """Return advice on the part that fills most of *view*; None if nothing was counted.
 
-    Reads the text of one call at most.
+    *report* is the view's, *tools* is the table of tools. Reads the text of one call at most.
     """
     total = report.tokens_after or 0
     part = main_part(report.regions, list(item_parts(view, LARGE_PART * total)), total)
@@ -137,8 +136,8 @@ def advise(view: CountedView, report: Report, tools: ToolMap) -> Advice | None:
 def main_part(regions: Mapping[str, int], items: list[Part], total: int) -> Part | None:
     """Return the part that fills most of a view of *total* tokens.
 
-    That is one large item, or one large region that no conversation lets grow. If there is neither, it is the largest
-    region; the block competes as one, since it stands for history. None if nothing is known.
+    It is the largest of the large items and of the large regions outside the history. If none is large, it is the
+    largest region: history counts by role then, and the block as one region. None if nothing was counted.
     """
     fixed = [Part(name, tokens) for name, tokens in regions.items() if name not in (*_HISTORY, "summary", "reserve")]
     large = [part for part in (*items, *fixed) if part.tokens >= LARGE_PART * total > 0]
@@ -151,7 +150,7 @@ def main_part(regions: Mapping[str, int], items: list[Part], total: int) -> Part
 
 
 def item_parts(view: CountedView, least: float = 0) -> Iterator[Part]:
-    """Yield the items of *least* tokens or more that stand in *view* as the client sent them, system items aside.
+    """Yield the items of *least* tokens or more that are unedited in *view*, except system items.
 
     All tokens are the provider's.
     """

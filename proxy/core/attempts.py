@@ -1,4 +1,14 @@
-"""The order in which models and sizes are tried, as data: before anything is sent, and after an upstream refused."""
+"""The order in which models and sizes are tried, as data: before anything is sent, and after an upstream refused.
+
+What ``Attempts`` tries next after each refusal, in this order and as far as it is left:
+
+    an overflow of the input           a smaller view (at most ``SHRINKS``), then each fallback of the policy once
+    the same, if the policy begins     each fallback once, then a smaller view of the first one
+    with a fallback
+    an output figure above the cap     a lower figure only: another model would not make the conversation shorter
+    a failure with failovers           each failover once
+    another refusal (``NotNews``)      the next one of what is left
+"""
 
 from __future__ import annotations
 
@@ -12,22 +22,22 @@ from proxy.core.models import COMPRESS, Failure
 from proxy.core.overflow.kinds import Overflow
 
 REQUESTED: Final = ""
-"""Stands for the requested model where a fallback's name could stand."""
+"""The requested model, in place of a fallback's name."""
 
 SHRINKS: Final = 2
-"""How often an overflow is answered with something smaller; then the provider's first error goes to the client."""
+"""Overflows of a request that are answered with a smaller view: first by the error's figures, then by a share."""
 
 SHRINK_SHARE: Final = 0.75
-"""Of the view that was refused, the part that is sent next if the error states no figure to go by."""
+"""The size of the next view as a share of the refused one, if the error states no figure."""
 
 NO_NEWS: Final = frozenset({400, 413, 422})
-"""Statuses by which a server says again that it does not like what it was sent."""
+"""Statuses that reject the body itself: about a body that the client never saw they tell it nothing."""
 
 
 def plans_in_order(steps: Sequence[str]) -> Iterator[tuple[str, MaxLoss]]:
-    """The models and the most each may lose, once the requested model lost too much at first.
+    """Yield each model to plan for and the most its view may lose, after the requested model's first plan.
 
-    No model drops or clips while another one need not.
+    A lossy view is planned only if no model can do with a lossless one.
     """
     if tuple(steps) in ((), (COMPRESS,)):
         return
@@ -41,7 +51,7 @@ def plans_in_order(steps: Sequence[str]) -> Iterator[tuple[str, MaxLoss]]:
 
 @dataclass(frozen=True, slots=True)
 class Shrink:
-    """Try something smaller than *view*, which was refused with *overflow*."""
+    """Try a smaller view than ``view``, which was refused with ``overflow``."""
 
     view: View
     overflow: Overflow
@@ -49,30 +59,31 @@ class Shrink:
 
 @dataclass(frozen=True, slots=True)
 class Fallback:
-    """Try the model called *model*."""
+    """Try the fallback called ``model``."""
 
     model: str
 
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """The upstream is at its rate limit or unavailable; *models* may answer instead."""
+    """The upstream is at its rate limit or unavailable; ``models`` may answer instead."""
 
     models: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class NotNews:
-    """After a refusal: a fallback that failed, or one more "no" about a body that the client never saw."""
+    """A reply after a refusal that tells the client nothing new: a failed fallback, or another refusal."""
 
 
 NOT_NEWS: Final = NotNews()
 
 
 class Attempts:
-    """The attempts that are left after an upstream refused. One for each answer.
+    """The attempts that are left for one answer after an upstream refused.
 
-    ``fallbacks`` are the models that were not tried yet, ``postponed`` what is made smaller once all of them failed.
+    ``fallbacks`` are the models that were not tried yet. ``postponed`` is a smaller view to try when all of them
+    failed.
     """
 
     def __init__(self, steps: Sequence[str], view: View) -> None:
@@ -82,10 +93,10 @@ class Attempts:
         self.fallbacks = [step for step in steps if step not in (COMPRESS, tried)]
         self.postponed: Shrink | None = None
         self._tried = {tried}
-        self._begins_elsewhere = bool(steps) and steps[0] != COMPRESS
+        self._fallbacks_first = bool(steps) and steps[0] != COMPRESS
 
     def after(self, view: View, refusal: Overflow | Failed | NotNews) -> Iterator[Shrink | Fallback]:
-        """The moves to try after *view* was refused, in order."""
+        """Yield what to try after *view* was refused, in order; each one yielded counts as tried."""
         if isinstance(refusal, Failed):
             self.fallbacks = self._untried(refusal.models)
         elif isinstance(refusal, Overflow) and self._prefers_fallbacks(view):
@@ -94,7 +105,7 @@ class Attempts:
             if self.shrinks_left:
                 yield Shrink(view, refusal)
             if refusal.kind == "output_cap":
-                return  # the conversation's length is no reason to leave this model
+                return  # the conversation is not too long, so a model with a larger window does not help
         while self.fallbacks:
             model = self.fallbacks.pop(0)
             self._tried.add(model)
@@ -107,14 +118,14 @@ class Attempts:
         return [model for model in models if model not in self._tried]
 
     def _prefers_fallbacks(self, view: View) -> bool:
-        return self._begins_elsewhere and bool(self.fallbacks) and not view.request.fallback_model
+        return self._fallbacks_first and bool(self.fallbacks) and not view.request.fallback_model
 
 
 def retry_targets(overflow: Overflow, lower: LowerOutput, sent: int) -> tuple[CompactionTarget, ...]:
-    """The targets to try for a view of *sent* tokens that was refused with *overflow*, in order.
+    """Return the targets to try for a view of *sent* tokens that was refused with *overflow*, in order.
 
-    The first goes by what is known by now, the second takes off a part of what was sent. A body that was refused for
-    its bytes says nothing of the window.
+    The first one fits the window as known after the refusal, the second one is a share of what was sent. A body that
+    was refused for its bytes (``payload``) shows nothing about the window, so only the share is tried.
     """
     by_window = CompactionTarget(replaces=True, lower_output=lowering(overflow, lower))
     by_share = CompactionTarget(
@@ -126,7 +137,7 @@ def retry_targets(overflow: Overflow, lower: LowerOutput, sent: int) -> tuple[Co
 
 
 def is_smaller(view: View, than: View, sent: int) -> bool:
-    """True if *view* needs strictly less *than* one of *sent* tokens: fewer tokens, or a smaller output figure."""
+    """True if *view* is strictly smaller *than* one of *sent* tokens: fewer tokens, or a smaller output figure."""
     if view.body == than.body:
         return False
     tokens = view.tokens or 0
@@ -139,7 +150,7 @@ def is_smaller(view: View, than: View, sent: int) -> bool:
 
 
 def failure_of(status: int) -> Failure | None:
-    """The failure that an answer of *status* is, if another model could answer instead; None for every other answer."""
+    """Return the failure that an answer of *status* means, if another model could answer instead; else None."""
     if status == 429:
         return "rate_limit"
     if status >= 500:
@@ -148,9 +159,9 @@ def failure_of(status: int) -> Failure | None:
 
 
 def is_news(status: int, *, is_fallback: bool) -> bool:
-    """True if an answer of *status*, to what was sent after an overflow, is for the client to see instead of that.
+    """True if an answer of *status*, sent after an overflow, goes to the client instead of the overflow's error.
 
-    A fallback that fails never is: the client did not request it. Nor is one more "no" from the requested model, whose
+    A failed fallback does not: the client did not request it. Nor does another refusal of the requested model: its
     figures are about a body that the client never saw.
     """
     if status < 400:
@@ -159,9 +170,9 @@ def is_news(status: int, *, is_fallback: bool) -> bool:
 
 
 def retries_smaller(overflow: Overflow, lower: LowerOutput) -> bool:
-    """True if something smaller may be sent for *overflow*: it was refused for its length before anything was made.
+    """True if a smaller view may be sent for *overflow*: the request was refused for its length.
 
-    An answer longer than the model ever gives is the client's to correct, unless figures may be lowered ``first``.
+    An output figure above the model's cap goes back to the client, unless the policy lowers figures ``first``.
     """
     return overflow.too_long or (overflow.kind == "output_cap" and lower == "first" and overflow.limit is not None)
 
@@ -174,9 +185,9 @@ def lowering(overflow: Overflow, lower: LowerOutput) -> LowerOutput:
 
 
 def fallback_cycle(start: str, steps_of: Callable[[str], Sequence[str]]) -> tuple[str, ...]:
-    """Return the models on the way by fallbacks from *start* back to one of them; empty if there is no such way.
+    """Return a path by fallbacks from *start* that ends in one of its own models; empty if there is no cycle.
 
-    *steps_of* gives the fallbacks of a model.
+    *steps_of* returns the fallbacks of a model.
     """
     paths: list[tuple[str, ...]] = [(start,)]
     while paths:

@@ -1,7 +1,7 @@
 """Tokens that each stage saved in a request, and the parts of its block, from known figures: nothing is counted again.
 
-An item that was made smaller counts by the share of its bytes that is left, so a stage's figure is an estimate. What no
-other stage took was folded. ``ullage fit --explain`` counts every text anew instead.
+All figures are estimates. The saving of an edited item is taken from the share of its bytes that is left. Savings that
+no other stage explains are the fold's. ``ullage fit --explain`` counts every text again instead.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _SECTIONS: Final[Mapping[str, str]] = MappingProxyType(
 
 
 class StageSaving(msgspec.Struct, frozen=True):
-    """The tokens that one stage took, of what the client sent, and the number of items that it changed."""
+    """The tokens by which one stage made the request smaller, and the number of items that it changed."""
 
     stage: str
     tokens: int
@@ -53,10 +53,10 @@ class BlockPart(msgspec.Struct, frozen=True):
 
 
 class ViewFacts(msgspec.Struct, frozen=True):
-    """The figures of a view that a breakdown needs, without a body: the client's items and where they stood in it.
+    """The figures of a view that a breakdown needs, without its body: the client's items and their spans.
 
-    ``record`` is the record in force, ``tools_saved`` are the tokens by which the tools were made smaller. ``ratio``:
-    provider tokens per token of our count.
+    ``record`` is the one that the view was made from, ``tools_saved`` the tokens by which the tools were shrunk.
+    ``ratio``: provider tokens per token of our count.
     """
 
     items: Sequence[Item]
@@ -67,7 +67,7 @@ class ViewFacts(msgspec.Struct, frozen=True):
 
 
 def stage_savings(facts: ViewFacts, stages: Sequence[str], removed: int) -> tuple[StageSaving, ...]:
-    """Return about what each of *stages* took of the *removed* tokens; all figures are the provider's tokens."""
+    """Return the estimated share of each of *stages* in the *removed* tokens; all are the provider's tokens."""
     record = facts.record
     saved: Counter[str] = Counter({"tools": int(facts.tools_saved * facts.ratio)})
     changed: Counter[str] = Counter()
@@ -84,7 +84,7 @@ def stage_savings(facts: ViewFacts, stages: Sequence[str], removed: int) -> tupl
 
 
 def _savings(facts: ViewFacts, record: CompactionRecord) -> Iterator[tuple[int, float]]:
-    """Yield the index of each item that stands smaller in the view, and about how many tokens that saves."""
+    """Yield the index of each edited item in the view, and an estimate of the tokens that its edit saves."""
     for index, edit in record.edits.items():
         if index >= record.compaction.cut:
             start, end = facts.spans[index]

@@ -1,14 +1,16 @@
 """Recognises a client's own compaction of its conversation, and names the client.
 
-1. A header or an item announces it: that decides.
-2. Else the client's own prompt shows it, in the text where that client puts it (``RULES``).
-3. Else its intent shows it, with the form of the request as evidence. A request for a summary names three things close
-   together: a text to write (a summary, a handoff, a snapshot), its subject (the conversation), and its use: work goes
-   on from it (another agent, a new context, lost history).
+Three kinds of evidence are tried in this order:
+
+1. A header or an item that announces it.
+2. The client's own prompt, in the place where that client puts it (``RULES``).
+3. The request's intent and form, for clients and wordings that no rule lists. A request for a summary names three
+   things close together: a text to write (a summary, a handoff, a snapshot), its subject (the conversation), and its
+   use (another agent, a new context, lost history).
 
 Text that a user pasted, that a tool returned or that merely quotes such a prompt is no compaction. A text about such
-texts (code that makes them, a question on a prompt) names the same three things; the work that it requests first sets
-it apart.
+texts (code that writes summaries, a question on a prompt) names the same three things, but it requests other work first
+(``_OTHER_WORK``), and that tells the two apart.
 """
 
 from __future__ import annotations
@@ -28,10 +30,13 @@ OTHER: Final = "other"
 """The client of a compaction that only its intent and form show."""
 
 METADATA_HEADER: Final = "x-codex-turn-metadata"
-"""JSON with which Codex states the purpose of a request."""
+"""The header in which Codex states the purpose of a request, as JSON (tests/recorded has examples)."""
 
 TRIGGER: Final = "compaction_trigger"
-"""The type of the last input item of a request that is answered with a compaction item."""
+"""The type of the last input item of a request that is answered with a compaction item.
+
+https://developers.openai.com/api/docs/guides/compaction
+"""
 
 _TRIGGER: Final = TRIGGER.encode()
 
@@ -83,10 +88,10 @@ recorded, the others read in the agents' code. A rule only names the client: oth
 _SYSTEM_RULES: Final = tuple(rule for rule in RULES if rule.where == "system")
 
 _EDGE: Final = 16_384
-"""Bytes at each end of the last item that are searched for a client's prompt; the longest one is half of that."""
+"""Bytes at each end of the last item that are searched for a client's prompt: twice as many as the longest one has."""
 
 _TRIGGER_WITHIN: Final = 256
-"""Bytes at the beginning of an item within which its type stands."""
+"""Bytes at the beginning of an item that are searched for its type."""
 
 _SYSTEM_WITHIN: Final = 1_024
 """Bytes at the beginning of a first item within which a client's system prompt begins."""
@@ -95,13 +100,13 @@ _SYSTEM_BEGINNINGS, _USER_BEGINNINGS = (
     tuple(json.dumps(rule.begins)[1:-1].encode() for rule in RULES if rule.where == where)
     for where in ("system", "user")
 )
-"""The beginnings of prompts as JSON. Searched for one by one: three times as fast as all of them in one pattern."""
+"""The beginnings of prompts as JSON. One search for each is three times as fast as one pattern of them all."""
 
 _TOOL_CHOICES: Final = ("tool_choice", "toolConfig", "tool_config")
 """Members that may exclude calls, by the word "none": Gemini's is https://ai.google.dev/api/caching#FunctionCallingMode"""
 
 _LONGEST_EMPTY: Final = max(map(len, EMPTY))
-"""Characters of a list of tools that is empty, at most."""
+"""Characters of the longest spelling of an empty list of tools."""
 
 _HINT: Final = re.compile(
     rb"(?i)summar|compact|condens|compress|distil|hand-?o|checkpoint|snapshot|memento|extract|continuing"
@@ -109,7 +114,7 @@ _HINT: Final = re.compile(
     rb"|\\u(?:603b|6458|538b|6982|4ea4|8981)"
     rb"|\xe6\x80\xbb\xe7\xbb\x93|\xe6\x91\x98\xe8\xa6\x81|\xe5\x8e\x8b\xe7\xbc\xa9|\xe4\xba\xa4\xe6\x8e\xa5"
 )
-"""A text without any of these, escaped or not, requests no summary: most requests need no closer look."""
+"""Matches words of which every request for a summary has one, escaped or not; other requests are not decoded."""
 
 _HINT_WITHIN: Final = 4_096
 """Bytes at each end of the last item that are searched for such a word."""
@@ -134,10 +139,10 @@ def announced_client(headers: Mapping[str, str]) -> str:
 def compacting_client(envelope: Envelope, first: bytes, last: bytes, has_history: bool = False) -> str:
     """Return the client whose compaction a request is; empty if it is none.
 
-    *envelope* is what stands around its items, *first* and *last* are the bytes of its first and last items; no other
-    item is looked at. *has_history* is True if a message of the model precedes the last item. An unknown wording is
+    *envelope* holds the members around its items, *first* and *last* are the bytes of its first and last items; no
+    other item is read. *has_history* is True if a message of the model precedes the last item. An unknown wording is
     recognised by its intent and by the request's form: it has no tools that the model may call, or it has a history
-    and words that leave nothing to call them for.
+    and its words exclude calls.
     """
     may_call = _may_call_tools(envelope)
     system = _system_text(envelope, first, may_call=may_call)
@@ -185,14 +190,14 @@ def _system_text(envelope: Envelope, first: bytes, *, may_call: bool) -> str:
 def _has_hint(edges: bytes, system: str, *, may_call: bool, has_history: bool) -> bool:
     """Return True if the last item, of which *edges* are both ends, may request a summary in unknown words."""
     if may_call and (not has_history or len(edges) > _EDGE):
-        return False  # a request for a text in place of a call is short
+        return False  # a request for text instead of a call comes in a short message
     if _HINT.search(edges[:_HINT_WITHIN] + edges[-_HINT_WITHIN:]) is not None:
         return True
     return is_summariser(system, has_history=has_history)
 
 
 def _has_intent(item: Mapping[str, Any], system: str, *, may_call: bool, has_history: bool) -> bool:
-    """Return True if the last text of *item*, or the *system* text, requests a summary to go on from."""
+    """Return True if the last text of *item*, or the *system* text, requests a summary from which work continues."""
     text = ["", *_user_texts(item)][-1]
     if may_call:
         return has_history and requests_text_only(text)
@@ -222,7 +227,7 @@ def without_prompt(raw: bytes) -> bytes:
 
 
 def _without_last_text(content: Sequence[Any]) -> list[Any]:
-    """Return *content* without its last text, which holds the prompt of a client that no rule knows."""
+    """Return *content* without its last text: the prompt of a client that no rule lists."""
     texts = [at for at, part in enumerate(content) if isinstance(part, dict) and isinstance(part.get("text"), str)]
     return [part for at, part in enumerate(content) if at not in texts[-1:]]
 
@@ -295,7 +300,7 @@ def _may_call_tools(envelope: Envelope) -> bool:
 
 
 HEAD, TAIL = 900, 1_600
-"""Characters at each end of a text that state its request: a conversation may stand before or behind them."""
+"""Characters at each end of a text that are searched for its request: between them may be a whole conversation."""
 
 _OPENING: Final = 400
 """Characters at the beginning of a system text in which it defines the model's role."""
@@ -342,7 +347,7 @@ _TEXT_ONLY: Final = lazy_pattern(
     r"|(?:不要|不得|请勿)调用|[只仅]输出|新的?(?:会话|对话)|后续模型",
     re.IGNORECASE,
 )
-"""Words of a request that has tools but excludes calls, or whose answer is read outside this conversation."""
+"""Words of a request that has tools but excludes calls, or whose answer another context will read."""
 
 _OTHER_WORK: Final = lazy_pattern(
     r"\b(?:function|script|class|method|endpoint|tests?|command|feature|implement\w*|refactor\w*|fix|bug|add|docs?"
@@ -352,7 +357,7 @@ _OTHER_WORK: Final = lazy_pattern(
     r"|[\w/-]+\.(?:md|txt|json)\b|函数|代码|翻译|解释|文章",
     re.IGNORECASE,
 )
-"""Words of a request for something else: code, an answer to a question on such texts, a text for other people."""
+"""Words of a request for other work: code, an answer to a question on such texts, a text for other people."""
 
 _QUESTION: Final = lazy_pattern(r"[^.!\n]{0,200}\?")
 _POLITE_REQUEST: Final = lazy_pattern(r"\b(?:can|could|would|will) you\b", re.IGNORECASE)
@@ -363,7 +368,7 @@ _FOLLOW_UP: Final = lazy_pattern(
     r"|continue\b|the previous|(?:is|are|was|were|does|did|do|has|have) (?:the|this|that|my|our|your)\b)",
     re.IGNORECASE,
 )
-"""Beginnings of messages that give the model a finished summary, or put a question on one."""
+"""Beginnings of messages that contain a finished summary, or ask a question about one."""
 
 _RECAP: Final = lazy_pattern(
     r"\b(?:summari[sz]e|condense|compact|(?:create|write|provide|produce|generate|give)\b[^.:\n]{0,80}\bsummary)\b"
@@ -372,10 +377,10 @@ _RECAP: Final = lazy_pattern(
     r"(?! (?:of|in|from|between|with|about|below|as)\b)",
     re.IGNORECASE,
 )
-"""A request to sum up the conversation, without words on what the summary is for."""
+"""A request to summarise the conversation, without words on the summary's use."""
 
 _PASTED: Final = lazy_pattern(r":\s*\S.{40}|\n\s*\n.{40}", re.DOTALL)
-"""A text behind a colon or an empty line that is long enough to have been pasted."""
+"""A text behind a colon or an empty line that is long enough to be pasted text: the subject may be that."""
 
 _ROLE: Final = lazy_pattern(
     r"\byou(?:'re| are)\b[^.\n]{0,100}?\b(?:summari[sz]\w+|compact\w+|compress\w+|condens\w+|distil\w+)"
@@ -389,23 +394,23 @@ _ROLE: Final = lazy_pattern(
 
 
 def requests_continuation(text: str) -> bool:
-    """Return True if *text* requests, in its head or its tail, a summary to go on with the conversation from."""
+    """Return True if *text* requests, in its head or tail, a summary from which the conversation continues."""
     return any(_requests_summary(window, _CONTINUATION) for window in _windows(text))
 
 
 def requests_text_only(text: str) -> bool:
-    """Return True if *text* begins with a request for a summary that leaves no other work.
+    """Return True if *text* begins with a request for a summary and nothing else.
 
-    Its reader has nothing but the summary, or no tools are to be called.
+    It states that no tools are to be called, or that the reader of the summary will have nothing else.
     """
     head = text.strip()[:HEAD]
     return any(_requests_summary(window, _TEXT_ONLY) for window in _windows(head))
 
 
 def requests_recap(text: str, *, has_history: bool) -> bool:
-    """Return True if *text* requests a summary of the conversation that it stands in.
+    """Return True if *text* requests a summary of its own conversation.
 
-    If the request *has_history*, the text may hold a pasted conversation as well; else it must not.
+    Without history the text must not contain a pasted conversation: the summary would be of that one.
     """
     for window in _windows(text):
         recap = _RECAP.search(window)
@@ -419,7 +424,7 @@ def requests_recap(text: str, *, has_history: bool) -> bool:
 def is_summariser(text: str, *, has_history: bool) -> bool:
     """Return True if the system *text* makes the model a summariser.
 
-    If the request *has_history*, the text must also state that work goes on from the summary.
+    If the request *has_history*, the text must also state that work continues from the summary.
     """
     head = text.strip()[:HEAD]
     role = _ROLE.search(head[:_OPENING])
@@ -431,7 +436,7 @@ def is_summariser(text: str, *, has_history: bool) -> bool:
 
 
 def _windows(text: str) -> list[str]:
-    """Return the head and the tail of *text*, or all of a short one; no head if its first line requests other work."""
+    """Return the head and the tail of *text*, or a short text as a whole; no head if it first requests other work."""
     text = text.strip()
     first_line = text.partition("\n")[0][:_NEAR]
     windows = [text]

@@ -12,7 +12,10 @@ import brotli  # type: ignore[import-untyped]
 import zstandard
 
 _PIECE = 64
-"""Bytes at a time for a decoder without a limit of its own, so that its output stays bounded."""
+"""Bytes that Zstandard decodes at a time. Its decoder takes no limit, so this bounds what one call can return."""
+
+_ZSTANDARD_WINDOW = 2**23
+"""Bytes of the largest window that an HTTP sender may use: https://www.rfc-editor.org/rfc/rfc9659"""
 
 
 class ContentDecoder:
@@ -42,10 +45,11 @@ class ContentDecoder:
         return decoded[:room]
 
     def _decoded(self, decode: Callable[[bytes, int], bytes], data: bytes, room: int) -> bytes:
+        """Return the decoded bytes; *data* itself if the body turns out not to be encoded at all."""
         try:
             decoded = decode(data, room)
         except (zlib.error, brotli.error, zstandard.ZstdError):
-            if self._begun:
+            if self._begun:  # damaged half-way: end here, since raw bytes behind decoded ones would be garbage
                 self._most = self._done
                 return b""
             self._decode = None
@@ -70,7 +74,10 @@ def _decoder(encoding: str) -> Callable[[bytes, int], bytes] | None:
 
 
 class _Inflate:
+    """Decodes gzip and deflate."""
+
     def __init__(self) -> None:
+        # 32 detects the header of gzip or zlib: https://docs.python.org/3/library/zlib.html#zlib.decompress
         self._inflater = zlib.decompressobj(wbits=zlib.MAX_WBITS | 32)
         self._first = True
 
@@ -80,7 +87,8 @@ class _Inflate:
         except zlib.error:
             if not self._first:
                 raise
-            self._inflater = zlib.decompressobj(wbits=-zlib.MAX_WBITS)  # deflate without its header
+            # Some senders of deflate omit its header: https://www.rfc-editor.org/rfc/rfc9110#section-8.4.1.2
+            self._inflater = zlib.decompressobj(wbits=-zlib.MAX_WBITS)
             decoded = self._inflater.decompress(data, room)
         self._first = False
         return decoded
@@ -102,7 +110,7 @@ class _Brotli:
 
 class _Zstandard:
     def __init__(self) -> None:
-        self._decoder = zstandard.ZstdDecompressor(max_window_size=2**23).decompressobj()
+        self._decoder = zstandard.ZstdDecompressor(max_window_size=_ZSTANDARD_WINDOW).decompressobj()
 
     def __call__(self, data: bytes, room: int) -> bytes:
         decoded = bytearray()

@@ -45,10 +45,10 @@ class Call(msgspec.Struct, frozen=True, gc=False):
 
 
 class Result(msgspec.Struct, frozen=True, gc=False):
-    """One tool result: digests of all of it and of its opening, its lines, its size in bytes.
+    """One tool result: digests of its text and of its opening, its number of lines, its size in bytes.
 
     ``ok`` is False if it reports a failure, ``partial`` is True if it states that a part is missing. ``first`` and
-    ``last`` are the line numbers in it, zero if there are none. ``spare`` are the tokens of white space in its JSON.
+    ``last`` are the line numbers shown in it, zero if there are none. ``spare`` are the tokens of white space in JSON.
     """
 
     digest: int
@@ -63,7 +63,7 @@ class Result(msgspec.Struct, frozen=True, gc=False):
 
 
 class WrittenResult(msgspec.Struct, frozen=True, gc=False):
-    """A tool result written as text at the beginning of a user's message; its first ``head`` characters show that.
+    """A tool result written as text at the beginning of a user's message; its heading is ``head`` characters long.
 
     ``tool`` is a digest of the tool that it names, 0 if none. The result is the first ``parts`` parts of the content;
     ``user_parts`` are the indexes of the parts with the user's own words.
@@ -79,8 +79,8 @@ class ItemFacts(msgspec.Struct, frozen=True, gc=False):
     """Facts of one item's calls and results, in the order of their ids.
 
     ``mentions`` are packed 32-bit digests of the file names and quotations in the model's words; ``decides`` is True if
-    these draw a conclusion. ``written_call`` is the call that the model wrote as text, ``called_tools`` are the digests
-    of all tools that it called so; ``written_result`` is set if the item begins as the result of such a call.
+    these words draw a conclusion. ``written_call`` is the call that the model wrote as text, ``called_tools`` are the
+    digests of all tools that it called in text; ``written_result`` is set if the item begins as such a call's result.
     """
 
     calls: tuple[Call, ...] = ()
@@ -100,12 +100,14 @@ class FactsMissing(Exception):
 
 
 class _Unread:
+    """Raises at any use, so that planning that needs facts stops and asks for them (``NeedFacts``)."""
+
     def __getattr__(self, name: str) -> object:
         raise FactsMissing
 
 
 UNREAD = cast(ItemFacts, _Unread())
-"""The facts of an item that were not read yet: only a compaction needs them. Raises ``FactsMissing`` when used."""
+"""The facts of an item that were not read yet, since only a compaction needs them."""
 
 
 class Injected(msgspec.Struct, frozen=True, gc=False):
@@ -120,10 +122,10 @@ class Injected(msgspec.Struct, frozen=True, gc=False):
 
 
 class Item(msgspec.Struct, frozen=True, gc=False):
-    """Numbers and names of one item; never its text, because a slice of a body keeps the whole body in memory.
+    """Numbers and names of one item; never its text, because items are cached and no cache may hold a conversation.
 
-    ``tokens`` are counted in the model's encoding. Parts of them: ``media`` cannot be clipped; ``guess`` is a guess
-    (files, audio, images at a URL); ``injected`` was put into it by an agent or a framework; ``sealed`` must not be
+    ``tokens`` are counted in the model's encoding. Parts of them: ``media`` cannot be clipped; ``guess`` is only an
+    estimate (files, audio, images at a URL); ``injected`` was added by an agent or a framework; ``sealed`` must not be
     edited (signed or encrypted reasoning); ``user_tokens`` are the user's own words beside tool results.
 
     ``digest`` (16 bytes) is equal for items of equal meaning, however a client serialises them. ``calls`` are the ids
@@ -144,22 +146,20 @@ class Item(msgspec.Struct, frozen=True, gc=False):
 
 
 LINKED = 400
-"""Bytes in memory of a call or result beside its id."""
+"""Bytes in memory of a call or result, without its id; for the limits of caches."""
 
 _CALLS, _ANSWERS = attrgetter("calls"), attrgetter("answers")
 
 
 def linked_size(items: Sequence[Item]) -> int:
-    """Return the bytes in memory of calls and results in *items* beyond one for each.
-
-    Runs in C, because bodies have thousands of them.
-    """
+    """Return the bytes in memory of calls and results in *items* beyond one for each item."""
+    # ``map`` over ``attrgetter`` runs in C: bodies have thousands of items.
     names = [*chain.from_iterable(map(_CALLS, items)), *chain.from_iterable(map(_ANSWERS, items))]
     return LINKED * max(0, len(names) - len(items)) + sum(map(len, names))
 
 
 class ItemText(msgspec.Struct, frozen=True, gc=False):
-    """The words of one item, read from its bytes when a compaction has to write about it; the same for every API.
+    """The texts of one item, read from its bytes when a compaction writes about it; the same for every API.
 
     ``calls`` are (name, arguments) of its tool calls, ``media`` the types of its media parts. ``results`` are the texts
     of tool results that another text may replace, each with True if the API marks it as failed. ``reasoning`` is the
@@ -219,13 +219,14 @@ EMPTY_LAYOUT = Layout()
 
 def lay_out(items: Sequence[Item], known: Layout = EMPTY_LAYOUT) -> Layout:
     """Return the structure of *items*, continued from that of a prefix of them; costs O(new)."""
-    # What only grows is copied once, behind the known part; cuts and boundaries may lose their last ones.
+    # Tuples that only grow are extended by the new part at the end. Cuts and boundaries may lose their last entries,
+    # so they are copied as a whole.
     systems: list[int] = []
     users: list[int] = []
     sums, user_sums, result_sums = [known.sums[-1]], [known.user_sums[-1]], [known.result_sums[-1]]
     cuts, boundaries = list(known.cuts), list(known.boundaries)
     if boundaries and boundaries[-1] >= known.count:
-        boundaries.pop()  # the next item decides if a request could have ended with the prefix
+        boundaries.pop()  # the loop adds it again if the next item shows that a request could have ended there
     open_calls, last = dict(known.open_calls), known.last_role
     for index in range(known.count, len(items)):
         item = items[index]
@@ -268,7 +269,7 @@ def lay_out(items: Sequence[Item], known: Layout = EMPTY_LAYOUT) -> Layout:
 
 
 def unread_from(items: Sequence[Item], boundary: int) -> int:
-    """Return the index behind the model's last item before *boundary*; no model has read the results behind it."""
+    """Return the index after the model's last item before *boundary*: no model has read the items from there on."""
     index = boundary
     while index and items[index - 1].role != "assistant":
         index -= 1
@@ -307,8 +308,9 @@ def _keyed(key: bytes) -> tuple[Any, Any]:
 def prefix_hashes(key: bytes, label: str, items: Sequence[Item], known: Sequence[bytes] = ()) -> tuple[bytes, ...]:
     """Return the keyed rolling hash after each item: ``hashes[i]`` names ``items[:i + 1]``.
 
-    System items do not change the hash. *known* are hashes of a prefix, computed before. *key* belongs to one tenant,
-    so that no other can form the names. *label* (``x-ullage-conversation``) separates equal openings.
+    System items do not change the hash: clients put clocks and file lists into them. *known* are hashes of a prefix,
+    computed before. *key* belongs to one tenant, so that no other can form the names. *label*
+    (``x-ullage-conversation``) separates conversations with equal openings.
     """
     hashes = list(known)
     if hashes:

@@ -44,12 +44,13 @@ API_FORMATS: Mapping[str, ApiFormat] = MappingProxyType(
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """How views are kept small: the schedule's rules, and when an output figure may be lowered.
+    """The configured rules of planning: the schedule's rules, and when an output figure may be lowered.
 
-    ``stored``: whether a provider may cut a history that only it has, or its error is the answer. ``economy`` compacts
-    where going on gets dear and not only where the window gets full. ``tools`` says what clients' tools do. ``sizes``
-    are the tokens that the history of a task of each size is to take, in the provider's tokens; empty if sizes are
-    labels only. ``reads_calls``: the calls of every counted request are read, for a report of what they were about.
+    ``stored``: after an overflow of a history that only the provider has, ``truncate`` lets the provider cut it,
+    ``error`` passes the error on. ``economy`` compacts at the provider's price tier and not only when the window is
+    full. ``tools`` is the table of clients' tools. ``sizes`` are the most tokens (the provider's) that the history of
+    a task of each size may take; empty if sizes are labels only. ``reads_calls``: the calls of every counted request
+    are read, for the report.
     """
 
     rules: CompactionRules
@@ -70,10 +71,11 @@ class Policy:
         token_ratio: float,
         task_size: str = "",
     ) -> TokenBudget:
-        """The token budget of a request; *fixed* is in our tokens, all else in the provider's.
+        """Return the token budget of a request; *fixed* is in our tokens, all other arguments in the provider's.
 
-        *task_size* limits the history, or that of *route* if it is empty.
+        *task_size* limits the history, or the route's own size if it is empty.
         """
+        # Past boundaries are judged by the default reserve, so that a changing ``max_tokens`` moves none of them.
         default = answer_reserve(None, route.max_output, window)
         reserved = answer_reserve(requested, route.max_output, window)
         max_input: int | None = None
@@ -98,10 +100,10 @@ class Policy:
 
 
 class KnownRoute(msgspec.Struct, frozen=True):
-    """A route and what is known of it for one tenant at one moment.
+    """A route with its window and token ratio, for one tenant at one moment.
 
-    ``window`` is in the provider's tokens, None if it is unknown. ``stated_window`` is the window as far as a person, a
-    server or an error stated it, in tokens of our count or the provider's, whichever are more; None if it was only
+    ``window`` is in the provider's tokens, None if it is unknown. ``stated_window`` is the window that a person, a
+    server or an error stated, in tokens of our count or the provider's, whichever are more; None if it was only
     inferred. ``token_ratio``: provider tokens per token of our count.
     """
 
@@ -113,7 +115,7 @@ class KnownRoute(msgspec.Struct, frozen=True):
 
     @property
     def first_max_loss(self) -> MaxLoss:
-        """How much the requested model may lose before another step of its overflow policy is looked at."""
+        """The most that a view for the requested model may lose before the next step of its overflow policy."""
         if self.route.steps == (COMPRESS,):
             return "any"
         if self.route.steps[0] == COMPRESS:
@@ -122,7 +124,7 @@ class KnownRoute(msgspec.Struct, frozen=True):
 
 
 class ParsedBody(msgspec.Struct, frozen=True):
-    """A body whose items are recognised: ``scan`` says where they stand, ``envelope`` what is around them."""
+    """A body with its items read: ``scan`` has their spans in the body, ``envelope`` the members around them."""
 
     body: bytes
     scan: Scan
@@ -142,8 +144,8 @@ class ParsedBody(msgspec.Struct, frozen=True):
 class TokenCounts(msgspec.Struct, frozen=True):
     """Tokens of a request as the client sent it.
 
-    ``history`` are all items that are not system items, ``fixed`` is everything else. ``members`` are the counted
-    members of the envelope, ``beside`` the same by what they hold; ``roles`` the items by role.
+    ``history`` are all items but system items, ``fixed`` is everything else. ``members`` are the counted members of the
+    envelope by name, ``beside`` the same by kind of content; ``roles`` are the items by role.
     """
 
     fixed: int
@@ -170,9 +172,9 @@ class Addition:
     tokens: int = 0
 
     def added_to(self, tools: str) -> str:
-        """The JSON array *tools* with the tool behind the client's own, whose bytes stay as they are.
+        """Return the JSON array *tools* with this tool appended; the bytes of the client's own tools do not change.
 
-        The tool alone if *tools* is empty or no array: the client sent none. *tools* itself if there is no tool.
+        If *tools* is empty or no array, the client sent none: return an array of this tool alone.
         """
         if not self.tool:
             return tools
@@ -186,7 +188,10 @@ NO_ADDITION: Final = Addition()
 
 
 class UsageAnchor(msgspec.Struct, frozen=True):
-    """The newest prefix of a conversation that a provider has counted; ``boundary`` of its compaction, -1 if none."""
+    """Both counts of the newest prefix that a provider counted: ``counted`` is ours, ``reported`` the provider's.
+
+    ``boundary`` is that of the compaction in the view, -1 if there was none.
+    """
 
     counted: int
     reported: int
@@ -194,17 +199,17 @@ class UsageAnchor(msgspec.Struct, frozen=True):
 
 
 LIGHT_ITEM: Final = 50
-"""Weight of an item's numbers, in the bytes of text that take as long: 2 us."""
+"""Size for ``offload`` of work on an item's numbers alone, in bytes of text that take as long: 2 us."""
 
 
 class MeasuredRequest(msgspec.Struct, frozen=True):
     """A request measured once for one model.
 
-    ``size`` is what work on all of it weighs, ``light_size`` what work on the numbers of its items does.
-    ``budget`` counts the tools array as small as it is made (``tools_json``, empty if it stays as it is) and the
-    addition. ``prefix_hashes`` name the conversation after each item. ``count`` counts text for this route,
-    ``read_item`` reads an item that stands in its view only. ``lay_out`` gives the structure of the items, continued
-    from a known prefix; ``read_facts`` the items with the facts of their calls and results.
+    ``size`` and ``light_size`` are sizes for ``offload``: of work on all texts, and of work on the items' numbers only.
+    ``budget`` counts the tools array as it will be sent (``tools_json``, empty if it is not shrunk) and the addition.
+    ``prefix_hashes`` name the conversation after each item. ``count`` counts text for this route, ``read_item`` reads
+    an item that is in the view only. ``lay_out`` returns the structure of the items, continued from a known prefix;
+    ``read_facts`` returns the items with the facts of their calls and results.
     """
 
     request: Request
@@ -237,12 +242,12 @@ class MeasuredRequest(msgspec.Struct, frozen=True):
         return API_FORMATS[self.request.api]
 
     def with_facts(self) -> MeasuredRequest:
-        """This request with the facts of all calls and results; reads their texts."""
+        """Return this request with the facts of all calls and results; reads their texts."""
         parsed = structs.replace(self.parsed, items=self.read_facts())
         return structs.replace(self, parsed=parsed, has_facts=True)
 
     def original(self, layout: Layout) -> OriginalItems:
-        """The items as the client sent them, for the stages to write from."""
+        """Return the items as the client sent them: the stages' source of texts."""
         return OriginalItems(
             self.parsed.body, self.parsed.scan.spans, self.parsed.items, layout, API_FORMATS[self.request.api]
         )
@@ -256,7 +261,7 @@ class MeasuredRequest(msgspec.Struct, frozen=True):
         return self.prefix_hashes[layout.users[0]]
 
     def budget_for(self, target: CompactionTarget) -> TokenBudget:
-        """The budget as *target* leaves it: with a smaller reserve, or without room for the addition."""
+        """Return the budget for *target*: with its smaller reserve, or without room for the addition."""
         budget = self.budget
         if target.reserve is not None:
             budget = replace(budget, reserve=target.reserve)
@@ -269,9 +274,10 @@ class MeasuredRequest(msgspec.Struct, frozen=True):
         return replace(budget, fixed=budget.fixed - self.addition.tokens)
 
     def expected_tokens(self, boundary: int, tokens: int) -> int:
-        """The provider's expected count for *tokens*; *boundary* is that of the compaction, -1 if there is none.
+        """Return the provider's expected count for *tokens*; *boundary* is that of the compaction, -1 if none.
 
-        Exact up to the anchor's prefix and estimated beyond. After another compaction the anchor says nothing.
+        It is exact up to the anchor's prefix and estimated beyond. An anchor before another compaction is not used: it
+        counted another view.
         """
         anchor, ratio = self.anchor, self.known.token_ratio
         if anchor is None or anchor.boundary != boundary or anchor.counted > tokens:
@@ -282,7 +288,7 @@ class MeasuredRequest(msgspec.Struct, frozen=True):
         """The schedule of this conversation's compactions under *budget*."""
         rules = policy.rules
         if self.parsed.envelope.stored or self.request.options.keep_items:
-            # Of a stored history, calls whose results are here and results whose calls are may be at the provider's.
+            # Fold and drop would split pairs: a stored history can hold the other half of a call or result sent here.
             rules = replace(rules, enabled_stages=replace(rules.enabled_stages, fold=False, drop=False))
         return Schedule(self.parsed.items, layout, budget, rules)
 
@@ -298,8 +304,8 @@ START: Final = Start()
 class LookedUp(msgspec.Struct, frozen=True):
     """The layout, and the newest compaction record on the conversation's prefix hashes.
 
-    ``requested``: an operator wants a compaction, to ``share`` of the room if that is not None. ``first`` is the
-    compaction before this request's first one; ``wrote``: this request wrote a record.
+    ``requested``: an operator requested a compaction, to ``share`` of the room if that is not None. ``first`` is the
+    compaction in the conversation's last view, before this request wrote any; ``wrote``: it wrote a record.
     """
 
     layout: Layout
@@ -326,9 +332,9 @@ Progress = Start | LookedUp | Written
 
 
 class Edits(msgspec.Struct, frozen=True):
-    """How a view differs from what the client sent; each part may be absent.
+    """The differences between a view and the client's request; each may be absent.
 
-    ``previous`` is the compaction of the conversation's last view. ``nothing_to_fold``: a compaction was requested, and
+    ``previous`` is the compaction of the conversation's last view. ``nothing_to_fold``: a compaction was requested, but
     would have saved hardly anything.
     """
 
@@ -351,12 +357,11 @@ NO_EDITS: Final = Edits()
 
 
 class UncountedView(msgspec.Struct, frozen=True):
-    """The client's own bytes, sent without a count.
+    """The client's own bytes, sent without a count. All tokens are the provider's.
 
-    ``model`` is the one the path or the body names; ``session`` is what the body calls the conversation. ``bound`` is
-    the most tokens that the bytes can be; 0 if there is no bound: mode off, or the window is unknown. ``budget`` is
-    what the bound was compared with. ``lowered_output`` and ``stages`` say what was edited after a refusal. All tokens
-    are the provider's.
+    ``model`` is the one that the path or the body names; ``session`` is the body's name of the conversation. ``bound``
+    is the most tokens that the bytes can be; 0 if there is no bound: mode off, or the window is unknown. ``budget`` is
+    the figure that the bound was compared with. ``lowered_output`` and ``stages`` are set by edits after a refusal.
     """
 
     request: Request
@@ -379,15 +384,15 @@ class UncountedView(msgspec.Struct, frozen=True):
 
 
 Observation = Literal["", "fits", "would_compact", "would_refuse"]
-"""The outcome that was only observed, if the client's own bytes are sent all the same; empty unless in mode observe."""
+"""In mode observe: what would have happened to the request whose own bytes are sent. Empty in every other mode."""
 
 
 class CountedView(msgspec.Struct, frozen=True):
     """The bytes that go upstream for a measured request.
 
-    ``budget`` is what it has to fit; ``layout`` is None below half of the low mark. ``expected_tokens`` is what
-    the provider will count, by its own last count. ``roles`` are the client's own items in the view, ``summary`` the
-    tokens of the block, ``extension`` those of what stands behind the view while an answer is continued.
+    ``budget`` is the one it was made for; ``layout`` is None if no record was looked up. ``counted`` is our own count,
+    ``expected_tokens`` the provider's, estimated from its last count. ``roles`` are the client's own items in the view,
+    ``summary`` the tokens of the block, ``extension`` those of elements appended while an answer is continued.
     """
 
     request: Request
@@ -410,7 +415,7 @@ class CountedView(msgspec.Struct, frozen=True):
 
     @property
     def lowered_output(self) -> int | None:
-        """The output figure, if it was lowered, in tokens of our count."""
+        """The lowered output figure in tokens of our count; None if it was not lowered."""
         if self.observation:
             return None
         return self.edits.lowered_output
@@ -429,7 +434,7 @@ View = UncountedView | CountedView
 def verbatim(
     measured: MeasuredRequest, layout: Layout | None, budget: TokenBudget | None = None, edits: Edits = NO_EDITS
 ) -> CountedView:
-    """The client's own bytes, which have to fit *budget* (the request's own by default)."""
+    """Return the view of the client's own bytes, which have to fit *budget* (the request's own by default)."""
     counts, budget = measured.counts, budget or measured.budget
     if measured.addition.tokens:
         budget = measured.without_addition_room(budget)
@@ -449,17 +454,17 @@ def verbatim(
 
 @dataclass(frozen=True, slots=True)
 class NeedRecord:
-    """Lay the items out and look up the newest record."""
+    """The engine has to lay the items out and look up the newest record."""
 
 
 @dataclass(frozen=True, slots=True)
 class NeedFacts:
-    """Read the facts of all calls and results: a compaction may be due."""
+    """The engine has to read the facts of all calls and results: a compaction may be due."""
 
 
 @dataclass(frozen=True, slots=True)
 class NeedBlock:
-    """Write the texts of a compaction and store its record."""
+    """The engine has to write the texts of a compaction and store its record."""
 
     lookup: LookedUp
     target: CompactionTarget

@@ -1,4 +1,4 @@
-"""The errors: facts and their HTTP status. ``error_body`` puts them into words for a client, per API."""
+"""The errors that Ullage answers with: facts and an HTTP status. ``error_body`` renders them in an API's own format."""
 
 from __future__ import annotations
 
@@ -133,7 +133,7 @@ class StoreUnavailable(UllageError):
 
 
 class OtherVersion(StoreUnavailable):
-    """What is stored was written by another version of Ullage, which may know more of it: it is left alone."""
+    """The stored value was written by another version of Ullage and may have more fields, so it is not overwritten."""
 
     text = "Another version of Ullage stored this, so it can be neither read nor changed here. Model calls go on."
 
@@ -170,7 +170,7 @@ class UpstreamTimeout(UllageError):
 
 
 OUTPUT = "output figure"
-"""The largest region of a request that reserves most of the window for its answer."""
+"""The region named as the largest if a request reserves most of the window for its answer."""
 
 
 class ContextTooLong(UllageError):
@@ -195,6 +195,8 @@ class ContextTooLong(UllageError):
             f"needs {tokens} tokens of input and {reserve} of output, {self.excess(tokens, limit, reserve)} too many; "
             f"{alone}. {remedy}"
         )
+        # The beginnings are the providers' own: clients recognise an overflow by them.
+        # https://platform.claude.com/docs/en/build-with-claude/context-windows
         head = f"prompt is too long: {tokens} tokens > {limit} maximum"
         if tokens <= limit:
             head = f"input length and `max_tokens` exceed context limit: {tokens} + {reserve} > {limit}"

@@ -1,9 +1,9 @@
-"""Heads of HTTP messages: names of headers, in lower case, in one list for all rooms; and heads that come again.
+"""Names of HTTP headers, in lower case, in one list for all rooms; and repeated heads.
 
-A peer sends the same head all day but for the digits of its Content-Length, and parsing it anew gives the same fields
-anew. So a head that was parsed once need not be parsed again: the connection that had it compares what surrounds these
-digits. A head in which any other byte differs, or whose message may end elsewhere than Content-Length says, goes to the
-parser.
+A peer repeats the same head on a connection, but for the digits of its Content-Length, and parsing it again gives the
+same fields again. So the connection compares what surrounds these digits with the head that it parsed once, and reads
+the length only. A head in which another byte differs goes to the parser; so does one whose message may not end where
+Content-Length says.
 """
 
 from __future__ import annotations
@@ -29,6 +29,9 @@ OWN_PREFIX: Final = "x-ullage-"
 CREDENTIAL_ORDER: Final = ("authorization", "x-api-key", "api-key", "x-goog-api-key")
 """Headers in which callers send a key: OpenAI's, Anthropic's, Azure's and Google's.
 
+https://platform.openai.com/docs/api-reference, https://platform.claude.com/docs/en/api/overview,
+https://learn.microsoft.com/en-us/azure/ai-services/openai/reference, https://ai.google.dev/gemini-api/docs/api-key
+
 The order must never change: a tenant's digest depends on it, and with another digest tenants lose their conversations.
 """
 
@@ -42,40 +45,40 @@ HOP_BY_HOP: Final = frozenset(
 )
 """Headers for a single connection (https://www.rfc-editor.org/rfc/rfc9110#section-7.6.1)."""
 
-WRITTEN_ANEW: Final = frozenset({"content-length", "host"})
+REWRITTEN: Final = frozenset({"content-length", "host"})
 """Headers of a request that depend on its receiver and its encoding: each sender writes its own."""
 
 
 class EndToEnd(tuple[tuple[str, str], ...]):
-    """A client's end-to-end headers, in order and spelling. They come again with each request that has the same head.
+    """A client's end-to-end headers, in order and spelling: one object for all requests with the same head.
 
-    ``prepared`` is what the upstream that they were last sent to made of them. It lives as long as they do: a key in
-    it stays in memory no longer than in them.
+    ``prepared`` caches the request head that the last upstream made of them. It is an attribute and no entry of a
+    cache, so that a key in it leaves the memory together with the headers.
     """
 
     prepared: Any = None
 
 
-# Heads that come again.
+# Repeated heads.
 
 LONGEST_HEAD: Final = 4096
-"""Bytes of a head that is remembered, at most: each open connection may have one."""
+"""Bytes of the longest head that is remembered: each open connection may have one."""
 
 MOST_DIGITS: Final = 12
-"""Digits of a Content-Length that is read here; far more than any limit of bodies has."""
+"""Digits of the longest Content-Length that is read here, far above the limit of bodies."""
 
 _LENGTH: Final = re.compile(rb"\r\ncontent-length:[ \t]*(\d{1,%d})[ \t]*(?=\r\n)" % MOST_DIGITS, re.IGNORECASE)
 _OTHER_FRAMING: Final = re.compile(rb"\r\n(?:transfer-encoding|upgrade|expect)[ \t]*:", re.IGNORECASE)
-"""Fields by which more than Content-Length says where a message ends, or whether its body comes at all.
+"""Fields by which a message may end elsewhere than Content-Length says, or its body may not come at all.
 
 https://www.rfc-editor.org/rfc/rfc9112#section-6.3
 """
 
 
 def read_head(data: bytes) -> tuple[bytes, int]:
-    """Return the head with which *data* begins, and the bytes of the whole message.
+    """Return the head with which *data* begins, and the number of bytes of the whole message.
 
-    The head is empty if it is not complete, is long, or if its message may end elsewhere than Content-Length.
+    The head is empty if it is not complete or too long, or if its message may end elsewhere than Content-Length says.
     """
     end = data.find(b"\r\n\r\n", 0, LONGEST_HEAD) + 4
     head = data[:end]
@@ -88,9 +91,9 @@ def read_head(data: bytes) -> tuple[bytes, int]:
 
 
 def around_length(head: bytes, lengths: list[str]) -> tuple[bytes, bytes] | None:
-    """Return what stands in *head*, one from ``read_head``, before and behind the digits of its Content-Length.
+    """Return the bytes of *head*, one from ``read_head``, before and behind the digits of its Content-Length.
 
-    None if it has not one: *lengths* are those parsed.
+    *lengths* are the values of Content-Length that the parser read; None if it is not exactly the one found here.
     """
     length = _LENGTH.search(head)
     if length is None or lengths != [length[1].decode()]:

@@ -1,4 +1,4 @@
-"""Regular expressions that are compiled at their first use: a start uses few of them, and compiling all takes 40 ms."""
+"""Regular expressions that are compiled at their first use: compiling all of them at start-up would take 40 ms."""
 
 from __future__ import annotations
 
@@ -7,15 +7,18 @@ from typing import Any, cast
 
 
 class _LazyPattern:
-    """Stands for a pattern of ``re``, and has what it has. ``pattern`` is there without being compiled."""
+    """Stands in for a ``re.Pattern``: any attribute but ``pattern`` compiles it first."""
 
     def __init__(self, pattern: str, flags: int) -> None:
         self.pattern = pattern
         self._flags = flags
 
     def __getattr__(self, name: str) -> Any:
-        """Return the attribute *name* of the compiled pattern; from then on it is one of this object's own."""
-        value = getattr(re.compile(self.pattern, self._flags), name)  # ``re`` keeps what it compiled last
+        """Return the attribute *name* of the compiled pattern, and set it here so that it is found directly next time.
+
+        ``re`` caches what it compiled last: https://docs.python.org/3/library/re.html#re.compile
+        """
+        value = getattr(re.compile(self.pattern, self._flags), name)
         setattr(self, name, value)
         return value
 

@@ -1,8 +1,19 @@
 """Learns from traffic a route's window, and the ratio between the provider's count of tokens and ours.
 
-The window is learned from limits in errors, from refusals, and from prompts that were cut silently. The ratio starts at
-a figure for the model's family; the ``usage`` of answers and the figures in overflow errors correct it. Windows are in
-the provider's tokens, times in seconds since the epoch: replicas share both.
+The ratio (``Calibration``) starts at a figure for the model's family; the ``usage`` of answers and the figures in
+overflow errors correct it. The window (``LearnedWindow``) has two figures, and each event changes them like this:
+
+    event                                    stated                     inferred
+    an error states a limit                  that limit                 -
+    a refusal without a figure               -                          - (it may have been a short disturbance)
+    a second one within REPEATED_SECONDS     -                          STEP_DOWN of what was refused
+    two similar silent cuts, or one just     -                          what the provider counted
+    below a power of two
+    PROBE_SECONDS without a refusal          -                          STEP_UP of it, to probe for a larger window
+    a larger prompt was answered             forgotten                  that prompt's size, or forgotten if too old
+    STATED_SECONDS, or MOST_STEPS probes     forgotten                  forgotten
+
+Windows are in the provider's tokens, times in seconds since the epoch: replicas share both.
 """
 
 from __future__ import annotations
@@ -13,31 +24,34 @@ import msgspec
 from msgspec import structs
 
 STEP = 0.05
-"""The step between factors: a small change of the ratio changes no factor."""
+"""The step between factors. The factor decides where a compaction cuts, so it must not follow every small change."""
 
 TOLERANCE = 0.02
-"""How far a ratio may exceed a factor without the next step: equal vocabularies differ by a few frame tokens."""
+"""How far a ratio may exceed a factor before the next step is used: frames around messages differ by a few tokens."""
 
 LOWEST_RATIO, HIGHEST_RATIO = 0.5, 4.0
 """Ratios of real vocabularies are between these; a report outside is wrong, or not about the prompt."""
 
 FASTEST_RISE = 2.0
-"""The largest multiple by which one report raises the factor: a single wrong report makes no view tiny."""
+"""The largest multiple by which one report raises the factor, so that a wrong report does not make views tiny."""
 
 PATIENCE = 5
 """Lower reports in a row after which the factor falls by a step."""
 
 SMALLEST_SAMPLE = 256
-"""Tokens from which a count is used; in a smaller one the provider's frame is too large a part."""
+"""Tokens from which a count is used; of a smaller one the provider's frame is too large a part."""
 
 HIGHEST_WITH_MEDIA = 16.0
-"""The largest ratio of a prompt with media: providers differ most in images."""
+"""The largest ratio of a prompt with media: providers' prices of images differ most."""
 
 TRUNCATED_BELOW = 0.6
-"""A report below this share of the expected tokens means that the provider cut the prompt silently."""
+"""A report below this share of the expected tokens means that the provider silently cut the prompt.
+
+Ollama does so: https://docs.ollama.com/context-length
+"""
 
 TRUNCATED_FROM = 2048
-"""Tokens of our count from which so small a report can only be a cut."""
+"""Tokens of our count from which so small a report can only be a cut: Ollama's smallest default window was 2,048."""
 
 OWN_VOCABULARY = ("gpt-*", "chatgpt-*", "o1*", "o3*", "o4*", "text-embedding-*")
 """Models that we count with their own vocabulary (https://github.com/openai/tiktoken/blob/main/tiktoken/model.py)."""
@@ -60,7 +74,10 @@ FAMILY_RATIOS: tuple[tuple[str, float], ...] = (
     ("*grok*", 1.1),
     ("*command*", 1.15),
 )
-"""Tokens of a family's own vocabulary per token of o200k_base on mixed agent text, rounded up; 1 for other models."""
+"""Tokens of a family's own vocabulary per token of o200k_base, rounded up; 1 for other models. The first match holds.
+
+Measured on mixed agent text (code, JSON, English). They only serve until the first answers report their usage.
+"""
 
 
 class Calibration(msgspec.Struct, frozen=True):
@@ -76,9 +93,9 @@ class Calibration(msgspec.Struct, frozen=True):
 
 
 def prior_calibration(model: str, *, configured_encoding: bool = False) -> Calibration:
-    """Return the calibration to begin with.
+    """Return the calibration before the first report: the factor of the model's family.
 
-    Its factor is 1 for a model that we count with its own vocabulary or a *configured_encoding*; else its family's.
+    It is 1 for a model that we count with its own vocabulary or with a *configured_encoding*.
     """
     name = model.rpartition("/")[2].lower()
     if configured_encoding or any(fnmatchcase(name, family) for family in OWN_VOCABULARY):
@@ -106,9 +123,9 @@ def is_credible(counted: int, reported: int, *, plain: bool) -> bool:
 
 
 def with_report(calibration: Calibration, counted: int, reported: int) -> Calibration:
-    """Return the calibration after a prompt of *counted* tokens of ours was *reported* in the provider's tokens.
+    """Return the calibration after a prompt of *counted* tokens (our count) was *reported* in the provider's tokens.
 
-    The factor rises quickly and falls slowly: counting too little costs an overflow, counting too much a little room.
+    The factor rises at once and falls slowly: counting too little costs an overflow, counting too much a little room.
     """
     if counted < SMALLEST_SAMPLE or is_truncated(calibration, counted, reported):
         return calibration
@@ -130,40 +147,47 @@ SMALLEST_WINDOW, LARGEST_WINDOW = 256, 100_000_000
 """Plausible windows in tokens: a smaller one would refuse every request, a larger one does not exist."""
 
 STATED_SECONDS = 3_600.0
-"""How long a stated limit counts. Learning it again costs one refused request; servers restart with larger ones."""
+"""Seconds for which a stated limit is used. A server may restart with a larger window, and learning the limit again
+costs one refused request."""
 
 REPEATED_SECONDS = 3_600.0
-"""A refusal without a figure only counts if another one was this recent: a single one may be a short disturbance."""
+"""Seconds within which a refusal without a figure has to be repeated: a single one may be a short disturbance."""
 
 STEP_DOWN = 0.9
 """The inferred window as a share of the tokens that were refused without a figure."""
 
 PROBE_SECONDS = 600.0
-"""How long an inferred window is used before a larger one is tried."""
+"""Seconds for which an inferred window is used before a larger one is tried."""
 
 STEP_UP = 1.1
 """The multiple of the window that is tried then: a wrong step costs one refused request."""
 
 MOST_STEPS = 16
-"""Steps up after which it is dropped (4.6 times the figure, after nearly three hours without a refusal)."""
+"""Steps up after which the inferred window is dropped: 4.6 times the figure, nearly three hours without a refusal."""
 
 SIMILAR_CUTS = 0.1
 """Two silent cuts within this share of each other show a window; a server that omits cached tokens varies more."""
 
 SMALLEST_CUT = 1_024
-"""Tokens below which a report shows no window but a server that does not count: no chat window is smaller."""
+"""Tokens below which a report shows no window, but a server that does not count: no chat window is smaller."""
 
 NEAR_POWER_OF_TWO = 0.02
-"""A cut within this share below a power of two shows a window by itself: other figures are rarely there by chance."""
+"""A cut within this share below a power of two shows a window by itself.
+
+Windows of local servers are powers of two: https://docs.ollama.com/context-length. Other figures are rarely there by
+chance.
+"""
 
 
 class LearnedWindow(msgspec.Struct, frozen=True):
-    """A window as traffic taught it. The names of the stored fields are those of earlier versions.
+    """A window as learned from traffic.
 
     ``stated`` is from an error, ``inferred`` from refusals and silent cuts, each with its time. ``reported`` is the
     window that the server reported when an error contradicted it. ``refused_at`` is the time of the last refusal
     without a figure, ``cut_to`` the last report for a prompt that was cut.
     """
+
+    # ``name=`` keeps the field names of earlier versions, so that stored values stay readable.
 
     stated: int | None = None
     stated_at: float = 0.0
@@ -202,7 +226,7 @@ def inferred_window(learned: LearnedWindow, now: float) -> int | None:
 
 
 def with_stated_limit(learned: LearnedWindow, limit: int, reported: int | None, now: float) -> LearnedWindow:
-    """Return *learned* after an error stated *limit* while the server *reported* a window; the lowest counts."""
+    """Return *learned* after an error stated *limit* while the server *reported* a window; the lowest limit holds."""
     if learned.reported == reported:
         earlier = stated_limit(learned, now)
         if earlier is not None and earlier < limit:
@@ -231,7 +255,7 @@ def with_inferred_window(learned: LearnedWindow, window: int, now: float) -> Lea
 def with_silent_cut(learned: LearnedWindow, reported: int, now: float) -> LearnedWindow:
     """Return *learned* after a prompt was silently cut to *reported* tokens.
 
-    One such report may come from a server that only counts tokens outside its cache. So a window is inferred from two
+    One such report may come from a server that counts only tokens outside its cache. So a window is inferred from two
     similar reports, or from a figure just below a power of two.
     """
     if reported < SMALLEST_CUT:
@@ -252,6 +276,6 @@ def with_answer(learned: LearnedWindow, tokens: int, now: float) -> LearnedWindo
     if learned.inferred is not None and tokens > learned.inferred:
         inferred = None
         if inferred_window(learned, now):
-            inferred = tokens  # a probe succeeded: the search for the window goes on from here
+            inferred = tokens  # a probe succeeded: the next one starts from here
         learned = structs.replace(learned, inferred=inferred, inferred_at=now)
     return learned

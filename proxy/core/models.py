@@ -51,9 +51,9 @@ class ServerWindow:
 
 
 WindowLookup = Callable[[str, str, bool], ServerWindow | None]
-"""Returns the window that an upstream reports for a model, by their names; None if it is unknown. Never waits.
+"""Takes the names of an upstream and a model; returns the window that the upstream reports, None if it is unknown.
 
-If the last argument is True, the upstream is queried in the background when the window is unknown or old.
+It never waits. If the last argument is True and the window is unknown or old, it starts a query in the background.
 """
 
 
@@ -62,7 +62,7 @@ Value = TypeVar("Value")
 
 
 class LazyTable(Mapping[str, Value], Generic[Row, Value]):
-    """A table whose values are computed from *rows* when they are read: of its thousands, few are ever read."""
+    """A table whose values are computed from *rows* when they are read: few of its thousands ever are."""
 
     def __init__(self, rows: Mapping[str, Row], read: Callable[[str, Row], Value]) -> None:
         self._rows = rows
@@ -85,13 +85,13 @@ def read_published_table(rows: Mapping[str, ModelLimits]) -> Mapping[str, ModelL
     """Return the limits of a published table by model; of each row only input, output and price tier are used.
 
     A row's input figure is mostly the shared window (gpt-4o: 128,000; Claude: 200,000 or 1,000,000), so it is used as
-    the window. If it is the limit of the input alone, the window comes out too small and never too large.
+    the window. If it is in fact the limit of the input alone, the window is too small, which is harmless.
 
-    For OpenAI's numbered series the table has both readings side by side: 272,000 + 128,000 in the rows of gpt-5 and
-    400,000 with the same output in those of gpt-5.1-codex; 922,000 and 1,050,000; 111,616 + 16,384 and 128,000. If the
-    inputs of two rows of one series differ by exactly their common output figure, both describe one window: the larger
-    figure is the window, the smaller one the limit of its input. Outside of these series such a pair is chance (131,072
-    and 163,840 with 32,768, of two hosts of one DeepSeek model) and is ignored.
+    For OpenAI's numbered series the table mixes both readings: 272,000 + 128,000 in the rows of gpt-5 and 400,000 with
+    the same output in those of gpt-5.1-codex; 922,000 and 1,050,000; 111,616 + 16,384 and 128,000. If the inputs of two
+    rows of one series differ by exactly their common output figure, both describe one window: the larger figure is the
+    window, the smaller one the limit of its input. Outside these series such a pair is chance (131,072 and 163,840 with
+    32,768, of two hosts of one DeepSeek model) and is ignored.
 
     https://github.com/BerriAI/litellm/blob/main/model_prices_and_context_window.json
     """
@@ -141,10 +141,10 @@ COMPRESS = ""
 """The step of an overflow policy that makes the view smaller; every other step is the name of a fallback model."""
 
 SMALLEST_WINDOW = 2_048
-"""The smallest window of any model in use. A token has at least one byte, so a body of so many bytes always fits."""
+"""Tokens of the smallest window of any model in use. A token has at least one byte, so a body of so many bytes fits."""
 
 MOST_ROUTES = 1_000
-"""Model names whose route is cached. Names come from clients and must not fill the memory."""
+"""Model names whose route is cached: names come from clients and must not fill the memory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -321,7 +321,7 @@ class Catalogue:
         upstream = rule.upstream or self.default_upstream
         if not upstream:
             raise NotFound(f"No upstream serves the model {requested!r}; add a rule for it under 'models'.")
-        # The table has a model under its full name, or without its provider's prefix.
+        # The table lists a model under its full name, or without its provider's prefix.
         published = self._table.get(model) or self._table.get(model.rpartition("/")[2]) or ModelLimits()
         window, source = _window(rule, published)
         route = Route(
@@ -352,7 +352,7 @@ class Catalogue:
 
 
 def name_at_upstream(pattern: str, model: str, requested: str) -> str:
-    """Return the upstream's name of the model *requested*, by a rule for *pattern* that names *model*, or none.
+    """Return the upstream's name of the model *requested*, by a rule for *pattern* with the alias target *model*.
 
     A ``*`` in *model* stands for what the one in *pattern* matched.
     """
@@ -372,7 +372,7 @@ _INHERITED = (
     "task_size",
     "conversation_budget",
 )
-"""Figures that an alias has from its model's own rule if they are unset."""
+"""Members that an alias takes from its model's own rule if it does not set them."""
 
 
 def _completed(alias: ModelRule, own: ModelRule) -> ModelRule:

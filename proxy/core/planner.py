@@ -1,20 +1,20 @@
 """Choose what goes upstream for one measured request. Pure: never waits, reads no clock, touches no cache.
 
-A client sends its whole conversation with every call, so the planner works everything out anew from the items and
+A client sends its whole conversation with every call, so the planner computes everything again from the items and
 their token counts. But a compaction that was sent is a fact: the next view must begin with the very same bytes, or the
-provider's prompt cache is lost and replicas disagree. So the planner goes on from the newest compaction record of the
-conversation, which says where the last compaction stood, what it folded, and the literal texts it put in.
+provider's prompt cache is lost and replicas disagree. So the planner continues from the newest compaction record of the
+conversation: it has the boundary of the last compaction, the cut up to which it folded, and the literal texts it wrote.
 
-What the planner lacks it names. ``decide`` returns one of six decisions; three of them say what is missing, and the
-engine calls again once it has looked that up, read it or written it:
+``decide`` returns one of six decisions. Three of them name what is missing; the engine looks that up, reads or writes
+it, and calls ``decide`` again with the result:
 
     progress  what is known                  next
     Start     the measured request           Forward: below half of the low mark, or a client's own compaction that fits
                                              NeedRecord: everything else
-    LookedUp  + layout and newest record     Forward: no compaction is due, or the last one still does
+    LookedUp  + layout and newest record     Forward: no compaction is due, or the last one is still enough
                                              NeedBlock: a new one is due
                                              TooLossy: it would lose more than the target allows
-    Written   + a record for a target        Forward: the view fits, or only guesses say that it does not
+    Written   + a record for a target        Forward: the view fits, or exceeds the budget only by guessed tokens
                                              NeedBlock: it does not fit, and a tighter target is left
                                              TooLossy: the tighter target would lose more than allowed
                                              Reject: nothing is left to give up
@@ -22,20 +22,21 @@ engine calls again once it has looked that up, read it or written it:
 ``NeedFacts`` may come in every state, once: most requests are planned from the token counts of their items, and only
 the schedule asks what calls and results are about (``Item.facts``).
 
-The schedule decides from token counts alone, before any text is written, and charges a block at its cap. The texts are
-written after that, and only then is the view's true size known: what a provider counts may also differ from our count.
-So every view is verified (``_verified``), and one that is too large is planned again with a tighter target.
+The schedule decides from token counts alone, before any text is written, and counts a block at its cap. The view's true
+size is known only when its texts are written, and the provider's count may differ from ours. So every view is verified
+(``_verified``), and one that is too large is planned again with a tighter target.
 
-That ends. Every ``NeedBlock`` after the first has a tighter target than the one before:
+This ends, because every ``NeedBlock`` after the first has a tighter target than the one before:
 
     tighter_limit             the limit falls by the excess, at most twice (``tries``)
-    without_default_reserve   once: a request that names no output figure keeps a 32nd of the window for its answer
-    without_addition          once: the view does without what a feature wanted to add
+    without_default_reserve   once: a request that names no output figure reserves a 32nd of the window for its answer
+    without_addition          once: the view gets no addition of a feature
 
-and the last two start ``tries`` anew: at most nine blocks, in practice one or two.
+and the last two reset ``tries``: at most nine blocks, in practice one or two.
 
-Nothing is refused on a guess. A view is rejected only if it is too large by our own count, without the tokens that are
-guesses (media of unknown size), for a window that somebody stated. Otherwise the provider judges.
+No request is refused on a guess. A view is rejected only if it is too large by our own count, without the tokens that
+are guesses (media of unknown size), for a window that a person, a server or an error stated. Otherwise it is sent, and
+the provider decides.
 """
 
 from __future__ import annotations
@@ -75,14 +76,14 @@ from proxy.core.tokens.budget import TokenBudget, input_limit, to_our_tokens
 from proxy.core.views import client_compaction_view, compacted_view
 
 LOSSY = frozenset({"drop", "clip"})
-"""Stages that lose what the model is looking at."""
+"""Stages that remove text which no block stands for: the model cannot know what it lost."""
 
 LEAST_RESERVE = 32
-"""A request that names no output figure keeps at least one token in so many of the window for its answer."""
+"""Divisor of the window: the least reserve for the answer to a request that names no output figure."""
 
 
 def decide(measured: MeasuredRequest, policy: Policy, progress: Progress = START) -> Decision:
-    """Choose what to send for *measured*, or name what is missing."""
+    """Return what to send for *measured*, or what is missing to decide that."""
     match progress:
         case Start():
             return _before_lookup(measured, policy)
@@ -95,7 +96,7 @@ def decide(measured: MeasuredRequest, policy: Policy, progress: Progress = START
 
 
 def as_observed(decision: FinalDecision) -> FinalDecision:
-    """The client's own bytes, with the figures of what *decision* would have sent."""
+    """Return a decision that sends the client's own bytes and reports what *decision* would have sent."""
     if isinstance(decision, TooLossy) or isinstance(decision.view, UncountedView):
         return decision
     view = decision.view
@@ -117,7 +118,7 @@ def _before_lookup(measured: MeasuredRequest, policy: Policy) -> Decision:
             return Forward(view)
     is_requested = target.wait_for_summary and target.limit is None
     if (is_plain(target) or is_requested) and not measured.tools_json and is_quiet(measured, policy):
-        # Nothing can have happened to this conversation, nor would it be worth a compaction.
+        # So small a conversation cannot have a compaction, and gains nothing by one: the store is not read.
         return Forward(verbatim(measured, None, edits=Edits(nothing_to_fold=is_requested)))
     return NeedRecord()
 
@@ -132,14 +133,16 @@ def _after_lookup(measured: MeasuredRequest, policy: Policy, lookup: LookedUp) -
             share = lookup.share
         target = structs.replace(target, force=True, wait_for_summary=True, max_loss="any", share=share)
     if target.force and target.limit is None and _was_compacted_here(lookup):
-        # Requested again at the same boundary: nothing more happens.
+        # The same compaction was requested before, for instance by a client's retry: it is sent again as it is.
         target = structs.replace(target, force=False, wait_for_summary=False)
     return _planned(measured, policy, lookup, target)
 
 
 def _planned(measured: MeasuredRequest, policy: Policy, lookup: LookedUp, target: CompactionTarget) -> Decision:
-    """The next step towards *target*: an existing record is verified, a new compaction needs its block."""
-    last = lookup.record.compaction if lookup.record else None
+    """Return the next step towards *target*: verify the view of an existing record, or have a new block written."""
+    last: Compaction | None = None
+    if lookup.record is not None:
+        last = lookup.record.compaction
     chosen = _chosen_before(measured, policy, lookup, target)
     if chosen is None:
         if not measured.has_facts:
@@ -157,7 +160,7 @@ def _planned(measured: MeasuredRequest, policy: Policy, lookup: LookedUp, target
     target = structs.replace(target, replaces=target.replaces or target.force or at_same_boundary)
     loses = not LOSSY.isdisjoint(compaction.stages)
     if loses and _is_hopeless(measured, policy, lookup.layout, measured.budget_for(target)):
-        # It will be refused, or the provider judges: what fits later must not begin with what was dropped in vain.
+        # It will not fit. Nothing is stored, so that a later, smaller request does not continue from these losses.
         target = structs.replace(target, dry_run=True)
     return NeedBlock(lookup, target, compaction, lowered_output)
 
@@ -170,7 +173,7 @@ def _verified(measured: MeasuredRequest, policy: Policy, written: Written) -> De
     excess = to_our_tokens(view.expected_tokens, measured.known.token_ratio) - room
     if excess <= 0:
         return Forward(view)
-    lookup = _go_on_from(written)
+    lookup = _lookup_after(written)
     if not _is_hopeless(measured, policy, lookup.layout, view.budget):
         for tighter in TIGHTER_TARGETS:
             target = tighter(measured, written, view, excess)
@@ -178,42 +181,43 @@ def _verified(measured: MeasuredRequest, policy: Policy, written: Written) -> De
                 return _planned(measured, policy, lookup, target)
     if excess > guessed_tokens(view) and is_certain(view, reserve):
         return Reject(refusal(view, reserve), view)
-    return Forward(view)  # only guesses are too much: the provider judges
+    return Forward(view)  # without its guessed tokens it would fit: the provider decides
 
 
 def build_view(measured: MeasuredRequest, written: Written) -> CountedView:
-    """The view after *written*: the client's own bytes if nothing changes them."""
+    """Return the view for *written*: the client's own bytes if nothing changes them."""
     lookup, target, record = written.lookup, written.target, written.record
     if record is None and not measured.tools_json and written.lowered_output is None:
         if not target.keep_addition:
             target = structs.replace(target, keep_addition=True)
         budget = measured.budget_for(target)
-        in_vain = target.wait_for_summary and target.limit is None
-        edits = Edits(previous=lookup.first, nothing_to_fold=in_vain)
+        requested = target.wait_for_summary and target.limit is None
+        edits = Edits(previous=lookup.first, nothing_to_fold=requested)
         return verbatim(measured, lookup.layout, budget, edits)
     return compacted_view(measured, written)
 
 
 def _is_hopeless(measured: MeasuredRequest, policy: Policy, layout: Layout, budget: TokenBudget) -> bool:
-    """True if the newest round alone is too large, however short: each more try would cost as much as the first."""
+    """True if even the smallest view is too large beside the least reserve, so that no tighter target can help."""
     return measured.schedule(policy, layout, budget).minimum_tokens() > budget.input_budget(
         budget.window // LEAST_RESERVE
     )
 
 
-def _go_on_from(written: Written) -> LookedUp:
-    """Return what is known after a record was written: it is the newest one now."""
+def _lookup_after(written: Written) -> LookedUp:
+    """Return the look-up with the record of *written* as the newest one."""
     lookup = written.lookup
     wrote = lookup.wrote or written.record is not lookup.record
     return structs.replace(lookup, record=written.record or lookup.record, wrote=wrote)
 
 
 def _was_compacted_here(lookup: LookedUp) -> bool:
+    """True if the newest record is at the end of this very request, which came before."""
     return lookup.record is not None and lookup.record.compaction.boundary == lookup.layout.count
 
 
 def _exceeds(max_loss: MaxLoss, compaction: Compaction | None, last: Compaction | None, edited: bool) -> bool:
-    """True if *compaction* loses more than *max_loss*; *edited*: something beside the items is changed too."""
+    """True if *compaction* loses more than *max_loss*. *edited*: members around the items change, too."""
     if max_loss == "any":
         return False
     if max_loss == "none" and (edited or compaction != last):
@@ -232,9 +236,10 @@ def is_lossy(compaction: Compaction | None, last: Compaction | None) -> bool:
 def tighter_limit(
     measured: MeasuredRequest, written: Written, view: CountedView, excess: int
 ) -> CompactionTarget | None:
-    """The target with its limit lowered by *excess* tokens; None if that was tried often enough or is of no use.
+    """Return the target with its limit lowered by *excess* tokens; None if no try is left or it cannot help.
 
-    Without a record the schedule has tried, unless it is what the provider counted so far that is too much.
+    It cannot help if the schedule found nothing to compact for the view's own size. It can if only the provider's
+    count is too large: the schedule does not know that.
     """
     del measured
     target, budget = written.target, view.budget
@@ -249,9 +254,9 @@ def tighter_limit(
 def without_default_reserve(
     measured: MeasuredRequest, written: Written, view: CountedView, excess: int
 ) -> CompactionTarget | None:
-    """The target with hardly any room for the answer; None if the request names an output figure itself.
+    """Return the target with the least reserve; None if the request names an output figure.
 
-    A client that names none prefers a short answer to none.
+    A client that names none has asked for no length: a short answer is better than a refusal.
     """
     del excess
     least = view.budget.window // LEAST_RESERVE
@@ -263,7 +268,7 @@ def without_default_reserve(
 def without_addition(
     measured: MeasuredRequest, written: Written, view: CountedView, excess: int
 ) -> CompactionTarget | None:
-    """The target without room for the addition; None if there is none. No request is refused for want of its room."""
+    """Return the target without room for the addition; None if there is none. No request is refused because of it."""
     del view, excess
     if not measured.addition.tokens or not written.target.keep_addition:
         return None
@@ -281,14 +286,14 @@ def is_plain(target: CompactionTarget) -> bool:
 
 
 def history_in_view(layout: Layout, last: Compaction | None) -> int:
-    """Return the tokens of the view's items after *last*, the last compaction there was: what came since is whole."""
+    """Return the tokens of the view's history: what the *last* compaction left, and all items since."""
     if last is None:
         return layout.sums[-1]
     return last.view_tokens + layout.sums[-1] - layout.sums[last.boundary]
 
 
 def is_quiet(measured: MeasuredRequest, policy: Policy) -> bool:
-    """True if the request as the client sent it is below half of the low mark: nothing can have happened to it."""
+    """True if the request as the client sent it is below half of the low mark, where no compaction is ever made."""
     budget = measured.budget
     limit = min(budget.baseline, budget.input)
     quiet = min(budget.quiet(policy.rules.marks, limit), limit)
@@ -296,14 +301,14 @@ def is_quiet(measured: MeasuredRequest, policy: Policy) -> bool:
 
 
 def is_left_to_provider(measured: MeasuredRequest, record: CompactionRecord | None) -> bool:
-    """True if the provider shortens the conversation itself: nothing is required here, nor was anything done before."""
+    """True if the provider compacts the conversation itself, and Ullage neither has to nor has done so before."""
     if record is not None or measured.tools_json or not is_plain(measured.target):
         return False
     return provider_compacts(measured)
 
 
 def provider_compacts(measured: MeasuredRequest) -> bool:
-    """True if the client wants the provider to shorten the conversation itself, before it is too long."""
+    """True if the client lets the provider compact the conversation from a size below the window."""
     limit = measured.parsed.envelope.provider_compacts_from
     return limit is not None and limit <= measured.budget.window * measured.known.token_ratio
 
@@ -311,10 +316,10 @@ def provider_compacts(measured: MeasuredRequest) -> bool:
 def _chosen_before(
     measured: MeasuredRequest, policy: Policy, lookup: LookedUp, target: CompactionTarget
 ) -> tuple[Compaction | None, int | None] | None:
-    """The last compaction and its lowered output figure, if they still do; None if the schedule is to choose.
+    """Return the last compaction and its lowered output figure if no schedule is needed to choose it; else None.
 
-    They do if this very request came before and was decided so, or if no compaction can be due: a view grows at its
-    end, and there it is below the high mark.
+    None is needed if this very request came before and was decided like that, or if no compaction can be due: the view
+    is largest now, and it is below the high mark.
     """
     if not is_plain(target):
         return None
@@ -334,9 +339,9 @@ def _chosen_before(
 def choose_compaction(
     measured: MeasuredRequest, policy: Policy, layout: Layout, last: Compaction | None, target: CompactionTarget
 ) -> tuple[Compaction | None, int | None]:
-    """The newest compaction towards *target*, and the output figure if it is lowered so that nothing is lost.
+    """Return the compaction for *target*, and the output figure if lowering it avoids a loss.
 
-    *last*, the last compaction, if nothing new is due, None if nothing ever was.
+    It is *last*, the last compaction, if no new one is due, None if none ever was.
     """
     budget = measured.budget_for(target)
     schedule = measured.schedule(policy, layout, budget)
@@ -360,9 +365,9 @@ def _with_lowered_output(
     *,
     otherwise_fits: bool,
 ) -> tuple[Compaction | None, int | None] | None:
-    """A compaction that loses less beside a lowered output figure, and that figure; None if lowering is of no use.
+    """Return a compaction that loses less beside a lowered output figure, and that figure; None if there is none.
 
-    *otherwise_fits*: the compaction beside the request's own output figure fits, so that a lossy one gains nothing.
+    *otherwise_fits*: the compaction beside the request's own output figure fits, so a lossy one here gains nothing.
     """
     budget = measured.budget_for(target)
     for reserve in _smaller_reserves(measured, budget):
@@ -370,7 +375,7 @@ def _with_lowered_output(
         compaction = schedule.newest_compaction(last, target)
         loses = is_lossy(compaction, last)
         if not loses and schedule.fits(compaction, budget.input):
-            return compaction, None  # nothing has to be lowered for it
+            return compaction, None  # it fits beside the request's own output figure, too
         if loses and otherwise_fits:
             continue
         if schedule.fits(compaction, budget.input_budget(reserve)):
@@ -380,14 +385,17 @@ def _with_lowered_output(
 
 
 def _smaller_reserves(measured: MeasuredRequest, budget: TokenBudget) -> list[int]:
-    """The reserves to try instead of the request's own, larger ones first."""
+    """Return the reserves to try instead of the request's own, larger ones first: half the window, then 1,024."""
     least = to_our_tokens(measured.parsed.envelope.least_output, measured.known.token_ratio)
     half, small = budget.window // 2, min(1024, budget.window // 4)
     return [reserve for reserve in (max(least, half), max(least, small)) if reserve < budget.reserve]
 
 
 def _room_left(measured: MeasuredRequest, budget: TokenBudget, used: int) -> int | None:
-    """The output figure beside *used* tokens of input; None if that is no less than what was requested."""
+    """Return the output figure beside *used* tokens of input; None if that is no less than what was requested.
+
+    A 64th of the window stays free, since the provider's count of the input may be a little higher than ours.
+    """
     least = to_our_tokens(measured.parsed.envelope.least_output, measured.known.token_ratio)
     left = max(1, least, budget.window - used - budget.window // 64)
     if left >= budget.reserve:
@@ -399,7 +407,7 @@ def _room_left(measured: MeasuredRequest, budget: TokenBudget, used: int) -> int
 
 
 def guessed_tokens(view: CountedView) -> int:
-    """Tokens of the view that are no more than a guess."""
+    """Return the tokens of the view that are only a guess."""
     items, record = view.measured.parsed.items, view.edits.record
     if record is None:
         return sum(item.guess for item in items)
@@ -408,7 +416,7 @@ def guessed_tokens(view: CountedView) -> int:
 
 
 def is_certain(view: CountedView, reserve: int) -> bool:
-    """True if the view is too large by our own count too, for a window that somebody stated."""
+    """True if the view is too large by our own count, too, for a window that a person, server or error stated."""
     known = view.measured.known
     if known.stated_window is None:
         return False
@@ -417,7 +425,7 @@ def is_certain(view: CountedView, reserve: int) -> bool:
 
 
 def refusal(view: CountedView, reserve: int) -> ContextTooLong:
-    """Return the error that names what is too large and by how much: even *view*, the smallest beside *reserve*."""
+    """Return the error for *view*, the smallest one beside *reserve*, with its excess and its largest part."""
     measured, budget = view.measured, view.budget
     counts, ratio = measured.counts, measured.known.token_ratio
     parts = {

@@ -24,7 +24,7 @@ SERVED = "served"
 """The reason of a request that Ullage answered by itself, in place of a server that cannot."""
 
 INTERNAL_ERROR = "internal_error"
-"""The reason of a request that went upstream untouched, since a fault of ours prevented a smaller view."""
+"""The reason of a request whose own bytes were sent, because a fault of our own prevented a smaller view."""
 
 BUDGET_UNREACHABLE = "budget_unreachable"
 """The reason of a request whose history is larger than its task's size allows, and could not be made smaller."""
@@ -165,13 +165,16 @@ NO_LABELS: Final[tuple[str, ...]] = ()
 class Metric:
     """A metric for Prometheus: its name, one sentence about it, its labels, and what a report adds to it.
 
-    ``labels`` are attributes of a report, ``by`` further labels, and ``own`` their value; if that is ``None``, the
-    values come with the amount. A report adds to the metric if its attribute ``when`` (that of the row, if empty) is
-    not at its default, or ``always``. ``amount`` takes the report and that attribute: it returns a number, a number for
-    each value of ``by``, or ``None`` to add nothing; without it the attribute itself is the amount. ``known`` are
-    values of ``by`` whose series begin at 0, since a rate does not see the step to a series' first figure: with the
-    process, or if there are ``labels``, with the first request of these. ``across`` says how a gauge of several worker
-    processes becomes one figure. ``doc`` is what the documentation has to say beside ``about``.
+    Labels: ``labels`` are attributes of a report, ``by`` are further labels. ``own`` is the value of these; if it is
+    None, ``amount`` returns a mapping from values to numbers.
+
+    Amount: a report adds to the metric if its attribute ``when`` (the row's own, if empty) is not at its default, or
+    ``always``. ``amount`` takes the report and that attribute; it returns a number, a mapping, or None to add nothing.
+    Without ``amount`` the attribute itself is added.
+
+    ``known`` are values of ``by`` whose series begin at 0, because Prometheus' ``rate`` does not see the step to a
+    series' first figure. They begin with the process, or with the first request of their ``labels``. ``across`` states
+    how the gauges of several worker processes become one figure. ``doc`` is documentation beside ``about``.
     """
 
     name: str
@@ -191,11 +194,10 @@ class Metric:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Field:
-    """One row: an attribute of a report, its key in the log line, its response header, its metrics, and what it means.
+    """One row: an attribute of a report, its key in the log line, its response header, its metrics, and its meaning.
 
-    ``logged`` turns the value into what is logged; ``foreign`` marks text that others chose, which is made harmless
-    first. The header is left out if the value is at its default, except if it ``always`` stands; ``shown`` turns report
-    and value into its text.
+    ``logged`` converts the value for the log; ``foreign`` marks text from outside, which is escaped first. The header
+    is omitted if the value is at its default, unless it is ``always`` sent; ``shown`` converts the value to its text.
     """
 
     name: str
@@ -207,6 +209,24 @@ class Field:
     foreign: bool = False
     shown: Callable[[Report, Any], str] | None = None
     always: bool = False
+
+
+def _shown_outcome(report: Report, outcome: str) -> str:
+    if not report.reason:
+        return outcome
+    return f"{outcome};{report.reason}"
+
+
+def _shown_tokens(report: Report, tokens: int) -> str:
+    if report.bounded:
+        return f"<{tokens}"
+    return str(tokens)
+
+
+def _logged_pressure(pressure: float | None) -> float | None:
+    if pressure is None:
+        return None
+    return round(pressure, 3)
 
 
 def _shown_pressure(report: Report, pressure: float) -> str:
@@ -222,8 +242,8 @@ def _context_tokens(region: str) -> Metric:
     return Metric(name, about, labels, by, own=region, known=(region,))
 
 
-def _upstream_error(report: Report) -> Amount:
-    """Return the kind of error the upstream made; empty if it made none."""
+def _upstream_error(report: Report, _: str) -> Amount:
+    """Return one error of the upstream by its kind; None if it made none."""
     if report.reason.startswith("upstream_"):
         return {report.reason.removeprefix("upstream_"): 1}
     if report.status < 400 or report.outcome == "refused" or report.reason == "client_left":
@@ -233,6 +253,29 @@ def _upstream_error(report: Report) -> Amount:
     if report.status >= 500:
         return {"server": 1}
     return {"client": 1}
+
+
+def _window_by_source(report: Report, _: int) -> Amount:
+    if not report.window or report.source == "request":
+        return None
+    return {report.source: report.window}
+
+
+def _regions_sent(report: Report, regions: Mapping[str, int]) -> Amount:
+    if report.outcome == "refused" or report.tokens_after is None:
+        return None
+    return regions
+
+
+def _if_applied(amount: Callable[[Report, Any], Amount]) -> Callable[[Report, Any], Amount]:
+    """Return *amount* for reports whose view went upstream; None for all others."""
+
+    def amount_if_applied(report: Report, value: Any) -> Amount:
+        if not report.applied:
+            return None
+        return amount(report, value)
+
+    return amount_if_applied
 
 
 def _overflows(report: Report, overflows: int) -> Amount:
@@ -288,13 +331,13 @@ FIELDS: Final[tuple[Field, ...]] = (
         Metric("ullage_upstream_errors_total", "Errors of upstreams.", ("upstream",), ("class",), own=None,
                known=UPSTREAM_ERRORS,
                doc="`unreachable`, `timeout`, `stream_error`, `truncated`, `rate_limited`, `server` or `client`.",
-               when="api", amount=lambda r, _: _upstream_error(r) if r.reason or r.status >= 400 else None),
+               when="api", amount=_upstream_error),
     )),
     Field("outcome", "outcome",
           "`verbatim` (nothing was taken out), `compacted`, `degraded` or `refused`; the header adds the reason behind "
           "a semicolon.",
           "x-ullage-outcome", always=True,
-          shown=lambda r, outcome: f"{outcome};{r.reason}" if r.reason else outcome),
+          shown=_shown_outcome),
     Field("reason", "reason", "A fixed word that says why, if there is more to say than the outcome.", foreign=True,
           metrics=(Metric(
               "ullage_silent_truncations_total", "Prompts that a server cut without a word.", ("model",),
@@ -306,13 +349,13 @@ FIELDS: Final[tuple[Field, ...]] = (
           metrics=(Metric(
               "ullage_stages_total", "Compression stages used.", by=("stage",), own=None,
               doc="Each once per request.",
-              amount=lambda r, stages: {stage: stages.count(stage) for stage in stages} if r.applied else None),)),
+              amount=_if_applied(lambda _, stages: {stage: stages.count(stage) for stage in stages})),)),
     Field("tokens_before", "tokens_before", "Tokens of the input as the client sent it.", metrics=(
         _context_tokens("before"),
     )),
     Field("tokens_after", "tokens_after",
           "Tokens of the view; `<` in the header marks an upper bound, if the size in bytes spared the count.",
-          "x-ullage-tokens", shown=lambda r, tokens: f"<{tokens}" if r.bounded else str(tokens)),
+          "x-ullage-tokens", shown=_shown_tokens),
     Field("tokens_sent", "",
           "Tokens that went upstream: the view's, or in mode observe the client's own; none if it was refused.",
           metrics=(
@@ -334,14 +377,14 @@ FIELDS: Final[tuple[Field, ...]] = (
               "ullage_window_tokens", "A model's window; 0 once another source says how large it is.",
               ("upstream", "model"), ("source",), own=None, kind="gauge", when="tokens_sent", across="livemostrecent",
               doc="A window that a request states is not shown.",
-              amount=lambda r, _: {r.source: r.window} if r.window and r.source != "request" else None),)),
+              amount=_window_by_source),)),
     Field("regions", "regions",
           "The view's tokens by region: `system`, `tools`, `format`, `memory`, `skills`, `knowledge`, `related`, "
           "`summary`, `user`, `assistant`, `tool`; and `reserve`, the room for the answer.", metrics=(Metric(
         "ullage_region_tokens_total",
         "Input tokens that went upstream, by region, and the room for answers (reserve).", ("model",), ("region",),
         own=None, doc="Of counted requests only.",
-        amount=lambda r, regions: None if r.outcome == "refused" or r.tokens_after is None else regions),)),
+        amount=_regions_sent),)),
     Field("borrowed", "borrowed", "Tokens by which parts exceed their own share of `compression.allocation`.", metrics=(
         Metric("ullage_share_borrowed_tokens_total", "Tokens by which parts exceeded their share.", by=("part",),
                own=None),
@@ -355,11 +398,11 @@ FIELDS: Final[tuple[Field, ...]] = (
           "x-ullage-budget", shown=lambda _, budget: f"{budget['consumed']}/{budget['total']}"),
     Field("budget", "", "Tokens that the input may use: the window without the room for the answer and a margin."),
     Field("pressure", "pressure", "Tokens of the view over the budget.", "x-ullage-pressure", shown=_shown_pressure,
-          logged=lambda pressure: None if pressure is None else round(pressure, 3)),
+          logged=_logged_pressure),
     Field("event", "compaction", "Whether this request is the first with a new compaction.", metrics=(Metric(
         "ullage_compactions_total", "Compactions sent for the first time.", ("model",), known=(NO_LABELS,),
         doc="Later requests of the conversation reuse them.",
-        amount=lambda r, _: 1 if r.applied else None),)),
+        amount=_if_applied(lambda *_: 1)),)),
     Field("client_compaction", "client_compaction", "Whose own compaction the request is, if it is one.",
           metrics=(Metric(
               "ullage_client_compactions_total", "Requests by which clients compacted themselves.", by=("client",),
@@ -430,17 +473,24 @@ FIELDS: Final[tuple[Field, ...]] = (
 
 _SHOWN: Final = tuple(field for field in FIELDS if field.header)
 _VALUES: Final = attrgetter(*(field.name for field in _SHOWN))
-_DEFAULTS: Final[tuple[object, ...]] = tuple(
-    None if field.always else default for field, default in zip(_SHOWN, _VALUES(Report("", "")), strict=True)
-)
+
+
+def _omitted_value(field: Field, default: object) -> object:
+    """Return the value at which the header of *field* is omitted; no value equals None if it is ``always`` sent."""
+    if field.always:
+        return None
+    return default
+
+
+_OMITTED: Final = tuple(map(_omitted_value, _SHOWN, _VALUES(Report("", ""))))
 
 
 def response_headers(report: Report) -> list[tuple[str, str]]:
     """Return the ``x-ullage-*`` response headers that are known before the first byte goes to the client."""
     values = _VALUES(report)
     headers = []
-    # Most fields are at their defaults: comparing in C takes a fifth of the time.
-    for field, value in compress(zip(_SHOWN, values, strict=True), map(ne, values, _DEFAULTS)):
+    # Most fields are at their defaults: comparing them in C takes a fifth of the time of a loop.
+    for field, value in compress(zip(_SHOWN, values, strict=True), map(ne, values, _OMITTED)):
         if field.shown is None:
             headers.append((field.header, str(value)))
         else:

@@ -1,4 +1,4 @@
-"""One managed request as the server hands it to the engine, and its conversation and client by headers and body."""
+"""One managed request as the server passes it to the engine; and the session and client that its headers name."""
 
 from __future__ import annotations
 
@@ -19,21 +19,22 @@ TASK_SIZES: Final[tuple[TaskSize, ...]] = get_args(TaskSize)
 Purpose = Literal["answer", "count", "compact", "compress"]
 """The purpose of a request: the model's answer, a count of its tokens, a smaller conversation, or the view itself."""
 
-ITEMS_KEPT: Final = "\0items"
-"""Added to a conversation's label if all its items stay in the view; no header can carry it.
+ALL_ITEMS: Final = "\0items"
+"""Ends the label of a conversation whose views have as many items as the client sent (``Options.keep_items``).
 
-Such compactions must not be taken for those of the same conversation when it is sent.
+Compactions of such views get names of their own: they must not be used when the same conversation is sent. No header
+can hold a NUL, so no client can send it: https://www.rfc-editor.org/rfc/rfc9110#section-5.5
 """
 
 
 class Options(msgspec.Struct, frozen=True):
     """The options that a caller set in ``x-ullage-*`` request headers.
 
-    ``window`` (tokens) may only lower the model's window; ``conversation`` is mixed into the first prefix hash;
-    ``compact_to`` is the share of the room to compact to now, None for the usual one. ``project`` is a
-    label; ``task_size`` is one, and limits the history if the configuration says so. ``conversation_budget`` are the
-    tokens that the conversation may use in all, 0 if that is left to the configuration.
-    ``keep_items``: a view has as many items as the client sent.
+    ``window`` (tokens) may only lower the model's window. ``conversation`` is mixed into the first prefix hash.
+    ``compact_to`` is the share of the room to compact to now, None for the low mark. ``project`` and ``task_size`` are
+    labels; the configuration may limit the history by task size. ``conversation_budget`` is the number of tokens that
+    the conversation may use in all, 0 for the configured one. ``keep_items``: a view has as many items as the client
+    sent.
     """
 
     mode: Mode = "on"
@@ -48,10 +49,10 @@ class Options(msgspec.Struct, frozen=True):
 
 
 class Origin(msgspec.Struct, frozen=True):
-    """The path and the end-to-end headers of a request, the caller's credentials among them.
+    """The path and the end-to-end headers of a request, with the caller's credentials among them.
 
-    It is in memory only while the request, a job it started, or the client's connection lasts; it is never logged and
-    never stored.
+    It is in memory only as long as the request, a job that it started, or the client's connection. It is never logged
+    and never stored.
     """
 
     path_qs: str
@@ -63,23 +64,23 @@ class Origin(msgspec.Struct, frozen=True):
 
 
 class Request(msgspec.Struct, frozen=True):
-    """One managed request. A Struct, since each one makes several copies, and these are built in C.
+    """One managed request.
 
-    ``body`` is what is planned for: the client's bytes, or what a feature made of them; then ``prepared`` names the
-    stages that did, and ``tokens_removed`` is about how many tokens of ours it lost by that. ``tenant`` is a 32-byte
-    digest of the caller's credential: everything derived from this request is scoped by it. ``origin`` is None if the
-    caller's credentials must not be used: for a fallback on another upstream.
+    ``body`` is what is planned for: the client's bytes, or the bytes that a feature made of them. In that case
+    ``prepared`` names the feature's stages, and ``tokens_removed`` estimates by how many tokens (our count) they made
+    it smaller. ``tenant`` is a 32-byte digest of the caller's credential: everything derived from this request is
+    scoped by it. ``origin`` is None if the caller's credentials must not be used: for a fallback on another upstream.
 
-    ``path_model`` is the model that the path names; it wins over the body's. ``session`` is what the client's headers
-    call the conversation and ``epoch`` how often it compacted it: for names and labels only. ``window_variant`` is what
-    its headers ask for that changes a model's window, such as a beta flag. ``client_compaction`` is whose own
-    compaction of its conversation the headers announce, ``agent`` the client that they name.
+    ``path_model`` is the model that the path names; it wins over the body's. ``session`` is the name that the client's
+    headers give the conversation, ``epoch`` how often the client has compacted it: for names and labels only.
+    ``window_variant`` names an option in the headers that changes a model's window, such as a beta flag.
+    ``client_compaction`` is the client whose own compaction the headers announce, ``agent`` the client that they name.
 
-    ``server_tools`` are the tools of Ullage's own that a feature declared in ``body``, each with its name and
-    the texts that it is answered from.
-
-    ``requested_model`` is the client's model, if this request is for the fallback ``fallback_model``.
+    ``server_tools`` are Ullage's own tools that a feature declared in ``body``: each one's name, and the texts from
+    which it is answered. ``requested_model`` is the client's model if this request is for ``fallback_model``.
     """
+
+    # A Struct and no dataclass: each request makes several copies, and msgspec builds them in C.
 
     api: str
     body: bytes
@@ -106,7 +107,7 @@ class Request(msgspec.Struct, frozen=True):
 
 
 CLAUDE_CODE_SESSION: Final = "x-claude-code-session-id"
-"""Claude Code's probes have a made-up user agent, but this header:
+"""Claude Code's session. Its probes have an invented user agent, so this header also identifies the client:
 https://github.com/obot-platform/obot/pull/7205
 """
 
@@ -120,10 +121,10 @@ SESSION_HEADERS: Final = (
 """Headers in which agents name their session, the most trusted first: Claude Code, Codex, opencode."""
 
 EPOCH_HEADER: Final = "x-codex-window-id"
-"""Codex: a session and, behind a colon, how often the client has compacted it."""
+"""Codex: a session and, behind a colon, how often the client has compacted it (tests/recorded has examples)."""
 
 _LONGEST_NAME: Final = 256
-"""Characters of a session's name that are read."""
+"""Characters of a session's name that are read; the rest could be of any length."""
 
 _SESSION: Final = re.compile(r"session[_-]([0-9A-Za-z-]{8,})")
 """A session at the end of Claude Code's ``user_id``."""
@@ -144,11 +145,11 @@ AGENTS: Final[Mapping[str, str]] = {
 }
 """Names of clients by the product that their user agent begins with, in lower case; tests/recorded has examples.
 
-Products that are called as the client is stand for themselves.
+A product that is not listed is the client's name itself.
 """
 
 CODEX: Final = ("codex_", "codex-")
-"""Codex names the program that it runs in, such as ``codex_exec`` or ``codex-tui``:
+"""Beginnings of Codex's product, which names the program that it runs in, such as ``codex_exec`` or ``codex-tui``:
 https://github.com/openai/codex/blob/main/codex-rs/core/src/default_client.rs
 """
 
@@ -202,7 +203,7 @@ def session_in_body(members: Mapping[str, Any]) -> str:
 
 
 def _session_in_user_id(text: str) -> str:
-    """Return the session in Claude Code's ``user_id``: JSON of an object, or a name that ends in the session."""
+    """Return the session in Claude Code's ``user_id``: a JSON object, or in older versions a name that ends in it."""
     try:
         value = json.loads(text)
     except (ValueError, RecursionError):
@@ -216,6 +217,6 @@ def _session_in_user_id(text: str) -> str:
 
 
 def public_session_name(tenant: bytes, session: str) -> str:
-    """Return the public name of a tenant's session, which reveals neither; people see it, views do not depend on it."""
+    """Return the public name of a tenant's session: a digest that reveals neither. No view depends on it."""
     digest = hashlib.sha256(b"ullage session\0" + tenant + session.encode("utf-8", "surrogatepass")).digest()
     return base64.urlsafe_b64encode(digest[:12]).decode()

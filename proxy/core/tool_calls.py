@@ -1,10 +1,10 @@
-"""Facts of tool calls and their results that later decisions need: numbers and short digests, never text.
+"""Facts of tool calls and their results for the planner: numbers and short digests, never text.
 
-They are computed once, when an item is first seen. A call and its result stand in two items and are joined by their id.
+They are computed once, when an item is first read. A call and its result are in two items, joined by their id.
 
-Some models know no tool calls of the API: their clients write calls and results as text. A user's message is read as a
-result only if it begins as one and a call of the model stands in the message before it. Further parts of that message
-are the user's own words, except for parts that the client is known to add.
+Some models cannot use the API's tool calls: their clients write calls and results as text. A user's message is read as
+a result only if it begins like one and the model's message before it contains a call. Further parts of that message are
+the user's own words, except parts that the client is known to add.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ MOST_MENTIONS = 128
 _SEARCHED = 65_536
 """Characters of a text that are searched for mentions and errors."""
 
-# A match never begins inside a word and is no longer than a name: else a long word costs the square of its length.
+# A match never begins inside a word and has a bounded length: else a long word would take quadratic time.
 _NAME = lazy_pattern(r"(?<=/)[\w.@+-]{3,}|(?<!\w)\w[\w@+-]{0,199}(?:\.\w+)+")
 _QUOTE = lazy_pattern(r"[`\"'«「“\n>](?=[`\"'>\s]{0,8}([^`\"'>\s][^\n]{19}))")
 _DECISION = lazy_pattern(
@@ -72,21 +72,21 @@ _PARTIAL = (
     "start_line",
     "use line",
 )
-"""Words of results that lack a part. Plain words and no pattern, because every result is searched for them."""
+"""Words in results that lack a part. Plain words, because every result is searched and ``in`` is faster than ``re``."""
 
 _NUMBERED = lazy_pattern(r"^[ 0]{0,8}(\d{1,8})(?:\t|→|[ ]?[|:│]|  )")
 _MOST_UNNUMBERED = 12
-"""Lines by which the numbers of a listing and its length may differ: headings, notes, wrapped lines."""
+"""Lines by which the line numbers in a listing and its length may differ: headings, notes, wrapped lines."""
 
 _ERROR_LINE = lazy_pattern(
     r"\b(?:error|failed|failure|exception|fatal|cannot|denied|not found)\b|错误|失败|エラー", re.IGNORECASE
 )
 _EDGE = 600
-"""Characters at each end of a result that are searched for its state."""
+"""Characters at each end of a result that are searched for an error: tools state it first or last."""
 
 
 class Pair(msgspec.Struct, frozen=True, gc=False):
-    """A tool result with its call. ``index`` and ``call_index`` are items, ``at`` and ``call_at`` positions in them."""
+    """A tool result with its call: the indexes of both items, and the positions ``at`` and ``call_at`` in them."""
 
     index: int
     at: int
@@ -97,19 +97,19 @@ class Pair(msgspec.Struct, frozen=True, gc=False):
 
 
 def short_digest(text: str) -> int:
-    """Return a 64-bit name of *text*."""
+    """Return a 64-bit digest of *text*."""
     return int.from_bytes(hashlib.blake2b(text.encode("utf-8", "replace"), digest_size=8).digest(), "big")
 
 
 def name_digest(name: str) -> int:
-    """Return a 32-bit name of a tool's *name*; 0 for none."""
+    """Return a 32-bit digest of a tool's *name*, in any case; 0 for an empty one."""
     if not name:
         return 0
     return _crc(name.lower())
 
 
 def facts_of(entry: ItemText, call: Callable[[str, str], Call], count: Callable[[str], int]) -> ItemFacts | None:
-    """Return the facts of one item's words; None if it neither calls, answers nor mentions anything."""
+    """Return the facts of one item's texts; None if it has no calls, results or mentions."""
     calls = tuple(call(name, arguments) for name, arguments in entry.calls)
     results = tuple(_result(text, count, failed=failed) for text, failed in entry.results)
     mentions, decides = b"", False
@@ -202,13 +202,13 @@ def failure_line(text: str) -> str:
 
 
 MOST_CALLS: Final = 16
-"""Calls that are read of one text, for each pattern."""
+"""Calls that are read from one text, for each pattern."""
 
 _CALLS_WITHIN: Final = 65_536
-"""Characters at the end of a model's text that are searched for calls: a model speaks first and then calls."""
+"""Characters at the end of a model's text that are searched for calls: models explain first and then call."""
 
 _BEGINNING: Final = 1_024
-"""Characters at the beginning of a text that must show that it is a result."""
+"""Characters at the beginning of a text within which the heading of a result must be."""
 
 _AFTER: Final = 4_096
 """Characters behind the name of a call that are searched for its arguments."""
@@ -220,7 +220,7 @@ _CLOSING: Final = lazy_pattern(r"</(\w+)>\s*\Z")
 
 @dataclass(frozen=True, slots=True)
 class TextToolFormat:
-    """How clients write calls and results as text: patterns of both, and the beginnings of parts that a client adds.
+    """The ways in which clients write calls and results as text: patterns, and beginnings of parts that clients add.
 
     A pattern may have the groups ``name`` and ``arguments``: the tool's name, and the beginning of JSON that holds its
     arguments or, in the members ``name`` and ``arguments``, both.
@@ -238,7 +238,7 @@ class TextToolFormat:
         ]
 
     def find_result(self, content: Any) -> WrittenResult | None:
-        """Return the result that a message's *content* begins with; None if it begins otherwise."""
+        """Return the result with which a message's *content* begins; None if it begins otherwise."""
         texts = [content]
         if isinstance(content, list):
             texts = [_text(part) for part in content]
@@ -260,7 +260,7 @@ class TextToolFormat:
         return None
 
     def _result_parts(self, texts: Sequence[str | None], head: int) -> int:
-        """Return how many of *texts* belong to the result: its head, its text if that is another part, and others."""
+        """Return how many of *texts* are results: the one with the heading, its text if separate, further results."""
         is_only_head = not (texts[0] or "")[head:].strip()
         parts = 1
         if is_only_head and len(texts) > 1 and texts[1] is not None:
@@ -309,13 +309,13 @@ def _tagged_arguments(match: re.Match[str], text: str, name: str) -> dict[str, s
 def with_written_call(
     item: Item, entry: ItemText, text_format: TextToolFormat, call: Callable[[str, str], Call]
 ) -> Item:
-    """Return a model's *item*, which makes no calls of the API, with the facts of those in its words, *entry*."""
+    """Return a model's *item*, which has no calls of the API, with the facts of the calls in its text, *entry*."""
     calls = [(name, call(name, arguments)) for name, arguments in text_format.find_calls(entry.text)]
-    # The result of a protected tool, such as a question, is what the user answered: it stays a user's message.
+    # The result of a protected tool, such as a question to the user, is the user's answer: it stays a user's message.
     tools = tuple(dict.fromkeys(name_digest(name) for name, facts in calls if facts.kind != "protected"))
     if not tools:
         return item
-    # Results of several calls come in one text, and nothing shows which part of it belongs to which call.
+    # Results of several calls are in one text, and nothing shows which part of it belongs to which call.
     written_call = Call("unknown")
     if len(calls) == 1:
         written_call = calls[0][1]
@@ -343,9 +343,9 @@ def with_written_result(
 
 
 def join_written_results(items: Sequence[Item], start: int) -> tuple[Item, ...]:
-    """Return ``items[start:]``, of which those that answer a call written as text have become tool items.
+    """Return ``items[start:]``, with those that answer a call written as text turned into tool items.
 
-    Each depends only on the items before it, so that it is the same in every later request.
+    Each depends only on the items before it, so it is the same in every later request.
     """
     new = tuple(items[start:])
     if not any(map(_written_result, new)):
@@ -381,7 +381,7 @@ def _called_tools(item: Item) -> tuple[int, ...]:
 
 
 def written_id(index: int) -> str:
-    """Return the name of the call written in the model's message *index*, in place of an id."""
+    """Return the id of the call that the model wrote as text in the message at *index*: such calls have none."""
     return f"written:{index}"
 
 

@@ -1,7 +1,7 @@
 """The table of tools: the kind of each call's tool, and the files, folders or command that the call names.
 
-Clients name their tools and arguments as they like, so all names are data. No arguments raise an error: of a call with
-arguments that are cut off, no JSON or of an odd shape, only the kind is known.
+Each client has its own names for tools and arguments, so all names are data (``config/tools.yaml``). Models write
+arguments, so any text is accepted: if it is cut off, no JSON or of an odd shape, only the kind of the call is known.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ TARGETED = REPEATABLE | {"file_edit", "file_write", "list", "media_read", "searc
 """Kinds whose arguments name files or folders."""
 
 MOST_PATHS = 32
-"""Paths of one call that are read; a patch may name thousands."""
+"""Paths of one call that are used; a patch may name thousands."""
 
 _HEADER = re.compile(r"^(?:\*\*\* (?:Update|Add|Delete) File: |\*\*\* Move to: |\+\+\+ b/)(.+?)\s*$", re.MULTILINE)
 _DOTS = re.compile(r"(?:^|(?<=/))\./+")
@@ -59,7 +59,7 @@ UNKNOWN_RANGE = (0, 0)
 """The first and last line of a call whose range is not known."""
 
 LONGEST_FIGURE, LONGEST_RANGE = 9, 64
-"""Digits of a line number, and characters of a range of lines, at most."""
+"""Digits of the longest line number, and characters of the longest range of lines, that are read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,8 +85,8 @@ class Tool:
 class Keys:
     """The usual argument keys: of a path, of lists of paths or of objects with a path, and of a range of lines.
 
-    ``about`` are those that name the subject of a call without a path, such as its query. ``narrows`` are those by
-    which a reading of a file shows a part of it, such as a symbol or an outline.
+    ``about`` are keys of the subject of a call without a path, such as its query. ``narrows`` are keys that select a
+    part of a file other than by lines, such as a symbol or an outline.
     """
 
     path: tuple[str, ...] = ()
@@ -101,13 +101,13 @@ class Keys:
 
 @dataclass(frozen=True, slots=True)
 class TodoRules:
-    """The names by which to-do lists are known; names of tools in lower case, without a server's prefix.
+    """The names by which to-do lists are recognised; names of tools in lower case, without a server's prefix.
 
-    A call of one of ``lists`` states the whole list, one of ``adds`` a new item, one of ``changes`` a change of one.
-    ``arguments`` are those of any call that hold a checklist. ``items`` are the keys of a list, ``text``, ``status``
-    and ``id`` those of an item, ``merge`` those which say that a list only changes items. ``done`` and ``dropped`` are
-    values of a status, or marks in a checklist's brackets; every other one is open. ``pending`` are those open ones
-    that say nothing more.
+    A call of one of ``lists`` states the whole list, one of ``adds`` a new item, one of ``changes`` a change of an
+    item. ``arguments`` are arguments of any tool that hold a checklist. ``items`` are the keys of a list; ``text``,
+    ``status`` and ``id`` those of an item; ``merge`` those that make a list an update of some items. ``done`` and
+    ``dropped`` are values of a status, or marks in a checklist's brackets; every other value is open. ``pending`` are
+    the open values that need no mention.
     """
 
     lists: frozenset[str] = frozenset()
@@ -126,22 +126,22 @@ class TodoRules:
 
 @dataclass(frozen=True, slots=True)
 class TalkRules:
-    """How sentences begin that later ones overtake: ``intents`` say what comes next, ``progress`` how far it is."""
+    """The beginnings of sentences that later ones replace: ``intents`` announce a step, ``progress`` reports on one."""
 
     intents: tuple[re.Pattern[str], ...] = ()
     progress: tuple[re.Pattern[str], ...] = ()
 
 
 NO_TALK = TalkRules()
-"""Rules by which every sentence holds."""
+"""No patterns: no sentence is replaced by a later one."""
 
 
 @dataclass(frozen=True, slots=True)
 class WorkRules:
-    """The signs of the state of the work: to-do lists, and commands that check it or change something.
+    """The signs of the state of the work: to-do lists, commands that check it, commands that change something.
 
-    The patterns of ``checks`` and ``changes`` match the beginning of one command of a line. ``talk`` are the rules by
-    which sentences say nothing of it any more.
+    The patterns of ``checks`` and ``changes`` match the beginning of one command of a line. ``talk`` has the sentences
+    that are outdated by later ones.
     """
 
     todos: TodoRules = TodoRules()
@@ -157,7 +157,7 @@ PROTECTED = Tool("protected")
 class ToolMap:
     """The table of tools by names and globs, compiled; ``protected`` are names and globs of further tools.
 
-    ``text_format`` describes calls and results that are written as text, ``work`` those that tell how the work stands.
+    ``text_format`` describes calls and results that are written as text, ``work`` the signs of the state of the work.
     """
 
     def __init__(
@@ -200,8 +200,8 @@ class ToolMap:
             tool = _case(tool, values)
         if tool.kind not in TARGETED:
             return Call(tool.kind)
-        written = self._paths(tool, values, arguments)
-        paths = list(dict.fromkeys(_normalised(path) for path in written))[:MOST_PATHS]
+        spelled = self._paths(tool, values, arguments)
+        paths = list(dict.fromkeys(_normalised(path) for path in spelled))[:MOST_PATHS]
         names = tuple(zlib.crc32(_basename(path).encode("utf-8", "replace")) for path in paths)
         repeat_key = 0
         if tool.kind in REPEATABLE and isinstance(values, dict):
@@ -232,7 +232,7 @@ class ToolMap:
         return ""
 
     def _paths(self, tool: Tool, values: Any, arguments: str) -> Iterator[str]:
-        """Yield the paths in a call's arguments, as the client wrote them; *values* is their JSON, if they are any."""
+        """Yield the paths in a call's arguments, as the client wrote them; *values* are the decoded arguments."""
         patches: list[Any] = []
         if isinstance(values, dict):
             patches = [values.get(key) for key in tool.patch]
@@ -248,7 +248,7 @@ class ToolMap:
         yield from _listed_paths(values, self._keys.many, keys)
 
     def _range(self, tool: Tool, values: Any) -> tuple[int, int]:
-        """Return the first and last line, counted from one; last 0 if it is open, first 0 if the range is not known."""
+        """Return the first and last line, counted from one; last 0 for the end, first 0 if the range is not known."""
         keys = self._keys
         if not isinstance(values, dict) or self._has_unknown_limit(tool, values):
             return UNKNOWN_RANGE
@@ -300,7 +300,7 @@ def _case(tool: Tool, values: Any) -> Tool:
 
 
 def _repeat_key(name: str, values: Any, arguments: str) -> int:
-    """Return a number, never zero, that is equal for equal calls. Large *arguments* must be spelled alike as well."""
+    """Return a number, never zero, that is equal for equal calls; the text of large *arguments* must be equal, too."""
     text = arguments
     if len(arguments) <= ONE_CALL:
         try:
@@ -326,7 +326,7 @@ def _basename(path: str) -> str:
 
 
 def _listed_paths(values: Mapping[str, Any], lists: Sequence[str], keys: Sequence[str]) -> Iterator[str]:
-    """Yield the paths under *lists*: each of these keys has a list of paths or of objects with one, or a single one."""
+    """Yield the paths under the keys *lists*: each has a list of paths or of objects with a path, or a single one."""
     for key in lists:
         elements = values.get(key)
         if elements is None:
@@ -408,7 +408,7 @@ def _is_figure(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
-# What any call says by its arguments, without a table.
+# Arguments of any call, read without the table.
 
 LONGEST_ARGUMENTS = 262_144
 """Most characters of a call's arguments that are read as JSON. Longer ones are read as plain text."""
@@ -437,7 +437,7 @@ def command_of(arguments: str) -> str:
 
 
 def _one_command(value: Any) -> str:
-    """The command in *value*, on one line: *value* itself, or a member of it."""
+    """Return the command in *value* on one line: *value* itself, or a member of it."""
     if isinstance(value, dict):
         value = next((value[key] for key in _COMMAND_KEYS if value.get(key)), "")
     if isinstance(value, list):
@@ -446,7 +446,10 @@ def _one_command(value: Any) -> str:
 
 
 def plain_arguments(arguments: str) -> str:
-    """The string and number values of a call's JSON arguments, one on each line; the text itself if it is no JSON."""
+    """Return the string and number values of a call's JSON arguments, one per line; the text itself if it is not JSON.
+
+    Texts above ``LONGEST_ARGUMENTS`` are returned as they are, too.
+    """
     if len(arguments) > LONGEST_ARGUMENTS:
         return arguments
     try:

@@ -1,4 +1,4 @@
-"""Views that differ from what the client sent: built from its items, a record and the edits beside them."""
+"""Builds views that differ from the client's request: its items, the texts of a record, edited members around them."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ from proxy.core.tokens.budget import summary_output, to_our_tokens
 from proxy.core.tool_calls import Pair, pairs_of
 
 PRUNE_ATTEMPTS = 3
-"""How often the oldest results of a client's own compaction are chosen anew, once their placeholders were counted."""
+"""Attempts to prune enough results of a client's own compaction: placeholders are counted only when written."""
 
 
 def compacted_view(measured: MeasuredRequest, written: Written) -> CountedView:
-    """The view after *written*: what the client sent, with the record's texts and the edits beside the items."""
+    """Return the view for *written*: the client's items with the record's texts, and edited members around them."""
     lookup, target, record = written.lookup, written.target, written.record
     parsed, layout = measured.parsed, lookup.layout
     budget = measured.budget_for(target)
@@ -88,7 +88,7 @@ def compacted_view(measured: MeasuredRequest, written: Written) -> CountedView:
 
 
 def view_without_addition(view: CountedView) -> CountedView:
-    """*view* without what a feature added to it."""
+    """Return *view* without the addition of a feature."""
     edits = view.edits
     target = structs.replace(view.measured.target, keep_addition=False)
     lookup = LookedUp(view.layout or view.measured.lay_out(), edits.record, first=edits.previous)
@@ -97,7 +97,7 @@ def view_without_addition(view: CountedView) -> CountedView:
 
 
 def _items_of(measured: MeasuredRequest, layout: Layout, record: CompactionRecord | None, note: str) -> AssembledItems:
-    """The items of the view, with *note* at the end of the block."""
+    """Return the items of the view, with *note* at the end of the block."""
     if record is None:
         scan, roles = measured.parsed.scan, measured.counts.roles
         return AssembledItems(measured.parsed.body[scan.start : scan.end], roles.system + roles.history, roles)
@@ -106,7 +106,7 @@ def _items_of(measured: MeasuredRequest, layout: Layout, record: CompactionRecor
 
 
 def _body_of(parsed: ParsedBody, items: bytes, members: Mapping[str, str]) -> bytes:
-    """The body with *items* in place of its own, and with *members* in place of those around them."""
+    """Return the body with *items* in place of its own, and with *members* in place of those around them."""
     body, scan = parsed.body, parsed.scan
     if not members:
         return b"".join((body[: scan.start], items, body[scan.end :]))
@@ -114,12 +114,12 @@ def _body_of(parsed: ParsedBody, items: bytes, members: Mapping[str, str]) -> by
 
 
 def tools_member(measured: MeasuredRequest) -> str:
-    """The name of the counted member that holds the tools. Raises ``StopIteration`` if there is none."""
+    """Return the name of the counted member that holds the tools. Raises ``StopIteration`` if there is none."""
     return next(key for key in TOOLS if key in measured.counts.members)
 
 
 def _output_members(measured: MeasuredRequest, figure: int) -> dict[str, str]:
-    """The members that state the output figure, lowered to *figure*."""
+    """Return the members that state the output figure, lowered to *figure*."""
     fields = measured.parsed.envelope.fields
     return {key: str(figure) for key in measured.api_format.OUTPUT_FIGURES if key in fields}
 
@@ -128,11 +128,12 @@ def _output_members(measured: MeasuredRequest, figure: int) -> dict[str, str]:
 
 
 def client_compaction_view(measured: MeasuredRequest, policy: Policy) -> CountedView | NeedFacts | None:
-    """The view for a client that compacts its conversation itself; None if that is too large for it.
+    """Return the view for a client that compacts its conversation itself; None if it cannot be made to fit.
 
-    What the model reads now is all that will be left, so nothing changes, whatever happened to the conversation
-    before. If it is too large, its answer gets the room a summary needs instead of what it requested; after that its
-    oldest tool results give way, as many as have to. No record is read or written.
+    The model's answer replaces the history, so the model must read all of it: the client's bytes are sent unchanged,
+    even if earlier views of the conversation were compacted. If they do not fit, the output figure is lowered to what a
+    summary needs; if that is not enough, the oldest tool results are pruned, as few as possible. No record is read or
+    written.
     """
     layout = measured.lay_out()
     budget = replace(measured.budget, fixed=measured.counts.fixed)
@@ -151,12 +152,12 @@ def client_compaction_view(measured: MeasuredRequest, policy: Policy) -> Counted
 
 
 def _excess(view: CountedView, reserve: int) -> int:
-    """Tokens by which *view* is too large beside an answer of *reserve*."""
+    """Return the tokens by which *view* is too large beside an answer of *reserve*."""
     return to_our_tokens(view.expected_tokens, view.measured.known.token_ratio) - view.budget.input_budget(reserve)
 
 
 def _pruned(view: CountedView, policy: Policy, layout: Layout, reserve: int) -> CountedView | None:
-    """*view* without as many of its oldest tool results as it takes beside an answer of *reserve* tokens, verified."""
+    """Return *view* with as many of its oldest tool results pruned as it takes to fit; None if all are too few."""
     measured, rules = view.measured, policy.rules
     items, count = measured.parsed.items, layout.count
     pairs: list[Pair] = []
@@ -175,12 +176,12 @@ def _pruned(view: CountedView, policy: Policy, layout: Layout, reserve: int) -> 
         excess = _excess(smaller, reserve)
         if excess <= 0:
             return smaller
-        over += excess
+        over += excess  # the placeholders took more than was estimated for them
     return None
 
 
 def _with_reserve(view: CountedView, layout: Layout, record: CompactionRecord | None, reserve: int) -> CountedView:
-    """The view of *record* with an output figure of at least *reserve* tokens, if that is less than was requested."""
+    """Return the view of *record* with the output figure lowered to the room left, but to no less than *reserve*."""
     measured, budget = view.measured, view.budget
     unshrunk = structs.replace(measured, budget=budget, tools_json="")
     lookup = LookedUp(layout, record)

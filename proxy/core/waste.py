@@ -1,7 +1,7 @@
-"""What fills a window: the files that were read, and repetitions, long listings and large new results without need.
+"""Tokens that a client could save: repetitions, long listings and large new tool results; and the files that were read.
 
-A paragraph ends at an empty line. A tool result is fresh in the first request that it stands in: from then on the model
-has read it, and what it holds could still have been requested in a narrower way.
+A paragraph ends at an empty line. A tool result is fresh in the first request that contains it: the model has not read
+it yet, so the client can still replace it by a narrower call.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from proxy.core.conversation import NO_FACTS, Injected, Item
 from proxy.core.tool_calls import Pair, pairs_of
 
 LARGE: Final = 0.30
-"""Share of the room left from which fresh results are worth a warning, each alone or all together."""
+"""Share of the room left from which fresh results get a warning, each alone or all together."""
 
 SHORTEST: Final = 200
-"""Characters of a paragraph that counts, some 50 tokens: shorter ones are phrases, headings and lines of code."""
+"""Characters of the shortest paragraph that is compared (some 50 tokens). Headings and lines of code repeat anyway."""
 
 EXCERPT: Final = 60
-"""Characters by which a paragraph is named."""
+"""Characters of a paragraph that are shown to name it."""
 
 _LISTINGS: Final = frozenset({"list", "glob", "grep"})
 """Kinds of calls whose results list names or lines."""
@@ -29,14 +29,14 @@ _LONG_LISTING: Final = 500
 """Tokens from which a listing is worth a narrower call."""
 
 _SHORT_MESSAGE: Final = 50
-"""Tokens of a message that may well be sent twice, such as a word to go on."""
+"""Tokens below which a repeated message is normal, such as "continue"."""
 
 _SHORT_RESULT: Final = 200
-"""Bytes of a result that may well be there twice, such as a word that something worked."""
+"""Bytes below which a repeated result is normal, such as "ok"."""
 
 
 class RepeatedParagraph(NamedTuple):
-    """A paragraph that stands ``times`` times in a request; ``wasted`` are the tokens of all but the first of them."""
+    """A paragraph that occurs ``times`` times in a request; ``wasted`` are the tokens of all but the first one."""
 
     excerpt: str
     times: int
@@ -65,7 +65,7 @@ def paragraphs(text: str) -> Iterator[str]:
 
 
 def repeated_paragraphs(texts: Iterable[str], count: Callable[[str], int]) -> list[RepeatedParagraph]:
-    """Return the paragraphs that stand in *texts* more than once, those that waste most first; *count* counts tokens.
+    """Return the paragraphs that occur in *texts* more than once, those that waste most first; *count* counts tokens.
 
     Linear in the length of the texts; only what is repeated is counted.
     """
@@ -79,19 +79,19 @@ def repeated_paragraphs(texts: Iterable[str], count: Callable[[str], int]) -> li
 
 
 def repeated_skills(items: Sequence[Item], system: Sequence[Injected]) -> int:
-    """Return the tokens of skills in *items* that stood before them, or in the *system* text.
+    """Return the tokens of skills in *items* that occurred in an earlier item or in the *system* text.
 
-    A message that is repeated as a whole is no matter of skills.
+    A message that is repeated as a whole counts once: it is a repeated message, not a repeated skill.
     """
     tokens = 0
-    seen = {part.digest for part in system if part.region == "skills"}
+    digests = {part.digest for part in system if part.region == "skills"}
     messages = {item.digest: item.injected for item in items if item.injected}
     for part in chain.from_iterable(messages.values()):
         if part.region != "skills":
             continue
-        if part.digest in seen:
+        if part.digest in digests:
             tokens += part.tokens
-        seen.add(part.digest)
+        digests.add(part.digest)
     return tokens
 
 
@@ -104,7 +104,7 @@ def excerpt(text: str) -> str:
 
 
 def fresh_results(items: Sequence[Item], total: int, room: int) -> FreshResults:
-    """Return the results at the end of *items*, which stood in no request before.
+    """Return the results at the end of *items*, which no earlier request contained.
 
     *total* are the tokens of the request, *room* those that its input may use.
     """
@@ -118,7 +118,7 @@ def fresh_results(items: Sequence[Item], total: int, room: int) -> FreshResults:
 
 
 def files_read(items: Sequence[Item], start: int = 0, without: Collection[int] = ()) -> int:
-    """Return how many different files the results in ``items[start:]`` show, but for those of the items *without*.
+    """Return the number of different files in the results of ``items[start:]``, items *without* left out.
 
     Raises ``FactsMissing`` if the facts of calls and results were not read.
     """
@@ -137,19 +137,19 @@ def needless_items(items: Sequence[Item], system: Sequence[Injected] = ()) -> di
     if system or any(item.injected for item in items):
         tokens["skill"] = repeated_skills(items, system)
     pairs = pairs_of(items, 0, len(items))
-    seen: set[int] = set()
+    digests: set[int] = set()
     for pair, size in zip(pairs, _result_tokens(items, pairs), strict=True):
         result = pair.result
-        if result.digest in seen and result.size > _SHORT_RESULT:
+        if result.digest in digests and result.size > _SHORT_RESULT:
             tokens["repeated_result"] += size
         elif pair.call.kind in _LISTINGS and size >= _LONG_LISTING:
             tokens["listing"] += size
-        seen.add(result.digest)
+        digests.add(result.digest)
     return {kind: count for kind, count in tokens.items() if count}
 
 
 def _result_tokens(items: Sequence[Item], pairs: Sequence[Pair]) -> list[int]:
-    """Return the tokens of each result of *pairs*: of an item that holds several, its part by its bytes."""
+    """Return the tokens of each result of *pairs*; several results of one item share its tokens by their bytes."""
     whole: dict[int, int] = {}
     for index in {pair.index for pair in pairs}:
         facts = items[index].facts or NO_FACTS

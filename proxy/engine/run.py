@@ -32,7 +32,7 @@ from proxy.core.decisions import (
 from proxy.core.errors import UllageError
 from proxy.core.overflow.kinds import Overflow
 from proxy.core.report import ADDED_STAGES, BUDGET_UNREACHABLE, SERVED, Outcome, Report
-from proxy.core.request import ITEMS_KEPT, Request, public_session_name
+from proxy.core.request import ALL_ITEMS, Request, public_session_name
 from proxy.core.tokens.budget import Allocation, borrowed
 from proxy.core.tokens.counting import regions, to_provider_tokens
 from proxy.core.waste import LARGE, files_read, needless_items
@@ -287,7 +287,7 @@ def conversation_of(request: Request, session: str) -> str:
 
     *session* is the name that the body gives it.
     """
-    label = request.options.conversation.removesuffix(OBSERVED).removesuffix(ITEMS_KEPT)
+    label = request.options.conversation.removesuffix(OBSERVED).removesuffix(ALL_ITEMS)
     named = label or request.session or session
     if not named:
         return ""

@@ -12,7 +12,7 @@ from urllib.parse import unquote
 from proxy.core.apis import gemini, gemini_path
 from proxy.core.client_compaction import METADATA_HEADER, announced_client
 from proxy.core.errors import InvalidRequest, UllageError
-from proxy.core.http_headers import CREDENTIALS, HOP_BY_HOP, OWN_PREFIX, WRITTEN_ANEW, EndToEnd
+from proxy.core.http_headers import CREDENTIALS, HOP_BY_HOP, OWN_PREFIX, REWRITTEN, EndToEnd
 from proxy.core.request import (
     AGENT_HEADER,
     EPOCH_HEADER,
@@ -215,7 +215,7 @@ def send_continue(request: IncomingRequest, headers: RequestHeaders) -> None:
         request.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
 
 
-_NOT_FORWARDED: Final = HOP_BY_HOP | WRITTEN_ANEW | {"expect", "http2-settings"}
+_NOT_FORWARDED: Final = HOP_BY_HOP | REWRITTEN | {"expect", "http2-settings"}
 """``expect`` is answered here, ``http2-settings`` belongs to an upgrade.
 
 https://www.rfc-editor.org/rfc/rfc7540#section-3.2.1

@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from proxy.core.http_headers import CREDENTIALS, HOP_BY_HOP, OWN_PREFIX, WRITTEN_ANEW
+from proxy.core.http_headers import CREDENTIALS, HOP_BY_HOP, OWN_PREFIX, REWRITTEN
 from proxy.core.models import name_at_upstream
 from proxy.core.overflow.rules import BadRule, code_name, phrase_regex
 from proxy.core.request import TaskSize
@@ -29,7 +29,7 @@ from proxy.settings.field_types import (
 
 _TOKEN = re.compile(r"^[!#$%&'*+.^_`|~0-9A-Za-z-]+$")
 _NAME = re.compile(r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
-_SET_BY_ULLAGE = HOP_BY_HOP | WRITTEN_ANEW
+_SET_BY_ULLAGE = HOP_BY_HOP | REWRITTEN
 _KEY_HEADERS = CREDENTIALS | {"cookie"}
 
 OLLAMA: Final = "ollama_chat"

@@ -31,7 +31,7 @@ def test_a_tenant_keeps_its_digest() -> None:
     assert client_tenant(keys) == sha256(b"ullage tenant\x00client\x00" + named).digest()
 
 
-@pytest.mark.parametrize("name", sorted(http_headers.HOP_BY_HOP | http_headers.WRITTEN_ANEW))
+@pytest.mark.parametrize("name", sorted(http_headers.HOP_BY_HOP | http_headers.REWRITTEN))
 def test_what_belongs_to_one_connection_is_not_forwarded(name: str) -> None:
     """No header of the client's connection goes upstream; a credential does."""
     intake = read_headers([(name.encode(), b"close"), (b"authorization", b"Bearer k")])

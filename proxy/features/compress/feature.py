@@ -14,7 +14,7 @@ from msgspec import structs
 from proxy.core.decisions import API_FORMATS, Reject, UncountedView
 from proxy.core.models import Route
 from proxy.core.report import Report
-from proxy.core.request import ITEMS_KEPT, Origin, Request
+from proxy.core.request import ALL_ITEMS, Origin, Request
 from proxy.core.tokens.budget import answer_reserve
 from proxy.engine.features import Feature, Planning
 from proxy.engine.ports import Answer, Outcome, Refusal
@@ -85,7 +85,7 @@ class Compress(Feature):
             keep_items = _keeps_rows(request.origin)
         conversation = options.conversation
         if keep_items:
-            conversation += ITEMS_KEPT
+            conversation += ALL_ITEMS
         options = structs.replace(
             options,
             window=min(windows, default=None),
