@@ -211,24 +211,6 @@ class Field:
     always: bool = False
 
 
-def _shown_outcome(report: Report, outcome: str) -> str:
-    if not report.reason:
-        return outcome
-    return f"{outcome};{report.reason}"
-
-
-def _shown_tokens(report: Report, tokens: int) -> str:
-    if report.bounded:
-        return f"<{tokens}"
-    return str(tokens)
-
-
-def _logged_pressure(pressure: float | None) -> float | None:
-    if pressure is None:
-        return None
-    return round(pressure, 3)
-
-
 def _shown_pressure(report: Report, pressure: float) -> str:
     if not report.bounded or report.tokens_after is None or not report.budget:
         return f"{max(pressure, 0.01):.2f}"
@@ -242,7 +224,7 @@ def _context_tokens(region: str) -> Metric:
     return Metric(name, about, labels, by, own=region, known=(region,))
 
 
-def _upstream_error(report: Report, _: str) -> Amount:
+def _upstream_error(report: Report) -> Amount:
     """Return one error of the upstream by its kind; None if it made none."""
     if report.reason.startswith("upstream_"):
         return {report.reason.removeprefix("upstream_"): 1}
@@ -253,29 +235,6 @@ def _upstream_error(report: Report, _: str) -> Amount:
     if report.status >= 500:
         return {"server": 1}
     return {"client": 1}
-
-
-def _window_by_source(report: Report, _: int) -> Amount:
-    if not report.window or report.source == "request":
-        return None
-    return {report.source: report.window}
-
-
-def _regions_sent(report: Report, regions: Mapping[str, int]) -> Amount:
-    if report.outcome == "refused" or report.tokens_after is None:
-        return None
-    return regions
-
-
-def _if_applied(amount: Callable[[Report, Any], Amount]) -> Callable[[Report, Any], Amount]:
-    """Return *amount* for reports whose view went upstream; None for all others."""
-
-    def amount_if_applied(report: Report, value: Any) -> Amount:
-        if not report.applied:
-            return None
-        return amount(report, value)
-
-    return amount_if_applied
 
 
 def _overflows(report: Report, overflows: int) -> Amount:
@@ -310,6 +269,7 @@ def _label_metrics(row: str) -> tuple[Metric, ...]:
     )
 
 
+# The values of rows are lambdas, one line each: beside its row a condition is read with what it is about.
 # fmt: off
 FIELDS: Final[tuple[Field, ...]] = (
     Field("request_id", "request_id", "The name of this request in the log."),
@@ -331,13 +291,13 @@ FIELDS: Final[tuple[Field, ...]] = (
         Metric("ullage_upstream_errors_total", "Errors of upstreams.", ("upstream",), ("class",), own=None,
                known=UPSTREAM_ERRORS,
                doc="`unreachable`, `timeout`, `stream_error`, `truncated`, `rate_limited`, `server` or `client`.",
-               when="api", amount=_upstream_error),
+               when="api", amount=lambda r, _: _upstream_error(r) if r.reason or r.status >= 400 else None),
     )),
     Field("outcome", "outcome",
           "`verbatim` (nothing was taken out), `compacted`, `degraded` or `refused`; the header adds the reason behind "
           "a semicolon.",
           "x-ullage-outcome", always=True,
-          shown=_shown_outcome),
+          shown=lambda r, outcome: f"{outcome};{r.reason}" if r.reason else outcome),
     Field("reason", "reason", "A fixed word that says why, if there is more to say than the outcome.", foreign=True,
           metrics=(Metric(
               "ullage_silent_truncations_total", "Prompts that a server cut without a word.", ("model",),
@@ -349,13 +309,13 @@ FIELDS: Final[tuple[Field, ...]] = (
           metrics=(Metric(
               "ullage_stages_total", "Compression stages used.", by=("stage",), own=None,
               doc="Each once per request.",
-              amount=_if_applied(lambda _, stages: {stage: stages.count(stage) for stage in stages})),)),
+              amount=lambda r, stages: {stage: stages.count(stage) for stage in stages} if r.applied else None),)),
     Field("tokens_before", "tokens_before", "Tokens of the input as the client sent it.", metrics=(
         _context_tokens("before"),
     )),
     Field("tokens_after", "tokens_after",
           "Tokens of the view; `<` in the header marks an upper bound, if the size in bytes spared the count.",
-          "x-ullage-tokens", shown=_shown_tokens),
+          "x-ullage-tokens", shown=lambda r, tokens: f"<{tokens}" if r.bounded else str(tokens)),
     Field("tokens_sent", "",
           "Tokens that went upstream: the view's, or in mode observe the client's own; none if it was refused.",
           metrics=(
@@ -377,14 +337,14 @@ FIELDS: Final[tuple[Field, ...]] = (
               "ullage_window_tokens", "A model's window; 0 once another source says how large it is.",
               ("upstream", "model"), ("source",), own=None, kind="gauge", when="tokens_sent", across="livemostrecent",
               doc="A window that a request states is not shown.",
-              amount=_window_by_source),)),
+              amount=lambda r, _: {r.source: r.window} if r.window and r.source != "request" else None),)),
     Field("regions", "regions",
           "The view's tokens by region: `system`, `tools`, `format`, `memory`, `skills`, `knowledge`, `related`, "
           "`summary`, `user`, `assistant`, `tool`; and `reserve`, the room for the answer.", metrics=(Metric(
         "ullage_region_tokens_total",
         "Input tokens that went upstream, by region, and the room for answers (reserve).", ("model",), ("region",),
         own=None, doc="Of counted requests only.",
-        amount=_regions_sent),)),
+        amount=lambda r, regions: None if r.outcome == "refused" or r.tokens_after is None else regions),)),
     Field("borrowed", "borrowed", "Tokens by which parts exceed their own share of `compression.allocation`.", metrics=(
         Metric("ullage_share_borrowed_tokens_total", "Tokens by which parts exceeded their share.", by=("part",),
                own=None),
@@ -398,11 +358,11 @@ FIELDS: Final[tuple[Field, ...]] = (
           "x-ullage-budget", shown=lambda _, budget: f"{budget['consumed']}/{budget['total']}"),
     Field("budget", "", "Tokens that the input may use: the window without the room for the answer and a margin."),
     Field("pressure", "pressure", "Tokens of the view over the budget.", "x-ullage-pressure", shown=_shown_pressure,
-          logged=_logged_pressure),
+          logged=lambda pressure: None if pressure is None else round(pressure, 3)),
     Field("event", "compaction", "Whether this request is the first with a new compaction.", metrics=(Metric(
         "ullage_compactions_total", "Compactions sent for the first time.", ("model",), known=(NO_LABELS,),
         doc="Later requests of the conversation reuse them.",
-        amount=_if_applied(lambda *_: 1)),)),
+        amount=lambda r, _: 1 if r.applied else None),)),
     Field("client_compaction", "client_compaction", "Whose own compaction the request is, if it is one.",
           metrics=(Metric(
               "ullage_client_compactions_total", "Requests by which clients compacted themselves.", by=("client",),
