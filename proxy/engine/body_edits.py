@@ -1,4 +1,4 @@
-"""A request's body with something beside its conversation changed: its model's name, its output figure, a field."""
+"""Edits of a body around its conversation: the model's name, the output figure, another field."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from proxy.core.tokens.budget import input_limit, to_our_tokens
 from proxy.engine.reading import LocatedBody
 
 _DIGITS = 20
-"""Digits of an output figure that are read: as many are above any limit, whatever follows them."""
+"""Digits of an output figure that are compared: a figure with more is above any limit."""
 
 
 def rerouted(request: Request, located: LocatedBody, model: str) -> bytes:
-    """The body of *request* for another *model*: its name, and no reasoning that only its author can read.
+    """Return the body of *request* for another *model*: with its name, and without reasoning that it cannot read.
 
-    A model that the path names stays out of the body.
+    If the path names the model, none is added to the body.
     """
     body, envelope, where = located.body, located.envelope, located.scan
     edits = {"model": json.dumps(model)}
@@ -35,7 +35,7 @@ def rerouted(request: Request, located: LocatedBody, model: str) -> bytes:
 
 
 def _portable_items(api: str, located: LocatedBody) -> bytes:
-    """The items without what only its author can read; the client's own bytes if there is nothing of that kind."""
+    """Return the items without sealed reasoning, which other models cannot read; the same bytes if there is none."""
     body, where = located.body, located.scan
     items = body[where.start : where.end]
     if not SEALED_HINT.search(items):
@@ -51,12 +51,13 @@ def _portable_items(api: str, located: LocatedBody) -> bytes:
 
 
 def renamed(body: bytes, located: LocatedBody, model: str) -> bytes:
-    """*body* with another name of its model, and every other byte as it is."""
+    """Return *body* with another name of its model; every other byte stays as it is."""
     name = json.dumps(model).encode()
     text, where = located.envelope.text, located.envelope.fields.get("model")
     if where is None:
         return body
-    # The items stand either behind the name or before it; from the other end the envelope is the body.
+    # The envelope is the body without its items. If the name precedes the items, its offset from the beginning is the
+    # same in both; else its offset from the end is.
     if where.start < len(located.body[: located.scan.start].decode()):
         start = len(text[: where.start].encode())
         end = start + len(text[where.start : where.end].encode())
@@ -67,7 +68,10 @@ def renamed(body: bytes, located: LocatedBody, model: str) -> bytes:
 
 
 def with_lower_output(located: LocatedBody, view: View, most: int) -> View | None:
-    """*view*, whose body is *located*, with output figures above *most* provider tokens lowered to it; else None."""
+    """Return *view*, whose body is *located*, with output figures lowered to *most* provider tokens.
+
+    None if no figure is above that.
+    """
     envelope, (start, end) = located.envelope, (located.scan.start, located.scan.end)
     figures = _figures_above(envelope, view.request.api, most)
     if not figures:
@@ -89,13 +93,16 @@ def with_lower_output(located: LocatedBody, view: View, most: int) -> View | Non
 
 
 def _figures_above(envelope: Envelope, api: str, most: int) -> dict[str, str]:
-    """The members that state an output figure above *most*, lowered to it."""
+    """Return the members that state an output figure above *most*, lowered to it."""
     figures = {key: envelope.value(key) for key in API_FORMATS[api].OUTPUT_FIGURES if key in envelope.fields}
     return {key: str(most) for key, value in figures.items() if value.isdecimal() and int(value[:_DIGITS]) > most}
 
 
 def with_truncation(located: LocatedBody, view: View) -> View | None:
-    """*view* with leave for the provider to cut the history that only it has; None if it has that already."""
+    """Return *view* with ``truncation: auto``: the provider may cut the history that only it has.
+
+    None if the body has that member already. https://platform.openai.com/docs/api-reference/responses/create
+    """
     if "truncation" in located.envelope.fields or "truncation" in _stages_of(view):
         return None
     at = view.body.index(b"{") + 1
@@ -111,7 +118,7 @@ def _stages_of(view: View) -> tuple[str, ...]:
 
 
 def _edited(view: View, body: bytes, stages: tuple[str, ...]) -> View:
-    """*view* with another *body*, and *stages* behind those that made it."""
+    """Return *view* with another *body*, and *stages* appended to its own."""
     stages = tuple(dict.fromkeys((*_stages_of(view), *stages)))
     if isinstance(view, UncountedView):
         return structs.replace(view, body=body, stages=stages)

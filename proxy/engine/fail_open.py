@@ -1,14 +1,15 @@
 """Fail open: after a fault of our own a request is still answered, at the price of its compression.
 
-What becomes of it depends on how far it came when the fault was met:
+The answer depends on how far the request had come:
 
     nothing was sent                  the client's own bytes are sent once
-    a reply is in hand                that reply, with the bytes already read from it
+    a reply has begun                 that reply, with the bytes already read from it
     an overflow's reply was read      that first overflow's reply, as if there were no retries
-    a stream is running               what watched it is dropped, and the stream goes on (the server's observer, recall)
+    a stream is running               the watcher that failed is dropped, and the stream goes on (the server's observer,
+                                      recall)
 
-Nothing is tried again and nothing is learned. An ``UllageError`` is no fault: it is refused on purpose, or the upstream
-failed. Neither is a cancellation: the client has gone.
+Nothing is retried and nothing is learned. An ``UllageError`` is no fault: the request was refused on purpose, or the
+upstream failed. A cancellation is no fault either: the client has gone.
 """
 
 from __future__ import annotations
@@ -28,11 +29,11 @@ from proxy.engine.upstream_calls import NO_ORIGIN, UpstreamCalls
 from proxy.tasks import Faults
 
 COUNT_TOKENS = "count_tokens"
-"""The API that a request for a count is reported as."""
+"""The name of the API in reports on requests for a token count."""
 
 
 class FailOpen:
-    """Answers requests as plainly as what still works allows."""
+    """Answers requests after a fault, with as little of our own code as possible."""
 
     def __init__(self, catalogue: Catalogue, measurer: Measurer, calls: UpstreamCalls, faults: Faults) -> None:
         self._catalogue = catalogue
@@ -41,7 +42,7 @@ class FailOpen:
         self._faults = faults
 
     async def pass_through(self, run: Run) -> Answer:
-        """The reply in hand, the first overflow's, or the reply to the client's own bytes.
+        """Return the reply that has begun, the first overflow's, or the reply to the client's own bytes.
 
         Raises what the upstream raises.
         """
@@ -66,7 +67,7 @@ class FailOpen:
         )
 
     def _destination(self, request: Request) -> tuple[str, str, bytes, str]:
-        """The upstream, the model's name, the body and the path to send; each as plain as what still works allows."""
+        """Return upstream, model's name, body and path. The input of a step that fails is used as it is."""
         attempt, name, path_qs = self._faults.attempt, request.request_id, (request.origin or NO_ORIGIN).path_qs
         model = request.path_model or attempt("request", name, lambda: model_of(request.body), "")
         route = self._plain_route(model, name)
@@ -83,7 +84,7 @@ class FailOpen:
         return route.upstream, route.requested_model, attempt("request", name, rename, request.body), path_qs
 
     def _plain_route(self, model: str, request_id: str) -> Route | None:
-        """The route of *model*; None if resolving it is what fails. Raises ``NotFound``."""
+        """Return the route of *model*; None if resolving it is what fails. Raises ``NotFound``."""
         try:
             return self._catalogue.resolve(model)
         except UllageError:

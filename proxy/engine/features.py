@@ -32,10 +32,10 @@ from proxy.engine.ports import Answer, Outcome, Reply
 from proxy.engine.run import Run
 
 NOTE_SECONDS: Final = 60.0
-"""Seconds between two notes on one conversation, unless something happens to it."""
+"""Seconds between two calls of ``answered`` for one conversation, unless it was compacted or became nearly full."""
 
 MOST_NOTED: Final = 10_000
-"""Conversations remembered for ``NOTE_SECONDS`` after a note."""
+"""Conversations remembered for ``NOTE_SECONDS``, so that features do not store something for every answer."""
 
 NO_MARKERS: Final[Mapping[str, tuple[bytes, ...]]] = MappingProxyType({})
 
@@ -45,7 +45,7 @@ class Planning(Protocol):
 
     @property
     def run(self) -> Run:
-        """The request as the client sent it, and what has become of it so far."""
+        """The state of the client's request: what has been sent and received for it."""
 
     async def plan(self, request: Request, max_loss: MaxLoss, *, dry_run: bool = False) -> FinalDecision:
         """Plan *request* without sending it. Raises ``InvalidRequest``."""
@@ -65,7 +65,7 @@ class Planning(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Continued:
-    """One more generation of an answer: the view it is an answer to, without what was appended, and its reply.
+    """One more generation of an answer: the view that was sent, without what was appended, and its reply.
 
     ``head`` are the bytes already read from the reply; ``retries`` and ``overflows`` are those of this generation.
     """
@@ -78,8 +78,7 @@ class Continued:
 
 
 Extend = Callable[[CountedView, int | None], Awaitable[CountedView]]
-"""Appends elements behind a view, which has to stay below so many tokens with them, if that is not None."""
-
+"""Appends elements to a view; with them it has to have fewer tokens than the second argument, if that is not None."""
 
 SendAgain = Callable[[Run, CountedView, Extend], Awaitable[Continued]]
 
@@ -87,8 +86,7 @@ SendAgain = Callable[[Run, CountedView, Extend], Awaitable[Continued]]
 class Resend:
     """Sends further generations of the answer of *run*.
 
-    ``run.reply`` is in hand, ``run.chunks`` are the bytes read from it: add to them what is read, so that a fault loses
-    none.
+    The caller adds every byte that it reads from ``run.reply`` to ``run.chunks``, so that a fault loses none.
     """
 
     def __init__(self, run: Run, send: SendAgain) -> None:
@@ -103,8 +101,8 @@ class Resend:
 class Feature:
     """An optional behaviour. Every method does nothing unless overridden; the engine calls only overridden ones.
 
-    ``markers`` are, by API, what a body holds if the feature may have something to do in it. ``purposes`` are those of
-    requests that concern it whatever they hold.
+    ``markers`` are, by API, byte strings of which one is in every body that concerns the feature. ``purposes`` are the
+    purposes of requests that concern it whatever their body holds.
     """
 
     markers: Mapping[str, tuple[bytes, ...]] = NO_MARKERS
@@ -121,7 +119,7 @@ class Feature:
         return None
 
     def addition(self, request: Request, envelope: Envelope, route: Route, window: int) -> Addition:
-        """Return what compacted views of *request* get beside what stays of them, in a *window* of so many tokens."""
+        """Return what to add to compacted views of *request*, in a *window* of so many tokens."""
         del request, envelope, route, window
         return NO_ADDITION
 
@@ -131,15 +129,15 @@ class Feature:
         return None
 
     async def continue_answer(self, answer: Answer, view: CountedView, resend: Resend) -> Answer:
-        """Go on with *answer*, whatever its status, to a *view* that has this feature's addition.
+        """Return *answer*, of any status, continued by further generations if its model calls this feature's tools.
 
-        The client sees one answer.
+        *view* has this feature's addition. The client sees one answer.
         """
         del view, resend
         return answer
 
     def amend(self, report: Report, view: View) -> Report:
-        """Return *report*, on the answer to *view*, with what this feature has to say."""
+        """Return *report*, on the answer to *view*, with this feature's own figures."""
         del view
         return report
 
@@ -148,10 +146,10 @@ class Feature:
         del tenant, conversation, usage
 
     def answered(self, view: CountedView, report: Report, status: int) -> None:
-        """Note that *view* was answered with *status*. Called behind the answer; must not wait.
+        """Note that *view* was answered with *status*. Called after the answer has begun; must not wait.
 
-        Of each conversation that is laid out, and is no client's own compaction: for every compaction, when it becomes
-        nearly full, and once in ``NOTE_SECONDS``.
+        Called for each conversation with a layout that is no client's own compaction: at every compaction, when it
+        becomes nearly full, and once in ``NOTE_SECONDS``.
         """
         del view, report, status
 
@@ -161,10 +159,10 @@ class Feature:
 
 
 class Features:
-    """The features in use, by what they override: nothing else of them is ever called.
+    """The features in use, by the methods that they override: no other method is ever called.
 
-    ``markers`` are, by API, those of all features that prepare or answer requests. ``noted`` are the conversations of
-    which an answer was noted lately: by route and root hash, and whether they were nearly full since which compaction.
+    ``markers`` are, by API, those of all features that prepare or answer requests. ``noted`` has the conversations for
+    which ``answered`` was called lately, by route, root hash and state: nearly full or not, since which compaction.
     """
 
     def __init__(self, features: Sequence[Feature] = ()) -> None:
@@ -183,7 +181,7 @@ class Features:
         self.markers = {api: _markers(self._concerned, api) for api in apis}
 
     def concerned(self, request: Request) -> list[Feature]:
-        """The features that have something to prepare or to answer in *request*, in their order."""
+        """Return the features that *request* concerns, in their order."""
         return [feature for feature in self._concerned if _concerns(feature, request)]
 
 

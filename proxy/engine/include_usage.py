@@ -1,7 +1,7 @@
-"""Usage that a streaming client did not request: requested on its behalf, read, and hidden from it.
+"""Requests usage in streams whose client did not, reads it, and removes it from the answer.
 
-Rule: the request gets one member (``stream_options.include_usage``), and the answer loses the one event that it brings.
-Every other byte passes as it came.
+The request gets one member, ``stream_options.include_usage``, and the answer loses the one event that this adds. Every
+other byte passes unchanged. https://platform.openai.com/docs/api-reference/chat/create
 """
 
 from __future__ import annotations

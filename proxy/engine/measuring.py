@@ -1,4 +1,4 @@
-"""From a request to the value that the planner decides about: its route, what is known of it, and what it weighs."""
+"""Measures requests: resolves the route and the window, counts the tokens, and builds a ``MeasuredRequest``."""
 
 from __future__ import annotations
 
@@ -38,11 +38,11 @@ from proxy.engine.run import OBSERVED
 from proxy.offload import load_of, offload
 
 ShrunkTools = Cache[tuple[bytes, str, str, int], tuple[str, int]]
-"""Tools arrays that were made smaller, and their tokens: a bounded mapping."""
+"""Shrunk tools arrays and their tokens, by tenant, route, original JSON and target: a bounded mapping."""
 
 
 class Measurer:
-    """Measures requests. ``shrunk_tools`` remembers how tools arrays were made smaller."""
+    """Measures requests. *shrunk_tools* caches tools arrays, so that each is shrunk once and always in the same way."""
 
     def __init__(
         self,
@@ -67,7 +67,7 @@ class Measurer:
         self._shrunk_tools = shrunk_tools
 
     def mode_of(self, request: Request) -> Mode:
-        """The mode of *request*: its own if that does less than the configured one, else the configured one."""
+        """Return the mode of *request*: its own if that does less than the configured one, else the configured one."""
         if request.options.mode == "on":
             return self._mode
         return request.options.mode
@@ -77,8 +77,8 @@ class Measurer:
     ) -> MeasuredRequest | UncountedView:
         """Measure *request* for the model it names.
 
-        *max_loss* is the most its view may lose, None for as much as its overflow policy allows at first. The client's
-        own bytes are returned if nothing is to be counted: mode off, or no known window.
+        *max_loss* is the most its view may lose, None for the first step of its overflow policy. A view of the client's
+        own bytes is returned if nothing has to be counted: mode off, or an unknown window.
 
         Raises ``InvalidRequest`` and ``NotFound``.
         """
@@ -90,7 +90,7 @@ class Measurer:
                 request, known, envelope.model, envelope.stream, envelope.session, request.body, is_off=mode == "off"
             )
         if mode == "observe":
-            # What was only considered must never be taken for what was sent: it is recorded under a name of its own.
+            # Records of views that were only observed get hashes of their own: later views must not build on them.
             options = structs.replace(request.options, conversation=request.options.conversation + OBSERVED)
             request = structs.replace(request, options=options)
         compacts_now = request.options.compact_now
@@ -122,11 +122,11 @@ class Measurer:
         return await self._reader.located(API_FORMATS[request.api], request.tenant, request.body)
 
     def locate(self, request: Request) -> LocatedBody:
-        """As ``located``, at once."""
+        """As ``located``, without a thread."""
         return self._reader.locate(API_FORMATS[request.api], request.tenant, request.body)
 
     async def tokens_of(self, request: Request, located: LocatedBody, route: Route) -> int:
-        """Tokens of the request as the client sent it, by our own count."""
+        """Return the tokens of the request as the client sent it, by our own count."""
         api_format, tenant = API_FORMATS[request.api], request.tenant
         counted = await self._reader.read(api_format, route.encoding, tenant, located, route.model)
         return counted.fixed + counted.roles.history
@@ -192,9 +192,9 @@ class Measurer:
     def _with_smaller_tools(
         self, tenant: bytes, route: Route, envelope: Envelope, counts: TokenCounts, budget: TokenBudget
     ) -> tuple[str, TokenBudget]:
-        """The tools array made smaller if the tools leave hardly any room, and *budget* with it; the same every time.
+        """Return the shrunk tools array and *budget* for it; an empty array if the tools leave enough room.
 
-        The array is empty if it stays as it is.
+        The result depends on tools, route and target only, so that it is the same in every request.
         """
         member = next((key for key in TOOLS if key in counts.members), None)
         if member is None or not self.policy.rules.enabled_stages.tools:
@@ -205,7 +205,7 @@ class Measurer:
         if target is None or target >= size:
             return "", budget
         text = envelope.value(member)
-        name = (tenant, route.name, text, target)  # nothing of one tenant times another
+        name = (tenant, route.name, text, target)  # with the tenant: a hit must not show what another one sent
         shrunk = self._shrunk_tools.get(name)
         if shrunk is None:
             count = functools.cache(self._reader.count_tools(route.encoding, route.model))
@@ -217,23 +217,27 @@ class Measurer:
         return smaller, replace(budget, fixed=others + tokens)
 
     def _tools_target(self, counts: TokenCounts, budget: TokenBudget, others: int) -> int | None:
-        """The tokens that the tools should come down to beside *others* that are fixed; None if they may stay."""
+        """Return the tokens to which the tools have to shrink beside *others* that are fixed; None if they need not.
+
+        They have to if the fixed part leaves less than a quarter of the budget to the history, or, above the high mark,
+        if they exceed their configured share.
+        """
         rules = self.policy.rules
         targets = []
         if (budget.baseline - budget.fixed) * 4 < budget.baseline:
             targets.append(max(0, budget.baseline * 3 // 4 - others))
         over = budget.quantised_fixed + counts.history > budget.mark(rules.marks.high, budget.baseline)
         if rules.allocation is not None and over:
-            # In steps, as the fixed part is: a clock in the system text must not word the tools anew.
+            # Rounded up to steps: a clock in the system text must not change how the tools are shrunk.
             step = max(1, budget.window // 64)
             targets.append(rules.allocation.for_tools(budget.window, -(-others // step) * step))
         return min(targets, default=None)
 
 
 def _client_compaction(reading: CountedBody) -> str:
-    """The client whose own compaction of its conversation a request is, by its words; empty if it is none.
+    """Return the client whose own compaction a request is, by its words; empty if it is none.
 
-    Most requests end with results of tools and nothing else: they wait for the model's next step.
+    A request that ends with tool results and no words of the user is none: most requests are skipped by that.
     """
     spans, body, items = reading.scan.spans, reading.body, reading.items
     if not items or (items[-1].answers and not items[-1].user_tokens):
@@ -243,9 +247,9 @@ def _client_compaction(reading: CountedBody) -> str:
 
 
 async def with_calls_read(decision: FinalDecision) -> FinalDecision:
-    """Return *decision* with the calls and results of its request read, which a plan without a compaction leaves.
+    """Return *decision* with the facts of all calls and results of its request, for the report.
 
-    Only those that no request before had are work, so only they are weighed.
+    Most are cached since an earlier request, so only the unread ones count for the size of the work.
     """
     if isinstance(decision, TooLossy) or isinstance(decision.view, UncountedView) or decision.view.measured.has_facts:
         return decision

@@ -14,6 +14,7 @@ from xxhash import xxh3_128
 from proxy.core.apis.base import ApiFormat
 from proxy.core.apis.envelope import SYSTEM, TOOLS, Envelope, read_envelope
 from proxy.core.apis.json_scan import MOST_ITEMS, Scan, Span, extend, scan
+from proxy.core.apis.tool_declarations import reads_declarations, tools_tokens
 from proxy.core.conversation import (
     EMPTY_LAYOUT,
     UNREAD,
@@ -28,7 +29,6 @@ from proxy.core.conversation import (
 from proxy.core.errors import InvalidRequest
 from proxy.core.tokens.counting import NO_RULES, NOTHING, InjectedRules, Members, Meter, RoleTotals, add_up, injected_in
 from proxy.core.tokens.media import prices
-from proxy.core.tokens.tools import reads_declarations, tools_tokens
 from proxy.core.tool_calls import facts_of, join_written_results, with_written_call, with_written_result
 from proxy.core.tool_table import NO_TOOLS, ToolMap
 from proxy.engine.ports import Cache, Counter

@@ -1,4 +1,4 @@
-"""Replies that no upstream is asked for: one whose body was read to its end, and an answer of our own."""
+"""Replies without an upstream's connection: one whose body was read to its end, and an answer of our own."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ class DrainedReply:
         return self._reply.header(name)
 
     async def next_chunk(self) -> bytes:
-        """Nothing: the body was taken."""
+        """Return no bytes: the body was read before."""
         return b""
 
     def close(self) -> None:
-        """Nothing is under way any more."""
+        """Do nothing: there is no transfer any more."""
 
 
 class LocalReply:
@@ -54,12 +54,12 @@ class LocalReply:
         return header_in(self.headers, name)
 
     async def next_chunk(self) -> bytes:
-        """All of it, then nothing."""
+        """Return the whole body at the first call, then no bytes."""
         body, self._body = self._body, b""
         return body
 
     def close(self) -> None:
-        """Nothing is under way."""
+        """Do nothing: there is no transfer."""
 
 
 def header_in(headers: Sequence[tuple[str, str]], name: str) -> str:

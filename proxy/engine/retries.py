@@ -1,4 +1,4 @@
-"""After a provider's "too long": what that is worth, what it teaches, and something strictly smaller to send."""
+"""After an overflow: whether to believe it, what to learn from it, and a strictly smaller view to send."""
 
 from __future__ import annotations
 
@@ -26,32 +26,33 @@ from proxy.engine.measuring import Measurer
 from proxy.engine.reading import LocatedBody
 
 STATED = frozenset({"configured", "server", "request"})
-"""Sources of a window that a person or the server stated: a table may be wrong about this server."""
+"""Sources of a window that a person or the server stated; a table may be wrong about this server."""
 
 UNKNOWN_WINDOW_SHARE = 2
-"""Tokens for each byte of the body that a window is taken to have if nothing is known but that the body is too much."""
+"""Tokens per byte of the body in the window that is assumed if it is unknown. No body has so many: the window does not
+limit the view, only ``SHRINK_SHARE`` does."""
 
 Decide = Callable[[MeasuredRequest], Awaitable[FinalDecision]]
 
 
 class Retries:
-    """Judges refusals, learns from them, and finds what to send next by the stages that ask no model."""
+    """Judges refusals, learns from them, and makes smaller views by stages that call no model."""
 
     def __init__(self, measurer: Measurer, learned: LearnedRoutes) -> None:
         self._measurer = measurer
         self._learned = learned
 
     def may_retry(self, overflow: Overflow | None) -> bool:
-        """True if something smaller may be sent for *overflow*; every other error is the client's to see."""
+        """True if a smaller view may be sent for *overflow*; every other error goes to the client."""
         return overflow is not None and retries_smaller(overflow, self._measurer.policy.lower_output)
 
     async def prior(self, view: View) -> Prior:
-        """Return what is known of *view*, for a claim about it to be compared with."""
+        """Return the facts of *view* with which an overflow that its reply claims is compared."""
         try:
             located = self._measurer.locate(view.request)
-            counted = await self._seen_tokens_of(view, located)
+            counted = await self._comparable_tokens(view, located)
         except InvalidRequest:
-            return Prior(body=view.body)  # what cannot be read may still be relayed, and refused for its length
+            return Prior(body=view.body)  # a body that we cannot read was relayed, and may still be too long
         known = self._known_route(view)
         output = located.envelope.requested_output
         if view.lowered_output is not None:
@@ -62,14 +63,14 @@ class Retries:
         return Prior(counted, output, known.window, known.window_source in STATED, is_text, view.body)
 
     def after_content(self, sent: SentPrompt, overflow: Overflow, usage: Usage) -> Overflow | None:
-        """Return *overflow*, which came behind content, if it can be true of what was *sent* and may teach."""
+        """Return *overflow*, which came behind content, if it can be true of *sent* and is sure; else None."""
         learned = self._learned.get_cached(sent.route, sent.tenant).learned
         counted = usage.input_tokens
         if counted is None and sent.is_counted:
             counted = int(sent.tokens * learned.calibration.factor)
         window = self._learned.window(sent.route, learned)
         if counted is None and window is not None and not overflow.decisive:
-            return None  # it was not even counted, so small was it beside the window
+            return None  # it was sent uncounted because its bytes alone showed that it fits
         prior = Prior(counted, sent.output_tokens, window, sent.route.source in STATED, sent.is_text)
         checked = check_claim(overflow, prior)
         if checked is None or not checked.sure:
@@ -77,14 +78,14 @@ class Retries:
         return checked
 
     async def learn(self, view: View, overflow: Overflow) -> None:
-        """Learn what *overflow* teaches, after *view* was refused with it."""
+        """Learn from *overflow*, with which *view* was refused."""
         if overflow.kind == "output_cap":
             return
         route, request = view.known.route, view.request
         located = await self._measurer.located(request)
         if located.envelope.stored:
             return
-        counted = await self._seen_tokens_of(view, located)
+        counted = await self._comparable_tokens(view, located)
         output = answer_reserve(located.envelope.requested_output, route.max_output, 0)
         sent = sent_prompt(view)
         if sent is not None:
@@ -92,9 +93,9 @@ class Retries:
         self._learned.learn_refusal(route, request.tenant, overflow, counted, output)
 
     async def smaller(self, view: View, overflow: Overflow, decide: Decide) -> View | None:
-        """Something strictly smaller than *view* by what *overflow* states, each target as *decide* has it; else None.
+        """Return a view strictly smaller than *view*, planned by *decide* for the figures of *overflow*; else None.
 
-        What *overflow* teaches should have been learned before.
+        ``learn`` has to come first, so that the route's window is the one after *overflow*.
         """
         if overflow.kind == "output_cap":
             return await self._with_less_output(view, overflow)
@@ -117,7 +118,7 @@ class Retries:
         """Return the route as known after *view* of *sent* tokens was refused, and the window to measure by."""
         known = self._known_route(view)
         stated = overflow.window
-        # A figure too odd to be learned is still what this request was measured by.
+        # A stated limit counts for this request even if it is not plausible enough to be learned.
         if stated is not None and (known.window is None or stated <= known.window):
             learned_stated = self._learned.stated_window(known.route, view.request.tenant)
             known = structs.replace(known, window=stated, window_source="learned", stated_window=learned_stated)
@@ -131,20 +132,20 @@ class Retries:
         cached = self._learned.get_cached(route, request.tenant)
         return self._learned.known_route(route, request.tenant, cached, request.options.window)
 
-    async def _seen_tokens_of(self, view: View, located: LocatedBody) -> int | None:
-        """Tokens of *view* by our own count; None if the provider counts input that is not in the body."""
+    async def _comparable_tokens(self, view: View, located: LocatedBody) -> int | None:
+        """Return the tokens of *view* by our own count; None if the provider counts input that is not in the body."""
         if located.envelope.has_unseen_input:
             return None
         return await self._tokens_of(view, located)
 
     async def _tokens_of(self, view: View, located: LocatedBody) -> int:
-        """Tokens of *view* by our own count, counted now if it was not counted before it was sent."""
+        """Return the tokens of *view* by our own count; an uncounted view is counted now."""
         if view.tokens is not None:
             return view.tokens
         return await self._measurer.tokens_of(view.request, located, view.known.route)
 
     async def _with_less_output(self, view: View, overflow: Overflow) -> View | None:
-        """*view* with an output figure of at most what *overflow* allows; None if that is no less."""
+        """Return *view* with its output figure lowered to the limit of *overflow*; None if that is not lower."""
         if overflow.limit is None:
             return None
         if view.lowered_output is not None and view.lowered_output <= overflow.limit:
@@ -154,7 +155,7 @@ class Retries:
 
 
 def _after(refused: View, view: View) -> View:
-    """*view*, sent after *refused*: the conversation's last view is the one before both."""
+    """Return *view*, sent after *refused*, with the compaction of the last view that was answered."""
     if isinstance(refused, CountedView) and isinstance(view, CountedView):
         return structs.replace(view, edits=structs.replace(view.edits, previous=refused.edits.previous))
     return view

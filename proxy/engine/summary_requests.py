@@ -1,4 +1,4 @@
-"""Requests of a summary: a measured conversation's prefix as a passage, with its cap and its warm prompt."""
+"""Builds requests for summaries of a measured conversation: prefix, cap, and the prompt that may be cached."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from proxy.core.tokens.budget import rounded_down
 from proxy.engine.ports import CachedPrompt, Prefix, SummaryRequest
 
 LEAST_SUMMARY = 96
-"""Tokens of a model's summary at least: in fewer the digest says more."""
+"""Tokens of the smallest cap for a summary: below it the digest, which needs no model, holds more facts."""
 
 MOST_SUMMARY = 8_192
-"""Tokens of a summary at most, in the largest window: no model writes more of use in one answer."""
+"""Tokens of the largest cap, in any window: models write no longer useful summary in one answer."""
 
 MOST_CUTS = 2_048
-"""Prefixes of which a summary is looked for, the longest ones: four times as many as one look-up reads."""
+"""The longest prefixes for which an existing summary is searched: four times the boundaries of one look-up."""
 
 
 def summary_request_of(
     measured: MeasuredRequest, layout: Layout, cut: int, record: CompactionRecord | None, share: float
 ) -> SummaryRequest | None:
-    """The first *cut* items, to be summed up; None if the window leaves a summary no room.
+    """Return a request for a summary of the first *cut* items; None if the window leaves no room for one.
 
     *record* is the newest compaction's, *share* the part of the budget that a summary may take.
     """
@@ -53,22 +53,22 @@ def summary_request_of(
         window=budget.window,
         token_ratio=ratio,
         read_entries=lambda start, stop: [original.text(i) for i in range(start, stop)],
-        cached_prompt=lambda length: _warm(measured, original, record, length),
+        cached_prompt=lambda length: _cached_prompt(measured, original, record, length),
     )
 
 
 def _fixed_digest(measured: MeasuredRequest, layout: Layout) -> bytes:
-    """A digest of what stands before the conversation: system items and every counted member."""
+    """Return a digest of what precedes the conversation: system items and every counted member."""
     parsed = measured.parsed
     parts = [parsed.items[i].digest for i in layout.systems]
     parts += [value.encode("utf-8", "surrogatepass") for _, value in sorted(parsed.envelope.counted().items())]
     return hashlib.sha256(b"\0".join(parts)).digest()[:8]
 
 
-def _warm(
+def _cached_prompt(
     measured: MeasuredRequest, whole: OriginalItems, record: CompactionRecord | None, length: int
 ) -> CachedPrompt:
-    """The prompt of the first *length* items as they last went upstream, which the provider's cache may have."""
+    """Return the prompt of the first *length* items as they last went upstream: the provider may have it cached."""
     spans, items, envelope = whole.spans[:length], whole.items[:length], measured.parsed.envelope
     raw = OriginalItems(whole.body, spans, items, lay_out(items), whole.api)
     if record is None:

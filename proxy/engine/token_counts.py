@@ -1,4 +1,4 @@
-"""Answers ``count_tokens``: the tokens of the view that would be sent. Nothing is recorded."""
+"""Answers ``count_tokens`` with the tokens of the view that would be sent. Nothing is stored."""
 
 from __future__ import annotations
 
@@ -20,27 +20,26 @@ from proxy.engine.run import Run
 from proxy.engine.upstream_calls import UpstreamCalls
 
 CountedBy = Literal["auto", "relay", "own"]
-"""The source of an answer to ``count_tokens``. ``auto``: the upstream if it supports it, else our own count."""
+"""The source of the count. ``auto``: the upstream if it has such a route, else our own; ``relay``: always the upstream;
+``own``: always our own."""
 
-BY_UPSTREAM: Final[Mapping[str, CountedBy]] = MappingProxyType({})
-"""No upstream has a source of its own: ``auto`` for all of them."""
+ALL_AUTO: Final[Mapping[str, CountedBy]] = MappingProxyType({})
+"""``auto`` for every upstream."""
 
 NO_ROUTE: Final = frozenset({404, 405, 501})
-"""Statuses by which upstreams say that they have no such route.
-
-Few servers have it: https://docs.anthropic.com/en/api/messages-count-tokens.
-"""
+"""Statuses of upstreams that have no such route: https://docs.anthropic.com/en/api/messages-count-tokens is Anthropic's
+own, and few other servers have it."""
 
 
 class TokenCounts:
-    """Answers ``count_tokens`` by what *counted_by* says of each upstream."""
+    """Answers ``count_tokens`` from the source that *counted_by* names for each upstream."""
 
     def __init__(
         self,
         measurer: Measurer,
         learned: LearnedRoutes,
         calls: UpstreamCalls,
-        counted_by: Mapping[str, CountedBy] = BY_UPSTREAM,
+        counted_by: Mapping[str, CountedBy] = ALL_AUTO,
     ) -> None:
         self._measurer = measurer
         self._learned = learned
@@ -48,7 +47,7 @@ class TokenCounts:
         self._counted_by = counted_by
 
     async def answer(self, run: Run, decision: Forward | Reject, report: Report) -> Answer:
-        """Answer with the upstream's count of the view, else with ours; of a refused request with that of its body.
+        """Answer with the upstream's count of the view, or with ours. For a refused request the body is counted.
 
         Raises what the upstream raises.
         """
@@ -74,7 +73,7 @@ class TokenCounts:
         return Answer(report, LocalReply(b'{"%b":%d}' % (member, tokens)))
 
     async def _own_count(self, view: View) -> int:
-        """Tokens of the body of *view*, in the provider's tokens."""
+        """Return the tokens of the body of *view* by our own count, converted to the provider's."""
         counted = structs.replace(view.request, body=view.body)
         route = view.known.route
         tokens = await self._measurer.tokens_of(counted, await self._measurer.located(counted), route)

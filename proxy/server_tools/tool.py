@@ -13,11 +13,11 @@ from typing import Any, ClassVar, Final
 from proxy.core.apis.envelope import TOOLS, Envelope
 from proxy.core.apis.json_scan import elements
 from proxy.core.apis.json_steps import read_integer
+from proxy.core.apis.tool_declarations import FRAME, PARALLEL, reads_declarations
 from proxy.core.conversation import Count
 from proxy.core.decisions import API_FORMATS, NO_ADDITION, Addition, CountedView
 from proxy.core.models import Route
 from proxy.core.request import Request
-from proxy.core.tokens.tools import FRAME, PARALLEL, reads_declarations
 from proxy.engine.reading import Reader
 
 MOST_QUERY_CHARACTERS: Final = 1_000

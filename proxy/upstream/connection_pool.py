@@ -31,8 +31,8 @@ counted, and of a chunked answer the last ones are compared.
 A body is read through its ``StreamReader``, or poured: ``PooledResponse.pour`` passes each chunk to a function as soon
 as it arrives, and its caller wakes when there is something else to do.
 
-Time. No request sets a timer. Each connection notes when it last heard something, and the pool looks over all of them
-several times in the shortest of its limits. Only the upstream's silence counts: the clock stands while a request is
+Time. No request sets a timer. Each connection notes when it last received bytes, and the pool checks all of them
+several times within the shortest of its limits. Only the upstream's silence counts: the clock stops while a request is
 being written, and while the client reads slower than the upstream sends.
 
 Back-pressure. A body is in memory already and is written at once; what the socket does not take waits in the
@@ -40,12 +40,13 @@ transport. A body that is not read fills its ``StreamReader``, which pauses the 
 
 One parser serves all of a connection's exchanges, unless a pause left its marks in it.
 
-An upstream that has no date or name to put into its answers' heads, as many local servers do, sends the same head each
-time, but for the length of the body. Such an answer goes past the parser if all of it came at once.
+An upstream that puts no date or request id into its answers' heads, as many local servers do, repeats the same head but
+for the length of the body. Such an answer bypasses the parser if all of it came at once.
 
-Private names of aiohttp are used: ``_tail`` of its protocol, ``BaseProtocol``, which pauses and resumes, and the buffer
-of a ``StreamReader``. They are those of one minor version, and ``tests/upstream/test_connection_pool.py`` holds them;
-with any other, ``SUPPORTED`` is False and all requests go through aiohttp's client.
+Private names of aiohttp are used because it has no public ones for this: ``_tail`` of its protocol (bytes that came
+early), ``_paused`` and ``_reading_paused`` of ``BaseProtocol`` (back-pressure), the buffer of a ``StreamReader``. They
+are those of one minor version, which ``tests/upstream/test_connection_pool.py`` checks. With any other version
+``SUPPORTED`` is False, and all requests go through aiohttp's client.
 """
 
 from __future__ import annotations
@@ -75,10 +76,10 @@ SUPPORTED: Final = aiohttp.__version__.startswith("3.14.")
 """True if this is the minor version of aiohttp whose private names are used here."""
 
 READ_BUFFER: Final = 2**17
-"""Bytes of a body; twice as many that were not read pause the connection."""
+"""Bytes of a body that are buffered; twice as many unread ones pause the connection."""
 
 MAX_LINE: Final = 2**15
-"""Bytes of a status line, and of a header."""
+"""Bytes of the longest status line and of the longest header: four times aiohttp's default."""
 
 _END_OF_HEAD: Final = b"\r\n\r\n"
 """The last bytes of a head, and of a chunked body with its trailers.
@@ -91,19 +92,19 @@ _INTERIM: Final = frozenset({100, *range(102, 200)})
 """Answers before the answer (https://www.rfc-editor.org/rfc/rfc9110#section-15.2); 101 is an answer."""
 
 _MOST_INTERIM: Final = 1_000
-"""Interim answers before one answer. Each begins the wait for it anew: a server that works for hours sends a few."""
+"""Interim answers before one answer. Each restarts the wait for it: a server that works for hours sends a few."""
 
-_LOOKS: Final = 4
-"""How often the pool looks over its connections in the shortest of its limits."""
+_CHECKS: Final = 4
+"""Checks of all connections within the shortest of the pool's limits: a timeout comes at most a quarter too late."""
 
-_SLOWEST_LOOK: Final = 1.0
-"""Seconds between two looks, at most: some limits are minutes."""
+_SLOWEST_CHECK: Final = 1.0
+"""Seconds between two checks at most: some limits are minutes."""
 
 _CHANCES: Final = 3
-"""Answers of a connection whose heads are remembered in vain: most providers put a date or a name into each of them."""
+"""Heads of a connection that are remembered without a match: most providers put a date or an id into each of them."""
 
 _JOINED: Final = 2**14
-"""Bytes of a body that is copied behind its head, for one buffer to send; a larger one is the second of two."""
+"""Bytes of the longest body that is copied behind its head into one buffer; a larger one is sent as a second buffer."""
 
 _BODYLESS: Final = frozenset({204, 304})
 """Statuses of answers without a body, whatever length they state."""
@@ -116,9 +117,9 @@ class InvalidHttp(aiohttp.ClientError):
 class PooledConnection(BaseProtocol):
     """One connection.
 
-    ``response`` is the exchange under way, ``early`` what came before the first one. In the loop's time: ``heard_at``
-    is when the other side last sent something, ``written_at`` when the request was written, and ``waits_since`` that
-    or the last interim answer. A head must be complete so long after that, however slowly its bytes come.
+    ``response`` is the exchange under way, ``early`` are bytes that came before the first one. Times are the loop's:
+    ``received_at`` of the last bytes, ``written_at`` of the request, ``waits_since`` of the request or the last interim
+    answer, from which the limit for a complete head counts, however slowly its bytes come.
     """
 
     __slots__ = (
@@ -134,7 +135,7 @@ class PooledConnection(BaseProtocol):
         "_reusable",
         "_was_paused",
         "early",
-        "heard_at",
+        "received_at",
         "response",
         "waits_since",
         "written_at",
@@ -152,16 +153,16 @@ class PooledConnection(BaseProtocol):
         self._previous = b""
         self._known: KnownHead | None = None
         self._chances = _CHANCES
-        self.heard_at = self.written_at = self.waits_since = 0.0
+        self.received_at = self.written_at = self.waits_since = 0.0
         self._renew_parser()
-        # Bytes that came before the request belong to its answer: a server that is full may refuse before it reads.
+        # Bytes that came before the request belong to its answer: a full server may refuse before it reads anything.
         self.early = handler._tail
         self.transport = handler.transport
         if self.transport is None:
             raise aiohttp.ServerDisconnectedError
         self.transport.set_protocol(self)
         if self.early:
-            self._resume_transport_reading()
+            self._resume_transport_reading()  # aiohttp may have paused it for bytes without a request
 
     def _renew_parser(self) -> None:
         self._was_paused = False
@@ -177,8 +178,8 @@ class PooledConnection(BaseProtocol):
         )
 
     def data_received(self, data: bytes) -> None:
-        """Parse *data*; it is empty if reading goes on after a pause."""
-        self.heard_at = self._loop.time()
+        """Parse *data*; it is empty if the parser continues after a pause."""
+        self.received_at = self._loop.time()
         response = self.response
         if response is None:
             self.close()
@@ -189,7 +190,7 @@ class PooledConnection(BaseProtocol):
         messages: Messages
         try:
             messages, _, _ = self._parser.feed_data(data)
-        except Exception as error:  # noqa: BLE001 - as aiohttp: whatever the parser raises, these bytes are no answer
+        except Exception as error:  # noqa: BLE001 - as in aiohttp: the parser may raise anything for invalid bytes
             messages = self._before_excess(response, data, error)
             if not messages:
                 return
@@ -197,16 +198,16 @@ class PooledConnection(BaseProtocol):
         if messages:
             self._heads_received(response, messages, data)
         if response.sink is not None:
-            response.flow(self.heard_at)
+            response.flow(self.received_at)
         if response.connection is None:
-            return  # its last bytes waited in the paused parser, and were read meanwhile
+            return  # its last bytes were in the paused parser, and ``flow`` has read them
         if response.status and response.content.is_eof():
             self._complete(response, data)
         elif data:
             self._previous = data
 
     def _is_known(self, known: KnownHead, response: PooledResponse, data: bytes) -> bool:
-        """Return True if *data* is an answer with the *known* head, which is given out then."""
+        """Return True if *data* is a whole answer with the *known* head, and end the exchange with it."""
         if self._previous:
             return False
         try:
@@ -226,7 +227,7 @@ class PooledConnection(BaseProtocol):
         return True
 
     def _remember(self, response: PooledResponse, data: bytes) -> None:
-        """Let answers go past the parser whose heads are like that of *data*, which is a whole one."""
+        """Remember the head of *data*, a whole answer, so that later answers with the same head bypass the parser."""
         self._chances -= 1
         self._known = None
         if response.status in _BODYLESS:
@@ -242,15 +243,15 @@ class PooledConnection(BaseProtocol):
             self._known = KnownHead(*parts, response.status, response.headers, response.raw_headers, length)
 
     def _forget(self, fault: Exception) -> None:
-        """Let the parser read all answers from here on, after a *fault* of ours."""
+        """Let the parser read all further answers, after a *fault* of our own."""
         _LOG.error("an answer's head was not recognised", exc_info=fault)
         self._known, self._chances = None, 0
 
     def _before_excess(self, response: PooledResponse, data: bytes, error: Exception) -> Messages:
-        """Return the answer with which *data* begins, if it is whole and only what follows it is no HTTP.
+        """Return the answer with which *data* begins, if it is whole and only the bytes behind it are no HTTP.
 
-        The parser drops what it has read when it raises *error*. Other clients take such an answer. If there is none,
-        the exchange ends.
+        Other clients accept such an answer, but the parser drops it when it raises *error*. If there is none, the
+        exchange ends.
         """
         _, size = read_head(data)
         if not response.status and not self._previous and 0 < size < len(data):
@@ -265,16 +266,16 @@ class PooledConnection(BaseProtocol):
         return ()
 
     def _heads_received(self, response: PooledResponse, messages: Messages, data: bytes) -> None:
-        """Return the answer among *messages*, whose heads end in *data*, to its caller."""
+        """Complete *response* with the answer among *messages*, whose heads end in *data*."""
         end = 0
         for message, body in messages:
             at = data.find(_END_OF_HEAD, end)
             end = at + len(_END_OF_HEAD)
             if response.status:
-                # More than one answer was sent: nothing says whose the next one would be.
+                # A second answer to one request: the next one could be taken for that of the next request.
                 self._reusable = False
             elif message.code not in _INTERIM:
-                # If a head's last four bytes came in two pieces, it is not known what stands behind it.
+                # If a head's last four bytes came in two pieces, the number of bytes behind it is unknown.
                 self._interim = 0
                 self._reusable = at >= 0 and not message.should_close and message.code != _SWITCHING
                 self._chunked = message.chunked
@@ -286,7 +287,7 @@ class PooledConnection(BaseProtocol):
                 if not response.answered.done():
                     response.answered.set_result(None)
             else:
-                self.waits_since = self.heard_at
+                self.waits_since = self.received_at
                 self._interim += 1
                 if self._interim > _MOST_INTERIM:
                     self.end(InvalidHttp())
@@ -295,7 +296,7 @@ class PooledConnection(BaseProtocol):
     def _complete(self, response: PooledResponse, data: bytes) -> None:
         """Give the connection back to the pool, or close it if it cannot carry another exchange.
 
-        *data* are the bytes that completed the answer, none if they waited in the parser.
+        *data* are the bytes that completed the answer, none if they were in the parser.
         """
         is_exact = self._behind_head == response.content.total_bytes
         if self._chunked:
@@ -311,11 +312,11 @@ class PooledConnection(BaseProtocol):
         self.response = None
         assert self.transport is not None
         if self.transport.get_write_buffer_size():
-            # An upload would go on to an upstream that has answered already.
+            # The upstream answered before it read the whole body: the rest must not precede the next request.
             self.transport.abort()
         elif self._reusable and is_exact and self._pool.keeps_connections:
             if self._was_paused:
-                # A pause leaves marks in the parser that would halt the next answer.
+                # A pause leaves flags in the parser that would stop it in the next answer.
                 self._renew_parser()
             self._pool.idle[self] = None
         else:
@@ -337,7 +338,7 @@ class PooledConnection(BaseProtocol):
             response.answered.set_result(None)
         elif not response.content.is_eof() and response.content.exception() is None:
             response.content.set_exception(error)
-        response.flow(self.heard_at)
+        response.flow(self.received_at)
 
     def close(self) -> None:
         """Close the connection, which must be idle; reset it if it was closed before."""
@@ -352,13 +353,13 @@ class PooledConnection(BaseProtocol):
         """End the exchange, or the idle connection, if the other side has been silent for too long."""
         response = self.response
         if response is None:
-            if now - self.heard_at > timeouts.keep_alive:
+            if now - self.received_at > timeouts.keep_alive:
                 self.close()
             return
         if response.status:
             if self._reading_paused:
-                self.heard_at = now
-            is_over = now - self.heard_at > timeouts.idle
+                self.received_at = now
+            is_over = now - self.received_at > timeouts.idle
         else:
             if self._paused:
                 self.waits_since = now
@@ -390,7 +391,7 @@ class PooledConnection(BaseProtocol):
 
 
 class ConnectionPool:
-    """The connections to one upstream. The one that was used last is used next, so that the others grow old.
+    """The connections to one upstream. The one used last is used next, so that surplus ones reach their idle limit.
 
     *session* dials; its connector is closed after the pool. ``idle`` are the connections between two exchanges.
     """
@@ -400,7 +401,7 @@ class ConnectionPool:
         self._session = session
         self._timeouts = timeouts
         self._connect_timeout = aiohttp.ClientTimeout(total=None, sock_connect=timeouts.connect)
-        # Never sent: aiohttp's connector reads from it where to connect to.
+        # Never sent: aiohttp's connector reads the address from a request, and has no other way to be given one.
         self._dialling = aiohttp.ClientRequest("POST", origin, loop=self._loop, session=session)
         self._connections: set[PooledConnection] = set()
         self.idle: dict[PooledConnection, None] = {}
@@ -410,7 +411,7 @@ class ConnectionPool:
             self._first.append("Connection: close")
         self._timer: asyncio.TimerHandle | None = None
         shortest = min(timeouts.first_byte, timeouts.idle, timeouts.total, timeouts.keep_alive or timeouts.idle)
-        self._look_every = min(shortest / _LOOKS, _SLOWEST_LOOK)
+        self._check_every = min(shortest / _CHECKS, _SLOWEST_CHECK)
 
     def head(self, url: URL, headers: Iterable[tuple[str, str]]) -> bytes:
         """Return the head of a POST to *url* up to the length of its body. Raises ``ValueError``."""
@@ -431,14 +432,14 @@ class ConnectionPool:
             connection, _ = self.idle.popitem()
             transport = connection.transport
             is_open = transport is not None and not transport.is_closing()
-            if is_open and connection.heard_at >= oldest:
+            if is_open and connection.received_at >= oldest:
                 break
             connection.close()
         else:
             connection = await self._dial()
         assert connection.transport is not None
-        connection.heard_at = connection.written_at = connection.waits_since = self._loop.time()
-        response = connection.response = PooledResponse(connection, self._loop.create_future())
+        connection.received_at = connection.written_at = connection.waits_since = self._loop.time()
+        response = connection.response = PooledResponse(connection, connection.end, self._loop.create_future())
         if len(body) <= _JOINED:
             connection.transport.write(b"%b%d\r\n\r\n%b" % (head, len(body), body))
         else:
@@ -469,7 +470,7 @@ class ConnectionPool:
             raise
         self._connections.add(connection)
         if self._timer is None:
-            self._timer = self._loop.call_later(self._look_every, self._look_over)
+            self._timer = self._loop.call_later(self._check_every, self._check_all)
         return connection
 
     def remove(self, connection: PooledConnection) -> None:
@@ -477,14 +478,14 @@ class ConnectionPool:
         self._connections.discard(connection)
         self.idle.pop(connection, None)
 
-    def _look_over(self) -> None:
-        """End whatever is silent for too long, and come back unless nothing is left."""
+    def _check_all(self) -> None:
+        """End all connections that have been silent for too long; run again later if any is left."""
         self._timer = None
         now = self._loop.time()
         for connection in tuple(self._connections):
             connection.check(now, self._timeouts)
         if self._connections:
-            self._timer = self._loop.call_later(self._look_every, self._look_over)
+            self._timer = self._loop.call_later(self._check_every, self._check_all)
 
     def close(self) -> None:
         """Reset all connections; exchanges under way fail."""

@@ -32,22 +32,22 @@ _HOP_BY_HOP: Final = frozenset(name.encode() for name in HOP_BY_HOP)
 _OWN_PREFIX: Final = OWN_PREFIX.encode()
 
 _CONNECT_PAUSES: Final = (0.05, 0.2)
-"""Seconds before each further attempt to connect: a connection that was never made carried nothing to bill twice."""
+"""Seconds before each further attempt to connect. It is safe: without a connection no request was sent and billed."""
 
 _NO_DESCRIPTOR: Final = (errno.EMFILE, errno.ENFILE)
-"""Errors of a process, or a machine, that may open no more files and connections."""
+"""Errors at the limit of open files, of the process or of the machine."""
 
 _CHUNKED: Final = "chunked"
 _PLAIN: Final = frozenset({"", _CHUNKED, "identity"})
 """Transfer codings that leave a body as it is."""
 
 _LONGEST_CACHED_NAME: Final = 64
-"""Bytes of a header's name that is cached, at most."""
+"""Bytes of the longest header name that is cached: upstreams choose names, and the cache must stay small."""
 
 _FIRST: Final = itemgetter(0)
 
 _MOST_URLS: Final = 64
-"""URLs cached for each upstream, at most."""
+"""URLs that are cached for each upstream: few paths are used, but clients choose them."""
 
 SWITCHING: Final = 101
 """The status of an upgraded connection (https://www.rfc-editor.org/rfc/rfc9110#section-15.2.2)."""
@@ -58,11 +58,12 @@ Body = bytes | AsyncIterator[bytes] | None
 class Upstreams:
     """Sends requests to named upstreams. Build it inside a running loop; ``close`` it at the end.
 
-    Upstreams behind *bridge* answer chat completions only. Of a name in both, those go over the bridge.
+    Upstreams behind *bridge* (LiteLLM) answer chat completions only. If a target and a bridged upstream have the same
+    name, chat completions go over the bridge and everything else to the target.
     """
 
     def __init__(self, targets: Sequence[Target], bridge: Bridge | None = None) -> None:
-        # aiohttp has one keep-alive time per pool: a pool for each time that is configured.
+        # aiohttp has one keep-alive time for a session: one session for each time that is configured.
         times = {target.timeouts.keep_alive for target in targets}
         sessions = self._sessions = {seconds: open_session(seconds) for seconds in times}
         self._targets = {to.name: _ReadyTarget(to, sessions[to.timeouts.keep_alive]) for to in targets}
@@ -75,11 +76,11 @@ class Upstreams:
         self._is_closed = False
 
     def speaks(self, name: str) -> bool:
-        """True if the upstream answers more than bridged chat completions."""
+        """True if the upstream is called directly, so that it answers more than chat completions."""
         return name in self._targets
 
     async def warm(self) -> None:
-        """Load LiteLLM for bridged upstreams, seconds of work, so that the first request does not wait for it."""
+        """Import LiteLLM for bridged upstreams. That takes seconds, which the first request would wait for."""
         if self._bridge is not None and self._bridged:
             await self._bridge.warm()
 
@@ -96,9 +97,9 @@ class Upstreams:
     ) -> DirectReply | BridgedReply:
         """Return the upstream's answer as soon as its head is here.
 
-        *path_qs* is the client's path and query as they came. *headers* are end-to-end ones; *added* win over them and
-        over the target's. A streamed *body* goes chunked unless *headers* hold a ``content-length``. Redirects are
-        answers like any other; an answer that leaves HTTP is an error unless it *may_switch*. Raises
+        *path_qs* is the client's path and query as they came. *headers* are end-to-end headers; *added* win over them
+        and over the target's. A streamed *body* is sent chunked unless *headers* have a ``content-length``. Redirects
+        are not followed. An answer that switches protocols is an error unless it *may_switch*. Raises
         ``UpstreamUnreachable`` or ``UpstreamTimeout``, or the ``UllageError`` that ended a streamed body.
         """
         bridge = self._bridged.get(target)
@@ -168,7 +169,7 @@ def _not_bridged(target: str, method: str, path_qs: str) -> NotFound:
 
 
 class _PreparedHead(msgspec.Struct, frozen=True, eq=False):
-    """The *head* of a request up to the length of its body, as *target* got it last."""
+    """The ``head`` of a request up to the length of its body, as it was last sent to ``target``."""
 
     target: _ReadyTarget
     path_qs: str
@@ -177,7 +178,7 @@ class _PreparedHead(msgspec.Struct, frozen=True, eq=False):
 
 
 class _ReadyTarget:
-    """A target with all that does not change from request to request. ``urls`` caches URLs by path.
+    """A target with everything that is the same for all requests. ``urls`` caches URLs by path.
 
     ``pool`` is None if all requests go through aiohttp's client.
     """
@@ -222,7 +223,7 @@ class _ReadyTarget:
     ) -> AbortingResponse:
         """Return the answer by aiohttp's client as soon as its head is here.
 
-        Each byte of a head begins aiohttp's read timeout anew, so that a head in drops needs a limit for all of it.
+        Each byte of a head restarts aiohttp's read timeout, so a head that comes byte by byte needs a total limit.
         """
         data: Body | BytesBody | None = body or None
         if isinstance(data, bytes):
@@ -244,16 +245,15 @@ class _ReadyTarget:
             raise UpstreamTimeout(self.name, self.timeouts.total, endless=True) from error
         connection = response.connection
         if connection is not None and connection.protocol is not None and response.status != SWITCHING:
-            # aiohttp has one read timeout for head and body (https://github.com/aio-libs/aiohttp/issues/3808). Models
-            # think long before the head and not inside the body, so it is lowered here.
+            # aiohttp has one read timeout for head and body: https://github.com/aio-libs/aiohttp/issues/3808. A model
+            # may think for minutes before the head, but not inside the body: from here on the shorter limit holds.
             connection.protocol.read_timeout = self.timeouts.idle
             connection.protocol.start_timeout()
         return cast("AbortingResponse", response)
 
     def url(self, path_qs: str) -> URL:
-        """Return the URL of *path_qs* on this upstream. Cache it unless it has a query."""
+        """Return the URL of *path_qs* on this upstream. Cache it unless its query may hold a key."""
         url = URL(self._base.join(path_qs), encoded=True)
-        # A query may hold a key, which must not stay in memory after its request.
         if len(self.urls) < _MOST_URLS and "?" not in path_qs:
             self.urls[path_qs] = url
         return url
@@ -261,15 +261,14 @@ class _ReadyTarget:
     def head(
         self, pool: ConnectionPool, path_qs: str, headers: Sequence[tuple[str, str]], added: Mapping[str, str]
     ) -> bytes:
-        """Return the head of a POST over *pool*, known if *headers* came before. Raises ``ValueError``."""
+        """Return the head of a POST over *pool*, cached at *headers* if they are repeated. Raises ``ValueError``."""
         if isinstance(headers, EndToEnd):
             known = headers.prepared
             if known is not None and known.target is self and known.added == added and known.path_qs == path_qs:
                 return cast("bytes", known.head)
         url = self.urls.get(path_qs) or self.url(path_qs)
         head = pool.head(url, self.headers(headers, added, is_sized=True))
-        # A query may hold a key, which must not stay in memory after its request.
-        if isinstance(headers, EndToEnd) and "?" not in path_qs:
+        if isinstance(headers, EndToEnd) and "?" not in path_qs:  # a query may hold a key
             headers.prepared = _PreparedHead(self, path_qs, added, head)
         return head
 
@@ -289,7 +288,7 @@ class _ReadyTarget:
             fixed.update(added)
             replaced = replaced | {name.lower() for name in added}
         if len(set(names)) < len(names):
-            # aiohttp lets a repetition in another spelling overwrite the first: repeat the first spelling instead.
+            # A name repeated in another spelling would overwrite the first one in aiohttp: use the first spelling.
             spelled: dict[str, str] = {}
             headers = [(spelled.setdefault(name.lower(), name), value) for name, value in headers]
         if replaced:
@@ -300,6 +299,7 @@ class _ReadyTarget:
 
 
 def _translate(target: str, timeouts: Timeouts, error: Exception) -> UllageError:
+    """Return our error for aiohttp's *error*; one of our own in its chain of causes ended a streamed body."""
     cause: BaseException | None = error
     while cause is not None:
         if isinstance(cause, UllageError):
@@ -315,6 +315,7 @@ def _translate(target: str, timeouts: Timeouts, error: Exception) -> UllageError
 
 
 def _refused(error: aiohttp.ClientConnectorError) -> bool:
+    """True if connecting again may help: not for a name that does not resolve, nor for a failure of TLS."""
     permanent = (aiohttp.ClientConnectorDNSError, aiohttp.ClientSSLError, aiohttp.ClientConnectorCertificateError)
     return not isinstance(error, permanent)
 
@@ -388,7 +389,7 @@ class DirectReply:
         return is_framed
 
     async def pour(self, sink: Sink) -> None:
-        """Give *sink* each chunk as it arrives, if this connection can do that. See ``ports.Pour``."""
+        """Pass each chunk to *sink* as it arrives, if the answer comes over the pool. See ``ports.Pour``."""
         if isinstance(self._response, PooledResponse):
             await self._response.pour(sink, self._end)
 
@@ -398,7 +399,7 @@ class DirectReply:
         Raises ``UpstreamUnreachable`` if the connection breaks and ``UpstreamTimeout`` if it goes silent; every byte
         that came before is returned first. An answer that has not ended in its total time is a timeout, too.
         """
-        # No timer: the idle timeout ends a silent answer, and an endless one is noticed at its next chunk.
+        # No timer: the idle timeout ends a silent answer, and this check ends an endless one at its next chunk.
         if self._loop.time() > self._end:
             raise UpstreamTimeout(self._upstream, self._timeouts.total, endless=True)
         content = self._response.content
@@ -406,7 +407,7 @@ class DirectReply:
             if rest := remaining(content):
                 return rest
         elif self._response.connection is None:
-            # All of it is here: readers would look for what is still to come.
+            # The exchange is over and the whole body is here: ``readany`` would wait for more.
             whole, self._response.whole = self._response.whole, b""
             if whole or content.at_eof():
                 return whole
@@ -422,7 +423,6 @@ class DirectReply:
 
     def close(self) -> None:
         """Abort what is still under way; harmless when the body was read to its end."""
-        # A response lets go of its connection once its body is complete.
         if self._response.connection is not None:
             self._response.close()
 
@@ -432,7 +432,7 @@ class DirectReply:
 
 
 class Tunnel:
-    """A connection that left HTTP: raw bytes both ways. Neither side's silence ends it."""
+    """An upgraded connection: raw bytes in both directions, without a timeout for silence."""
 
     def __init__(self, response: AbortingResponse) -> None:
         connection = response.connection
@@ -440,7 +440,7 @@ class Tunnel:
             raise UpstreamUnreachable(response.url.host or "", "the connection was lost as it was upgraded")
         self._response = response
         self._protocol = connection.protocol
-        self._protocol.read_timeout = None
+        self._protocol.read_timeout = None  # the silence of a WebSocket is no fault
         self._pipe = Pipe(self._protocol)
         self._protocol.set_parser(self._pipe, self._pipe)
 
@@ -454,8 +454,8 @@ class Tunnel:
         if transport is None or transport.is_closing():
             raise ConnectionResetError("the upstream has closed the connection")
         transport.write(data)
-        # aiohttp has no public way to wait for the buffer of an upgraded client connection
-        # (https://github.com/aio-libs/aiohttp/blob/master/aiohttp/base_protocol.py).
+        # Private, since aiohttp has no public way to wait until an upgraded client connection has sent its buffer:
+        # https://github.com/aio-libs/aiohttp/blob/master/aiohttp/base_protocol.py
         await self._protocol._drain_helper()
 
     def close(self) -> None:
@@ -464,10 +464,11 @@ class Tunnel:
 
 
 def _end_to_end(response: PooledResponse | AbortingResponse) -> tuple[list[tuple[str, str]], bool]:
-    """Return the headers that are not meant for this connection only, and True if one says where the body ends.
+    """Return the end-to-end headers, and True if a header states where the body ends.
 
-    The ``x-ullage-*`` headers of another Ullage behind this one are left out: they would be taken for ours. Raises
-    ``InvalidHttp`` if the body has a transfer coding that no request accepts, and that is gone with these headers.
+    ``x-ullage-*`` headers of another Ullage behind this one are left out: clients would take them for ours. Raises
+    ``InvalidHttp`` for a transfer coding other than chunked: no request accepts one, and the client could not decode
+    the body, because this header does not reach it.
     """
     parsed = response.headers
     codings = ",".join(parsed.getall("Transfer-Encoding", ())).lower().replace(" ", "")
@@ -480,20 +481,21 @@ def _end_to_end(response: PooledResponse | AbortingResponse) -> tuple[list[tuple
         values = ",".join(parsed.getall("Connection"))
         named = frozenset(token.strip().lower().encode() for token in values.split(","))
     headers = []
-    # The raw ones: the parser gives well-known names its own spelling.
-    for raw_name, value in response.raw_headers:
-        look_up = _named_cached if len(raw_name) <= _LONGEST_CACHED_NAME else _named
+    for raw_name, value in response.raw_headers:  # raw, since the parser respells well-known names
+        look_up = _name_of
+        if len(raw_name) <= _LONGEST_CACHED_NAME:
+            look_up = _name_of_cached
         name, passes = look_up(raw_name)
         if passes and not (named and raw_name.lower() in named):
             headers.append((name, value.decode("utf-8", "surrogateescape")))
     return headers, is_framed
 
 
-def _named(raw: bytes) -> tuple[str, bool]:
+def _name_of(raw: bytes) -> tuple[str, bool]:
     """Return a header's name as text, and True if it may go to the client."""
     lower = raw.lower()
     return raw.decode("ascii", "replace"), lower not in _HOP_BY_HOP and not lower.startswith(_OWN_PREFIX)
 
 
-_named_cached: Final = functools.lru_cache(maxsize=1024)(_named)
-"""``_named`` for names of usual length: upstreams send the same ones all day."""
+_name_of_cached: Final = functools.lru_cache(maxsize=1024)(_name_of)
+"""``_name_of`` for names of usual length, which upstreams repeat in every answer."""

@@ -1,17 +1,18 @@
-"""An answer of the pool, the heads of answers that may come again, and two looks into aiohttp's ``StreamReader``."""
+"""An answer of the pool, a head that may be repeated, and two functions that read aiohttp's ``StreamReader`` directly.
+
+Private members of ``StreamReader`` are used here. ``connection_pool.SUPPORTED`` states the version that has them.
+"""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from typing import TYPE_CHECKING, ClassVar, Final
+from typing import ClassVar, Final
 
 import aiohttp
 import msgspec
+from aiohttp.base_protocol import BaseProtocol
 from multidict import CIMultiDict, CIMultiDictProxy
-
-if TYPE_CHECKING:
-    from proxy.upstream.connection_pool import PooledConnection
 
 Sink = Callable[[bytes], bool]
 """Takes a chunk; returns True if no more can be taken for now."""
@@ -20,10 +21,10 @@ _NO_HEADERS: Final[CIMultiDictProxy[str]] = CIMultiDictProxy(CIMultiDict())
 
 
 class KnownHead(msgspec.Struct, eq=False):
-    """The head of an answer that may come again with another ``length`` of the body: what the parser made of it.
+    """The parsed head of an answer, to recognise one that is equal but for the ``length`` of its body.
 
     ``before`` and ``after`` are its bytes around the digits of that length, which its headers have as well.
-    ``end_to_end`` is what a ``DirectReply`` made of them.
+    ``end_to_end`` caches the end-to-end headers that ``DirectReply`` reads from it.
     """
 
     before: bytes
@@ -36,15 +37,16 @@ class KnownHead(msgspec.Struct, eq=False):
 
 
 class PooledResponse(msgspec.Struct, eq=False):
-    """An answer, with what ``DirectReply`` reads of aiohttp's responses.
+    """An answer, with the members of aiohttp's responses that ``DirectReply`` reads.
 
-    ``connection`` is None once the exchange is over, ``status`` is 0 until the head is complete. ``error``, if set,
-    ended the exchange before that. ``whole`` is the body of an answer that went past the parser, whose head is
-    ``known``; then ``content`` is empty.
+    ``connection`` is None once the exchange is over; ``end_exchange`` resets it (``PooledConnection.end``). ``status``
+    is 0 until the head is complete, and ``answered`` is done then. ``error``, if set, ended the exchange before that.
+    An answer with a ``known`` head bypassed the parser: ``whole`` is its body, ``content`` is empty.
     """
 
     method: ClassVar = "POST"
-    connection: PooledConnection | None
+    connection: BaseProtocol | None
+    end_exchange: Callable[[Exception], None]
     answered: asyncio.Future[None]
     status: int = 0
     headers: CIMultiDictProxy[str] = _NO_HEADERS
@@ -58,9 +60,9 @@ class PooledResponse(msgspec.Struct, eq=False):
     whole: bytes = b""
 
     async def pour(self, sink: Sink, until: float) -> None:
-        """Give *sink* each chunk as it arrives, up to the loop's time *until*.
+        """Pass each chunk to *sink* as it arrives, up to the loop's time *until*.
 
-        Return once it was True, or what comes is no chunk but the end or an error. Raises what *sink* raises.
+        Return when *sink* has returned True, or at the end of the body or an error. Raises what *sink* raises.
         """
         content = self.content
         while content.exception() is None and (chunk := content.read_nowait()):
@@ -76,12 +78,12 @@ class PooledResponse(msgspec.Struct, eq=False):
             self.sink = self.poured = None
 
     def flow(self, now: float) -> None:
-        """Give the sink what has arrived; let the caller of ``pour`` go on if that was the last it gets."""
+        """Pass what has arrived to the sink; wake the caller of ``pour`` if the sink gets no more."""
         sink, poured = self.sink, self.poured
         if sink is None or poured is None or poured.done():
             return
         content = self.content
-        self.sink = None  # taking bytes lets a paused connection go on, which calls this again
+        self.sink = None  # reading may resume a paused connection, which calls this method again
         try:
             may_go_on = now <= self.until
             while may_go_on and content._size and content.exception() is None:
@@ -89,7 +91,7 @@ class PooledResponse(msgspec.Struct, eq=False):
             if may_go_on and content.exception() is None and not content.is_eof():
                 self.sink = sink
                 return
-        except Exception as error:  # noqa: BLE001 - a callback has no caller that could handle it: the task has
+        except Exception as error:  # noqa: BLE001 - the loop calls this and could not handle it; the task can
             poured.set_exception(error)
         else:
             poured.set_result(None)
@@ -97,14 +99,16 @@ class PooledResponse(msgspec.Struct, eq=False):
     def close(self) -> None:
         """Reset the connection if the exchange is still under way."""
         if self.connection is not None:
-            self.connection.end(aiohttp.ClientConnectionError("the answer was given up"))
+            self.end_exchange(aiohttp.ClientConnectionError("the answer was given up"))
 
 
 def take_all(content: aiohttp.StreamReader) -> bytes:
-    """Take what has arrived out of *content*: its ``read_nowait`` in a third of the steps, for each event of a stream.
+    """Return the bytes that have arrived in *content*, and empty it.
 
+    It does what ``read_nowait`` does in a third of the steps, since it runs for each event of a stream:
     https://github.com/aio-libs/aiohttp/blob/3.14/aiohttp/streams.py
     """
+    # A chunk that was read in part, or a paused connection that has to be resumed: left to the public method.
     if content._buffer_offset or content._protocol._reading_paused:
         return content.read_nowait()
     data = b"".join(content._buffer)
@@ -112,15 +116,15 @@ def take_all(content: aiohttp.StreamReader) -> bytes:
     content._size = 0
     content._cursor += len(data)
     if content._http_chunk_splits:
-        content._http_chunk_splits.clear()  # only ``readchunk`` looks at them
+        content._http_chunk_splits.clear()  # only ``readchunk`` uses them
     return data
 
 
 def remaining(content: aiohttp.StreamReader) -> bytes:
     """Return the bytes that are left in a failed stream, and empty it.
 
-    Its public readers raise the failure before they return these bytes, which are then lost
-    (https://github.com/aio-libs/aiohttp/issues/3026).
+    aiohttp's public readers raise the failure instead, so that these bytes would be lost:
+    https://github.com/aio-libs/aiohttp/issues/3026
     """
     parts = list(content._buffer)
     if parts and content._buffer_offset:

@@ -18,10 +18,10 @@ from hypothesis import strategies as st
 
 from proxy.core.apis import chat
 from proxy.core.apis.json_scan import scan
+from proxy.core.apis.tool_declarations import tools_tokens
 from proxy.core.conversation import lay_out, prefix_hashes
 from proxy.core.errors import InvalidRequest
 from proxy.core.tokens.media import prices
-from proxy.core.tokens.tools import tools_tokens
 from proxy.engine.reading import (
     PREFIX_FROM,
     RECOUNTED,

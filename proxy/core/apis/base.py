@@ -23,11 +23,12 @@ def no_marker(raw: bytes) -> bytes:
 
 
 class ApiFormat(Protocol):
-    """One API.
+    """The functions and constants of one API.
 
-    ``LIST`` is the member with the items, ``OUTPUT_FIGURES`` are those that state the output allowance: a dot stands
-    before a member of a member. ``PER_REPLY`` and ``PER_TOOLS`` are tokens that a provider adds to every request, and
-    to one with tools. ``MARKER`` is the key that marks the end of a cached prefix, empty if the API has no such marks.
+    ``LIST`` is the member with the items. ``OUTPUT_FIGURES`` are the members that may state the output figure; a dot
+    separates a member from the object around it. ``PER_REPLY`` and ``PER_TOOLS`` are the tokens that a provider adds to
+    every request, and to a request with tools. ``MARKER`` is the key that marks the end of a cached prefix, empty if
+    the API has no such key.
     """
 
     API: str
@@ -44,7 +45,7 @@ class ApiFormat(Protocol):
         """Return the item of one element's bytes. Raises ``InvalidRequest`` if it is no object."""
 
     def read_item_text(self, raw: bytes) -> ItemText:
-        """Return the words of one element."""
+        """Return the texts of one element."""
 
     def with_text(
         self, raw: bytes, text: str, *, before: bool, media: Sequence[bytes] = (), marker: bytes = b""
@@ -55,7 +56,7 @@ class ApiFormat(Protocol):
         """
 
     def user_message(self, text: str) -> bytes:
-        """Return a user element of our own."""
+        """Return a new user element that holds *text*."""
 
     def media_parts(self, raw: bytes) -> list[bytes]:
         """Return the media parts of an element, each as its own bytes."""

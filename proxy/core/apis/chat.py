@@ -37,10 +37,10 @@ OUTPUT_FIGURES: tuple[str, ...] = ("max_completion_tokens", "max_tokens")
 """Members that state the output allowance; the first one that is set decides."""
 
 PER_TOOLS = 0
-"""Zero: the tools array is counted as the model reads it (``proxy/core/tokens/tools.py``)."""
+"""Zero: the tools array is counted as the model reads it (``proxy/core/apis/tool_declarations.py``)."""
 
 MARKER = b""
-"""Empty: marks of a cached prefix are no part of this API. If a provider takes them, they stay on their parts."""
+"""Empty: this API has no marks of a cached prefix. Marks that some providers accept stay on their parts."""
 
 PER_MESSAGE = 4
 """Role and separators of a message: three plus the role, as in OpenAI's own example.
@@ -55,13 +55,14 @@ PER_REPLY = 3
 """Tokens that prime the assistant's answer, once a request (same example)."""
 
 PER_CALL = 4
-"""Separators of a tool call beside its name, arguments and id.
+"""Tokens of a tool call without its name, arguments and id.
 
-OpenAI renders several calls of one message as one (19 tokens and 3 a call) and bills no ids, which take more than that.
+OpenAI renders several calls of one message together (19 tokens, and 3 for each call) and bills no ids. The ids that are
+counted here take more than that, so the sum is not too low.
 """
 
 REASONING = ("reasoning_content", "reasoning")
-"""Members with a model's plain reasoning. They must stay, but may be clipped like any other text.
+"""Members with a model's plain reasoning. They must not be removed, but may be clipped like any other text.
 https://api-docs.deepseek.com/guides/thinking_mode, https://openrouter.ai/docs/use-cases/reasoning-tokens"""
 
 KINDS = ("function", "custom")
@@ -80,7 +81,7 @@ with_item_list = no_item_list
 marker = no_marker
 
 _COUNTED_ELSEWHERE = frozenset({"role", "content", "tool_calls", "function_call", "cache_control"})
-"""Members that ``_counted`` reads by themselves, or that are no input."""
+"""Members that ``_counted`` handles separately, or that are no input."""
 
 
 def read_item(raw: bytes, count: Count) -> Item:
@@ -134,7 +135,7 @@ def _tokens(raw: bytes, count: Count) -> int:
 
 
 def read_item_text(raw: bytes) -> ItemText:
-    """Return the words of one message."""
+    """Return the texts of one message."""
     message = decode(raw)
     plain = text_message(message, ROLES)
     if plain is not None:
@@ -250,7 +251,9 @@ def _counted(message: Mapping[str, Any], calls: Sequence[dict[str, Any]]) -> Ite
         yield arguments
     for key, value in message.items():
         if key not in _COUNTED_ELSEWHERE and value:
-            yield value if isinstance(value, str) else quoted(value)
+            if not isinstance(value, str):
+                value = quoted(value)
+            yield value
 
 
 def _part_texts(part: Any) -> Iterator[str]:

@@ -1,6 +1,6 @@
 """Everything around the items of a body: model, output figure, tools, thinking budget.
 
-It is small, and mostly equal from request to request.
+It is small and mostly equal from request to request, so it is cached by its bytes.
 """
 
 from __future__ import annotations
@@ -39,19 +39,19 @@ COUNTED = (
 """Members beside the items that the provider counts as input."""
 
 STORED = ("previous_response_id", "conversation")
-"""Members by which a request continues a conversation that the provider stores.
+"""Members that name a conversation which the provider stores and the request continues.
 https://platform.openai.com/docs/guides/conversation-state"""
 
 CACHED = ("cachedContent", "cached_content")
 """Members that name a prefix which the provider stores: https://ai.google.dev/gemini-api/docs/caching"""
 
 _STORED_KEY = re.compile(rb'"(?:%b)"\s*:' % b"|".join(name.encode() for name in (*STORED, *CACHED)))
-"""A key by which a body may continue what the provider stores."""
+"""Matches one of these members."""
 
 _REFERENCE = re.compile(
     rb'"item_reference"|\{\s*+"(?:id|type)"\s*+:\s*+(?:"[^"\\]*+"|null)\s*+(?:,\s*+"(?:id|type)"\s*+:\s*+(?:"[^"\\]*+"|null)\s*+)?\}'
 )
-"""Found in every body with an item that only names a stored one; without a match, the items are not decoded."""
+"""Matches in every body with an item that only refers to a stored one; without a match no item is decoded."""
 
 UNSEEN = (*STORED, *CACHED, "prompt", "mcp_servers", "container")
 """Members that add input which is not in the body."""
@@ -63,10 +63,16 @@ HOSTED = re.compile(
     r'"type"\s*:\s*"(?:web_|file_search|code_|mcp|image_gen|tool_search)'
     r'|(?:[\[,]\s*\{|\]\s*,)\s*"(?:google_?[sS]earch|code_?[eE]xecution|url_?[cC]ontext|file_?[sS]earch|google_?[mM]aps)\w*"\s*:'
 )
-"""Tools that the provider runs itself: their results are counted as input too."""
+"""Matches tools that the provider runs itself: their results are counted as input, too, and are not in the body.
+
+https://platform.openai.com/docs/guides/tools-connectors-mcp, https://ai.google.dev/api/generate-content
+"""
 
 STEP, OVERLAP = 65_536, 4_096
-"""Characters that are searched in one call, since no other thread runs meanwhile, and those that two calls share."""
+"""Characters that are searched in one call, and those that two calls share.
+
+``re`` holds the interpreter's lock while it searches: one call for a large text would stop all other threads.
+"""
 
 PROVIDER_EDITS = {"clear_tool_uses": 100_000, "compact": 150_000}
 """Edits by which the provider shortens a context: the beginning of their type, and the default trigger in tokens.
@@ -74,10 +80,10 @@ https://platform.claude.com/docs/en/build-with-claude/context-editing
 https://platform.claude.com/docs/en/build-with-claude/compaction"""
 
 INNER = ("generationConfig", "generationConfig.thinkingConfig")
-"""Members whose own members are fields of an envelope, too."""
+"""Objects of Gemini's API whose members are fields of an envelope, too."""
 
 _SURROGATE = re.compile("[\ud800-\udfff]")
-"""Halves of characters that JSON can write with an escape, and neither a header, nor a log, nor a store."""
+"""Lone surrogates: JSON can write them as escapes, but no header, log or store can hold them."""
 
 _UNDERSCORE = re.compile(r"_([a-z])")
 
@@ -88,7 +94,7 @@ SYSTEM = ("instructions", "system", "systemInstruction", "system_instruction")
 """Members with the system text: a text, a list of text blocks, or an object with such a list under ``parts``."""
 
 LEAST_THINKING = 1_024
-"""Tokens below which no thinking budget is lowered: less is an error at Anthropic and its resellers.
+"""Tokens below which no thinking budget is lowered: Anthropic and its resellers reject a smaller one.
 https://platform.claude.com/docs/en/build-with-claude/extended-thinking"""
 
 THINKING_PATHS: tuple[tuple[str, ...], ...] = (
@@ -111,18 +117,18 @@ OpenAI's ``effort`` is no number of tokens.
 """
 
 THINKING_MEMBERS = tuple(dict.fromkeys(path[0] for path in THINKING_PATHS))
-"""The members of a body in which a thinking budget may stand."""
+"""The members of a body that may hold a thinking budget."""
 
 
 @dataclass(frozen=True, slots=True)
 class Envelope:
     """Everything around the items of a body. ``text`` is its JSON, ``fields`` are the spans of its members in it.
 
-    ``least_output`` is the smallest output figure that the other members allow. ``texts`` are the words of the members
-    in ``SYSTEM``. ``stored`` is True if the request continues a conversation that the provider stores;
-    ``has_unseen_input`` is True if the provider counts input that is not in the body. ``provider_compacts_from`` are
-    the tokens from which on the provider is to shorten the conversation, None if it is not. ``session`` is the body's
-    name of the conversation.
+    ``least_output`` is the smallest output figure that the other members allow. ``texts`` are the system texts by
+    member (``SYSTEM``). ``stored`` is True if the request continues a conversation that the provider stores;
+    ``has_unseen_input`` is True if the provider counts input that is not in the body. ``provider_compacts_from`` is the
+    number of tokens from which the provider compacts the conversation itself, None if it does not. ``session`` is the
+    body's name of the conversation.
     """
 
     text: str
@@ -211,7 +217,7 @@ def _has_hosted_tool(text: str, tools: Field | None) -> bool:
 
 
 def _system_texts(text: str, fields: Mapping[str, Field]) -> dict[str, str]:
-    """Return the words of the members in ``SYSTEM`` that hold any."""
+    """Return the system texts by member; members without text are left out."""
     texts = {key: _words(_value(text, fields, key)) for key in SYSTEM if key in fields}
     return {key: words for key, words in texts.items() if words}
 
@@ -236,15 +242,15 @@ def _inner_fields(text: str, fields: Mapping[str, Field]) -> dict[str, Field]:
 
 
 def _in_camel_case(name: str) -> str:
-    """Return *name* as ``camelCase``; the API takes it with underscores, too."""
+    """Return *name* in camel case; the API accepts underscores, too (https://protobuf.dev/programming-guides/json/)."""
     return _UNDERSCORE.sub(lambda match: match[1].upper(), name)
 
 
 def continues_stored(body: bytes) -> bool:
     """Return True if *body* names a response, a conversation or an item that the provider stores.
 
-    Parsers disagree on which of two equal members counts, so one that is not empty is enough. A body that may name one
-    and cannot be parsed counts as one that does.
+    If a member occurs twice, parsers disagree on which one counts: one that is not empty is enough. A body that cannot
+    be parsed is treated as one that names something stored.
     """
     if not _STORED_KEY.search(body) and not _REFERENCE.search(body) and not ESCAPED_LETTER.search(body):
         return False
@@ -265,7 +271,7 @@ def _names_stored(key: str, value: str) -> bool:
 
 
 def _is_reference(item: Mapping[str, Any]) -> bool:
-    """Return True if an item only names one that the provider stores: by its type, or if it has nothing but an id.
+    """Return True if an item only refers to a stored one: by its type, or because it has nothing but an id.
 
     https://platform.openai.com/docs/api-reference/responses/create#responses_create-input
     """
@@ -275,9 +281,9 @@ def _is_reference(item: Mapping[str, Any]) -> bool:
 
 
 def splice(envelope: Envelope, at: int, items: bytes, edits: Mapping[str, str]) -> bytes:
-    """Return the body of *envelope* with *items* put back at character *at* and the members of *edits* replaced.
+    """Return the body of *envelope* with *items* inserted at character *at* and the members of *edits* replaced.
 
-    A member that it does not have goes behind the others.
+    A member that it does not have is appended to the others.
     """
     text = envelope.text
     replacements: list[tuple[int, int, bytes]] = [(at, at, items)]
@@ -307,8 +313,8 @@ def least_output(members: Mapping[str, Any]) -> int:
 def lowered_thinking(members: Mapping[str, Any], requested: int, output: int) -> dict[str, str]:
     """Return the JSON of those *members* that change if the output figure is lowered from *requested* to *output*.
 
-    A budget keeps its share of the figure, in few large steps, because another budget ends the prompt cache of the
-    messages. It stays as it is while half of the figure is left for the answer.
+    A budget keeps its share of the figure, rounded to few large steps, because each change of it invalidates the prompt
+    cache of the messages. It does not change while half of the figure is left for the answer.
     https://platform.claude.com/docs/en/build-with-claude/prompt-caching
     """
     changed: dict[str, Any] = {}
@@ -349,9 +355,9 @@ def _value(text: str, fields: Mapping[str, Field], key: str) -> Any:
 
 
 def _compacts_from(truncation: Any, management: Any) -> int | None:
-    """Return the tokens from which on the provider is to shorten the conversation; None if it is not to.
+    """Return the number of tokens from which the provider shortens the conversation; None if it does not.
 
-    It is if *truncation* is ``auto`` (https://platform.openai.com/docs/api-reference/responses/create), or if
+    It does if *truncation* is ``auto`` (https://platform.openai.com/docs/api-reference/responses/create), or if
     *management* holds edits: a list at OpenAI, an object with the list under ``edits`` at Anthropic.
     """
     if truncation == "auto":
@@ -366,7 +372,7 @@ def _compacts_from(truncation: Any, management: Any) -> int | None:
 
 
 def _trigger(edit: dict[str, Any]) -> int | None:
-    """Return the tokens from which on *edit* shortens the context; None if it is of another kind."""
+    """Return the number of tokens from which *edit* shortens the context; None if it is of another kind."""
     kind = next((kind for kind in PROVIDER_EDITS if str(edit.get("type")).startswith(kind)), None)
     if kind is None:
         return None
@@ -382,7 +388,7 @@ def _trigger(edit: dict[str, Any]) -> int | None:
 
 
 def _words(value: Any) -> str:
-    """Return the words of a text or of a list of nothing but text blocks; empty for anything else."""
+    """Return the text of a string or of a list of nothing but text blocks; empty for anything else."""
     if isinstance(value, dict):
         value = value.get("parts")
     if isinstance(value, list) and all(isinstance(part, dict) and isinstance(part.get("text"), str) for part in value):

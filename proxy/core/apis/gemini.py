@@ -1,11 +1,11 @@
 """``generateContent`` of Google's Gemini API: reads items from bytes and edits these bytes.
 
-The model and the method stand in the path. Members are spelled in camel case or with underscores, as in any JSON form
-of a protocol buffer (https://protobuf.dev/programming-guides/json/).
+The path names the model and the method. Members are spelled in camel case or with underscores, as in the JSON of any
+protocol buffer (https://protobuf.dev/programming-guides/json/).
 
-Most calls and results have no ids. They belong together by their function's name and, if several calls of one content
-have the same name, by their order or their ids. All results of a content's calls stand in the next content, so that no
-cut is between them whatever their names are.
+Most calls and results have no ids. They are paired by their function's name and, if several calls of one content have
+the same name, by their order or their ids. All results of a content's calls are in the next content, so no cut can
+separate them whatever their names are.
 
 https://ai.google.dev/api/generate-content
 """
@@ -51,7 +51,7 @@ PER_REPLY = 3
 """Tokens that prime the answer, once a request."""
 
 PER_TOOLS = 0
-"""Zero: the tools array is counted as its JSON."""
+"""Zero: the tools array is counted as its JSON. Google does not publish what a model reads for it."""
 
 MARKER = b""
 """Empty: there are no marks of a cached prefix in this API."""
@@ -62,18 +62,18 @@ PER_CONTENT = 4
 """Tokens of a content's role and separators."""
 
 PER_CALL = 8
-"""Tokens of a call or a result beside its name, arguments and text."""
+"""Tokens of a call or a result without its name, arguments and text; an estimate that calibration corrects."""
 
 VIDEO_TOKENS_PER_SECOND = 300
 """Tokens of a second of video at the default resolution.
 https://ai.google.dev/gemini-api/docs/video-understanding"""
 
 VIDEO_BYTES_PER_SECOND = 250_000
-"""Bytes a second of video whose length is not read: 2 Mbit/s."""
+"""Bytes assumed for a second of video (2 Mbit/s): the length in its container is not read."""
 
 _ROLES: Final[Mapping[str, Role]] = {"model": "assistant", "function": "tool"}
 _RESULT_KEYS: Final = ("output", "result", "error", "content")
-"""Members of a result that hold all of it, if there is no other.
+"""Members that hold the whole result if they are its only one.
 https://ai.google.dev/api/caching#FunctionResponse"""
 
 _EDITABLE: Final[Mapping[str, str]] = {"call": "args", "result": "response"}
@@ -90,11 +90,11 @@ _KINDS: Final[Mapping[str, str]] = {
     "file_data": "media",
     "text": "text",
 }
-"""The kind of a part by the member that holds what it is."""
+"""The kind of a part by the name of its member."""
 
 
 def with_item_list(body: bytes) -> bytes | None:
-    """Return the whole request that a request for a count holds; None if *body* holds none."""
+    """Return the request that is wrapped in a request for its token count; None if *body* wraps none."""
     try:
         source = body.decode()
         fields = members(source)
@@ -166,19 +166,19 @@ def _role(content: Mapping[str, Any], parts: Sequence[Mapping[str, Any]]) -> Rol
 def _names(parts: Sequence[Mapping[str, Any]], kind: str) -> tuple[str, ...]:
     """Return a name for each call or result: its function, and its id or number if others are of the same function.
 
-    An id alone would not do: some clients make up ids for the results of calls that had none.
+    An id alone is not enough: some clients invent ids for the results of calls that had none.
     """
     values = _values(parts, kind)
     calls_of = Counter(str(value.get("name")) for value in values)
-    named: Counter[str] = Counter()
+    numbers: Counter[str] = Counter()
     names: list[str] = []
     for value in values:
         function = str(value.get("name"))
-        label = str(named[function])
+        label = str(numbers[function])
         if calls_of[function] > 1:
             label = str(value.get("id") or label)
         names.append(f"{function}#{label}")
-        named[function] += 1
+        numbers[function] += 1
     return tuple(names)
 
 
@@ -240,7 +240,7 @@ def _media_tokens(value: Mapping[str, Any], prices: Prices) -> tuple[int, bool]:
 
 
 def read_item_text(raw: bytes) -> ItemText:
-    """Return the words of one content."""
+    """Return the texts of one content."""
     content = decode(raw)
     parts = _parts(content)
     role = _role(content, parts)
@@ -259,7 +259,7 @@ def read_item_text(raw: bytes) -> ItemText:
 
 
 def _words(part: Mapping[str, Any]) -> str:
-    """Return the words of a text or of a tool result; empty for thoughts and all other parts."""
+    """Return the text of a text part or of a tool result; empty for thoughts and all other parts."""
     if part.get("thought"):
         return ""
     if _kind(part) == "result":
@@ -312,9 +312,9 @@ def media_parts(raw: bytes) -> list[bytes]:
 
 
 def with_results(raw: bytes, texts: Sequence[str], *, media: bool = False) -> bytes:
-    """Return the content with *texts* in place of those of its tool results; every other byte stays as it is.
+    """Return the content with *texts* in place of the texts of its tool results; every other byte stays as it is.
 
-    With *media* the parts of a result that hold images and files stay. A result that has its text already stays whole.
+    With *media* the image and file parts of a result stay. A result whose text does not change stays whole.
     """
     parts = decode(raw)["parts"]
     results = [(at, part) for at, part in enumerate(parts) if isinstance(part, dict) and _kind(part) == "result"]
@@ -356,7 +356,7 @@ def _part_slots(part: Mapping[str, Any], path: Path) -> Iterator[Slot]:
 
 
 def _parts(content: Any) -> list[dict[str, Any]]:
-    """Return the parts of a content; what is no object is left out."""
+    """Return the parts of a content; elements that are no objects are left out."""
     if not isinstance(content, dict) or not isinstance(content.get("parts"), list):
         return []
     return [part for part in content["parts"] if isinstance(part, dict)]
@@ -368,7 +368,7 @@ def _nested(value: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def _key(part: Mapping[str, Any]) -> str:
-    """Return the member that holds what a part is; empty for a part of an unknown kind."""
+    """Return the name of a part's member; empty for a part of an unknown kind."""
     return next((key for key in part if key in _KINDS), "")
 
 
@@ -378,7 +378,7 @@ def _kind(part: Mapping[str, Any]) -> str:
 
 
 def _value(part: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the object that a part holds; an empty one if it holds none."""
+    """Return the object in a part; an empty one if there is none."""
     value = part.get(_key(part))
     if isinstance(value, dict):
         return value
@@ -386,7 +386,7 @@ def _value(part: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _values(parts: Sequence[Mapping[str, Any]], kind: str) -> list[dict[str, Any]]:
-    """Return the objects that the parts of one *kind* hold."""
+    """Return the objects in the parts of one *kind*."""
     return [_value(part) for part in parts if _kind(part) == kind]
 
 
@@ -420,5 +420,5 @@ def _is_sealed(part: Mapping[str, Any]) -> bool:
 
 
 def _unsigned(part: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a part without its signature, which clients may leave out of older turns."""
+    """Return a part without its signature: clients may omit it in older turns, and the digest must not change."""
     return {key: member for key, member in part.items() if key not in SIGNATURES}

@@ -13,7 +13,7 @@ from urllib.parse import quote, unquote_plus
 from proxy.core.apis.json_edit import quoted
 from proxy.core.apis.json_scan import members
 
-# Plain names only, which no upstream can decode into another path.
+# Only plain characters, without percent-encoding: no upstream can decode such a path into another one.
 _PATH: Final = re.compile(
     r"(/v\d\w*/(?:projects/[\w-]+/locations/[\w-]+/)?(?:publishers/[\w-]+/)?models/)"
     r"((?!\.\.?(?:[/:]|$))[\w.~@-]+(?:/(?!(?:\.\.?|operations)(?:[/:]|$))[\w.~@-]+)*)"
@@ -31,13 +31,13 @@ KEY_HEADER: Final = "x-goog-api-key"
 _ROOT: Final = re.compile(
     r"/(?:(?:upload|download)/)?v1(?:alpha|beta)\w*/|/v1/projects/[\w-]+/locations/|/ws/google\.ai\.", re.ASCII
 )
-"""Matches the beginning of every path of this API but those of its version 1, which is also OpenAI's."""
+"""Matches the beginning of every path of this API except ``/v1/``, which OpenAI's API has as well."""
 
 
 class ModelPath(NamedTuple):
-    """The parts of a path that names a model: what stands before the model, the model, the method, and the rest.
+    """The parts of a path that names a model: what precedes the model, the model, the method, and the rest.
 
-    The method is empty for the model itself and its operations; the ``rest`` is all that stands behind the model.
+    The method is empty for the model itself and its operations. ``rest`` is everything behind the model.
     """
 
     prefix: str
@@ -55,9 +55,10 @@ def read_path(path: str) -> ModelPath | None:
 
 
 def names_model(path: str, method: str) -> bool:
-    """True if a call of *path* with an HTTP *method* is one of this API's for the model in it.
+    """True if a request to *path* with the HTTP *method* calls a model by this API.
 
-    Below version 1 OpenAI's API has models too, which are read and deleted, and may have a colon in their names.
+    Below ``/v1/`` OpenAI's API has models, too. They are only read and deleted, and their names may have a colon, so a
+    path there is this API's only if it has a method and is posted to.
     """
     parts = read_path(path)
     if parts is None:
@@ -100,7 +101,7 @@ def path_for(path_qs: str, model: str) -> str:
 
 
 def model_in_resource(name: str) -> str:
-    """Return the model that a resource's *name* ends with: ``m`` for ``models/m`` and for ``m``."""
+    """Return the model at the end of a resource's *name*: ``m`` for ``models/m`` and for ``m``."""
     return name.rpartition("models/")[2]
 
 
@@ -109,7 +110,7 @@ def renamed_body(body: bytes, model: str, name: str) -> bytes:
 
     Embeddings in one batch repeat it: https://ai.google.dev/api/embeddings#method:-models.batchembedcontents
     """
-    # No string can hold these quotes unescaped.
+    # Quotes inside a JSON string are escaped, so no text of a request matches.
     named = re.compile(rb'(?<!\\)("model"\s*:\s*"(?:[\w/-]+/)?models/)' + re.escape(model.encode()) + rb'"')
     return named.sub(lambda match: match[1] + quoted(name).encode()[1:], body)
 
@@ -132,7 +133,10 @@ WRAPPED: Final = ("generateContentRequest", "generate_content_request")
 
 
 def count_body(body: bytes, model: str) -> bytes:
-    """Return *body*, a request for *model*, as a request for its tokens: more than contents has to be wrapped."""
+    """Return *body*, a request for *model*, as a request for its token count.
+
+    Contents alone are accepted as they are; a body with any other member has to be wrapped.
+    """
     fields = members(body.decode())
     names = {field.key for field in fields}
     if names <= {"contents"} or not names.isdisjoint(WRAPPED):

@@ -1,6 +1,6 @@
-"""Shared by all APIs in reading items: messages that are one text, weights and digests.
+"""What reading items has in common in all APIs: messages that are one text, sums of tokens, digests.
 
-Digests are equal for items that mean the same, however a client serialises them.
+Digests are equal for items of equal meaning, however a client serialises them.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from proxy.core.conversation import HASH_BYTES, Count, Injected, Item, Role
 from proxy.core.tokens.counting import injected_in
 
 DEEPEST = 250
-"""Levels that an item may nest; a deeper one is refused before it reaches the interpreter's own limit."""
+"""Levels that an item may nest; a deeper one is refused before Python's own limit of 1,000 frames is near."""
 
 LONGEST_ARGUMENTS = 262_144
-"""Characters of a call's arguments that are read as JSON; longer ones are equal only if their spelling is."""
+"""Characters of a call's arguments that are parsed for its digest; of longer ones the spelling has to be equal."""
 
 IGNORED = frozenset({"cache_control", "annotations", "provider_specific_fields"})
-"""Members that clients add, move or drop when they send an item again; its meaning does not depend on them."""
+"""Members that clients add, move or drop when they repeat an item; its meaning does not depend on them."""
 
 _CONTAINERS = frozenset({dict, list})
 _FIGURES = frozenset({int, float, bool})
@@ -52,7 +52,8 @@ def text_message(
 ) -> tuple[Role, str] | None:
     """Return role and text of a message that has no other members; None for any other item.
 
-    *is_typed*: it may name its type. Most short items are such messages, which are read in a third of the time.
+    *is_typed*: the message may have a ``type``, too. Most short items are such messages, and this shortcut reads them
+    in a third of the time.
     """
     if len(message) != 2 + (is_typed and message.get("type") == "message"):
         return None
@@ -108,7 +109,7 @@ def _canonical(value: Any, depth: int = 0) -> Any:
     """Return *value* without ignored and empty members; zero and ``false`` are not empty."""
     if depth > DEEPEST:
         raise RecursionError
-    # Called for every object of a body: hence plain loops, and exact types, because parsed JSON has no others.
+    # Runs for every object of a body: plain loops and exact types are fast, and parsed JSON has no other types.
     if type(value) is list:
         return [_canonical(part, depth + 1) for part in value]
     if type(value) is not dict:

@@ -1,4 +1,4 @@
-"""Edits of items: texts inside them are cut short, added or replaced; every byte around them stays the client's."""
+"""Edits of items: clips, adds or replaces texts inside them. Every byte around these stays as the client sent it."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ Clip = Callable[[str, int], str]
 """Shortens a text to a number of tokens."""
 
 MOST_PARTS = 64
-"""Text parts of one content that are clipped one by one. Of more, neighbours become one text, clipped as a whole."""
+"""Text parts of one content that are clipped one by one. If there are more, neighbours are joined to one text first."""
 
 ATTEMPTS = 3
-"""Times that an item is clipped: written as JSON, texts may take a few tokens more than by themselves."""
+"""Attempts to clip an item to a size: inside JSON, texts may take a few tokens more than by themselves."""
 
 _WRITER = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"))
 _ASCII_WRITER = json.JSONEncoder(separators=(",", ":"))
@@ -45,7 +45,7 @@ class Slot:
 
 
 def quoted(value: Any) -> str:
-    """Return *value* as JSON that can be sent as UTF-8; lone surrogates, which cannot, stay escaped."""
+    """Return *value* as JSON that UTF-8 can encode; lone surrogates, which it cannot, stay escaped."""
     if type(value) is str:
         text = _WRITER.encode(value)
     else:
@@ -58,9 +58,9 @@ def quoted(value: Any) -> str:
 
 
 def _written(value: Any) -> str:
-    """Return *value* as the standard library writes it, by msgspec in a tenth of the time where that writes the same.
+    """Return *value* as the standard library writes it; by msgspec, in a tenth of the time, if the result is the same.
 
-    It spells fractions otherwise, and ``null`` for what is no number.
+    It is not for fractions, which msgspec spells differently, and for NaN, which it writes as ``null``.
     """
     try:
         text = msgspec.json.encode(value)
@@ -72,7 +72,7 @@ def _written(value: Any) -> str:
 
 
 LONGEST_MINIFIED = 4_194_304
-"""Characters of a text that is minified at most: nothing else runs while it is parsed, some 5 ms for each MB."""
+"""Characters of the longest text that is minified: no other thread runs while it is parsed, some 5 ms for each MB."""
 
 JSON_BEGINNINGS = ("{", "[", "\n", " ")
 """The first character of a result that may be an object or a list in JSON."""
@@ -82,7 +82,7 @@ LEAST_SPARE = 32
 
 
 def minified(text: str) -> str:
-    """*text* without the white space between its JSON values; *text* itself if it is no object or list in JSON.
+    """Return *text* without the white space between its JSON values; *text* itself if it is no JSON object or list.
 
     Numbers and strings stay as they are spelled, so both parse to the same value.
     """
@@ -95,7 +95,7 @@ def minified(text: str) -> str:
 
 
 def spare_tokens(text: str, count: Count) -> int:
-    """Tokens that a result saves without the white space in its JSON; zero if that is little, or it is no JSON."""
+    """Return the tokens of the white space in a result's JSON; zero if they are few, or if it is no JSON."""
     shorter = minified(text)
     if len(shorter) > len(text) - LEAST_SPARE:
         return 0
@@ -116,7 +116,7 @@ def leaves(value: Any, path: Path = ()) -> Iterator[tuple[Path, str]]:
 
 
 def argument_slots(path: Path, text: str) -> Iterator[Slot]:
-    """Yield the texts inside a call's JSON arguments; all of *text* if it is no JSON, which clipping cannot spoil."""
+    """Yield the texts inside a call's JSON arguments; all of *text* if it is no JSON, which clipping cannot break."""
     try:
         value = parse(text)
     except (ValueError, RecursionError):
@@ -312,20 +312,20 @@ def with_content(raw: bytes, edit: Callable[[str], str], key: str = "content") -
     return (source[:close] + member + source[close:]).encode()
 
 
-def parts_in_content(raw: bytes, is_wanted: Callable[[Mapping[str, Any]], bool], key: str = "content") -> list[bytes]:
-    """Return the parts of a message's content, its member *key*, for which *is_wanted* is true, as their own bytes."""
+def parts_in_content(raw: bytes, accepts: Callable[[Mapping[str, Any]], bool], key: str = "content") -> list[bytes]:
+    """Return the parts of a message's content, its member *key*, for which *accepts* is true, as their own bytes."""
     source = raw.decode()
     field = last_member(members(source), key)
     if field is None or source[field.start] != "[":
         return []
-    return _parts_at(source, field.start, is_wanted)
+    return _parts_at(source, field.start, accepts)
 
 
-def _parts_at(source: str, start: int, is_wanted: Callable[[Mapping[str, Any]], bool]) -> list[bytes]:
-    """Return the objects for which *is_wanted* is true in the JSON array at *start*, as their own bytes."""
+def _parts_at(source: str, start: int, accepts: Callable[[Mapping[str, Any]], bool]) -> list[bytes]:
+    """Return the objects for which *accepts* is true in the JSON array at *start*, as their own bytes."""
     parts = [source[first:last].encode() for first, last in elements(source, start)[0]]
     values = [(part, decode(part)) for part in parts]
-    return [part for part, value in values if isinstance(value, dict) and is_wanted(value)]
+    return [part for part, value in values if isinstance(value, dict) and accepts(value)]
 
 
 def extended_list(value: str, text: str, kind: str, before: bool, media: Sequence[bytes], more: str = "") -> str:

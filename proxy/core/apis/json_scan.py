@@ -1,7 +1,14 @@
 """Locates the items of a request body's list, and the members around it, without copying.
 
-The body is never re-serialised. A scan gives the bytes at which each item begins and ends. Everything around the list
-(model, tools, output figure, ...) is small and mostly equal from request to request.
+The body is never re-serialised: a scan is the offsets at which each item begins and ends. Everything around the list
+(model, tools, output figure, ...) is small and mostly equal from request to request. There are three ways to a scan,
+from the fastest to the one that accepts everything:
+
+    extend   a prefix of the body was scanned before: decode what is new
+    _fast    msgspec leaves the items as raw bytes; they are located by searching for them in the body
+    _exact   the standard library's scanner: duplicate and escaped keys, lone surrogates, NaN
+
+The first two return None for a body that they cannot prove to be usual: then the next one decides.
 """
 
 from __future__ import annotations
@@ -21,22 +28,23 @@ Span = tuple[int, int]
 _BRACKET, _COMMA = b"[,"
 _SPACE = b" \t\n\r"
 _GAP = re.compile(rb"[, \t\n\r]+")
-"""What may stand between two items."""
+"""The bytes between two items."""
 
 _WHITESPACE = re.compile(r"[ \t\n\r]*")
 _DECODER = json.JSONDecoder(parse_int=len)  # only the end of each value is used
 
 ESCAPED_LETTER = re.compile(rb"\\u00[4-7]")
-"""An escape that hides a key from a search for its plain spelling."""
+"""An escaped letter: it can hide a key from a search for its plain spelling."""
 
 MOST_ITEMS = 20_000
-"""Items of one request. Each takes some 50 us and 2 KB, however small; the longest recorded session has 2,000."""
+"""Default limit of items in a request. Each takes some 50 us and 2 KB, however small; the longest recorded session has
+2,000."""
 
 _SURELY_FEW = 4
-"""Commas per allowed item; in a body with no more, items are located first and counted afterwards."""
+"""Commas per allowed item up to which a body is scanned without being checked first."""
 
 _STRUCTURE = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"|[\[\]{},]', re.DOTALL)
-"""A string, which hides the marks in it, or a mark."""
+"""A string (so that brackets and commas inside it are skipped), a bracket or a comma."""
 
 
 class Scan(msgspec.Struct, frozen=True):
@@ -76,8 +84,8 @@ def scan(body: bytes, key: str, most: int | None = None) -> Scan:
 def extend(body: bytes, key: str, known: Scan, most: int | None = None) -> Scan | None:
     """Return the scan of *body*, whose bytes up to the end of the last item of *known* were scanned before.
 
-    Costs O(new bytes). Return None if the rest does not continue the list, or may hold more than *most* items; then
-    ``scan`` has to read all of it.
+    Costs O(new bytes). Return None if the rest does not continue the list, or may hold more than *most* items: ``scan``
+    has to read the whole body then.
     """
     if not known.spans:
         return None
@@ -180,7 +188,7 @@ _STRUCTS: Final[Mapping[str, type[_Messages | _Input | _Contents]]] = {
 def _check_lists(body: bytes, most: int) -> None:
     """Raise ``TooManyItems`` if a list that is a member of the top level has more than *most* elements.
 
-    Walks from one string or bracket to the next and stores nothing, so that a small bomb stays small.
+    Walks from one string or bracket to the next and stores nothing: a body of a million tiny items takes no memory.
     """
     depth = commas = 0
     in_list = False
@@ -242,7 +250,8 @@ def _locate(body: bytes, items: list[msgspec.Raw], at: int) -> tuple[tuple[Span,
     for item in items:
         raw = bytes(item)
         start = at + len(between)
-        if not (body.startswith(between, at) and body.startswith(raw, start)):  # not the same gap as before
+        # Most clients write the same bytes between all items: only another gap is searched for.
+        if not (body.startswith(between, at) and body.startswith(raw, start)):
             start = at
             if gap := _GAP.match(body, at):
                 start = gap.end()

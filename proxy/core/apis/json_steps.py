@@ -1,4 +1,9 @@
-"""Parses and encodes JSON of any size in calls of some ms each, because nothing else runs before a call returns."""
+"""Parses and encodes JSON of any size in calls of a few ms each.
+
+A parser in C holds the interpreter's lock until it returns, so that one call for a body of 8 MB would stop every other
+request for some 100 ms. A large value is therefore parsed level by level, its inner values left as raw bytes, and
+encoded in batches of members. Between two calls other threads can run.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +18,7 @@ import msgspec
 from proxy.core.errors import InvalidRequest
 
 ONE_CALL = 65_536
-"""Bytes that one call of a parser reads, in some ms."""
+"""Bytes that one call of a parser reads, which takes a few ms at most."""
 
 STEPS = 16
 """Levels down to which a large value is parsed in steps; each level reads all that is below it again (2 ms/MB)."""
@@ -22,19 +27,23 @@ MOST: Final = 32_768
 """Values that one call of an encoder writes, and ``_TEXT`` characters are one: 2 ms with msgspec, 8 with ``json``."""
 
 _TEXT: Final = 64
-"""Characters of a text that weigh as one value."""
+"""Characters of a text that take as long as one value."""
 
 _BATCH: Final = 256
 """Members of a large list or object that are encoded in one call, if they are small enough."""
 
-_MOST_DIGITS = 4300  # https://docs.python.org/3/library/stdtypes.html#int-max-str-digits
+_MOST_DIGITS = 4300
+"""Digits of the longest integer that Python reads.
+
+https://docs.python.org/3/library/stdtypes.html#int-max-str-digits
+"""
 
 UNREADABLE = (msgspec.DecodeError, UnicodeError, RecursionError)
 """Exceptions of msgspec after which the standard parser decides if the bytes are JSON at all."""
 
 
 class Digits(str):
-    """A number that Python does not hold, as JSON writes it. Its meaning is left to the upstream."""
+    """A number that Python cannot represent, as it is spelled in JSON. It is passed on to the upstream like that."""
 
     __slots__ = ()
 
@@ -42,7 +51,7 @@ class Digits(str):
 def read_integer(digits: str) -> int | Digits:
     """Return the number that JSON writes as *digits*; the digits themselves if they are more than Python reads.
 
-    The limit guards against the quadratic cost of reading them. No field that is used here is so large.
+    Python's limit avoids the quadratic cost of reading them. No figure that is used here is so large.
     """
     if len(digits) > _MOST_DIGITS:
         return Digits(digits)
@@ -69,7 +78,7 @@ def decode(raw: bytes) -> Any:
     except UNREADABLE:
         pass
     try:
-        # Given bytes, it would also accept UTF-16 and unescaped lone surrogates.
+        # Decoded first, because ``json.loads`` of bytes would also accept UTF-16 and unescaped lone surrogates.
         return json.loads(raw.decode(), parse_int=read_integer, parse_float=read_fraction)
     except (ValueError, RecursionError) as error:
         raise InvalidRequest(f"The request body is not valid JSON: {error}.") from None
@@ -86,7 +95,7 @@ def parse(text: str) -> Any:
 
 
 def spelled(value: Any, write: Callable[[Any], str]) -> str:
-    """Return *value* as JSON, by *write* but for numbers that Python does not hold: they are spelled as they came."""
+    """Return *value* as JSON by *write*; numbers that Python cannot represent are spelled as they were read."""
     if isinstance(value, Digits):
         return value
     if isinstance(value, dict):
@@ -123,7 +132,7 @@ def encode_in_steps(value: Any, encode: Callable[[Any], str], *, ordered: bool =
 
 
 def dismantle(value: Any) -> None:
-    """Empty *value*, parsed JSON that is not used any more, if it is large: otherwise it is freed in one long call."""
+    """Empty *value*, parsed JSON that is no longer used, if it is large: else it would be freed in one long call."""
     large = _large(value)
     if not large:
         return
@@ -174,8 +183,8 @@ def _write(value: Any, large: set[int], encode: Callable[[Any], str], ordered: b
 def _large(value: Any) -> set[int]:
     """Return the ids of the lists and objects around the ``MOST``th value inside *value*; none if it is small.
 
-    If all of these are opened, no value is visited more than a few times, however deep they nest. What was visited
-    before them is small.
+    These are the ones to write member by member: everything visited before that value is small. Calling this again for
+    each of their members visits no value more than a few times, however deep they nest.
     """
     around: list[tuple[int, int]] = []  # each list or object, and how many values waited when it was opened
     left = MOST

@@ -1,7 +1,7 @@
 """``/v1/messages``: reads items from bytes and edits these bytes.
 
-Results of tools stand in user messages, so an item with a result is a ``tool`` item, whatever its ``role``. The user's
-own words beside results are counted as ``user_tokens``.
+Tool results are blocks of user messages, so a message with a result is a ``tool`` item whatever its ``role``. The
+user's own words beside results are counted as ``user_tokens``.
 
 https://platform.claude.com/docs/en/api/messages
 """
@@ -49,10 +49,11 @@ https://docs.anthropic.com/en/docs/agents-and-tools/tool-use/overview
 """
 
 PER_MESSAGE = 4
-"""Tokens of a message's role and separators."""
+"""Tokens of a message's role and separators. Anthropic publishes none of these frames: they are estimates that the
+calibration of the route corrects (``proxy/core/learned_window.py``)."""
 
 PER_CALL = 8
-"""Tokens of a call or a result beside its name, input and id."""
+"""Tokens of a call or a result without its name, input and id; an estimate, too."""
 
 MARKER = b'"cache_control"'
 """Marks the end of the prompt cache; a request may hold four of these.
@@ -62,7 +63,7 @@ with_item_list = no_item_list
 
 _ROLES: Final[Mapping[str, Role]] = {"system": "system", "assistant": "assistant"}
 _TEXTS: Final = frozenset({"text", "tool_result", "tool_use", "search_result", "document"})
-"""Blocks with texts of the client or the model, which may be clipped. All others stay as they are."""
+"""Blocks whose texts may be clipped; every other block is sent as it is."""
 
 _OPAQUE: Final = frozenset({"signature", "data", "encrypted_content", "encrypted_index"})
 """Members that only the provider can read."""
@@ -201,13 +202,13 @@ def _weigh_sealed(block: Mapping[str, Any], weight: Weight, count: Count) -> Non
         elif path[-1] != "type":
             plain += count(text)
     if block.get("type") == "thinking":
-        opaque = max(0, opaque - plain)  # its signature holds the same words again
+        opaque = max(0, opaque - plain)  # the signature is the encrypted thinking, so the plain text is in it again
     weight.sealed += PER_CALL + plain + opaque
     weight.guess += opaque
 
 
 def read_item_text(raw: bytes) -> ItemText:
-    """Return the words of one message."""
+    """Return the texts of one message."""
     message = decode(raw)
     plain = text_message(message, _ROLES)
     if plain is not None:
@@ -327,10 +328,17 @@ def _blocks(holder: Any) -> list[dict[str, Any]]:
         return []
     content = holder.get("content")
     if isinstance(content, list):
-        return [part if isinstance(part, dict) else {"type": "text", "text": quoted(part)} for part in content]
+        return [_as_block(part) for part in content]
     if isinstance(content, str) and content:
         return [{"type": "text", "text": content}]
     return []
+
+
+def _as_block(part: Any) -> dict[str, Any]:
+    """Return *part* if it is an object; anything else as a text block of its JSON."""
+    if isinstance(part, dict):
+        return part
+    return {"type": "text", "text": quoted(part)}
 
 
 def _is_result(block: Mapping[str, Any]) -> bool:
@@ -352,7 +360,7 @@ def _user_texts(blocks: Sequence[Mapping[str, Any]]) -> Iterator[str]:
 
 
 def _words(blocks: Sequence[Mapping[str, Any]]) -> Iterator[str]:
-    """Yield the words of blocks in order, also inside results and documents; never a model's reasoning."""
+    """Yield the texts of blocks in order, also inside results and documents; never a model's reasoning."""
     for block in blocks:
         kind = block.get("type")
         if kind == "text":

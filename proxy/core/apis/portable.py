@@ -13,7 +13,7 @@ from proxy.core.apis.json_steps import decode
 SEALED_HINT = re.compile(
     rb'[sS]ignature|encrypted|thinking|reasoning_details|"reasoning"|"item_reference"|"(?:fc|ctc|msg)_'
 )
-"""Found in every item with such reasoning, in any API; items without a match are not decoded."""
+"""Matches in every item with such reasoning, in any API; items without a match are not decoded."""
 
 SEALED_TYPES = frozenset({"thinking", "redacted_thinking", "reasoning.encrypted"})
 """Types of content parts that are a model's own reasoning."""
@@ -34,11 +34,11 @@ SEALED = frozenset(
 """Members that hold sealed reasoning or its signature. Reasoning in plain text stays."""
 
 SIGNATURES = ("thoughtSignature", "thought_signature")
-"""Members of Gemini's parts with encrypted reasoning. A call that had one is refused without it.
+"""Members of Gemini's parts with encrypted reasoning. A call that had one is rejected without it.
 https://ai.google.dev/gemini-api/docs/thought-signatures"""
 
 STORED_TYPES = frozenset({"reasoning", "item_reference", "compaction"})
-"""Types of Responses items that are encrypted, or that only name an item on the author's server."""
+"""Types of Responses items that are encrypted, or that only refer to an item on the server that produced them."""
 
 
 def chat(raw: bytes) -> bytes:
@@ -56,7 +56,8 @@ def chat(raw: bytes) -> bytes:
     if rest == message:
         return raw
     if rest.get("content") in (None, []) and not rest.get("tool_calls") and not rest.get("function_call"):
-        rest["content"] = ""  # an empty assistant message is refused, and without the message no turns alternate
+        # Without content the message would be rejected, and without the message roles would no longer alternate.
+        rest["content"] = ""
     return _as_json(rest)
 
 
@@ -74,13 +75,14 @@ def messages(raw: bytes) -> bytes:
 
 
 def responses(raw: bytes) -> bytes:
-    """Return a Responses item without the id under which its author's server stores it; empty for a sealed item."""
+    """Return a Responses item without the id under which the server that produced it stores it; empty if sealed."""
     item = decode(raw)
     if not isinstance(item, dict):
         return raw
     if str(item.get("type")) in STORED_TYPES:
         return b""
-    # A call with the id of a stored one is refused without the reasoning stored beside it. Pairs are joined by call_id.
+    # OpenAI rejects a call with a stored id if the reasoning stored with it is missing. Without the id it is accepted:
+    # calls and results belong together by ``call_id``. https://platform.openai.com/docs/guides/reasoning
     is_output = item.get("role") == "assistant" or str(item.get("type", "")).endswith("_call")
     if not is_output or "id" not in item:
         return raw
@@ -88,12 +90,12 @@ def responses(raw: bytes) -> bytes:
 
 
 UNVERIFIED_SIGNATURE: Final = "skip_thought_signature_validator"
-"""Stands for a signature that another model made: without any, a call is refused.
+"""The signature that Gemini accepts for calls of other models; a call without any is rejected.
 https://ai.google.dev/gemini-api/docs/thought-signatures"""
 
 
 def gemini(raw: bytes) -> bytes:
-    """Return a Gemini content without signatures; those of calls give way to one that every model takes."""
+    """Return a Gemini content without signatures; calls get ``UNVERIFIED_SIGNATURE``, which every model accepts."""
     content = decode(raw)
     if not isinstance(content, dict) or not isinstance(content.get("parts"), list):
         return raw
@@ -120,7 +122,8 @@ PORTABLE: Mapping[str, Callable[[bytes], bytes]] = MappingProxyType(
 MEMBERS_WITHOUT_REASONING: Mapping[str, Mapping[str, str]] = MappingProxyType(
     {"messages": {"thinking": '{"type":"disabled"}'}}
 )
-"""By API: members that must change without the reasoning. A thinking model requires its last thinking blocks back.
+"""By API: members that must change with the reasoning removed. A thinking model rejects a history that lacks its last
+thinking blocks.
 https://platform.claude.com/docs/en/build-with-claude/extended-thinking"""
 
 
@@ -139,5 +142,5 @@ def is_sealed(part: object) -> bool:
 
 
 def _as_json(value: Any) -> bytes:
-    """Return *value* as JSON in UTF-8; with lone surrogates, which cannot be sent so, in ASCII."""
+    """Return *value* as JSON in UTF-8; in ASCII if it has lone surrogates, which UTF-8 cannot encode."""
     return quoted(value).encode()

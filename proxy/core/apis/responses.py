@@ -1,7 +1,8 @@
 """``/v1/responses``: reads items from bytes and edits these bytes.
 
 Messages, calls, results and reasoning are elements of one list. Elements that only the provider can read (encrypted
-reasoning, its own compaction, references to stored items) stay as they are or leave together with their round.
+reasoning, its own compaction, references to stored items) are never edited: they are sent as they are, or folded
+together with their round.
 
 https://platform.openai.com/docs/api-reference/responses/create
 """
@@ -46,7 +47,7 @@ PER_REPLY = 3
 """Tokens that prime the answer, once a request."""
 
 PER_TOOLS = 0
-"""Zero: the tools array is counted as the model reads it (``proxy/core/tokens/tools.py``)."""
+"""Zero: the tools array is counted as the model reads it (``proxy/core/apis/tool_declarations.py``)."""
 
 MARKER = b""
 """Empty: there are no marks of a cached prefix in this API."""
@@ -57,10 +58,10 @@ PER_ITEM = 4
 """Tokens of an element's role and separators."""
 
 REFERENCE = 500
-"""Tokens assumed for an element that only names a stored one."""
+"""Tokens assumed for an element that only refers to a stored one, whose size is unknown."""
 
 PROVIDER_COMPACTIONS: Final = frozenset({"compaction", "compaction_summary", "context_compaction"})
-"""Elements that stand for history which the provider compacted itself. No other item contains it, so they always stay.
+"""Elements that replace history which the provider compacted itself. No other item has it, so they are never folded.
 https://developers.openai.com/api/docs/guides/compaction"""
 
 _TRIGGER: Final = "compaction_trigger"
@@ -76,8 +77,7 @@ _NAMED_BY_ID: Final = frozenset({"local_shell_call", "mcp_approval_request"})
 """Calls whose results may name them by ``id``."""
 
 _PLAIN: Final = frozenset({"message", "function_call", "custom_tool_call"})
-"""Elements with texts of the client or the model, which may be clipped; so may results (``…_output``). All others stay
-as they are."""
+"""Elements whose texts may be clipped, besides results (``…_output``); every other element is sent as it is."""
 
 _IMAGE_CALL: Final = "image_generation_call"
 _OPAQUE: Final = "encrypted_content"
@@ -220,7 +220,7 @@ def _role(value: Mapping[str, Any], kind: str) -> Role:
 
 
 def read_item_text(raw: bytes) -> ItemText:
-    """Return the words of one element."""
+    """Return the texts of one element."""
     value = decode(raw)
     plain = text_message(value, _ROLES, is_typed=True)
     if plain is not None:

@@ -7,7 +7,7 @@ from typing import Any
 
 
 def shape_of(value: Mapping[str, Any]) -> str:
-    """Return the API that a decoded body is a request of; empty if it has no list of items."""
+    """Return the name of the API whose request a decoded body is; empty if it has no list of items."""
     if "input" in value and "messages" not in value:
         return "responses"
     if not isinstance(value.get("messages"), list):

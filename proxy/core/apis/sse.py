@@ -109,7 +109,7 @@ _DONE: Final = re.compile(
     rb'|"finish_?[rR]eason"' + _COLON + rb'"'
 )
 _LONGEST: Final = 96
-"""More bytes than any match has."""
+"""Bytes that are searched again with the next chunk: more than any match has."""
 
 
 class StreamEnd:

@@ -1,6 +1,16 @@
-"""The one reader of ``usage``, whatever the API: in a decoded object, or in the bytes of an answer as they pass.
+"""The one reader of ``usage`` for all APIs: in a decoded object, or in the bytes of an answer as they arrive.
 
-Its members: https://platform.openai.com/docs/api-reference/chat/object,
+``UsageTap`` searches the stream for the key and parses only the object behind it, without cutting events:
+
+    state                      chunk (with what is buffered)              next
+    searching, 6 bytes kept    no key                                     searching
+    searching                  a key with a whole object                  take its figures; search on behind it
+    searching                  a key whose object has not ended           buffering from the key
+    buffering                  fewer than ``_enough`` bytes               buffering
+    buffering                  ``_enough``: twice the bytes of before     search them again
+    buffering                  no end within ``_LONGEST`` bytes           skip them; searching
+
+Members of the object: https://platform.openai.com/docs/api-reference/chat/object,
 https://platform.openai.com/docs/api-reference/responses/object, https://docs.anthropic.com/en/api/messages and, as
 ``usageMetadata``, https://ai.google.dev/api/generate-content#UsageMetadata
 """
@@ -21,13 +31,13 @@ _KEY: Final = b'"usage'
 """The common beginning of both keys, ``usage`` and ``usageMetadata``."""
 
 _TAIL: Final = len(_KEY) - 1
-"""Bytes of a chunk that may be the beginning of a key."""
+"""Bytes at the end of a chunk that may be the beginning of a key."""
 
 _LONGEST: Final = 16 * 2**10
-"""Bytes of a usage object that are read."""
+"""Bytes of the longest usage object that is read; providers send a few hundred."""
 
 _INFLATED: Final = 32 * 2**20
-"""Bytes of a compressed answer that are read, after inflation."""
+"""Bytes of a compressed answer that are decoded: a small one could inflate to any size."""
 
 
 def _object(depth: int) -> bytes:
@@ -40,7 +50,7 @@ def _object(depth: int) -> bytes:
 
 _USAGE: Final = re.compile(_KEY + rb'(Metadata)?"\s*+:\s*+(' + _object(6) + rb")", re.DOTALL)
 _BEGUN: Final = re.compile(_KEY + rb'(?:[a-zA-Z]{0,8}\Z|(?:Metadata)?"\s*+(?:\Z|:\s*+(?:\Z|\{)))')
-"""The key with the beginning of an object, or with what may become one."""
+"""The key, followed by the beginning of an object or by bytes that may become one."""
 
 _Tokens = Annotated[int, msgspec.Meta(ge=0, lt=2**53)]
 
@@ -67,7 +77,7 @@ class _Figures(msgspec.Struct):
         return Usage(self.total_input(), output, self.cached())
 
     def total_input(self) -> int | None:
-        # Anthropic counts cached input beside input_tokens, all others inside. Gateways that give its figures in
+        # Anthropic's input_tokens exclude cached input, all others' include it. Gateways that translate its figures to
         # OpenAI's shape have already added them to prompt_tokens.
         # https://platform.claude.com/docs/en/build-with-claude/prompt-caching
         if self.input_tokens is None:
@@ -162,7 +172,7 @@ class UsageTap:
                 self._scan(bytes(self._pending))
             return
         before = bytes(self._pending)
-        # ``find``, not ``in``: that makes an exception, and drops it, before it looks for bytes.
+        # ``find`` and not ``in``: for bytes ``in`` first tries an integer, which raises and drops an exception.
         if chunk.find(_KEY) >= 0 or (before and (before + chunk[:_TAIL]).find(_KEY) >= 0):
             self._scan(before + chunk)
             return

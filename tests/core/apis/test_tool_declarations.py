@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from proxy.core.tokens.tools import FRAME, PARALLEL, declarations, reads_declarations, tools_tokens
+from proxy.core.apis.tool_declarations import FRAME, PARALLEL, declarations, reads_declarations, tools_tokens
 from proxy.tokenizers import Tokenizers
 
 TOKENIZERS = Tokenizers()
