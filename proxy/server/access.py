@@ -26,7 +26,7 @@ _STATELESS_POST: Final = frozenset(
 )
 _STATELESS_GET: Final = frozenset({"models", "realtime", "v1beta/models", "v1alpha/models"})
 _STATELESS_TREES: Final = ("audio/", "images/")
-"""Routes below an API's root, by method, that neither read nor store what another caller could reach."""
+"""Routes below an API's root, by method, that neither read nor store data that another caller could reach."""
 
 FOREIGN_HOST: Final = (
     "This listener is for its own machine: call it by an address, such as 127.0.0.1, or as localhost. "
@@ -36,24 +36,24 @@ FOREIGN_HOST: Final = (
 
 
 _NOT_REPEATED: Final = frozenset({"content-encoding", "expect", "origin", "sec-fetch-site", "upgrade"})
-"""Headers of requests whose head is read anew each time: those of browsers, and those that change on their way."""
+"""Headers of requests whose head is checked each time: a browser's, and those that change how a body is read."""
 
 
 class Caller(msgspec.Struct):
-    """The sender of a head: headers, path, and the tenant that the headers prove, once it is known."""
+    """The sender of a request: its headers, its path, and its tenant, empty until the headers are checked."""
 
     headers: RequestHeaders
     path: RequestPath
     tenant: bytes = b""
 
     @property
-    def may_return(self) -> bool:
-        """True if the same head may be taken for this caller's when its connection brings it again."""
+    def may_repeat(self) -> bool:
+        """True if an equal head on the same connection is this caller's, too, and needs no further check."""
         return self.path.api != "relay" and _NOT_REPEATED.isdisjoint(self.headers.by_name)
 
 
 class Access:
-    """Decides from a request's headers alone. ``loopback``: only this machine can reach the listener."""
+    """Decides by a request's headers. ``loopback``: only this machine can reach the listener."""
 
     def __init__(self, config: ServerConfig) -> None:
         self._keys = tuple(_digest(key) for key in config.access_keys)
@@ -70,16 +70,16 @@ class Access:
 
     @property
     def shares_keys(self) -> bool:
-        """True if callers with different keys share the key of an upstream, and must not meet each other's data."""
+        """True if callers with different keys share an upstream's key, and must not reach each other's data."""
         return len(self._keys) > 1 and bool(self._shared_upstreams)
 
     def knows_host(self, host: str) -> bool:
         """Return False if *host* (a ``Host`` field's value) is a name that others may have pointed at this machine.
 
-        A page of any site can have its own name resolve to 127.0.0.1 (DNS rebinding). Its browser then takes this
-        listener for that site and sends neither a foreign ``Origin`` nor a credential that could be missed, but it
-        cannot lie about ``Host``. An address cannot be pointed anywhere. Browsers always send the field; without one
-        there is nothing to refuse.
+        A page of any site can have its own name resolve to 127.0.0.1 (DNS rebinding). The browser then believes that
+        this listener is that site and sends no foreign ``Origin``, but it sends the site's name as ``Host``. An address
+        as ``Host`` proves that no name was resolved. Browsers always send the field, so a request without it is not
+        from a page.
         """
         if not self.loopback or not host:
             return True
@@ -90,7 +90,7 @@ class Access:
         return name == "localhost" or name in self._hosts or _is_address(name)
 
     def admit(self, headers: RequestHeaders) -> bytes:
-        """Return the caller's tenant (32 bytes), and stop a proxy key from being forwarded. Raises ``Unauthorized``."""
+        """Return the caller's tenant (32 bytes), and remove a proxy key from *headers*. Raises ``Unauthorized``."""
         if self._keys:
             return self._by_proxy_key(headers)
         return client_tenant(headers.by_name)
@@ -122,7 +122,7 @@ class Access:
         return hmac.digest(self._admin, b"ullage session", "sha256")
 
     def is_admin_key(self, key: str) -> bool:
-        """True if *key* is the admin key; takes as long whatever is wrong with it."""
+        """True if *key* is the admin key. Every wrong key takes the same time, so that none is guessed by it."""
         return self._admin is not None and hmac.compare_digest(_digest(key), self._admin)
 
     def check_admin(self, headers: RequestHeaders, names: Iterable[str]) -> None:
@@ -189,7 +189,7 @@ class Access:
         return client_tenant(by_name)
 
     def _is_local(self, names: Iterable[str]) -> bool:
-        """True if the caller is on this machine for certain: no header among *names* says that it was forwarded."""
+        """True if the caller is certainly on this machine: no header among *names* shows that it was forwarded."""
         return self.loopback and not any(name.lower() in _FORWARDED for name in names)
 
     def _by_proxy_key(self, headers: RequestHeaders) -> bytes:
@@ -197,23 +197,24 @@ class Access:
         if own is not None:
             return self._tenant_of(own)
         sent = {name: _bearer(headers.by_name[name]) for name in CREDENTIALS if name in headers.by_name}
-        matching = {name: key for name, key in sent.items() if self._known(key)}
+        matching = {name: key for name, key in sent.items() if self._is_access_key(key)}
         if not matching:
             raise Unauthorized("Send one of the proxy's access keys as bearer token, x-api-key or x-ullage-key.")
         headers.drop(matching)
         return self._tenant_of(next(iter(matching.values())))
 
     def _tenant_of(self, key: str) -> bytes:
-        if not self._known(key):
+        if not self._is_access_key(key):
             raise Unauthorized("The key in x-ullage-key is not one of the proxy's access keys.")
         return proxy_tenant(key)
 
-    def _known(self, key: str) -> bool:
+    def _is_access_key(self, key: str) -> bool:
+        """True if *key* is an access key. Compares all of them, so that the time shows nothing."""
         digest = _digest(key)
-        is_known = False
-        for known in self._keys:
-            is_known |= hmac.compare_digest(digest, known)
-        return is_known
+        matches = False
+        for access_key in self._keys:
+            matches |= hmac.compare_digest(digest, access_key)
+        return matches
 
 
 def is_stateless(method: str, path: str) -> bool:
@@ -225,7 +226,7 @@ def is_stateless(method: str, path: str) -> bool:
     if model_path is not None and gemini_path.names_model(path, method):
         return _is_stateless_of_model(method, model_path)
     if method == "POST":
-        # Managed routes are recognised by the unescaped path: an escaped one would slip past them.
+        # An escaped spelling of a managed route is relayed, so only the plain spelling may count as stateless.
         return api_path(path) in _STATELESS_POST or api_path(plain).startswith(_STATELESS_TREES)
     name = api_path(plain)
     return method in ("GET", "HEAD") and (name in _STATELESS_GET or name.startswith("models/"))

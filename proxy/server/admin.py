@@ -35,7 +35,7 @@ def no_routes(access: Access, limits: Limits) -> Mapping[str, Route]:
 
 
 Page = Callable[[IncomingRequest, str, ResponseWriter], Awaitable[None]]
-"""Answers a path below ``/ullage/`` that is no API; it writes the answer or raises ``UllageError``."""
+"""Answers a path below ``/ullage/`` outside the API: writes the answer or raises ``UllageError``."""
 
 OpenPage = Callable[[Access, Limits], Page]
 

@@ -24,10 +24,10 @@ _CUT_SECONDS: Final = 2.0
 
 
 class Drain:
-    """Requests of one process: waited for and then cut when it drains.
+    """The requests of one process under way; when it ends, they are waited for and then cancelled.
 
-    ``running`` are the tasks of the requests under way; the handler adds and removes each. There may be ``limit``.
-    ``farewells`` are called once the process closes its connections: each takes leave of a client that waits.
+    ``running`` are their tasks, which the handler adds and removes; at most ``limit`` are admitted. ``farewells`` are
+    called when the process closes its connections: each ends a WebSocket on which no request is under way.
     """
 
     FULL: Final = "The proxy handles as many requests as it may (server.limits.in_flight). Try again soon."
@@ -45,7 +45,7 @@ class Drain:
         return len(self.running)
 
     def refusal(self) -> Overloaded:
-        """Return the error for a request that came after the end began, or that is one too many."""
+        """Return the error for a request that came during the shut-down, or above the limit."""
         if self.draining:
             return Overloaded("The proxy is shutting down. Try again: another one will answer.")
         return Overloaded(self.FULL)
@@ -69,8 +69,8 @@ class QuickRefusal:
     """Refuses requests while the proxy is full, at little cost.
 
     At three times the capacity there are two refusals for each answer, and they take time from it: some 60 µs each
-    here, twice that in the handler. Only a program's plain POST is refused here: not a browser's request, no other
-    method, and nothing during the shut-down.
+    here, twice that in the handler. Only a program's plain POST is refused here; browsers' requests, other methods and
+    requests during the shut-down are left to the handler.
     """
 
     def __init__(

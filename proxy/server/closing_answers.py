@@ -1,4 +1,7 @@
-"""Answers to connections that are closed at once: for what is no request, and for what there is no room for."""
+"""Answers to connections that are closed at once: their bytes are no request, or there is no room for them.
+
+They are built once, because a server in trouble sends many of them.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +23,7 @@ class HeadTooLarge(UllageError):
 
 
 def _closing(error: UllageError, fields: bytes = b"") -> bytes:
-    """Return a whole answer with *error* and the header *fields*, behind which the connection is closed."""
+    """Return a whole answer with *error* and the header *fields*; the connection is closed after it."""
     body = error_body(error, "chat")
     status = HTTPStatus(error.status)
     return (

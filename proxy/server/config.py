@@ -1,4 +1,4 @@
-"""The server's settings as plain values, and the types of the callables that it gets."""
+"""The server's settings as plain values, and the types of the callables that are passed to it."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ class Limits:
 
     ``body`` bounds a managed body, as sent and inflated; ``inflation`` the factor by which it may inflate; ``peek`` the
     part of a relayed JSON body that is read for its model; ``in_flight_bytes`` all request bodies in memory together.
-    A body that is read whole must come at ``body_rate`` bytes a second or faster in the long run, a relayed one at
+    A body that is read whole must arrive at ``body_rate`` bytes a second or faster on average, a relayed one at
     ``upload_rate``, both without a pause of more than ``body_pause`` seconds. ``header`` bounds one header field,
-    ``head`` a whole request head, ``fields`` their number. ``write`` is the most seconds in which a client takes
-    nothing of its answer, ``idle`` those in which an upstream takes nothing of an upload.
+    ``head`` a whole request head, ``fields`` their number. ``write`` is the most seconds in which a client may read
+    nothing of its answer, ``idle`` those in which an upstream may read nothing of an upload.
     """
 
     body: int = 64 * 2**20
@@ -40,7 +40,7 @@ class Limits:
 
 
 Route = Callable[[str], str]
-"""The upstream of a model."""
+"""Returns the upstream of a model. Raises ``NotFound``."""
 
 Observe = Callable[[Report, float], None]
 """Takes each request's report and its seconds, once."""
@@ -52,7 +52,7 @@ Status = Callable[[], Mapping[str, object]]
 """The process's state, as the admin API shows it."""
 
 NameOf = Callable[[str], str]
-"""The name that an upstream has for the model a client names."""
+"""Returns the upstream's name for a model, by the client's name of it."""
 
 
 def same_name(model: str) -> str:
@@ -64,14 +64,13 @@ def same_name(model: str) -> str:
 class ServerConfig:
     """The server's settings: who may call, the upstream of models without a rule, and the limits.
 
-    ``keyed_upstreams`` are those with an API key of their own: behind ``access_keys`` only stateless routes reach
-    them, unless ``relay`` is ``all``. ``websockets`` is for those of the Responses
-    route. ``origins`` are web origins (``https://host``) allowed to call, ``*`` for any.
-    ``open_metrics``: ``/metrics`` needs no admin key beside access keys.
-    ``hosts`` are names (lower case) under which a loopback listener may be called beside addresses and localhost.
-    ``usage_upstreams`` report usage in every stream; clients that did not request it do not see it.
-    ``headers_of`` gives the headers added for a model, ``name_of`` the upstream's name for it.
-    ``gemini_upstream`` has the paths of Gemini's API that name no model; empty for the default one.
+    ``keyed_upstreams`` are those with an API key of their own: with ``access_keys`` only stateless routes reach
+    them, unless ``relay`` is ``all``. ``websockets`` applies to the Responses route. ``origins`` are web origins
+    (``https://host``) whose pages may call, ``*`` for any. ``hosts`` are names (lower case) by which a loopback
+    listener may be called, besides addresses and localhost. ``open_metrics``: ``/metrics`` needs no admin key although
+    there are access keys. ``usage_upstreams`` are asked for usage in every stream; it is hidden from clients that did
+    not request it. ``headers_of`` returns the headers added for a model, ``name_of`` the upstream's name for it.
+    ``gemini_upstream`` gets the paths of Gemini's API that name no model; empty for the default upstream.
     """
 
     default_upstream: str

@@ -1,23 +1,23 @@
 """Client connections: up to a limit, each with aiohttp's parser and a loop that answers one request after the other.
 
-aiohttp's connection parses, queues what is parsed, holds a fast sender back, closes an idle connection, and ends the
+aiohttp's connection parses, queues parsed requests, pauses a fast sender, closes an idle connection, and ends the
 others at shut-down (https://github.com/aio-libs/aiohttp/blob/3.14/aiohttp/web_protocol.py). Two parts of its work are
-done here instead, since they cost most: the loop that answers requests, and the parsing of a head that comes again.
+replaced here because they cost most: the loop that answers requests, and the parsing of repeated heads.
 
-The loop is ``Connection.start``, the connection's only task. It waits, has the handler answer, and waits again;
-aiohttp's own makes four objects and a task for each request. An exception ends the connection and no other; a client
-that leaves cancels the task, and so the call of the upstream.
+The loop is ``Connection.start``, the connection's only task. It waits for a request, calls the handler, and waits
+again; aiohttp's own makes four objects and a task for each request. An exception ends this connection and no other. A
+client that leaves cancels the task, and with it the call of the upstream.
 
-A client sends the same head all day, byte for byte but for the length of its body. Such a head need not be parsed
-again: ``RepeatedHead`` compares it, and the body goes past the parser. The loop is woken when the body is complete. If
-that takes longer than ``_GRACE``, it is read as it comes instead, under its limits and deadlines; a long one always is.
+A client repeats the same head, byte for byte but for the length of its body. Such a head is compared (``RepeatedHead``)
+and not parsed, and the body bypasses the parser. The loop is woken when the body is complete. If that takes longer than
+``_GRACE``, or if the body is long, it is read as it arrives instead, under its limits and deadlines.
 
-The parser must stand between two requests for that, which it does not tell. So ``_fed`` counts the bytes that it has of
-the request that begins with ``_opening``. Whether these are all is asked when the next request comes, which many
-connections never have. They never are after a chunked body, for example, or after requests sent without waiting.
+That is possible only while the parser is between two requests, which it does not report. So ``_fed`` counts the bytes
+that it got of the request that begins with ``_opening``, and the next request checks whether they were exactly one
+request. They were not after a chunked body, for example, or after requests that were sent without waiting.
 
 ==================== ====================== ======================== ==========================
-event                idle                   a request is under way   a body is arriving past
+event                idle                   a request is under way   a body is arriving beside
                                                                      the parser
 ==================== ====================== ======================== ==========================
 the same head again  woken, or arriving     parsed and queued        bytes of the body
@@ -31,8 +31,10 @@ the keep-alive time  closed                 nothing                  nothing
 shut-down            closed                 see ``Drain``            see ``Drain``
 ==================== ====================== ======================== ==========================
 
-Private names of aiohttp are used. They are those of one minor version, to which ``pyproject.toml`` pins it, and
-``tests/server/test_connection.py`` holds them.
+Private names of aiohttp are used, because its public ones cannot replace the loop: the queue (``_messages``,
+``_waiter``), flow control (``_reading_paused``, ``_buffer_paused``), timers (``_keepalive_*``) and states that its own
+methods read (``_request_in_progress``, ``_handler_waiter``, ``_upgraded``). ``pyproject.toml`` pins its minor version,
+and ``tests/server/test_connection.py`` checks them.
 """
 
 from __future__ import annotations
@@ -63,7 +65,7 @@ from proxy.tasks import Faults
 _LOG: Final = logging.getLogger(__name__)
 
 Handler = Callable[..., Awaitable[ResponseWriter]]
-"""Answers a request, with a writer of its own or the one that it is given."""
+"""Answers a request with the given writer, or with a new one."""
 
 _PIPELINED: Final = 2
 """Requests that may wait on a connection for the one before them.
@@ -72,23 +74,23 @@ aiohttp's 32 (https://github.com/aio-libs/aiohttp/blob/3.14/aiohttp/web_protocol
 """
 
 _BUFFER: Final = 2**16
-"""Bytes of a body that wait to be read; twice as many pause the connection."""
+"""Bytes of a body that are buffered; twice as many unread ones pause the connection."""
 
 _GRACE: Final = 0.02
-"""Seconds in which the rest of a body is expected, since nothing can be done without it; then its deadlines begin."""
+"""Seconds to wait for the rest of a body before the handler is called: most bodies arrive whole within them."""
 
 _MOST_EXPECTED: Final = 2**20
-"""Bytes of a body that may go past the parser. Those of a longer one are counted against the limits as they come.
+"""Bytes of the longest body that may bypass the parser; a longer one is counted against the limits as it arrives.
 
-So are those of any body after ``_GRACE``: not counted is what all connections can receive in that time, whatever this
-is. A long agent session has 400 KB; through the parser it is copied once more and takes 0.3 ms longer.
+Uncounted is only what all connections can receive within ``_GRACE``. A long agent session has 400 KB; the parser would
+copy it once more, which takes 0.3 ms.
 """
 
 
 class Connection(web.RequestHandler):
-    """One client connection. *handle* answers its requests, *refusals* counts what is no request, by reason.
+    """One client connection. *handle* answers its requests, *refusals* counts unreadable ones by reason.
 
-    ``request`` is the one under way; ``caller`` is who sent it, if its head is a repeated one.
+    ``request`` is the one under way; ``caller`` is its sender if its head is a repeated one, else None.
     """
 
     __slots__ = (
@@ -139,8 +141,8 @@ class Connection(web.RequestHandler):
         self._msg_queue_resume_size = _PIPELINED - 1
 
     def hand_to(self, handle: Handler) -> None:
-        """Have *handle* answer the next request, and admit its sender anew."""
-        if self._grace is not None:  # a body that is on its way to a request with the repeated head
+        """Have *handle* answer the next request, and check its sender again."""
+        if self._grace is not None:  # the body of a repeated head is arriving
             self._grace.cancel()
             self._begin_incomplete(self._missing + sum(map(len, self._expected)))
         self.handle = handle
@@ -157,15 +159,15 @@ class Connection(web.RequestHandler):
             self.force_close()
 
     def remember(self, caller: Caller) -> None:
-        """Take a request with the same head as the one under way for *caller*'s from now on, if that is allowed."""
+        """Note that requests with the same head as the one under way are *caller*'s, if that is allowed."""
         request = self.request
-        if request is not None and caller.may_return:
+        if request is not None and caller.may_repeat:
             self._first = structs.replace(request, content=EMPTY_PAYLOAD), caller
 
     # What arrives.
 
     def data_received(self, data: bytes) -> None:
-        """Begin a request with *data*, or go on with one. It is empty if reading goes on after a pause."""
+        """Begin or continue a request with *data*, which is empty if reading resumes after a pause."""
         if self._missing > 0:
             data = self._body_received(data)
         if data and self.request is None and not self._messages:
@@ -179,16 +181,16 @@ class Connection(web.RequestHandler):
         super().data_received(data)
 
     def _has_ended(self) -> bool:
-        """Return True if the parser has all of a request and no more; its head may come again from here on."""
+        """Return True if the parser got exactly one request, whose head is recognised from here on."""
         head, size = read_head(self._opening)
         if self._fed != size:
             return False
         self._opening, self._fed = b"", 0
         if self._first is not None:
             (request, caller), self._first = self._first, None
-            known = repeated_head(head, request)
-            if known is not None:
-                self._repeated = known, caller
+            repeated = repeated_head(head, request)
+            if repeated is not None:
+                self._repeated = repeated, caller
         return True
 
     def _begin_repeated(self, data: bytes) -> bool:
@@ -217,7 +219,7 @@ class Connection(web.RequestHandler):
         return True
 
     def _wake(self, length: int, body: bytes | None, content: StreamReader) -> None:
-        """Let the loop answer a request with the repeated head, whose body of *length* bytes is *body* or *content*."""
+        """Wake the loop with a request that has the repeated head and *length* bytes of *body* or *content*."""
         waiter = self._waiter
         if self._repeated is None or waiter is None or waiter.done():
             return  # the connection has ended
@@ -226,7 +228,7 @@ class Connection(web.RequestHandler):
         waiter.set_result(None)
 
     def _begin_incomplete(self, length: int) -> None:
-        """Wake the loop although the body of *length* bytes has not arrived: from here on it is read as it comes."""
+        """Wake the loop before the body of *length* bytes is complete: from here on it is read as it arrives."""
         self._grace = None
         self._arriving = StreamReader(self, _BUFFER, loop=self._loop)
         for part in self._expected:
@@ -235,7 +237,7 @@ class Connection(web.RequestHandler):
         self._wake(length, None, self._arriving)
 
     def _body_received(self, data: bytes) -> bytes:
-        """Add *data* to the body that arrives past the parser. Return the bytes behind it."""
+        """Add *data* to the body that bypasses the parser. Return the bytes behind it."""
         part, rest = data[: self._missing], data[self._missing :]
         self._missing -= len(part)
         if self._arriving is None:
@@ -257,20 +259,20 @@ class Connection(web.RequestHandler):
         return rest
 
     def _process_keepalive(self) -> None:
-        """Close the connection if it is idle, which it is not while a body is expected."""
+        """Close the connection if it is idle. While a body is expected it is not, though aiohttp has no request."""
         if self._expected:
             self._keepalive_handle = None
         else:
             super()._process_keepalive()
 
     def connection_lost(self, exc: BaseException | None) -> None:
-        """Forget what was expected."""
+        """Stop waiting for a body."""
         if self._grace is not None:
             self._grace.cancel()
         super().connection_lost(exc)
 
     def pause_reading(self) -> None:
-        """Stop reading: the buffer of a body is full. The parser is told if it is the one that fills it."""
+        """Stop reading: the buffer of a body is full. Pause the parser, too, if the body comes through it."""
         if self._arriving is None:
             super().pause_reading()
             return
@@ -284,7 +286,7 @@ class Connection(web.RequestHandler):
         try:
             while not self._force_close:
                 if not self._messages:
-                    # While there is a waiter, aiohttp closes the connection when the keep-alive time is over.
+                    # ``_waiter`` shows aiohttp that the connection is idle: its keep-alive timer may close it.
                     self._waiter = self._loop.create_future()
                     await self._waiter
                     self._waiter = None
@@ -306,13 +308,13 @@ class Connection(web.RequestHandler):
             self._end()
 
     def _end(self) -> None:
-        """Close the connection once what was written is sent. No task is left to wait for."""
+        """Close the connection when all written bytes are sent. aiohttp must not wait for this task, which ends."""
         self._task_handler = None
         if self.transport is not None:
             self.transport.close()
 
     async def _answered(self, request: IncomingRequest) -> bool:
-        """Answer *request*. Return False if it was the connection's last."""
+        """Answer *request*. Return False if it was the last one of the connection."""
         self.request = request
         self._request_in_progress = True
         try:
@@ -361,7 +363,7 @@ class Connection(web.RequestHandler):
 
     def _refuse(self, error: HttpProcessingError) -> None:
         """Answer bytes that are no request, and repeat none of them."""
-        # Its frames hold the connection's last 256 KiB, and aiohttp's hold it: a cycle until the next collection.
+        # The traceback's frames reference the last 256 KiB read, in a cycle that only the next collection would free.
         error.__traceback__ = None
         reason, answer = "not_http", UNREADABLE
         if is_head_too_large(error):
@@ -371,7 +373,7 @@ class Connection(web.RequestHandler):
             self.transport.write(answer)
 
     def _decline_upgrade(self) -> None:
-        """Read on as HTTP behind a request for another protocol, which got an answer."""
+        """Continue with HTTP after an answered request to upgrade to another protocol."""
         if self._messages or self._parser is None or self._payload_parser is not None:
             return
         self._parser.set_upgraded(False)
@@ -382,7 +384,7 @@ class Connection(web.RequestHandler):
             self._resume_reading_if_drained()
 
     async def _discard(self, content: StreamReader) -> None:
-        """Read the rest of a body for a while: closing at once would reset the connection, and its answer with it."""
+        """Read the rest of a body for a while: an early close would reset the connection before the answer is read."""
         broken = (web.RequestPayloadError, HttpProcessingError, ConnectionError)
         with contextlib.suppress(TimeoutError, *broken):
             async with asyncio.timeout(self._lingering_time):
@@ -397,9 +399,9 @@ _LEAST_RESERVE: Final = 16
 def descriptors_short(descriptor: int) -> int:
     """Return how many connections must be closed if a new one got *descriptor*; 0 if enough descriptors are free.
 
-    The requests under way need a reserve for their upstreams and the store. A new connection gets the lowest number
-    that is free, so a number inside the reserve says that all below it are in use. The whole reserve is freed then:
-    the next connections get low numbers, which say nothing of the reserve.
+    The requests under way need a reserve for their upstreams and the store. A new connection gets the lowest free
+    number, so a number inside the reserve shows that all below it are in use. The whole reserve is freed then, because
+    the next connections get low numbers again, which show nothing about the reserve.
     """
     limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     reserve = max(_LEAST_RESERVE, limit // 8)
@@ -440,11 +442,11 @@ class Listener(web.Server):
         self.crowded = 0
 
     def connect(self) -> Connection:
-        """Return a new connection: the factory for the event loop, in place of aiohttp's, which makes another class."""
+        """Return a new connection: the factory for the event loop. aiohttp's own makes another class."""
         return self._make(handle=self._handler)
 
     def hand_to(self, handler: Handler) -> None:
-        """Have *handler* answer from now on, also on open connections, which forget who sent their last head."""
+        """Have *handler* answer from now on, also on open connections, which check their next sender again."""
         self._handler = handler
         for connection in self.connections:
             cast("Connection", connection).hand_to(handler)

@@ -1,4 +1,8 @@
-"""Handles a request from its head to its report: admits it, reads it, has it answered or relayed, reports it once."""
+"""Handles a request from its head to its report: admits and reads it, passes it to the engine or relays it, reports it.
+
+Order matters: what costs little and refuses much comes first (limits, ``Host``, origin, key), and no byte of a body is
+read before its sender is admitted.
+"""
 
 from __future__ import annotations
 
@@ -52,20 +56,19 @@ from proxy.tasks import Faults
 _LOG: Final = logging.getLogger(__name__)
 
 _LEFT: Final = 499
-"""The logged status if the client left. It is nginx's, which others took over.
+"""The logged status if the client left, first used by nginx.
 
 https://learn.microsoft.com/en-us/dotnet/api/microsoft.aspnetcore.http.statuscodes.status499clientclosedrequest
 """
 
-_SENT_HOW: Final = ("unknown-window", "fallback")
-"""Reasons that say how a request was sent. A reason that says how it ended replaces them."""
+_SENDING_REASONS: Final = ("unknown-window", "fallback")
+"""Reasons about how a request was sent; a reason about how it ended replaces them."""
 
 
 class Call(msgspec.Struct):
-    """One request under way: its answer, its report, and its path. ``body`` reads its body once the caller is admitted.
+    """One request under way: its answer, its report, and its path. ``body`` is None until the caller is admitted."""
 
-    A Struct, since every request makes one and it is built in C.
-    """
+    # A Struct and no dataclass: every request makes one, and msgspec builds it in C.
 
     out: ResponseWriter
     report: Report
@@ -287,7 +290,7 @@ class Handler:
         except Exception as fault:  # noqa: BLE001 - a fault while learning must not cost the answer
             self._faults.report("after", call.report.request_id, fault)
             return
-        if was_cut and call.report.reason in ("", *_SENT_HOW):
+        if was_cut and call.report.reason in ("", *_SENDING_REASONS):
             call.report = call.report.with_(reason="silently_truncated")
 
     async def _relay(self, request: IncomingRequest, call: Call, headers: RequestHeaders, reader: BodyReader) -> None:
@@ -394,7 +397,7 @@ class Handler:
             call.report = call.report.with_(status=reply.status)
             await websocket.relay(request, call.out, reply)
         elif is_responses:
-            # Clients of this route go on without a WebSocket at once after 426, and repeat the upgrade after others.
+            # After 426 clients of this route continue without a WebSocket; after other statuses they retry the upgrade.
             reply.close()
             raise response.UpgradeRefused
         else:
@@ -421,12 +424,12 @@ class Handler:
         if hides_usage and is_readable:
             hider = self._faults.attempt("answer", call.report.request_id, UsageHider, None)
         report_fault = partial(self._faults.report, "answer", call.report.request_id)
-        # A client sees that a stream lacks its end only if the stream is chunked. Other bodies end as they came.
+        # A stream that ends with its connection is sent chunked, so that the client can see whether it is complete.
         needs_end = reply.close_delimited and is_readable
         observer = call.observer = ReplyObserver(encoding, hider, ending, report_fault, watches_end=needs_end)
         try:
             own = response_headers(call.report)
-        except Exception as fault:  # noqa: BLE001 - as much of our own headers as a fault leaves
+        except Exception as fault:  # noqa: BLE001 - a fault in our own headers must not cost the answer
             self._faults.report("answer", call.report.request_id, fault)
             own = [("x-ullage-outcome", f"degraded;{INTERNAL_ERROR}")]
         headers = [*reply.headers, *own]

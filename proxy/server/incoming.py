@@ -1,6 +1,6 @@
-"""A client's request as it arrives: its head under limits, parsed or known from the request before it, and its body.
+"""A client's request as it arrives: its head under limits, parsed or recognised as a repeated one, and its body.
 
-A body is read whole while it makes progress, or passed on as a stream. Its bytes are counted as its sender's.
+A body is read whole while it makes progress, or passed on as a stream. Its bytes in memory are counted for its sender.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ It is the only mark of that error: https://github.com/aio-libs/aiohttp/blob/3.14
 class IncomingRequest(msgspec.Struct):
     """A request whose head is complete.
 
-    ``content`` is its body as it arrives, or ``body`` is all of it, if that came past the parser with its head.
-    ``raw_path`` is the target of the request line. ``content_length`` is the declared length of the body; that in
-    ``headers`` and ``raw_headers`` is the one of the first request with this head.
-
-    A Struct, since every request makes one and it is built in C.
+    ``content`` is its body as it arrives. ``body`` is the whole body instead if the request bypassed the parser.
+    ``raw_path`` is the target of the request line. ``content_length`` is the declared length of the body; of a repeated
+    head the one in ``headers`` and ``raw_headers`` is that of the first request.
     """
+
+    # A Struct and no dataclass: every request makes one, and msgspec builds it in C.
 
     protocol: web.RequestHandler
     method: str
@@ -60,7 +60,7 @@ class IncomingRequest(msgspec.Struct):
 
 
 class RepeatedHead(msgspec.Struct, frozen=True):
-    """A head that may come again on its connection with another length of the body, and the first request with it.
+    """A head that its connection may repeat with another length of the body, and the first request with it.
 
     ``before`` and ``after`` are the bytes of the head around the digits of that length.
     """
@@ -77,14 +77,14 @@ class RepeatedHead(msgspec.Struct, frozen=True):
         at = len(before)
         end = data.find(b"\r", at, at + MOST_DIGITS + 1)
         digits = data[at : max(0, end)]
-        # With spaces behind the digits they belong to ``after``: then it is no match, and the parser reads it.
+        # Spaces behind the digits belong to ``after``: there is no match then, and the parser reads the head.
         if not digits.isdigit() or not data.startswith(after, end):
             return None
         return end + len(after), int(digits)
 
 
 def repeated_head(head: bytes, request: IncomingRequest) -> RepeatedHead | None:
-    """Return *head*, one from ``read_head`` of which *request* was parsed, or None if it has not one Content-Length."""
+    """Return *head* (from ``read_head``) with the *request* parsed from it; None unless it has one Content-Length."""
     parts = around_length(head, request.headers.getall("Content-Length", []))
     if parts is None:
         return None
@@ -94,9 +94,9 @@ def repeated_head(head: bytes, request: IncomingRequest) -> RepeatedHead | None:
 class HeadLimit:
     """aiohttp's parser, with a limit of bytes for a whole head and for trailers.
 
-    aiohttp bounds one field and their number; the head may still be as large as both multiplied, and is in memory
-    before any key is read. Bytes count until the parser makes a request or a part of its body of them. The others
-    belong to a head, to trailers, or to the frames of chunks.
+    aiohttp bounds one field and their number; a head may still be as large as both multiplied, and is in memory before
+    any key is checked. So bytes are counted until the parser returns a request or adds to a body: those between belong
+    to a head, to trailers, or to the frames of chunks.
     """
 
     def __init__(self, parser: Any, limit: int) -> None:
@@ -133,7 +133,7 @@ class HeadLimit:
         return parsed
 
     def _too_large(self) -> LineTooLong:
-        """Return the error for aiohttp, and fail a body that is being read: its reader would wait for the trailers."""
+        """Return the error for aiohttp, and fail a body that is being read: its reader would wait for trailers."""
         if not self._payload.is_eof():
             self._payload.set_exception(web.RequestPayloadError("the trailers are too large"))
         return LineTooLong(b"", self._limit)
@@ -155,8 +155,8 @@ def is_head_too_large(error: HttpProcessingError) -> bool:
 class Progress:
     """Waits for a client that sends a body: at most *pause* seconds without a byte, and *rate* bytes a second.
 
-    Bytes above the rate add time for later, but never more than *pause*: a body that stops is given up as soon after
-    its first byte as after its last but one, whatever length it declared.
+    It is a budget of seconds: waiting uses it up, each byte adds to it, and it is never more than *pause*. So a body
+    that stops is given up after *pause* seconds at most, however much of it came before.
     """
 
     def __init__(self, pause: float, rate: int) -> None:
@@ -180,8 +180,8 @@ class Progress:
 class BodyBytes:
     """Bytes of request bodies in memory, of all requests together and of each tenant, under one limit.
 
-    A caller may have as much as is free beside it, so that others always find some room: one alone half of all, two a
-    third each. A caller's only body may take what is left: the largest body that is allowed must pass.
+    A caller may have at most as many bytes as are free, so that others always find some room: one caller gets half of
+    the limit, two get a third each. A caller's only body may take all that is free: the largest allowed body must pass.
     """
 
     limit: int
@@ -196,10 +196,9 @@ def check_declared(declared: int | None, limits: Limits) -> None:
 
 
 class BodyReader(msgspec.Struct):
-    """Reads one request's body. Bytes that have arrived are counted as the tenant's until ``release``.
+    """Reads one request's body. Bytes that have arrived are counted for the tenant until ``release``."""
 
-    A Struct, since every request makes one and it is built in C.
-    """
+    # A Struct and no dataclass: every request makes one, and msgspec builds it in C.
 
     content: StreamReader
     limits: Limits
@@ -229,7 +228,7 @@ class BodyReader(msgspec.Struct):
         self.counted = size
 
     def release(self) -> None:
-        """Count this body no longer; harmless when called again."""
+        """Stop counting this body. Does nothing if it is called again."""
         if not self.counted:
             return
         account, tenant = self.account, self.tenant
@@ -298,7 +297,7 @@ class Upload:
 
     @contextlib.asynccontextmanager
     async def moving(self) -> AsyncIterator[None]:
-        """Return a context that raises ``TimeoutError`` if the next chunk is not taken in time."""
+        """Return a context that raises ``TimeoutError`` if the receiver does not ask for the next chunk in time."""
         async with asyncio.timeout(self._idle) as deadline:
             self._deadline = deadline
             try:
@@ -321,7 +320,7 @@ class Upload:
         return chunk
 
     def _allow(self, until: float | None) -> None:
-        # An answer may come before the upload has ended: then the deadline is gone.
+        # There is no deadline any more if the answer came before the upload ended.
         if self._deadline is not None and not self._deadline.expired():
             self._deadline.reschedule(until)
 

@@ -1,4 +1,4 @@
-"""Takes the content coding off a request's body, under limits of size and of ratio."""
+"""Decodes the content coding of a request's body, under limits of size and of ratio."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from proxy.offload import offload
 from proxy.server.config import Limits
 
 _STEP: Final = 2**18
-"""Bytes that one call inflates to, at most."""
+"""Bytes of output of one call at most: after each, the limits are checked."""
 
 _PIECE: Final = 2**16
-"""Bytes that one call inflates, at most."""
+"""Bytes of input of one call at most, since each call copies the input that it leaves."""
 
 _MOST_MEMBERS: Final = 4096
-"""Members of a compressed body: the largest that ``bgzip`` makes of 64 MiB has a quarter of them.
+"""Members of a compressed body, four times as many as ``bgzip`` writes for 64 MiB.
 
 Each takes a decompressor of its own: https://www.rfc-editor.org/rfc/rfc1952#section-2.2.
 """
 
 _ANY_RATIO: Final = 2**16
-"""Bytes that any compressed body may inflate to, whatever the ratio: so few do no harm."""
+"""Bytes that any compressed body may inflate to, whatever the ratio: small bodies often compress very well."""
 
 
 _WINDOWS: Final = {"gzip": (31,), "x-gzip": (31,), "deflate": (15, -15)}
@@ -54,7 +54,7 @@ async def inflated(body: bytes, encoding: str, limits: Limits) -> bytes:
         raise UnsupportedEncoding(
             f"Request bodies in content-encoding {coding[:40]!r} are not read; send gzip, deflate or none."
         )
-    # It may inflate a hundredfold, and that takes the time.
+    # The time depends on the output, so the largest possible output decides whether this runs on a thread.
     return await offload(min(limits.body, len(body) * limits.inflation), _inflate, body, coding, limits)
 
 
@@ -81,10 +81,9 @@ def _members(body: bytes, window: int, limits: Limits) -> bytes:
 
 
 def _steps(body: bytes, window: int) -> Iterator[bytes]:
-    """Yield what each step inflates to. Linear in time, whatever the number of members."""
+    """Yield the output of each step. Takes linear time, whatever the number of members."""
     members = 1
     inflate = _member(members, window)
-    # In pieces, since each call copies what it leaves of its input.
     for start in range(0, len(body), _PIECE):
         data = body[start : start + _PIECE]
         is_done = False
@@ -101,7 +100,7 @@ def _steps(body: bytes, window: int) -> Iterator[bytes]:
 
 
 def _member(number: int, window: int) -> zlib._Decompress:
-    """Return what inflates the next member, which is this *number*. Raises ``InvalidRequest`` for one too many."""
+    """Return the decompressor for member *number*. Raises ``InvalidRequest`` above the limit."""
     if number > _MOST_MEMBERS:
         raise InvalidRequest(f"The compressed request body has more than {_MOST_MEMBERS} members.")
     return zlib.decompressobj(window)

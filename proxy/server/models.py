@@ -29,7 +29,7 @@ Figures = Callable[[str], Mapping[str, int]]
 
 @dataclass(frozen=True, slots=True)
 class ListedUpstream:
-    """An upstream. One that ``speaks`` the clients' APIs has a list of its models."""
+    """An upstream; one that ``speaks`` the clients' APIs has a list of its models."""
 
     name: str
     speaks: bool = True
@@ -68,9 +68,9 @@ class ModelsAnswer:
 
 
 class Models:
-    """Answers for the models of all upstreams; ``default`` is the one that gets the client's own key.
+    """Answers for the models of all upstreams. *default* is the upstream that gets the client's own key.
 
-    ``named`` are the models that the configuration names without a glob.
+    *named* are the models that the configuration names without a glob.
     """
 
     def __init__(
@@ -159,7 +159,7 @@ class Models:
     async def _fetch(self, upstream: ListedUpstream, path_qs: str, headers: Sequence[tuple[str, str]]) -> ModelsAnswer:
         left_out = {"accept-encoding"}
         if upstream.name != self._default:
-            # The client's key is the default upstream's: no other one may see it.
+            # The client's key belongs to the default upstream: no other one may see it.
             left_out |= CREDENTIALS
         sent = [pair for pair in headers if pair[0].lower() not in left_out]
         reply = await self._client.send(upstream.name, "GET", path_qs, sent, None)
@@ -169,7 +169,7 @@ class Models:
             reply.close()
 
     def _completed(self, entry: dict[str, Any]) -> dict[str, Any]:
-        """Return *entry* with the figures it lacks."""
+        """Return *entry* with the model's limits; figures that the upstream states win."""
         return {**self._figures(str(entry.get("id", ""))), **entry}
 
 
@@ -200,9 +200,9 @@ def _entry(model: str, upstream: str, *, anthropic: bool) -> dict[str, Any]:
 
 
 def _list_document(first: Mapping[str, Any], data: Sequence[Mapping[str, Any]], *, anthropic: bool) -> dict[str, Any]:
-    """Return a list of models, with the members that the *first* upstream's list has beside the models.
+    """Return a list of models, with the other members of the *first* upstream's list.
 
-    Anthropic's has other ones: https://platform.claude.com/docs/en/api/resources/beta/subresources/models/methods/list
+    Anthropic's list has members of its own: https://platform.claude.com/docs/en/api/resources/beta/subresources/models/methods/list
     """
     document = {"object": "list", **first, "data": data}
     if not anthropic:

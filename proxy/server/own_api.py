@@ -1,4 +1,4 @@
-"""The common part of all routes below ``/ullage/api/`` by which callers read and change their own data."""
+"""What all routes below ``/ullage/api/`` have in common by which callers read and change their own data."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ BURST: Final = 30.0
 
 
 class OwnApi:
-    """Reads requests of callers about their own things. *about* names these: ``requests about conversations``."""
+    """Reads requests of callers about their own data, which *about* names: ``requests about conversations``."""
 
     def __init__(self, access: Access, limits: Limits, about: str) -> None:
         self._access = access
@@ -62,7 +62,7 @@ async def json_body(request: IncomingRequest, headers: RequestHeaders, reader: B
 
 
 def decoded(body: bytes, decoder: msgspec.json.Decoder[T], message: str) -> T:
-    """Return what *decoder* reads in *body*. Raises ``InvalidRequest`` with *message*, which says what to send."""
+    """Return *body* decoded by *decoder*. Raises ``InvalidRequest`` with *message*, which says what to send."""
     try:
         return decoder.decode(body)
     except (msgspec.DecodeError, UnicodeError, RecursionError):

@@ -12,7 +12,7 @@ from cachetools import LRUCache
 from proxy.core.errors import TooManyRequests
 
 MAX_CALLERS: Final = 10_000
-"""Callers whose requests are counted."""
+"""Callers whose buckets are in memory; the one that called longest ago is dropped, and starts with a full one again."""
 
 
 class RateLimit:

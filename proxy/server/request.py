@@ -1,4 +1,4 @@
-"""Reads the path, the headers and the body of a request, and makes the ``Request`` that the engine gets."""
+"""Reads the path, the headers and the body of a request, and builds the ``Request`` for the engine."""
 
 from __future__ import annotations
 
@@ -45,27 +45,30 @@ _MANAGED: Final[Mapping[str, tuple[str, Purpose]]] = {
 }
 """Managed routes below an API's root, each with its API and the purpose of its requests.
 
-The body of a request to ``compress`` says by its members which API it is of.
+A request to ``compress`` may be of any API; its body's members show which.
 """
 
 _DEPLOYMENT: Final = re.compile(r"/openai/deployments/((?!\.\.?/)[\w.~-]+)/(.+)", re.ASCII)
-"""The route of an Azure deployment; plain names only, which no upstream can decode into another path."""
+"""The route of an Azure deployment. Only plain characters: no upstream can decode such a path into another one.
+
+https://learn.microsoft.com/en-us/azure/ai-services/openai/reference
+"""
 
 _ORDINARY: Final = re.compile(r"(?:/[\w.~!$&'()*+,=:@-]+)+/?", re.ASCII)
-"""A path of the characters that a segment may have, but for escapes and the semicolon that begins parameters.
+"""A path of the characters that a segment may have, except escapes and the semicolon that begins parameters.
 
 https://www.rfc-editor.org/rfc/rfc3986#section-3.3
 """
 
 _DECODINGS: Final = 3
-"""Times that a path is decoded: once more than servers and what stands before them do."""
+"""Times that a path is decoded: once more than a server and the proxy before it do together."""
 
 LIVE: Final = frozenset({"/health/live", "/healthz", "/health/liveliness"})
 READY: Final = frozenset({"/health/ready", "/readyz", "/health/readiness"})
 """Paths of the health checks, by the names that common deployments use: alive, and ready for requests."""
 
 RETRIEVE: Final = "/v1/retrieve/"
-"""The path below which gateways read what left a view: https://docs.litellm.ai/docs/proxy/headroom."""
+"""The path below which gateways read text that left a view: https://docs.litellm.ai/docs/proxy/headroom."""
 
 LOCAL_ROOTS: Final = ("/ullage/", "/health/", RETRIEVE)
 """Beginnings of paths that are answered here."""
@@ -95,7 +98,7 @@ def api_path(path: str) -> str:
 
 
 def is_stranger(path: str) -> bool:
-    """True if *path* is below none of the APIs' roots, or below two, and is no API's path without its root."""
+    """True if *path* belongs to no API: below none of their roots or below two, and no path without its root."""
     if api_path(path).startswith("v1/"):
         return True
     rooted = path.startswith(ROOTS[:-1]) or _DEPLOYMENT.fullmatch(path) is not None
@@ -103,15 +106,15 @@ def is_stranger(path: str) -> bool:
 
 
 def misses_root(path: str) -> bool:
-    """True if *path* ends as an API's route does: its client was given a base URL with another path."""
+    """True if *path* ends like an API's route: its client probably has a base URL with a wrong path."""
     return path.endswith(tuple(f"/{name}" for name in (*_MANAGED, "completions", "embeddings", "models")))
 
 
 class RequestPath(NamedTuple):
     """The target of a request: ``path_qs`` byte for byte, ``path`` without its query.
 
-    ``api`` is ``relay`` if the request is not managed, and ``error_api`` the API whose error shape its caller
-    understands. ``model`` is the one that the path of an Azure deployment, or of Gemini's API, names.
+    ``api`` is ``relay`` if the request is not managed; ``error_api`` is the API whose error format the caller
+    understands. ``model`` is the model in the path of an Azure deployment or of Gemini's API.
     """
 
     path_qs: str
@@ -127,7 +130,7 @@ MANAGED: Final = {
     for root in ROOTS
     for name, (api, purpose) in _MANAGED.items()
 }
-"""The managed targets of usual spelling, so that most requests are read by one look-up."""
+"""The managed targets in their usual spelling, so that most paths take one look-up."""
 
 
 def read_path(method: str, target: str) -> RequestPath:
@@ -179,9 +182,9 @@ def _error_api(path: str) -> str:
 def plain_path(path: str) -> str | None:
     """Return *path* without escapes, or None if some server might take it for another path.
 
-    Servers and what stands before them decode once or twice, resolve ``..``, cut off ``;parameters``, merge slashes and
-    take a backslash for one, in any order. A path of ordinary characters in which nothing of that is left to do is the
-    same path to all of them.
+    Servers and the proxies before them decode once or twice, resolve ``..``, cut off ``;parameters``, merge slashes and
+    treat a backslash as one, in any order. A path of ordinary characters that none of this changes is the same path for
+    all of them.
     """
     for _ in range(_DECODINGS):
         path = unquote(path)
@@ -242,16 +245,16 @@ _PLAIN: Final = frozenset({"", "keep-alive", "close"})
 """Values of ``Connection`` that name no other header."""
 
 _LABEL: Final = 256
-"""Characters of a label at most."""
+"""Characters of the longest label: labels are part of log lines and metrics."""
 
 _LONGEST_CACHED_NAME: Final = 64
-"""Bytes of a header's name that is cached, at most."""
+"""Bytes of the longest header name that is cached: clients choose names, and the cache must stay small."""
 
 _FORWARD, _READ, _OWN = 1, 2, 4
-"""The use of a header: it goes on to the upstream, it is read here, or it is for Ullage."""
+"""Bits for the use of a header: forwarded to the upstream, read here, or one of Ullage's own."""
 
 _CLIENT_NAMES: Final = frozenset({AGENT_HEADER, *SESSION_HEADERS, EPOCH_HEADER, METADATA_HEADER})
-"""Headers in which clients name themselves or their session, or say that they compact it."""
+"""Headers in which clients name themselves or their session, or announce a compaction of it."""
 
 
 class ExpectationFailed(UllageError):
@@ -263,7 +266,7 @@ class ExpectationFailed(UllageError):
 
 
 class HeaderFacts(NamedTuple):
-    """The options of a managed request, and what its headers say of the client's session: fields of ``Request``."""
+    """The members of ``Request`` that are read from a managed request's headers."""
 
     options: Options
     session: str
@@ -275,11 +278,11 @@ class HeaderFacts(NamedTuple):
 
 @dataclass(slots=True)
 class RequestHeaders:
-    """A request's headers, sorted.
+    """A request's headers, sorted by use.
 
-    ``end_to_end`` are those that go on to the upstream, in order and spelling; ``by_name`` those that are read here;
-    ``own`` those for Ullage, ``x-ullage-*`` by the rest of the name. ``facts`` is what they say of a managed request,
-    once that was read.
+    ``end_to_end`` are forwarded to the upstream, in order and spelling; ``by_name`` are read here, by lower-case name;
+    ``own`` are Ullage's own, by the part of the name behind ``x-ullage-``. ``facts`` is None until they are read for a
+    managed request.
     """
 
     end_to_end: tuple[tuple[str, str], ...] = ()
@@ -294,7 +297,7 @@ class RequestHeaders:
         self.own[name] = value
 
     def drop(self, names: Iterable[str]) -> None:
-        """Forward the headers called *names* (lower case) no more."""
+        """Do not forward the headers called *names* (lower case)."""
         dropped = frozenset(names)
         self.end_to_end = EndToEnd(pair for pair in self.end_to_end if pair[0].lower() not in dropped)
 
@@ -304,7 +307,9 @@ def read_headers(raw_headers: Iterable[tuple[bytes, bytes]]) -> RequestHeaders:
     headers = RequestHeaders()
     end_to_end, by_name = [], headers.by_name
     for raw_name, raw_value in raw_headers:
-        sort = _sort_cached if len(raw_name) <= _LONGEST_CACHED_NAME else _sort
+        sort = _sort
+        if len(raw_name) <= _LONGEST_CACHED_NAME:
+            sort = _sort_cached
         spelled, name, kind = sort(raw_name)
         value = raw_value.decode("utf-8", "surrogateescape")
         if kind & _FORWARD:
@@ -318,7 +323,7 @@ def read_headers(raw_headers: Iterable[tuple[bytes, bytes]]) -> RequestHeaders:
     headers.end_to_end = EndToEnd(end_to_end)
     connection = by_name.get("connection", "")
     if connection.lower() not in _PLAIN:
-        # A client must not use this to remove the credential that names its tenant.
+        # ``Connection: authorization`` must not remove the credential that names the tenant.
         named = {token.strip().lower() for token in connection.split(",")} - CREDENTIALS
         headers.drop(named)
     return headers
@@ -384,7 +389,7 @@ def _sort(raw: bytes) -> tuple[str, str, int]:
 
 
 _sort_cached: Final = lru_cache(maxsize=1024)(_sort)
-"""``_sort`` for names of usual length: clients send the same dozen all day."""
+"""``_sort`` for names of usual length: clients send the same dozen with every request."""
 
 NO_OPTIONS: Final = Options()
 _SHARE: Final = re.compile(r"0?\.\d{1,4}", re.ASCII)
@@ -453,7 +458,7 @@ def read_request(body: bytes, path: RequestPath, headers: RequestHeaders, tenant
 
 
 def _read_facts(headers: RequestHeaders) -> HeaderFacts:
-    """Return what *headers* say of a managed request. Raises ``InvalidRequest``."""
+    """Return the facts of a managed request that *headers* state. Raises ``InvalidRequest``."""
     by_name = headers.by_name
     session, epoch, client_compaction, variant, agent = "", 0, "", "", ""
     if not _CLIENT_NAMES.isdisjoint(by_name):
@@ -474,7 +479,7 @@ def unread_request(body: bytes, path: RequestPath, headers: RequestHeaders, tena
 
 
 async def decoded(body: bytes, headers: RequestHeaders, reader: BodyReader, limits: Limits) -> bytes:
-    """Take the content-encoding off *body*, within *limits*, and its header with it. Raises ``InvalidRequest``."""
+    """Return *body* without its content-encoding, and remove that header. Raises ``InvalidRequest``."""
     plain = await inflated(body, headers.by_name.get("content-encoding", ""), limits)
     reader.count(len(plain))
     headers.drop(("content-encoding",))

@@ -1,4 +1,4 @@
-"""Writes one answer to a client, straight to its connection, with the headers that are given and no others."""
+"""Writes one answer to a client, directly to its connection, with the given headers and no others."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from proxy.server.request import is_stranger, misses_root
 
 _STATUS_LINES: Final = {status.value: f"HTTP/1.1 {status.value} {status.phrase}" for status in HTTPStatus}
 _JOINED: Final = 2**14
-"""Bytes of a chunk that is copied to be sent with its frame in one write; a larger one takes three."""
+"""Bytes of the longest chunk that is copied into one write together with its frame; a larger one takes three writes."""
 
 _HTTP_1_1: Final = (1, 1)
 _RESET: Final = struct.pack("ii", 1, 0)
@@ -99,13 +99,13 @@ class ResponseWriter:
         if text.count("\n") != breaks or text.count("\r") != breaks or "\0" in text:
             raise UnfitHeader("A header of the upstream's answer holds a line break or a NUL.")
         self.status = status
-        # Sent when the handler first waits: a body that is already here leaves in the same segment.
+        # Sent when the loop runs next, so that a body that is already here goes into the same TCP segment.
         self._head = text.encode("utf-8", "surrogateescape") + b"\r\n\r\n"
         if not is_followed:
             self._flush = asyncio.get_running_loop().call_soon(self._send_head)
 
     def _frame(self, lines: list[str], *, sized: bool, close_delimited: bool) -> None:
-        """Add to *lines* how the body ends, and whether the connection does."""
+        """Add the headers to *lines* that state how the body ends, and whether the connection ends with it."""
         if not sized and not self.bodyless:
             if self._version >= _HTTP_1_1 and not close_delimited:
                 self._chunked = True
@@ -169,7 +169,7 @@ class ResponseWriter:
             self._transport.close()
 
     def abort(self) -> None:
-        """Drop the connection and everything that waits to be sent."""
+        """Reset the connection and drop everything that waits to be sent."""
         self._ended = True
         self._head = b""
         if self._flush is not None:
@@ -321,9 +321,9 @@ def last_event(error: UllageError, api: str) -> bytes:
 
 
 class ReplyObserver:
-    """Notes the usage and late overflows of one answer, and hides from its client the usage that it did not request.
+    """Reads usage and late overflows of one answer, and hides usage from a client that did not request it.
 
-    A fault in it is *reported* once and turns it off; the bytes go on.
+    A fault in it is reported once and turns it off; the bytes still reach the client.
     """
 
     __slots__ = ("_end", "_ending", "_hider", "_is_on", "_report", "_tap")
@@ -411,7 +411,7 @@ class ReplyObserver:
 async def relay_body(
     reply: ports.Reply, out: ResponseWriter, observer: ReplyObserver, first: bytes, *, is_stream: bool
 ) -> bool:
-    """Pass on *first* and the rest of *reply*, as *observer* has it.
+    """Pass *first* and the rest of *reply* through *observer* to the client.
 
     Return False if a stream ended without its last event.
     """
@@ -419,6 +419,7 @@ async def relay_body(
     while chunk:
         if out.write(observer.feed(chunk)):
             await out.drain()
+        # ``pour`` returns when the client reads too slowly, and at the end: then ``next_chunk`` continues.
         if is_stream and reply.pour is not None:
             await reply.pour(lambda chunk: out.write(observer.feed(chunk)))
         chunk = await reply.next_chunk()

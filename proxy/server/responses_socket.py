@@ -3,10 +3,10 @@
 Theory of operation
 ===================
 
-The protocol is https://developers.openai.com/api/docs/guides/websocket-mode. A client sends only what is new, and names
-the response that it continues. So only the one who has the conversation knows how long it is. Here the connection has
-it: the items of the newest response, its input and its output. Each message is joined with them to a whole request,
-and the handler answers that as it answers a POST, with every guarantee. The upstream needs no WebSocket.
+The protocol is https://developers.openai.com/api/docs/guides/websocket-mode. A client sends only new items, and names
+the response that it continues. To know the length of the conversation, the connection stores it: the input and the
+output of the newest response. Each message is joined with them to a whole request, which the handler answers like a
+POST, with every guarantee. The upstream needs no WebSocket.
 
     client                            connection                          handler
     response.create, items a b    ->  input a b                       ->  answers it as a POST
@@ -17,8 +17,8 @@ and the handler answers that as it answers a POST, with every guarantee. The ups
                                       upstream's                          output f of response r2
                                       stores r2: r0, then e f
 
-A warm-up (``generate: false``) has no answer of a model: its input is stored, and the response that the client
-continues is named here. After an error the response before it is still known.
+A warm-up (``generate: false``) calls no model: its input is stored, and the connection invents the id of the response
+that the client continues. After an error the response before it is still stored.
 
 One request is under way at a time. Codes are those of a close frame:
 
@@ -66,7 +66,7 @@ https://developers.openai.com/api/docs/guides/websocket-mode#connection-behavior
 """
 
 _BUFFER: Final = 2**16
-"""Bytes of messages that wait; from twice as many on the connection is not read."""
+"""Bytes of messages that may wait; above twice as many, aiohttp stops reading the connection."""
 
 _JSON: Final = ("content-type", "application/json")
 _TEXT, _CLOSE, _PONG = 0x81, 0x88, 0x8A
@@ -77,10 +77,10 @@ _STORED_EVENTS: Final = (b'"response.completed"', b'"response.incomplete"', b'"r
 
 
 class Incoming(WebSocketDataQueue):
-    """The messages of a client, in order. Its pings are answered, and its close is, as soon as they arrive.
+    """The messages of a client, in order. Pings and a close are answered as soon as they arrive.
 
-    ``is_answering``: a request is under way, which a close ends, and with it the call of the upstream. ``unread`` are
-    the bytes that have arrived since the last message was complete.
+    ``is_answering``: a request is under way; a close cancels it and its call of the upstream. ``unread`` is the number
+    of bytes that have arrived since the last complete message.
     """
 
     def __init__(self, request: IncomingRequest) -> None:
@@ -113,9 +113,9 @@ class Incoming(WebSocketDataQueue):
 
 
 class CountedFrames:
-    """aiohttp's parser of frames, which builds a message of any number of them. Their bytes are counted as they come.
+    """aiohttp's parser of frames, with their bytes counted as they arrive: it joins any number of them to a message.
 
-    *count* is given the bytes of a message that is not complete, and raises ``Overloaded``.
+    *count* is called with the bytes of the incomplete message, and raises ``Overloaded``.
     """
 
     def __init__(self, parser: WebSocketReader, incoming: Incoming, count: Callable[[int], None]) -> None:
@@ -125,7 +125,7 @@ class CountedFrames:
         self.feed_eof: Callable[[], None] = parser.feed_eof
 
     def feed_data(self, data: bytes) -> tuple[bool, bytes]:
-        """Parse *data*. Return True once nothing more is to be parsed."""
+        """Parse *data*. Return True if nothing more has to be parsed."""
         incoming = self._incoming
         incoming.unread += len(data)
         ended: tuple[bool, bytes] = self._parser.feed_data(data)
@@ -140,8 +140,8 @@ class CountedFrames:
 class Conversation(msgspec.Struct):
     """The items of the newest response, each as JSON: its input, then its output. ``name`` is empty without one.
 
-    ``before`` names the response of the upstream that the items continue; empty if they are all there is. ``size`` are
-    the bytes of the items.
+    ``before`` names the upstream's response that the items continue; empty if they are the whole conversation. ``size``
+    is the bytes of the items.
     """
 
     name: str = ""
@@ -151,7 +151,7 @@ class Conversation(msgspec.Struct):
 
 
 class Message(msgspec.Struct):
-    """The members of a client's message that are read. The other members pass as they came."""
+    """The members of a client's message that are read here. All others are passed on unchanged."""
 
     type: str
     previous_response_id: str | None = None
@@ -224,7 +224,7 @@ class MessageWriter(ResponseWriter):
     def write(self, chunk: bytes) -> bool:
         """Write the events that *chunk* completes. Return True if the client reads more slowly than they come.
 
-        Raises ``UpstreamUnreachable`` if what is not complete is too long for one message.
+        Raises ``UpstreamUnreachable`` if an incomplete event is too long for one message.
         """
         if self._is_stream:
             for event in self._cutter.feed(chunk):
@@ -276,13 +276,13 @@ class MessageWriter(ResponseWriter):
         return data
 
     def _note(self, data: bytes) -> None:
-        """Store what the event *data* adds to the conversation. Some servers repeat no output in their last event."""
+        """Store the items that the event *data* adds: single ones, too, as some servers omit them in the last event."""
         if not any(kind in data for kind in _STORED_EVENTS):
             return
         try:
             event = _event.decode(data)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-            return  # the client gets it all the same; a conversation without it is not stored
+            return  # the client gets the event anyway; without it the conversation is not stored
         if event.type == "response.output_item.done":
             self.output += _copied([event.item])
         elif event.response is not None and event.type in ("response.completed", "response.incomplete"):
@@ -362,7 +362,7 @@ class ResponsesSocket:
         request = structs.replace(self._request, body=body, content_length=len(body))
         self._connection.caller = Caller(self._headers, PATH)
         self._incoming.is_answering = True
-        await self._connection.handle(request, out)  # the present one, also after a reload
+        await self._connection.handle(request, out)  # looked up each time: a reload replaces the handler
         self._incoming.is_answering = False
         if out.name:
             self._store(out.name, [*items, *_lasting(out.output, message)], message)
@@ -382,7 +382,7 @@ class ResponsesSocket:
         return bool(message.previous_response_id) and message.previous_response_id == self._conversation.name
 
     def _body_of(self, data: bytes, message: Message, items: list[msgspec.Raw]) -> bytes:
-        """Return the body of the POST that *data* stands for. What is not the protocol's own passes byte for byte."""
+        """Return the body of the equivalent POST. Members that are not the protocol's own pass byte for byte."""
         members = _members.decode(data)
         for name in ("type", "generate", "background"):
             members.pop(name, None)
@@ -395,7 +395,7 @@ class ResponsesSocket:
         return msgspec.json.encode(members)
 
     def _warm_up(self, out: MessageWriter, message: Message, items: list[msgspec.Raw]) -> None:
-        """Store the input of a request that wants no answer yet, and name it."""
+        """Store the input of a request that wants no answer yet, and send the id of an empty response to it."""
         response: dict[str, Any] = {
             "id": f"resp_{os.urandom(16).hex()}",
             "object": "response",
@@ -452,7 +452,7 @@ def _read(data: bytes) -> Message:
 
 
 def _lasting(output: list[msgspec.Raw], message: Message) -> list[msgspec.Raw]:
-    """Return the items of *output* that can be sent again: without ``store``, reasoning only if it is in the item.
+    """Return the items of *output* that can be sent again; without ``store``, reasoning only with encrypted content.
 
     https://platform.openai.com/docs/guides/reasoning#encrypted-reasoning-items
     """
@@ -462,7 +462,7 @@ def _lasting(output: list[msgspec.Raw], message: Message) -> list[msgspec.Raw]:
 
 
 def _is_bare_reasoning(item: msgspec.Raw) -> bool:
-    """True if *item* is reasoning without its content. What is no item of the API is left to the upstream."""
+    """True if *item* is reasoning without its encrypted content. Anything unreadable is left to the upstream."""
     try:
         read = _item.decode(item)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):

@@ -23,8 +23,8 @@ class Server:
 
     ``metrics`` returns the exposition and its content type (called in a thread; ``None``: no metrics are served).
     ``status`` returns what the admin API shows, ``models`` answers for all upstreams' models. ``open_routes`` opens
-    those that a feature adds. ``faults`` reports our own faults. ``before`` is a server whose place this one will take:
-    it counts its requests with those of the other.
+    the routes that features add. ``faults`` reports our own faults. ``before`` is the server that this one replaces
+    after a reload: both count their requests together.
     """
 
     def __init__(
@@ -42,7 +42,9 @@ class Server:
         before: Server | None = None,
     ) -> None:
         self._access = access = Access(config)
-        self._drain: Drain = before._drain if before is not None else Drain(config.limits)
+        self._drain = Drain(config.limits)
+        if before is not None:
+            self._drain = before._drain
         added = open_routes(access, config.limits)
         self._local = local = OwnRoutes(config.version, access, self._drain, metrics, status, added)
         self._limits = config.limits

@@ -1,6 +1,6 @@
-"""WebSockets (https://www.rfc-editor.org/rfc/rfc6455): relays them byte for byte, both ways, without reading them.
+"""WebSockets (https://www.rfc-editor.org/rfc/rfc6455): relays one byte for byte in both directions, without reading it.
 
-The handshake and the frames are those of a socket that is answered here.
+``handshake`` and ``frame`` are for ``responses_socket``, which answers a WebSocket itself.
 """
 
 from __future__ import annotations

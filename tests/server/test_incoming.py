@@ -60,14 +60,14 @@ def test_a_repeated_head_may_differ_in_its_content_length_only():
         assert head.match(other) is None
 
 
-def test_whose_head_may_return():
+def test_whose_head_may_repeat():
     """A caller's on a managed route, unless it is a browser's or its headers change on their way."""
     fields = ((b"Host", b"a"), (b"Content-Length", b"5"), (b"X-Api-Key", b"k"))
     managed, relayed = read_path("POST", CHAT), read_path("POST", "/v1/embeddings")
-    assert Caller(read_headers(fields), managed).may_return
-    assert not Caller(read_headers(fields), relayed).may_return
+    assert Caller(read_headers(fields), managed).may_repeat
+    assert not Caller(read_headers(fields), relayed).may_repeat
     for more in ((b"Content-Encoding", b"gzip"), (b"Origin", b"null"), (b"Upgrade", b"x"), (b"Expect", b"x")):
-        assert not Caller(read_headers((*fields, more)), managed).may_return
+        assert not Caller(read_headers((*fields, more)), managed).may_repeat
 
 
 async def test_a_declared_body_that_is_too_large_is_refused_before_it_is_sent():

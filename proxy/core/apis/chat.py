@@ -251,9 +251,14 @@ def _counted(message: Mapping[str, Any], calls: Sequence[dict[str, Any]]) -> Ite
         yield arguments
     for key, value in message.items():
         if key not in _COUNTED_ELSEWHERE and value:
-            if not isinstance(value, str):
-                value = quoted(value)
-            yield value
+            yield _as_text(value)
+
+
+def _as_text(value: Any) -> str:
+    """Return a text as it is, any other value as JSON."""
+    if isinstance(value, str):
+        return value
+    return quoted(value)
 
 
 def _part_texts(part: Any) -> Iterator[str]:
