@@ -58,8 +58,7 @@ Body = bytes | AsyncIterator[bytes] | None
 class Upstreams:
     """Sends requests to named upstreams. Build it inside a running loop; ``close`` it at the end.
 
-    Upstreams behind *bridge* (LiteLLM) answer chat completions only. If a target and a bridged upstream have the same
-    name, chat completions go over the bridge and everything else to the target.
+    Upstreams behind *bridge* (LiteLLM) answer chat completions only; a target of the same name gets all other requests.
     """
 
     def __init__(self, targets: Sequence[Target], bridge: Bridge | None = None) -> None:
