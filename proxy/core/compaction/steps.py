@@ -41,15 +41,23 @@ _CONSTRAINS = (
 _CONSTRAINS_WIDE = (
     # Not "能不能", "要不要" or "可不可以", which ask, nor "不得不", "舍不得" or "不可能", which forbid nothing.
     "必须|必須|务必|務必|(?<!要)不要|(?<!能)不能|(?<![不舍捨])不得(?!不|了)|(?<!可)不可(?!能)|只能|禁止|一定要|千万|切勿|始终"
-    "|永远|不再"
-    "|必ず|絶対|しないで|してはいけない|禁止|のみ|だけ|ください|반드시|하지 ?마|절대|항상"
+    "|永远|不再|不[许許准]|一律|凡是|避免|避开|避開"
+    # "别" forbids, but not inside "特别", "区别", "别的", "别人" and the like.
+    "|(?<![特区个分级类告差识辨离性派])别(?![的人墅名处说克致样称家国])"
+    # Any verb that is forbidden, or that is a duty.
+    "|必ず|絶対|決して|常に|のみ|だけ(?!ど)|ないで(?:くだ|下さ|ほし|欲し)"
+    "|[てで]は(?:いけ|なら|だめ|ダメ)|な(?:けれ|く)[ばて]は?(?:なら|いけ)"
+    "|반드시|절대|항상|꼭|금지|지 ?(?:마[세십라]|말[고아라])|면 안 ?[돼되된됩]|야 ?(?:합니|해요|한다|하고|돼|됩니)"
 )
 _ASKS = (
     "should|shall|need to|keep|use|prefer|remember|please|stop|before|after|want|add|fix|change"
     "|bitte|soll|sollte|por favor|usa|s'il (?:te|vous) plait|s'il (?:te|vous) plaît|utilise[rz]?|per favore"
     "|alsjeblieft|proszę|пожалуйста|lütfen"
 )
-_ASKS_WIDE = "请|請|需要|希望|应该|應該|帮我|幫我|해 ?주세요|お願い"
+_ASKS_WIDE = (
+    "请|請|需要|希望|应[该当]|應[該當]|帮我|幫我|(?<!我)[记記][得住]"
+    "|ください|下さい|お願い|[てで](?:ほしい|欲しい)|べき|주(?:세요|십시오|시기|실)|줘(?!서|도)|부탁|바랍니다"
+)
 
 _ALTERNATIVE = lazy_pattern(r"(?:[^|(]|\([^)]*\))+")
 
