@@ -6,10 +6,11 @@ it yet, so the client can still replace it by a narrower call.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import chain
 from typing import Final, NamedTuple
 
+from proxy.core.compaction.record import NO_COMPACTION, Compaction
 from proxy.core.conversation import NO_FACTS, Injected, Item
 from proxy.core.tool_calls import Pair, pairs_of
 
@@ -117,12 +118,14 @@ def fresh_results(items: Sequence[Item], total: int, room: int) -> FreshResults:
     return FreshResults(tuple(reversed(tokens)), room - total + newest)
 
 
-def files_read(items: Sequence[Item], start: int = 0, without: Collection[int] = ()) -> int:
-    """Return the number of different files in the results of ``items[start:]``, items *without* left out.
+def files_read(items: Sequence[Item], compaction: Compaction = NO_COMPACTION) -> int:
+    """Return how many different files the view of *items* shows as read, after *compaction*.
 
-    Raises ``FactsMissing`` if the facts of calls and results were not read.
+    Folded rounds and old results that left the view show none. Raises ``FactsMissing`` if the facts of calls and
+    results were not read.
     """
-    pairs = [pair for pair in pairs_of(items, start, len(items)) if pair.index not in without]
+    gone = {placeholder.index for placeholder in compaction.placeholders}
+    pairs = [pair for pair in pairs_of(items, compaction.cut, len(items)) if pair.index not in gone]
     paths = [pair.call.paths for pair in pairs if pair.call.kind == "file_read" and pair.result.ok]
     return len({path for read in paths for path in read})
 

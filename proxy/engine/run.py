@@ -17,6 +17,7 @@ import msgspec
 from msgspec import structs
 
 from proxy.core.attempts import Attempts
+from proxy.core.compaction.record import NO_COMPACTION
 from proxy.core.conversation import unread_from
 from proxy.core.decisions import (
     CountedView,
@@ -371,16 +372,6 @@ def _counted_reason(view: CountedView) -> str:
     return ""
 
 
-def _files_read(view: CountedView) -> int:
-    """Return the number of files whose content is in *view*: folded rounds and pruned results have left it."""
-    items, record = view.measured.parsed.items, view.edits.record
-    if record is None or view.observation:
-        return files_read(items)
-    return files_read(
-        items, record.compaction.cut, {placeholder.index for placeholder in record.compaction.placeholders}
-    )
-
-
 def _optional_part(view: CountedView, allocation: Allocation | None, by_region: Mapping[str, int]) -> dict[str, Any]:
     """Return the members of a report that only some counted views have."""
     budget, record, ratio = view.budget, view.edits.record, view.measured.known.token_ratio
@@ -390,10 +381,13 @@ def _optional_part(view: CountedView, allocation: Allocation | None, by_region: 
         members["budget"] = int(max(0, room) * ratio)
     if allocation is not None:
         members["borrowed"] = to_provider_tokens(borrowed(by_region, allocation, budget.window), ratio)
-    if view.measured.has_facts:
-        members["files_read"] = _files_read(view)
+    compaction = NO_COMPACTION
     if record is not None:
         members["summary_tokens"] = record.summary_spent
+        if not view.observation:
+            compaction = record.compaction
+    if view.measured.has_facts:
+        members["files_read"] = files_read(view.measured.parsed.items, compaction)
     return members
 
 

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from proxy.core.apis import chat
+from proxy.core.compaction.record import Compaction, Placeholder
 from proxy.core.conversation import Call, Injected, Item, ItemFacts, Result
 from proxy.core.waste import (
     EXCERPT,
@@ -114,8 +115,8 @@ def test_files_are_counted_once() -> None:
         ("Bash", {"command": "cat c.py"}, "text"),
     )
     assert files_read(items) == 2
-    assert files_read(items, 4) == 1
-    assert files_read(items, 0, {3}) == 1
+    assert files_read(items, Compaction(len(items), 4, 0)) == 1
+    assert files_read(items, Compaction(len(items), 0, 0, placeholders=(Placeholder(3, "old"),))) == 1
     assert files_read([]) == 0
 
 
