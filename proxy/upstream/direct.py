@@ -25,7 +25,7 @@ from proxy.pipe import Pipe
 from proxy.upstream.client_session import AbortingResponse, BytesBody, open_session
 from proxy.upstream.connection_pool import SUPPORTED, ConnectionPool, InvalidHttp
 from proxy.upstream.litellm import Bridge, BridgedReply
-from proxy.upstream.pooled_response import KnownHead, PooledResponse, Sink, remaining
+from proxy.upstream.pooled_response import PooledResponse, Sink, remaining
 from proxy.upstream.targets import NOTHING, BaseUrl, Target, Timeouts
 
 _HOP_BY_HOP: Final = frozenset(name.encode() for name in HOP_BY_HOP)
@@ -370,22 +370,21 @@ class DirectReply:
         if known is None:
             self.headers, is_framed = _end_to_end(response)
         else:
-            is_framed = self._take_known(known, response)
+            if known.end_to_end is None:
+                known.end_to_end = _end_to_end(response)
+            self.headers, is_framed = known.end_to_end
+        if known is not None and len(response.whole) != known.length:
+            self._take_length(str(len(response.whole)))
         has_body = response.method != "HEAD" and response.status not in (SWITCHING, 204, 304)
         self.close_delimited = has_body and not is_framed
 
-    def _take_known(self, known: KnownHead, response: PooledResponse | AbortingResponse) -> bool:
-        """Take the headers of a *known* head for *response*. Return True if one says where the body ends."""
-        if known.end_to_end is None:
-            known.end_to_end = _end_to_end(response)
-        self.headers, is_framed = known.end_to_end
-        if len(response.whole) != known.length:
-            headers = CIMultiDict(response.headers)
-            headers["Content-Length"] = length = str(len(response.whole))
-            self.header = cast("Any", functools.partial(headers.get, default=""))
-            sized = {"content-length": length}
-            self.headers = [(name, sized.get(name.lower(), value)) for name, value in self.headers]
-        return is_framed
+    def _take_length(self, length: str) -> None:
+        """Put *length* into the headers, which are those of another answer with the same head."""
+        headers = CIMultiDict(self._response.headers)
+        headers["Content-Length"] = length
+        self.header = cast("Any", functools.partial(headers.get, default=""))
+        sized = {"content-length": length}
+        self.headers = [(name, sized.get(name.lower(), value)) for name, value in self.headers]
 
     async def pour(self, sink: Sink) -> None:
         """Pass each chunk to *sink* as it arrives, if the answer comes over the pool. See ``ports.Pour``."""

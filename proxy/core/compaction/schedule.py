@@ -275,14 +275,10 @@ class Schedule:
         if nothing else helps.
         """
         stages, levels = self._stages, self._levels(boundary, limit)
-        base = last
-        minified = stages.minify(boundary, last)
-        if minified is not None:
-            if minified.view_tokens <= levels.clip_to:
-                return minified
-            base = minified
-        relieved = self._relieved(boundary, last, base, levels)
-        if relieved is not None:
+        base = stages.minify(boundary, last) or last
+        if base is not last and base.view_tokens <= levels.clip_to:
+            return base
+        if last.boundary and (relieved := self._relieved(boundary, last, base, levels)):
             return relieved
         present = self.view_tokens(boundary, base)
         # Unread results are truncated as soon as they are read: until then nothing is folded for their sake.
@@ -294,8 +290,6 @@ class Schedule:
         whole = structs.replace(base, view_tokens=present)
         smallest = stages.fold(boundary, whole, limit, replace(levels, goal=goal)) or whole
         smallest = self._reduced(boundary, whole, smallest, limit, levels)
-        if smallest.view_tokens >= present:
-            smallest = whole
         clipped: Compaction | None = None
         if smallest.view_tokens > levels.budget:
             clipped = stages.clip(boundary, smallest, levels.clip_to, levels.budget)
@@ -318,7 +312,7 @@ class Schedule:
         return truncated
 
     def _reduced(self, boundary: int, whole: Compaction, folded: Compaction, limit: int, levels: Levels) -> Compaction:
-        """*folded* after stages 4 to 6, each only if those before it are not enough.
+        """*folded* after stages 4 to 6, each only if those before it are not enough; *whole* if they save nothing.
 
         It is *whole*, the present view, if nothing was folded. If that fits and a fold saves nothing, no result that
         was read is truncated.
@@ -333,6 +327,8 @@ class Schedule:
             smallest = self._with_smaller_block(boundary, smallest, levels)
         if smallest.view_tokens > levels.budget:
             smallest = self._within_budget(boundary, whole, smallest, levels)
+        if smallest.view_tokens >= whole.view_tokens:
+            return whole
         return smallest
 
     def _within_budget(self, boundary: int, whole: Compaction, smallest: Compaction, levels: Levels) -> Compaction:
