@@ -145,14 +145,14 @@ def _work_lists(
         digest_room = room - pin_tokens
     step_tokens = _list_tokens(steps, count) + state_tokens
     known = "\n".join([shown, *filter(None, steps)])
-    digest = digest_of(folded.entries, digest_room - step_tokens, count, known).lines()
-    left = room - step_tokens - pin_tokens - _digest_tokens(digest, count)
+    digest = digest_of(folded.entries, digest_room - step_tokens, count, known)
+    left = room - step_tokens - pin_tokens - digest.tokens
     if left > 0 and not are_whole:
         pins = user_texts.pins(pin_tokens + left)
         left -= _list_tokens(pins, count) - pin_tokens
     if left > LEAST_ROOM:
         writer.extend(steps, left)
-    return _Lists(pins, digest, steps, state)
+    return _Lists(pins, digest.lines(), steps, state)
 
 
 def _chat_lists(
@@ -175,19 +175,14 @@ def _chat_lists(
         left = excerpts.choose_directing(left)
     left = digest_room + excerpts.choose(left)
     known = _shown(folded, [*pins, *excerpts.user_lines(), *excerpts.model_lines()], section)
-    digest = digest_of(folded.entries, left, count, known).lines()
-    excerpts.choose(left - _digest_tokens(digest, count))
-    return _Lists(pins or excerpts.user_lines(), digest, excerpts.model_lines(), [])
+    digest = digest_of(folded.entries, left, count, known)
+    excerpts.choose(left - digest.tokens)
+    return _Lists(pins or excerpts.user_lines(), digest.lines(), excerpts.model_lines(), [])
 
 
 def _shown(folded: FoldedItems, lines: Iterable[str], section: str) -> str:
     """What a block with these *lines* and the *section* of a model's summary shows."""
     return "\n".join([folded.task, *filter(None, lines), folded.newest, folded.carrier_text, section])
-
-
-def _digest_tokens(digest: Sequence[str], count: Count) -> int:
-    """Tokens of the lines of a digest."""
-    return sum(count(line) + 1 for line in digest)
 
 
 def _list_tokens(lines: Sequence[str], count: Count) -> int:

@@ -7,10 +7,10 @@ older one. Every entry of a digest occurs literally in the rounds it stands for,
 from __future__ import annotations
 
 import re
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from heapq import heappop, heappush, nsmallest
+from itertools import chain, islice
 from math import log2
 from string import ascii_letters, digits
 
@@ -48,20 +48,28 @@ _KINDS = bytes.maketrans(
 )
 """Turns every letter into one character, every digit into another one, and all else into blanks."""
 
-_ANY_DIGIT = str.maketrans(dict.fromkeys(digits, "0"))
-"""Spells all digits as one of them: in every vocabulary one, two or three digits are one token, whichever they are."""
+BYTES_A_TOKEN = 5
+"""Bytes of a long word's part that take a token, to guess what a name takes.
+
+Of 16,000 recorded names the guess is within a tenth of the count, give or take a tenth.
+"""
+
+LEAST_SEARCHED, MOST_SEARCHED = 1_000, 40_000
+"""Names after which no further result is searched, at least and at most; and after which no further text is.
+
+Between them a result is searched while there are fewer names than half of the digest's tokens: most names take five.
+"""
+
+LONG_ENTRY = 16
+"""Tokens that few entries of a list take: so many of them are counted together as fit in the room if all do."""
+
+_RUN = lazy_pattern(r"[A-Za-z0-9]+")
 
 _PART = 8
-"""Characters of the parts of a text by which it is known that a name is not in it."""
-
-_INDEXED = 16_384
-"""Characters of a known text whose parts are looked up; a longer text is searched."""
+"""Characters of the parts of shown names by which it is known that another name is not in them."""
 
 LABEL = 6
 """Tokens of the words around an error line or a command."""
-
-_COUNTED = 65_536
-"""Values that are counted in one call, during which nothing else runs."""
 
 _TIME = lazy_pattern(r"\d{1,2}(?::\d{2}){1,2}")
 TIME = 0.3
@@ -91,13 +99,14 @@ BEGINNINGS = (FILES, NAMES, FIGURES, ERROR, COMMAND)
 
 @dataclass(frozen=True, slots=True)
 class Digest:
-    """The lines of a digest by heading, in the order in which they are shown."""
+    """The lines of a digest by heading, in the order in which they are shown, and about the ``tokens`` they take."""
 
     files: tuple[str, ...]
     names: tuple[str, ...]
     numbers: tuple[str, ...]
     errors: tuple[str, ...]
     commands: tuple[str, ...]
+    tokens: int = 0
 
     def lines(self) -> list[str]:
         """The digest as text lines; headings without entries are left out."""
@@ -116,31 +125,42 @@ class Digest:
 def digest_of(entries: Sequence[ItemText], tokens: int, count: Count, known: str = "") -> Digest:
     """The best digest of *entries* in at most about *tokens*. Names that the text *known* holds are left out."""
     arguments = [[plain_arguments(each) for _, each in entry.calls] for entry in entries]
-    names = _Names(entries, arguments)
-    sized = Sizes(count)
-    errors = sized.fill((line for line in _error_lines(entries) if line not in known), int(tokens * ERROR_SHARE))
-    commands = sized.fill(_commands(entries), int(tokens * COMMAND_SHARE))
-    room = tokens - sum(sized(line) + LABEL for line in (*errors, *commands))
+    names = _Names(entries, arguments, tokens)
+    errors, error_tokens = fill(
+        (line for line in _error_lines(entries) if line not in known), tokens * ERROR_SHARE, count
+    )
+    commands, command_tokens = fill(_commands(entries), tokens * COMMAND_SHARE, count)
+    room = tokens - error_tokens - command_tokens - LABEL * (len(errors) + len(commands))
     shown = Shown(known)
-    files = sized.fill(filter(shown.is_new, _files(arguments)), int(room * FILE_SHARE))
-    room -= sum(map(sized, files))
-    other_worths = best_by_length(names.worths(), max(0, tokens))
+    files, used = fill(filter(shown.is_new, _files(arguments)), room * FILE_SHARE, count)
+    room -= used
+    other_worths = names.worths()
     for name in other_worths:
         if "." in name and "/" not in name and STANDARD.fullmatch(name):
             other_worths[name] *= STANDARD_WORTH
     number_worths = {name: other_worths.pop(name) for name in names.numbers().intersection(other_worths)}
-    # Searching a long known text is not cheap: it is searched only for names that are about to be shown.
-    ranked_numbers = filter(shown.is_new, ranked(number_worths, sized))
+    # Only names that are about to be shown are looked up among those that are.
+    ranked_numbers = filter(shown.is_new, ranked(number_worths))
     number_share = NUMBER_SHARE
     if names.is_chat:
         number_share = CHAT_NUMBER_SHARE
-    numbers = sized.fill(ranked_numbers, int(room * number_share))
-    room -= sum(map(sized, numbers))
-    others = sized.fill(filter(shown.is_new, ranked(other_worths, sized)), room)
-    room -= sum(map(sized, others))
+    numbers, used = fill(ranked_numbers, room * number_share, count)
+    room -= used
+    others, used = fill(filter(shown.is_new, ranked(other_worths)), room, count)
+    room -= used
     if room > LABEL:
-        numbers += sized.fill(ranked_numbers, room)
-    return Digest(tuple(files), tuple(others), tuple(numbers), tuple(errors[::-1]), tuple(commands[::-1]))
+        more, used = fill(ranked_numbers, room, count)
+        numbers += more
+        room -= used
+    lists = sum(map(bool, (files, numbers, others)))
+    return Digest(
+        tuple(files),
+        tuple(others),
+        tuple(numbers),
+        tuple(errors[::-1]),
+        tuple(commands[::-1]),
+        tokens - room + LABEL * lists,
+    )
 
 
 class _Names:
@@ -148,20 +168,22 @@ class _Names:
 
     ``mentions`` are the numbers of texts that mention each name, by the worth of the mention. ``recency`` is the factor
     by which the newest mention of each name raises its worth. Names of people and places count only if there is no
-    call.
+    call. Older results are not searched if the newer texts have many more names than a digest of *tokens* can show.
     """
 
-    def __init__(self, entries: Sequence[ItemText], arguments: Sequence[Sequence[str]]) -> None:
+    def __init__(self, entries: Sequence[ItemText], arguments: Sequence[Sequence[str]], tokens: int) -> None:
         self.mentions: dict[float, dict[str, int]] = defaultdict(dict)
         self.recency: dict[str, float] = {}
         self.is_chat = not any(arguments)
         self._finder = NameFinder()
-        for index, entry in enumerate(entries):
+        most = min(max(LEAST_SEARCHED, tokens // 2), MOST_SEARCHED)
+        for index in range(len(entries) - 1, -1, -1):
+            entry = entries[index]
             recency = OLDEST + (1 - OLDEST) * ((index + 1) / len(entries))
-            text = entry.text
             if entry.role == "tool":
-                text = without_line_numbers(text)
-            self._add(text, WRITTEN[entry.role], recency)
+                self._add(without_line_numbers(entry.text), WRITTEN["tool"], recency, most)
+            else:
+                self._add(entry.text, WRITTEN[entry.role], recency)
             for called in (*(name for name, _ in entry.calls), *arguments[index]):
                 self._add(called, CALLED, recency)
 
@@ -182,14 +204,16 @@ class _Names:
             worths[name] *= TIME
         return worths
 
-    def _add(self, text: str, worth: float, recency: float) -> None:
-        """Add a mention of each name in *text*."""
+    def _add(self, text: str, worth: float, recency: float, most: int = MOST_SEARCHED) -> None:
+        """Add a mention of each name in *text*, unless there are *most* names."""
+        if len(self.recency) >= most:
+            return
         # Plain loops: while a dictionary takes in another one with a million names, no other thread runs.
         times, newest = self.mentions[worth], self.recency
         written = worth > WRITTEN["tool"]
         for name in self._finder.names_in(text, phrases=written, people=written and self.is_chat):
             times[name] = times.get(name, 0) + 1
-            newest[name] = recency
+            newest.setdefault(name, recency)
 
 
 def quoted(text: str) -> str:
@@ -198,54 +222,16 @@ def quoted(text: str) -> str:
     return f"“{inside}”"
 
 
-def best_by_length(worths: dict[str, float], most: int) -> dict[str, float]:
-    """The *most* names of *worths* with the highest worth per token, their tokens guessed by their length."""
-    if len(worths) <= most:
-        return worths
-    per_token = [worth / (len(name) / 4 + SMOOTH) for name, worth in worths.items()]
-    least = _nth_highest(per_token, most + 1)
-    best = {name: worths[name] for name, worth in zip(worths, per_token, strict=True) if worth > least}
-    ties = [name for name, worth in zip(worths, per_token, strict=True) if worth == least]
-    best.update((name, worths[name]) for name in nsmallest(most - len(best), ties))
-    return best
-
-
-def _nth_highest(values: Sequence[float], number: int) -> float:
-    """The value at this *number* from the highest. Few of thousands of values are different."""
-    times: Counter[float] = Counter()
-    for start in range(0, len(values), _COUNTED):  # in one call a million values would take 40 ms
-        times.update(values[start : start + _COUNTED])
-    for value in sorted(times, reverse=True):
-        number -= times[value]
-        if number <= 0:
-            return value
-    raise ValueError("there are not so many values")
-
-
-def ranked(worths: Mapping[str, float], sizes: Sizes) -> Iterator[str]:
-    """The names of *worths* by their worth per token, the highest first.
-
-    Tokens are counted only of names that can be next: of those whose fewest tokens make them worth more per token than
-    the best one that was counted.
-    """
-    uncounted: dict[float, list[str]] = defaultdict(list)
-    for name, worth, fewest in zip(worths, worths.values(), fewest_tokens(list(worths)), strict=True):
-        uncounted[worth / (fewest + SMOOTH)].append(name)
+def ranked(worths: Mapping[str, float]) -> Iterator[str]:
+    """The names of *worths* by their worth for each of the tokens that they are guessed to take, the highest first."""
+    by_value: dict[float, list[str]] = defaultdict(list)
+    names = list(worths)
+    for name, fewest in zip(names, fewest_tokens(names), strict=True):
+        size = max(fewest, 1 + len(name.encode("utf-8", "replace")) / BYTES_A_TOKEN)
+        by_value[worths[name] / (size + SMOOTH)].append(name)
     # Names of few texts with few tokens each: few values are different, so names are sorted by value, then by name.
-    counted: dict[float, list[str]] = {}
-    lowest: list[float] = []
-    for most in sorted(uncounted, reverse=True):
-        while lowest and -lowest[0] > most:
-            yield from sorted(counted.pop(-heappop(lowest)))
-        for name in uncounted[most]:
-            value = worths[name] / (sizes(name) + SMOOTH)
-            if value in counted:
-                counted[value].append(name)
-            else:
-                counted[value] = [name]
-                heappush(lowest, -value)
-    for value in sorted(counted, reverse=True):
-        yield from sorted(counted[value])
+    for value in sorted(by_value, reverse=True):
+        yield from sorted(by_value[value])
 
 
 def fewest_tokens(names: Sequence[str]) -> list[int]:
@@ -271,78 +257,63 @@ def fewest_tokens(names: Sequence[str]) -> list[int]:
     return [1 + len(tokens) for tokens in kinds.translate(None, b"a ").split(b"\n")[1:]]
 
 
-class Sizes:
-    """Counts the tokens of lines as parts of a list, once those of lines that differ in digits only."""
+def fill(candidates: Iterable[str], tokens: float, count: Count) -> tuple[list[str], int]:
+    """The first of *candidates* that fit in a list of at most *tokens*, and what they take. A long one is skipped.
 
-    def __init__(self, count: Count) -> None:
-        self._count = count
-        self._sizes: dict[str, int] = {}
-
-    def __call__(self, line: str) -> int:
-        """The tokens of *line* in a list: with a space before it, which vocabularies join with a word, and a comma."""
-        spelled = line.translate(_ANY_DIGIT)
-        size = self._sizes.get(spelled)
-        if size is None:
-            size = self._sizes[spelled] = self._count(f" {spelled},")
-        return size
-
-    def fill(self, candidates: Iterable[str], tokens: int) -> list[str]:
-        """The first of *candidates* that together take at most *tokens*. One that is too long is skipped."""
-        chosen: list[str] = []
-        misses = 0
-        for candidate in candidates:
-            size = self(candidate)
-            if size <= tokens:
-                chosen.append(candidate)
-                tokens -= size
-            else:
-                misses += 1
-            if tokens < 2 or misses > MOST_MISSES:
-                break
-        return chosen
+    As many are counted together as fit even if all are long: one by one they would take twice the time.
+    """
+    chosen: list[str] = []
+    left, misses = int(tokens), 0
+    most = left
+    candidates = iter(candidates)
+    while left >= 2 and misses <= MOST_MISSES:
+        number = max(1, min(most, left // LONG_ENTRY))
+        entries = list(islice(candidates, number))
+        if not entries:
+            break
+        size = count("".join([f" {entry}," for entry in entries]))
+        if size <= left:
+            chosen += entries
+            left -= size
+        elif number == 1:
+            misses += 1
+        else:
+            candidates, most = chain(entries, candidates), 1
+    return chosen, int(tokens) - left
 
 
 class Shown:
     """Names that need no entry: those in a known text, and those shown before, also inside a longer one.
 
-    A text is searched for a name only if it has the name's last characters: most names are in neither. The parts of
-    names that were shown are collected by their length, when a name of that length comes: a short one is such a part.
+    A text is searched for a name only if it has all the name's runs of letters and digits: most names are in neither.
     """
 
     def __init__(self, known: str) -> None:
         self._known = known
-        self._known_parts: set[str] | None = None
-        if len(known) <= _INDEXED:
-            self._known_parts = set(_parts(known, _PART))
+        self._known_runs = set(_RUN.findall(known))
         self._names: list[str] = []
-        self._collected: dict[int, tuple[int, set[str]]] = {}
+        self._runs: set[str] = set()
+        self._parts: set[str] = set()
 
     def is_new(self, name: str) -> bool:
         """True if *name* is not shown yet. It counts as shown from now on."""
-        is_short = len(name) < _PART
-        may_be_known = is_short or self._known_parts is None or name[-_PART:] in self._known_parts
-        if (may_be_known and name in self._known) or self._is_shown(name):
+        runs = _RUN.findall(name)
+        if (self._known_runs.issuperset(runs) and name in self._known) or self._is_shown(name, runs):
             return False
         self._names.append(name)
+        self._runs.update(runs)
+        self._parts.update(_parts(name, _PART))
         return True
 
-    def _is_shown(self, name: str) -> bool:
-        """True if a name that was shown holds *name*."""
-        length = min(len(name), _PART)
-        parts = self._shown_parts(length)
-        if name[-length:] not in parts:
-            return False
-        if length == len(name):
+    def _is_shown(self, name: str, runs: Sequence[str]) -> bool:
+        """True if a name that was shown holds *name*, which has these *runs*."""
+        if name in self._runs:
             return True
-        return parts.issuperset(_parts(name, length)) and name in "\n".join(self._names)
-
-    def _shown_parts(self, length: int) -> set[str]:
-        """The parts, so many characters long, of all names that were shown."""
-        names, parts = self._collected.get(length, (0, set[str]()))
-        for name in self._names[names:]:
-            parts.update(_parts(name, length))
-        self._collected[length] = len(self._names), parts
-        return parts
+        if not self._runs.issuperset(runs):
+            return False
+        if len(name) >= _PART and name[-_PART:] not in self._parts:
+            return False
+        return name in "\n".join(self._names)
 
 
 def _parts(text: str, length: int) -> list[str]:

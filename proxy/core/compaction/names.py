@@ -18,6 +18,9 @@ LONGEST = 160
 MOST_PIECES = 50_000
 """Distinct pieces of text whose names are remembered while one digest is made: some 10 MB."""
 
+MOST_NAMES = 40_000
+"""Names of one text after which the rest of it is not searched."""
+
 WINDOW = 65_536
 """Characters of a text that are searched at a time."""
 
@@ -200,6 +203,8 @@ class NameFinder:
         """
         names: set[str] = set()
         for start in range(0, len(text), WINDOW):
+            if len(names) >= MOST_NAMES:
+                break
             names |= self._names_in_window(text[start : start + WINDOW], phrases, people)
         return names
 

@@ -12,7 +12,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from proxy.core.apis.chat import read_item_text
-from proxy.core.compaction.digest import SMOOTH, Digest, Shown, Sizes, best_by_length, digest_of, fewest_tokens, ranked
+from proxy.core.compaction.digest import (
+    BYTES_A_TOKEN,
+    LEAST_SEARCHED,
+    SMOOTH,
+    Digest,
+    Shown,
+    digest_of,
+    fewest_tokens,
+    fill,
+    ranked,
+)
 from proxy.core.conversation import ItemText
 from proxy.tokenizers import VOCABULARIES
 from tests.support.conversation_strategies import conversations
@@ -146,16 +156,17 @@ def test_chinese_and_japanese_names_in_quotes_are_names() -> None:
 )
 def test_a_megabyte_of_anything_costs_a_bounded_number_of_counts(text: str) -> None:
     """A huge text is read once, its words are not counted one by one, and no data passes for a name."""
-    calls = 0
+    calls = characters = 0
 
     def watched(piece: str) -> int:
-        nonlocal calls
+        nonlocal calls, characters
         calls += 1
-        assert len(piece) <= 200
+        characters += len(piece)
         return count_tokens(piece)
 
     digest = digest_of([user(text), result(text), said(text)], 300, watched)
     assert calls <= 300
+    assert characters <= 3_000
     assert all(len(name) <= 160 for name in digest.names)
 
 
@@ -171,7 +182,8 @@ def test_many_names_are_looked_up_only_when_they_are_taken() -> None:
             searched += 1
             return False
 
-    digest_of([result(log(1, 30_000))], 100, count_tokens, known=Known())
+    text = log(1, 30_000)
+    digest_of([result(text)], 100, count_tokens, known=Known(text))
     assert 0 < searched <= 200
 
 
@@ -271,30 +283,6 @@ def test_no_name_takes_fewer_tokens_than_it_is_expected_to_take(encoding: str, t
     assert fewest_tokens([text]) <= [tokenizers().count(encoding, f" {text},")]
 
 
-@pytest.mark.parametrize("encoding", sorted(VOCABULARIES))
-@given(text=NAMES)
-def test_all_digits_take_as_many_tokens(encoding: str, text: str) -> None:
-    """A name is counted as one with other digits was: that changes no count, in any vocabulary."""
-
-    def count(line: str) -> int:
-        return tokenizers().count(encoding, line)
-
-    assert Sizes(count)(text) == count(f" {text},")
-
-
-def test_names_that_differ_in_digits_only_are_counted_once() -> None:
-    """Identifiers of one kind cost one count."""
-    counted: list[str] = []
-
-    def count(line: str) -> int:
-        counted.append(line)
-        return count_tokens(line)
-
-    sizes = Sizes(count)
-    assert [sizes(name) for name in ("row_412", "row_977", "row_41")] == [4, 4, 4]
-    assert len(counted) == 2
-
-
 @given(st.lists(NAMES, max_size=8))
 def test_a_name_is_expected_to_take_as_many_tokens_beside_others(names: list[str]) -> None:
     """Names are looked at together: no other one changes what a name is expected to take."""
@@ -316,20 +304,67 @@ def test_letters_and_digits_take_tokens_of_their_own(name: str, fewest: int) -> 
 
 @given(WORTHS)
 def test_names_come_by_their_worth_for_each_token(worths: dict[str, float]) -> None:
-    """The order is that of all sizes counted exactly; equal names come by their letters."""
-    order = sorted(worths, key=lambda name: (-worths[name] / (count_tokens(f" {name},") + SMOOTH), name))
-    assert list(ranked(worths, Sizes(count_tokens))) == order
+    """The order is that of the tokens that names are guessed to take; equal names come by their letters."""
+
+    def size(name: str) -> float:
+        return max(*fewest_tokens([name]), 1 + len(name.encode()) / BYTES_A_TOKEN)
+
+    order = sorted(worths, key=lambda name: (-worths[name] / (size(name) + SMOOTH), name))
+    assert list(ranked(worths)) == order
 
 
-@given(
-    st.dictionaries(st.text("aZ09_/.", min_size=1, max_size=12), st.sampled_from([0.5, 1.5, 3.3])), st.integers(0, 9)
-)
-def test_the_best_by_length_are_as_many_as_there_may_be(worths: dict[str, float], most: int) -> None:
-    """None that is left out is worth more for its length than one that stays, and of equal ones the first stay."""
-    best = best_by_length(worths, most)
-    order = sorted(worths, key=lambda name: (-worths[name] / (len(name) / 4 + 3.0), name))
-    assert set(best) == set(order[:most])
-    assert all(worths[name] == worth for name, worth in best.items())
+@given(st.lists(NAMES, max_size=60), st.integers(0, 400))
+def test_a_list_is_filled_with_the_first_that_fit(names: list[str], tokens: int) -> None:
+    """What is chosen takes what is said, at most the room; the first entries are left out only if they are too long."""
+    chosen, used = fill(names, tokens, count_tokens)
+    assert used <= tokens
+    assert abs(used - count_tokens("".join(f" {name}," for name in chosen))) <= len(chosen)
+    if sum(count_tokens(f" {name},") for name in names) <= tokens - len(names):
+        assert chosen == names
+    fits_alone = [name for name in names if count_tokens(f" {name},") <= tokens]
+    assert chosen[:1] == fits_alone[: bool(tokens >= 2)]
+
+
+def test_an_entry_that_is_too_long_is_skipped() -> None:
+    """Those behind it have its room."""
+    long = " ".join(f"word{at}" for at in range(100))
+    short = [f"name_{at}" for at in range(50)]
+    assert fill([*short[:3], long, *short[3:]], 100, count_tokens)[0] == short[:25]
+
+
+def test_the_entries_of_a_list_are_counted_together() -> None:
+    """To fill a list of a thousand names takes some dozen counts of the text that it will be."""
+    counted: list[str] = []
+
+    def count(text: str) -> int:
+        counted.append(text)
+        return count_tokens(text)
+
+    chosen, used = fill((f"src/part_{at}/load_rows.py" for at in range(5_000)), 8_000, count)
+    assert len(chosen) > 800
+    assert used == count_tokens("".join(f" {name}," for name in chosen))
+    assert len(counted) < 60
+    assert sum(map(len, counted)) < 1.2 * len(", ".join(chosen))
+
+
+@settings(max_examples=40)
+@given(conversations(max_size=20), st.integers(0, 800))
+def test_a_digest_says_what_it_takes(messages: list[dict[str, object]], tokens: int) -> None:
+    """Its tokens are those of its lines, or a little more."""
+    entries = [read_item_text(raw) for raw in message_slices(chat_body(messages))]
+    digest = digest_of(entries, tokens, count_tokens)
+    counted = sum(count_tokens(line) + 1 for line in digest.lines())
+    assert counted - 3 <= digest.tokens <= counted + 8 * len(digest.lines())
+
+
+def test_old_results_are_not_searched_if_the_newer_ones_have_many_more_names_than_fit() -> None:
+    """What users and models wrote is searched all the same."""
+    old = [user("Look at src/cache/evict_rows.py"), said("It is flush_rows."), *[result("see old_result")] * 9]
+    new = result(" ".join(f"name_{at}" for at in range(LEAST_SEARCHED)))
+    names = digest_of([*old, new], 1_000, count_tokens).names
+    assert names[:2] == ("flush_rows", "src/cache/evict_rows.py")
+    assert "old_result" not in names
+    assert "old_result" in digest_of([*old, result("name_1 name_2")], 1_000, count_tokens).names
 
 
 @pytest.mark.parametrize(
@@ -344,6 +379,24 @@ def test_no_name_is_shown_twice(known: str, names: list[str]) -> None:
     for name in names:
         assert shown.is_new(name) == (not any(name in text for text in before))
         before.append(name)
+
+
+def test_a_figure_inside_another_one_is_not_shown_by_it() -> None:
+    """Runs of letters and digits are compared as a whole."""
+    shown = Shown("row 4123 of abc77def")
+    assert shown.is_new("412")
+    assert shown.is_new("12")
+    assert not shown.is_new("4123")
+    assert not shown.is_new("412")
+
+
+@pytest.mark.parametrize("known", ["请使用数据库设计文档", "x " * 20_000 + "请使用数据库设计文档"])
+def test_a_name_without_spaces_around_it_is_found_in_a_known_text(known: str) -> None:
+    """In scripts that are written without spaces a name may begin and end anywhere."""
+    shown = Shown(known)
+    assert not shown.is_new("数据库设计")
+    assert shown.is_new("结果一覧表")
+    assert not shown.is_new("一覧表")
 
 
 def test_a_short_name_is_looked_up_without_a_text_of_all_names() -> None:
