@@ -42,6 +42,9 @@ UNCOLLECTED_SECONDS: Final = 10.0
 
 _POOL: Final = ThreadPoolExecutor(THREADS, "offload")
 
+_BACKGROUND: Final = ThreadPoolExecutor(1, "background")
+"""One thread for work beside requests: several that want the interpreter's lock would each delay the loop."""
+
 
 def load_of(size: int, items: int) -> int:
     """Return the weight for ``offload`` of work on *items* items of *size* bytes together."""
@@ -54,6 +57,15 @@ async def offload(size: int, work: Callable[[Unpack[Ts]], T], *arguments: *Ts) -
         return work(*arguments)
     with _COLLECTOR.paused():
         return await asyncio.get_running_loop().run_in_executor(_POOL, work, *arguments)
+
+
+async def in_background(work: Callable[[Unpack[Ts]], T], *arguments: *Ts) -> T:
+    """Return the result of *work*, which no other client's request waits for, run on a thread after what is due before.
+
+    Work of summaries grows with a conversation as that of requests does, and there may be many at a time.
+    """
+    with _COLLECTOR.paused():
+        return await asyncio.get_running_loop().run_in_executor(_BACKGROUND, work, *arguments)
 
 
 class _Collector:

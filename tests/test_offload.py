@@ -9,7 +9,7 @@ import threading
 import pytest
 
 from proxy import offload as offloading
-from proxy.offload import LARGE, THREADS, offload
+from proxy.offload import LARGE, THREADS, in_background, offload
 from tests.support.proxy_process import until
 
 
@@ -44,6 +44,26 @@ async def test_the_loop_goes_on_meanwhile_and_few_threads_work_at_once() -> None
     assert 1 <= most <= THREADS
     assert len(running) == 10
     assert len(set(running)) <= THREADS
+
+
+async def test_work_in_the_background_runs_one_after_the_other_and_holds_up_no_large_work() -> None:
+    """Ten jobs take one thread, which is none of those of large bodies."""
+    gate, running = threading.Event(), []
+
+    def work() -> None:
+        running.append(threading.get_ident())
+        gate.wait(60)
+
+    jobs = [asyncio.ensure_future(in_background(work)) for _ in range(10)]
+    await until(lambda: bool(running))
+    large = await offload(LARGE, threading.get_ident)
+    most = len(running)
+    gate.set()
+    await asyncio.gather(*jobs)
+    assert most == 1
+    assert len(running) == 10
+    assert {threading.get_ident(), large}.isdisjoint(running)
+    assert len(set(running)) == 1
 
 
 async def test_nothing_is_collected_during_large_work() -> None:

@@ -5,15 +5,16 @@ A call for a chunk gets the summary of the chunks before it, and its answer is t
 
 from __future__ import annotations
 
-import asyncio
+import functools
 import secrets
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from proxy.core.conversation import ItemText
+from proxy.core.conversation import Count, ItemText
 from proxy.core.request import Origin
 from proxy.engine.ports import Counter, Summary, SummaryRequest, Upstream
+from proxy.offload import in_background
 from proxy.summaries.api_formats import API_FORMATS, append_to_prompt, encode_json, output_allowance
 from proxy.summaries.model_call import CallFailed, Summariser, TokensUsed, call_model
 from proxy.summaries.prompts import Prompts, split_transcript
@@ -107,7 +108,7 @@ class Writer:
     ) -> Draft:
         """Write the wanted summary, on top of *base* if there is one. Raises ``NotWritten``."""
         run = _Run(wanted, summariser)
-        texts = await asyncio.to_thread(wanted.read_entries, 0, wanted.prefix.length)
+        texts = await in_background(wanted.read_entries, 0, wanted.prefix.length)
         aligned = self._aligned_body(run)
         if aligned is not None:
             body, tokens = aligned
@@ -123,8 +124,9 @@ class Writer:
     async def _affordable_chunks(self, run: _Run, new: Sequence[ItemText], check: CheckBudget) -> list[str]:
         """Return the transcript in chunks, in as much detail as the budget allows. Raises ``NotWritten`` if in none."""
         reason, needed = "", 0
+        count = functools.cache(self._counter.counter(run.summariser.encoding))  # most texts are short in any detail
         for detail in DETAILS:
-            chunks, tokens = await asyncio.to_thread(self._chunks, run, new, detail)
+            chunks, tokens = await in_background(self._chunks, run, new, detail, count)
             if not chunks:
                 raise NotWritten("too_small", called_model=False)
             needed = int(tokens * run.wanted.token_ratio)
@@ -135,13 +137,12 @@ class Writer:
                 break
         raise NotWritten(reason, called_model=False, tokens_needed=needed)
 
-    def _chunks(self, run: _Run, new: Sequence[ItemText], detail: float) -> tuple[list[str], int]:
+    def _chunks(self, run: _Run, new: Sequence[ItemText], detail: float, count: Count) -> tuple[list[str], int]:
         """Return the transcript of *new* in chunks, and the tokens that all calls take, about.
 
         Each chunk leaves enough of the window that its call fits even if our count is too low.
         """
         wanted, summariser = run.wanted, run.summariser
-        count = self._counter.counter(summariser.encoding)
         output = output_allowance(summariser.model, wanted.cap)
         room = min(int(summariser.window * FILL), summariser.window - output - 2 * wanted.cap - FRAME)
         if room < MIN_ROOM:
@@ -171,7 +172,7 @@ class Writer:
 
     async def _fold(self, run: _Run, texts: Sequence[ItemText], chunks: Sequence[str | bytes]) -> Draft:
         """Fold each of *chunks* into the summary of those before it, which is verified against *texts*."""
-        source = await asyncio.to_thread(Source, texts, run.wanted.prefix.tokens)
+        source = await in_background(Source, texts, run.wanted.prefix.tokens)
         origin = run.wanted.request.origin
         assert origin is not None  # ``Jobs`` starts no job for a request that no client sent
         for chunk in chunks:
@@ -198,7 +199,7 @@ class Writer:
         if output_tokens is None:
             output_tokens = count(answer.text)
         run.add(input_tokens, output_tokens)
-        verdict = await asyncio.to_thread(verify, answer.text, source, run.wanted.cap, count)
+        verdict = await in_background(verify, answer.text, source, run.wanted.cap, count)
         if verdict.reason:
             raise NotWritten(verdict.reason, called_model=True, calls=run.calls, tokens_used=run.tokens_used)
         return verdict.text

@@ -13,6 +13,7 @@ from proxy.summaries.model_call import Summariser
 from proxy.summaries.writer import NotWritten
 from tests.conftest import StartStub
 from tests.stub.summariser import Behaviour
+from tests.support.engine_fixtures import tokenizers
 from tests.support.summary_fixtures import SummaryReplica, entries_of, summary_request_of, summary_table
 
 
@@ -139,4 +140,26 @@ async def test_a_transcript_that_is_too_expensive_has_less_detail(stub: StartStu
         await bench.writer.write(summary_request_of(entries_of(10)), own(8192), None, never)
     assert not failed.value.called_model
     assert failed.value.tokens_needed > 0
+    await bench.close()
+
+
+async def test_a_text_that_is_short_in_any_detail_is_counted_once(
+    stub: StartStub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A leaner transcript is counted by what is shorter in it: thousands of short items are as they were."""
+    bench = SummaryReplica(await stub(), summary_table(MemoryBackend()))
+    wanted, counted, count = summary_request_of(entries_of(40, 10)), list[str](), tokenizers().counter("o200k_base")
+
+    def watched(text: str) -> int:
+        counted.append(text)
+        return count(text)
+
+    monkeypatch.setitem(tokenizers().loaded, "o200k_base", watched)
+
+    async def never(tokens: int) -> str:
+        return "budget"
+
+    with pytest.raises(NotWritten, match="budget"):
+        await bench.writer.write(wanted, own(8192), None, never)
+    assert len(counted) == len(set(counted)) > 40
     await bench.close()

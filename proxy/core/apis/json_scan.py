@@ -31,6 +31,9 @@ _GAP = re.compile(rb"[, \t\n\r]+")
 """The bytes between two items."""
 
 _WHITESPACE = re.compile(r"[ \t\n\r]*")
+_COLON = re.compile(r"[ \t\n\r]*:[ \t\n\r]*")
+_BEHIND_MEMBER = re.compile(r"[ \t\n\r]*([,}])[ \t\n\r]*")
+_BEHIND_ELEMENT = re.compile(r"[ \t\n\r]*([\],])[ \t\n\r]*")
 _DECODER = json.JSONDecoder(parse_int=len)  # only the end of each value is used
 
 ESCAPED_LETTER = re.compile(rb"\\u00[4-7]")
@@ -118,25 +121,33 @@ def members(text: str) -> list[Field]:
         raise ValueError("not a JSON object")
     fields: list[Field] = []
     at = _skip(text, at + 1)
-    while fields or text[at : at + 1] != "}":
+    if text[at : at + 1] == "}":
+        at = _skip(text, at + 1)
+    else:
+        at = _read_members(text, at, fields)
+    if at != len(text):
+        raise ValueError(f"nothing was expected behind character {at}")
+    return fields
+
+
+def _read_members(text: str, at: int, fields: list[Field]) -> int:
+    """Append the members of an object to *fields*, the first one at *at*; return the offset behind the object."""
+    closing = ""
+    while closing != "}":
         if text[at : at + 1] != '"':
             raise ValueError(f"a key was expected at character {at}")
         name, at = _DECODER.raw_decode(text, at)
-        at = _skip(text, at)
-        if text[at : at + 1] != ":":
+        colon = _COLON.match(text, at)
+        if colon is None:
             raise ValueError(f"':' was expected at character {at}")
-        start = _skip(text, at + 1)
+        start = colon.end()
         end = _value_end(text, start)
         fields.append(Field(name, start, end))
-        at = _skip(text, end)
-        if text[at : at + 1] == "}":
-            break
-        if text[at : at + 1] != ",":
-            raise ValueError(f"',' was expected at character {at}")
-        at = _skip(text, at + 1)
-    if _skip(text, at + 1) != len(text):
-        raise ValueError(f"nothing was expected behind character {at}")
-    return fields
+        behind = _BEHIND_MEMBER.match(text, end)
+        if behind is None:
+            raise ValueError(f"',' was expected at character {end}")
+        closing, at = behind[1], behind.end()
+    return at
 
 
 def _value_end(text: str, start: int) -> int:
@@ -152,17 +163,17 @@ def elements(text: str, start: int) -> tuple[list[Span], int]:
         raise ValueError("not a JSON array")
     spans: list[Span] = []
     at = _skip(text, start + 1)
-    while text[at : at + 1] != "]":
+    if text[at : at + 1] == "]":
+        return spans, at
+    while True:
         _, end = _DECODER.raw_decode(text, at)
         spans.append((at, end))
-        at = _skip(text, end)
-        if text[at : at + 1] == ",":
-            at = _skip(text, at + 1)
-            if text[at : at + 1] == "]":
-                raise ValueError(f"an element was expected at character {at}")
-        elif text[at : at + 1] != "]":
-            raise ValueError(f"',' was expected at character {at}")
-    return spans, at
+        behind = _BEHIND_ELEMENT.match(text, end)
+        if behind is None:
+            raise ValueError(f"',' was expected at character {end}")
+        if behind[1] == "]":
+            return spans, behind.start(1)
+        at = behind.end()
 
 
 class _Messages(msgspec.Struct):

@@ -31,6 +31,9 @@ USERS_WHOLE = 0.1
 MINIFY = "minify"
 """The stage that loses nothing."""
 
+LEAST_CALL = 4
+"""Tokens that a call or a result keeps at least: its id and separators are never cut."""
+
 TRAILING_USERS = 8
 """Most user items in a row behind the newest round that count as part of it."""
 
@@ -366,7 +369,7 @@ def shortest(item: Item) -> int:
     """Tokens that *item* keeps however short it is cut."""
     if item.tokens <= CLIP_FLOOR:
         return item.tokens
-    return item.media + item.sealed
+    return item.media + item.sealed + LEAST_CALL * (len(item.calls) + len(item.answers))
 
 
 def _lossless(boundary: int, compaction: Compaction) -> tuple[str, ...]:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from msgspec import structs
@@ -12,6 +14,7 @@ from proxy.core.compaction.record import NO_COMPACTION, Compaction, Placeholder
 from proxy.core.compaction.stages import (
     BLOCK_FRAME,
     CLIP_FLOOR,
+    LEAST_CALL,
     CompactionRules,
     EnabledStages,
     Levels,
@@ -19,7 +22,10 @@ from proxy.core.compaction.stages import (
     shortest,
 )
 from proxy.core.conversation import Item, ItemFacts, Result, lay_out
+from proxy.core.decisions import API_FORMATS
 from proxy.core.tokens.budget import Marks, Shares, TokenBudget
+from tests.support.api_formats import to_gemini, to_messages, to_responses
+from tests.support.engine_fixtures import count_tokens
 
 RULES = CompactionRules(Marks(), Shares(), EnabledStages())
 BUDGET = TokenBudget(8192, 1024, 300, 1024)
@@ -152,6 +158,34 @@ def test_an_item_keeps_its_media_however_short_it_is_cut() -> None:
     """A short item is never cut; of a long one stays what cannot be cut."""
     assert shortest(item("user", CLIP_FLOOR)) == CLIP_FLOOR
     assert shortest(Item("user", 3_000, 2_900, bytes(16), (), ())) == 2_900
+
+
+def test_an_item_keeps_its_calls_and_results_however_short_it_is_cut() -> None:
+    """Ids and separators are never cut: what is left of thousands of calls is more than a window."""
+    names = tuple(f"c{at}" for at in range(5_000))
+    assert shortest(Item("assistant", 100_000, 0, bytes(16), names, ())) == 5_000 * LEAST_CALL
+    assert shortest(Item("tool", 100_000, 10, bytes(16), (), names)) == 5_000 * LEAST_CALL + 10
+
+
+CALLS = [{"id": f"{at}", "type": "function", "function": {"name": "f", "arguments": "{}"}} for at in range(40)]
+ROUND = [
+    {"role": "assistant", "content": None, "tool_calls": CALLS},
+    *({"role": "tool", "tool_call_id": f"{at}", "content": "done"} for at in range(40)),
+]
+
+
+@pytest.mark.parametrize(
+    ("api", "convert"), [("chat", list), ("messages", to_messages), ("responses", to_responses), ("gemini", to_gemini)]
+)
+def test_no_call_takes_less_than_it_is_taken_to_keep(
+    api: str, convert: Callable[[list[dict[str, Any]]], list[dict[str, Any]]]
+) -> None:
+    """In every API a call and a result with the shortest names, cut to nothing, take at least so many tokens."""
+    for message in convert(ROUND):
+        raw = API_FORMATS[api].clipped(json.dumps(message).encode(), lambda *_: "", count_tokens, 0)
+        cut = API_FORMATS[api].read_item(raw, count_tokens)
+        assert cut.calls or cut.answers
+        assert cut.tokens >= LEAST_CALL * (len(cut.calls) + len(cut.answers))
 
 
 def test_placeholders_are_not_cut_again() -> None:
