@@ -20,7 +20,7 @@ from tests.support.engine_fixtures import POLICY, UNSHRUNK, Planned, Replica, is
 from tests.support.sample_conversations import AGENT_TOOLS, agent_session, chat_turn, log, prose, tool
 from tests.support.view_checks import changed_items
 
-WIRES: dict[str, Any] = {"messages": messages, "responses": responses, "gemini": gemini}
+API_FORMATS: dict[str, Any] = {"messages": messages, "responses": responses, "gemini": gemini}
 WINDOW = 4096
 FIGURES = {"messages": "max_tokens", "chat": "max_tokens", "responses": "max_output_tokens", "gemini": ""}
 windows = st.sampled_from([512, 1024, 2048, 4096, 8192, 32768])
@@ -36,7 +36,7 @@ def asked(draw: st.DrawFn, api: str, **options: Any) -> bytes:
     if api == "gemini":
         members = {"generationConfig": {"maxOutputTokens": figure}}
     body = request_body(api, chat, tools, **members)
-    assume(WIRES[api].judge(body, Rules(window=10**9)).kind == "ok")
+    assume(API_FORMATS[api].judge(body, Rules(window=10**9)).kind == "ok")
     return conversation_strategies.encode(draw, body)
 
 
@@ -46,7 +46,7 @@ def problems(api: str, body: bytes, plan: Planned, window: int) -> list[str]:
         return [] if plan.error.code == "context_length_exceeded" else [f"refused with {plan.error.code}"]
     if plan.report.outcome == "verbatim" and plan.body != body:
         return ["called verbatim and was changed"]
-    verdict = WIRES[api].judge(json.loads(plan.body), Rules(window=window))
+    verdict = API_FORMATS[api].judge(json.loads(plan.body), Rules(window=window))
     pictures = b"image" in plan.body  # their size is a guess on both sides
     excused = verdict.kind == "ok" or (verdict.kind == "overflow" and pictures)
     found = [] if excused else [f"{verdict.kind} {verdict.message} {verdict.tokens} + {verdict.max_tokens}"]
@@ -83,7 +83,7 @@ def _frame(value: Any) -> Any:
     return {key: "" if key in texts else _frame(each) for key, each in value.items()}
 
 
-@pytest.mark.parametrize("api", WIRES)
+@pytest.mark.parametrize("api", API_FORMATS)
 @settings(max_examples=40, phases=UNSHRUNK)
 @given(data=st.data(), window=windows, force=st.booleans())
 @pytest.mark.slow
@@ -107,7 +107,7 @@ async def view(api: str, body: dict[str, Any], replica: Replica | None = None, *
     return found
 
 
-@pytest.mark.parametrize("api", WIRES)
+@pytest.mark.parametrize("api", API_FORMATS)
 async def test_a_view_only_grows_between_events(api: str) -> None:
     """Each view begins with the one before unless the plan says event, and a cold start sends the same."""
     chat, replica, before, events = agent_session(40, 300), Replica(), [], 0
@@ -124,7 +124,7 @@ async def test_a_view_only_grows_between_events(api: str) -> None:
     assert 0 < events < 15
 
 
-@pytest.mark.parametrize("api", WIRES)
+@pytest.mark.parametrize("api", API_FORMATS)
 async def test_strict_alternation_survives(api: str) -> None:
     """Where user and assistant strictly alternate, so do they in every view, and no system message is added."""
     chat, replica, compacted = [{"role": "system", "content": "Be brief."}], Replica(), 0
@@ -291,7 +291,7 @@ async def test_the_same_request_gets_the_same_output_figure(mode: Any, figure: i
         assert first.report.pressure <= 1
 
 
-@pytest.mark.parametrize("api", WIRES)
+@pytest.mark.parametrize("api", API_FORMATS)
 async def test_asking_what_would_be_sent_records_nothing(api: str) -> None:
     """A peek tells the view of the next request and makes it no fact."""
     replica, body = Replica(), session(api)

@@ -16,7 +16,7 @@ from tests.support import conversation_strategies
 from tests.support.api_formats import kind_of, request_body
 from tests.support.engine_fixtures import UNSHRUNK, Replica
 
-WIRES: dict[str, Any] = {"chat": chat, "messages": messages, "responses": responses, "gemini": gemini}
+API_FORMATS: dict[str, Any] = {"chat": chat, "messages": messages, "responses": responses, "gemini": gemini}
 ENDLESS = 10**9
 Message = dict[str, Any]
 
@@ -40,7 +40,7 @@ def turns(draw: st.DrawFn) -> tuple[list[Message], list[int]]:
 def problems(api: str, body: bytes, window: int) -> list[str]:
     """Why a strict upstream of *api* does not take *body*; empty where it does."""
     parsed = json.loads(body)
-    verdict = WIRES[api].judge(parsed, Rules(window=window, alternation=True, one_leading_system=True))
+    verdict = API_FORMATS[api].judge(parsed, Rules(window=window, alternation=True, one_leading_system=True))
     excused = verdict.kind == "overflow" and b"image" in body  # their size is a guess on both sides
     found = [] if verdict.kind == "ok" or excused else [f"{verdict.kind}: {verdict.message}"]
     kinds = [kind_of(item) for item in parsed.get("messages") or parsed.get("input") or parsed["contents"]]
@@ -50,7 +50,7 @@ def problems(api: str, body: bytes, window: int) -> list[str]:
     return found + (["a system message stands behind others"] if "system" in kinds[1:] else [])
 
 
-@pytest.mark.parametrize("api", WIRES)
+@pytest.mark.parametrize("api", API_FORMATS)
 @settings(max_examples=15, phases=UNSHRUNK)
 @given(talk=turns(), share=st.sampled_from([0.15, 0.3, 0.6]), force=st.booleans())
 @pytest.mark.slow
@@ -61,7 +61,7 @@ async def test_every_view_alternates(
     found, ends = talk
     whole = json.dumps(request_body(api, found)).encode()
     assume(problems(api, whole, ENDLESS) == [])
-    window = max(600, int(share * WIRES[api].judge(json.loads(whole), Rules(window=ENDLESS)).tokens))
+    window = max(600, int(share * API_FORMATS[api].judge(json.loads(whole), Rules(window=ENDLESS)).tokens))
     replica = Replica()
     for end in ends[-12:]:
         body = json.dumps(request_body(api, found[:end])).encode()
@@ -70,7 +70,7 @@ async def test_every_view_alternates(
             assert problems(api, plan.body, window) == [], plan.report.stages
 
 
-@pytest.mark.parametrize("api", WIRES)
+@pytest.mark.parametrize("api", API_FORMATS)
 async def test_the_strategy_crosses_windows(api: str) -> None:
     """The property above is about something: long conversations of this kind are compacted at most requests."""
     text = "It is said that the ledger of zone nine is closed. " * 12

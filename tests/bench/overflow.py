@@ -78,7 +78,7 @@ class Tally:
 
 def judged(classifier: Classifier, row: overflow_recordings.Row) -> Overflow | None:
     """What *row*'s bytes mean, whole, at the beginning of a stream, or behind its first content."""
-    headers, body = overflow_recordings.headers(row), overflow_recordings.wire(row)
+    headers, body = overflow_recordings.headers(row), overflow_recordings.body_of(row)
     if row["status"] != 200:
         return classifier.answer(row["status"], headers, body)
     content_type, encoding = overflow_recordings.described(headers)

@@ -16,7 +16,7 @@ from tests.support.engine_fixtures import Replica
 from tests.support.proxy_process import until
 from tests.support.sample_conversations import AGENT_TOOLS, agent_session, chat_turn
 
-WIRES: dict[str, Any] = {"chat": chat, "messages": messages, "responses": responses}
+API_FORMATS: dict[str, Any] = {"chat": chat, "messages": messages, "responses": responses}
 WINDOW = 8192
 PROMPTS = {
     "chat": "First, reason in your scratchpad. Then, generate the <state_snapshot>.",
@@ -47,7 +47,7 @@ def compacting(api: str, rounds: int) -> dict[str, Any]:
 
 
 def size(api: str, body: dict[str, Any]) -> int:
-    tokens: int = WIRES[api].judge(body, Rules(window=10**9)).tokens
+    tokens: int = API_FORMATS[api].judge(body, Rules(window=10**9)).tokens
     return tokens
 
 
@@ -56,7 +56,7 @@ def rounds_up_to(api: str, tokens: int) -> int:
     return max(at for at in range(10, 30) if size(api, compacting(api, at)) <= tokens)
 
 
-@pytest.mark.parametrize("api", WIRES)
+@pytest.mark.parametrize("api", API_FORMATS)
 @pytest.mark.parametrize(
     ("words", "client"),
     [
@@ -73,7 +73,7 @@ async def test_a_compaction_in_unknown_words_goes_whole(api: str, words: str, cl
     assert (plan.body == body) is bool(client)
 
 
-@pytest.mark.parametrize("api", WIRES)
+@pytest.mark.parametrize("api", API_FORMATS)
 async def test_what_a_client_compacts_goes_whole_while_it_fits(api: str) -> None:
     """An event on the chain and the high mark change nothing; what is too big is made smaller; nothing is confused."""
     replica, route = Replica(), {"api": api}
@@ -93,7 +93,7 @@ async def test_what_a_client_compacts_goes_whole_while_it_fits(api: str) -> None
         body = compacting(api, rounds + more)
         larger = await replica.plan(raw(body), WINDOW, **route)
         assert stages <= set(larger.report.stages)
-        assert WIRES[api].judge(json.loads(larger.body), Rules(window=WINDOW)).kind == "ok"
+        assert API_FORMATS[api].judge(json.loads(larger.body), Rules(window=WINDOW)).kind == "ok"
         assert PROMPTS[api][:40].encode() in larger.body
         if stages == {"prune"}:
             was, now = [slices(each) for each in (raw(body), larger.body)]
@@ -111,7 +111,7 @@ async def test_what_a_client_compacts_goes_whole_while_it_fits(api: str) -> None
     assert blocks[0] == blocks[1], "who goes on with the old chain has its view"
 
 
-@pytest.mark.parametrize("api", WIRES)
+@pytest.mark.parametrize("api", API_FORMATS)
 async def test_a_large_output_figure_costs_a_summary_nothing_of_what_it_is_of(api: str) -> None:
     """Before any result goes, the answer has the room of a summary; and what goes then is verified by its count."""
     figure = "max_output_tokens" if api == "responses" else "max_tokens"
@@ -120,13 +120,13 @@ async def test_a_large_output_figure_costs_a_summary_nothing_of_what_it_is_of(ap
     sent = json.loads(plan.body)
     assert {**sent, figure: 6000} == body, "only the output figure was lowered"
     assert (plan.report.stages, 1024 <= sent[figure] < 6000) == (("output",), True)
-    assert WIRES[api].judge(sent, Rules(window=WINDOW)).kind == "ok"
+    assert API_FORMATS[api].judge(sent, Rules(window=WINDOW)).kind == "ok"
     body = {**compacting(api, rounds_up_to(api, WINDOW - 400) + 4), figure: 6000}
     plan = await Replica().plan(raw(body), WINDOW, api=api)
     assert plan.report.stages == ("prune", "output")
     sent = json.loads(plan.body)
     assert sent[figure] >= 1024
-    verdict = WIRES[api].judge(sent, Rules(window=WINDOW))
+    verdict = API_FORMATS[api].judge(sent, Rules(window=WINDOW))
     assert (verdict.kind, verdict.tokens > 0.8 * (WINDOW - 1024)) == ("ok", True)
 
 

@@ -16,7 +16,7 @@ from tests.stub.rules import Wording
 from tests.support.api_formats import request_body
 from tests.support.sample_conversations import chat_turn, log, prose
 
-WIRES: dict[str, Any] = {"chat": chat, "messages": messages, "responses": responses}
+API_FORMATS: dict[str, Any] = {"chat": chat, "messages": messages, "responses": responses}
 WINDOW = 4096
 LONG = [message for turn in range(10) for message in chat_turn(turn, 240)]
 PIXEL = base64.b64encode(
@@ -254,13 +254,13 @@ async def test_odd_bodies(stub: StartStub, proxy: StartProxy) -> None:
 
 async def _all(api: str, server: Stub, web: httpx.AsyncClient) -> None:
     wording: Wording = "anthropic" if api == "messages" else "openai"
-    wire, valid = WIRES[api], 0
+    api_format, valid = API_FORMATS[api], 0
     for at, (items, members) in enumerate(ODD[api]):
         body = request_body(api, [{"role": "system", "content": "Be brief."}, *LONG], model="gpt-4o")
-        body[wire.LIST] = [*body[wire.LIST], *items]
+        body[api_format.LIST] = [*body[api_format.LIST], *items]
         raw = json.dumps({**body, **members}).encode()
         try:
-            whole = wire.judge(json.loads(raw), Rules(window=10**6)).kind
+            whole = api_format.judge(json.loads(raw), Rules(window=10**6)).kind
         except (AttributeError, TypeError, KeyError):
             whole = "odd"  # stranger than the strict server can think
         valid += whole == "ok"

@@ -9,7 +9,7 @@ import pytest
 
 from tests.conftest import StartProxy, StartStub
 from tests.stub import Fault, Stub
-from tests.support.overflow_recordings import BROKEN_OFF, Row, headers, rows, wire
+from tests.support.overflow_recordings import BROKEN_OFF, Row, body_of, headers, rows
 from tests.support.overflow_reports import ReportedError, reported_errors
 from tests.support.proxy_process import Proxy
 from tests.support.sample_conversations import chat_turn
@@ -40,7 +40,7 @@ async def asked(front: Proxy, server: Stub, fail: Fault, key: str, *, stream: bo
 
 async def told(front: Proxy, server: Stub, row: Row) -> str:
     """What became of a recorded answer: ``recovered``, ``passed`` as it came, or what went wrong."""
-    fail = fault(row["status"], headers(row), wire(row))
+    fail = fault(row["status"], headers(row), body_of(row))
     answer, times = await asked(front, server, fail, row["id"], stream=row["stream"])
     if times == 2 and answer.status_code == 200 and "Understood" in answer.text.replace('"}}]}\n\ndata: ', ""):
         sizes = [len(seen.body) for seen in server.chats()]

@@ -17,7 +17,7 @@ from tests.stub import Rules, Stub, chat, messages, responses
 from tests.stub.rules import Wording
 from tests.support.proxy_process import Proxy
 
-WIRES: dict[str, Any] = {"chat/completions": chat, "messages": messages, "responses": responses}
+API_FORMATS: dict[str, Any] = {"chat/completions": chat, "messages": messages, "responses": responses}
 ENDLESS = 1_000_000
 MARGIN = 1.45
 """What of a window fits with a high mark of .9 and a reserve where none is asked for."""
@@ -32,9 +32,9 @@ class Recorded:
     body: bytes
 
     @property
-    def wire(self) -> Any:
+    def api_format(self) -> Any:
         """The API it speaks."""
-        return WIRES[self.path.partition("?")[0].removeprefix("/v1/")]
+        return API_FORMATS[self.path.partition("?")[0].removeprefix("/v1/")]
 
     @property
     def factor(self) -> float:
@@ -72,7 +72,7 @@ def test_there_is_something_of_every_client() -> None:
         "mini-swe-agent",
         "openai-node-chat",
     }
-    assert {request.wire for requests in found.values() for request in requests} == set(WIRES.values())
+    assert {request.api_format for requests in found.values() for request in requests} == set(API_FORMATS.values())
     assert {name for name in AGENTS if any(request.compacting for request in found[name])} == AGENTS
     assert sum(file.stat().st_size for file in FILES) < 1_000_000
 
@@ -95,7 +95,7 @@ async def _send(
     where: str, request: Recorded, server: Stub, front: Proxy, web: httpx.AsyncClient, window: int | None
 ) -> httpx.Response:
     """The answer to *request* in a *window* that only the header and the upstream know of."""
-    wording: Wording = "anthropic" if request.wire is messages else "openai"
+    wording: Wording = "anthropic" if request.api_format is messages else "openai"
     server.rules = Rules(window=window or ENDLESS, factor=request.factor, wording=wording)
     server.forget()
     own = [("x-ullage-conversation", where), *([("x-ullage-window", str(window))] if window else [])]
@@ -104,7 +104,7 @@ async def _send(
 
 
 async def _fits(where: str, request: Recorded, server: Stub, front: Proxy, web: httpx.AsyncClient) -> None:
-    verdict = request.wire.judge(json.loads(request.body), Rules(window=ENDLESS, factor=request.factor))
+    verdict = request.api_format.judge(json.loads(request.body), Rules(window=ENDLESS, factor=request.factor))
     assert verdict.kind == "ok", f"{where}: {verdict.message}"
     most = int(verdict.tokens * MARGIN) + 2_000
     for window in (None, verdict.max_tokens + most):
@@ -121,10 +121,10 @@ async def _fits(where: str, request: Recorded, server: Stub, front: Proxy, web: 
 
 async def _too_small(where: str, request: Recorded, server: Stub, front: Proxy, web: httpx.AsyncClient) -> None:
     parsed = json.loads(request.body)
-    tokens = request.wire.judge(parsed, Rules(window=ENDLESS, factor=request.factor)).tokens
-    fixed = request.wire.fixed(parsed)
-    first = next(iter(request.wire.items(parsed)))
-    fixed += request.wire.weigh(first) if first.get("role") in ("system", "developer") else 0
+    tokens = request.api_format.judge(parsed, Rules(window=ENDLESS, factor=request.factor)).tokens
+    fixed = request.api_format.fixed(parsed)
+    first = next(iter(request.api_format.items(parsed)))
+    fixed += request.api_format.weigh(first) if first.get("role") in ("system", "developer") else 0
     fixed = int(fixed * request.factor)
     if "thinking" in parsed:
         fixed += parsed["max_tokens"]  # it cannot be lowered below what may be thought
@@ -149,7 +149,9 @@ async def test_recorded_compactions_are_known(stub: StartStub, proxy: StartProxy
     async with httpx.AsyncClient(trust_env=False, timeout=60) as web:
         for name, requests in map(recorded, FILES):
             for request in requests if name in AGENTS else ():
-                verdict = request.wire.judge(json.loads(request.body), Rules(window=ENDLESS, factor=request.factor))
+                verdict = request.api_format.judge(
+                    json.loads(request.body), Rules(window=ENDLESS, factor=request.factor)
+                )
                 window = verdict.max_tokens + int(verdict.tokens * MARGIN) + 2_000
                 assert (await _send(name, request, server, front, web, window)).status_code == 200
                 wanted.append((name, name if request.compacting else ""))

@@ -1,4 +1,4 @@
-"""Answers as they stand on the wire."""
+"""Answers byte for byte, as a client receives them."""
 
 from __future__ import annotations
 

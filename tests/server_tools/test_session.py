@@ -22,7 +22,7 @@ from tests.support.sample_conversations import AGENT_TOOLS, agent_session, log
 from tests.support.sdk_clients import SDK_CLIENTS
 from tests.support.server_tool_fixtures import KEYS, WORDING, both, every, model_answering
 
-WIRES: dict[str, Any] = {"chat": chat, "messages": messages, "responses": responses}
+API_FORMATS: dict[str, Any] = {"chat": chat, "messages": messages, "responses": responses}
 
 
 def shown(server: Stub) -> str:
@@ -49,7 +49,7 @@ async def test_what_left_the_view_is_found_and_answered_from(start_recall: Start
     assert second.slices[: len(first.slices)] == first.slices, "the first prompt is the second's prefix"
     assert {**first.parsed, "messages": 0, "input": 0} == {**second.parsed, "messages": 0, "input": 0}
     name = "completion_tokens" if api == "chat" else "output_tokens"
-    usage = WIRES[api].usage(second.tokens, answered.usage[name], 0)
+    usage = API_FORMATS[api].usage(second.tokens, answered.usage[name], 0)
     total = sum(value for key, value in usage.items() if key in ("prompt_tokens", "input_tokens"))
     mine = answered.usage.get("prompt_tokens", answered.usage.get("input_tokens", 0))
     assert mine + answered.usage.get("cache_read_input_tokens", 0) == total

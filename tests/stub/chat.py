@@ -1,4 +1,4 @@
-"""The wire of ``/v1/chat/completions``: what the strict upstream demands, how it counts, and how it answers."""
+"""The API ``/v1/chat/completions`` of the strict upstream: its rules, its count of tokens, and its answers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The wire of Gemini's ``generateContent``: what the strict upstream demands, how it counts, and how it answers."""
+"""Gemini's ``generateContent`` of the strict upstream: its rules, its count of tokens, and its answers."""
 
 from __future__ import annotations
 

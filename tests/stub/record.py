@@ -86,12 +86,12 @@ class PromptCache:
         self._known: OrderedDict[bytes, None] = OrderedDict()
         self._entries = entries
 
-    def read(self, body: Mapping[str, Any], wire: Any = chat) -> int:
+    def read(self, body: Mapping[str, Any], api_format: Any = chat) -> int:
         """Tokens of the longest prefix of *body* that an earlier request had; remembers this one."""
-        link, total, cached, warm = _link(b"", wire.head(body)), wire.fixed(body), 0, True
-        for message in wire.items(body):
+        link, total, cached, warm = _link(b"", api_format.head(body)), api_format.fixed(body), 0, True
+        for message in api_format.items(body):
             link = _link(link, message)
-            total += wire.weigh(message)
+            total += api_format.weigh(message)
             warm = warm and link in self._known
             cached = total if warm else cached
             self._known[link] = None

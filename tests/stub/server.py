@@ -26,7 +26,7 @@ from tests.stub.summariser import Behaviour, fault_of, summary_of
 from tests.stub.tokens import count
 
 FOR_EVER = 3600.0
-WIRES: dict[str, Any] = {wire.PATH: wire for wire in (chat, messages, responses)}
+API_FORMATS: dict[str, Any] = {api_format.PATH: api_format for api_format in (chat, messages, responses)}
 Script = Callable[[Seen], Answer]
 
 
@@ -107,7 +107,7 @@ class Stub:
 
     def chats(self, verdict: str = "") -> list[Seen]:
         """The requests for an answer seen, of any API, only those with *verdict* when one is given."""
-        chats = [seen for seen in self.seen if seen.method == "POST" and _wire_of(seen.path) is not None]
+        chats = [seen for seen in self.seen if seen.method == "POST" and _api_format_of(seen.path) is not None]
         return [seen for seen in chats if seen.verdict == verdict] if verdict else chats
 
     async def _handle(self, request: web.Request) -> web.StreamResponse:
@@ -141,9 +141,9 @@ class Stub:
         if fault.replaces:
             seen.verdict = "fault"
             return await _send(request, fault.status or 200, fault.headers, [fault.body or b""], fault)
-        path, wire = _below_root(seen.path), _wire_of(seen.path)
-        if wire is not None and seen.method == "POST":
-            status, headers, chunks = self._chat(seen, wire)
+        path, api_format = _below_root(seen.path), _api_format_of(seen.path)
+        if api_format is not None and seen.method == "POST":
+            status, headers, chunks = self._chat(seen, api_format)
         elif gemini.ROUTE.fullmatch(seen.path):
             status, headers, chunks = self._tally_contents(seen)
         elif path == "/messages/count_tokens" and self.rules.counts:
@@ -175,56 +175,56 @@ class Stub:
         seen.verdict, seen.tokens = "ok", verdict.tokens
         return 200, JSON, [json.dumps({"totalTokens": seen.tokens}).encode()]
 
-    def _chat(self, seen: Seen, wire: Any) -> tuple[int, Headers, Iterable[bytes]]:
+    def _chat(self, seen: Seen, api_format: Any) -> tuple[int, Headers, Iterable[bytes]]:
         try:
             body = json.loads(seen.body)
         except ValueError:
             body = None
-        if wire is responses and isinstance(body, dict):
+        if api_format is responses and isinstance(body, dict):
             body = responses.expanded(body, self.stored)
         route = gemini.ROUTE.fullmatch(seen.path)
         if route is not None and isinstance(body, dict):
             body = {**body, "model": route[1]}
-        verdict = wire.judge(body, self.rules)
-        if wire is messages and not seen.header("anthropic-version"):
+        verdict = api_format.judge(body, self.rules)
+        if api_format is messages and not seen.header("anthropic-version"):
             verdict = Verdict("invalid", "anthropic-version: header is required")
         seen.verdict, seen.why = verdict.kind, verdict.message
         seen.parsed = body if isinstance(body, dict) else {}
         seen.tokens, seen.max_tokens, seen.window = verdict.tokens, verdict.max_tokens, verdict.window
         seen.stream = bool(seen.parsed.get("stream")) or "streamGenerateContent" in seen.path
         if verdict.kind == "invalid":
-            return 400, JSON, [wire.invalid_body(verdict.message)]
+            return 400, JSON, [api_format.invalid_body(verdict.message)]
         if verdict.kind == "overflow":
-            return self._overflow(verdict, seen.stream, wire)
-        seen.cached = self.cache.read(seen.parsed, wire)
+            return self._overflow(verdict, seen.stream, api_format)
+        seen.cached = self.cache.read(seen.parsed, api_format)
         if "(summary)" in seen.header("user-agent"):
             answer = summary_of(seen, self.summariser)
         else:
             answer = self._answers.popleft() if self._answers else self.script(seen)
-        frame = Frame(seen.number, seen.model, self._usage(seen, answer, wire))
-        if wire is responses and seen.parsed.get("store", True):
+        frame = Frame(seen.number, seen.model, self._usage(seen, answer, api_format))
+        if api_format is responses and seen.parsed.get("store", True):
             self.stored[f"resp_{seen.number}"] = [*responses.items(body), *responses.answered(answer, frame)]
         if not seen.stream:
-            return 200, JSON, [wire.whole(answer, frame)]
-        if wire is gemini and "alt=sse" not in seen.query:
+            return 200, JSON, [api_format.whole(answer, frame)]
+        if api_format is gemini and "alt=sse" not in seen.query:
             return 200, JSON, gemini.listed(answer, frame)
         with_usage = bool((seen.parsed.get("stream_options") or {}).get("include_usage"))
-        return 200, SSE, wire.streamed(answer, frame, with_usage)
+        return 200, SSE, api_format.streamed(answer, frame, with_usage)
 
-    def _overflow(self, verdict: Verdict, stream: bool, wire: Any) -> tuple[int, Headers, Iterable[bytes]]:
-        status, body = wire.overflow_error(verdict, self.rules)
+    def _overflow(self, verdict: Verdict, stream: bool, api_format: Any) -> tuple[int, Headers, Iterable[bytes]]:
+        status, body = api_format.overflow_error(verdict, self.rules)
         if stream and self.rules.overflow_in_stream:
-            if wire is responses:
+            if api_format is responses:
                 return 200, SSE, responses.overflow_events(body)
             event = b"event: error\n" if self.rules.wording == "anthropic" else b""
             return 200, SSE, [event + b"data: " + body + b"\n\n"]
         return status, JSON, [body]
 
-    def _usage(self, seen: Seen, answer: Answer, wire: Any) -> dict[str, Any]:
+    def _usage(self, seen: Seen, answer: Answer, api_format: Any) -> dict[str, Any]:
         sent = min(seen.tokens, seen.window - seen.max_tokens) if self.rules.truncates else seen.tokens
         input_tokens = math.ceil(sent * self.rules.usage_factor)
         output_tokens = count(answer.text) + sum(count(call.arguments) for call in answer.calls)
-        usage: dict[str, Any] = wire.usage(input_tokens, output_tokens, min(seen.cached, input_tokens))
+        usage: dict[str, Any] = api_format.usage(input_tokens, output_tokens, min(seen.cached, input_tokens))
         return usage
 
     def _relay(self, path: str, seen: Seen) -> bytes:
@@ -248,12 +248,12 @@ class Stub:
         return json.dumps(answer).encode()
 
 
-def _wire_of(path: str) -> Any:
-    """The wire that *path* is a request for an answer of; None for any other path."""
+def _api_format_of(path: str) -> Any:
+    """The API format of a request for an answer at *path*; None for any other path."""
     route = gemini.ROUTE.fullmatch(path)
     if route is not None:
         return None if route[2] == "countTokens" else gemini
-    return WIRES.get(_below_root(path))
+    return API_FORMATS.get(_below_root(path))
 
 
 def _below_root(path: str) -> str:

@@ -50,7 +50,7 @@ class ChatClient:
     @property
     def tokens(self) -> int:
         """What the whole history weighs, by the upstream's count."""
-        return sum(map(self.sdk.wire.weigh, self.messages))
+        return sum(map(self.sdk.api_format.weigh, self.messages))
 
     async def ask(self, *new: dict[str, Any]) -> dict[str, Any]:
         """Append *new* (chat messages), send the whole history, check the view, append and return the answer's end."""

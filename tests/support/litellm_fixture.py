@@ -1,4 +1,4 @@
-"""A bridge in front of a scripted provider, and what Anthropic and Gemini say on their own wires."""
+"""A bridge in front of a scripted provider, and answers of Anthropic and Gemini in their own APIs."""
 
 import json
 

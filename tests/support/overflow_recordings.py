@@ -44,7 +44,7 @@ def described(headers: tuple[tuple[str, str], ...]) -> tuple[str, str]:
     return named.get("content-type", ""), named.get("content-encoding", "")
 
 
-def wire(row: Row) -> bytes:
-    """A row's body as it goes over the wire."""
+def body_of(row: Row) -> bytes:
+    """A row's body, as bytes."""
     body: bytes = row["body"].encode()
     return gzip.compress(body) if "gzip" in row.get("headers", {}).get("content-encoding", "") else body

@@ -22,9 +22,9 @@ KEY = "sk-test-0123456789abcdef"
 
 
 class SdkClient(Protocol):
-    """A client of one API; an async context manager. ``wire`` is the stub's side of the same API."""
+    """A client of one API; an async context manager. ``api_format`` is the stub's module for the same API."""
 
-    wire: Any
+    api_format: Any
     bodies: list[bytes]
 
     async def __aenter__(self) -> Self: ...
@@ -69,7 +69,7 @@ class _Web:
 class AnthropicClient(_Web):
     """The Messages API, spoken by Anthropic's own client."""
 
-    wire = messages
+    api_format = messages
 
     def __init__(self, url: str) -> None:
         super().__init__()
@@ -115,7 +115,7 @@ class AnthropicClient(_Web):
 class ResponsesClient(_Web):
     """The Responses API, spoken by OpenAI's own client; every output item is sent back as it came."""
 
-    wire = responses
+    api_format = responses
 
     def __init__(self, url: str) -> None:
         super().__init__()
@@ -156,7 +156,7 @@ class ResponsesClient(_Web):
 class OpenAIClient(_Web):
     """Chat completions, spoken by OpenAI's own client."""
 
-    wire = chat
+    api_format = chat
 
     def __init__(self, url: str) -> None:
         super().__init__()
@@ -195,7 +195,7 @@ class OpenAIClient(_Web):
 class GoogleClient(_Web):
     """Gemini's own API, spoken by Google's own client; every part is sent back as it came."""
 
-    wire = gemini
+    api_format = gemini
 
     def __init__(self, url: str) -> None:
         super().__init__()

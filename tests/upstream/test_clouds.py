@@ -1,4 +1,4 @@
-"""Models behind the clouds' own credentials: Bedrock's Converse wire with its event frames, and Vertex AI."""
+"""Models behind the clouds' own credentials: Bedrock's Converse API with its event frames, and Vertex AI."""
 
 import binascii
 import json

@@ -18,9 +18,9 @@ from tests.support.upstream_fixture import ScriptedConnection, read_body, read_i
 CHUNKED = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
 
 
-def pool_of(wire):
-    """The pool of a wire's upstream."""
-    return wire.upstream._targets["up"].pool
+def pool_of(scripted):
+    """The pool of a scripted connection's upstream."""
+    return scripted.upstream._targets["up"].pool
 
 
 def writes(*parts, close=False, reset=False):
@@ -79,41 +79,41 @@ async def test_a_handler_keeps_what_came_before_the_request():
 async def test_another_version_of_aiohttp_means_its_own_client(monkeypatch):
     """Without the known names every request goes through aiohttp's client."""
     monkeypatch.setattr(direct, "SUPPORTED", False)
-    async with ScriptedConnection() as wire:
-        assert pool_of(wire) is None
-        assert await read_body(await wire.send()) == b"{}"
+    async with ScriptedConnection() as scripted:
+        assert pool_of(scripted) is None
+        assert await read_body(await scripted.send()) == b"{}"
 
 
 async def test_what_is_written():
     """The request's line, ``Host`` first, the caller's headers in their order and spelling, then the length."""
-    async with ScriptedConnection() as wire:
+    async with ScriptedConnection() as scripted:
         headers = [("X-B", "1"), ("x-a", "2"), ("Content-Length", "9")]
-        await read_body(await wire.send(b"{}", path="/v1/x?a=%2f", headers=headers))
-        (heard,) = wire.stage.heard
+        await read_body(await scripted.send(b"{}", path="/v1/x?a=%2f", headers=headers))
+        (heard,) = scripted.stage.heard
         assert heard.line == "POST /v1/x?a=%2f HTTP/1.1"
-        host = ("Host", f"127.0.0.1:{wire.stage.port}")
+        host = ("Host", f"127.0.0.1:{scripted.stage.port}")
         assert heard.headers == [host, ("X-B", "1"), ("x-a", "2"), ("Content-Length", "2")]
 
 
 async def test_headers_cannot_be_smuggled_in():
     """A line break inside a header's value sends nothing."""
-    async with ScriptedConnection() as wire:
+    async with ScriptedConnection() as scripted:
         with pytest.raises(UpstreamUnreachable):
-            await wire.send(headers=[("x-a", "1\r\nx-b: 2")])
-        assert wire.stage.connections == 0
+            await scripted.send(headers=[("x-a", "1\r\nx-b: 2")])
+        assert scripted.stage.connections == 0
 
 
 async def test_many_requests_use_one_connection():
     """One connection carries one exchange after the other, with bodies of each framing."""
     answers = [raw_answer(b"sized"), CHUNKED + chunk(b"chunked") + b"0\r\nTrailer: 1\r\n\r\n", raw_answer(b"")]
     answers.append(b"HTTP/1.1 204 No Content\r\n\r\n")
-    async with ScriptedConnection() as wire:
+    async with ScriptedConnection() as scripted:
         bodies = []
         for answer in answers * 2:
-            wire.stage.reply = answer
-            bodies.append(await read_body(await wire.send()))
+            scripted.stage.reply = answer
+            bodies.append(await read_body(await scripted.send()))
         assert bodies == [b"sized", b"chunked", b"", b""] * 2
-        assert wire.stage.connections == 1
+        assert scripted.stage.connections == 1
 
 
 @pytest.mark.parametrize(
@@ -128,12 +128,12 @@ async def test_many_requests_use_one_connection():
 )
 async def test_an_answer_in_pieces_leaves_a_connection_that_is_used_again(parts):
     """However an answer is cut, nothing stands behind it."""
-    async with ScriptedConnection() as wire:
+    async with ScriptedConnection() as scripted:
         for _ in range(2):
-            wire.stage.script = writes(*parts)
-            assert await read_body(await wire.send()) == b"{}"
+            scripted.stage.script = writes(*parts)
+            assert await read_body(await scripted.send()) == b"{}"
             await asyncio.sleep(0.02)
-        assert wire.stage.connections == 1
+        assert scripted.stage.connections == 1
 
 
 @pytest.mark.parametrize("framing", ["sized", "chunked", "closed"])
@@ -148,15 +148,15 @@ async def test_chunks_are_poured_as_they_arrive(framing):
     parts = [chunk(text) for text in texts] if framing == "chunked" else list(texts)
     if framing == "chunked":
         parts.append(b"0\r\n\r\n")
-    async with ScriptedConnection() as wire:
-        wire.stage.script = writes(heads[framing], *parts, close=framing == "closed")
-        reply = await wire.send()
+    async with ScriptedConnection() as scripted:
+        scripted.stage.script = writes(heads[framing], *parts, close=framing == "closed")
+        reply = await scripted.send()
         got = []
         await asyncio.wait_for(reply.pour(lambda chunk: bool(got.append(chunk))), 60)
         assert b"".join(got) == b"".join(texts)
         assert (got[0], got[-1]) == (b"a", b"c")
         assert await reply.next_chunk() == b""
-        assert len(pool_of(wire).idle) == (framing != "closed")
+        assert len(pool_of(scripted).idle) == (framing != "closed")
 
 
 @pytest.mark.parametrize("piece", [7, 5_000, 300_000])
@@ -171,9 +171,9 @@ async def test_a_burst_that_pauses_the_connection_is_poured_whole_and_in_order(f
     if framing == "chunked":
         head, burst = CHUNKED, b"".join(map(chunk, pieces)) + b"0\r\n\r\n"
     first = chunk(b"-") if framing == "chunked" else b"-"
-    async with ScriptedConnection() as wire:
-        wire.stage.script = writes(head + first, burst, close=framing == "closed")
-        reply = await wire.send()
+    async with ScriptedConnection() as scripted:
+        scripted.stage.script = writes(head + first, burst, close=framing == "closed")
+        reply = await scripted.send()
         got = []
         await asyncio.wait_for(reply.pour(lambda chunk: bool(got.append(chunk))), 60)
         while more := await asyncio.wait_for(reply.next_chunk(), 60):
@@ -183,9 +183,9 @@ async def test_a_burst_that_pauses_the_connection_is_poured_whole_and_in_order(f
 
 async def test_the_end_of_a_burst_is_poured_without_waiting_for_more():
     """What a paused parser still had is not left for the next bytes, which may come minutes later."""
-    async with ScriptedConnection() as wire:
-        wire.stage.script = writes(CHUNKED + chunk(b"x" * 150_000) * 4)
-        reply = await wire.send()
+    async with ScriptedConnection() as scripted:
+        scripted.stage.script = writes(CHUNKED + chunk(b"x" * 150_000) * 4)
+        reply = await scripted.send()
         await asyncio.sleep(0.05)
         got = []
         pouring = asyncio.ensure_future(reply.pour(lambda chunk: bool(got.append(chunk))))
@@ -195,23 +195,23 @@ async def test_the_end_of_a_burst_is_poured_without_waiting_for_more():
 
 async def test_what_is_here_already_is_poured_first():
     """Chunks that came before the sink, and all of an answer that is complete, are not lost."""
-    async with ScriptedConnection() as wire:
-        wire.stage.script = writes(CHUNKED + chunk(b"a") + chunk(b"b"), chunk(b"c") + b"0\r\n\r\n")
-        reply = await wire.send()
+    async with ScriptedConnection() as scripted:
+        scripted.stage.script = writes(CHUNKED + chunk(b"a") + chunk(b"b"), chunk(b"c") + b"0\r\n\r\n")
+        reply = await scripted.send()
         got = []
         await reply.pour(lambda chunk: bool(got.append(chunk)))
         assert b"".join(got) == b"abc"
-        wire.stage.script = None
-        reply = await wire.send()
+        scripted.stage.script = None
+        reply = await scripted.send()
         await reply.pour(lambda chunk: bool(got.append(chunk)))
         assert b"".join(got) == b"abc{}"
 
 
 async def test_a_sink_that_is_full_gets_no_more():
     """Pouring stops at its word and can go on; what came meanwhile waits."""
-    async with ScriptedConnection() as wire:
-        wire.stage.script = writes(CHUNKED, *(chunk(b"%d" % number) for number in range(6)), b"0\r\n\r\n")
-        reply = await wire.send()
+    async with ScriptedConnection() as scripted:
+        scripted.stage.script = writes(CHUNKED, *(chunk(b"%d" % number) for number in range(6)), b"0\r\n\r\n")
+        reply = await scripted.send()
         got, times = [], 0
         while sum(map(len, got)) < 6:
             before = len(got)
@@ -225,38 +225,38 @@ async def test_a_sink_that_is_full_gets_no_more():
 
 async def test_the_end_of_pouring():
     """A sink's error is raised to who pours; a reset, silence and too long an answer are left to ``next_chunk``."""
-    async with ScriptedConnection(Timeouts(idle=0.3, total=0.6)) as wire:
+    async with ScriptedConnection(Timeouts(idle=0.3, total=0.6)) as scripted:
 
         def fails(chunk):
             raise KeyError(chunk)
 
-        wire.stage.script = writes(CHUNKED, chunk(b"a"))
-        reply = await wire.send()
+        scripted.stage.script = writes(CHUNKED, chunk(b"a"))
+        reply = await scripted.send()
         with pytest.raises(KeyError):
             await asyncio.wait_for(reply.pour(fails), 60)
         reply.close()
-        wire.stage.script = writes(CHUNKED, chunk(b"a"), reset=True)
-        reply = await wire.send()
+        scripted.stage.script = writes(CHUNKED, chunk(b"a"), reset=True)
+        reply = await scripted.send()
         await asyncio.wait_for(reply.pour(lambda chunk: False), 60)
         with pytest.raises(UpstreamUnreachable):
             await reply.next_chunk()
-        wire.stage.script = writes(CHUNKED, chunk(b"a"))
-        reply = await wire.send()
+        scripted.stage.script = writes(CHUNKED, chunk(b"a"))
+        reply = await scripted.send()
         await asyncio.wait_for(reply.pour(lambda chunk: False), 60)
         with pytest.raises(UpstreamTimeout):
             await reply.next_chunk()
-        wire.stage.script = writes(CHUNKED, *[chunk(b"a")] * 100)
-        reply = await wire.send()
+        scripted.stage.script = writes(CHUNKED, *[chunk(b"a")] * 100)
+        reply = await scripted.send()
         await asyncio.wait_for(reply.pour(lambda chunk: False), 60)
         with pytest.raises(UpstreamTimeout, match="did not end"):
             await reply.next_chunk()
 
 
-async def warm(wire, reply):
+async def warm(scripted, reply):
     """Answer with *reply* twice. Return whether the second answer went past the parser."""
-    wire.stage.reply = reply
-    await read_body(await wire.send())
-    again = await wire.send()
+    scripted.stage.reply = reply
+    await read_body(await scripted.send())
+    again = await scripted.send()
     got = [await again.next_chunk()]
     await again.pour(lambda chunk: bool(got.append(chunk)))
     assert b"".join(got) in reply
@@ -265,18 +265,18 @@ async def warm(wire, reply):
 
 async def test_an_answer_whose_head_is_known_goes_past_the_parser():
     """Its body and headers are its own, whatever its length."""
-    async with ScriptedConnection() as wire:
-        assert await warm(wire, raw_answer(b"{}", "Content-Type: a", "X-Name: 1"))
+    async with ScriptedConnection() as scripted:
+        assert await warm(scripted, raw_answer(b"{}", "Content-Type: a", "X-Name: 1"))
         for body in (b"[1, 2, 3]", b"", b"[4, 5, 6]", b"{}"):
-            wire.stage.reply = raw_answer(body, "Content-Type: a", "X-Name: 1")
-            reply = await wire.send()
+            scripted.stage.reply = raw_answer(body, "Content-Type: a", "X-Name: 1")
+            reply = await scripted.send()
             assert reply._response.known is not None
             assert await read_body(reply) == body
             length = str(len(body))
             assert reply.headers == [("Content-Type", "a"), ("X-Name", "1"), ("Content-Length", length)]
             assert (reply.status, reply.header("content-length"), reply.header("x-name")) == (200, length, "1")
             assert not reply.close_delimited
-        assert wire.stage.connections == 1
+        assert scripted.stage.connections == 1
 
 
 @pytest.mark.parametrize(
@@ -290,10 +290,10 @@ async def test_an_answer_whose_head_is_known_goes_past_the_parser():
 )
 async def test_a_head_that_differs_in_one_byte_is_parsed(other):
     """No header of an earlier answer is taken for one of this."""
-    async with ScriptedConnection() as wire:
-        assert await warm(wire, raw_answer(b"{}", "X-Name: 1"))
-        wire.stage.reply = other
-        reply = await wire.send()
+    async with ScriptedConnection() as scripted:
+        assert await warm(scripted, raw_answer(b"{}", "X-Name: 1"))
+        scripted.stage.reply = other
+        reply = await scripted.send()
         assert reply._response.known is None
         async with ScriptedConnection() as fresh:
             fresh.stage.reply = other
@@ -313,9 +313,9 @@ async def test_a_head_that_differs_in_one_byte_is_parsed(other):
 )
 async def test_a_head_that_says_more_than_a_length_is_always_parsed(answer):
     """So is a long one."""
-    async with ScriptedConnection() as wire:
-        assert not await warm(wire, answer)
-        assert not await warm(wire, answer)
+    async with ScriptedConnection() as scripted:
+        assert not await warm(scripted, answer)
+        assert not await warm(scripted, answer)
 
 
 @pytest.mark.parametrize(
@@ -323,45 +323,45 @@ async def test_a_head_that_says_more_than_a_length_is_always_parsed(answer):
 )
 async def test_an_answer_in_pieces_is_parsed_although_its_head_is_known(parts):
     """The connection is used again."""
-    async with ScriptedConnection() as wire:
-        assert await warm(wire, raw_answer())
+    async with ScriptedConnection() as scripted:
+        assert await warm(scripted, raw_answer())
         for script in (writes(*parts), None):
-            wire.stage.script = script
-            assert await read_body(await wire.send()) == b"{}"
-        assert wire.stage.connections == 1
+            scripted.stage.script = script
+            assert await read_body(await scripted.send()) == b"{}"
+        assert scripted.stage.connections == 1
 
 
 @pytest.mark.parametrize("more", [b"HTTP/1.1 2", raw_answer(b"[]"), b"\r\n"])
 async def test_what_stands_behind_an_answer_with_a_known_head_is_not_the_next_one(more):
     """The next request goes over another connection."""
-    async with ScriptedConnection() as wire:
-        assert await warm(wire, raw_answer())
-        wire.stage.script = writes(raw_answer() + more)
-        assert await read_body(await wire.send()) == b"{}"
-        wire.stage.script = None
-        wire.stage.reply = raw_answer(b"[1]")
-        assert await read_body(await wire.send()) == b"[1]"
-        assert wire.stage.connections == 2
+    async with ScriptedConnection() as scripted:
+        assert await warm(scripted, raw_answer())
+        scripted.stage.script = writes(raw_answer() + more)
+        assert await read_body(await scripted.send()) == b"{}"
+        scripted.stage.script = None
+        scripted.stage.reply = raw_answer(b"[1]")
+        assert await read_body(await scripted.send()) == b"[1]"
+        assert scripted.stage.connections == 2
 
 
 async def test_heads_that_always_differ_are_not_remembered_for_long():
     """Most providers put a date or a name into each: then none is compared any more."""
-    async with ScriptedConnection() as wire:
+    async with ScriptedConnection() as scripted:
         for number in range(5):
-            wire.stage.reply = raw_answer(b"{}", f"X-Request-Id: {number}")
-            await read_body(await wire.send())
-        assert not await warm(wire, raw_answer())
-        assert wire.stage.connections == 1
+            scripted.stage.reply = raw_answer(b"{}", f"X-Request-Id: {number}")
+            await read_body(await scripted.send())
+        assert not await warm(scripted, raw_answer())
+        assert scripted.stage.connections == 1
 
 
 async def test_two_at_once_use_two_connections():
     """A connection carries one exchange at a time; afterwards both are kept."""
-    async with ScriptedConnection() as wire:
+    async with ScriptedConnection() as scripted:
         for _ in range(2):
-            replies = await asyncio.gather(*(wire.send() for _ in range(5)))
+            replies = await asyncio.gather(*(scripted.send() for _ in range(5)))
             assert [await read_body(reply) for reply in replies] == [b"{}"] * 5
-        assert wire.stage.connections == 5
-        assert len(pool_of(wire).idle) == 5
+        assert scripted.stage.connections == 5
+        assert len(pool_of(scripted).idle) == 5
 
 
 @pytest.mark.parametrize(
@@ -386,14 +386,14 @@ async def test_two_at_once_use_two_connections():
 )
 async def test_a_connection_that_may_not_be_used_again(parts):
     """After ``Connection: close``, HTTP/1.0 or more bytes than one answer's, the next request has a new connection."""
-    async with ScriptedConnection() as wire:
-        wire.stage.script = writes(*parts)
-        assert await read_body(await wire.send()) == b"{}"
-        assert await eventually(lambda: not pool_of(wire)._connections)
-        wire.stage.script = None
-        wire.stage.reply = raw_answer(b"mine")
-        assert await read_body(await wire.send()) == b"mine"
-        assert wire.stage.connections == 2
+    async with ScriptedConnection() as scripted:
+        scripted.stage.script = writes(*parts)
+        assert await read_body(await scripted.send()) == b"{}"
+        assert await eventually(lambda: not pool_of(scripted)._connections)
+        scripted.stage.script = None
+        scripted.stage.reply = raw_answer(b"mine")
+        assert await read_body(await scripted.send()) == b"mine"
+        assert scripted.stage.connections == 2
 
 
 @pytest.mark.parametrize("excess", [b"\n\n", b"}}", b"<!-- served by a gateway -->\r\n\r\n", b"HTTP/9.9 oops\r\n\r\n"])
@@ -401,35 +401,35 @@ async def test_a_connection_that_may_not_be_used_again(parts):
 async def test_what_follows_a_whole_answer_does_not_spoil_it(excess, size):
     """However the bytes come; the next request has a new connection."""
     raw = raw_answer(b'{"a":1}') + excess
-    async with ScriptedConnection() as wire:
+    async with ScriptedConnection() as scripted:
         for parts in ((raw,), (raw[:-size], raw[-size:]), (raw[: -len(excess) - size], raw[-len(excess) - size :])):
-            wire.stage.script = writes(*parts)
-            reply = await wire.send()
+            scripted.stage.script = writes(*parts)
+            reply = await scripted.send()
             assert (reply.status, await read_body(reply)) == (200, b'{"a":1}')
-            await eventually(lambda: not pool_of(wire)._connections)
-        assert wire.stage.connections == 3
+            await eventually(lambda: not pool_of(scripted)._connections)
+        assert scripted.stage.connections == 3
 
 
 async def test_interim_answers_are_passed_over():
     """1xx answers come before the answer, in the same bytes or before them."""
     early = b"HTTP/1.1 103 Early Hints\r\nLink: </x>\r\n\r\n"
-    async with ScriptedConnection() as wire:
+    async with ScriptedConnection() as scripted:
         for parts in ((early + raw_answer(b"a"),), (early, early, raw_answer(b"a"))):
-            wire.stage.script = writes(*parts)
-            reply = await wire.send()
+            scripted.stage.script = writes(*parts)
+            reply = await scripted.send()
             assert (reply.status, await read_body(reply)) == (200, b"a")
-        assert wire.stage.connections == 1
+        assert scripted.stage.connections == 1
 
 
 @pytest.mark.parametrize("status", ["204 No Content", "304 Not Modified"])
 async def test_an_answer_without_a_body_that_announces_one(status):
     """The length in a 304 is that of another answer's body: nothing is waited for, and the next answer is whole."""
-    async with ScriptedConnection() as wire:
-        wire.stage.reply = f"HTTP/1.1 {status}\r\nContent-Length: 5\r\n\r\n".encode()
-        reply = await wire.send()
+    async with ScriptedConnection() as scripted:
+        scripted.stage.reply = f"HTTP/1.1 {status}\r\nContent-Length: 5\r\n\r\n".encode()
+        reply = await scripted.send()
         assert await asyncio.wait_for(read_body(reply), 60) == b""
-        wire.stage.reply = raw_answer(b"next")
-        assert await read_body(await wire.send()) == b"next"
+        scripted.stage.reply = raw_answer(b"next")
+        assert await read_body(await scripted.send()) == b"next"
 
 
 @pytest.mark.parametrize("head", [b"HTTP/1.1 200 OK\r\nX: 1\r\n", b"HTTP/1", b"", b"HTTP/1.1 100 Continue\r\n\r\n"])
@@ -437,22 +437,22 @@ async def test_an_answer_without_a_body_that_announces_one(status):
 @pytest.mark.parametrize("reused", [False, True])
 async def test_an_end_before_the_head_is_complete(head, ending, reused):
     """A connection that ends before an answer is an error, new or kept, and the request is not sent again."""
-    async with ScriptedConnection() as wire:
+    async with ScriptedConnection() as scripted:
         if reused:
-            await read_body(await wire.send())
-        wire.stage.script = writes(head, **{ending: True})
+            await read_body(await scripted.send())
+        scripted.stage.script = writes(head, **{ending: True})
         with pytest.raises(UpstreamUnreachable, match="before it answered"):
-            await wire.send()
-        assert len(wire.stage.heard) == 1 + reused
+            await scripted.send()
+        assert len(scripted.stage.heard) == 1 + reused
 
 
 @pytest.mark.parametrize("framing", [b"", b"Content-Length: 9\r\n", b"Transfer-Encoding: chunked\r\n"])
 async def test_a_reset_inside_a_body(framing):
     """A body that a reset cut short fails after its last byte, whatever its framing."""
     text = chunk(b"abc") if b"chunked" in framing else b"abc"
-    async with ScriptedConnection() as wire:
-        wire.stage.script = writes(b"HTTP/1.1 200 OK\r\n" + framing + b"\r\n" + text, reset=True)
-        reply = await wire.send()
+    async with ScriptedConnection() as scripted:
+        scripted.stage.script = writes(b"HTTP/1.1 200 OK\r\n" + framing + b"\r\n" + text, reset=True)
+        reply = await scripted.send()
         got = []
         with pytest.raises(UpstreamUnreachable, match="before the answer was complete"):
             await read_into(got, reply)
@@ -461,9 +461,9 @@ async def test_a_reset_inside_a_body(framing):
 
 async def test_a_body_that_the_connection_s_end_completes():
     """A body without framing ends with its connection."""
-    async with ScriptedConnection() as wire:
-        wire.stage.script = writes(b"HTTP/1.1 200 OK\r\n\r\nabc", b"def", close=True)
-        reply = await wire.send()
+    async with ScriptedConnection() as scripted:
+        scripted.stage.script = writes(b"HTTP/1.1 200 OK\r\n\r\nabc", b"def", close=True)
+        reply = await scripted.send()
         assert reply.close_delimited
         assert await read_body(reply) == b"abcdef"
         reply.close()
@@ -482,23 +482,23 @@ async def test_a_body_that_the_connection_s_end_completes():
 )
 async def test_heads_that_are_no_http(rubbish):
     """Invalid and oversized heads are the upstream's failure, and end the connection."""
-    async with ScriptedConnection() as wire:
-        wire.stage.reply = rubbish
+    async with ScriptedConnection() as scripted:
+        scripted.stage.reply = rubbish
         with pytest.raises(UpstreamUnreachable, match="not valid HTTP"):
-            await wire.send()
-        assert await eventually(wire.stage.ended.is_set)
+            await scripted.send()
+        assert await eventually(scripted.stage.ended.is_set)
 
 
 async def test_framing_that_breaks_inside_a_body():
     """The bytes before broken framing come first, then the failure."""
-    async with ScriptedConnection() as wire:
-        wire.stage.script = writes(CHUNKED + chunk(b"abc"), b"zz\r\n")
-        reply = await wire.send()
+    async with ScriptedConnection() as scripted:
+        scripted.stage.script = writes(CHUNKED + chunk(b"abc"), b"zz\r\n")
+        reply = await scripted.send()
         got = []
         with pytest.raises(UpstreamUnreachable, match="before the answer was complete"):
             await read_into(got, reply)
         assert got == [b"abc"]
-        assert await eventually(wire.stage.ended.is_set)
+        assert await eventually(scripted.stage.ended.is_set)
 
 
 async def answer_before_the_request(greeting):
@@ -528,7 +528,7 @@ async def test_a_server_that_speaks_first():
 
 async def test_an_answer_before_the_request_is_read():
     """An early answer is given out while the request is still being written; that connection carries no other."""
-    async with ScriptedConnection() as wire:
+    async with ScriptedConnection() as scripted:
         served = asyncio.Event()
 
         async def serve(reader, writer):
@@ -537,16 +537,16 @@ async def test_an_answer_before_the_request_is_read():
             await served.wait()
             writer.close()
 
-        wire.stage.serve = serve
-        reply = await asyncio.wait_for(wire.send(b"x" * 30_000_000), 60)
+        scripted.stage.serve = serve
+        reply = await asyncio.wait_for(scripted.send(b"x" * 30_000_000), 60)
         assert (reply.status, await read_body(reply)) == (413, b"no")
-        assert not pool_of(wire).idle
+        assert not pool_of(scripted).idle
         served.set()
 
 
 async def test_the_wait_for_the_head_begins_when_the_request_is_written():
     """A slow upload is not a slow answer."""
-    async with ScriptedConnection(Timeouts(first_byte=0.3)) as wire:
+    async with ScriptedConnection(Timeouts(first_byte=0.3)) as scripted:
 
         async def serve(reader, writer):
             writer.transport.pause_reading()
@@ -557,41 +557,41 @@ async def test_the_wait_for_the_head_begins_when_the_request_is_written():
             writer.write(raw_answer(b"late"))
             writer.close()
 
-        wire.stage.serve = serve
-        assert await read_body(await wire.send(b"x" * 30_000_000)) == b"late"
+        scripted.stage.serve = serve
+        assert await read_body(await scripted.send(b"x" * 30_000_000)) == b"late"
 
 
 async def test_a_slow_reader_holds_the_upstream_back():
     """What nobody reads stays with the upstream, its silence is not counted, and every byte arrives in the end."""
     data = bytes(range(256)) * 2**16
-    async with ScriptedConnection(Timeouts(idle=0.2)) as wire:
-        wire.stage.reply = raw_answer(data)
-        reply = await wire.send()
+    async with ScriptedConnection(Timeouts(idle=0.2)) as scripted:
+        scripted.stage.reply = raw_answer(data)
+        reply = await scripted.send()
         await asyncio.sleep(0.6)
         assert reply._response.content._size < 8 * READ_BUFFER
         assert await read_body(reply) == data
-        wire.stage.reply = raw_answer(b"next")
-        assert await read_body(await wire.send()) == b"next"
-        assert wire.stage.connections == 1
+        scripted.stage.reply = raw_answer(b"next")
+        assert await read_body(await scripted.send()) == b"next"
+        assert scripted.stage.connections == 1
 
 
 async def test_many_small_chunks_that_pause_leave_the_connection_in_order():
     """A pause after the last chunks of one answer does not halt the next."""
     small = CHUNKED + chunk(b"x") * 20_000 + b"0\r\n\r\n"
-    async with ScriptedConnection() as wire:
+    async with ScriptedConnection() as scripted:
         for _ in range(3):
-            wire.stage.reply = small
-            reply = await wire.send()
+            scripted.stage.reply = small
+            reply = await scripted.send()
             await asyncio.sleep(0.05)
             assert await asyncio.wait_for(read_body(reply), 60) == b"x" * 20_000
-            wire.stage.reply = CHUNKED + chunk(b"next") + b"0\r\n\r\n"
-            assert await asyncio.wait_for(read_body(await wire.send()), 60) == b"next"
+            scripted.stage.reply = CHUNKED + chunk(b"next") + b"0\r\n\r\n"
+            assert await asyncio.wait_for(read_body(await scripted.send()), 60) == b"next"
 
 
 async def test_an_old_reply_cannot_touch_the_next_exchange():
     """Closing a reply that was complete leaves the connection to whoever has it now."""
-    async with ScriptedConnection() as wire:
-        first = await wire.send()
+    async with ScriptedConnection() as scripted:
+        first = await scripted.send()
         await read_body(first)
         go = asyncio.Event()
 
@@ -599,39 +599,39 @@ async def test_an_old_reply_cannot_touch_the_next_exchange():
             await go.wait()
             writer.write(raw_answer(b"second"))
 
-        wire.stage.script = script
-        second = asyncio.ensure_future(wire.send())
+        scripted.stage.script = script
+        second = asyncio.ensure_future(scripted.send())
         await asyncio.sleep(0.05)
         first.close()
         go.set()
         assert await read_body(await second) == b"second"
-        assert wire.stage.connections == 1
+        assert scripted.stage.connections == 1
 
 
 async def test_a_cancelled_request_ends_its_connection():
     """A caller that gives up before the head resets the connection, and the next request has another."""
-    async with ScriptedConnection() as wire:
+    async with ScriptedConnection() as scripted:
 
         async def script(heard, reader, writer):
             await reader.read()
 
-        wire.stage.script = script
+        scripted.stage.script = script
         with pytest.raises(TimeoutError):
-            await asyncio.wait_for(wire.send(), 0.1)
-        assert await eventually(wire.stage.ended.is_set)
-        wire.stage.script = None
-        assert await read_body(await wire.send()) == b"{}"
-        assert wire.stage.connections == 2
+            await asyncio.wait_for(scripted.send(), 0.1)
+        assert await eventually(scripted.stage.ended.is_set)
+        scripted.stage.script = None
+        assert await read_body(await scripted.send()) == b"{}"
+        assert scripted.stage.connections == 2
 
 
 async def test_idle_connections_are_closed_and_the_watch_ends():
     """Idle connections are closed after their time, without another request; then no timer is left."""
-    async with ScriptedConnection(Timeouts(keep_alive=0.1)) as wire:
-        await read_body(await wire.send())
-        assert len(pool_of(wire).idle) == 1
-        assert await eventually(wire.stage.ended.is_set)
-        assert await eventually(lambda: not pool_of(wire)._connections)
-        assert await eventually(lambda: pool_of(wire)._timer is None)
+    async with ScriptedConnection(Timeouts(keep_alive=0.1)) as scripted:
+        await read_body(await scripted.send())
+        assert len(pool_of(scripted).idle) == 1
+        assert await eventually(scripted.stage.ended.is_set)
+        assert await eventually(lambda: not pool_of(scripted)._connections)
+        assert await eventually(lambda: pool_of(scripted)._timer is None)
 
 
 @pytest.mark.parametrize("interim", [b"", b"HTTP/1.1 102 Processing\r\n\r\n"])
@@ -639,7 +639,7 @@ async def test_idle_connections_are_closed_and_the_watch_ends():
 async def test_a_head_that_comes_in_drops_is_not_waited_for_without_end(interim, method):
     """Bytes of a head, and answers before the answer, extend the wait for it, but not without end."""
     limits = Timeouts(first_byte=0.3 if method == "POST" and not interim else 60, total=0.9)
-    async with ScriptedConnection(limits) as wire:
+    async with ScriptedConnection(limits) as scripted:
 
         async def script(heard, reader, writer):
             writer.write(b"HTTP/1.1 200 OK\r\nX: " if not interim else b"")
@@ -648,16 +648,16 @@ async def test_a_head_that_comes_in_drops_is_not_waited_for_without_end(interim,
                 await writer.drain()
                 await asyncio.sleep(0.02)
 
-        wire.stage.script = script
+        scripted.stage.script = script
         body = b"{}" if method == "POST" else None
         with pytest.raises(UpstreamTimeout):
-            await asyncio.wait_for(wire.send(body, method), 60)
-        assert await eventually(wire.stage.ended.is_set)
+            await asyncio.wait_for(scripted.send(body, method), 60)
+        assert await eventually(scripted.stage.ended.is_set)
 
 
 async def test_an_interim_answer_extends_the_wait_for_the_answer():
     """A server that works for long and says so is waited for."""
-    async with ScriptedConnection(Timeouts(first_byte=0.5)) as wire:
+    async with ScriptedConnection(Timeouts(first_byte=0.5)) as scripted:
 
         async def script(heard, reader, writer):
             for _ in range(8):
@@ -665,13 +665,13 @@ async def test_an_interim_answer_extends_the_wait_for_the_answer():
                 writer.write(b"HTTP/1.1 102 Processing\r\n\r\n")
             writer.write(raw_answer(b"done"))
 
-        wire.stage.script = script
-        assert await read_body(await wire.send()) == b"done"
+        scripted.stage.script = script
+        assert await read_body(await scripted.send()) == b"done"
 
 
 async def test_a_body_that_goes_silent():
     """Silence inside a body is a timeout after its last byte; single bytes in time are none."""
-    async with ScriptedConnection(Timeouts(idle=0.3)) as wire:
+    async with ScriptedConnection(Timeouts(idle=0.3)) as scripted:
 
         async def script(heard, reader, writer):
             writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\n")
@@ -680,30 +680,30 @@ async def test_a_body_that_goes_silent():
                 writer.write(b"x")
             await reader.read()
 
-        wire.stage.script = script
-        reply = await wire.send()
+        scripted.stage.script = script
+        reply = await scripted.send()
         got = []
         with pytest.raises(UpstreamTimeout):
             await asyncio.wait_for(read_into(got, reply), 60)
         assert b"".join(got) == b"x" * 6
-        assert await eventually(wire.stage.ended.is_set)
+        assert await eventually(scripted.stage.ended.is_set)
 
 
 async def test_closing_breaks_what_is_under_way():
     """At the end a waiting request and an unfinished body fail, even one that its connection's end would complete."""
-    async with ScriptedConnection() as wire:
-        wire.stage.reply = b"HTTP/1.1 200 OK\r\n\r\nabc"
-        reply = await wire.send()
+    async with ScriptedConnection() as scripted:
+        scripted.stage.reply = b"HTTP/1.1 200 OK\r\n\r\nabc"
+        reply = await scripted.send()
 
         async def script(heard, reader, writer):
             await reader.read()
 
-        wire.stage.script = script
-        waiting = asyncio.ensure_future(wire.send())
+        scripted.stage.script = script
+        waiting = asyncio.ensure_future(scripted.send())
         await asyncio.sleep(0.05)
-        await asyncio.wait_for(wire.upstream.close(), 60)
+        await asyncio.wait_for(scripted.upstream.close(), 60)
         with pytest.raises(UpstreamUnreachable):
             await waiting
         with pytest.raises(UpstreamUnreachable):
             await read_into([], reply)
-        assert not pool_of(wire)._connections
+        assert not pool_of(scripted)._connections

@@ -37,7 +37,7 @@ def self_signed(folder):
 
 async def test_a_cancelled_read_loses_nothing():
     """Bytes that arrive after a read was cancelled are given to the next one."""
-    async with ScriptedConnection() as wire:
+    async with ScriptedConnection() as scripted:
         go = asyncio.Event()
 
         async def script(heard, reader, writer):
@@ -45,8 +45,8 @@ async def test_a_cancelled_read_loses_nothing():
             await go.wait()
             writer.write(b"def")
 
-        wire.stage.script = script
-        reply = await wire.send()
+        scripted.stage.script = script
+        reply = await scripted.send()
         assert await reply.next_chunk() == b"abc"
         with pytest.raises(TimeoutError):
             await asyncio.wait_for(reply.next_chunk(), 0.05)
@@ -102,53 +102,53 @@ async def test_tls_that_cannot_be_verified_is_refused(tmp_path):
 @pytest.mark.parametrize("coding", ["gzip, chunked", "gzip", "x-compress,chunked"])
 async def test_a_transfer_coding_that_was_not_asked_for_is_no_answer(method, coding):
     """The header ends here, so that its client would take the coded bytes for the body."""
-    async with ScriptedConnection() as wire:
+    async with ScriptedConnection() as scripted:
         body = gzip.compress(b"{}")
         head = f"HTTP/1.1 200 OK\r\nTransfer-Encoding: {coding}\r\n\r\n".encode()
-        wire.stage.reply = head + b"%x\r\n%b\r\n0\r\n\r\n" % (len(body), body)
+        scripted.stage.reply = head + b"%x\r\n%b\r\n0\r\n\r\n" % (len(body), body)
         with pytest.raises(UpstreamUnreachable, match="not valid HTTP"):
-            await wire.send(method=method)
-        wire.stage.reply = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: Identity, chunked\r\n\r\n2\r\n{}\r\n0\r\n\r\n"
-        assert await read_body(await wire.send(method=method)) == b"{}"
+            await scripted.send(method=method)
+        scripted.stage.reply = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: Identity, chunked\r\n\r\n2\r\n{}\r\n0\r\n\r\n"
+        assert await read_body(await scripted.send(method=method)) == b"{}"
 
 
 @pytest.mark.parametrize("method", ["POST", "PATCH"])
 async def test_a_request_that_may_have_arrived_is_not_repeated(method):
     """When the connection breaks after the request was sent, it is not sent again."""
-    async with ScriptedConnection() as wire:
-        wire.stage.reply = raw_answer(b"first")
-        await read_body(await wire.send())
+    async with ScriptedConnection() as scripted:
+        scripted.stage.reply = raw_answer(b"first")
+        await read_body(await scripted.send())
 
         async def script(heard, reader, writer):
             writer.close()
 
-        wire.stage.script = script
+        scripted.stage.script = script
         with pytest.raises(UpstreamUnreachable, match="before it answered"):
-            await wire.send(method=method)
-        assert len(wire.stage.heard) == 2
+            await scripted.send(method=method)
+        assert len(scripted.stage.heard) == 2
 
 
 async def test_an_answer_that_is_not_http():
     """Rubbish instead of an answer is the upstream's failure, not a crash."""
-    async with ScriptedConnection() as wire:
-        wire.stage.reply = b"SSH-2.0-x\r\n\r\n"
+    async with ScriptedConnection() as scripted:
+        scripted.stage.reply = b"SSH-2.0-x\r\n\r\n"
         with pytest.raises(UpstreamUnreachable, match="not valid HTTP"):
-            await wire.send()
+            await scripted.send()
 
 
 async def test_silence_before_and_inside_an_answer():
     """The wait for the head and the pause inside a body have their own limits."""
-    async with ScriptedConnection(Timeouts(first_byte=0.1)) as wire:
+    async with ScriptedConnection(Timeouts(first_byte=0.1)) as scripted:
 
         async def script(heard, reader, writer):
             await reader.read()
 
-        wire.stage.script = script
+        scripted.stage.script = script
         with pytest.raises(UpstreamTimeout):
-            await wire.send()
-    async with ScriptedConnection(Timeouts(idle=0.1)) as wire:
-        wire.stage.reply = b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\nabc"
-        reply = await wire.send()
+            await scripted.send()
+    async with ScriptedConnection(Timeouts(idle=0.1)) as scripted:
+        scripted.stage.reply = b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\nabc"
+        reply = await scripted.send()
         assert await reply.next_chunk() == b"abc"
         with pytest.raises(UpstreamTimeout):
             await reply.next_chunk()
@@ -157,14 +157,14 @@ async def test_silence_before_and_inside_an_answer():
 
 async def test_a_slow_head_does_not_use_up_the_body_s_pause():
     """A head that takes longer than the pause allowed inside a body is waited for."""
-    async with ScriptedConnection(Timeouts(first_byte=5, idle=0.1)) as wire:
+    async with ScriptedConnection(Timeouts(first_byte=5, idle=0.1)) as scripted:
 
         async def script(heard, reader, writer):
             await asyncio.sleep(0.3)
             writer.write(raw_answer(b"late"))
 
-        wire.stage.script = script
-        assert await read_body(await wire.send()) == b"late"
+        scripted.stage.script = script
+        assert await read_body(await scripted.send()) == b"late"
 
 
 async def test_the_error_of_a_streamed_body_is_what_the_caller_gets():
@@ -174,21 +174,21 @@ async def test_the_error_of_a_streamed_body_is_what_the_caller_gets():
         yield b"half"
         raise RequestTimeout("The request body stopped coming.")
 
-    async with ScriptedConnection() as wire:
+    async with ScriptedConnection() as scripted:
         with pytest.raises(RequestTimeout):
-            await wire.send(source(), headers=[("Content-Length", "8")])
-        assert wire.stage.heard == []
+            await scripted.send(source(), headers=[("Content-Length", "8")])
+        assert scripted.stage.heard == []
 
 
 async def test_the_targets_headers_win_and_a_forward_proxy_is_used():
     """Configured headers replace the client's; with a forward proxy the request goes there, whole URL first."""
-    async with ScriptedConnection(headers={"X-Org": "ours"}) as wire:
-        await read_body(await wire.send(headers=[("x-org", "theirs"), ("X-Other", "1")]))
-        heard = wire.stage.heard[0]
+    async with ScriptedConnection(headers={"X-Org": "ours"}) as scripted:
+        await read_body(await scripted.send(headers=[("x-org", "theirs"), ("X-Other", "1")]))
+        heard = scripted.stage.heard[0]
         assert (heard.all("x-org"), heard.all("x-other")) == (["ours"], ["1"])
-        via = Upstreams([Target("up", "http://upstream.invalid", proxy=f"http://127.0.0.1:{wire.stage.port}")])
+        via = Upstreams([Target("up", "http://upstream.invalid", proxy=f"http://127.0.0.1:{scripted.stage.port}")])
         await read_body(await via.send("up", "GET", "/v1/models", [], None))
-        assert wire.stage.heard[1].line == "GET http://upstream.invalid/v1/models HTTP/1.1"
+        assert scripted.stage.heard[1].line == "GET http://upstream.invalid/v1/models HTTP/1.1"
         await via.close()
 
 
@@ -199,16 +199,16 @@ def test_a_target_never_shows_its_key():
 
 async def test_nothing_is_sent_once_it_is_closed():
     """A call after ``close`` fails like any that cannot be made."""
-    async with ScriptedConnection() as wire:
-        await wire.upstream.close()
+    async with ScriptedConnection() as scripted:
+        await scripted.upstream.close()
         with pytest.raises(UpstreamUnreachable, match="shut down"):
-            await wire.send()
-        assert wire.stage.connections == 0
+            await scripted.send()
+        assert scripted.stage.connections == 0
 
 
 async def test_an_answer_that_never_ends_is_a_timeout():
     """Comments keep a connection alive, but not for ever: the whole answer has a time, too."""
-    async with ScriptedConnection(Timeouts(idle=5, total=0.3)) as wire:
+    async with ScriptedConnection(Timeouts(idle=5, total=0.3)) as scripted:
 
         async def script(heard, reader, writer):
             writer.write(b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n\r\n")
@@ -216,33 +216,35 @@ async def test_an_answer_that_never_ends_is_a_timeout():
                 writer.write(b": still here\n\n")
                 await asyncio.sleep(0.01)
 
-        wire.stage.script = script
-        reply = await wire.send()
+        scripted.stage.script = script
+        reply = await scripted.send()
         parts = []
         with pytest.raises(UpstreamTimeout, match="did not end"):
             await asyncio.wait_for(read_into(parts, reply), 60)
         assert set(b"".join(parts).split(b"\n\n")) == {b": still here", b""}
         reply.close()
-        assert await eventually(wire.stage.ended.is_set)
+        assert await eventually(scripted.stage.ended.is_set)
 
 
 async def test_protocols_are_switched_only_if_asked_for():
     """A 101 to a plain request is no answer; to a request for a WebSocket it is one."""
-    async with ScriptedConnection() as wire:
-        wire.stage.reply = b"HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: h2c\r\n\r\nsmuggled"
+    async with ScriptedConnection() as scripted:
+        scripted.stage.reply = (
+            b"HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: h2c\r\n\r\nsmuggled"
+        )
         with pytest.raises(UpstreamUnreachable, match="switched protocols"):
-            await wire.send()
-        assert await eventually(wire.stage.ended.is_set)
-        reply = await wire.upstream.upgrade("up", "/v1/realtime", [])
+            await scripted.send()
+        assert await eventually(scripted.stage.ended.is_set)
+        reply = await scripted.upstream.upgrade("up", "/v1/realtime", [])
         assert reply.status == 101
         reply.tunnel().close()
 
 
 async def test_headers_of_another_ullage_are_left_out():
     """An upstream's headers under our own name are removed: beside ours it would be unclear which are true."""
-    async with ScriptedConnection() as wire:
-        wire.stage.reply = raw_answer(b"{}", "X-Ullage-Outcome: compacted", "x-ullage-pressure: 9", "X-Other: 1")
-        reply = await wire.send()
+    async with ScriptedConnection() as scripted:
+        scripted.stage.reply = raw_answer(b"{}", "X-Ullage-Outcome: compacted", "x-ullage-pressure: 9", "X-Other: 1")
+        reply = await scripted.send()
         assert [name.lower() for name, _ in reply.headers] == ["x-other", "content-length"]
         assert await read_body(reply) == b"{}"
 
@@ -275,51 +277,51 @@ def test_connections_are_given_up_before_servers_close_them():
 
 async def test_a_connection_for_which_no_descriptor_is_left_is_our_own_failure():
     """Without a file descriptor the caller gets a 503, which is counted, and the upstream is not blamed."""
-    async with ScriptedConnection() as wire:
+    async with ScriptedConnection() as scripted:
         with few_descriptors(0), pytest.raises(Overloaded, match="open files"):
-            await asyncio.wait_for(wire.send(), 60)
-        assert wire.upstream.without_descriptor == 3
-        assert await read_body(await wire.send()) == b"{}"
+            await asyncio.wait_for(scripted.send(), 60)
+        assert scripted.upstream.without_descriptor == 3
+        assert await read_body(await scripted.send()) == b"{}"
 
 
 @pytest.mark.parametrize("size", [0, 1, 70_000, 3_000_000])
 async def test_bytes_go_and_come_unchanged(size):
     """Bodies of any size, empty ones too, are the same bytes at the other end, and the connection is reused."""
     data = bytes(range(256)) * (size // 256) + b"x" * (size % 256)
-    async with ScriptedConnection() as wire:
-        wire.stage.reply = raw_answer(data)
+    async with ScriptedConnection() as scripted:
+        scripted.stage.reply = raw_answer(data)
         for _ in range(2):
-            reply = await wire.send(data)
+            reply = await scripted.send(data)
             assert await read_body(reply) == data
             reply.close()
-        assert [heard.body for heard in wire.stage.heard] == [data, data]
-        assert wire.stage.connections == 1
+        assert [heard.body for heard in scripted.stage.heard] == [data, data]
+        assert scripted.stage.connections == 1
 
 
 async def test_a_reply_that_was_not_read_costs_its_connection_and_nothing_else():
     """Closing an unread answer ends its connection; the next request is served on a new one."""
-    async with ScriptedConnection() as wire:
-        wire.stage.reply = b"HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\nabc"
-        (await wire.send()).close()
-        assert await eventually(wire.stage.ended.is_set)
-        wire.stage.reply = raw_answer(b"ok")
-        assert await read_body(await wire.send()) == b"ok"
-        assert wire.stage.connections == 2
+    async with ScriptedConnection() as scripted:
+        scripted.stage.reply = b"HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\nabc"
+        (await scripted.send()).close()
+        assert await eventually(scripted.stage.ended.is_set)
+        scripted.stage.reply = raw_answer(b"ok")
+        assert await read_body(await scripted.send()) == b"ok"
+        assert scripted.stage.connections == 2
 
 
 @pytest.mark.parametrize("cut", range(0, 60, 3))
 async def test_a_stream_cut_anywhere_gives_all_its_bytes_and_then_fails(cut):
     """Every byte that came before a break is handed out first."""
     text = b"".join(b"5\r\nab%dcd\r\n" % number for number in range(6))[:cut]
-    async with ScriptedConnection() as wire:
+    async with ScriptedConnection() as scripted:
 
         async def script(heard, reader, writer):
             writer.write(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n" + text)
             await writer.drain()
             writer.close()
 
-        wire.stage.script = script
-        reply = await wire.send()
+        scripted.stage.script = script
+        reply = await scripted.send()
         got: list[bytes] = []
         with pytest.raises(UpstreamUnreachable):
             await read_into(got, reply)
@@ -407,9 +409,9 @@ async def test_a_prepared_head_is_for_one_target_path_and_set_of_headers():
     headers = EndToEnd([("Authorization", "Bearer a"), ("X-A", "1")])
     async with ScriptedConnection() as plain, ScriptedConnection(api_key="own") as keyed:
 
-        async def sent(wire, path="/v1/x", headers=headers, added=NOTHING):
-            await read_body(await wire.upstream.send("up", "POST", path, headers, b"{}", added))
-            heard = wire.stage.heard[-1]
+        async def sent(scripted, path="/v1/x", headers=headers, added=NOTHING):
+            await read_body(await scripted.upstream.send("up", "POST", path, headers, b"{}", added))
+            heard = scripted.stage.heard[-1]
             return heard.line.split()[1], heard.all("authorization"), heard.all("x-a"), heard.all("content-length")
 
         for _ in range(2):
@@ -426,8 +428,8 @@ async def test_a_prepared_head_is_for_one_target_path_and_set_of_headers():
 async def test_a_key_in_a_query_is_not_prepared():
     """What holds it is forgotten with its request."""
     headers = EndToEnd([("X-A", "1")])
-    async with ScriptedConnection() as wire:
-        await read_body(await wire.upstream.send("up", "POST", "/v1/x?key=secret", headers, b"{}"))
+    async with ScriptedConnection() as scripted:
+        await read_body(await scripted.upstream.send("up", "POST", "/v1/x?key=secret", headers, b"{}"))
         assert headers.prepared is None
-        await read_body(await wire.upstream.send("up", "POST", "/v1/x", headers, b"{}"))
+        await read_body(await scripted.upstream.send("up", "POST", "/v1/x", headers, b"{}"))
         assert b"POST /v1/x HTTP/1.1" in headers.prepared.head

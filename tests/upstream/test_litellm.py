@@ -137,7 +137,7 @@ async def test_thoughts_come_and_go_back_sealed():
 
 @pytest.mark.parametrize("stream", [False, True])
 async def test_another_provider(stream):
-    """Gemini's wire is as good: calls, results and pictures out, calls, usage and the reason to stop back."""
+    """Gemini's API is bridged, too: calls, results and pictures out, calls, usage and the stop reason back."""
     async with LiteLLMFixture("gemini", "/v1beta") as across:
         call = {"functionCall": {"name": "read_file", "args": {"path": "a"}}}
         document = json.dumps(candidate({"text": "Hm."}, call)).encode()

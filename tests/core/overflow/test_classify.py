@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from proxy.core.overflow.evidence import NOTHING_KNOWN, UNCORROBORATED, Prior, check_claim
 from proxy.core.overflow.kinds import Overflow
 from tests.support.engine_fixtures import classifier
-from tests.support.overflow_recordings import BEYOND, BROKEN_OFF, KINDS, headers, rows, wire
+from tests.support.overflow_recordings import BEYOND, BROKEN_OFF, KINDS, body_of, headers, rows
 from tests.support.overflow_reports import ReportedError, reported_errors
 
 CLEAR = "This model's maximum context length is 4097 tokens. However, your messages resulted in 5000 tokens."
@@ -35,7 +35,7 @@ def test_every_recorded_overflow_is_recognised() -> None:
     assert len(wanted) > 100
     wrong = {}
     for row in wanted:
-        found = classifier().answer(row["status"], headers(row), wire(row))
+        found = classifier().answer(row["status"], headers(row), body_of(row))
         if found is None or (
             (row["id"] not in BEYOND and found.kind != KINDS[row["kind"]])
             or (found.limit, found.prompt, found.output)
@@ -50,7 +50,7 @@ def test_no_recorded_look_alike_is_taken_for_one() -> None:
     """Rates, output caps, other fields, outages and quotations are no overflows."""
     others = [row for row in rows() if not row["overflow"] and not row["stream"]]
     assert len(others) > 40
-    found = {row["id"]: classifier().answer(row["status"], headers(row), wire(row)) for row in others}
+    found = {row["id"]: classifier().answer(row["status"], headers(row), body_of(row)) for row in others}
     assert {name: one for name, one in found.items() if one and (one.too_long or one.kind == "stop")} == {}
     named = {row["id"]: KINDS.get(row["kind"]) for row in others if row["kind"] != "other"}
     assert {name: kind for name, kind in named.items() if (one := found[name]) is None or one.kind != kind} == {}

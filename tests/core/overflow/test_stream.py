@@ -18,7 +18,7 @@ from proxy.core.overflow.stream import EarlyOverflowDetector, LateOverflowDetect
 from tests.support.engine_fixtures import classifier
 from tests.support.linear_time import is_linear
 from tests.support.overflow_recordings import BROKEN_OFF, described, headers, rows
-from tests.support.overflow_recordings import wire as sent
+from tests.support.overflow_recordings import body_of as sent
 
 OVERFLOW = {"error": {"message": "maximum context length is 4096 tokens", "code": "context_length_exceeded"}}
 ROLE = {"choices": [{"index": 0, "delta": {"role": "assistant", "content": ""}, "finish_reason": None}]}
@@ -69,7 +69,7 @@ PREAMBLE = {
 LENGTH = {"overflow", "error", "failed", "choice"}
 
 
-def wire(value: object, end: str = "\n") -> bytes:
+def sse_event(value: object, end: str = "\n") -> bytes:
     return f"data: {json.dumps(value)}{end}{end}".encode()
 
 
@@ -103,7 +103,7 @@ def test_one_event(name: str, end: str) -> None:
     """An event is preamble, content or an overflow whatever line ends the server writes."""
     opening = EarlyOverflowDetector(classifier())
     expected = "undecided" if name in PREAMBLE else "overflow" if name in LENGTH else "content"
-    assert opening.feed(wire(EVENTS[name], end)) == expected
+    assert opening.feed(sse_event(EVENTS[name], end)) == expected
     assert opening.finish() == expected
 
 
@@ -157,7 +157,7 @@ def test_recorded_streams_in_any_chunks(data: st.DataObject) -> None:
 
 
 pieces = st.one_of(
-    st.builds(wire, st.sampled_from(list(EVENTS.values())), st.sampled_from(["\n", "\r\n", "\r"])),
+    st.builds(sse_event, st.sampled_from(list(EVENTS.values())), st.sampled_from(["\n", "\r\n", "\r"])),
     st.sampled_from([b": comment\n\n", b"event: error\n", b"\n", b"\r"]),
     st.sampled_from([b"data: [DONE]\n\n", b"data:\n\n", b"x", b"id: 1\n"]),
     st.binary(max_size=12),
@@ -181,7 +181,7 @@ def test_the_first_event_with_content_decides(names: list[str]) -> None:
     telling = next((name for name in names if name not in PREAMBLE), None)
     for name in names:
         before = opening.verdict
-        after = opening.feed(wire(EVENTS[name]))
+        after = opening.feed(sse_event(EVENTS[name]))
         assert before in ("undecided", after)
     expected = "undecided" if telling is None else "overflow" if telling in LENGTH else "content"
     assert opening.finish() == expected
@@ -191,7 +191,7 @@ def test_the_first_event_with_content_decides(names: list[str]) -> None:
 def test_an_assistant_may_speak_of_overflows(first: str, said: str) -> None:
     """An answer that quotes an overflow, or its JSON, is an answer."""
     quoted = f"{said}{json.dumps(OVERFLOW)} maximum context length is 4096 tokens"
-    chunks = [wire(EVENTS[first]), wire({"choices": [{"delta": {"content": quoted}}]})]
+    chunks = [sse_event(EVENTS[first]), sse_event({"choices": [{"delta": {"content": quoted}}]})]
     assert judged(b"".join(chunks))[0] == "content"
 
 
@@ -209,7 +209,7 @@ def test_a_huge_event_is_judged_by_its_size(size: int) -> None:
 
 def test_a_last_event_without_its_blank_line_counts() -> None:
     """A stream that ends right behind an error's line still reports it."""
-    assert judged(wire(ROLE), wire(OVERFLOW).rstrip())[0] == "overflow"
+    assert judged(sse_event(ROLE), sse_event(OVERFLOW).rstrip())[0] == "overflow"
     assert judged()[0] == "undecided"
     assert judged(b": only a comment\n")[0] == "undecided"
 
@@ -276,7 +276,7 @@ def test_an_object_is_judged_alike_however_it_is_cut(points: list[int]) -> None:
 @pytest.mark.parametrize("encoding", ["gzip", "br", "zstd"])
 def test_compressed_answers(encoding: str) -> None:
     """A compressed stream is read like a plain one."""
-    raw = PACKERS[encoding](wire(ROLE) + wire(OVERFLOW))
+    raw = PACKERS[encoding](sse_event(ROLE) + sse_event(OVERFLOW))
     assert judged(raw, named=(*STREAM, ("Content-Encoding", encoding)))[0] == "overflow"
     assert (
         judged(*(raw[i : i + 1] for i in range(len(raw))), named=(*STREAM, ("content-encoding", encoding)))[0]
@@ -288,7 +288,7 @@ def test_an_error_in_a_line_of_its_own_name() -> None:
     """llama.cpp of 2025 wrote no data line for an error."""
     line = b"error: " + json.dumps(OVERFLOW["error"]).encode() + b"\n\n"
     assert judged(line)[0] == "overflow"
-    assert judged(wire(ROLE), line, b"data: [DONE]\n\n", named=())[0] == "overflow"
+    assert judged(sse_event(ROLE), line, b"data: [DONE]\n\n", named=())[0] == "overflow"
     assert judged(*(line[i : i + 1] for i in range(len(line))), named=())[0] == "overflow"
     assert judged(b'error: {"message": "no such slot"}\n\n')[0] == "content"
 
@@ -301,16 +301,16 @@ def test_an_error_event_in_plain_text() -> None:
 
 def test_our_count_corroborates_streams_too() -> None:
     """A claim in a stream about a request that we count far below its limit is not believed."""
-    event = wire({"error": {"message": "prompt is too long: 210000 tokens > 200000 maximum"}})
+    event = sse_event({"error": {"message": "prompt is too long: 210000 tokens > 200000 maximum"}})
     for counted, expected in ((1_000, "content"), (190_000, "overflow")):
         assert EarlyOverflowDetector(classifier(), prior=Prior(counted, window=200_000)).feed(event) == expected
 
 
 LATE = {
-    "error": wire({"error": {"message": "Context size has been exceeded.", "code": 500}}),
+    "error": sse_event({"error": {"message": "Context size has been exceeded.", "code": 500}}),
     "named": b'event: error\ndata: {"type": "error", "error": {"message": "prompt is too long"}}\n\n',
-    "failed": wire(EVENTS["failed"]),
-    "stop": wire({"choices": [{"delta": {}, "finish_reason": "model_context_window_exceeded"}]}),
+    "failed": sse_event(EVENTS["failed"]),
+    "stop": sse_event({"choices": [{"delta": {}, "finish_reason": "model_context_window_exceeded"}]}),
     "whole": b'{"content": [], "stop_reason" : "model_context_window_exceeded"}',
 }
 
@@ -318,7 +318,7 @@ LATE = {
 @pytest.mark.parametrize("name", LATE)
 def test_what_comes_late(name: str) -> None:
     """Errors and stop reasons behind content are found in any chunking, between other events."""
-    raw = wire(WORDS) * 3 + LATE[name] + wire("[DONE]")
+    raw = sse_event(WORDS) * 3 + LATE[name] + sse_event("[DONE]")
     for chunks in ([raw], [raw[i : i + 1] for i in range(len(raw))], cut(raw, [100, 200, 300, 400, 450])):
         found = watched(*chunks)
         assert found is not None
@@ -330,7 +330,7 @@ def test_what_comes_late(name: str) -> None:
 def test_content_is_not_mistaken_for_a_late_error(names: list[str], points: list[int]) -> None:
     """Words of the answer, quoted errors among them, teach nothing; errors do."""
     quoted = {"choices": [{"delta": {"content": json.dumps(OVERFLOW) + '"finish_reason": "x_exceeded"'}}]}
-    raw = b"".join(wire(EVENTS[name]) for name in names) + wire(quoted)
+    raw = b"".join(sse_event(EVENTS[name]) for name in names) + sse_event(quoted)
     found = watched(*cut(raw, points))
     assert (found is not None and found.too_long) == bool(LENGTH & set(names))
 

@@ -22,7 +22,7 @@ from tests.support.recall_fixtures import WINDOW, long_history
 from tests.support.sample_conversations import AGENT_TOOLS, agent_round, agent_session
 from tests.support.server_tool_fixtures import APIS
 
-WIRES: dict[str, Any] = {"chat": chat, "messages": messages, "responses": responses}
+API_FORMATS: dict[str, Any] = {"chat": chat, "messages": messages, "responses": responses}
 
 
 def offering(replica: Replica) -> list[Feature]:
@@ -56,7 +56,7 @@ async def test_a_view_that_leaves_something_out_offers_the_tool(api: str) -> Non
     assert json.dumps(body["tools"][-1]).count(NAME) == 1
     assert found.body.count(MENTION.encode()) == 1
     assert found.tokens is not None
-    tokens = WIRES[api].request_tokens(body) if api != "chat" else None
+    tokens = API_FORMATS[api].request_tokens(body) if api != "chat" else None
     assert tokens is None or tokens <= found.tokens + found.tokens // 10
     assert NAME.encode() not in without.body
 
@@ -106,7 +106,7 @@ async def test_a_client_without_tools_is_offered_it(api: str) -> None:
     assert [NAME in json.dumps(tool) for tool in body["tools"]] == [True]
     assert found.body.count(MENTION.encode()) == 1
     assert body.keys() - {"tools"} == json.loads(without.body).keys() - {"tools"}
-    tokens = WIRES[api].request_tokens(body) if api != "chat" else None
+    tokens = API_FORMATS[api].request_tokens(body) if api != "chat" else None
     assert tokens is None or tokens <= found.tokens + found.tokens // 10
 
 
