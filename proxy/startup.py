@@ -164,7 +164,7 @@ def _window(rule: Model) -> str:
     last = "learned from the first overflow"
     if rule.unknown_window != "learn":
         last = f"{rule.unknown_window:,} tokens"
-    return f"asked of the server, else by the model table, else {last}"
+    return f"stated by the server, else by the model table, else {last}"
 
 
 def _store(settings: Settings) -> str:
@@ -181,7 +181,7 @@ def _store(settings: Settings) -> str:
 def _summaries(settings: Settings) -> str:
     summaries = settings.summaries
     if summaries.mode == "off":
-        return "off, no model is asked"
+        return "off, no model is called"
     writer = summaries.model or "the request's own model, with its own key"
     return f"{summaries.mode}, by {writer}; at most {summaries.spend:.0%} of the tokens a client sends in an hour"
 

@@ -120,9 +120,9 @@ def test_the_summary_does_not_promise_a_window_it_does_not_know(tmp_path):
     shown = settings_summary(
         load(write_settings(tmp_path, UPSTREAM + "models: [{name: '*', unknown_window: 4096}]\n"), {}, {}), {}
     )
-    assert "*  window: asked of the server, else by the model table, else 4,096 tokens" in shown
+    assert "*  window: stated by the server, else by the model table, else 4,096 tokens" in shown
     shown = settings_summary(load(write_settings(tmp_path, UPSTREAM), {}, {}), {})
-    assert "*  window: asked of the server, else by the model table, else learned from the first overflow" in shown
+    assert "*  window: stated by the server, else by the model table, else learned from the first overflow" in shown
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Final
 
-import msgspec
+from proxy.store.backend import unpack_fields, unpack_members, with_field, with_member
 
 from proxy.store.write_counts import WriteCounts
 
@@ -145,30 +145,19 @@ class Entries:
 
     def set_field(self, key: str, field: str, value: bytes, most: int, seconds: float) -> None:
         """Set *field* of the hash under *key*, which expires *seconds* from now at the earliest."""
-        fields = {**self.read_fields(key), field.encode(): value}
-        if len(fields) > most:
-            del fields[min(fields)]
-        self._put(key, msgspec.msgpack.encode(fields), max(seconds, self._seconds_left(key)))
+        self._put(key, with_field(self._get(key), field, value, most), max(seconds, self._seconds_left(key)))
 
     def read_fields(self, key: str) -> Mapping[bytes, bytes]:
         """All fields of the hash under *key*; empty if there is none. ``ValueError`` if the value is no hash."""
-        value = self._get(key)
-        if value is None:
-            return {}
-        return msgspec.msgpack.decode(value, type=dict[bytes, bytes])
+        return unpack_fields(self._get(key))
 
     def score_member(self, key: str, member: bytes, score: float, most: int, seconds: float) -> None:
         """Set the score of *member* under *key*, which expires *seconds* from now; only the *most* highest stay."""
-        scores = {**dict(self.top_members(key, most)), member: score}
-        highest = sorted(scores.items(), key=lambda pair: (pair[1], pair[0]), reverse=True)[:most]
-        self._put(key, msgspec.msgpack.encode(dict(highest)), seconds)
+        self._put(key, with_member(self._get(key), member, score, most), seconds)
 
     def top_members(self, key: str, most: int) -> Sequence[tuple[bytes, float]]:
         """The *most* members under *key* with the highest scores. ``ValueError`` if the value has no scores."""
-        value = self._get(key)
-        if value is None:
-            return []
-        return list(msgspec.msgpack.decode(value, type=dict[bytes, float]).items())[:most]
+        return unpack_members(self._get(key))[:most]
 
     def transact(self, works: Sequence[Work]) -> list[object]:
         """Run *works* in one transaction and return their results, or the ``ValueError`` that one raised.

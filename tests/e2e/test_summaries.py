@@ -214,7 +214,7 @@ async def test_off_asks_nobody(stub: StartStub, home: Path, proxy: StartProxy) -
         while len(loop.events) < 2:
             await loop.ask()
     assert server.summaries == []
-    assert "no model is asked" in front.log.read_text()
+    assert "no model is called" in front.log.read_text()
 
 
 @pytest.mark.slow
