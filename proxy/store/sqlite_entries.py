@@ -13,7 +13,6 @@ from contextlib import suppress
 from typing import Any, Final
 
 from proxy.store.backend import unpack_fields, unpack_members, with_field, with_member
-
 from proxy.store.write_counts import WriteCounts
 
 MAX_BYTES: Final = 256 * 1024 * 1024
