@@ -8,8 +8,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
-import msgspec
-
 from proxy.store.breaker import State
 
 
@@ -102,36 +100,3 @@ class Backend(Protocol):
 
     async def close(self) -> None:
         """Close every connection and file."""
-
-
-# Backends without types for hashes and scored members store each as one value, packed as MessagePack. All of these
-# functions raise ``ValueError`` for a value of another type.
-
-
-def unpack_fields(packed: bytes | None) -> dict[bytes, bytes]:
-    """Return the fields of a packed hash; empty if there is none."""
-    if packed is None:
-        return {}
-    return msgspec.msgpack.decode(packed, type=dict[bytes, bytes])
-
-
-def with_field(packed: bytes | None, field: str, value: bytes, most: int) -> bytes:
-    """Return a packed hash with *field* set; of more than *most* fields the one whose name sorts first is removed."""
-    fields = {**unpack_fields(packed), field.encode(): value}
-    if len(fields) > most:
-        del fields[min(fields)]
-    return msgspec.msgpack.encode(fields)
-
-
-def unpack_members(packed: bytes | None) -> list[tuple[bytes, float]]:
-    """Return packed members with their scores, the highest first; empty if there are none."""
-    if packed is None:
-        return []
-    return list(msgspec.msgpack.decode(packed, type=dict[bytes, float]).items())
-
-
-def with_member(packed: bytes | None, member: bytes, score: float, most: int) -> bytes:
-    """Return packed members with the score of *member* set; only the *most* highest stay."""
-    scores = {**dict(unpack_members(packed)), member: score}
-    highest = sorted(scores.items(), key=lambda pair: (pair[1], pair[0]), reverse=True)[:most]
-    return msgspec.msgpack.encode(dict(highest))

@@ -6,7 +6,8 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 
-from proxy.store.backend import unpack_fields, unpack_members, with_field, with_member
+import msgspec
+
 from proxy.store.breaker import State
 
 MAX_BYTES = 64 * 1024 * 1024
@@ -85,29 +86,40 @@ class MemoryBackend:
     async def add(self, key: str, amount: int, seconds: float) -> None:
         """Add *amount* to the integer under *key*, which expires *seconds* from now."""
         total = int(self._get(key) or 0) + amount
-        await self._put(key, b"%d" % total, seconds)
+        await self.remove(key)
+        await self.claim(key, b"%d" % total, seconds)
 
     async def set_field(self, key: str, field: str, value: bytes, most: int, seconds: float) -> None:
         """Set *field* of the hash under *key*, which expires *seconds* from now at the earliest."""
-        packed = with_field(self._get(key), field, value, most)
+        fields = {**await self.read_fields(key), field.encode(): value}
+        if len(fields) > most:
+            del fields[min(fields)]
         _, until = self._entries.get(key, (b"", 0.0))
-        await self._put(key, packed, max(seconds, (until or 0.0) - self._clock()))
+        await self._put(key, fields, max(seconds, (until or 0.0) - self._clock()))
 
     async def read_fields(self, key: str) -> Mapping[bytes, bytes]:
         """All fields of the hash under *key*; empty if there is none."""
-        return unpack_fields(self._get(key))
+        value = self._get(key)
+        if value is None:
+            return {}
+        return msgspec.msgpack.decode(value, type=dict[bytes, bytes])
 
     async def score_member(self, key: str, member: bytes, score: float, most: int, seconds: float) -> None:
         """Set the score of *member* under *key*, which expires *seconds* from now; only the *most* highest stay."""
-        await self._put(key, with_member(self._get(key), member, score, most), seconds)
+        scores = {**dict(await self.top_members(key, most)), member: score}
+        highest = sorted(scores.items(), key=lambda pair: (pair[1], pair[0]), reverse=True)[:most]
+        await self._put(key, dict(highest), seconds)
 
     async def top_members(self, key: str, most: int) -> Sequence[tuple[bytes, float]]:
         """The *most* members under *key* with the highest scores, the highest first."""
-        return unpack_members(self._get(key))[:most]
+        value = self._get(key)
+        if value is None:
+            return []
+        return list(msgspec.msgpack.decode(value, type=dict[bytes, float]).items())[:most]
 
-    async def _put(self, key: str, value: bytes, seconds: float) -> None:
+    async def _put(self, key: str, value: object, seconds: float) -> None:
         await self.remove(key)
-        await self.claim(key, value, seconds)
+        await self.claim(key, msgspec.msgpack.encode(value), seconds)
 
     async def close(self) -> None:
         """Delete everything."""

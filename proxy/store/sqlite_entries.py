@@ -12,7 +12,8 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Final
 
-from proxy.store.backend import unpack_fields, unpack_members, with_field, with_member
+import msgspec
+
 from proxy.store.write_counts import WriteCounts
 
 MAX_BYTES: Final = 256 * 1024 * 1024
@@ -144,19 +145,30 @@ class Entries:
 
     def set_field(self, key: str, field: str, value: bytes, most: int, seconds: float) -> None:
         """Set *field* of the hash under *key*, which expires *seconds* from now at the earliest."""
-        self._put(key, with_field(self._get(key), field, value, most), max(seconds, self._seconds_left(key)))
+        fields = {**self.read_fields(key), field.encode(): value}
+        if len(fields) > most:
+            del fields[min(fields)]
+        self._put(key, msgspec.msgpack.encode(fields), max(seconds, self._seconds_left(key)))
 
     def read_fields(self, key: str) -> Mapping[bytes, bytes]:
         """All fields of the hash under *key*; empty if there is none. ``ValueError`` if the value is no hash."""
-        return unpack_fields(self._get(key))
+        value = self._get(key)
+        if value is None:
+            return {}
+        return msgspec.msgpack.decode(value, type=dict[bytes, bytes])
 
     def score_member(self, key: str, member: bytes, score: float, most: int, seconds: float) -> None:
         """Set the score of *member* under *key*, which expires *seconds* from now; only the *most* highest stay."""
-        self._put(key, with_member(self._get(key), member, score, most), seconds)
+        scores = {**dict(self.top_members(key, most)), member: score}
+        highest = sorted(scores.items(), key=lambda pair: (pair[1], pair[0]), reverse=True)[:most]
+        self._put(key, msgspec.msgpack.encode(dict(highest)), seconds)
 
     def top_members(self, key: str, most: int) -> Sequence[tuple[bytes, float]]:
         """The *most* members under *key* with the highest scores. ``ValueError`` if the value has no scores."""
-        return unpack_members(self._get(key))[:most]
+        value = self._get(key)
+        if value is None:
+            return []
+        return list(msgspec.msgpack.decode(value, type=dict[bytes, float]).items())[:most]
 
     def transact(self, works: Sequence[Work]) -> list[object]:
         """Run *works* in one transaction and return their results, or the ``ValueError`` that one raised.
