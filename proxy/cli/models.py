@@ -12,7 +12,7 @@ from typing import Final, Literal
 from rich.table import Table
 
 from proxy.cli.clients import ClientFacts
-from proxy.cli.output import table_console, window_source
+from proxy.cli.output import PIPE_WIDTH, fitting_columns, table_console, window_source
 from proxy.core import learned_window
 from proxy.core.errors import NotFound
 from proxy.core.learned_window import prior_calibration
@@ -316,27 +316,46 @@ FIGURES: Final = ("context_window", "max_input_tokens", "max_output_tokens", "fa
 FOLDED: Final = ("model", "upstream", "window_from")
 """Columns whose texts are folded on a narrow terminal."""
 
+LEAST: Final = ("factor", "encoding", "max_output_tokens", "upstream", "window_from")
+"""Members of a row that a narrow terminal does without, the first ones first."""
+
 
 def show_models(rows: list[dict[str, object]], *, wide: bool) -> None:
-    """Print a table of the rows of ``ullage models --json``: in 80 columns, or with every figure's source if *wide*."""
+    """Print a table of the rows of ``ullage models --json``: to fit the terminal, or with all sources if *wide*.
+
+    A terminal wraps the lines of a *wide* table, which would have no room for the names of models otherwise.
+    """
     hidden = {"sent_as", "variant"}
     if not wide:
         hidden.update(WIDE)
     if all(row["upstream"] == "-" for row in rows):
         hidden.add("upstream")
     names = [name for name in rows[0] if name not in hidden]
+    titles = [TITLES.get(name, name) for name in names]
+    texts = [_row_cells(row, names) for row in rows]
+    console = table_console()
+    if wide:
+        console.width = PIPE_WIDTH
+    least = [names.index(name) for name in LEAST if name in names]
+    folded = [names.index(name) for name in FOLDED if name in names]
+    shown = fitting_columns([titles, *texts], console.width, least, folded)
     table = Table(box=None, header_style="bold", pad_edge=False)
-    for name in names:
+    for place in shown:
         justify: Literal["left", "right"] = "left"
-        if name in FIGURES:
+        if names[place] in FIGURES:
             justify = "right"
-        table.add_column(TITLES.get(name, name), justify=justify, overflow="fold", no_wrap=name not in FOLDED)
-    for row in rows:
-        cells = {**row, "model": _model_cell(row)}
-        if row["age_seconds"] is not None:
-            cells["age_seconds"] = f"{row['age_seconds']:g} s"
-        table.add_row(*(_cell(cells[name]) for name in names))
-    table_console().print(table)
+        table.add_column(titles[place], justify=justify, overflow="fold", no_wrap=place not in folded)
+    for cells in texts:
+        table.add_row(*[cells[place] for place in shown])
+    console.print(table)
+
+
+def _row_cells(row: Mapping[str, object], names: Sequence[str]) -> list[str]:
+    """Return the texts of the members *names* of a row."""
+    cells = {**row, "model": _model_cell(row)}
+    if row["age_seconds"] is not None:
+        cells["age_seconds"] = f"{row['age_seconds']:g} s"
+    return [_cell(cells[name]) for name in names]
 
 
 def _model_cell(row: Mapping[str, object]) -> str:

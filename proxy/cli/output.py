@@ -3,14 +3,22 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Container, Sequence
+from typing import Final
 
 from rich.console import Console
 from rich.table import Table
 
 from proxy.core.models import Route
 
-PIPE_WIDTH = 10_000
+PIPE_WIDTH: Final = 10_000
 """A pipe has no width: with this one no table is folded in it."""
+
+LEAST_FOLDED: Final = 12
+"""Cells that a folded column has at least, as long as columns that matter less can go."""
+
+BETWEEN: Final = 2
+"""Spaces between two columns."""
 
 
 def table_console(*, markup: bool = False) -> Console:
@@ -27,6 +35,25 @@ def figures_table(title: str, *columns: str) -> Table:
     for column in columns:
         table.add_column(column, justify="right", no_wrap=True)
     return table
+
+
+def fitting_columns(
+    rows: Sequence[Sequence[str]], width: int, least: Sequence[int], folded: Container[int] = (0,)
+) -> list[int]:
+    """Return the places of the columns of *rows* (titles first) that a terminal of *width* shows whole.
+
+    Columns of *least* go, the first ones first, until the others fit. A *folded* column gives way instead.
+    """
+    shown = list(range(len(rows[0])))
+    widths = [max(len(row[place]) for row in rows) for place in shown]
+    for place in shown:
+        if place in folded:
+            widths[place] = min(widths[place], LEAST_FOLDED)
+    for place in least:
+        if sum(widths[each] + BETWEEN for each in shown) - BETWEEN <= width:
+            break
+        shown.remove(place)
+    return shown
 
 
 def window_source(route: Route) -> str:

@@ -18,8 +18,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from proxy.cli.findings import MOST_SHOWN, findings_tables
-from proxy.cli.output import figures_table, table_console
-from proxy.cli.replay import Replay, replay_sessions, request_lengths
+from proxy.cli.output import figures_table, fitting_columns, table_console
+from proxy.cli.replay import NearlyFull, Replay, replay_sessions, request_lengths
 from proxy.cli.session_files import Session
 from proxy.settings import Settings
 
@@ -152,32 +152,50 @@ def show_replays(replays: Sequence[Replay], top: int) -> None:
         console.print(line)
     largest = by_size(replays)[:top]
     console.print()
-    console.print(_conversations(largest))
+    console.print(_conversations(largest, console.width))
     if len(largest) < len(replays):
         console.print(f"and {len(replays) - len(largest):,} smaller ones: --top {len(replays)} or --json shows them")
     for table in findings_tables([replay.findings for replay in replays]):
         console.print()
         console.print(table)
-    for line in advice_lines(replays):
-        console.print()
-        console.print(line)
+    _show_advice(replays, console)
     for replay in replays:
         if replay.problem:
             console.print(f"{replay.name}: {replay.problem}")
 
 
+def _show_advice(replays: Sequence[Replay], console: Console) -> None:
+    """Print what fills the fullest conversations; what to do once, after all those that it is for."""
+    lines: dict[str, list[str]] = {}
+    for name, full in _fullest(replays):
+        lines.setdefault(full.advice.remedy, []).append(_advice_line(name, full))
+    for remedy, conversations in lines.items():
+        console.print()
+        for line in conversations:
+            console.print(line)
+        console.print(f"What to do: {remedy}.")
+
+
 def advice_lines(replays: Sequence[Replay]) -> list[str]:
     """Return the advice on the fullest conversations, as the log and the page give it."""
+    return [f"{_advice_line(name, full)} What to do: {full.advice.remedy}." for name, full in _fullest(replays)]
+
+
+def _advice_line(name: str, full: NearlyFull) -> str:
+    return f"{name}, request {full.request} at {full.pressure:.0%}: {full.advice.sentence()}."
+
+
+def _fullest(replays: Sequence[Replay]) -> list[tuple[str, NearlyFull]]:
+    """Return names and advice of the fullest conversations, ``MOST_SHOWN`` at most."""
     nearly_full = [(replay.name, replay.nearly_full) for replay in replays if replay.nearly_full is not None]
     nearly_full.sort(key=lambda pair: -pair[1].pressure)
-    return [
-        f"{name}, request {full.request} at {full.pressure:.0%}: {full.advice.sentence()}. "
-        f"What to do: {full.advice.remedy}."
-        for name, full in nearly_full[:MOST_SHOWN]
-    ]
+    return nearly_full[:MOST_SHOWN]
 
 
 COLUMNS: Final = ("conversation", "requests", "fitted", "compacted", "as sent", "upstream", "cost")
+
+LEAST: Final = ("fitted", "requests", "compacted", "cost", "as sent")
+"""Columns that a narrow terminal does without, the first ones first."""
 
 
 def conversation_row(replay: Replay) -> tuple[str, ...]:
@@ -186,10 +204,13 @@ def conversation_row(replay: Replay) -> tuple[str, ...]:
     return replay.name, *(f"{figure:,}" for figure in figures), dollars(replay.cost)
 
 
-def _conversations(replays: Sequence[Replay]) -> Table:
-    table = figures_table(*COLUMNS)
-    for replay in replays:
-        table.add_row(*conversation_row(replay))
+def _conversations(replays: Sequence[Replay], width: int) -> Table:
+    """Return a row for each of *replays*, with the columns that *width* has room for."""
+    rows = [conversation_row(replay) for replay in replays]
+    shown = fitting_columns([COLUMNS, *rows], width, [COLUMNS.index(title) for title in LEAST])
+    table = figures_table(*[COLUMNS[place] for place in shown])
+    for row in rows:
+        table.add_row(*[row[place] for place in shown])
     return table
 
 

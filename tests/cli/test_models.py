@@ -192,6 +192,18 @@ def test_a_table_of_models_fits_80_columns(monkeypatch: pytest.MonkeyPatch) -> N
     assert all(figure in lines[1] for figure in ("128,000", "4,096", "o200k_base", "1.05"))
 
 
+@pytest.mark.parametrize("wide", [False, True])
+def test_no_terminal_hides_the_name_of_a_model(monkeypatch: pytest.MonkeyPatch, wide: bool) -> None:
+    """In 40 columns fewer figures are shown, each of them whole; the lines of a wide table are left to the terminal."""
+    row = {**ROW, "model": "gpt-5-mini", "upstream": "-"}
+    console = Console(file=io.StringIO(), width=40, highlight=False, markup=False)
+    monkeypatch.setattr("proxy.cli.models.table_console", lambda: console)
+    show_models([row], wide=wide)
+    title, line = console.file.getvalue().splitlines()  # type: ignore[attr-defined]
+    assert line.split()[:2] == ["gpt-5-mini", "128,000"]
+    assert (len(title) <= 40, "encoding from" in title) == (not wide, wide)
+
+
 def test_other_names_and_flags_are_shown_with_the_model(capsys: pytest.CaptureFixture[str]) -> None:
     """An alias is shown with the name that is sent, a variant with the flag that makes it."""
     show_models(

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from proxy.cli.output import table_console, window_source
+from proxy.cli.output import fitting_columns, table_console, window_source
 from proxy.settings import Settings
 from proxy.upstream_wiring import open_catalogue
 
@@ -19,6 +19,16 @@ def test_nothing_is_folded_in_a_pipe(capsys: pytest.CaptureFixture[str]) -> None
     assert first.startswith("[b]word")
     assert len(first) > 900
     assert second == "word"
+
+
+def test_columns_that_matter_least_go_until_the_others_fit() -> None:
+    """A column whose texts are folded counts with twelve cells at most, and its place stays."""
+    rows = [("name", "one", "two"), ("n" * 30, "1" * 9, "2" * 9)]
+    assert fitting_columns(rows, 34, least=(2, 1)) == [0, 1, 2]
+    assert fitting_columns(rows, 33, least=(2, 1)) == [0, 1]
+    assert fitting_columns(rows, 33, least=(1, 2)) == [0, 2]
+    assert fitting_columns(rows, 5, least=(1, 2)) == [0]
+    assert fitting_columns(rows, 34, least=(2, 1), folded=()) == [0]
 
 
 def test_a_window_that_a_server_states_names_the_member() -> None:

@@ -12,7 +12,7 @@ import pytest
 from rich.console import Console
 
 from proxy.cli.findings import Findings, FreshResult
-from proxy.cli.replay import PlannedRequest, Replay
+from proxy.cli.replay import NearlyFull, PlannedRequest, Replay
 from proxy.cli.replay_output import (
     COLUMNS,
     LONG_JOB,
@@ -27,6 +27,7 @@ from proxy.cli.replay_output import (
     totals,
 )
 from proxy.cli.session_files import Session
+from proxy.core.advice import Advice
 from proxy.core.waste import RepeatedParagraph
 from proxy.settings import Prices, load
 from tests.support.sample_conversations import agent_session
@@ -86,6 +87,33 @@ def test_tables_fit_80_columns(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("proxy.cli.replay_output.table_console", lambda: console)
     show_replays([long], 20)
     assert max(map(len, console.file.getvalue().splitlines())) <= 80  # type: ignore[attr-defined]
+
+
+def test_a_narrow_terminal_shows_fewer_columns_each_of_them_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In 40 columns the names of conversations and their tokens are there, as the client sent them and upstream."""
+    million = PlannedRequest(2_366_790, 872_742, 10**6, 0, 0, True, ("fold",))
+    replay = Replay("all.jsonl:32", "m", 1700, (million,), Prices(1e-6, 1e-7, 1e-5))
+    console = Console(file=io.StringIO(), width=40, highlight=False, markup=False)
+    monkeypatch.setattr("proxy.cli.replay_output.table_console", lambda: console)
+    show_replays([replay], 20)
+    lines = console.file.getvalue().splitlines()  # type: ignore[attr-defined]
+    assert max(map(len, lines)) <= 40
+    (row,) = [line.split() for line in lines if line.startswith("all.jsonl:32")]
+    assert row == ["all.jsonl:32", "2,366,790", "872,742", "$0.87"]
+
+
+def test_what_to_do_is_said_once_for_conversations_that_need_the_same(capsys: pytest.CaptureFixture[str]) -> None:
+    """Each has a line with what fills it, the fullest first."""
+    results, block = Advice("tool", 0.84, 900), Advice("summary", 0.5, 600)
+    full = [
+        Replay(f"c{number}", "m", 1700, REQUESTS_OF_TWO, nearly_full=NearlyFull(number, 0.9 + number / 100, advice))
+        for number, advice in enumerate((results, block, results))
+    ]
+    show_replays(full, 20)
+    parts = capsys.readouterr().out.split("\n\n")[-2:]
+    assert [line.split(",")[0] for line in parts[0].splitlines()[:-1]] == ["c2", "c0"]
+    assert [part.count("What to do: ") for part in parts] == [1, 1]
+    assert parts[1].startswith("c1, request 1 at 91%: ")
 
 
 def test_json_has_every_conversation() -> None:
