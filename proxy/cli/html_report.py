@@ -9,7 +9,7 @@ from typing import Final
 from proxy.cli.explain import UNTOUCHED, Breakdown
 from proxy.cli.findings import Findings, findings_rows
 from proxy.cli.replay import PlannedRequest, Replay
-from proxy.cli.replay_output import COLUMNS, advice_lines, by_size, conversation_row, summary_lines
+from proxy.cli.replay_output import COLUMNS, advice_lines, by_size, conversation_row, plural, summary_lines
 
 STYLE: Final = """
 :root { color-scheme: light dark; --line: #8884; --before: #888; --after: #1f6feb; --mark: #d1570a; --full: #cf222e }
@@ -141,7 +141,8 @@ def chart(requests: Sequence[PlannedRequest]) -> str:
         f'<polyline class="after" points="{" ".join(points_after)}"/>',
         *(f'<circle class="mark" cx="{x}" cy="{y}" r="4"/>' for x, y in (mark.split(",") for mark in marks)),
     ]
-    label = f"{len(requests)} requests, {len(marks)} compactions (dots): grey as sent, blue upstream"
+    drawn = f"{plural(len(requests), 'request')}, {plural(len(marks), 'compaction')}"
+    label = f"{drawn} (dots): grey as sent, blue upstream"
     return _figure(pieces, HEIGHT, label)
 
 

@@ -113,18 +113,18 @@ def _sum_known(amounts: Iterable[float | None]) -> float | None:
 def summary_lines(replays: Sequence[Replay]) -> list[str]:
     """Return the total of *replays* in sentences."""
     total = totals(replays)
-    conversations = _plural(total.conversations, "conversation")
+    conversations = plural(total.conversations, "conversation")
     fewer = 1 - total.tokens_after / max(1, total.tokens_before)
     lines = [
-        f"{conversations}, {_plural(total.requests, 'request')}: {total.answered:,} answered, "
+        f"{conversations}, {plural(total.requests, 'request')}: {total.answered:,} answered, "
         f"{total.fitted_before:,} fitted as sent",
-        f"{_plural(total.compactions, 'compaction')}; {total.repeated:.1%} of what goes upstream repeats "
+        f"{plural(total.compactions, 'compaction')}; {total.repeated:.1%} of what goes upstream repeats "
         "the request before",
         f"{total.tokens_before:,} tokens as sent, {total.tokens_after:,} upstream ({fewer:.0%} fewer)",
     ]
     if total.skipped:
-        conversations = _plural(sum(replay.skipped > 0 for replay in replays), "conversation")
-        lines.insert(1, f"{_plural(total.skipped, 'request')} of {conversations} could not be planned: see the reasons")
+        conversations = plural(sum(replay.skipped > 0 for replay in replays), "conversation")
+        lines.insert(1, f"{plural(total.skipped, 'request')} of {conversations} could not be planned: see the reasons")
     if total.cost is not None:
         lines.append(f"{dollars(total.cost_before)} as sent, {dollars(total.cost)} upstream")
     fills = [replay.findings.first_fill for replay in replays if replay.findings.first_fill is not None]
@@ -134,7 +134,8 @@ def summary_lines(replays: Sequence[Replay]) -> list[str]:
     return lines
 
 
-def _plural(count: int, noun: str) -> str:
+def plural(count: int, noun: str) -> str:
+    """Return *count* with its *noun*, which takes an s unless there is one."""
     if count == 1:
         return f"1 {noun}"
     return f"{count:,} {noun}s"
