@@ -54,18 +54,26 @@ def test_figures_of_models(model: str, figures: tuple[int | None, int | None, in
     assert (route.window, route.max_input, route.max_output, route.source) == figures
 
 
-@pytest.mark.filterwarnings("ignore:Item .* on TypedDict class:UserWarning")
+@pytest.mark.filterwarnings("ignore:Items? .* on TypedDict class:UserWarning")
 @pytest.mark.filterwarnings("ignore:Accessing the 'model_:DeprecationWarning")
 @pytest.mark.parametrize(("model", "num_ctx"), [("qwen3:8b", 32_768), ("llama3.2", None)])
 @pytest.mark.parametrize("stream", [False, True])
-async def test_a_rule_sets_ollamas_window(model: str, num_ctx: int | None, stream: bool) -> None:
+@pytest.mark.parametrize(("provider", "route"), [("ollama_chat", "/api/chat"), ("ollama", "/api/generate")])
+async def test_a_rule_sets_ollamas_window(
+    model: str, num_ctx: int | None, stream: bool, provider: str, route: str
+) -> None:
     """Requests for the rule's model carry the figure in `options`, others do not; Ollama gets no other request."""
     stage = ScriptedServer()
     last = {"model": model, "message": {"role": "assistant", "content": "Hm."}, "done": True, "done_reason": "stop"}
+    last |= {"response": "Hm."}
     last |= {"prompt_eval_count": 7, "eval_count": 2, "created_at": "2026-11-23T00:00:00Z"}
-    stage.reply = raw_answer(json.dumps(last).encode() + b"\n", "Content-Type: application/json")
+    lines = [last]
+    if stream:
+        lines = [{**last, "done": False}, {**last, "message": {"role": "assistant", "content": ""}, "response": ""}]
+    answer = b"".join(json.dumps(line).encode() + b"\n" for line in lines)
+    stage.reply = raw_answer(answer, "Content-Type: application/json")
     async with listening(stage) as port:
-        ollama = {"name": "ollama", "provider": "ollama_chat", "base_url": f"http://127.0.0.1:{port}", "api_key": "any"}
+        ollama = {"name": "ollama", "provider": provider, "base_url": f"http://127.0.0.1:{port}", "api_key": "any"}
         found = Settings.model_validate(
             {"upstreams": [ollama], "models": [{"name": "mine", "model": "qwen3:8b", "num_ctx": 32_768}]}
         )
@@ -79,7 +87,7 @@ async def test_a_rule_sets_ollamas_window(model: str, num_ctx: int | None, strea
         await tasks.finish(1.0)
     assert b"Hm." in answer, answer
     (heard,) = stage.heard
-    assert heard.line.startswith("POST /api/chat ")
+    assert heard.line.startswith(f"POST {route} ")
     assert json.loads(heard.body).get("options", {}).get("num_ctx") == num_ctx
 
 

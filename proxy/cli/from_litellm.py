@@ -15,6 +15,8 @@ from typing import Any, Final
 
 import yaml
 
+from proxy.settings.upstreams import OLLAMA
+
 OWN_API: Final = {
     "openai": "https://api.openai.com/v1",
     "custom_openai": "",
@@ -69,9 +71,6 @@ FIGURES: Final = {"max_input_tokens": "context_window", "max_output_tokens": "ma
 
 IGNORED_FACTS: Final = frozenset({"id", "mode", "max_tokens", "base_model", "description"})
 """Members of ``model_info`` that change nothing here."""
-
-OLLAMA: Final = "ollama_chat"
-"""The provider whose rules may have ``num_ctx``, in LiteLLM as in Ullage."""
 
 EVERY_MODEL: Final = "*"
 """The key of an entry of fallbacks for each model without an entry of its own, as ``default_fallbacks`` are."""
@@ -179,7 +178,7 @@ def _add_model(conversion: Conversion, entry: Mapping[str, Any], params: Mapping
     if provider not in OWN_API:
         converted = PARAMETERS | OPTIONS
     context = _whole(params.get("num_ctx"))
-    if provider == OLLAMA and context is not None:
+    if provider in OLLAMA and context is not None:
         limits["num_ctx"] = context
         limits.pop("context_window", None)  # num_ctx is the window, too
         converted |= {"num_ctx"}

@@ -148,10 +148,10 @@ class Settings(Section):
         default = self.server.default_upstream or next(iter(upstreams), "")
         for index, rule in enumerate(self.models):
             upstream = upstreams.get(rule.upstream or default)
-            if rule.num_ctx is None or upstream is None or upstream.provider == OLLAMA:
+            if rule.num_ctx is None or upstream is None or upstream.provider in OLLAMA:
                 continue
             message = f"cannot be set through {upstream.name!r}: Ollama's own API takes it, its /v1 does not"
-            remedy = f"Give {upstream.name!r} `provider: {OLLAMA}` and a base_url without /v1."
+            remedy = f"Give {upstream.name!r} `provider: {OLLAMA[0]}` and a base_url without /v1."
             yield ("models", index, "num_ctx"), message, remedy
 
     def _bad_fallbacks(self) -> Iterator[FieldProblem]:

@@ -32,8 +32,9 @@ _NAME = re.compile(r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
 _SET_BY_ULLAGE = HOP_BY_HOP | REWRITTEN
 _KEY_HEADERS = CREDENTIALS | {"cookie"}
 
-OLLAMA: Final = "ollama_chat"
-"""LiteLLM's name of Ollama's own API, by which a request can set the window: ``/v1`` ignores it.
+OLLAMA: Final = ("ollama_chat", "ollama")
+"""LiteLLM's names of Ollama's own API (``/api/chat``, and ``/api/generate`` for texts), by which a request can set the
+window: ``/v1`` ignores it.
 
 https://docs.ollama.com/api/openai-compatibility#setting-the-context-size, https://github.com/ollama/ollama/issues/16814
 """
@@ -187,7 +188,8 @@ class Model(Section):
     )
     max_output_tokens: Tokens | None = Field(default=None, description="Most tokens of an answer; none: find out.")
     num_ctx: Tokens | None = Field(
-        default=None, description="Ollama's window, set with each request; needs an upstream of provider ollama_chat."
+        default=None,
+        description="Ollama's window, set with each request; needs an upstream of provider ollama_chat or ollama.",
     )
     tokenizer: Encoding | None = Field(default=None, description="Encoding; none: by family.")
     unknown_window: UnknownWindow = Field(

@@ -171,13 +171,13 @@ def test_further_names_and_common_settings_are_converted(tmp_path: Path) -> None
     assert list(rules) == ["gpt", "llama", "completions", "gpt-4", "best", "new", "*"]
     assert (rules["gpt-4"].upstream, rules["gpt-4"].model, rules["gpt-4"].fallbacks) == ("azure", "eu", ("llama",))
     assert (rules["best"].model, rules["best"].num_ctx, rules["best"].window) == ("llama3.1", 16_384, 16_384)
+    assert (rules["completions"].upstream, rules["completions"].num_ctx) == ("ollama", 8192)
     assert (rules["new"].upstream, rules["new"].model) == ("openrouter", "o9")
     assert (rules["gpt"].fallbacks, rules["completions"].fallbacks) == (("llama",), ("gpt",))
     timeouts = {each.name: each.timeouts.first_byte for each in settings.upstreams}
     assert timeouts == {"azure": 600, "ollama_chat": 20, "ollama": 600, "openrouter": 600}
     assert settings.upstreams[0].headers["X-Team"].get_secret_value() == "a"
     assert conversion.notes == [
-        "model_list[2].litellm_params.num_ctx: no counterpart",
         "router_settings.model_group_alias: gpt is a model itself",
         "litellm_settings.fallbacks: llama to gpt leads in a circle",
     ]

@@ -142,6 +142,7 @@ def test_fallbacks_that_lead_nowhere_are_refused(tmp_path, models, message):
         ("[{name: a, num_ctx: 8192}]", "openai", "num_ctx: cannot be set through 'u'"),
         ("[{name: a, num_ctx: 8192, context_window: 16384}]", "ollama_chat", "less than the window"),
         ("[{name: a, num_ctx: 8192}]", "ollama_chat", ""),
+        ("[{name: a, num_ctx: 8192}]", "ollama", ""),
     ],
 )
 def test_ollamas_window_needs_ollamas_own_api(tmp_path, models, provider, message):
