@@ -325,12 +325,7 @@ def show_models(rows: list[dict[str, object]], *, wide: bool) -> None:
 
     A terminal wraps the lines of a *wide* table, which would have no room for the names of models otherwise.
     """
-    hidden = {"sent_as", "variant"}
-    if not wide:
-        hidden.update(WIDE)
-    if all(row["upstream"] == "-" for row in rows):
-        hidden.add("upstream")
-    names = [name for name in rows[0] if name not in hidden]
+    names = _shown_names(rows, wide=wide)
     titles = [TITLES.get(name, name) for name in names]
     texts = [_row_cells(row, names) for row in rows]
     console = table_console()
@@ -348,6 +343,16 @@ def show_models(rows: list[dict[str, object]], *, wide: bool) -> None:
     for cells in texts:
         table.add_row(*[cells[place] for place in shown])
     console.print(table)
+
+
+def _shown_names(rows: Sequence[Mapping[str, object]], *, wide: bool) -> list[str]:
+    """Return the members of the rows that are columns of the table: the upstream only if there is one."""
+    hidden = {"sent_as", "variant"}
+    if not wide:
+        hidden.update(WIDE)
+    if all(row["upstream"] == "-" for row in rows):
+        hidden.add("upstream")
+    return [name for name in rows[0] if name not in hidden]
 
 
 def _row_cells(row: Mapping[str, object], names: Sequence[str]) -> list[str]:
