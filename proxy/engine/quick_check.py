@@ -1,14 +1,14 @@
 """The quick check: requests whose bytes alone show that they fit are passed on without being measured.
 
-A token of text is at least one byte, and JSON is never shorter than the text it stands for. So a body of fewer bytes
-than its window has tokens fits, if all of its input is text. One typed decode proves that: the types below admit the
-members and parts that hold text, and whatever else may bring input (an image, a stored conversation) has no place in
-them. What they do not admit is measured like any other request.
+A token of text is at least one byte, and JSON is never shorter than the text that it encodes. So a body of fewer bytes
+than its window has tokens fits, if all of its input is text. One typed decode proves that: the types below accept only
+members and parts that hold text, and reject everything else that may bring input (an image, a stored conversation). A
+rejected body is measured like any other.
 
-Of a long body only what is new is decoded. Let it be ``HEAD DONE REST``: the head ends behind the bracket that opens
+Of a long body only the new part is decoded. Let it be ``HEAD DONE REST``: the head ends behind the bracket that opens
 the list of items, ``DONE`` is a sequence of items with a comma behind each. If ``[DONE ITEM]`` is a list of textual
-items and ``HEAD REST`` a textual body, the whole is one: it is ``HEAD REST`` with more items in its list. It has the
-same members, too. The first proof is remembered with the digest of ``HEAD DONE`` (``TextualPrefix``); the second is
+items and ``HEAD REST`` is a textual body, then the whole is one: it is ``HEAD REST`` with more items in its list, and
+has the same members. The first proof is cached with the digest of ``HEAD DONE`` (``TextualPrefix``); the second is
 short, and made for every request.
 """
 
@@ -33,41 +33,44 @@ from proxy.engine.learned_routes import KnownRoutes, RememberedRoute
 from proxy.engine.reading import PREFIX_FROM, Prefix, PrefixHasher, scope_of
 
 TOOLS_ALLOWANCE: Final = 512
-"""Tokens that a provider's own rendering of tools may add to what their bytes bound."""
+"""Tokens that a provider's own text about tools may add to the bound by bytes: 313 to 346 at Anthropic.
+
+https://docs.anthropic.com/en/docs/agents-and-tools/tool-use/overview
+"""
 
 MOST_BYTES: Final = 262_144
-"""Bodies up to this size are checked; larger ones are soon known by their prefix anyway."""
+"""Bytes of the largest body that is checked: most of a larger one is cached, and counting the rest is cheap."""
 
 FIRST_MODEL: Final = re.compile(rb'[ \t\r\n]*+\{[ \t\r\n]*+"model"[ \t\r\n]*+:[ \t\r\n]*+"([ !#-\[\]-~]{1,256}+)"')
 """Matches the beginning of a body whose first member is its model, as many clients write it."""
 
 LEAST_OUTPUT: Final = 1
-"""The output figure that leaves most for the input."""
+"""The output figure that leaves most of the window to the input."""
 
 HOSTED: Final = b'"mcp"'
-"""A kind of tool whose description the provider fetches by itself.
+"""A kind of tool whose description the provider fetches by itself, so that its tokens are not in the body.
 
 https://platform.openai.com/docs/guides/tools-connectors-mcp
 """
 
 MOST_FIGURES: Final = 64
-"""Output figures of a route whose limits are remembered. They come from clients, so they are bounded."""
+"""Output figures of a route whose limits are cached. Bounded because they come from clients."""
 
 MOST_PREFIXES: Final = 8_192
 """Conversations whose textual prefixes are remembered, each in some 300 bytes."""
 
 GROWTH: Final = 4_096
-"""Bytes by which a body has grown when a longer prefix of it is remembered: they are decoded in a few microseconds."""
+"""Bytes by which a body has to grow before a longer prefix of it is cached: so few are decoded in microseconds."""
 
 TOOLS: Final = b'"tools"'
 ITEM: Final = b'{"content":"","parts":[]}'
 """A textual item of each API."""
 
 LEAD: Final = 24
-"""Bytes before the member by which an item is found: ``{"type": "message", "role"`` is the usual beginning."""
+"""Bytes before an anchor within which its item must begin: ``{"type": "message", "role"`` is a usual beginning."""
 
 TRIES: Final = 4
-"""Items from the end that are looked at for one that begins so: some clients write the role last."""
+"""Anchors from the end that are tried: some clients write the role last, far behind the item's beginning."""
 
 
 class _Named(msgspec.Struct):
@@ -269,18 +272,18 @@ class _Gemini(msgspec.Struct):
 
 
 Textual = _Chat | _Messages | _Responses | _Gemini
-"""A body all of whose input is text.
+"""A body whose whole input is text.
 
-``requested_output`` is the output figure that it states. ``allowance`` are the tokens that the provider may add to what
-the bytes bound, None if it may add any number.
+``requested_output`` is its output figure. ``allowance`` is the number of tokens that the provider may add to the bound
+by bytes, None if it may add any number.
 """
 
 
 class _Decoder:
     """Decodes the textual bodies of one API, and runs of their items.
 
-    *kind* is the type of a body, *item* that of an item. *key* names the list of items, *anchors* are members of items.
-    *deciding* matches the members that must not occur twice, and gives their names.
+    *kind* is the type of a body, *item* that of an item. *key* names the list of items, *anchors* are members by which
+    items are located. *deciding* matches the members that must not occur twice; its group is their name.
     """
 
     def __init__(
@@ -297,7 +300,7 @@ class _Decoder:
         names = self._deciding.findall(body)
         if len(body) > MOST_BYTES or len(set(names)) < len(names):
             return None
-        # Looking for the backslash alone takes an eighth of the time, and short chats have none.
+        # Searching for a backslash first takes an eighth of the pattern's time, and short chats have none.
         if body.find(b"\\") >= 0 and ESCAPED_LETTER.search(body):
             return None
         try:
@@ -321,8 +324,8 @@ class _Decoder:
         return opening.end()
 
     def last_item(self, body: bytes, start: int) -> int:
-        """Return where one of the last items behind *start* seems to begin; -1 if none is found."""
-        at = body.rfind(TOOLS, start)  # their parameters may be called as members of items are
+        """Return the offset at which one of the last items behind *start* seems to begin; -1 if none is found."""
+        at = body.rfind(TOOLS, start)  # tools behind the items may have members of the same names
         if at < 0:
             at = len(body)
         for _ in range(TRIES):
@@ -354,9 +357,9 @@ DECODERS: Final[Mapping[str, _Decoder]] = MappingProxyType(
 
 
 class TextualPrefix(Prefix):
-    """A body seen before up to the beginning of an item. All between ``head`` and that are textual items.
+    """A checked body up to the beginning of an item: everything from ``head`` to there are textual items.
 
-    ``size`` are the bytes of the whole body.
+    ``size`` is the number of bytes of the whole body.
     """
 
     head: int
@@ -364,7 +367,7 @@ class TextualPrefix(Prefix):
 
 
 class TextualBodies:
-    """Decodes long textual bodies, of each only what is new."""
+    """Decodes long textual bodies, and of each only the new part."""
 
     def __init__(self) -> None:
         self._prefixes: LRUCache[bytes, TextualPrefix] = LRUCache(MOST_PREFIXES)
@@ -372,7 +375,7 @@ class TextualBodies:
     def decode(self, api: str, tenant: bytes, body: bytes) -> Textual | None:
         """Return the textual body *body*; None if it may hold other input, or a deciding member twice.
 
-        Its list may lack items that were found to be textual.
+        Its list may lack items that were proved textual before.
         """
         if len(body) > MOST_BYTES:
             return None
@@ -406,7 +409,7 @@ class TextualBodies:
 
 
 class QuickCheck:
-    """Finds the requests that fit by their bytes, and those that are not measured at all."""
+    """Passes on requests that fit by their bytes, and those that are not measured at all (mode off, unknown window)."""
 
     def __init__(self, routes: KnownRoutes, policy: Policy, mode: Mode) -> None:
         self._routes = routes
@@ -415,7 +418,7 @@ class QuickCheck:
         self._bodies = TextualBodies()
 
     async def view(self, request: Request) -> UncountedView | None:
-        """Return the client's own bytes if they show that they fit, or are not to be measured; None to measure them.
+        """Return a view of the client's own bytes if no measuring is needed; None if the request has to be measured.
 
         A request with server tools is always measured. Raises ``NotFound``.
         """
@@ -452,9 +455,9 @@ class QuickCheck:
         )
 
     async def _is_too_long(self, request: Request) -> bool:
-        """True if the body begins with its model, and has more bytes than any request that the quick check passes.
+        """True if the body begins with its model, and has more bytes than the quick check passes for it.
 
-        A long body is looked at so before it is decoded.
+        This saves the decode of a long body that has to be measured anyway.
         """
         model = FIRST_MODEL.match(request.body)
         if model is None or "off" in (self._mode, request.options.mode):
@@ -462,7 +465,7 @@ class QuickCheck:
         try:
             route = await self._routes.get(request, request.path_model or model[1].decode())
         except NotFound:
-            return False  # unless it is no valid body, which is the error to report
+            return False  # an invalid body is the error to report, so the decoder has to read it first
         if route.known.window is None:
             return False
         sizes = (LEAST_OUTPUT, request.options.task_size)
@@ -472,8 +475,8 @@ class QuickCheck:
     def _limits(self, remembered: RememberedRoute, output: int | None, task_size: str) -> tuple[int, int]:
         """Return the input budget beside *output*, and the lowest low mark that a request inside it can have.
 
-        What has fewer bytes than that mark needs no closer look: a token of JSON is more than two bytes, so that its
-        tokens are under half of the mark.
+        A body with fewer bytes than that mark needs no compaction: a token of JSON has more than two bytes, so that its
+        tokens are below half of the mark.
         """
         route, window = remembered.known.route, remembered.known.window
         assert window is not None

@@ -1,4 +1,4 @@
-"""Reading requests in O(new): what was seen before is recognised by content and never parsed or counted again."""
+"""Reads and counts requests in O(new): a known prefix is recognised by its hash, and only new items are parsed."""
 
 from __future__ import annotations
 
@@ -37,28 +37,28 @@ from proxy.offload import LARGE, load_of, offload
 P = TypeVar("P", bound="Prefix")
 
 RECOUNTED = 1_024
-"""Characters from which a text that stands in every view of a conversation is not counted again for each of them."""
+"""Characters from which the count of a text in a view is cached: the block, for one, is in every view."""
 
 MANY, LEAST_ITEM = 1_000, 16
-"""More items than the first that take fewer bytes than the second on average are refused: no API's message is so short.
-Each of them costs as much as one of hundreds of bytes."""
+"""A body with more than ``MANY`` items of fewer than ``LEAST_ITEM`` bytes on average is refused: no API has such short
+messages, and each costs as much as one of hundreds of bytes."""
 
 REPEATED = 256
-"""Bytes of an item that is looked for among the short ones of the same body before its digest is computed."""
+"""Bytes of the longest item that is searched among the others of its body before its digest is computed."""
 
 SEED = int.from_bytes(os.urandom(8), "big")
-"""Seeds the names under which texts are cached. These never leave the process, so a fast hash will do:
-https://github.com/Cyan4973/xxHash#performance-on-small-data. What is stored or sent has keyed cryptographic names."""
+"""Seeds the keys of the caches. They never leave the process, so a fast hash is enough; stored or sent names are keyed
+and cryptographic. https://github.com/Cyan4973/xxHash#performance-on-small-data"""
 
 MOST_MEASURES, MOST_SCOPES = 1_024, 4_096
-"""Ways of counting, and scopes of cached texts, that are remembered: clients name models and send credentials."""
+"""Cached names of ways of counting, and cached scopes. Bounded: clients choose models and credentials."""
 
 PREFIX_FROM = 8_192
-"""Bytes from which a body is worth remembering as a whole: below, reading it again costs as little."""
+"""Bytes from which a body is cached as a prefix; reading a smaller one again costs as little."""
 
 
 class Prefix(msgspec.Struct):
-    """A body seen before, up to byte ``border``; ``digest`` is that of these bytes."""
+    """The first ``border`` bytes of a body that was read; ``digest`` is theirs."""
 
     border: int
     digest: bytes
@@ -68,8 +68,8 @@ class CountedBody(msgspec.Struct, frozen=True):
     """A body whose items were counted.
 
     ``body`` is the client's, or the same with its items as a list. ``member_tokens`` are the tokens of each counted
-    member of the envelope, ``members`` the same by what they hold, ``fixed`` those of everything but the history, and
-    ``roles`` those of the items by role.
+    member of the envelope, ``members`` the same by kind of content. ``fixed`` are the tokens of everything but the
+    history, ``roles`` those of the items by role.
     """
 
     body: bytes
@@ -83,14 +83,14 @@ class CountedBody(msgspec.Struct, frozen=True):
     cached_prefix: CachedPrefix | None
 
     def layout(self) -> Layout:
-        """The structure of the items, continued from that of a prefix of this body."""
+        """Return the structure of the items, continued from that of a prefix of this body."""
         if self.cached_prefix is None:
             return lay_out(self.items, EMPTY_LAYOUT)
         layout = self.cached_prefix.layout = lay_out(self.items, self.cached_prefix.layout)
         return layout
 
     def prefix_hashes(self, key: bytes, label: str) -> tuple[bytes, ...]:
-        """The keyed hash after each item, continued from those computed for a prefix of this body."""
+        """Return the keyed hash after each item, continued from those computed for a prefix of this body."""
         if self.cached_prefix is None:
             return prefix_hashes(key, label, self.items, ())
         scope, known = self.cached_prefix.prefix_hashes
@@ -102,7 +102,7 @@ class CountedBody(msgspec.Struct, frozen=True):
 
 
 class CountedMembers(msgspec.Struct, frozen=True):
-    """The members around the items of one body, as counted. ``envelope_name`` names the envelope they stand in."""
+    """The tokens of the members around the items of one body. ``envelope_name`` is the digest of its envelope."""
 
     envelope_name: bytes
     tokens: dict[str, int]
@@ -110,12 +110,11 @@ class CountedMembers(msgspec.Struct, frozen=True):
 
 
 class CachedPrefix(Prefix):
-    """A body seen before, up to byte ``border``; equal bytes so far (``digest``) mean an equal scan and equal items.
+    """A prefix of a body with everything that was read of it: equal bytes have an equal scan and equal items.
 
-    ``layout`` and ``prefix_hashes`` (behind the key and label that they are for) are filled in when they are first
-    needed; they may be those of a shorter prefix. ``counted_by`` names the way in which the items and ``around`` were
-    counted. ``linked`` are the bytes of its calls and results (``linked_size``), from above. Threads share it, so each
-    member is replaced as a whole.
+    ``layout`` and ``prefix_hashes`` (with their key and label) are set when first needed, and may be those of a shorter
+    prefix. ``counted_by`` names the way in which the items and ``around`` were counted. ``linked`` bounds the bytes of
+    its calls and results (``linked_size``). Threads share it without a lock: members are only replaced as a whole.
     """
 
     scan: Scan
@@ -129,7 +128,7 @@ class CachedPrefix(Prefix):
 
 
 class LocatedBody(msgspec.Struct, frozen=True):
-    """A body whose items were found but not yet counted."""
+    """A body whose items are located but not yet counted."""
 
     body: bytes
     scan: Scan
@@ -140,11 +139,10 @@ class LocatedBody(msgspec.Struct, frozen=True):
 
 
 class Reader:
-    """Reads bodies with four bounded caches: of items, envelopes, tokens of their members, and whole prefixes.
+    """Reads bodies with bounded caches of items, envelopes, sizes (tokens of texts) and prefixes of bodies.
 
-    Every key is a digest over tenant and content, so nothing of one tenant can be timed by another, and no cache holds
-    a body. Large bodies are read on threads, so the caches have to be safe to share. A body of more than *most* items
-    is refused.
+    Keys are digests over tenant and content: no caller can time what another one sent, and no cache holds a body. Large
+    bodies are read on threads, so the caches must be safe to share. A body of more than *most* items is refused.
     """
 
     def __init__(
@@ -168,13 +166,13 @@ class Reader:
         self._prefixes = prefixes
 
     async def located(self, api_format: ApiFormat, tenant: bytes, body: bytes) -> LocatedBody:
-        """As ``locate``, of a body with much that is new on a thread."""
+        """As ``locate``, on a thread if much of the body is new."""
         hasher, prefix = self._known_prefix(api_format, tenant, body)
         longer, size = None, len(body)
         if prefix is not None and len(body) - prefix.border < LARGE:
             longer = extend(body, api_format.LIST, prefix.scan, self.most)
         if prefix is not None and longer is not None:
-            size = len(body) - prefix.border  # what does not continue the known list is scanned as a whole
+            size = len(body) - prefix.border  # a body that does not continue the list is scanned as a whole
         return await offload(size, self._locate, api_format, tenant, body, hasher, prefix, longer)
 
     def locate(self, api_format: ApiFormat, tenant: bytes, body: bytes) -> LocatedBody:
@@ -188,7 +186,7 @@ class Reader:
     def _known_prefix(
         self, api_format: ApiFormat, tenant: bytes, body: bytes
     ) -> tuple[PrefixHasher | None, CachedPrefix | None]:
-        """The longest prefix of *body* that was seen before, and the hash that found it; takes 0.1 ms for each MB."""
+        """Return the longest cached prefix of *body*, and the hash that found it; takes 0.1 ms for each MB."""
         if len(body) < PREFIX_FROM:
             return None, None
         hasher = PrefixHasher(scope_of(tenant, api_format.API), body)
@@ -203,34 +201,34 @@ class Reader:
         prefix: CachedPrefix | None,
         longer: Scan | None = None,
     ) -> LocatedBody:
-        """The located *body*, whose scan *longer* may be known."""
+        """Return the located *body*; *longer* is its scan if that was extended from the prefix before."""
         try:
             if longer is None and prefix is not None:
                 longer = extend(body, api_format.LIST, prefix.scan, self.most)
-            where = longer or scan(body, api_format.LIST, self.most)
+            scanned = longer or scan(body, api_format.LIST, self.most)
         except InvalidRequest:
             listed = api_format.with_item_list(body)
             if listed is None:
                 raise
             return self.locate(api_format, tenant, listed)
-        if len(where.spans) > MANY and where.end - where.start < LEAST_ITEM * len(where.spans):
-            raise InvalidRequest(f"{len(where.spans)} messages or items that hold hardly anything are no conversation.")
-        raw = where.without_items(body)
+        if (number := len(scanned.spans)) > MANY and scanned.end - scanned.start < LEAST_ITEM * number:
+            raise InvalidRequest(f"{number} messages or items that hold hardly anything are no conversation.")
+        raw = scanned.without_items(body)
         name = name_in(scope_of(tenant, api_format.API), raw)
         envelope = self._envelopes.get(name)
         if envelope is None:
             envelope = self._envelopes[name] = read_envelope(_text(raw), api_format.OUTPUT_FIGURES)
-        return LocatedBody(body, where, envelope, name, prefix, hasher)
+        return LocatedBody(body, scanned, envelope, name, prefix, hasher)
 
     async def read(
         self, api_format: ApiFormat, encoding: str, tenant: bytes, located: LocatedBody, model: str = ""
     ) -> CountedBody:
-        """As ``count_body``, of a body with much that is new on a thread."""
+        """As ``count_body``, on a thread if much of the body is new."""
         size = self.new_size(located, encoding, model)
         return await offload(size, self.count_body, api_format, encoding, tenant, located, model)
 
     def new_size(self, located: LocatedBody, encoding: str, model: str) -> int:
-        """The size of what was not counted before, as ``offload`` weighs it; large if a vocabulary has to be loaded."""
+        """Return the size of the uncounted part for ``offload``; ``LARGE`` if a vocabulary has to be loaded first."""
         if encoding not in self._counter.loaded:
             return LARGE
         prefix = located.cached_prefix
@@ -247,17 +245,17 @@ class Reader:
         """
         prefix, spans, measure = located.cached_prefix, located.scan.spans, _measure(encoding, model)
         if prefix is not None and prefix.counted_by != measure:
-            prefix = None  # its tokens are of no use here
-        seen: tuple[Item, ...] = ()
+            prefix = None  # it was counted in another way
+        known: tuple[Item, ...] = ()
         roles = NOTHING
         if prefix is not None and spans[: len(prefix.items)] == prefix.scan.spans:
-            seen, roles = prefix.items, prefix.roles
+            known, roles = prefix.items, prefix.roles
         count = self.count(encoding, model, tenant)
         scope = scope_of(tenant, api_format.API, measure)
-        new = self._read_items(api_format, count, scope, located.body, spans[len(seen) :])
-        if any(item.role == "user" for item in new):  # only a user's message may be a result that is written as text
-            new = join_written_results(seen + new, len(seen))
-        items = seen + new
+        new = self._read_items(api_format, count, scope, located.body, spans[len(known) :])
+        if any(item.role == "user" for item in new):  # only a user's message can be a result that is written as text
+            new = join_written_results(known + new, len(known))
+        items = known + new
         roles = add_up(items, roles)
         around: CountedMembers | None = None
         if prefix is not None:
@@ -274,7 +272,7 @@ class Reader:
         )
 
     def _count_members(self, located: LocatedBody, scope: Any, encoding: str, model: str) -> CountedMembers:
-        """Count the members around the items, each text of them once."""
+        """Count the members around the items; a text that was counted before is not counted again."""
         envelope, count = located.envelope, self.count(encoding, model)
         tokens = self._sizes_of(scope, envelope.counted(), encoding, model)
         tools, system = (sum(tokens.get(key, 0) for key in keys) for keys in (TOOLS, SYSTEM))
@@ -289,27 +287,27 @@ class Reader:
         roles: RoleTotals,
         around: CountedMembers,
     ) -> CachedPrefix | None:
-        """Cache the body up to its last item, with what its own prefix already knew; None for a small body."""
+        """Cache the body up to its last item, with the members of its own prefix; return None for a small body."""
         if located.hasher is None or not located.scan.spans:
             return None
         prefix, border = located.cached_prefix, located.scan.spans[-1][1]
         cached = CachedPrefix(border, located.hasher.digest(border), located.scan, measure, items)
         cached.roles = roles
         cached.around = around
-        seen = 0
+        known = 0
         if prefix is not None:
             cached.prefix_hashes = prefix.prefix_hashes
             if prefix.counted_by == measure:
                 cached.layout = prefix.layout
-                cached.linked, seen = prefix.linked, len(prefix.items)
-        cached.linked += linked_size(items[seen:])
+                cached.linked, known = prefix.linked, len(prefix.items)
+        cached.linked += linked_size(items[known:])
         located.hasher.file(self._prefixes, cached)
         return cached
 
     def count(self, encoding: str, model: str = "", tenant: bytes | None = None, again_from: int = LARGE) -> Meter:
-        """Return what counts text in *encoding*, and media as *model* prices them.
+        """Return a counter of text in *encoding*, with the prices of *model* for media.
 
-        A text of *tenant* of *again_from* characters or more is counted once: see ``RECOUNTED``.
+        With a *tenant*, the count of a text of *again_from* characters or more is cached.
         """
         count = self._counter.counter(encoding)
         if tenant is None:
@@ -317,7 +315,7 @@ class Reader:
         return Meter(count, prices(model), self._injected, partial(self._count_once, encoding, tenant), again_from)
 
     def _count_once(self, encoding: str, tenant: bytes, text: str) -> int:
-        """Return the tokens of a long *text*, and remember them."""
+        """Return the tokens of a long *text*, from the cache or counted and cached."""
         name = name_in(scope_of(tenant, encoding, "again"), text.encode("utf-8", "surrogatepass"))
         size = self._sizes.get(name)
         if size is None:
@@ -325,7 +323,7 @@ class Reader:
         return size
 
     def view_item(self, api_format: ApiFormat, encoding: str, tenant: bytes, model: str, raw: bytes) -> Item:
-        """Return the item *raw* of a view, without facts. It is remembered: it comes again with every request."""
+        """Return the item *raw* of a view, without facts; it is cached, because later views have it again."""
         name = name_in(scope_of(tenant, api_format.API, _measure(encoding, model), "view"), raw)
         item = self._items.get(name)
         if item is None:
@@ -333,14 +331,14 @@ class Reader:
         return item
 
     def count_tools(self, encoding: str, model: str) -> Callable[[str], int]:
-        """Return what counts the JSON of a tools array the way *model* reads it."""
+        """Return a counter for the JSON of a tools array as *model* reads it."""
         count = self.count(encoding, model)
         if not reads_declarations(model):
             return count
         return lambda text: tools_tokens(text, count)
 
     def tokens_of_tools(self, text: str, encoding: str, model: str) -> int:
-        """Tokens of a tools array of ours, the same for every caller, as *model* reads it; counted once."""
+        """Return the tokens of a tools array of our own as *model* reads it; cached, since it is the same for all."""
         name = name_in(scope_of(b"", _measure(encoding, model)), text.encode())
         size = self._sizes.get(name)
         if size is None:
@@ -369,7 +367,7 @@ class Reader:
     def read_facts(
         self, api_format: ApiFormat, encoding: str, tenant: bytes, model: str, body: CountedBody
     ) -> tuple[Item, ...]:
-        """The items of *body* with the facts of all calls and results, which only a compaction needs."""
+        """Return the items of *body* with the facts of all calls and results, which only a compaction needs."""
         measure, count = _measure(encoding, model), self.count(encoding, model)
         scope = scope_of(tenant, api_format.API, measure)
         items = list(body.items)
@@ -378,16 +376,16 @@ class Reader:
                 start, end = body.scan.spans[index]
                 raw = body.body[start:end]
                 key = name_in(scope, raw)
-                known = self._items.get(key)
-                if known is None or known.facts is UNREAD:
-                    known = self._items[key] = with_facts(api_format, item, raw, count, self.tools)
-                items[index] = known
+                cached = self._items.get(key)
+                if cached is None or cached.facts is UNREAD:
+                    cached = self._items[key] = with_facts(api_format, item, raw, count, self.tools)
+                items[index] = cached
         if body.cached_prefix is not None:
             body.cached_prefix.items = tuple(items)
         return tuple(items)
 
     def _sizes_of(self, scope: Any, texts: Mapping[str, str], encoding: str, model: str) -> dict[str, int]:
-        """Tokens of the members around the items."""
+        """Return the tokens of the members around the items."""
         sizes: dict[str, int] = {}
         for key, text in texts.items():
             name = name_in(scope, f"{key}\0{text}".encode("utf-8", "surrogatepass"))
@@ -401,7 +399,7 @@ class Reader:
         return sizes
 
     def _injected_parts(self, scope: Any, text: str, count: Meter) -> tuple[Injected, ...]:
-        """The injected parts of a system *text*, looked for once in each text: an item stands for it in the cache."""
+        """Return the injected parts of a system *text*; they are cached as those of an item of their own."""
         name = name_in(scope, f"injected\0{text}".encode("utf-8", "surrogatepass"))
         item = self._items.get(name)
         if item is None:
@@ -410,10 +408,10 @@ class Reader:
 
 
 class PrefixHasher:
-    """Hashes a body once, to find its longest known prefix and to name a longer one.
+    """Hashes a body once, to find its longest cached prefix and to cache a longer one.
 
-    A prefix is filed under the digest of its first 2^k bytes, 2^k being at least half of it: conversations that begin
-    alike differ there, and a longer body of the same conversation looks at no more than two such names.
+    The key of a prefix is the digest of its first 2^k bytes, at least half of it. So a longer body of the conversation
+    looks up two keys only, and conversations with equal beginnings differ within so many bytes.
     """
 
     def __init__(self, scope: Any, body: bytes) -> None:
@@ -421,7 +419,7 @@ class PrefixHasher:
         self._marks = [(0, scope)]
 
     def find(self, prefixes: Cache[bytes, P]) -> P | None:
-        """Return the longest known prefix whose bytes the body begins with."""
+        """Return the longest cached prefix with which the body begins."""
         power = len(self._body).bit_length() - 1
         longest: P | None = None
         for exponent in (power - 1, power):
@@ -432,11 +430,11 @@ class PrefixHasher:
         return longest
 
     def file(self, prefixes: Cache[bytes, P], prefix: P) -> None:
-        """File *prefix*, up to which the body is known from now on."""
+        """Cache *prefix*, a prefix of the body."""
         prefixes[self.digest(1 << (prefix.border.bit_length() - 1))] = prefix
 
     def digest(self, end: int) -> bytes:
-        """Return the digest of the first *end* bytes, computed from the last point reached before them."""
+        """Return the digest of the first *end* bytes, continued from the longest shorter one."""
         at = len(self._marks) - 1
         while self._marks[at][0] > end:
             at -= 1
@@ -463,7 +461,7 @@ def with_facts(api_format: ApiFormat, item: Item, raw: bytes, count: Callable[[s
 
 
 def _read_numbers(api_format: ApiFormat, raw: bytes, count: Callable[[str], int], tools: ToolMap) -> Item:
-    """The item of one slice, with the facts of its calls and results left unread. Raises ``InvalidRequest``."""
+    """Return the item of one slice without the facts of its calls and results. Raises ``InvalidRequest``."""
     item = api_format.read_item(raw, count)
     if (item.role == "assistant" and item.calls) or (item.role == "tool" and item.answers):
         return replace(item, facts=UNREAD)
@@ -488,13 +486,13 @@ def _text(raw: bytes) -> str:
 
 @lru_cache(MOST_SCOPES)
 def scope_of(tenant: bytes, *parts: str) -> Any:
-    """Return the hash that the names of this tenant's texts begin with; *parts* say what is cached under them."""
+    """Return the hash state with which the keys of this tenant's texts begin; *parts* name the cache."""
     return xxh3_128(b"\0".join([tenant, *map(str.encode, parts), b""]), SEED)
 
 
 def name_in(scope: Any, raw: bytes) -> bytes:
-    """Return the name of *raw* in *scope*."""
-    named = scope.copy()
-    named.update(raw)
-    digest: bytes = named.digest()
+    """Return the cache key of *raw* in *scope*."""
+    state = scope.copy()
+    state.update(raw)
+    digest: bytes = state.digest()
     return digest

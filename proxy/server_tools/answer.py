@@ -1,4 +1,4 @@
-"""Makes one answer for the client out of the generations that it took: whole, or as one stream.
+"""Merges the generations of an answer into one for the client: as a whole, or as one stream.
 
 Theory of operation
 ===================
@@ -59,10 +59,10 @@ from proxy.server_tools.tool import ServerTool, has_tools
 from proxy.tasks import Faults
 
 MOST_BYTES: Final = 2**26
-"""Bytes that are read of an answer that is no stream, and of what a compressed stream unfolds to."""
+"""Bytes of an answer that is no stream, and of a compressed stream after decoding, that are read."""
 
 END_SECONDS: Final = 0.1
-"""Seconds for which a connection is read on behind an answer's last event, so that it can be used again."""
+"""Seconds to wait for the end of a stream after its last event, so that its connection can be reused."""
 
 NOT_CODED: Final = frozenset({"", "identity"})
 
@@ -70,11 +70,11 @@ READABLE: Final = NOT_CODED | {"gzip", "x-gzip", "deflate", "br", "zstd"}
 """Content codings that can be read; an answer in another one passes as it came."""
 
 ERROR_BYTES: Final = 65_536
-"""Bytes that are read of a refusal: more than any provider writes."""
+"""Bytes of a refusal that are read: more than any provider sends."""
 
 UNSUPPORTED_STATUSES: Final = frozenset({400, 404, 422, 500, 501})
 UNSUPPORTED: Final = re.compile(rb"tool|function", re.IGNORECASE)
-"""How servers and models without tools refuse a request with some.
+"""Statuses and words with which servers and models without tools refuse a request that has some.
 
 Ollama: 400, https://github.com/ollama/ollama/issues/14795; vLLM: 400, https://github.com/vllm-project/vllm/issues/9986;
 llama.cpp: 500, https://github.com/ggml-org/llama.cpp/issues/10920; OpenRouter: 404,
@@ -82,14 +82,14 @@ https://github.com/mastra-ai/mastra/issues/2839.
 """
 
 UNSUPPORTED_SECONDS: Final = 3_600.0
-"""Time for which a model that refused the tool is not offered it again."""
+"""Seconds for which a model that refused the tool is not offered it again."""
 
 MOST_UNSUPPORTED: Final = 1_000
-"""Models that are remembered for that."""
+"""Such models that are remembered: their names come from clients."""
 
 
 class ServerToolFailed(UllageError):
-    """An answer could not go on after a server tool was called; ``status`` is the upstream's, if it had one."""
+    """An answer could not be continued after a server tool was called; ``status`` is the upstream's, if it had one."""
 
     code = "server_tool_failed"
 
@@ -111,16 +111,16 @@ class ServerTools(Feature):
         self._unsupported: TTLCache[tuple[str, str], bool] = TTLCache(MOST_UNSUPPORTED, UNSUPPORTED_SECONDS)
 
     def addition(self, request: Request, envelope: Envelope, route: Route, window: int) -> Addition:
-        """Return the tool that compacted views get, and the note on it; nothing if none may be offered."""
+        """Return the tool for compacted views, and the note on it; nothing if none may be offered."""
         if (route.upstream, route.model) in self._unsupported and not has_tools(envelope):
             return NO_ADDITION
         additions = (tool.addition(request, envelope, route, window) for tool in self.tools)
         return next((addition for addition in additions if addition.tokens), NO_ADDITION)
 
     async def continue_answer(self, answer: Answer, view: CountedView, resend: Resend) -> Answer:
-        """Return *answer*, whose reply is the first generation's, with the calls of server tools answered on the way.
+        """Return *answer*, whose reply is the first generation's, with calls of server tools answered as they come.
 
-        If a tool of ours is all that a model without tools refuses, it is asked again without it.
+        If a model without tools refuses the request only for a tool of ours, it is sent again without that.
         """
         if answer.reply.status != 200:
             return await self._after_refusal(answer, view, resend)
@@ -164,7 +164,7 @@ class ServerTools(Feature):
 def _learn(answer: Answer, session: ToolSession, usage: Usage) -> bool:
     """Learn from the *usage* of the first generation, the only one whose prompt was measured.
 
-    An answer that ended at the window is no evidence.
+    An answer that ended at the window teaches nothing about the prompt.
     """
     if not session.recalls:
         return answer.learn(usage)
@@ -174,9 +174,9 @@ def _learn(answer: Answer, session: ToolSession, usage: Usage) -> bool:
 
 
 async def rewritten_reply(session: ToolSession, reply: Reply, resend: Resend) -> tuple[Reply, bytes]:
-    """Return the reply to a request without a stream after its last generation, and the bytes already read of it.
+    """Return the reply after the last generation of an answer that is no stream, and the bytes already read from it.
 
-    A generation that is no answer of the API is the last one, and passes as it came.
+    A reply that is no answer of the API ends the loop and is passed on unchanged.
     """
     earlier: list[Any] = []
     while True:
@@ -222,7 +222,7 @@ async def _read(reply: Reply, chunks: list[bytes], most: int) -> int:
 
 
 class RewrittenReply(LocalReply):
-    """A 200 with a body of its own, under the head of the reply that it was made of."""
+    """A 200 with a merged body, and the headers of the last generation's reply."""
 
     def __init__(self, reply: Reply, body: bytes) -> None:
         super().__init__(body)
@@ -232,12 +232,12 @@ class RewrittenReply(LocalReply):
         self.headers = [*remaining, ("content-length", str(len(body)))]
 
     def close(self) -> None:
-        """End the reply that it was made of."""
+        """Close the last generation's reply."""
         self._reply.close()
 
 
 class _State(Enum):
-    """The states of a ``MergedReply``; the table at the top of this module says what leads from one to the next."""
+    """The states of a ``MergedReply``; the table at the top of this module has the transitions."""
 
     MERGING = auto()
     DECIDING = auto()
@@ -248,7 +248,7 @@ class _State(Enum):
 
 
 class MergedReply:
-    """A reply whose stream goes on with the next generation. Closing it ends the generation that is under way."""
+    """A reply whose stream continues with the next generation. Closing it ends the generation that is under way."""
 
     pour = None
 
@@ -272,7 +272,7 @@ class MergedReply:
 
     @property
     def close_delimited(self) -> bool:
-        """True if only the end of the connection says where the generation that is read ends."""
+        """True if the current generation ends with its connection, without another mark of its end."""
         return self._reply.close_delimited
 
     def header(self, name: str) -> str:
@@ -309,7 +309,7 @@ class MergedReply:
         return await self._next_merged()
 
     def _unanswered(self, fault: Exception) -> bytes:
-        """Return the bytes of the first generation that were not passed on; the rest of it follows as it comes."""
+        """Return the bytes of the first generation that were not passed on; the rest of it follows unchanged."""
         if self._state is _State.PLAIN or not self._merger.is_first:
             raise ServerToolFailed(500, "internal error.") from fault
         if self._state is _State.ASKING:
@@ -364,7 +364,7 @@ class MergedReply:
         return merged
 
     async def _end_generation(self) -> bytes:
-        """Return the rest of the last generation; or send the next request, and return nothing."""
+        """Return the rest of the last generation; or send the next request and return no bytes."""
         merger, session = self._merger, self._session
         calls = merger.calls()
         if session.recalls or calls:
@@ -384,17 +384,17 @@ class MergedReply:
         return b""
 
     async def _read_to_end(self) -> None:
-        """Read a generation's reply to its end, if that is near, so that its connection can be used again."""
+        """Read a generation's reply to its end, if that comes soon, so that its connection can be reused."""
         try:
             async with asyncio.timeout(END_SECONDS):
                 while await self._reply.next_chunk():
                     pass
         except (TimeoutError, UpstreamUnreachable, UpstreamTimeout):
-            self._reply.close()  # all of the generation is here
+            self._reply.close()  # its last event was read, so nothing is lost
 
 
 async def _failure(reply: Reply, head: bytes) -> ServerToolFailed:
-    """Return the error that the next generation was refused with, in the upstream's own words."""
+    """Return the error with which the next generation was refused, in the upstream's own words."""
     chunks = [head]
     await _read(reply, chunks, ERROR_BYTES)
     value = value_of(ContentDecoder(reply.header("content-encoding"), ERROR_BYTES).feed(b"".join(chunks))) or {}

@@ -1,6 +1,6 @@
 """Server tools over ``/v1/chat/completions``: the output of a generation is one assistant message.
 
-https://platform.openai.com/docs/api-reference/chat-streaming says what a stream holds.
+The chunks of a stream: https://platform.openai.com/docs/api-reference/chat-streaming.
 """
 
 from __future__ import annotations
@@ -11,12 +11,15 @@ from typing import Any, Final
 from proxy.server_tools.events import dumped, written
 from proxy.server_tools.merger import Call, Names, StreamMerger, add_piece, assembled, with_texts
 
-_KNOWN_MEMBERS: Final = ("role", "content", "tool_calls")
+_USUAL_MEMBERS: Final = ("role", "content", "tool_calls")
 _MOST_OTHER_MEMBERS: Final = 32
-"""Members of a message that are looked for in the body at most: a message of thousands would cost seconds."""
+"""Other members of a message that are searched in the body: a message with thousands would take seconds."""
 
 _TRUNCATED: Final = frozenset({"length", "content_filter"})
-"""Values of ``finish_reason`` that say that the last call may be half."""
+"""Values of ``finish_reason`` after which the last call may be incomplete.
+
+https://platform.openai.com/docs/api-reference/chat/object
+"""
 
 
 def output_of(answer: Mapping[str, Any]) -> Any:
@@ -45,8 +48,8 @@ def calls(output: Mapping[str, Any], names: Names) -> list[Call]:
 
 
 def input_of(output: Mapping[str, Any], body: bytes) -> list[Any]:
-    """Return the message to go on from. A member that only some servers know is sent back if the client does so too."""
-    others = [name for name, value in output.items() if name not in _KNOWN_MEMBERS and value]
+    """Return the message to continue from. Unusual members are sent back if the client's body has such members, too."""
+    others = [name for name, value in output.items() if name not in _USUAL_MEMBERS and value]
     sent_back = {name: output[name] for name in others[:_MOST_OTHER_MEMBERS] if dumped(name) in body}
     content = output.get("content") or None
     return [{"role": "assistant", "content": content, **sent_back, "tool_calls": _tool_calls(output)}]
@@ -107,11 +110,11 @@ def new_stream(names: Names) -> StreamMerger:
 
 
 class ChatMerger(StreamMerger):
-    """Merges chunks of assistant messages. The ids of the first generation stand for all.
+    """Merges chunks of assistant messages. All chunks get the id of the first generation.
 
-    ``_calls`` are the calls of this generation in the order in which they came. ``_call_of_index`` says which of them
-    an index of the stream means by now, ``_calls_of`` which of them the pieces of a buffered chunk belong to, by the
-    identity of the chunk.
+    ``_calls`` are the calls of this generation in their order of arrival. ``_call_of_index`` maps an index of the
+    stream to the position of the call that it currently means, ``_calls_of`` the identity of a buffered chunk to the
+    positions of the calls that its pieces belong to.
     """
 
     def __init__(self, names: Names) -> None:
@@ -282,7 +285,7 @@ def _arguments(call: Mapping[str, Any]) -> str:
 
 
 def _gap(before: str) -> str:
-    """Return what stands between the texts of two generations, so that the second begins a paragraph."""
+    """Return the separator between the texts of two generations, so that the second begins a paragraph."""
     if not before or before[-1].isspace():
         return ""
     return "\n\n"

@@ -1,6 +1,6 @@
-"""Declares server tools in a request before it is planned, so that its views have them from the first one on.
+"""Declares server tools in a request before it is planned, so that all of its views have them.
 
-A tool that is only of use in compacted views is added to those (``Feature.addition``), and costs the others nothing.
+A tool that is useful in compacted views only is added to those (``Feature.addition``), and costs others nothing.
 """
 
 from __future__ import annotations
@@ -20,27 +20,27 @@ from proxy.engine.reading import Reader
 from proxy.server_tools.tool import added_tokens, has_tools, may_offer
 
 ENDLESS: Final = 2**40
-"""The window that a request is measured in if its model's is unknown; nothing is declared then."""
+"""Tokens of the window against which a request is measured if its model's is unknown; no tool is declared then."""
 
 WINDOW_PART: Final = 16
-"""A tool may take at most one token in so many of the window."""
+"""Divisor of the window: the most tokens that one tool's declaration may take."""
 
 
 async def declare(
     request: Request, engine: Planning, reader: Reader, tools: Mapping[str, Mapping[str, str]], stage: str
 ) -> Request:
-    """Return *request* with *tools*, by name the declaration for each API, behind the client's own.
+    """Return *request* with *tools* appended to the client's own; each is a declaration by API, under its name.
 
-    Return *request* itself unless all of them may be offered: the client sends tools of its own, the model may call
-    any, and every answer will be read here. It is not if the window is unknown, as a fallback's may be. *stage* names
-    the change.
+    Return *request* unchanged unless all of them may be offered: the client sends tools of its own, the model may call
+    any of them, and every answer will be read here, which it is not if the window is unknown or a fallback may answer.
+    *stage* names the change in reports.
     """
     if engine.run.request.purpose not in ("answer", "count") or engine.mode_of(request) != "on":
         return request
     try:
         measured = await engine.measure(request, ENDLESS)
     except InvalidRequest:
-        return request  # what cannot be read may still be relayed
+        return request  # a body that we cannot read is relayed as it is
     envelope, known = measured.parsed.envelope, measured.known
     if known.window is None or known.route.steps != (COMPRESS,) or measured.client_compaction:
         return request
@@ -68,4 +68,4 @@ def _declared(
 
 def is_declared(request: Request, name: str) -> bool:
     """True if the server tool called *name* was declared in *request*."""
-    return any(declared == name for declared, _ in request.server_tools)
+    return any(tool == name for tool, _ in request.server_tools)

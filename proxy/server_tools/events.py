@@ -1,4 +1,7 @@
-"""Server-sent events as bytes: read, and written."""
+"""Reads and writes server-sent events as bytes.
+
+https://html.spec.whatwg.org/multipage/server-sent-events.html
+"""
 
 from __future__ import annotations
 
@@ -30,7 +33,7 @@ def value_of(data: bytes) -> dict[str, Any] | None:
 
 
 def without_nulls(value: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the members of *value* that are not null: providers state some that they do not take back."""
+    """Return the members of *value* that are not null: providers send some nulls that they do not accept back."""
     return {name: member for name, member in value.items() if member is not None}
 
 

@@ -1,9 +1,9 @@
 """Server tools over ``/v1/messages``: the output of a generation is the content of one assistant message.
 
-https://docs.anthropic.com/en/docs/build-with-claude/streaming says what a stream holds. Consecutive thinking blocks
-must come back as one response held them
+The events of a stream: https://docs.anthropic.com/en/docs/build-with-claude/streaming. Consecutive thinking blocks must
+be sent back exactly as one response had them
 (https://docs.anthropic.com/en/docs/build-with-claude/extended-thinking#preserving-thinking-blocks). So they are
-buffered until what they lead to begins, and are removed with the calls that they led to if those are.
+buffered until the next block begins, and are removed together with the calls after them if these are removed.
 """
 
 from __future__ import annotations
@@ -19,11 +19,14 @@ from proxy.server_tools.merger import Call, Names, StreamMerger, add_piece, asse
 Block = Mapping[str, Any]
 
 NOTHING_LEFT: Final = {"type": "text", "text": OMITTED}
-"""The content of an answer of nothing but calls of server tools: the API takes no message without content back."""
+"""The content of an answer that had only calls of server tools: the API accepts no message without content back."""
 
 _INPUT_USAGE: Final = ("input_tokens", "cache_creation_input_tokens", "cache_read_input_tokens")
 _TRUNCATED: Final = frozenset({"max_tokens", "model_context_window_exceeded", "refusal"})
-"""Values of ``stop_reason`` that say that the last call may be half."""
+"""Values of ``stop_reason`` after which the last call may be incomplete.
+
+https://platform.claude.com/docs/en/build-with-claude/handling-stop-reasons
+"""
 
 _TEXT_DELTAS: Final = {"text_delta": "text", "thinking_delta": "thinking", "signature_delta": "signature"}
 """The member of a block that each type of delta adds to."""
@@ -52,7 +55,7 @@ def calls(output: Sequence[Block], names: Names) -> list[Call]:
 
 
 def input_of(output: Sequence[Block], body: bytes) -> list[Any]:
-    """Return the message to go on from, thinking and signatures as they were."""
+    """Return the message to continue from, with thinking and signatures unchanged."""
     del body
     content = [without_nulls(block) for block in output if not _is_empty(block)]
     return [{"role": "assistant", "content": content}]
@@ -82,9 +85,9 @@ def new_stream(names: Names) -> StreamMerger:
 class MessagesMerger(StreamMerger):
     """Merges events of messages: one message starts and stops, and the indexes of its blocks run on.
 
-    ``_blocks``, ``_inputs`` and ``_citations`` are this generation so far, by index. ``_positions`` are the
-    indexes in the order in which they came. ``_sent_before`` and ``_sent`` count the blocks that the client has: of
-    earlier generations, and of this one.
+    ``_blocks``, ``_inputs`` and ``_citations`` are this generation so far, by index. ``_positions`` maps each index to
+    its place in the order of arrival. ``_sent_before`` and ``_sent`` count the blocks that the client has: of earlier
+    generations, and of this one.
     """
 
     def __init__(self, names: Names) -> None:
@@ -202,8 +205,8 @@ class MessagesMerger(StreamMerger):
     def _remaining_positions(self) -> dict[int, int]:
         """Return the position of each block that the client gets, by its index.
 
-        These are all blocks in a generation without calls of server tools. In one with some they are worked out once,
-        at its end: doing so for every event would be quadratic.
+        Without calls of server tools these are all blocks. Else they are computed once, at the generation's end: for
+        every event it would take quadratic time.
         """
         if not self._without_server_calls:
             return self._positions

@@ -1,8 +1,8 @@
 """Server tools over ``/v1/responses``: the output of a generation is a list of output items.
 
-https://platform.openai.com/docs/api-reference/responses-streaming says what a stream holds. A reasoning item must not
-come back without the item that it led to (https://github.com/vercel/ai/issues/7099). So it is buffered until that item
-begins, and is removed with the calls that it led to if those are.
+The events of a stream: https://platform.openai.com/docs/api-reference/responses-streaming. A reasoning item must not be
+sent back without the item that follows it (https://github.com/vercel/ai/issues/7099). So it is buffered until that item
+begins, and is removed together with the calls after it if these are removed.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ _CLIENT_CALLS: Final = frozenset(
 """Types of items that the client has to answer."""
 
 _ANSWERABLE: Final = frozenset({"function_call", "custom_tool_call"})
-"""Types of calls that any text answers."""
+"""Types of calls whose result may be any text."""
 
 _OPENING: Final = frozenset({"response.created", "response.queued", "response.in_progress"})
 _ENDING: Final = frozenset({"response.completed", "response.incomplete", "response.failed"})
 _UNSTORED: Final = re.compile(rb'"store"\s*:\s*false')
-"""With this the server keeps no items and refuses an ``id`` of one, so reasoning must come back sealed or not at all.
+"""With this the server stores no items and rejects their ``id``: reasoning must be sent back encrypted or not at all.
 
 https://community.openai.com/t/requests-api-does-not-support-manual-context-management/1269225
 """
@@ -61,7 +61,7 @@ def calls(output: Sequence[Item], names: Names) -> list[Call]:
 
 
 def input_of(output: Sequence[Item], body: bytes) -> list[Any]:
-    """Return the items to go on from, without those that only a server which stores answers could use."""
+    """Return the items to continue from, without those that only a server with stored answers can use."""
     items = [without_nulls(item) for item in without_calls(output, _is_unanswerable, _is_call, _is_thought)]
     if not _UNSTORED.search(body):
         return items
@@ -94,11 +94,11 @@ def new_stream(names: Names) -> StreamMerger:
 
 
 class ResponsesMerger(StreamMerger):
-    """Merges events of responses. The last generation's own end holds its id: that is the response that is stored.
+    """Merges events of responses. The final event keeps the last generation's id: that response is the stored one.
 
-    ``_items`` are the items of this generation by their index, ``_sent_items`` those that the client has.
-    ``_sequence_number`` is the next one. ``_sent_before`` and ``_sent`` count the items that the client has seen begin:
-    of earlier generations, and of this one.
+    ``_items`` are the items of this generation by their index, ``_sent_items`` the complete ones that the client has.
+    ``_sequence_number`` is the next one. ``_sent_before`` and ``_sent`` count the items whose first event the client
+    has: of earlier generations, and of this one.
     """
 
     def __init__(self, names: Names) -> None:
@@ -184,11 +184,11 @@ class ResponsesMerger(StreamMerger):
         return without_calls(items, lambda item: _is_server_call(item, self.names), _is_call, _is_thought)
 
     def _position(self, index: int) -> int | None:
-        """Return the position of an item among those of this generation that the client gets; None if it does not."""
+        """Return an item's position among those of this generation that the client gets; None if it is removed."""
         if not self._without_server_calls:
             return index
         if self._remaining is None:
-            # Worked out at the generation's end, once: doing so for every event would be quadratic.
+            # Computed once, at the generation's end: for every event it would take quadratic time.
             remaining = {id(item) for item in self._without_removed(self.output)}
             indexes = [index for index, item in sorted(self._items.items()) if id(item) in remaining]
             self._remaining = {index: position for position, index in enumerate(indexes)}
@@ -215,7 +215,7 @@ def _is_server_call(item: Item, names: Names) -> bool:
 
 
 def _is_unanswerable(item: Item) -> bool:
-    """True if only the client can answer a call: another text than its result would be wrong."""
+    """True if only the client can answer a call: no text of ours could be its result."""
     return str(item.get("type")) not in _ANSWERABLE
 
 

@@ -1,4 +1,4 @@
-"""Answers the calls of server tools within one answer, and asks the model again.
+"""Answers the calls of server tools within one answer, and calls the model again.
 
 Theory of operation
 ===================
@@ -12,15 +12,15 @@ A ``ToolSession`` is one answer to a client. Each *generation* of it is one requ
 ``MOST_GENERATIONS`` bounds them; the results before the last one end with ``LAST``. Between two generations
 ``ask_again`` takes three steps:
 
-1. Each tool does what it is called for, once (``ServerTool.begin``). That gives a function for each call, which writes
-   the result in so many tokens.
-2. The next request is sent (``Resend.send``), which calls ``extend`` with the view. It works out how much room is left,
-   has the results written in equal shares of it, and puts all of that behind the view's items.
+1. Each tool executes its calls, once (``ServerTool.begin``). It returns a function for each call, which writes the
+   result in a given number of tokens.
+2. The next request is sent (``Resend.send``), which calls ``extend`` with the view. ``extend`` computes the room that
+   is left, has the results written in equal shares of it, and appends them to the view's items.
 3. If the provider finds the request too long, ``extend`` is called again with a smaller view or fewer tokens, and the
    results are written again. Nothing else is done twice.
 
-The room is what the input budget leaves beside the view, all that was appended, and a margin (``_room``). It is
-measured by the provider's own count of the last prompt if that is credible, since ours may be off by some per cent.
+The room is the input budget less the view, everything appended, and a margin (``_room``). It is computed from the
+provider's own count of the last prompt if that is credible, since ours may differ by some per cent.
 
 Nothing is stored here. The request and its history stay in memory until its answer has ended.
 """
@@ -60,14 +60,13 @@ LAST: Final = "(No such tool can be called again before your next answer.)"
 TOO_MANY: Final = f"[Not answered: at most {MOST_CALLS} calls at once.]"
 
 MARGIN_PART: Final = 64
-"""One token in so many of the window stays free, since no provider counts quite as we do."""
+"""Divisor of the window: tokens that stay free, because no provider counts exactly as we do."""
 
 LEAST_REPORTED_SHARE: Final = 0.7
-"""A provider's own count of a prompt is believed if it is at least this share of our count."""
+"""Share of our count below which a provider's count of a prompt is not used: some leave cached tokens out."""
 
 ELEMENT_TOKENS: Final = 4
-"""Tokens that a text may take more inside an element than it does alone."""
-
+"""Tokens that a text may take more as part of an element than alone."""
 
 T = TypeVar("T")
 
@@ -134,7 +133,7 @@ class ToolSession:
         self.tokens += prompt + (reported.output_tokens or 0)
 
     async def ask_again(self, output: Any, calls: Sequence[Call]) -> tuple[Reply, bytes]:
-        """Answer *calls* of an *output*; return the reply of the next generation, and the bytes already read of it."""
+        """Answer *calls* of an *output*; return the next generation's reply, and the bytes already read from it."""
         replayed = [dumped(element) for element in self.api.input_of(output, self._view.body)]
         writers = await self._begin(calls[:MOST_CALLS])
         added: list[bytes] = []
@@ -161,22 +160,22 @@ class ToolSession:
         return continued.reply, continued.head
 
     async def _begin(self, calls: Sequence[Call]) -> list[tuple[Call, WriteResult]]:
-        """Begin the *calls* with their tools; return what writes the results, with the calls in their order."""
+        """Execute *calls* by their tools; return each call with the function that writes its result, in their order."""
         writers: dict[int, WriteResult] = {}
         for name, tool in self._tools.items():
             own = [index for index, call in enumerate(calls) if call.name == name]
             if own:
-                begun = await tool.begin(self._view, [calls[index].arguments for index in own])
-                writers.update(zip(own, begun, strict=True))
+                results = await tool.begin(self._view, [calls[index].arguments for index in own])
+                writers.update(zip(own, results, strict=True))
         return [(call, writers[index]) for index, call in enumerate(calls)]
 
     async def _off_loop(self, work: Callable[[], T]) -> T:
         return await offload(len(self._request.body), work)
 
     def _extended(self, view: CountedView, added: Sequence[bytes], declared: Mapping[str, str]) -> CountedView:
-        """Return *view* with all elements of earlier generations and those *added* now behind it.
+        """Return *view* with the elements of earlier generations and those *added* now appended to it.
 
-        Tools that were *declared*, now or before, stand behind the others.
+        Tools that were *declared*, now or before, are appended to the others.
         """
         where = scan(view.body, self._api_format.LIST)
         end = where.spans[-1][1]
@@ -192,7 +191,7 @@ class ToolSession:
         return items + sum(map(self._count, tools))
 
     def _elements(self, output: Any, texts: Sequence[str]) -> list[bytes]:
-        """Return the elements that answer all calls in *output*; those that *texts* has none for are too many."""
+        """Return the elements that answer all calls in *output*; calls beyond *texts* get ``TOO_MANY``."""
         server_calls = len(self.api.calls(output, self.names))
         whole = [*texts, *[TOO_MANY] * (server_calls - len(texts))]
         if self.recalls + 2 == MOST_GENERATIONS:
@@ -207,18 +206,18 @@ class ToolSession:
         replayed: Sequence[bytes],
         writers: Sequence[tuple[Call, WriteResult]],
     ) -> list[ToolResult]:
-        """Return the results by *writers* in what *view* leaves free below *most* tokens."""
+        """Return the results by *writers*, in the room that *view* leaves below *most* tokens."""
         empty = self._elements(output, [""] * len(writers))
         room = self._room(view, most, [*replayed, *empty])
         share = room // len(writers) - ELEMENT_TOKENS
         return [write(min(self._tools[call.name].max_tokens, share), self._count) for call, write in writers]
 
     def _room(self, view: CountedView, most: int | None, added: Sequence[bytes]) -> int:
-        """Return the tokens that are left beside *view*, the elements behind it, and those *added* now.
+        """Return the tokens that are left beside *view*, the elements appended to it, and those *added* now.
 
-        With *most*, all of it together stays below so many tokens by our count. The provider's count of this very
-        prompt is better than ours. A token ratio below one holds for the prompt as a whole: what is added counts in
-        full.
+        With *most*, everything together stays below so many tokens by our count. The provider's count of this very
+        prompt is used instead of ours if it is credible. A token ratio below one holds for the prompt as a whole, so
+        added elements count in full.
         """
         budget, ratio = view.budget, view.known.token_ratio
         counted = view.counted + self._tokens_of(self._appended, self._declared.values())
@@ -235,7 +234,7 @@ class ToolSession:
 
 
 def _with_tools(body: bytes, key: str, tools: Sequence[str]) -> bytes:
-    """Return *body*, whose items are in the member *key*, with *tools* behind its others."""
+    """Return *body*, whose items are in the member *key*, with *tools* appended to its others."""
     where = scan(body, key)
     envelope = read_envelope(where.without_items(body).decode(), ())
     at = len(body[: where.start].decode())

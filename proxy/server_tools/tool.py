@@ -21,7 +21,7 @@ from proxy.core.request import Request
 from proxy.engine.reading import Reader
 
 MOST_QUERY_CHARACTERS: Final = 1_000
-"""Characters of a call's query that are used: a longer one is a document, and each of its words is searched for."""
+"""Characters of a call's query that are used: a longer one is a document, and each of its words costs a search."""
 
 _NO_TOOLS: Final = re.compile(r"(null|\[\s*\])?")
 """The JSON of a member that holds no tool."""
@@ -38,22 +38,22 @@ class ToolResult:
 
 
 WriteResult = Callable[[int, Count], ToolResult]
-"""Writes the result of a call in so many tokens. It may be called again, with fewer."""
+"""Writes the result of a call in at most so many tokens. After an overflow it is called again with fewer."""
 
 
 class ServerTool(ABC):
-    """A tool that Ullage offers to the model and answers itself. ``max_tokens`` are those of one result at most."""
+    """A tool that Ullage offers to the model and answers itself. ``max_tokens`` is the limit of one result."""
 
     name: ClassVar[str]
     max_tokens: int
 
     def addition(self, request: Request, envelope: Envelope, route: Route, window: int) -> Addition:
-        """Return what compacted views of *request* get, as ``Feature.addition`` does; mostly nothing."""
+        """Return an addition to compacted views of *request*, as ``Feature.addition`` does; by default none."""
         del request, envelope, route, window
         return NO_ADDITION
 
     def reserved(self, view: CountedView) -> int:
-        """Return the provider's tokens beyond the window of *view* that are left for results."""
+        """Return the provider's tokens beyond the window of *view* that are reserved for results."""
         del view
         return 0
 
@@ -63,7 +63,7 @@ class ServerTool(ABC):
 
     @abstractmethod
     async def begin(self, view: CountedView, calls: Sequence[str]) -> Sequence[WriteResult]:
-        """Do what *calls* ask for, each by its arguments as JSON text; return what writes their results."""
+        """Execute *calls*, each given by its arguments as JSON; return a function for each that writes its result."""
 
 
 def declarations(name: str, description: str, parameters: Mapping[str, Any]) -> Mapping[str, str]:
@@ -91,10 +91,10 @@ def has_tools(envelope: Envelope) -> bool:
 
 
 def may_offer(api: str, envelope: Envelope, name: str) -> bool:
-    """True if a server tool called *name* may be added to a request: the model is free to call a tool or none.
+    """True if a server tool called *name* may be added to a request whose model is free to call a tool or none.
 
-    Not if its answer has a form that a second generation would spoil, not if the provider stores the history, not if
-    the client has a tool of the same name, and not in Gemini's API, for which there are no server tools.
+    It may not if the answer has a form that a second generation would break, if the provider stores the history, if the
+    client has a tool of the same name, and in Gemini's API, for which there are no server tools.
     """
     if envelope.stored or _NO_TOOLS.fullmatch(envelope.value_or_nothing("functions")) is None:
         return False
@@ -141,7 +141,7 @@ def _is_free_in_chat(envelope: Envelope) -> bool:
 _IS_FREE: Final = MappingProxyType(
     {"messages": _is_free_in_messages, "responses": _is_free_in_responses, "chat": _is_free_in_chat}
 )
-"""By API: true if the model may call a tool or none, and no form of its answer would be spoiled by going on."""
+"""By API: true if the model may call a tool or none, and a second generation breaks no form of its answer."""
 
 
 def _declares(tools: str, name: str) -> bool:

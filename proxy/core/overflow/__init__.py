@@ -1,4 +1,4 @@
-"""Recognises context overflows in answers: of which kind they are, and what they state.
+"""Recognises context overflows in answers: their kind, and the figures that they state.
 
 ``Classifier(rules)`` reads answers: ``answer(status, headers, body, prior)`` a whole one of any status,
 ``event(value)`` one decoded event or error object. ``EarlyOverflowDetector`` watches the beginning of an answer with

@@ -1,4 +1,4 @@
-"""Decides if an answer is a context overflow, of which kind, and what it states.
+"""Decides whether an answer is a context overflow, of which kind, and which figures it states.
 
 Theory of operation
 ===================
@@ -10,12 +10,12 @@ The *claim* of an answer is the overflow that it seems to report. It is found in
 3. Each text gets a meaning, by the first of these that applies: a phrase that a user configured; figures that by
    themselves do not fit; a rule about the window; words about a rate; any other rule.
 4. A machine-readable code corrects the meaning of the text. A text about the window outweighs a code about a rate.
-5. With the status of another trouble, a claim counts only if the text is about the window; with one about credentials,
-   only if a code makes it, or the limit that it states is one that our count exceeds.
-6. A text that no rule knows makes a claim if it states two figures and no more; it counts only if they agree with our
+5. With a status outside ``FITTING``, a claim counts only if the text is about the window; with one about credentials,
+   only if a code makes it, or if our count exceeds the limit that it states.
+6. A text that no rule matches makes a claim if it states exactly two figures; it counts only if they agree with our
    count.
-7. The claim is compared with what is known of the request (``evidence``). If that does not confirm it, the texts are
-   read again without what they only repeat of the request.
+7. The claim is compared with the facts of the request (``evidence``). If these do not confirm it, the texts are read
+   again without the parts that only repeat the request.
 
 Texts are read by rules that are data (``rules``). A figure gets its role by its position in the sentence, and the
 figures of a text are checked by arithmetic.
@@ -39,16 +39,16 @@ from proxy.core.overflow.rules import NOTIONS, Meaning, OverflowRules, Phrase, R
 from proxy.core.report import Usage
 
 LONGEST = 262_144
-"""Bytes of an answer that are read."""
+"""Bytes of an answer that are read: errors are shorter, and most of what is longer repeats the request."""
 
 FITTING = frozenset({200, 400, 413, 422, 424, 500, 502})
-"""Statuses of refused requests. With any other, only a text about the window itself means that one is too long.
+"""Statuses of refused requests. With any other, only a text about the window itself is an overflow.
 
 With 429 that has to state the limit, too: of the errors collected here none with that status was about a window.
 """
 
 CREDENTIALS = frozenset({401, 402, 403})
-"""Statuses about credentials and payment. With them, only a code or a limit can mean that a request is too long."""
+"""Statuses about credentials and payment: with them, only a code or a limit is an overflow."""
 
 ERROR_HEADERS = ("x-amzn-errortype", "x-error-code", "x-ms-error-code")
 """Headers that hold a code.
@@ -101,9 +101,9 @@ class Classifier:
     def answer(
         self, status: int, headers: Iterable[tuple[str, str]], body: bytes, prior: Prior = NOTHING_KNOWN
     ) -> Overflow | None:
-        """The overflow that a whole answer reports; None if it reports something else, or no error at all.
+        """Return the overflow that a whole answer reports; None if it reports something else, or no error at all.
 
-        *prior* is what is known of the request. Without it every claim counts.
+        *prior* has the facts of the request. Without them every claim counts.
         """
         header = {name.lower(): value for name, value in headers}
         value = parse_body(decode_content(body, header.get("content-encoding", ""), LONGEST))
@@ -114,13 +114,13 @@ class Classifier:
         return self._checked_claim(status, parts, prior)
 
     def event(self, value: Any, prior: Prior = NOTHING_KNOWN) -> Overflow | None:
-        """The overflow that a decoded event of a stream or an error object reports; *prior* is known of the request."""
+        """Return the overflow that a decoded event of a stream or an error object reports; *prior* as in ``answer``."""
         if is_error(value):
             return self._checked_claim(400, error_parts(value), prior)
         return self.stop(value)
 
     def stop(self, value: Any) -> Overflow | None:
-        """The overflow of an answer that ended because generation reached the window; it was billed."""
+        """Return the overflow of an answer that ended because generation reached the window; else None."""
         reason = next((reason for reason in _reasons(value) if code_name(reason) in self._rules.stops), None)
         if reason is None:
             return None
@@ -128,7 +128,7 @@ class Classifier:
         return Overflow("stop", None, usage.input_tokens, usage.output_tokens, decisive=True, rule=str(reason))
 
     def _checked_claim(self, status: int, parts: ErrorParts, prior: Prior) -> Overflow | None:
-        """The claim that *parts* make, as far as it can be true of the request."""
+        """Return the claim that *parts* make if it can be true of the request, else None."""
         codes = self._codes_in(parts.texts)
         claim = self._claim(status, replace(parts, codes=[*parts.codes, *codes]))
         if claim is None or not claim.too_long or states_size_of(claim, prior):
@@ -140,12 +140,12 @@ class Classifier:
         return check_claim(claim, prior)
 
     def _codes_in(self, texts: Iterable[str]) -> list[str]:
-        """The listed codes of an overflow inside *texts*: gateways without a member for codes put them there."""
+        """Return the listed codes of an overflow inside *texts*: gateways without a member for codes put them there."""
         words = (word for text in texts for word in _CODE.findall(text))
         return [word for word in words if self._rules.codes.get(code_name(word)) in _TOO_LONG]
 
     def _claim(self, status: int, parts: ErrorParts) -> Overflow | None:
-        """The claim that *parts* make in an answer of *status*."""
+        """Return the claim that *parts* make in an answer of *status*."""
         readings = [reading for text in parts.texts if (reading := self._read_text(text))]
         code, name = self._meaning_of_codes(parts.codes)
         in_members = assign_roles(self._by_role(parts.members))
@@ -156,8 +156,8 @@ class Classifier:
         return self._claim_by_status(status, chosen, parts, decisive=code in _TOO_LONG)
 
     def _claim_by_status(self, status: int, chosen: _Reading, parts: ErrorParts, *, decisive: bool) -> Overflow | None:
-        """The claim of *chosen* as far as it counts with this *status*; *decisive*: a code makes it."""
-        if not chosen.strong and _is_elsewhere(chosen, parts.complained_of):
+        """Return the claim of *chosen* if it counts with this *status*, else None; *decisive*: a code makes it."""
+        if not chosen.strong and _is_elsewhere(chosen, parts.member_at_fault):
             return None
         if not decisive and not _fits(status, chosen):
             if status == 429:
@@ -171,7 +171,7 @@ class Classifier:
         return replace(claim, unlikely=not decisive and (chosen.guessed or status in CREDENTIALS))
 
     def _read_text(self, text: str) -> _Reading | None:
-        """The meaning of one text; None if it is about something else."""
+        """Return the meaning of one text; None if it is about something else."""
         for phrase in self._rules.phrases:
             if match := phrase.regex.search(text):
                 return _by_phrase(phrase, match)
@@ -194,7 +194,7 @@ class Classifier:
         )
 
     def _read_row(self, row: Row, sentences: Sequence[str]) -> _Reading | None:
-        """The meaning of a text by its figures, else by the rules that match its *row* or its *sentences*."""
+        """Return the meaning of a text by its figures, else by the rules that match its *row* or its *sentences*."""
         about_length = _without_asides(row)
         figures = StatedFigures()
         if not row.mentions("field", "batch"):
@@ -211,7 +211,7 @@ class Classifier:
         return _guess(row) or _Reading("other", figures)
 
     def _matching(self, row: Row, sentences: Sequence[str]) -> list[_Reading]:
-        """The meanings by rules: those that cross sentences, then for each sentence the first one that matches."""
+        """Return the meanings by rules: those that cross sentences, then the first match of each sentence."""
         matched = [rule for rule in self._crossing if rule.matches(row.notions)]
         for sentence in sentences:
             if not mentions(sentence, "rate"):
@@ -239,7 +239,7 @@ class Classifier:
         return None
 
     def _meaning_of_codes(self, codes: Iterable[str]) -> tuple[Meaning | None, str]:
-        """The meaning of *codes*, and the code that decides."""
+        """Return the meaning of *codes*, and the code that decides it."""
         decisive: tuple[Meaning | None, str] = (None, "")
         for code in codes:
             means = self._meaning_of_code(code)
@@ -250,7 +250,7 @@ class Classifier:
         return decisive
 
     def _meaning_of_code(self, code: str) -> Meaning | None:
-        """The meaning of one code: by the list, else by the words it is made of."""
+        """Return the meaning of one code: by the list, else by its words."""
         listed = self._rules.codes.get(code_name(code))
         if listed is not None or code.isdigit():
             return listed
@@ -290,7 +290,7 @@ def _best_reading(readings: Sequence[_Reading], in_members: StatedFigures) -> _R
 
 
 def _rank(reading: _Reading) -> tuple[bool, bool, bool]:
-    """The place of *reading* among others, the most telling first."""
+    """Return the sort key of *reading*: about the window first, then about a rate, "other" last."""
     return not reading.strong, reading.means != "rate_limit", reading.means == "other"
 
 
@@ -312,28 +312,28 @@ def _with_code(chosen: _Reading | None, code: Meaning | None, name: str) -> _Rea
 
 
 def _defers_to_code(chosen: _Reading) -> bool:
-    """True if a code decides what *chosen* is about. It does not if the text is about the output alone."""
+    """True if a code outweighs the text of *chosen*. It does not if the text is about the output alone."""
     if chosen.means == "output_cap":
         return chosen.names_input and not chosen.figures.cap
     return chosen.means == "payload"
 
 
 def _is_elsewhere(chosen: _Reading, member: str) -> bool:
-    """True if another *member* of the request is too long, not the conversation."""
+    """True if the *member* at fault is not part of the conversation."""
     if chosen.rule == _FIELD:
         return not _CONTENT.search(member)
     return chosen.means == "input" and bool(member) and not _CONTENT.search(member)
 
 
 def _by_status(status: int, parts: ErrorParts) -> _Reading | None:
-    """The meaning of *status* for an answer without any text or code."""
+    """Return the meaning of *status* for an answer without any text or code."""
     if status == 413 and not parts.texts and not parts.codes:
         return _Reading("payload", StatedFigures(), rule="status 413")
     return None
 
 
 def _by_figures(figures: StatedFigures, matched: Sequence[_Reading], row: Row) -> _Reading:
-    """The meaning of figures that say by themselves that something does not fit."""
+    """Return the meaning of figures that alone prove that something does not fit."""
     if row.mentions("output"):
         figures = figures.undivided()
     means: Meaning = "input"
@@ -346,7 +346,7 @@ def _by_figures(figures: StatedFigures, matched: Sequence[_Reading], row: Row) -
 
 
 def _guess(row: Row) -> _Reading | None:
-    """The meaning of a text that no rule knows, if it states two figures that can be a prompt and its limit."""
+    """Return the meaning of a text that no rule matches, if it states two figures that can be prompt and limit."""
     stated = sorted({figure for figure in row.figures.values() if figure >= SMALLEST_WINDOW})
     if len(stated) != 2 or not row.mentions("tokens", "input", "context", "window"):
         return None
@@ -357,13 +357,13 @@ def _guess(row: Row) -> _Reading | None:
 
 
 def _by_phrase(phrase: Phrase, match: re.Match[str]) -> _Reading:
-    """The meaning of a literal phrase, at its *match*."""
+    """Return the meaning of a literal phrase, at its *match*."""
     by_role = {role: [int(re.sub(r"\D", "", value))] for role, value in match.groupdict().items() if value}
     return _Reading(phrase.means, assign_roles(by_role), strong=phrase.means in _TOO_LONG, rule=phrase.source)
 
 
 def _without_asides(row: Row) -> Row:
-    """*row* without the sentences about something else: no limit in them is the window."""
+    """Return *row* without the sentences about something else, whose limits are not the window."""
 
     def blank(sentence: re.Match[str]) -> str:
         if not _is_aside(sentence[0]):
@@ -384,7 +384,7 @@ def _is_aside(sentence: str) -> bool:
 
 
 def _is_about_tokens(row: Row, *, beside_a_rate: bool) -> bool:
-    """True if the figures of *row* can be tokens of a request; beside words about a rate it must name the window."""
+    """True if the figures of *row* can be tokens of a request; a text about a rate must also name the window."""
     if row.mentions("window", "context"):
         return True
     if beside_a_rate or (row.mentions("tools", "elsewhere") and not row.mentions("input")):
@@ -410,7 +410,7 @@ def _with_members(figures: StatedFigures, members: dict[str, list[int]]) -> Stat
 
 
 def _overflow(chosen: _Reading, figures: StatedFigures, *, decisive: bool) -> Overflow:
-    """The overflow that *chosen* reports with *figures*."""
+    """Return the overflow that *chosen* reports with *figures*."""
     means = chosen.means
     assert means != "other"
     if means == "payload":
@@ -425,7 +425,7 @@ def _overflow(chosen: _Reading, figures: StatedFigures, *, decisive: bool) -> Ov
 
 
 def _reasons(value: Any) -> Iterator[str]:
-    """The reasons why generation ended, in the members where the APIs put them.
+    """Yield the reasons why generation ended, from the members in which the APIs state them.
 
     Messages: https://platform.claude.com/docs/en/build-with-claude/handling-stop-reasons
     OpenRouter: https://openrouter.ai/announcements/standardized-finish-reasons
@@ -437,7 +437,7 @@ def _reasons(value: Any) -> Iterator[str]:
 
 
 def _objects_with_reasons(value: Any) -> list[dict[str, Any]]:
-    """The objects of an answer or event in which a reason may stand."""
+    """Return the objects of an answer or event that may hold a reason."""
     if not isinstance(value, dict):
         return []
     holders = [value, value.get("response"), value.get("delta"), value.get("incomplete_details")]
@@ -449,7 +449,7 @@ def _objects_with_reasons(value: Any) -> list[dict[str, Any]]:
 
 
 def _usage(value: Any) -> Usage:
-    """The usage in an answer, or in the response that an event of the Responses API holds."""
+    """Return the usage in an answer, or in the response inside an event of the Responses API."""
     usage, response = value.get("usage"), value.get("response")
     if not usage and isinstance(response, dict):
         usage = response.get("usage")

@@ -11,10 +11,11 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 MOST_TEXTS, MOST_CHARACTERS, DEEPEST = 60, 24_000, 20
-"""Most texts of an answer that are read, characters of all of them, and levels of nesting."""
+"""Texts of an answer that are read, characters of all of them together, and levels of nesting: errors are short, but a
+validation error may repeat a whole conversation."""
 
 MOST_EMBEDDED = 8
-"""Most values inside one text that are tried to be read as JSON."""
+"""Attempts to decode JSON inside one text: gateways put a provider's error into a text of their own."""
 
 ECHOES = frozenset(
     {
@@ -50,12 +51,12 @@ _IDENTIFIER = re.compile(r"[A-Za-z][\w.:#-]{2,80}\Z|\d{3,6}\Z")
 
 @dataclass(slots=True)
 class ErrorParts:
-    """The parts of an error answer. ``complained_of`` names the member of the request at fault; empty if unknown."""
+    """The parts of an error answer. ``member_at_fault`` names a member of the request; empty if unknown."""
 
     texts: list[str] = field(default_factory=list)
     codes: list[str] = field(default_factory=list)
     members: list[tuple[str, int]] = field(default_factory=list)
-    complained_of: str = ""
+    member_at_fault: str = ""
     _room: int = MOST_CHARACTERS
 
     def add(self, text: str) -> None:
@@ -71,12 +72,12 @@ class ErrorParts:
         if text not in self.texts:
             self.texts.append(text)
             self._room -= len(text)
-        if not self.complained_of and (named := _NAMED_MEMBER.search(text)):
-            self.complained_of = (named[1] or named[2]).replace("/", ".")
+        if not self.member_at_fault and (named := _NAMED_MEMBER.search(text)):
+            self.member_at_fault = (named[1] or named[2]).replace("/", ".")
 
 
 def parse_body(body: bytes) -> Any:
-    """The JSON value in *body*, else its text."""
+    """Return the JSON value in *body*, else its text."""
     text = body.decode("utf-8", "replace").lstrip("\ufeff \t\r\n")
     if text[:1] in ("{", "[", '"'):
         try:
@@ -111,7 +112,7 @@ def _holds_error(value: dict[Any, Any]) -> bool:
 
 
 def _is_failure(value: dict[Any, Any]) -> bool:
-    """True if an object without an answer has a code of its own, and words or members that only errors have.
+    """True if an object without an answer has an error code of its own, and a text or members that only errors have.
 
     MiniMax: https://platform.minimax.io/docs/api-reference/errorcode
     """
@@ -127,7 +128,7 @@ STATED_STATUSES: Final[tuple[tuple[int, frozenset[str]], ...]] = (
     (429, frozenset({"ratelimit", "throttl", "toomanyrequests", "quota", "resourceexhausted"})),
     (503, frozenset({"overload", "unavailable", "servererror", "internalerror", "apierror", "timeout", "internal"})),
 )
-"""Parts of the codes that a stream's error has where an answer has a status, in lower case without separators.
+"""Statuses by parts of the codes that an error in a stream has instead of a status; lower case, without separators.
 
 OpenAI: https://platform.openai.com/docs/guides/error-codes
 Anthropic: https://platform.claude.com/docs/en/api/errors
@@ -136,12 +137,12 @@ Google: https://ai.google.dev/gemini-api/docs/troubleshooting
 
 
 def stated_status(value: Any) -> int:
-    """Return the status from 400 on that a decoded error with status 200 states for itself; 200 if it states none."""
+    """Return the status (400 to 599) that a decoded error inside a 200 states; 200 if it states none."""
     while isinstance(value, list):
         value = value[0]
     error, response = value.get("error"), value.get("response")
     if isinstance(response, dict):
-        # A failed response repeats its request beside the error, whose words are no codes.
+        # A failed response repeats its request, in which nothing is a code: only its error is read.
         error = response.get("error") or error
     codes = error_parts(error or value).codes
     stated = (int(code) for code in codes if code.isdecimal() and 400 <= int(code) <= 599)
@@ -157,7 +158,7 @@ def _status_by_name(codes: str) -> int:
 
 
 def error_parts(value: Any) -> ErrorParts:
-    """The parts of a decoded answer, and of the JSON inside its strings, several levels deep."""
+    """Return the parts of a decoded answer, and of the JSON inside its strings, several levels deep."""
     parts = ErrorParts()
     _walk(value, "", parts, DEEPEST)
     return parts
@@ -183,8 +184,8 @@ def _object(value: dict[Any, Any], parts: ErrorParts, depth: int) -> None:
     member_at_fault = value.get("loc") or value.get("param")
     if isinstance(member_at_fault, list | tuple):
         member_at_fault = ".".join(map(str, member_at_fault)).removeprefix("body.")
-    if isinstance(member_at_fault, str) and not parts.complained_of:
-        parts.complained_of = member_at_fault
+    if isinstance(member_at_fault, str) and not parts.member_at_fault:
+        parts.member_at_fault = member_at_fault
     for key, member in list(value.items())[:60]:
         name = str(key).lower()
         if name in ECHOES or (name == "loc" and isinstance(member, list | tuple)) or name == "param":
@@ -204,7 +205,7 @@ def _text(text: str, parts: ErrorParts, depth: int) -> None:
 
 
 def _pieces(text: str) -> Iterator[Any]:
-    """The parts of *text* in order: JSON objects and lists as values, the rest as texts."""
+    """Yield the parts of *text* in order: JSON objects and lists as values, the rest as texts."""
     decoder, tries = json.JSONDecoder(), 0
     at = start = 0
     while tries < MOST_EMBEDDED and (at := _next_bracket(text, at)) >= 0:
@@ -244,6 +245,6 @@ def _is_list_of_figures(value: Any) -> bool:
 
 
 def _next_bracket(text: str, at: int) -> int:
-    """The index of the next opening bracket or brace from *at* on, -1 if there is none."""
+    """Return the index of the next opening bracket or brace from *at* on, -1 if there is none."""
     indexes = [index for index in (text.find("{", at), text.find("[", at)) if index >= 0]
     return min(indexes, default=-1)

@@ -1,14 +1,16 @@
-"""Checks if a claim of overflow can be true, by what is known of the request.
+"""Checks whether a claimed overflow can be true of its request.
 
-A claim is what an error seems to report. The *prior* is what is known before the error is read: our own count of the
-request, the output that it wants, and the window it was fitted into.
+A *claim* is the overflow that an error seems to report. The *prior* are the facts known without the error: our own
+count of the request, the output that it wants, and the window that it was made for.
 
-- A claim by a machine-readable code counts.
-- A claim by figures counts if they agree with our count. It does not if they cannot be about this request.
-- A claim by a sentence alone counts unless the request is tiny for its window.
+    the claim is made by           it is accepted
+    a machine-readable code        always
+    figures                        if they agree with our count; never if they cannot be about this request
+    a sentence alone               unless the request is tiny for its window; unsure below half of the window
+    a sentence about an image      only if the window is nearly full
 
-Before that, the parts of an error that only repeat the request are left out: a validation error may quote a whole
-conversation.
+Before that, the parts of an error that only repeat the request are removed (``EchoFilter``): a validation error may
+quote a whole conversation, and with it the error of an earlier request.
 """
 
 from __future__ import annotations
@@ -22,13 +24,13 @@ from proxy.core.overflow.kinds import Overflow
 from proxy.core.overflow.rules import LONGEST_TEXT
 
 PROBE = 4
-"""Words that are searched at a time; every echo of at least twice as many, less one, is found."""
+"""Words of an error that are searched in the request at a time; every echo of 2 * ``PROBE`` - 1 words is found."""
 
 SHORTEST_ECHO = 28
-"""Characters of an echo at least: shorter phrases are common ones."""
+"""Characters of the shortest echo: shorter phrases occur by chance."""
 
 PIECE = 65_536
-"""Characters of the request that are split into words at a time: a step over megabytes would stop all other threads."""
+"""Characters of the request that one search splits into words: for megabytes it would stop all other threads."""
 
 _UNICODE = lazy_pattern(r"\\+u([0-9a-fA-F]{4})")
 _ESCAPE = lazy_pattern(r"\\+[nrtbf]")
@@ -36,15 +38,15 @@ _WORD = lazy_pattern(r"[\u2e80-\u9fff\uac00-\ud7a3\uf900-\ufaff]|[^\W_\u2e80-\u9
 
 
 class EchoFilter:
-    """The words of one request, to find what an error repeats of them."""
+    """Finds the parts of an error that repeat words of one request."""
 
     def __init__(self, body: bytes) -> None:
         self._words = f" {' '.join(_words(body.decode('utf-8', 'replace')))} "
 
     def without_echoes(self, texts: Sequence[str]) -> list[str]:
-        """*texts* with a bar in place of each echo; unchanged if nothing but echoes is in them.
+        """Return *texts* with a bar in place of each echo; unchanged if they hold nothing but echoes.
 
-        Unchanged, because a conversation may hold an error of the provider that it got before.
+        In that case the conversation contains the provider's error of an earlier request, and this one is equal.
         """
         cut = [self._cut(text) for text in texts]
         if not any(_WORD.search(text) for text in cut):
@@ -63,7 +65,7 @@ class EchoFilter:
         return " | ".join([*pieces, plain[at:]])
 
     def _echoes(self, words: Sequence[str]) -> list[tuple[int, int]]:
-        """The ranges of *words* that the request holds too, in order."""
+        """Return the ranges of *words* that the request contains as well, in order."""
         spans: list[tuple[int, int]] = []
         last = len(words) - PROBE
         done = 0
@@ -104,19 +106,19 @@ def _words(text: str) -> list[str]:
 
 
 UNCORROBORATED = 0.6
-"""Share of the stated limit below which, by our count, a request cannot exceed it. Only a code proves otherwise."""
+"""Share of the stated limit below which, by our count, a request cannot exceed it, unless a code states it."""
 
 ALIKE = 1 / 3
-"""Share by which a stated prompt may differ from our count: once calibrated, vocabularies differ less."""
+"""Share by which a stated prompt may differ from our count; calibrated counts differ less."""
 
 TINY = 0.1
 """Share of a window, stated by a person or the server, below which a sentence alone proves no overflow."""
 
 LIKELY = 0.5
-"""Share of the window from which on an overflow is likely, and its limit may be learned at once."""
+"""Share of the window from which an overflow is likely, so that its limit may be learned at once."""
 
 NEARLY_FULL = 0.9
-"""Share of the window from which on a complaint about an image or a file may mean the whole request."""
+"""Share of the window from which an error about an image or a file may mean the whole request."""
 
 
 SMALLEST_PAYLOAD = 65_536
@@ -134,13 +136,13 @@ MOST_BYTES = 8
 
 @dataclass(frozen=True, slots=True)
 class Prior:
-    """A request as known before its error is read; None for what is unknown.
+    """The facts of a request that are known without its error; None for an unknown one.
 
-    ``counted`` are the tokens of its input by our own count, as provider tokens; ``output`` are those that it wants at
-    most. ``window`` is what it was fitted into; ``stated``: a person or the server states it, and no table.
+    ``counted`` are the tokens of its input by our own count, converted to the provider's; ``output`` is the output
+    figure. ``window`` is the one that it was made for; ``stated``: a person or the server states it, not a table.
     ``plain``: the request holds only text. ``body`` are its bytes: parts of an error that repeat them are no evidence.
-    ``pending``: the request can be counted, if a claim makes that worth it. Unlikely claims pass then, to be checked
-    again.
+    ``pending``: the request was not counted yet. It is counted only if there is a claim, so unlikely claims pass this
+    check and are checked again.
     """
 
     counted: int | None = None
@@ -164,9 +166,10 @@ NOT_COUNTED_YET = Prior(pending=True)
 
 
 def check_claim(claim: Overflow | None, prior: Prior) -> Overflow | None:
-    """*claim* if it can be true of the request that *prior* describes, else its other meaning; None if it has none.
+    """Return *claim* if it can be true of the request that *prior* describes; None if it cannot.
 
-    It is not ``sure`` if only a sentence makes it: then its limit is learned after a smaller view succeeds.
+    A claim about the output figure becomes an ``output_cap``. A claim by a sentence alone is not ``sure``: its limit is
+    learned only when a smaller view succeeds.
     """
     if claim is None or not claim.too_long:
         return claim
@@ -201,7 +204,7 @@ def _with_pair(claim: Overflow, counted: int, prior: Prior) -> Overflow:
 
 
 def _confirmed(claim: Overflow, prior: Prior) -> Overflow | None:
-    """An unlikely *claim* if its figures agree, or still may."""
+    """Return an unlikely *claim* if its figures agree with our count, or if the request is not counted yet."""
     if prior.pending:
         return claim
     if agrees(claim, prior) and not is_about_the_output(claim, prior):
@@ -210,7 +213,7 @@ def _confirmed(claim: Overflow, prior: Prior) -> Overflow | None:
 
 
 def _by_pressure(claim: Overflow, prior: Prior, pressure: float | None) -> Overflow | None:
-    """*claim*, which no code and no figure confirms, if the request is large enough for its window."""
+    """Return *claim*, which neither a code nor a figure confirms, if the request is large enough for its window."""
     if pressure is None:
         if claim.names_media:
             return None
@@ -246,7 +249,7 @@ def is_about_the_output(claim: Overflow, prior: Prior) -> bool:
 def agrees(claim: Overflow, prior: Prior) -> bool:
     """True if the stated figures are those of this request: a prompt near our count, and a limit below it.
 
-    If an error states a limit alone, it has to be below what we count.
+    A limit that is stated alone has to be below our count.
     """
     if claim.limit is None or prior.counted is None or claim.kind == "payload":
         return False
@@ -262,12 +265,12 @@ def agrees(claim: Overflow, prior: Prior) -> bool:
 
 
 def states_size_of(claim: Overflow, prior: Prior) -> bool:
-    """True if the figures agree, and among them is the size of this request: no quotation of another error has that."""
+    """True if the figures agree and include the size of this request: they are no quotation of another error."""
     return agrees(claim, prior) and not (claim.prompt is None and claim.requested is None)
 
 
 def contradicts(claim: Overflow, prior: Prior) -> bool:
-    """True if the stated figures cannot be about this request, in whatever vocabulary the provider counts."""
+    """True if the stated figures cannot be about this request, whatever vocabulary the provider counts with."""
     if prior.counted is None:
         return False
     tokens = prior.counted

@@ -9,10 +9,10 @@ Kind = Literal["input", "input_plus_output", "payload", "output_cap", "rate_limi
 """The limit that a request exceeds.
 
 - ``input``: the conversation by itself is longer than the window, or than the provider's cap of the input
-- ``input_plus_output``: it fits, but not together with the output that was requested or generated so far
-- ``payload``: too many bytes, or characters of one message; nothing is known of the window
-- ``output_cap``: the request wants more output than the model can ever give; the input is not at fault
-- ``rate_limit``: more tokens than this credential may use in a span of time; nothing is known of the window
+- ``input_plus_output``: the conversation fits, but not together with the output that was requested or generated so far
+- ``payload``: too many bytes, or characters of one message; it shows nothing about the window
+- ``output_cap``: the request wants more output than the model can ever generate; the input is not at fault
+- ``rate_limit``: more tokens than this credential may use in a period; it shows nothing about the window
 - ``stop``: generation reached the window and was billed; the window can be learned from it, but it is never retried
 """
 
@@ -45,7 +45,7 @@ class Overflow:
 
     @property
     def too_long(self) -> bool:
-        """True if a smaller view may succeed: this one was refused before anything was generated."""
+        """True if a smaller view may succeed: the request was refused before anything was generated."""
         return self.kind in ("input", "input_plus_output", "payload")
 
     @property

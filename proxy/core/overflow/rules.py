@@ -1,8 +1,8 @@
-"""Rules to read error texts, as data: words, codes, and patterns of notions, each with its source.
+"""Rules to read error texts, as data (``config/overflow.yaml``): words, codes, and patterns, each with its source.
 
-A *notion* is what words of several languages have in common: "prompt", "input" and "entrada" are the notion ``input``.
-A text is read as a row of notions, one letter each, and a rule is a pattern of such letters. So one rule covers the
-wordings of many servers (decision 20).
+A *notion* is the common meaning of words in several languages: "prompt", "input" and "entrada" are the notion
+``input``. A text is converted to a row of notions, one letter each, and a rule is a pattern of such letters. So one
+rule covers the wordings of many servers (decision 20).
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ NOTIONS: dict[str, str] = {
 """The letter of each notion. ``count`` is a figure of something else than tokens. Also ``.``: end of a sentence."""
 
 LONGEST_TEXT = 6_000
-"""Characters of a text that are read."""
+"""Characters of a text that are read: an error states its reason at the beginning."""
 
 _LONGEST_RUN = 8
 """Characters of the longest word in a script that is written without spaces."""
 
 _MOST_FILLER = 9
-"""Most words without a notion in a row that get a letter each: a longer stretch means no more."""
+"""Words without a notion in a row that get a letter each; further ones are dropped, since no pattern spans more."""
 
 _CJK = "\u2e80-\u2fff\u3040-\u9fff\uf900-\ufaff"
 _TOKEN = lazy_pattern(
@@ -45,7 +45,7 @@ _PARTS = re.compile(r"[^\W\d_]+(?:['’][^\W\d_]+)?")
 _SIGNS = {"+": "+", ",": ",", "、": ",", "，": ",", "-": "-"}
 _PUNCTUATION = {"over": ">", "under": "U", "range": "[", "end": ".", "arrow": "_", "colon": ","}
 _COUNTED = (" messages", " turns", " images", " items", " contents", " parts", " entries", " calls", " examples")
-"""What may follow a number that counts something else than tokens."""
+"""Words behind a number that does not count tokens."""
 
 _JOINING = frozenset({"and", "but", "while", "whereas", "и", "но", "et", "und", "y", "e"})
 
@@ -80,11 +80,11 @@ class _Entry:
         return len(here) == len(self.words) and all(map(_is, here, self.words))
 
 
-def _is(word: str, wanted: str) -> bool:
-    """True if *word* is *wanted*, or begins with it if *wanted* ends in a star."""
-    if wanted.endswith("*"):
-        return word.startswith(wanted[:-1])
-    return word == wanted
+def _is(word: str, term: str) -> bool:
+    """True if *word* is *term*, or begins with it if *term* ends in a star."""
+    if term.endswith("*"):
+        return word.startswith(term[:-1])
+    return word == term
 
 
 class Lexicon:
@@ -110,7 +110,7 @@ class Lexicon:
             entries.sort(key=lambda entry: (len(entry.words), sum(map(len, entry.words))), reverse=True)
 
     def read(self, text: str) -> Row:
-        """*text* as a row of notions; only its beginning if it is very long."""
+        """Return *text* as a row of notions; of a very long one only the beginning."""
         text = text[:LONGEST_TEXT]
         for noise in self._noise:
             text = text.replace(noise, "")
@@ -132,7 +132,7 @@ class Lexicon:
         return writer.row()
 
     def _split(self, word: str) -> list[str]:
-        """The parts of a compound *word*; the word itself if the lexicon has it or it has only one part."""
+        """Return the parts of a compound *word*; the word itself if the lexicon has it or it has only one part."""
         if word.isalpha() or self._has(word):
             return [word]
         member = word.rpartition(".")[2]
@@ -150,7 +150,7 @@ class Lexicon:
         return next((entry for entry in self._entries.get(words[at][:2], ()) if entry.matches(words, at)), None)
 
     def _letters_of(self, words: Sequence[str]) -> Iterator[str]:
-        """The letters of *words*, at each position those of the longest phrase."""
+        """Yield the letters of *words*, at each position those of the longest phrase."""
         at = 0
         while at < len(words):
             entry = self._entry_at(words, at)
@@ -165,7 +165,7 @@ class Lexicon:
             at += 1
 
     def _letters_of_run(self, run: str) -> Iterator[str]:
-        """The letters of the words in *run*, a text without spaces; of those that begin alike, the longest."""
+        """Yield the letters of the words in *run*, a text without spaces; at each position the longest word counts."""
         at = 0
         while at < len(run):
             ends = range(min(at + _LONGEST_RUN, len(run)), at, -1)
@@ -195,7 +195,7 @@ class _RowWriter:
                 self._size += len(group)
 
     def add_figure(self, figure: int | None) -> None:
-        """Add a figure; None is one of something else than tokens."""
+        """Add a figure; None is a number that does not count tokens."""
         if figure is None:
             self.add("n")
             return
@@ -203,7 +203,7 @@ class _RowWriter:
         self.add("N")
 
     def row(self) -> Row:
-        """The row. A figure before a unit of bytes, characters, pixels or seconds is none of tokens."""
+        """Return the row. A figure before a unit of bytes, characters, pixels or seconds does not count tokens."""
         notions = re.sub("N(?=[IJ]?[BFS])", "n", "".join(self._notions))
         return Row(notions, {at: figure for at, figure in self._figures.items() if notions[at] == "N"})
 
@@ -221,7 +221,7 @@ def _letter(kind: str | None, sign: str) -> str:
 
 
 def _number(token: re.Match[str]) -> int | None:
-    """The number; None for a fraction and for a part of a word, such as a model's name."""
+    """Return the number; None for a fraction and for a part of a word, such as a model's name."""
     text, rest, after = token["number"], token["rest"], token.string[token.end() : token.end() + 1]
     is_fraction = rest.startswith(".") and rest.strip(".0") != ""
     if token.string.startswith(_COUNTED, token.end()):
@@ -269,7 +269,7 @@ class Pattern:
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """The meaning of a sentence that matches ``pattern``. ``strong``: the sentence is about the window itself."""
+    """The meaning of sentences that match ``pattern``. ``strong``: they are about the window itself."""
 
     means: Meaning
     pattern: Pattern
@@ -303,7 +303,7 @@ class OverflowRules:
 
 
 def read_rules(data: Mapping[str, Any], own: Iterable[Mapping[str, Any]] = ()) -> OverflowRules:
-    """The rules in *data*, preceded by a user's *own* codes and phrases. Raises ``BadRule``."""
+    """Return the rules in *data*, preceded by a user's *own* codes and phrases. Raises ``BadRule``."""
     own = list(own)
     rows = [*own, *data["rules"]]
     return OverflowRules(
@@ -328,25 +328,25 @@ def _lexicon(data: Mapping[str, Any]) -> Lexicon:
 
 
 def code_name(code: object) -> str:
-    """*code* without case, separators and the word "error", so that every spelling of it is the same."""
+    """Return *code* without case, separators and the word "error", so that all spellings of it are equal."""
     return re.sub(r"[^a-z0-9]", "", str(code).lower()).removesuffix("error")
 
 
 def phrase_regex(phrase: str) -> re.Pattern[str]:
-    """A literal phrase as a regular expression of linear time; ``{role}`` is a figure, ``*`` any text."""
+    """Return a literal phrase as a regular expression of linear time; ``{role}`` is a figure, ``*`` any text."""
     literal = " ".join(phrase.split())
     if not literal.replace("*", "").strip() or len(literal) > LONGEST_PHRASE:
         raise BadRule(f"a phrase has 1 to {LONGEST_PHRASE} characters: {phrase[:60]!r}")
-    parts, at, seen = [], 0, set[str]()
+    parts, at, roles = [], 0, set[str]()
     for hole in _HOLE.finditer(literal):
         parts.append(_literal(literal[at : hole.start()]))
         at = hole.end()
         if hole[2]:
             parts.append(_PHRASE_GAP)
-        elif hole[1] not in ROLES or hole[1] in seen:
+        elif hole[1] not in ROLES or hole[1] in roles:
             raise BadRule(f"{hole[0]!r} in a phrase must be one of {', '.join(sorted(ROLES))}, and stand there once")
         else:
-            seen.add(hole[1])
+            roles.add(hole[1])
             parts.append(rf"(?P<{hole[1]}>\d[\d,_]{{0,14}})")
     if parts.count(_PHRASE_GAP) > _MOST_GAPS:
         raise BadRule(f"a phrase may hold * at most four times: {phrase[:60]!r}")

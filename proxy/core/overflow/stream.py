@@ -1,4 +1,4 @@
-"""Finds overflows in an answer while its bytes pass: before its first content, and after it.
+"""Finds overflows in an answer as its bytes arrive: before its first content, and after it.
 
 A server may answer 200 and then report an overflow, as JSON or as an event. Until an answer shows content its bytes are
 buffered, so that a smaller view can be sent instead. ``EarlyOverflowDetector`` decides how long:
@@ -6,7 +6,7 @@ buffered, so that a smaller view can be sent instead. ``EarlyOverflowDetector`` 
       state                  bytes                                          next state
       format unknown         blanks                                         format unknown
                              ``{`` or ``[``                                 JSON
-                             a field of an event, or the headers say so     events
+                             a field of an event, or declared as events     events
                              anything else                                  content
       JSON                   a member that answers have, before any error   content
                              more than can be read                          content
@@ -62,7 +62,7 @@ _PART_TEXTS: Final = ("text", "thinking", "content", "summary", "encrypted_conte
 """Members of such a part that hold its content."""
 
 LONGEST = 262_144
-"""Most bytes of one event, and of an answer that is no stream, that are buffered."""
+"""Bytes of the longest event, and of the longest answer that is no stream, that are buffered; errors are shorter."""
 
 _LINES: Final = (b"data", b"event", b"id:", b"retry", b":", b"error")
 """Beginnings of the lines of an event: https://html.spec.whatwg.org/multipage/server-sent-events.html
@@ -71,12 +71,12 @@ llama.cpp wrote errors in lines of their own name: https://github.com/ggml-org/l
 """
 
 _MOST_OPENING: Final = 2**20
-"""Most bytes that come before the first content of an answer: comments and blanks without end are content."""
+"""Bytes of comments and blanks before the first content after which the answer is passed on anyway."""
 
 _ANSWERS: Final = re.compile(
     rb'"(?:choices|content|output|candidates|completion|data)"\s{0,32}:\s{0,32}(?:[^\sn\[]|\[\s{0,32}[^\s\]])'
 )
-"""Members that answers have and errors have not, in any API; an error may have one that is null or empty."""
+"""Members that only answers have, in any API, with a value: in an error they are null or empty."""
 
 _LONGEST_ANSWERS: Final = 128
 """Bytes that such a member's name, blanks, signs and first byte take at most."""
@@ -85,13 +85,13 @@ _REASON = re.compile(rb'"(?:native_)?(?:stop_reason|finish_reason|reason)"\s*:\s
 """A member with the reason why generation stopped."""
 
 _ENDING_EVENT: Final = 65_536
-"""Most bytes of one event after the first content that are buffered."""
+"""Bytes of the longest event after the first content that is buffered."""
 
 _MOST_SEARCHED: Final = 2**25
-"""Most decoded bytes of an answer after its first content that are searched."""
+"""Decoded bytes of a compressed answer that are searched after its first content."""
 
 _TAIL: Final = 128
-"""Bytes of the last chunk that are searched again with the next one: more than a stop reason takes."""
+"""Bytes of the last chunk that are searched again with the next one: more than a stop reason has."""
 
 _BLANK: Final = b"\xef\xbb\xbf \t\r\n"
 """Bytes that may come before an answer: blanks and a byte order mark."""
@@ -100,14 +100,14 @@ _BLANK: Final = b"\xef\xbb\xbf \t\r\n"
 class EarlyOverflowDetector:
     """Watches the beginning of an answer with status 200, streamed or not, until its first content or its error.
 
-    It is fed with the bytes as they arrive, in any chunking. ``stated_status`` is the one that an error which is no
-    overflow states for itself, 200 for everything else.
+    Feed it the bytes as they arrive, in any chunking. ``stated_status`` is the status that an error other than an
+    overflow states; 200 for everything else.
     """
 
     def __init__(
         self, classifier: Classifier, content_type: str = "", encoding: str = "", prior: Prior = NOTHING_KNOWN
     ) -> None:
-        """*content_type* and *encoding* are the answer's headers; *prior* is what is known of the request."""
+        """*content_type* and *encoding* are headers of the answer, *prior* has the facts of its request."""
         self.verdict: Verdict = "undecided"
         self.overflow: Overflow | None = None
         self.stated_status = 200
@@ -126,7 +126,7 @@ class EarlyOverflowDetector:
         self._claim: Callable[[Prior], Overflow | None] | None = None
 
     def feed(self, chunk: bytes) -> Verdict:
-        """The verdict after *chunk*."""
+        """Return the verdict after *chunk*."""
         if self.verdict != "undecided":
             return self.verdict
         data = chunk
@@ -148,7 +148,7 @@ class EarlyOverflowDetector:
         return self.verdict
 
     def finish(self) -> Verdict:
-        """The verdict at the end of the answer, whose last event may lack its blank line."""
+        """Return the verdict at the end of the answer, whose last event may lack its blank line."""
         if self.verdict != "undecided":
             return self.verdict
         rest = bytes(self._buffer)
@@ -163,7 +163,7 @@ class EarlyOverflowDetector:
         return self.verdict
 
     def overflow_for(self, prior: Prior) -> Overflow | None:
-        """``overflow`` as far as it can be true of the request that *prior* describes."""
+        """Return ``overflow`` if it can be true of the request that *prior* describes, else None."""
         if self.overflow is None or self._claim is None:
             return None
         return _too_long(self._claim(prior))
@@ -189,11 +189,11 @@ class EarlyOverflowDetector:
             return False
         before = bytes(self._buffer[: answer.start()])
         self._has_error = before.find(b'"error"') >= 0 or before.find(b'"errors"') >= 0
-        return not self._has_error  # an error is read when all of it is here
+        return not self._has_error  # an error is read when the whole body is here
 
     def _recognise(self) -> bool | None:
         """True if this is a stream of events, False if it is JSON; None until enough bytes are here."""
-        # Blanks that keep a connection alive are dropped at once, so that they are not read again with every chunk.
+        # Blanks that keep a connection alive are dropped at once, or every chunk would search them again.
         self._buffer = self._buffer.lstrip(_BLANK)
         begun = bytes(self._buffer[:5])
         if not begun:
@@ -219,7 +219,7 @@ class EarlyOverflowDetector:
             self.verdict = "content"
 
     def _decide(self, claim: Callable[[Prior], Overflow | None], value: Any) -> None:
-        """The verdict by the *claim* of an answer or event with *value*."""
+        """Set the verdict by the *claim* of an answer or event with *value*."""
         self._claim = claim
         self.overflow = _too_long(claim(self._prior))
         if self.overflow is not None:
@@ -231,9 +231,9 @@ class EarlyOverflowDetector:
 
 
 class LateOverflowDetector:
-    """Searches an answer after its first content: errors in the middle of a stream, and why generation stopped.
+    """Searches an answer after its first content for errors in the stream and for the reason why generation stopped.
 
-    ``overflow`` is the first one in it. No smaller view is sent for it: the client has a part of the answer.
+    ``overflow`` is the first overflow in it. It is only learned from: the client already has a part of the answer.
     """
 
     def __init__(self, classifier: Classifier, encoding: str = "") -> None:
@@ -257,12 +257,12 @@ class LateOverflowDetector:
         if not data:
             return
         near = self._tail + data
-        # ``find``, not ``in``: that makes an exception, and drops it, before it looks for bytes.
+        # ``find`` and not ``in``: for bytes ``in`` first tries an integer, which raises and drops an exception.
         self._may_hold_error = self._may_hold_error or near.find(b'"error"') >= 0 or near.find(b"event: error") >= 0
         if self._may_hold_error or not data.endswith(b"\n\n"):
             self._search_events(data)
         else:
-            self._event.clear()  # whole events, as most chunks are, and no error among them
+            self._event.clear()  # most chunks are whole events: this one ended here, without an error
         if near.find(b"exceeded") >= 0 and self.overflow is None:
             self._search_stop_reason(near)
         self._tail = near[-_TAIL:]
@@ -270,7 +270,7 @@ class LateOverflowDetector:
     def _search_events(self, data: bytes) -> None:
         """Search the events that *data* completes for errors; buffer the beginning of the next one."""
         edge, end = data, -1
-        if data.find(b"\n") >= 0 or data.find(b"\r") >= 0:  # without a line end, as most JSON is, it completes none
+        if data.find(b"\n") >= 0 or data.find(b"\r") >= 0:  # most JSON has no line end, so it completes no event
             edge = bytes(self._event[-3:]) + data
             end = max(edge.rfind(b"\n\n"), edge.rfind(b"\r\n\r\n"), edge.rfind(b"\r\r"))
         self._event += data
@@ -295,7 +295,7 @@ class LateOverflowDetector:
                 return
 
     def _search_stop_reason(self, data: bytes) -> None:
-        """Note an overflow if *data* says that generation reached the window."""
+        """Note an overflow if *data* holds the reason that generation reached the window."""
         for reason in _REASON.finditer(data):
             self.overflow = self._classifier.stop({"stop_reason": reason[1].decode()})
             if self.overflow is not None:
@@ -303,7 +303,7 @@ class LateOverflowDetector:
 
 
 def _too_long(claim: Overflow | None) -> Overflow | None:
-    """*claim* if a smaller view may succeed instead."""
+    """Return *claim* if a smaller view may succeed; else None."""
     if claim is None or not claim.too_long:
         return None
     return claim
@@ -317,7 +317,7 @@ def _fields(event: bytes) -> Iterator[tuple[bytes, bytes]]:
 
 
 def _event(event: bytes) -> tuple[bytes, Any]:
-    """The data of an event, and the object in it or None. An error in plain text becomes an object."""
+    """Return the data of an event, and the object in it or None. An error in plain text becomes an object."""
     fields = list(_fields(event))
     data = b"\n".join(value for name, value in fields if name in (b"data", b"error"))
     if not data:
@@ -336,13 +336,13 @@ def _event(event: bytes) -> tuple[bytes, Any]:
 
 
 def _error_in_choice(value: Any) -> dict[str, Any] | None:
-    """The error in place of a choice, as an error object; None if there is none, or content beside it.
+    """Return the error in place of a choice, as an error object; None if there is none, or content beside it.
 
     OpenRouter: https://openrouter.ai/docs/api/reference/errors-and-debugging
     """
-    choices = value.get("choices") if isinstance(value, dict) else None
-    if not isinstance(choices, list):
+    if not isinstance(value, dict) or not isinstance(value.get("choices"), list):
         return None
+    choices = value["choices"]
     for choice in choices:
         if isinstance(choice, dict) and choice.get("error") and not _has_content(choice.get("delta") or {}):
             return {"error": choice["error"]}

@@ -1,6 +1,12 @@
-"""How much room there is: the window, the reserve, the marks between which a view lives, and shares of the window.
+"""The token budget: the window, the reserve for the answer, the marks for compactions, and shares of the window.
 
 All figures are tokens of our own count.
+
+    0                quantised_fixed        low            soft          high      ceiling   window
+    |  fixed part    |      history (system text and tools are the fixed part)        |  reserve  |
+
+A compaction starts when the view is above ``high`` and goes down to ``low``; above ``soft`` its summary is prepared.
+Marks are shares of the budget beside the fixed part. A buffer, a price cap or a history cap can only lower a level.
 """
 
 from __future__ import annotations
@@ -15,8 +21,7 @@ DEFAULT_RESERVE = 16_384
 """Tokens reserved for an answer if neither the request nor the model's own output limit states less."""
 
 MOST_SUMMED = 8_192
-"""Tokens of output in which any conversation can be summarised; a summary of our own has no more either."""
-
+"""Tokens of output in which any conversation can be summarised; our own summaries have no more, either."""
 
 CHAT_SHARE = 0.2
 """The low mark of a chat: this share of the way from the low mark to the high one."""
@@ -26,8 +31,8 @@ CHAT_SHARE = 0.2
 class Marks:
     """Shares of the budget beside the fixed part.
 
-    A compaction starts above ``high`` and goes down to ``low``, in a conversation without tool results to ``chat_low``;
-    ``soft`` only starts the preparation of a summary.
+    A compaction starts above ``high`` and goes down to ``low``, or to ``chat_low`` in a conversation without tool
+    results. Above ``soft`` the next summary is prepared.
     """
 
     high: float = 0.90
@@ -57,7 +62,7 @@ class Marks:
 class Shares:
     """Caps of the parts of a block: ``pins`` as a share of the budget, the others of its room beside the fixed part.
 
-    All parts together take at most ``block``. A model's ``summary``, if there is one, is taken out of steps and digest.
+    All parts together take at most ``block``. A model's ``summary`` takes its tokens from steps and digest.
     """
 
     pins: float = 0.20
@@ -68,15 +73,15 @@ class Shares:
 
 
 SCALED_BELOW = 65_536
-"""Buffers are meant for windows with at least so many tokens beside the fixed part; in smaller ones they shrink."""
+"""Tokens beside the fixed part below which buffers shrink in proportion: people set them for large windows."""
 
 
 @dataclass(frozen=True, slots=True)
 class Buffers:
-    """Thresholds as distances from the window's end, in tokens; None if only the mark holds.
+    """Thresholds as distances from the window's end, in tokens; None if only the mark applies.
 
-    ``reserve`` is for an answer. Beside it, ``warning`` is free at the soft mark, ``auto_compact`` at the high
-    mark, and ``blocking`` in every view. Of a mark and its buffer, the smaller threshold holds.
+    ``reserve`` is for an answer. In addition ``warning`` tokens are free at the soft mark, ``auto_compact`` at the high
+    mark, and ``blocking`` in every view. Of a mark and its buffer, the lower threshold applies.
     """
 
     reserve: int | None = None
@@ -93,11 +98,13 @@ class Buffers:
 NO_BUFFERS = Buffers()
 
 ECONOMY_SHARE, ECONOMY_MOST, BELOW_TIER = 0.5, 120_000, 0.9
-"""The input of a long session that stays cheap: at most this share of the window, so many tokens, and this share of the
-input from which each token costs more."""
+"""The price cap of an input: this share of the window, so many tokens, and this share of the provider's price tier.
+
+Gemini's tier, for example: https://ai.google.dev/gemini-api/docs/pricing
+"""
 
 LEAST_ROOM = 0.25
-"""Share of the budget beside the fixed part that the price cap leaves: beside large tools it would leave none."""
+"""Share of the budget beside the fixed part that the price cap leaves at least: large tools could exceed the cap."""
 
 
 def economy_cap(window: int, price_tier: int | None) -> int:
@@ -116,10 +123,10 @@ class TokenBudget:
     """The tokens that one request may use, by our own count.
 
     ``window`` is for input and output, ``reserve`` for the answer; ``fixed`` is the part that no compaction of
-    the history changes (system, tools, response format). ``default_reserve`` is for the answer if a request names no
+    the history changes (system, tools, response format). ``default_reserve`` is the reserve of a request that names no
     output figure; ``max_input`` limits the input however short the answer. Above ``price_cap`` the input becomes
-    expensive, and ``history_cap`` is what the history is to take beside the fixed part: both lower the marks and refuse
-    nothing. ``buffers`` are thresholds beside the marks.
+    expensive; ``history_cap`` is the most that the history should take. Both only lower the marks: no request is
+    refused for them. ``buffers`` are further thresholds.
     """
 
     window: int
@@ -132,21 +139,21 @@ class TokenBudget:
     history_cap: int | None = None
     # Computed once, when the budget is built:
     quantised_fixed: int = field(init=False, compare=False)
-    """``fixed``, rounded up so that a clock in the system text moves no cut: to steps of a 64th of window or cap."""
+    """``fixed`` rounded up to a 64th of window or history cap, so that a clock in the system text moves no cut."""
     warning: int = field(init=False, compare=False)
     auto_compact: int = field(init=False, compare=False)
-    """The levels at which the buffers of these names are free; the window if there are no buffers."""
+    """The levels at which the buffers of these names are left free; the window if there are no buffers."""
     input: int = field(init=False, compare=False)
     """Tokens that the input of this very request may use."""
     baseline: int = field(init=False, compare=False)
-    """The input budget of past boundaries: it must not follow a request's output figure, or every cut would move."""
+    """The input budget at past boundaries. It does not depend on this request's output figure, or cuts would move."""
     ceiling: int = field(init=False, compare=False)
-    """Tokens that a view may take at any boundary, so that a request that names no output figure fits there as it is.
+    """Tokens that a view may take at any boundary: a request that names no output figure has to fit there.
 
-    Past boundaries go by it too: else they would miss the compactions that such a request brought about when it came.
+    It applies to past boundaries, too: such a request may have been compacted there for its default reserve.
     """
     view_limit: int = field(init=False, compare=False)
-    """Tokens that the view of this very request may take: less than the ceiling or, for a short answer, more."""
+    """Tokens that the view of this very request may take. It is above the ceiling for a short answer."""
 
     def __post_init__(self) -> None:
         step = max(1, min(self.window, self.history_cap or self.window) // 64)
@@ -173,16 +180,13 @@ class TokenBudget:
         return min(left, self.max_input)
 
     def mark(self, share: float, budget: int) -> int:
-        """Return the level at which *share* of the affordable part of *budget* is used, beside the fixed part."""
+        """Return the level above the fixed part at which *share* of the affordable *budget* is used."""
         if self.price_cap is not None or self.history_cap is not None:
             budget = self.affordable(budget)
         return self.quantised_fixed + int(share * max(0, budget - self.quantised_fixed))
 
     def affordable(self, budget: int) -> int:
-        """Return the part of *budget* that is to be used: all of it, or what the caps leave of it.
-
-        A price cap leaves ``LEAST_ROOM`` at least.
-        """
+        """Return *budget* lowered to the history cap and the price cap, which leaves ``LEAST_ROOM`` at least."""
         if self.history_cap is not None:
             budget = min(budget, self.quantised_fixed + self.history_cap)
         if self.price_cap is None:
@@ -199,11 +203,11 @@ class TokenBudget:
         return min(self._below_high(marks, marks.soft, budget), self.warning)
 
     def low(self, marks: Marks, budget: int) -> int:
-        """Return the level that a compaction goes down to; as far below the high one as the marks say."""
+        """Return the level that a compaction goes down to. If a buffer lowers the high level, it falls with it."""
         return self._below_high(marks, marks.low, budget)
 
     def quiet(self, marks: Marks, budget: int) -> int:
-        """Return the level that a requested compaction goes down to: below it nothing happens to a conversation."""
+        """Return the level that a requested compaction goes down to; no conversation is compacted below it."""
         return self._below_high(marks, marks.low / 2, budget)
 
     def _below_high(self, marks: Marks, share: float, budget: int) -> int:
@@ -215,7 +219,7 @@ class TokenBudget:
         )
 
     def _level_with_free(self, buffer: int | None) -> int:
-        """Return the level that leaves *buffer* free beside the buffers' reserve; the window if neither is set."""
+        """Return the level that leaves *buffer* and the buffers' reserve free; the window if neither is set."""
         reserve = self.buffers.reserve
         if buffer is None and reserve is None:
             return self.window
@@ -224,11 +228,11 @@ class TokenBudget:
 
 
 token_budget = lru_cache(1_024)(TokenBudget)
-"""Makes a budget, or returns an equal one that was made before: each request of a conversation needs the same."""
+"""Returns a budget, cached: all requests of a conversation need an equal one."""
 
 
 def answer_reserve(requested: int | None, max_output: int | None, window: int) -> int:
-    """Return the tokens reserved for the answer: the figure of the request, unclamped; else a share of the window."""
+    """Return the tokens reserved for the answer: the request's figure as it is, else a default by model and window."""
     if requested is not None and requested > 0:
         return requested
     return min(max_output or DEFAULT_RESERVE, window // 8, DEFAULT_RESERVE)
@@ -251,7 +255,7 @@ def input_limit(window: int, reserve: int, max_input: int | None) -> int:
 
 
 def rounded_down(tokens: int) -> int:
-    """Return the largest power of two, or one and a half of it, not above *tokens*: small changes move nothing."""
+    """Return the largest power of two, or 1.5 times one, not above *tokens*: small changes do not change the result."""
     if tokens < 1:
         return min(tokens, 1)
     power = 1 << (tokens.bit_length() - 1)
@@ -272,11 +276,11 @@ TOLERANCE = 1e-9
 
 @dataclass(frozen=True, slots=True)
 class Allocation:
-    """Soft shares of the window, together at most one; what a part does not use is lent to the others.
+    """Soft shares of the window, together at most one; tokens that a part does not use are lent to the others.
 
-    It is optional, and only ever chooses between views that would fit without it: how deep a compaction goes, how large
-    a block may be, whether a large tools array is shrunk before rounds are folded. It refuses nothing, and what was
-    decided for a conversation stays as it is.
+    It is optional and only chooses between views that would fit without it: how deep a compaction goes, how large a
+    block may be, whether a large tools array is shrunk before rounds are folded. No request is refused for it, and a
+    compaction that was made stays as it is.
     """
 
     system: float = 0.0
@@ -308,7 +312,7 @@ class Allocation:
         return window - sum(self.tokens(part, window) for part in PARTS)
 
     def for_tools(self, window: int, others: int) -> int:
-        """Return the tokens for tools once the history lends nothing, beside *others* (system, injected, format)."""
+        """Return the tokens for tools if the history lends nothing, beside *others* (system, injected, format)."""
         lent = sum(self.tokens(part, window) for part in ("system", *INJECTED)) - others
         return self.tokens("tools", window) + max(0, lent) + self.spare(window)
 
@@ -322,7 +326,7 @@ class Allocation:
         return own + self._lent(window, fixed)
 
     def _lent(self, window: int, fixed: int) -> int:
-        """Return what the fixed parts and the spare tokens lend to the history."""
+        """Return the tokens that the fixed parts do not use and the spare ones, which the history may use."""
         own = sum(self.tokens(part, window) for part in ("system", "tools", *INJECTED))
         return max(0, own - fixed) + self.spare(window)
 

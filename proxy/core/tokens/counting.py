@@ -1,4 +1,4 @@
-"""Counts texts, finds what an agent or a framework injected into them, and adds up totals by role and by region."""
+"""Counts texts, finds the parts that an agent or a framework injected, and sums up tokens by role and by region."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ MOST_PARTS = 64
 """Injected parts of one text that are looked for: each is counted."""
 
 _UNCLOSED = 64
-"""Spellings of tags without an end after which no further tag is read: each costs a search to the text's end."""
+"""Tags without a closing tag after which no further tag is read: each one costs a search to the end of the text."""
 
 _HEADING = re.compile(r"(#{1,6})[ \t]+\S")
 
@@ -125,11 +125,11 @@ _NEVER = re.compile(r"(?!)")
 
 @dataclass(frozen=True, slots=True)
 class InjectedMarks:
-    """How the injected texts of one region begin.
+    """The marks with which injected texts of one region begin.
 
-    A heading of ``headings`` (one other word may stand before it) begins a part that ends at the next heading of its
-    level or above. A tag of ``tags`` begins one that its closing tag ends. ``lines`` are beginnings of lines, each with
-    the text that ends its part; an empty one stands for the end of the text.
+    A heading in ``headings`` (which one other word may precede) begins a part that ends at the next heading of its
+    level or above. A tag in ``tags`` begins a part that ends with its closing tag. ``lines`` maps beginnings of lines
+    to the text that ends the part; empty for the end of the whole text.
     """
 
     headings: tuple[str, ...] = ()
@@ -142,10 +142,10 @@ Opening = tuple[int, re.Match[str] | None, str]
 
 
 class InjectedRules:
-    """The compiled marks of all regions. A mark that stands under two regions belongs to the later one.
+    """The compiled marks of all regions. A mark of two regions belongs to the later one.
 
-    A text has a part only if ``tag`` or ``heading`` (behind the end of a line) finds something, or if it holds one of
-    ``lines``.
+    A text has an injected part only if ``tag`` or ``heading`` (after a line end) matches in it, or if it contains one
+    of ``lines``.
     """
 
     def __init__(self, marks: Mapping[str, InjectedMarks]) -> None:
@@ -192,7 +192,7 @@ class InjectedRules:
             return self._tags[match["tag"].lower()], _end_of_tag(text, match.end(), match["tag"], unclosed)
         name = _folded(match["name"])
         region = self._headings.get(name) or self._headings.get(name.partition(" ")[2], "")
-        if not region:  # spelled with a letter that equals one of the heading's only for the pattern
+        if not region:  # the pattern ignores case more widely (``İ`` for ``i``) than the table of headings does
             return "", 0
         return region, _end_of_section(text, match.end(), len(match["level"]))
 
@@ -278,13 +278,13 @@ NO_RULES = InjectedRules({})
 
 
 SHORT, MOST_SHORT = 32, 40_000
-"""Characters of a text, such as a tool's name, that a meter counts once, and how many of these it remembers."""
+"""Characters of the longest text (such as a tool's name) whose count a meter remembers, and how many it remembers."""
 
 
 class Meter(msgspec.Struct, frozen=True, eq=False):
     """A function that counts text, together with the prices of media and the marks of injected texts.
 
-    ``text`` counts any text; ``again`` one of ``again_from`` characters or more, which may come again later.
+    ``text`` counts any text; ``again`` counts one of ``again_from`` characters or more, which later requests repeat.
     """
 
     text: Count
@@ -292,7 +292,7 @@ class Meter(msgspec.Struct, frozen=True, eq=False):
     injected: InjectedRules = NO_RULES
     again: Count | None = None
     again_from: int = 0
-    _known: dict[str, int] = {}
+    _short: dict[str, int] = {}
 
     def __repr__(self) -> str:
         """Leave out the texts."""
@@ -304,11 +304,11 @@ class Meter(msgspec.Struct, frozen=True, eq=False):
             if self.again is not None and len(text) >= self.again_from:
                 return self.again(text)
             return self.text(text)
-        size = self._known.get(text)
+        size = self._short.get(text)
         if size is None:
             size = self.text(text)
-            if len(self._known) < MOST_SHORT:
-                self._known[text] = size
+            if len(self._short) < MOST_SHORT:
+                self._short[text] = size
         return size
 
 

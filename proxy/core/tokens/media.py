@@ -77,7 +77,7 @@ class Patches:
             return patches
         shrink = math.sqrt(self.side**2 * most / (width * height))
         across, down = width * shrink / self.side, height * shrink / self.side
-        # Scaled once more, so that one of the two directions holds whole patches.
+        # Scaled once more, so that one of the two sides is a whole number of patches.
         shrink *= min(max(1, math.floor(across)) / across, max(1, math.floor(down)) / down)
         scaled = math.ceil(round(width * shrink / self.side, 6)) * math.ceil(round(height * shrink / self.side, 6))
         return max(1, min(most, scaled))
@@ -202,20 +202,20 @@ UNKNOWN_IMAGE = DEFAULT_PRICES.image.tokens(None, "high")
 """Tokens of an image whose size cannot be read: those of the largest one (2048 x 768: eight tiles)."""
 
 SOUND_BYTES_PER_SECOND = 4000
-"""Bytes a second of sound without a length in its header: speech at 32 kbit/s, because few clients use less."""
+"""Bytes of a second of sound whose header states no length: speech at 32 kbit/s, the lowest rate in common use."""
 
 PCM_BYTES_PER_SECOND = 48_000
 """Bytes a second of raw sound (``pcm16``): 24 kHz, 16 bits, one channel.
 https://github.com/openai/openai-python/blob/575ff60/src/openai/types/beta/realtime/session_create_params.py"""
 
 SOUND_FRAME = 32
-"""Tokens around a piece of sound."""
+"""Tokens added to each piece of sound."""
 
 PDF_BYTES_PER_PAGE = 60_000
-"""Bytes of a page of a PDF whose pages cannot be counted: newer files compress the objects that name them."""
+"""Bytes assumed for a page of a PDF whose pages cannot be counted: newer files compress the objects that name them."""
 
 TEXT_BYTES_PER_TOKEN = 3
-"""Bytes of a token of any other file, which is read as text."""
+"""Bytes per token of any other file, which providers read as text."""
 
 IMAGES = frozenset({"image_url", "input_image", "image", "computer_screenshot"})
 """Types of parts that are images, in any API."""
@@ -286,7 +286,7 @@ def file_tokens(url: str, prices: Prices = DEFAULT_PRICES) -> int:
 
 def opaque_tokens(size: int) -> int:
     """Return a guess at the tokens behind *size* characters of base64 that only the provider can read."""
-    return size * 3 // 16
+    return size * 3 // 16  # three bytes for four characters, four bytes for a token
 
 
 def _kind(part: Mapping[str, Any]) -> str:
@@ -309,7 +309,7 @@ def _file_url(part: Mapping[str, Any], value: Any) -> str:
     url = _text(value, "file_data") or _text(part, "file_data") or _text(value, "url") or _source_url(part)
     if not url or url.startswith(("data:", "http:", "https:")):
         return url
-    # Some clients send base64 without the head of a data URL.
+    # Some clients send base64 without ``data:...;base64,`` before it.
     name = part.get("filename")
     if not name and isinstance(value, dict):
         name = value.get("filename")
@@ -405,7 +405,7 @@ def _jpeg_size(head: bytes) -> Size | None:
     at = 2
     while at + 9 < len(head) and head[at] == 0xFF:
         marker = head[at + 1]
-        if marker == 0xFF:  # any number of these bytes may stand before a marker
+        if marker == 0xFF:  # any number of these fill bytes may precede a marker
             at += 1
             continue
         if 0xC0 <= marker <= 0xCF and marker not in (0xC4, 0xC8, 0xCC):

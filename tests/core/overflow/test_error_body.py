@@ -54,7 +54,7 @@ def test_codes_and_members() -> None:
 )
 def test_places(value: object, place: str) -> None:
     """The part of the request that an error complains of is known where it is named."""
-    assert error_parts(value).complained_of == place
+    assert error_parts(value).member_at_fault == place
 
 
 @pytest.mark.parametrize("name", ["input", "messages", "prompt", "request", "model", "id"])
