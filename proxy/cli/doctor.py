@@ -243,6 +243,7 @@ async def _send_long(exam: _Examination, usable: Window, factor: float, counter:
         text = f"not tried: it takes a request of {total} tokens, which a provider that accepts it bills"
         exam.add("overflow", "info", text, "Repeat with --yes to try it.")
         return
+    # From the shortest on: a longer request than needed costs money, and may be refused for its bytes.
     for size in sizes:
         attempt = await _send(exam, *await asyncio.to_thread(_prompt, size, counter))
         if attempt.status != 200 or diagnosis.was_cut(attempt, usable, factor):
@@ -281,6 +282,7 @@ async def _send(exam: _Examination, text: str, counted: int, *, stream: bool = F
 
 async def _exchange(exam: _Examination, method: str, path: str, body: bytes | None) -> tuple[int, bytes]:
     """Send one request; return the status and the body of the reply."""
+    # ``identity``: the body is read as it comes, without a decoder.
     headers = [("accept", "application/json"), ("accept-encoding", "identity"), ("user-agent", "ullage-doctor")]
     if body is not None:
         headers.append(("content-type", "application/json"))

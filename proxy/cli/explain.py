@@ -140,6 +140,7 @@ async def fit_request(
     Needs no server and stores nothing. Raises ``UllageError`` if the body is no request, and ``CannotFit`` if it would
     not be planned.
     """
+    # ``count_always`` below: a request that fits by its bytes would not be counted, and there would be nothing to show.
     request = Request(api_of(body), body, TENANT, "fit")
     tokenizers = Tokenizers()
     catalogue = _OverriddenCatalogue(open_catalogue(settings), model, window)

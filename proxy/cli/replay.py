@@ -182,7 +182,8 @@ async def _replay(
     """Plan the requests of *session*, up to the first one that cannot be planned."""
     requests: list[PlannedRequest] = []
     window, problem = None, ""
-    sent, sent_tokens, client_tokens = b"", 0, 0  # of the previous request
+    sent, sent_tokens, client_tokens = b"", 0, 0  # those of the previous request
+    # The engine has a store in memory, so that a compaction of one request holds for the next, as in a running proxy.
     for body in request_bodies(session, model):
         try:
             decision = await engine.first_plan(Request("chat", body, TENANT, session.name), count_always=True)

@@ -55,6 +55,7 @@ def _from_json(name: str, values: Sequence[Any]) -> list[Session]:
         return [Session(name, "", _messages(values[0]))]
     rows = _objects(values)
     types = {str(row.get("type")) for row in rows}
+    # Codex writes rollout files of {type, payload} (https://github.com/openai/codex), Claude Code rows with a message.
     if types & {"session_meta", "response_item"}:
         return _codex(name, [(str(row.get("type")), _object(row.get("payload"))) for row in rows])
     if any(isinstance(row.get("message"), dict) for row in rows):
@@ -67,6 +68,7 @@ def _from_json(name: str, values: Sequence[Any]) -> list[Session]:
 
 def _requests(name: str, rows: Iterable[Mapping[str, Any]]) -> Iterator[Session]:
     """Yield the logged requests of *rows*, without those that the next one continues."""
+    # A client sends the whole conversation with every request: only the last request of each conversation counts.
     previous: Session | None = None
     for number, row in enumerate(rows, 1):
         request = _request(row)

@@ -358,7 +358,8 @@ class Rate:
         """Return the growth of the counter *name* in a second; a dash without an earlier reading."""
         if self.before is None:
             return "-"
-        # A proxy that was restarted begins at zero.
+        # Counters of a restarted proxy begin at zero, and a rate is never negative:
+        # https://prometheus.io/docs/prometheus/latest/querying/functions/#rate
         grown = max(0.0, self.reading.total(name, **labels) - self.before.total(name, **labels))
         return f"{grown / max(1e-3, self.reading.at - self.before.at):.1f}"
 

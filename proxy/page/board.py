@@ -179,7 +179,7 @@ class Conversation:
         self.row = Row(name)
         self.version = 0
         self.advised_at = 0.0  # notes are read before reports, which may be older ones of the same second
-        self.points = array("q")
+        self.points = array("q")  # 8 bytes a number, where a list of integers takes four times as much
         self.compactions: deque[CompactionEntry] = deque(maxlen=MOST_COMPACTIONS)
 
     def add(self, at: float, report: Report) -> None:
@@ -282,7 +282,7 @@ class Board:
     def update(self) -> None:
         """Read the reports that came since the last call, and forget conversations that are not live any more."""
         self._version += 1
-        self._missed += len(self.reports) == MOST_REPORTS
+        self._missed += len(self.reports) == MOST_REPORTS  # a full deque has dropped the oldest without an error
         while self.views:
             self._note(self.views.popleft())
         while self.reports:

@@ -271,10 +271,10 @@ class RedisBackend:
 
     async def _operate(self, operation: str, key: str, call: Callable[[], Awaitable[T]]) -> T:
         """The reply to *call*; a refusal is remembered under *operation*. Raises ``Unavailable``."""
-        began, left = self._clock(), self._wait_budget.remaining(deadlines.OPERATION)
+        began, seconds = self._clock(), self._wait_budget.remaining(deadlines.OPERATION)
         node = self._node_of(key)
         try:
-            reply = await self._reply_to(self._breaker_of(node), call, left)
+            reply = await self._reply_to(self._breaker_of(node), call, seconds)
         except Unavailable as error:
             self._wait_budget.spend(self._clock() - began)
             if error.kind in REFUSALS:
@@ -283,10 +283,10 @@ class RedisBackend:
         self.refusals.remove(Refused(operation, node, key))
         return reply
 
-    async def _reply_to(self, breaker: Breaker, call: Callable[[], Awaitable[T]], left: float) -> T:
-        """The reply to *call*, if it comes within *left* seconds. Raises ``Unavailable``."""
+    async def _reply_to(self, breaker: Breaker, call: Callable[[], Awaitable[T]], seconds: float) -> T:
+        """The reply to *call*, if it comes within *seconds*. Raises ``Unavailable``."""
         try:
-            async with asyncio.timeout(left):
+            async with asyncio.timeout(seconds):
                 await self._slots.acquire()
         except TimeoutError:
             raise Unavailable("pool") from None
@@ -298,10 +298,10 @@ class RedisBackend:
         task = self._spawn(_perform(breaker, call), "store operation")
         self._running.add(task)
         task.add_done_callback(self._done)
-        done, _ = await asyncio.wait({task}, timeout=left)
+        done, _ = await asyncio.wait({task}, timeout=seconds)
         if not done:
             # The operation goes on for its full time, so that the breaker learns if the server answers at all.
-            asyncio.get_running_loop().call_later(deadlines.OPERATION - left, task.cancel)
+            asyncio.get_running_loop().call_later(deadlines.OPERATION - seconds, task.cancel)
             raise Unavailable("slow")
         reply = task.result()
         if isinstance(reply, Unavailable):

@@ -319,9 +319,9 @@ class SqliteBackend:
 
     async def _operate(self, operation: str, key: str, worker: Worker, work: Work) -> Any:
         """The result of *work* on *worker*; a refusal is remembered under *operation*. Raises ``Unavailable``."""
-        began, left = self._clock(), self._wait_budget.remaining(deadlines.OPERATION)
+        began, seconds = self._clock(), self._wait_budget.remaining(deadlines.OPERATION)
         try:
-            result = await self._result_of(worker, work, left)
+            result = await self._result_of(worker, work, seconds)
         except Unavailable as error:
             self._wait_budget.spend(self._clock() - began)
             if error.kind in REFUSALS:
@@ -330,15 +330,15 @@ class SqliteBackend:
         self.refusals.remove(Refused(operation, "", key))
         return result
 
-    async def _result_of(self, worker: Worker, work: Work, left: float) -> Any:
+    async def _result_of(self, worker: Worker, work: Work, seconds: float) -> Any:
         if not self._breaker.admit():
             raise Unavailable("open")
         future = worker.submit(work)
         future.add_done_callback(self._count)
-        done, _ = await asyncio.wait({future}, timeout=left)
+        done, _ = await asyncio.wait({future}, timeout=seconds)
         if not done:
             # The operation goes on for its full time, so that the breaker learns if the disk answers at all.
-            asyncio.get_running_loop().call_later(deadlines.OPERATION - left, self._count_late, future)
+            asyncio.get_running_loop().call_later(deadlines.OPERATION - seconds, self._count_late, future)
             raise Unavailable("slow")
         error = future.exception()
         if error is not None:

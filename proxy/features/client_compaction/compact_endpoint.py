@@ -96,6 +96,8 @@ def compact(
 
 def _sizes(measured: MeasuredRequest, shares: Shares, least_text: int) -> _Sizes:
     """Return the sizes of a compaction with at least *least_text* tokens of text."""
+    # The block takes no more of the budget than one of our own compactions would (``shares.block``), and its text no
+    # more than half of the history that it replaces. If system text and tools fill the budget it gets a quarter.
     budget = usable_budget(measured)
     most = int(shares.block * max(0, budget - measured.budget.fixed)) or budget // 4
     user_words = int(shares.pins * budget)
@@ -126,6 +128,7 @@ def _newest(indexes: Sequence[int], items: Sequence[Item], tokens: int) -> list[
 def compaction_item(compaction: OwnCompaction, key: bytes) -> dict[str, str]:
     """Return the compaction item with the text of *compaction*, authenticated with *key* (32 bytes)."""
     content = pack(compaction.text, key)
+    # Derived from the content, so that the same request has the same answer on every replica.
     name = hashlib.sha256(content.encode()).hexdigest()[:32]
     return {"type": "compaction", "id": f"cmp_{name}", "encrypted_content": content}
 

@@ -114,6 +114,7 @@ class ClientCompaction(Feature):
         envelope = located.envelope
         route = self._resolve(request.path_model or envelope.model)
         upstream = self._upstreams.get(route.upstream, UpstreamCompaction())
+        # A stored conversation is at the provider, which alone has all of its items.
         must_relay = envelope.stored or engine.mode_of(request) == "off"
         if must_relay or upstream.is_first_choice(kind):
             outcome = await engine.proceed(request)

@@ -92,7 +92,7 @@ def _chat_events(answer: TextAnswer) -> Iterator[bytes]:
     for delta, finish_reason in deltas:
         choice = {"index": 0, "delta": delta, "logprobs": None, "finish_reason": finish_reason}
         yield b"data: " + json.dumps({**head, "choices": [choice]}).encode() + b"\n\n"
-    if answer.usage:
+    if answer.usage:  # in a chunk of its own, which has no choice
         yield b"data: " + json.dumps({**head, "choices": [], "usage": _chat_usage(answer)}).encode() + b"\n\n"
     yield b"data: [DONE]\n\n"
 
@@ -107,6 +107,7 @@ def _message(answer: TextAnswer) -> dict[str, Any]:
 
 def _message_events(answer: TextAnswer) -> Iterator[bytes]:
     message = _message(answer)
+    # The usage at the beginning is provisional: that of ``message_delta`` is cumulative and replaces it.
     opening = {**message, "content": [], "stop_reason": None, "usage": {**message["usage"], "output_tokens": 1}}
     yield event("message_start", message=opening)
     yield event("content_block_start", index=0, content_block={"type": "text", "text": ""})

@@ -64,6 +64,7 @@ class SummaryAnswers(Feature):
             return None
         if not _takes_text(request, measured):
             return None
+        # Input that is not in the body cannot be in the summary either.
         if envelope.has_unseen_input or not _wants_text(envelope):
             return None
         ready = await self._records.summed_up(measured)

@@ -110,6 +110,7 @@ class Compress(Feature):
             await self._reader.located(API_FORMATS[view_request.api], request.tenant, view_request.body)
         ).envelope
         most = self._resolve(envelope.model).max_output
+        # Without a requested output an eighth of the window is reserved, so that *target* is seven eighths of it.
         return target + answer_reserve(envelope.requested_output, most, target * 8 // 7)
 
 

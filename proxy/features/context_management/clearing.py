@@ -211,6 +211,7 @@ def _weighed(item: Item, message: Mapping[str, Any]) -> Iterator[tuple[Mapping[s
     blocks = _objects(message.get("content"))
     if not any(block.get("type") in ("tool_use", "tool_result") for block in blocks):
         return
+    # An item is counted as a whole. Its tokens are divided by the lengths of its blocks, which needs no second count.
     sizes = [len(json.dumps(block)) for block in blocks]
     for block, size in zip(blocks, sizes, strict=True):
         yield block, item.tokens * size // max(1, sum(sizes))

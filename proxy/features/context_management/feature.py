@@ -53,6 +53,7 @@ class ContextManagement(Feature):
             return request
         edited = await self._edited(request)
         if edited.options.window != request.options.window:
+            # A dry run, because only a plan shows if the smaller window can be reached without loss.
             decision = await engine.plan(edited, "any", dry_run=True)
             if _loses(decision):
                 return structs.replace(edited, options=request.options)

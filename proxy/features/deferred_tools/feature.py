@@ -87,6 +87,7 @@ class DeferTools(Feature):
         if not deferred:
             return request
         names = [tool.name for tool in deferred]
+        # Last: added tools do not change the bytes of those before them.
         search = search_tool(request.api, names, window // NAMES_PART, count)
         tools_json = f"[{','.join(tool.json for tool in remaining)}]"
         at = len(parsed.body[: parsed.scan.start].decode())
@@ -118,6 +119,7 @@ def _remaining(tools: Sequence[Tool], items: bytes, tokens: int, count: Count) -
     The others take at most *tokens*.
     """
     first = set(_first(tools, tokens, count))
+    # The name is searched in the bytes, without parsing every call. A name that only a text quotes stays declared, too.
     return [tool for tool in tools if not tool.name or tool in first or f'"{tool.name}"'.encode() in items]
 
 

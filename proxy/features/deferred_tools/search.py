@@ -115,6 +115,7 @@ class ToolSearch(ServerTool):
 
     def reserved(self, view: CountedView) -> int:
         """Return the tokens by which ``DeferTools`` made the window of *view* smaller."""
+        # The view's window is the whole one less an eighth, so that an eighth of the whole is a seventh of this one.
         window = view.known.window or 0
         return min(self.max_tokens, window // (RESERVED_PART - 1))
 

@@ -145,6 +145,7 @@ class Archive:
 
     async def _save(self, batch: _Batch) -> int:
         """Save the originals of *batch*; return how many the store accepted before it failed."""
+        # One after the other: many writes at once would delay the operations of requests.
         for saved, (name, content) in enumerate(batch.originals):
             if not await self._originals.save(batch.tenant, batch.root_hash, name, content, self._limits.seconds):
                 return saved

@@ -72,7 +72,7 @@ Note = CompactionNote | SummaryNote | RequestNote
 SomeNote = TypeVar("SomeNote", CompactionNote, SummaryNote, RequestNote)
 
 _MARKS: Final[Mapping[type[Note], str]] = {CompactionNote: "e", SummaryNote: "j", RequestNote: "z"}
-"""The part of a note's name that states its kind."""
+"""The part of a note's name that states its kind. Names of stored notes never change."""
 
 
 def note_name(note: Note) -> str:

@@ -96,6 +96,7 @@ class EarlierSessions:
         self, tenant: bytes, root_hash: bytes, notes: Mapping[str, bytes], reading: _Reading
     ) -> list[EarlierItem]:
         """Return the summary of one conversation, if there is one, and its archived items in their order."""
+        # An archived item is in the format of its client's API, which only the note on the request names.
         apis = {note.route: note.api for note in read_notes(notes, RequestNote)}
         items: dict[int, EarlierItem] = {}
         for note in read_notes(notes, CompactionNote):

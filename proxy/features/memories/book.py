@@ -93,6 +93,7 @@ class MemoryBook:
         self, tenant: bytes, project: str, change: Callable[[ProjectMemories], ProjectMemories]
     ) -> ProjectMemories:
         """Store the memories of *project* as *change* returns them, and return them."""
+        # Compare and swap: if another replica has changed the memories meanwhile, *change* is applied to its result.
         for _ in range(TRIES):
             stored = await self._table.read(tenant, project)
             before = self._decoded(stored)

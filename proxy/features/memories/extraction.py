@@ -114,12 +114,15 @@ def extracted(view: CountedView) -> list[NewMemory]:
     measured, previous = view.measured, view.edits.previous
     original = measured.original(view.layout or measured.lay_out())
     spoken = spoken_of(view)
-    start = previous.cut if previous is not None else 0
+    start = 0
+    if previous is not None:
+        start = previous.cut  # an earlier compaction folded the rounds before, and their sentences are stored
     sentences: list[Sentence] = []
     for index in range(start, record.compaction.cut):
         item = measured.parsed.items[index]
         if item.role == "user":
             sentences += lasting_sentences(own_words(original.text(index).text))
+    # Comparing a sentence with a long conversation takes milliseconds, so only some are compared.
     newest = sentences[-MOST_CANDIDATES:]
     by_user = [sentence for sentence in newest if speaker_of(sentence.text, spoken, is_strict=True) == "user"]
     memories = [_memory(sentence.type, sentence.text) for sentence in _best(by_user)]

@@ -199,6 +199,7 @@ class GiveMemories(Feature):
         entries: tuple[Entry, ...] = ()
         if memories:
             now = self._now()
+            # Measured for its route only: the size of a block depends on the model's window and vocabulary.
             measured = await engine.measure(request, ENDLESS)
             route, window = measured.known.route, measured.known.window or UNKNOWN_WINDOW
             count = self._reader.count(route.encoding, route.model)

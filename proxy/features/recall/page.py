@@ -97,7 +97,7 @@ class Page:
 
     def _spend(self, text: str) -> int:
         """Subtract the tokens of *text* from the room, and return them."""
-        tokens = self._count(text) + 2
+        tokens = self._count(text) + 2  # the blank line between two texts
         self._room -= tokens
         return tokens
 
@@ -126,6 +126,7 @@ def _end(text: str, start: int, tokens: int, count: Count) -> int:
     if start + size >= len(text) and count(text[start:]) <= tokens:
         return len(text)
     size = min(size, len(text) - start)
+    # Shortened in proportion until it fits, which takes fewer counts than a bisection.
     while size > 0:
         counted = count(text[start : start + size])
         if counted <= tokens:

@@ -156,6 +156,8 @@ def _words(value: Any) -> str:
 
 def _integer(value: Any) -> int | None:
     """Return *value* as an integer, also if a model wrote it as text; None if it is no number."""
+    # Bounded, because ``int`` raises ``ValueError`` for thousands of digits:
+    # https://docs.python.org/3/library/stdtypes.html#integer-string-conversion-length-limitation
     if isinstance(value, str) and value.strip().isdecimal() and len(value) < 16:
         return int(value)
     if isinstance(value, float) and math.isfinite(value):
