@@ -24,9 +24,7 @@ QUERY_MESSAGES: Final = 3
 CLASS_WEIGHTS: Final = {"priority": 80, "durable": 50, "working": 20}
 TYPE_WEIGHTS: Final = {"project": 35, "user": 30, "decision": 25, "session": 10}
 PINNED: Final = 40
-"""Weights of a memory's class, type and pin, whatever the query. All weights are documented in
-docs/features/memories.md: users rely on the order.
-"""
+"""Weights of a memory's class, type and pin, whatever the query; docs/features/memories.md lists all weights."""
 
 PHRASE_IS_TITLE, PHRASE_IN_TITLE, PHRASE_IN_CONTENT = 70, 45, 20
 """Weights of the query as a whole."""
