@@ -16,7 +16,7 @@ _MEMBER: Final = b'"stream_options"'
 _REQUESTED: Final = b'"include_usage":true'
 
 _LONGEST: Final = 64 * 2**10
-"""Bytes of the longest event that may be the one with usage."""
+"""Bytes above which an event passes at once: an event with nothing but usage has a few hundred."""
 
 
 class _Options(msgspec.Struct):
@@ -39,7 +39,7 @@ _CHUNK: Final = msgspec.json.Decoder(_Chunk)
 
 
 def requesting_usage(body: bytes) -> bytes | None:
-    """*body* with usage requested; None if it does not stream, states ``include_usage`` itself, or is unclear."""
+    """Return *body* with usage requested; None if it does not stream, states ``include_usage``, or cannot be read."""
     if not body.lstrip().startswith(b"{"):
         return None
     try:
@@ -57,7 +57,7 @@ def requesting_usage(body: bytes) -> bytes | None:
         return body[:at] + _MEMBER + b":{" + _REQUESTED + b"}," + body[at:]
     at = body.find(own, body.find(_MEMBER) + len(_MEMBER))
     if body.count(_MEMBER) != 1 or body[body.find(_MEMBER) + len(_MEMBER) : at].strip(b" \t\r\n") != b":":
-        return None  # written with escapes, or elsewhere as well: nothing is edited on a guess
+        return None  # the member is escaped or occurs elsewhere, too: its place is not certain
     rest = b"}"
     if options is not None:
         rest = own.lstrip(b"{ \t\r\n")
@@ -67,13 +67,13 @@ def requesting_usage(body: bytes) -> bytes | None:
 
 
 class UsageHider:
-    """Takes the event that has only usage out of a stream, however the stream is cut into pieces."""
+    """Removes the event that has only usage from a stream, in any chunking."""
 
     __slots__ = ("_events", "_open")
 
     def __init__(self) -> None:
         self._events = EventCutter()
-        self._open = False  # in the middle of an event that is too long to be the one looked for
+        self._open = False  # True in the middle of an event that is too long to be the one with usage
 
     def feed(self, chunk: bytes) -> bytes:
         """Return the bytes that go to the client: every complete event but the one with usage."""
@@ -87,7 +87,7 @@ class UsageHider:
             rest = self._events.flush()
             begun = rest.rstrip(b"\r\n")
             passed.append(begun)
-            self._events.feed(rest[len(begun) :])  # these may begin the end of the event
+            self._events.feed(rest[len(begun) :])  # line ends that may be the beginning of the event's end
         return b"".join(passed)
 
     @property

@@ -1,6 +1,7 @@
 """Sessions of aiohttp's client that add nothing to a request and share nothing between callers but sockets.
 
-Each class here keeps that client from adding a header, copying a body, or leaving a connection open.
+Each class here prevents one thing that aiohttp does and has no setting for: adding a header, copying a body, leaving a
+connection open, hiding a failure. Where a private member of aiohttp is used, the class names it and why.
 """
 
 from __future__ import annotations
@@ -19,12 +20,12 @@ from proxy.upstream.connection_pool import MAX_LINE, READ_BUFFER
 
 
 def open_session(keep_alive: float) -> aiohttp.ClientSession:
-    """Return a pool whose idle connections are closed after *keep_alive* seconds; 0: at once."""
+    """Return a session whose idle connections are closed after *keep_alive* seconds; 0 closes them at once."""
     pooling: dict[str, Any] = {"keepalive_timeout": keep_alive}
     if not keep_alive:
         pooling = {"force_close": True}
-    # Each default that is overridden here lets one caller's state or the proxy's own taste reach another's request:
-    # cookies by host name, 100 connections for all, the environment's proxies and netrc, decoded bodies.
+    # Each default that is overridden here would let one caller's state, or this machine's, reach another's request:
+    # cookies by host name, 100 connections for all callers, proxies and netrc of the environment, decoded bodies.
     return aiohttp.ClientSession(
         connector=Connector(limit=0, ttl_dns_cache=30, **pooling),
         cookie_jar=aiohttp.DummyCookieJar(),
@@ -38,20 +39,20 @@ def open_session(keep_alive: float) -> aiohttp.ClientSession:
     )
 
 
-# aiohttp would add the Content-Type of the body object, and nothing else.
+# Without this, aiohttp would add the Content-Type of the body object.
 _SKIPPED: CIMultiDict[None] = CIMultiDict({"Content-Type": None})
 
 
 class VerbatimRequest(aiohttp.ClientRequest):
     """A request to which no ``Accept``, ``Accept-Encoding``, ``User-Agent`` or ``Content-Type`` is added.
 
-    Both methods are aiohttp's own (https://github.com/aio-libs/aiohttp/blob/master/aiohttp/client_reqrep.py):
-    ``skip_auto_headers`` would do, but builds and copies two mappings for each request.
+    Both methods override aiohttp's (https://github.com/aio-libs/aiohttp/blob/master/aiohttp/client_reqrep.py). Its
+    public ``skip_auto_headers`` has the same effect, but builds and copies two mappings for each request.
     """
 
     def update_auto_headers(self, skip_auto_headers: Iterable[str] | None) -> None:  # noqa: ARG002
         """Add no header."""
-        # Read again when the body is attached, which would add its Content-Type.
+        # Private: aiohttp reads it when the body is attached, and would add its Content-Type then.
         self._skip_auto_headers = _SKIPPED
 
     def update_headers(self, headers: Any) -> None:
@@ -61,12 +62,12 @@ class VerbatimRequest(aiohttp.ClientRequest):
 
 
 class AbortingResponse(aiohttp.ClientResponse):
-    """A response whose connection is reset if it is given up.
+    """A response whose connection is reset, not closed, if it is given up.
 
     aiohttp closes it (https://github.com/aio-libs/aiohttp/blob/master/aiohttp/client_reqrep.py), and a closed transport
-    first flushes its buffer: an upload would go on to an upstream whose answer has no reader.
+    first sends its buffer: an upload would continue to an upstream whose answer has no reader.
 
-    ``known`` and ``whole`` are those of a ``PooledResponse``, for answers that went past the parser: none of these.
+    ``known`` and ``whole`` are members of a ``PooledResponse`` that ``DirectReply`` reads; they are never set here.
     """
 
     known: ClassVar[None] = None
@@ -81,17 +82,17 @@ class AbortingResponse(aiohttp.ClientResponse):
 
 
 class FailingProtocol(ResponseHandler):
-    """A connection whose failure reaches the body's reader too: after broken framing it would wait for ever.
+    """A connection whose failure also reaches the reader of its body, which would wait forever after broken framing.
 
-    ``_payload`` is the body that is being read; aiohttp shows it nowhere else
-    (https://github.com/aio-libs/aiohttp/blob/master/aiohttp/client_proto.py).
+    ``_payload`` is the body that is being read; aiohttp has no public name for it:
+    https://github.com/aio-libs/aiohttp/blob/master/aiohttp/client_proto.py
     """
 
     def connection_lost(self, exc: BaseException | None) -> None:
         """Fail the body that is being read if the connection was reset."""
         body = self._payload
         if exc is not None and isinstance(body, aiohttp.StreamReader) and not body.is_eof():
-            # aiohttp takes every end of a close-delimited body for a clean one; the exception must be there before.
+            # aiohttp treats every end of a close-delimited body as a clean one, unless an exception is set before.
             body.set_exception(aiohttp.ClientPayloadError("the connection was reset"))
         super().connection_lost(exc)
 
@@ -106,7 +107,7 @@ class FailingProtocol(ResponseHandler):
 
 
 class Connector(aiohttp.TCPConnector):
-    """A pool of such connections. aiohttp has no setting for their class, only this factory."""
+    """A pool of such connections. aiohttp has no setting for their class, only the private ``_factory``."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
@@ -116,9 +117,9 @@ class Connector(aiohttp.TCPConnector):
 class BytesBody(payload.Payload):
     """A body in memory, of any size, sent in one write.
 
-    aiohttp's own payload of bytes warns about more than 1 MiB
-    (https://github.com/aio-libs/aiohttp/blob/master/aiohttp/payload.py). ``_size``, ``_value`` and ``_autoclose`` are
-    what its subclasses set and read there.
+    aiohttp's own payload of bytes warns about more than 1 MiB:
+    https://github.com/aio-libs/aiohttp/blob/master/aiohttp/payload.py. ``_size``, ``_value`` and ``_autoclose`` are the
+    members that every subclass there has to set or read.
     """
 
     _autoclose = True

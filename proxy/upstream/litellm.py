@@ -1,7 +1,7 @@
-"""Providers that do not speak OpenAI's API, through LiteLLM: chat completions in, chat completions out.
+"""Calls providers that do not speak OpenAI's API through LiteLLM: chat completions in, chat completions out.
 
 LiteLLM takes seconds to import, so it is imported when the first bridged upstream is warmed up or called. Its proxy is
-never imported, nothing is fetched, and it neither retries nor follows redirects here.
+never imported, it fetches nothing by itself, and it neither retries nor follows redirects here.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ OFFLINE: Final = {
 }
 """Environment that keeps LiteLLM from fetching anything by itself; set before it is imported."""
 
-_ALWAYS_TAKEN: Final = frozenset({"model", "messages", "stream", "stream_options"})
-"""Members of a request that every provider takes, in LiteLLM's hands."""
+_ALWAYS_SUPPORTED: Final = frozenset({"model", "messages", "stream", "stream_options"})
+"""Members of a request that LiteLLM translates for every provider."""
 
 _RETURNED_HEADERS: Final = re.compile(r"(?:x-|anthropic-)?ratelimit[\w-]*|(?:x-)?request-id|retry-after[\w-]*")
 """Headers of a provider's answer that go to the client: rate limits, request ids and pauses."""
@@ -45,7 +45,7 @@ _KEYS: Final = CREDENTIAL_ORDER[1:]
 """Headers that hold a key without a scheme before it."""
 
 _MOST_QUEUED: Final = 64
-"""Events of a stream that wait for their reader, at most."""
+"""Events of a stream that may wait for a slow reader; then LiteLLM's stream is not read further."""
 
 _JSON: Final = ("content-type", "application/json")
 _SSE: Final = ("content-type", "text/event-stream")
@@ -56,7 +56,7 @@ OptionsOf = Callable[[str], Mapping[str, object]]
 
 
 def no_options(model: str) -> Mapping[str, object]:
-    """No options, whatever the *model*."""
+    """Return no options, whatever the *model*."""
     del model
     return NOTHING
 
@@ -65,9 +65,9 @@ def no_options(model: str) -> Mapping[str, object]:
 class Bridged:
     """One upstream behind LiteLLM.
 
-    ``options`` are LiteLLM's own (regions, projects), ``options_of`` gives those of a model. Without ``base_url`` the
-    provider's own is called. ``ambient``: it is paid by the proxy's own surroundings (a role, a service account), never
-    by a client's key.
+    ``options`` are LiteLLM's own (regions, projects), ``options_of`` returns those of a model. Without ``base_url`` the
+    provider's own is called. ``ambient``: the credentials are those of the proxy's environment (a role, a service
+    account), never a client's key.
     """
 
     name: str
@@ -110,7 +110,7 @@ class BridgedReply:
 
 
 class _EventQueue:
-    """Queues a stream's events as they come, so that a reader who is cancelled loses none."""
+    """Queues a stream's events as they arrive, in a task of its own, so that a reader that is cancelled loses none."""
 
     def __init__(self, events: AsyncIterator[bytes], spawn: Spawn) -> None:
         self._queue: asyncio.Queue[bytes | UllageError] = asyncio.Queue(_MOST_QUEUED)
@@ -139,7 +139,7 @@ class _EventQueue:
         except UllageError as error:
             await self._queue.put(error)
         except Exception:
-            await self._queue.put(UllageError())  # the reader must not wait for what never comes
+            await self._queue.put(UllageError())  # else the reader would wait forever
             raise
         await self._queue.put(b"")
 
@@ -164,7 +164,7 @@ class Bridge:
     async def send(
         self, target: str, headers: Sequence[tuple[str, str]], body: bytes, added: Mapping[str, str] = NOTHING
     ) -> BridgedReply:
-        """Return the provider's answer to a chat completions *body*, in OpenAI's shape; its errors too.
+        """Return the provider's answer to a chat completions *body*, or its error, in OpenAI's shape.
 
         Of the client's *headers* its key, ``user-agent`` and ``anthropic-beta`` are passed on; all *added* are sent.
 
@@ -207,7 +207,7 @@ class Bridge:
 
 @dataclass(frozen=True, slots=True)
 class _Loaded:
-    """LiteLLM, the module that holds its wire, and the one client it uses."""
+    """LiteLLM, the module ``litellm_transport``, and the one HTTP client that LiteLLM uses."""
 
     litellm: Any
     wire: Any
@@ -216,7 +216,7 @@ class _Loaded:
 
 def _load() -> _Loaded:
     os.environ.update(OFFLINE)
-    # What it logs may quote prompts; what matters reaches the caller as an error.
+    # Its log may quote prompts. Errors reach the caller anyway.
     for name in ("LiteLLM", "LiteLLM Router", "LiteLLM Proxy"):
         logging.getLogger(name).setLevel(logging.CRITICAL + 1)
     litellm: Any = importlib.import_module("litellm")
@@ -245,9 +245,9 @@ def _load() -> _Loaded:
 
 
 def _ollama_facts(_: Any, model: str, **__: Any) -> dict[str, Any]:
-    """Return what LiteLLM believes of Ollama's *model* if it cannot ask.
+    """Return the facts that LiteLLM assumes of Ollama's *model* if it cannot query the server.
 
-    After each answer it would ask ``/api/show`` with a blocking client, for the prices in its log, and the event loop
+    After each answer it would query ``/api/show`` with a blocking client, for the prices in its log, and the event loop
     would wait for that server.
     """
     unknown = dict.fromkeys(("max_tokens", "max_input_tokens", "max_output_tokens"))
@@ -297,7 +297,7 @@ def _check(litellm: Any, upstream: Bridged, request: Mapping[str, Any]) -> None:
         raise InvalidRequest(
             f"The upstream {upstream.name!r} names a provider that LiteLLM does not know: {upstream.provider}."
         )
-    refused = sorted(request.keys() - _ALWAYS_TAKEN - (shapes.FIELDS & set(supported)))
+    refused = sorted(request.keys() - _ALWAYS_SUPPORTED - (shapes.FIELDS & set(supported)))
     if refused:
         names = ", ".join(refused)
         raise InvalidRequest(f"{upstream.provider} does not take {names} for {request['model']}. Leave {names} out.")
@@ -306,7 +306,7 @@ def _check(litellm: Any, upstream: Bridged, request: Mapping[str, Any]) -> None:
 
 
 def _key(upstream: Bridged, headers: Sequence[tuple[str, str]]) -> str | None:
-    """Return the key to call the provider with, or None if the proxy's surroundings pay. Raises ``Unauthorized``."""
+    """Return the key for the call, or None for the environment's credentials. Raises ``Unauthorized``."""
     if upstream.api_key is not None or upstream.ambient:
         return upstream.api_key
     sent = {name.lower(): value for name, value in headers}
@@ -315,7 +315,7 @@ def _key(upstream: Bridged, headers: Sequence[tuple[str, str]]) -> str | None:
     if scheme.lower() == "bearer" and token.strip():
         keys.insert(0, token.strip())
     if not keys:
-        # LiteLLM would look for one in the proxy's environment, and a caller without a key would spend that.
+        # LiteLLM would take a key from the proxy's environment, and a caller without a key would use that one.
         raise Unauthorized(f"The upstream {upstream.name!r} has no key of its own: send yours as a bearer token.")
     return keys[0]
 

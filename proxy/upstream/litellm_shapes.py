@@ -1,4 +1,4 @@
-"""The shapes of bridged calls: which members LiteLLM is given, and its answers and errors in OpenAI's shape."""
+"""Converts bridged calls: the members that LiteLLM may get, and its answers and errors in OpenAI's shape."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _PREFIX: Final = re.compile(r"^(?:litellm\.\w+: |\w+(?:Error|Exception) - )+")
 
 
 def encoded(document: Mapping[str, Any]) -> bytes:
-    """Return *document* as JSON. Lone surrogates, which are no UTF-8, are passed on as they came."""
+    """Return *document* as JSON. Lone surrogates, which UTF-8 cannot encode, are passed on as they came."""
     return json.dumps(document, ensure_ascii=False).encode("utf-8", "surrogatepass")
 
 
@@ -127,7 +127,7 @@ https://docs.litellm.ai/docs/completion/input.
 """
 
 CLAUDE: Final = re.compile("anthropic|claude")
-"""Found in providers and models whose answers are Claude's."""
+"""Matches names of providers and models whose answers are Claude's."""
 
 _GOOGLE: Final = ("gemini", "vertex_ai", "vertex_ai_beta")
 """LiteLLM's names of Google's providers."""

@@ -1,7 +1,7 @@
-"""The HTTP client that LiteLLM is given: no retries, no redirects, and the provider's own bytes.
+"""The HTTP client for LiteLLM: no retries, no redirects, and the provider's own bytes.
 
-LiteLLM's own client sends a request a second time when a connection breaks, follows redirects with the key in its
-hand, and passes on errors in words of its own. Import this module only if LiteLLM is loaded: it needs ``httpx``.
+LiteLLM's own client sends a request again when a connection breaks, follows redirects with the key in the request, and
+rewords errors. Import this module only if LiteLLM is loaded: it needs ``httpx``.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ class Call:
 
 
 CALL: ContextVar[Call] = ContextVar("bridged call")
-"""The bridged call that the running task makes: LiteLLM passes nothing of its own on to the client it is given."""
+"""The bridged call of the running task. A context variable, because LiteLLM passes no argument on to its client."""
 
 
 class Broken(httpx.NetworkError):
-    """A connection that failed. LiteLLM sends a request again for the errors that httpx has for this."""
+    """A connection that failed. Not one of httpx's own errors, for which LiteLLM would send the request again."""
 
 
 class Transport(httpx.AsyncHTTPTransport):
@@ -76,7 +76,7 @@ class Transport(httpx.AsyncHTTPTransport):
 
 
 class _Watched(httpx.AsyncByteStream):
-    """A body that remembers for its call how it broke."""
+    """A body that stores the error with which it broke in its call."""
 
     def __init__(self, stream: httpx.AsyncByteStream, call: Call) -> None:
         self._stream = stream

@@ -1,4 +1,4 @@
-"""The answers in which servers state their windows, read from decoded JSON. Figures out of range count as absent."""
+"""Reads the windows that servers state from their decoded JSON answers. Figures out of range count as absent."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ import msgspec
 from proxy.core.models import ServerWindow
 
 LEAST, MOST = 256, 1_000_000_000
-"""Windows outside of this range are mistakes: a smaller one would make every request too long."""
+"""Tokens of the smallest and the largest plausible window: a smaller one would make every request too long."""
 
 MOST_MODELS: Final = 4_000
 """Entries of a list of models that are read."""
 
 EVERY: Final = "*"
-"""Stands for every model of a server that serves one, whatever clients call it."""
+"""The name for every model of a server that has only one, whatever clients call it."""
 
 LISTED: Final = ("max_model_len", "context_length", "context_window", "max_context_length")
 """Members of a model's entry in ``/v1/models``: vLLM and SGLang; OpenRouter and Together; Groq; Mistral.
@@ -37,7 +37,7 @@ OWNERS: Final[Mapping[str, Kind]] = {
 
 SGLang: https://github.com/sgl-project/sglang/blob/main/python/sglang/srt/entrypoints/openai/protocol.py.
 Ollama gives the namespace of a model: https://github.com/ollama/ollama/blob/main/openai/openai.go.
-The others are as their servers answer.
+The others were read from answers of their servers.
 """
 
 NAMELESS: Final[frozenset[Kind]] = frozenset({"llamacpp", "sglang"})
@@ -59,7 +59,7 @@ def decode(body: bytes) -> object:
 def find(windows: Mapping[str, ServerWindow], model: str) -> ServerWindow | None:
     """Return the window of *model* among *windows*, or None. Ollama's clients may leave out the tag ``latest``."""
     if not windows:
-        return None  # most servers state none: no name is formed for those
+        return None  # most servers state none, so the common case builds no string
     return windows.get(model) or windows.get(f"{model}:latest") or windows.get(EVERY)
 
 
@@ -92,7 +92,7 @@ def _entry(entry: Mapping[str, Any]) -> ServerWindow | None:
     top_provider = _object(entry, "top_provider")
     stated = {name: entry.get(name) for name in LISTED}
     stated["top_provider.context_length"] = top_provider.get("context_length")
-    # llama.cpp: n_ctx is the window of a slot; n_ctx_train, that of the training, says nothing of it.
+    # llama.cpp: n_ctx is the window of a slot; n_ctx_train is that of the training, which the server need not have.
     stated["meta.n_ctx"] = _object(entry, "meta").get("n_ctx")
     figures = {name: figure for name, value in stated.items() if (figure := _figure(value))}
     if not figures:

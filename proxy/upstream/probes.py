@@ -1,7 +1,14 @@
-"""Reads the windows that servers state, in the background: a request never waits for it.
+"""Probes servers for the windows of their models, in the background: no request waits for it.
 
-One probe asks a server for all its models. The list of models comes first, since most servers state windows there. The
-native routes of the others are tried only if the list does not name another kind of server.
+One probe queries a server for all its models. The list of models comes first, since most servers state windows there.
+Native routes of other kinds of server are tried only if the list does not show which kind this is.
+
+    after a probe                                        the next one
+    every requested model's window is known              after ``FRESH_SECONDS``
+    a requested model is listed but not loaded           after ``LOADING_RETRY``: it gets its window when it is loaded
+    the server did not answer, or stated nothing         after ``FIRST_RETRY``, twice as long after each failure
+
+Processes that share a store share the answers (``SharedProbeCache``), so that one of them probes for all.
 """
 
 from __future__ import annotations
@@ -25,22 +32,22 @@ from proxy.tasks import Spawn
 from proxy.upstream import probe_formats as formats
 
 FRESH_SECONDS: Final = 600.0
-"""Seconds for which an answer is valid."""
+"""Seconds for which an answer is valid: operators change a server's window rarely, and by a restart."""
 
 FIRST_RETRY: Final = 60.0
-"""Seconds from a failure to the next try; twice that after the next failure, up to ``FRESH_SECONDS``."""
+"""Seconds from a failure to the next probe; twice that after the next failure, up to ``FRESH_SECONDS``."""
 
 LOADING_RETRY: Final = 5.0
-"""Seconds to the next try if a server has not loaded a model yet: it chooses the window when it loads it."""
+"""Seconds to the next probe if a server has not loaded a model yet: it chooses the window when it loads it."""
 
 MOST_SHARED: Final = 2**18
-"""Bytes of an answer that is shared. With a larger one each process probes the server itself."""
+"""Bytes of the largest answer that is shared. With a larger one each process probes the server itself."""
 
 MOST_SKEW: Final = 5.0
-"""Seconds by which another machine's clock may be ahead."""
+"""Seconds by which the clock of the process that shared an answer may be ahead of ours."""
 
-MOST_WANTED: Final = 100
-"""Models remembered as wanted, of each server: their names come from clients."""
+MOST_REQUESTED: Final = 100
+"""Requested models that are remembered for each server: their names come from clients."""
 
 DEADLINE: Final = 3.0
 """Seconds for all requests of one probe together."""
@@ -49,7 +56,7 @@ MOST_BYTES: Final = 2**20
 """Bytes of one answer."""
 
 INLINE: Final = 2**15
-"""Bytes of an answer that are decoded on the event loop; more in a thread."""
+"""Bytes of the largest answer that is decoded on the event loop; a larger one is decoded in a thread."""
 
 SILENT: Final = (
     "api.openai.com",
@@ -111,14 +118,15 @@ OnWindows = Callable[[str, Mapping[str, ServerWindow]], None]
 class _Server:
     """The state of one upstream. ``cache_name`` is its name in the shared cache.
 
-    ``due`` is the monotonic second of the next probe, ``checked`` that of the last one, ``pause`` the seconds between
-    two after failures. ``problem`` says in words why there are no windows.
+    ``requested`` are the models of requests, newest last. ``due`` is the monotonic second of the next probe,
+    ``checked`` that of the last one, ``pause`` the seconds between two after failures. ``problem`` is the reason why
+    there are no windows, for people.
     """
 
     name: str
     cache_name: str
     windows: dict[str, ServerWindow] = field(default_factory=dict)
-    wanted: OrderedDict[str, None] = field(default_factory=OrderedDict)
+    requested: OrderedDict[str, None] = field(default_factory=OrderedDict)
     listed: frozenset[str] = frozenset()
     due: float = 0.0
     pause: float = 0.0
@@ -128,10 +136,10 @@ class _Server:
 
 
 class Probes:
-    """Asks servers for their windows in the background, and stores their answers.
+    """Probes servers for their windows in the background, and stores their answers.
 
-    *upstreams* are base URLs by name. *on_windows* is called after each probe that changed something. The answers of
-    one process are in the *cache* for the others. *wall* is Unix time.
+    *upstreams* are base URLs by name. *on_windows* is called after each probe that changed something. *cache* shares
+    the answers with other processes. *wall* is Unix time. Only the event loop's thread uses it.
     """
 
     def __init__(
@@ -166,17 +174,17 @@ class Probes:
         if server is None:
             return None
         if refresh:
-            if model not in server.wanted:
-                self._want(server, model)
+            if model not in server.requested:
+                self._request(server, model)
             if not server.probing and self._clock() >= server.due:
                 self._start(server)
         return formats.find(server.windows, model)
 
     def adopt(self, before: Probes) -> None:
-        """Take over what *before* knows of servers that are still configured at the same address."""
+        """Take over the windows that *before* has of servers that are still configured at the same address."""
         for name, server in before._servers.items():
             if name in self._servers and self._servers[name].cache_name == server.cache_name:
-                self._servers[name] = replace(server, probing=False, wanted=OrderedDict(server.wanted))
+                self._servers[name] = replace(server, probing=False, requested=OrderedDict(server.requested))
 
     async def close(self) -> None:
         """End the probes under way, and begin no others."""
@@ -204,7 +212,7 @@ class Probes:
         ]
 
     def last_probes(self) -> dict[str, dict[str, object]]:
-        """Return how the last probe of each upstream went, as people read it: its age in seconds and what failed."""
+        """Return the result of the last probe of each upstream, for people: its age in seconds, and the problem."""
         return {
             server.name: {
                 "age_seconds": self._age(server),
@@ -233,15 +241,15 @@ class Probes:
         if server is None or server.probing:
             return
         for model in models:
-            self._want(server, model)
+            self._request(server, model)
         server.probing = True
         await self._probe(server, shared=False)
 
-    def _want(self, server: _Server, model: str) -> None:
-        """Add *model* to those that the next probe is about."""
-        server.wanted[model] = None
-        if len(server.wanted) > MOST_WANTED:
-            server.wanted.popitem(last=False)
+    def _request(self, server: _Server, model: str) -> None:
+        """Add *model* to the requested ones, which the next probe is about."""
+        server.requested[model] = None
+        if len(server.requested) > MOST_REQUESTED:
+            server.requested.popitem(last=False)
         if model in server.listed and model not in server.windows:
             # No probe was about this model yet.
             server.due = min(server.due, self._clock() + LOADING_RETRY)
@@ -251,12 +259,12 @@ class Probes:
         self._tasks[server.name] = self._spawn(self._probe(server), f"probe {server.name}")
 
     async def _probe(self, server: _Server, *, shared: bool = True) -> None:
-        """Take over another process's answer if *shared* answers may be used, else ask *server*."""
+        """Take over another process's answer if *shared* answers may be used, else query *server*."""
         try:
             async with asyncio.timeout(DEADLINE):
                 if shared and await self._adopt(server):
                     return
-                models = tuple(server.wanted)
+                models = tuple(server.requested)
                 result = await Probe(server.name, models, self._send, self._headers).run()
         except TimeoutError:
             self._failed(server, f"no answer within {DEADLINE:g} s")
@@ -269,7 +277,7 @@ class Probes:
             server.probing = False
 
     async def _adopt(self, server: _Server) -> bool:
-        """Take over the answer of another process. Return False if it is too old, or lacks a model wanted here."""
+        """Take over the answer of another process. Return False if it is too old or lacks a model requested here."""
         if self._cache is None:
             return False
         shared = _decode(await self._cache.read(server.cache_name))
@@ -280,7 +288,7 @@ class Probes:
         if not -MOST_SKEW <= age < min(shared.valid_seconds, FRESH_SECONDS):
             return False
         probed = {name for model in shared.probed for name in (model, f"{model}:latest")}
-        others = [model for model in _listed(server.wanted, shared.listed) if model not in probed]
+        others = [model for model in _listed(server.requested, shared.listed) if model not in probed]
         if any(formats.find(shared.windows, model) is None for model in others):
             return False
         windows = {
@@ -334,7 +342,7 @@ class Probes:
     def _retry(self, server: _Server, first: float) -> None:
         """Set the time of the next probe: *first* seconds from now, twice as long after each failure."""
         server.pause = min(FRESH_SECONDS, max(first, server.pause * 2))
-        # Many workers and replicas should not probe at the same moment.
+        # Random, so that many workers and replicas do not probe at the same moment.
         server.due = self._clock() + server.pause * random.uniform(0.9, 1.1)  # noqa: S311 - no secret
 
 
@@ -362,10 +370,10 @@ def _decode(value: bytes | None) -> Shared | None:
 
 
 def _shown(server: _Server) -> list[tuple[str, ServerWindow]]:
-    """Return the windows of the models that were wanted, and of the first twenty others, sorted by name."""
+    """Return the windows of the requested models, and of the first twenty others, sorted by name."""
     few = dict(list(server.windows.items())[:20])
-    wanted = {model: window for model in server.wanted if (window := formats.find(server.windows, model))}
-    return sorted({**few, **wanted}.items())
+    requested = {model: window for model in server.requested if (window := formats.find(server.windows, model))}
+    return sorted({**few, **requested}.items())
 
 
 SendProbe = Callable[[str, str, str, Sequence[tuple[str, str]], bytes | None], Awaitable[Reply]]
@@ -374,7 +382,10 @@ SendProbe = Callable[[str, str, str, Sequence[tuple[str, str]], bytes | None], A
 
 @dataclass(frozen=True)
 class ProbeResult:
-    """The answers of one server: windows by model and the models it lists. ``loading``: a wanted one is not loaded."""
+    """The answers of one server: windows by model, and the models it lists.
+
+    ``loading`` is true if a requested model is listed and not loaded yet.
+    """
 
     windows: dict[str, ServerWindow]
     listed: frozenset[str]
@@ -382,13 +393,13 @@ class ProbeResult:
 
 
 class Probe:
-    """Asks one server once for the windows of the models *wanted*."""
+    """Queries one server once for the windows of the *requested* models."""
 
     def __init__(
-        self, upstream: str, wanted: tuple[str, ...], send: SendProbe, headers: Sequence[tuple[str, str]]
+        self, upstream: str, requested: tuple[str, ...], send: SendProbe, headers: Sequence[tuple[str, str]]
     ) -> None:
         self._upstream = upstream
-        self._wanted = wanted
+        self._requested = requested
         self._send = send
         self._headers = headers
 
@@ -410,7 +421,7 @@ class Probe:
         if kind in ("llamacpp", "") and (stated := formats.llamacpp(await self._try("/props"))):
             return ProbeResult(stated, listed)
         if kind in ("lmstudio", "") and (loaded := formats.lmstudio(await self._try("/api/v0/models"))) is not None:
-            loading = any(formats.find(loaded, model) is None for model in _listed(self._wanted, listed))
+            loading = any(formats.find(loaded, model) is None for model in _listed(self._requested, listed))
             return ProbeResult(loaded, listed, loading)
         if kind in ("ollama", "") and (running := formats.ollama_running(await self._try("/api/ps"))) is not None:
             return await self._ollama(running, listed)
@@ -419,9 +430,9 @@ class Probe:
         return ProbeResult({}, listed)
 
     async def _ollama(self, stated: dict[str, ServerWindow], listed: frozenset[str]) -> ProbeResult:
-        """Return the windows of running models, and those *stated* for wanted ones that are not running."""
+        """Return the windows *stated* for running models, and those of requested ones that are not running."""
         loading = False
-        for model in _listed(self._wanted, listed):
+        for model in _listed(self._requested, listed):
             if formats.find(stated, model) is not None:
                 continue
             loading = True  # its window is certain only once it runs
@@ -471,6 +482,6 @@ async def _body(reply: Reply) -> bytes:
     return bytes(body)
 
 
-def _listed(wanted: Iterable[str], listed: frozenset[str]) -> list[str]:
-    """Return those of *wanted* that a server has *listed*: a name that a client made up is no reason to ask."""
-    return [model for model in wanted if model in listed or f"{model}:latest" in listed]
+def _listed(requested: Iterable[str], listed: frozenset[str]) -> list[str]:
+    """Return those of *requested* that the server has *listed*: a client may have invented the others."""
+    return [model for model in requested if model in listed or f"{model}:latest" in listed]

@@ -39,13 +39,16 @@ API: Final = frozenset(
         "videos",
     }
 )
-"""First segments of the OpenAI and Anthropic APIs: without a version they still mean the versioned route."""
+"""First segments of paths of the OpenAI and Anthropic APIs. A path without a version means the versioned route.
+
+https://platform.openai.com/docs/api-reference, https://platform.claude.com/docs/en/api/overview
+"""
 
 _VERSION = re.compile(r"v\d+\w*")
 """A segment of a path that is an API's version: ``v1``, ``v1beta``."""
 
 _FLAVOURS = re.compile("/(?:openai|anthropic)(?=/v1/)")
-"""Prefixes that gateways put before an API's paths, which a base URL with a path of its own replaces."""
+"""Prefixes that gateways put before an API's paths; a base URL with a path of its own replaces them."""
 
 NOTHING: Final[Mapping[str, str]] = MappingProxyType({})
 """An empty mapping that every caller may share."""
@@ -53,23 +56,25 @@ NOTHING: Final[Mapping[str, str]] = MappingProxyType({})
 
 @dataclass(frozen=True, slots=True)
 class Timeouts:
-    """Seconds to connect, to the answer's head once the request is sent, between two bytes of its body, and for all.
+    """Timeouts in seconds.
 
-    ``keep_alive``: seconds after which an idle connection is closed.
+    ``connect`` is for a connection, ``first_byte`` for the answer's head after the request is sent, ``idle`` between
+    two bytes of the body, ``total`` for the whole answer. After ``keep_alive`` an idle connection is closed.
     """
 
     connect: float = 5.0
-    first_byte: float = 600.0
+    first_byte: float = 600.0  # a model may think for minutes: OpenAI's own SDK waits ten
     idle: float = 300.0
     total: float = 3600.0
+    # Below the 5 s after which uvicorn and Node close: https://www.uvicorn.org/settings/#timeouts
     keep_alive: float = 4.0
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """One upstream. ``api_key`` replaces the client's credentials; without one the client's own go through.
+    """One upstream. ``api_key`` replaces the client's credentials; without one these are forwarded.
 
-    ``headers`` are added to every request and win over the client's; ``proxy`` is the URL of a forward proxy.
+    ``headers`` are added to every request and replace the client's; ``proxy`` is the URL of a forward proxy.
     """
 
     name: str

@@ -10,7 +10,7 @@ import pytest
 from aiohttp import web
 
 from proxy.upstream import Probes, Target, Upstreams, may_answer
-from proxy.upstream.probes import FIRST_RETRY, FRESH_SECONDS, LOADING_RETRY, MOST_WANTED
+from proxy.upstream.probes import FIRST_RETRY, FRESH_SECONDS, LOADING_RETRY, MOST_REQUESTED
 from tests.support.probe_fixtures import (
     GROQ,
     INFO,
@@ -134,10 +134,10 @@ async def test_names_of_clients_fill_no_memory() -> None:
     """However many names clients send, few are remembered, and they bring about no further questions."""
     async with probed_server({"/v1/models": VLLM}) as about:
         await about.ask("my-lora")
-        for number in range(5 * MOST_WANTED):
+        for number in range(5 * MOST_REQUESTED):
             assert await about.ask(f"model-{number}") is None
         assert len(about.site.requests) == 1
-        assert len(about.probes._servers["up"].wanted) <= MOST_WANTED
+        assert len(about.probes._servers["up"].requested) <= MOST_REQUESTED
         assert {row["model"] for row in about.probes.stated_windows()} == {"my-lora", "Qwen/Qwen2.5-7B-Instruct"}
 
 
