@@ -156,6 +156,7 @@ def compacting_client(envelope: Envelope, first: bytes, last: bytes, has_history
 
 def _client_of_last(last: bytes, system: str, *, may_call: bool, has_history: bool) -> str:
     """Return the client whose compaction the *last* item requests; empty if it requests none."""
+    # Bytes are searched before any JSON is decoded: every request comes here, and hardly any is a compaction.
     edges = last
     if len(last) > 2 * _EDGE:
         edges = last[:_EDGE] + last[-_EDGE:]
@@ -198,6 +199,7 @@ def _has_hint(edges: bytes, system: str, *, may_call: bool, has_history: bool) -
 
 def _has_intent(item: Mapping[str, Any], system: str, *, may_call: bool, has_history: bool) -> bool:
     """Return True if the last text of *item*, or the *system* text, requests a summary from which work continues."""
+    # The last text is the request; those before it may be reminders of the client or a pasted conversation.
     text = ["", *_user_texts(item)][-1]
     if may_call:
         return has_history and requests_text_only(text)

@@ -159,6 +159,7 @@ def _crc(text: str) -> int:
 
 
 def _result(text: str, count: Callable[[str], int], *, failed: bool) -> Result:
+    # Status, line numbers and marks of a cut are at the ends of a result; its middle may have megabytes.
     edges = text
     if len(text) > 2 * _EDGE:
         edges = text[:_EDGE] + "\n" + text[-_EDGE:]

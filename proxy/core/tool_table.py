@@ -172,8 +172,10 @@ class ToolMap:
         self.work = work
         named = {**tools, **dict.fromkeys(protected, PROTECTED)}
         self._exact = {name: tool for name, tool in named.items() if not _is_glob(name)}
+        # Reversed, so that of two names that differ in case only the first one decides.
         self._folded = {name.lower(): tool for name, tool in reversed(self._exact.items())}
         globs = [(re.compile(fnmatch.translate(name), re.IGNORECASE), t) for name, t in named.items() if _is_glob(name)]
+        # Globs of protected tools first: a general one must not take a protected tool.
         self._globs = sorted(globs, key=lambda entry: entry[1].kind != "protected")
         self._keys = keys
         self._range_keys = frozenset((*keys.first, *keys.count, *keys.last))

@@ -194,6 +194,7 @@ class Engine:
             decision = await self._plan_for(request, model, step_max_loss, dry_run=dry_run)
             if isinstance(decision, Forward):
                 return decision
+        # Only a view that is too lossy is planned again: a refusal stays one, whatever may be lost.
         if isinstance(first, Reject):
             return first
         return never_too_lossy(await self.plan(request, "any"))
@@ -320,6 +321,7 @@ class Engine:
 
     async def _next(self, run: Run, view: View, refusal: Overflow | Failed | NotNews) -> Forward | GiveUp:
         """Decide what to send after *view* was refused."""
+        # In the modes observe and off the client gets each refusal as it came.
         if self.measurer.mode_of(run.request) != "on":
             return GIVE_UP
         run.resume_planning()
@@ -458,6 +460,7 @@ class Engine:
         After an overflow a smaller view is sent; if none is left the reply is the provider's first refusal.
         """
         run.begin_generation()
+        # No fallbacks: another model would answer with its own words what this one began.
         run.attempts = Attempts((), view)
         delivery = await self._deliver(run, Forward(view), extend)
         retries = max(0, run.sent - 1)

@@ -49,14 +49,14 @@ class FailOpen:
         if run.request.purpose == "compress":
             raise UllageError  # such a request sends nothing
         if run.reply is not None:
-            return self._untouched_answer(run, run.reply, b"".join(run.chunks))
+            return self._unchanged_answer(run, run.reply, b"".join(run.chunks))
         if run.instead is not None:
-            return self._untouched_answer(run, *run.instead)
+            return self._unchanged_answer(run, *run.instead)
         upstream, model, body, path_qs = self._destination(run.request)
         reply = await self._calls.send_bytes(run, upstream, body, model, path_qs)
-        return self._untouched_answer(run, reply, b"")
+        return self._unchanged_answer(run, reply, b"")
 
-    def _untouched_answer(self, run: Run, reply: Reply, head: bytes) -> Answer:
+    def _unchanged_answer(self, run: Run, reply: Reply, head: bytes) -> Answer:
         request = run.request
         api = request.api
         if request.purpose == "count":

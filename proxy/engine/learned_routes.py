@@ -201,6 +201,7 @@ class LearnedRoutes:
         cached = self.get_fresh(route, tenant)
         if cached is not None:
             return cached
+        # The clock is read first, so that the value never counts as fresher than it is.
         now, shared = self._clock(), load(await self._records.read_route(tenant, route.learned_key))
         cached = self._cached[route.learned_key, tenant] = CachedRoute(
             shared or self.get_cached(route, tenant).learned, now
@@ -250,6 +251,7 @@ class LearnedRoutes:
         learned, now = self.get_cached(route, tenant).learned, self._wall()
         taught, limit = learned.learned_window, overflow.window
         requested_output = max(overflow.output or 0, overflow.requested or 0, output)
+        # A limit that cannot be true of this request is not learned; that the request was refused is true anyway.
         if limit and learned_window.is_plausible(limit, counted, requested_output):
             taught = learned_window.with_stated_limit(taught, limit, route.reported_window, now)
         elif counted and overflow.kind in ("input", "input_plus_output"):
@@ -302,6 +304,7 @@ class LearnedRoutes:
         if calibration.factor != learned.calibration.factor or taught is not learned.learned_window:
             self._save(route, tenant, LearnedRoute(calibration, taught))
         elif calibration != learned.calibration:
+            # Only the evidence changed, and the factor did not: not worth a write to the store for every answer.
             learned = LearnedRoute(calibration, learned.learned_window)
             self._cached[route.learned_key, tenant] = CachedRoute(learned, cached.read_at)
         return False

@@ -383,6 +383,7 @@ class TextualBodies:
         hasher = PrefixHasher(scope_of(tenant, api, "textual"), body)
         known = hasher.find(self._prefixes)
         textual = None
+        # Little was added since: decoding that takes less than proving and caching a longer prefix.
         if known is not None and len(body) - known.size < GROWTH:
             textual = decoder.decode(body[: known.head] + body[known.border :])
         if textual is not None:
@@ -420,7 +421,8 @@ class QuickCheck:
     async def view(self, request: Request) -> UncountedView | None:
         """Return a view of the client's own bytes if no measuring is needed; None if the request has to be measured.
 
-        A request with server tools is always measured. Raises ``NotFound``.
+        A request with server tools is always measured: their results are cut to the room that is left. Raises
+        ``NotFound``.
         """
         body, options = request.body, request.options
         textual = None

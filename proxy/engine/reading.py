@@ -380,7 +380,7 @@ class Reader:
                 if cached is None or cached.facts is UNREAD:
                     cached = self._items[key] = with_facts(api_format, item, raw, count, self.tools)
                 items[index] = cached
-        if body.cached_prefix is not None:
+        if body.cached_prefix is not None:  # the conversation's next body begins with these items
             body.cached_prefix.items = tuple(items)
         return tuple(items)
 

@@ -83,6 +83,7 @@ class Retries:
             return
         route, request = view.known.route, view.request
         located = await self._measurer.located(request)
+        # The provider adds the history that it stores, so the refusal is not about the tokens that were counted here.
         if located.envelope.stored:
             return
         counted = await self._comparable_tokens(view, located)
@@ -149,7 +150,7 @@ class Retries:
         if overflow.limit is None:
             return None
         if view.lowered_output is not None and view.lowered_output <= overflow.limit:
-            return None
+            return None  # the refused request was as low already, so that the same one would follow
         located = await self._measurer.located(structs.replace(view.request, body=view.body))
         return with_lower_output(located, view, overflow.limit)
 

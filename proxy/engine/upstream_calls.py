@@ -128,6 +128,7 @@ class UpstreamCalls:
         this failure. After it, another refusal or a fallback's failure is ``NotNews``: the client gets the first one.
         """
         is_fallback = bool(view.request.fallback_model)
+        # As they are before this call, which may change them: earlier refusals decide what is accepted.
         after_overflow = run.overflows > 0
         after_refusal = run.was_refused
         run.sent += 1
@@ -148,6 +149,7 @@ class UpstreamCalls:
             run.overflowed(view)
             return Overflowed(refusal)
         if after_refusal and not is_news(refusal, is_fallback=is_fallback):
+            # The smaller view was refused as well, for whatever reason. A fallback's failure says nothing about it.
             run.overflows += not is_fallback
             run.drop()
             return NOT_NEWS
@@ -170,6 +172,7 @@ class UpstreamCalls:
         if failure not in route.fail_over_on or run.began or self._measurer.mode_of(run.request) != "on":
             return None
         if error is None and run.reply is not None and run.reply.status < 400:
+            # An error inside a stream: only the stream's opening has been read.
             await _read_rest(run.reply, run.chunks)
         if sum(map(len, run.chunks)) > ERROR_BYTES:
             return None
@@ -284,6 +287,7 @@ async def _watch(reply: Reply, chunks: list[bytes], opening: EarlyOverflowDetect
 
     Small requests are watched too: if the assumed window is too large, every request looks small.
     """
+    # No deadline for the first bytes: while there are none, the client would wait for the upstream in any case.
     first = await reply.next_chunk()
     chunks.append(first)
     if first and opening.feed(first) == "content":

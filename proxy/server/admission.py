@@ -55,6 +55,7 @@ class Drain:
         self.draining = True
         loop = asyncio.get_running_loop()
         end = loop.time() + seconds
+        # Refused requests are tasks here, too, until their answers are written: new ones come while others end.
         while self.running and (left := end - loop.time()) > 0:
             await asyncio.wait(self.running, timeout=left)
         self.cutting = True

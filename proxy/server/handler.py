@@ -133,6 +133,7 @@ class Handler:
         began = time.perf_counter()
         call = Call(out, Report(f"{self._prefix}-{next(self._count):x}", path.api), path)
         task: Any = asyncio.current_task()
+        # Added without an ``await`` before, so that requests which arrive together are counted one by one.
         drain.running.add(task)
         try:
             answering = self._admit(request, call, caller)
@@ -150,6 +151,7 @@ class Handler:
 
     def _finish(self, call: Call, began: float) -> None:
         """Release the body, and give the observers the report with status, usage and the seconds since *began*."""
+        # Outside of the ``try``: bytes that stayed counted would refuse other requests for ever.
         if call.body is not None and call.body.counted:
             call.body.release()
         try:
@@ -198,6 +200,7 @@ class Handler:
                 return None
         if self._drain.draining or len(self._drain.running) > self._drain.limit:
             raise self._drain.refusal()
+        # The key of a repeated head was checked with the first one; the limit above holds for every request.
         if not caller.tenant:
             caller.tenant = self._access.admit(caller.headers)
             connection: Any = request.protocol
@@ -321,6 +324,7 @@ class Handler:
         else:
             reply = await sending
             reader.release()
+        # An answer may last for minutes and needs nothing of its request any more.
         del body, sending
         response.check_known(path.path, reply)
         await self._pass(call, reply, b"")
@@ -468,6 +472,7 @@ class Handler:
                     last = response.last_event(error, call.path.error_api)
                 out.break_off(last)
                 return
+            # The rest of the body is not read, so that no other request can follow it on this connection.
             if not request.content.is_eof():
                 out.keep_alive = False
             call.report = call.report.with_(outcome="refused", reason=call.report.reason or error.code)

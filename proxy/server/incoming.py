@@ -251,6 +251,7 @@ class BodyReader(msgspec.Struct):
             if not complete:
                 raise BodyTooLarge(limit)
             return body
+        # All of it is here, as most bodies are: no timer is needed.
         body = self.content.read_nowait()
         if len(body) > limit:
             raise BodyTooLarge(limit)

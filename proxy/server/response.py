@@ -94,6 +94,8 @@ class ResponseWriter:
             self.bodyless = True
         lines = [_STATUS_LINES.get(status) or f"HTTP/1.1 {status} ", *map(": ".join, headers)]
         self._frame(lines, sized=sized, close_delimited=close_delimited)
+        # A line break inside a header would begin another header, or another answer (response splitting). All headers
+        # are searched at once.
         text = "\r\n".join(lines)
         breaks = len(lines) - 1
         if text.count("\n") != breaks or text.count("\r") != breaks or "\0" in text:
@@ -289,6 +291,8 @@ def refuse(out: ResponseWriter, error: UllageError, api: str, report: Report, co
     headers = [("content-type", "application/json"), ("content-length", str(len(body))), *response_headers(report)]
     if isinstance(error, Overloaded):
         headers.append(("retry-after", str(error.retry_after)))
+    # Each of these statuses requires its header:
+    # https://www.rfc-editor.org/rfc/rfc9110#section-15.5.2, https://www.rfc-editor.org/rfc/rfc9110#section-15.5.22
     if error.status == 401:
         headers.append(("www-authenticate", "Bearer"))
     if error.status == 426:

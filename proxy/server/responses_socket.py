@@ -44,7 +44,7 @@ from typing import Any, Final
 
 import msgspec
 from aiohttp import EofStream, WSCloseCode, WSMsgType
-from aiohttp._websocket.reader import WebSocketDataQueue
+from aiohttp._websocket.reader import WebSocketDataQueue  # private: ``aiohttp.http`` exports only its reader
 from aiohttp.http import WebSocketError, WebSocketReader
 from aiohttp.streams import EMPTY_PAYLOAD
 from msgspec import structs
@@ -128,6 +128,7 @@ class CountedFrames:
         """Parse *data*. Return True if nothing more has to be parsed."""
         incoming = self._incoming
         incoming.unread += len(data)
+        # Parsed before it is counted: ``Incoming`` sets ``unread`` to 0 at the end of a message.
         ended: tuple[bool, bytes] = self._parser.feed_data(data)
         try:
             self._count(incoming.unread)
@@ -299,6 +300,7 @@ class ResponsesSocket:
         self._request = structs.replace(request, method="POST", raw_path=PATH.path, content=EMPTY_PAYLOAD)
         self._incoming = Incoming(request)
         self._reader = reader
+        # Each message becomes a POST: without the fields of the handshake, with the type of its own body.
         end_to_end = [pair for pair in headers.end_to_end if not pair[0].lower().startswith("sec-websocket-")]
         by_name = {name: value for name, value in headers.by_name.items() if name not in ("upgrade", "connection")}
         self._headers = RequestHeaders((*end_to_end, _JSON), by_name, headers.own)
@@ -415,6 +417,7 @@ class ResponsesSocket:
         if self._continues(message):
             before = self._conversation.before
         self._conversation = Conversation(name, items, before, sum(map(len, items)))
+        # Counted from zero: ``BodyReader.count`` only adds, and this conversation may be shorter than the one before.
         self._reader.release()
         try:
             self._count(self._incoming.unread)

@@ -40,6 +40,7 @@ async def relay(request: IncomingRequest, out: ResponseWriter, reply: Upgradable
         try:
             done, _ = await asyncio.wait({down, up}, return_when=asyncio.FIRST_COMPLETED)
         finally:
+            # Both have ended before either connection is closed, so that none writes to a closed one.
             down.cancel()
             up.cancel()
             await asyncio.wait({down, up})
@@ -66,7 +67,10 @@ async def _up(client: Pipe, tunnel: Tunnel) -> None:
 
 
 def frame(first: int, payload: bytes) -> bytes:
-    """Return a frame of the server, which is never masked; *first* is its first byte."""
+    """Return a frame of the server, which is never masked; *first* is its first byte.
+
+    https://www.rfc-editor.org/rfc/rfc6455#section-5.2
+    """
     size = len(payload)
     if size < 126:
         return struct.pack("!BB", first, size) + payload
@@ -87,5 +91,6 @@ def handshake(headers: Mapping[str, str]) -> list[tuple[str, str]]:
         is_key = False
     if not is_key or headers.get("sec-websocket-version") != _VERSION:
         raise InvalidRequest("This is not a WebSocket handshake of version 13 (RFC 6455).")
+    # SHA-1 is prescribed and protects nothing: https://www.rfc-editor.org/rfc/rfc6455#section-4.2.2
     proof = base64.b64encode(hashlib.sha1(key.encode() + WS_KEY, usedforsecurity=False).digest()).decode()
     return [("Connection", "Upgrade"), ("Upgrade", "websocket"), ("Sec-WebSocket-Accept", proof)]

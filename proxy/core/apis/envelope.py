@@ -296,6 +296,7 @@ def splice(envelope: Envelope, at: int, items: bytes, edits: Mapping[str, str]) 
             replacements.append((field.start, field.end, value.encode()))
     body: list[bytes] = []
     done = 0
+    # Copied from left to right in one pass, so that no replacement moves the offsets of another.
     for start, end, piece in sorted(replacements, key=lambda replacement: replacement[0]):
         body += [text[done:start].encode(), piece]
         done = end

@@ -139,6 +139,7 @@ def _read(content: dict[str, Any], count: Count, large: bool) -> Item:
         injected = injected_in("\n".join(texts), count)
     if role == "tool":
         user_tokens = sum(map(count, texts))
+    # The role, too, is made equal: a content without one is the user's.
     unsigned = {**content, "role": content.get("role") or "user", "parts": [_unsigned(part) for part in parts]}
     return Item(
         role,

@@ -104,6 +104,7 @@ def spare_tokens(text: str, count: Count) -> int:
 
 def leaves(value: Any, path: Path = ()) -> Iterator[tuple[Path, str]]:
     """Yield every text inside a decoded value, with the path to it."""
+    # A stack and no recursion, because arguments may be nested deeply; reversed, so that texts come in their order.
     stack: list[tuple[Path, Any]] = [(path, value)]
     while stack:
         at, node = stack.pop()
@@ -122,6 +123,7 @@ def argument_slots(path: Path, text: str) -> Iterator[Slot]:
     except (ValueError, RecursionError):
         yield Slot(path, text)
         return
+    # All slots before the first is yielded: ``dismantle`` empties the value that they are read from.
     slots = [Slot(path, leaf, inner) for inner, leaf in leaves(value)]
     if len(text) > ONE_CALL:
         dismantle(value)
@@ -150,6 +152,7 @@ def clipped(
         excess = weigh(result) - tokens
         if excess <= 0 or not cap:
             break  # it fits, or nothing is left to clip
+        # Escapes, and the mark at each cut, took more than the texts by themselves: aim lower by as much.
         room -= excess
     return result
 

@@ -106,6 +106,7 @@ class Lexicon:
                 continue
             words = tuple(phrase.split())
             self._entries.setdefault(words[0][:2], []).append(_Entry(words, letters))
+        # The longest phrase first, since the first match is used.
         for entries in self._entries.values():
             entries.sort(key=lambda entry: (len(entry.words), sum(map(len, entry.words))), reverse=True)
 
@@ -228,6 +229,7 @@ def _number(token: re.Match[str]) -> int | None:
         return None
     if is_fraction or after == "%" or (after.isalpha() and after.isascii()) or after == "_":
         return None
+    # No count of tokens has more than 15 digits, and converting a text of thousands takes quadratic time.
     value = int(re.sub(r"\D", "", text[: len(text) - len(rest)])[:15])
     return value * {"k": 1_000, "m": 1_000_000}.get(rest, 1)
 

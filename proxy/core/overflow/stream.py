@@ -188,8 +188,9 @@ class EarlyOverflowDetector:
         if answer is None:
             return False
         before = bytes(self._buffer[: answer.start()])
+        # An error may quote an answer's members: it is read when the whole body is here.
         self._has_error = before.find(b'"error"') >= 0 or before.find(b'"errors"') >= 0
-        return not self._has_error  # an error is read when the whole body is here
+        return not self._has_error
 
     def _recognise(self) -> bool | None:
         """True if this is a stream of events, False if it is JSON; None until enough bytes are here."""
