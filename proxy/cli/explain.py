@@ -197,8 +197,8 @@ def api_of(body: bytes) -> str:
 def breakdown(fitted: Fitted) -> Breakdown:
     """Return the tokens of a request by part, before and after, and the effect of each stage."""
     before, after, ratio = fitted.client_body, fitted.view_body, fitted.measured.known.token_ratio
-    reserve = fitted.measured.budget.reserve
-    regions_before = regions(before.roles, before.members, fixed=before.fixed, summary=0, reserve=reserve)
+    counts, reserve = before.counts, fitted.measured.budget.reserve
+    regions_before = regions(counts.roles, counts.beside, fixed=counts.fixed, summary=0, reserve=reserve)
     roles = [to_provider_tokens(_roles(body), ratio) for body in (before, after)]
     kinds = [to_provider_tokens(_kinds(fitted, body), ratio) for body in (before, after)]
     return Breakdown(
@@ -222,8 +222,8 @@ def _pairs(names: Iterable[str], before: Mapping[str, int], after: Mapping[str, 
 
 
 def _roles(body: CountedBody) -> dict[str, int]:
-    totals = body.roles
-    system = totals.system + body.members.system
+    totals = body.counts.roles
+    system = totals.system + body.counts.beside.system
     return {"system": system, "user": totals.user, "assistant": totals.assistant, "tool": totals.tool}
 
 
@@ -234,11 +234,12 @@ def _kinds(fitted: Fitted, body: CountedBody) -> dict[str, int]:
     totals: Counter[str] = Counter()
     for (start, end), item in zip(body.scan.spans, body.items, strict=True):
         totals.update(_item_kinds(api_format.read_item_text(body.body[start:end]), item, count))
-    members, member_total = body.members, sum(body.member_tokens.values())
+    counts, members = body.counts, body.counts.beside
+    member_total = sum(counts.members.values())
     totals["tool definition"] = members.tools
     totals["text"] += members.system
     totals["format"] = member_total - members.tools - members.system
-    totals["frame"] += body.fixed - body.roles.system - member_total
+    totals["frame"] += counts.fixed - counts.roles.system - member_total
     return dict(totals)
 
 
@@ -297,7 +298,7 @@ def _stage_effects(fitted: Fitted) -> Iterator[StageEffect]:
         return
     body, ratio, record = fitted.client_body, fitted.measured.known.token_ratio, fitted.view.edits.record
     saved, touched = _savings(fitted)
-    tokens = body.fixed + body.roles.history
+    tokens = body.counts.total
     folded = tokens - fitted.view.tokens - sum(saved.values())  # the rest, which no other stage saved
     for stage in fitted.report.stages:
         savings, items = saved.get(stage, 0), touched.get(stage, 0)
@@ -311,7 +312,7 @@ def _stage_effects(fitted: Fitted) -> Iterator[StageEffect]:
 def _savings(fitted: Fitted) -> tuple[Counter[str], Counter[str]]:
     """Return tokens saved (by our own count) and items or tools changed, by stage, for all stages but fold and drop."""
     body, edits, added = fitted.client_body, fitted.view.edits, fitted.measured.addition.tokens
-    saved: Counter[str] = Counter({"tools": body.fixed + added - fitted.measured.budget.fixed})
+    saved: Counter[str] = Counter({"tools": body.counts.fixed + added - fitted.measured.budget.fixed})
     if edits.addition:
         saved["recall"] = -added
     touched: Counter[str] = Counter({"tools": _tool_count(body), "output": 1, "recall": 1})
@@ -337,7 +338,7 @@ def _edited_items(fitted: Fitted, record: CompactionRecord | None) -> Iterator[t
 
 def _tool_count(body: CountedBody) -> int:
     for name in TOOLS:
-        if name in body.member_tokens:
+        if name in body.counts.members:
             return len(json.loads(body.envelope.value(name)))
     return 0
 

@@ -21,7 +21,6 @@ from proxy.core.decisions import (
     Forward,
     KnownRoute,
     MeasuredRequest,
-    ParsedBody,
     Policy,
     TokenCounts,
     TooLossy,
@@ -129,7 +128,7 @@ class Measurer:
         """Return the tokens of the request as the client sent it, by our own count."""
         api_format, tenant = API_FORMATS[request.api], request.tenant
         counted = await self._reader.read(api_format, route.encoding, tenant, located, route.model)
-        return counted.fixed + counted.roles.history
+        return counted.counts.total
 
     async def count(
         self,
@@ -148,11 +147,8 @@ class Measurer:
     ) -> MeasuredRequest:
         route, api_format = known.route, API_FORMATS[request.api]
         reading = self._reader.count_body(api_format, route.encoding, request.tenant, located, route.model)
-        policy, token_ratio = self.policy, known.token_ratio
+        policy, token_ratio, counts = self.policy, known.token_ratio, reading.counts
         envelope, requested = reading.envelope, reading.envelope.requested_output
-        counts = TokenCounts(
-            reading.fixed, reading.roles.history, reading.member_tokens, reading.roles, reading.members
-        )
         client_compaction = request.client_compaction or _client_compaction(reading)
         addition, adding = NO_ADDITION, self._features.adding
         if adding is not None and not client_compaction:
@@ -167,7 +163,7 @@ class Measurer:
         return MeasuredRequest(
             request=request,
             known=KnownRoute(route, known.window, known.window_source, stated, token_ratio),
-            parsed=ParsedBody(reading.body, reading.scan, reading.items, envelope),
+            parsed=reading,
             size=load_of(len(reading.body), len(reading.items)),
             light_size=LIGHT_ITEM * len(reading.items),
             counts=counts,
@@ -242,7 +238,7 @@ def _client_compaction(reading: CountedBody) -> str:
     spans, body, items = reading.scan.spans, reading.body, reading.items
     if not items or (items[-1].answers and not items[-1].user_tokens):
         return ""
-    history = reading.roles.assistant > 0
+    history = reading.counts.roles.assistant > 0
     return compacting_client(reading.envelope, body[slice(*spans[0])], body[slice(*spans[-1])], history)
 
 

@@ -26,6 +26,7 @@ from proxy.core.conversation import (
     linked_size,
     prefix_hashes,
 )
+from proxy.core.decisions import ParsedBody, TokenCounts
 from proxy.core.errors import InvalidRequest
 from proxy.core.tokens.counting import NO_RULES, NOTHING, InjectedRules, Members, Meter, RoleTotals, add_up, injected_in
 from proxy.core.tokens.media import prices
@@ -64,22 +65,10 @@ class Prefix(msgspec.Struct):
     digest: bytes
 
 
-class CountedBody(msgspec.Struct, frozen=True):
-    """A body whose items were counted.
+class CountedBody(ParsedBody, frozen=True):
+    """A body whose items were counted; ``body`` is the client's, or the same with its items as a list."""
 
-    ``body`` is the client's, or the same with its items as a list. ``member_tokens`` are the tokens of each counted
-    member of the envelope, ``members`` the same by kind of content. ``fixed`` are the tokens of everything but the
-    history, ``roles`` those of the items by role.
-    """
-
-    body: bytes
-    scan: Scan
-    items: tuple[Item, ...]
-    envelope: Envelope
-    member_tokens: dict[str, int]
-    members: Members
-    fixed: int
-    roles: RoleTotals
+    counts: TokenCounts
     cached_prefix: CachedPrefix | None
 
     def layout(self) -> Layout:
@@ -267,9 +256,8 @@ class Reader:
         if any(key in around.tokens for key in TOOLS):
             tools = api_format.PER_TOOLS
         fixed = api_format.PER_REPLY + tools + roles.system + sum(around.tokens.values())
-        return CountedBody(
-            located.body, located.scan, items, located.envelope, around.tokens, around.members, fixed, roles, cached
-        )
+        counts = TokenCounts(fixed, roles.history, around.tokens, roles, around.members)
+        return CountedBody(located.body, located.scan, items, located.envelope, counts, cached)
 
     def _count_members(self, located: LocatedBody, scope: Any, encoding: str, model: str) -> CountedMembers:
         """Count the members around the items; a text that was counted before is not counted again."""

@@ -80,7 +80,7 @@ def facts(reading: CountedBody, tenant: bytes = ANN) -> tuple[object, ...]:
     outline = reading.envelope
     around = (outline.text, outline.model, outline.stream, outline.requested_output, dict(outline.fields))
     spans = (reading.scan.start, reading.scan.end, reading.scan.spans)
-    read = (reading.items, reading.member_tokens, reading.fixed, reading.roles.history)
+    read = (reading.items, reading.counts.members, reading.counts.fixed, reading.counts.roles.history)
     return spans, around, read, reading.layout(), reading.prefix_hashes(KEY + tenant, "")
 
 
@@ -99,9 +99,9 @@ async def test_what_a_reading_says() -> None:
     caching = ReaderWithCaches()
     reading = await caching.read(whole(messages, tools=[{"a": 1}], max_tokens=7, response_format=None))
     assert [item.tokens for item in reading.items] == [chat.PER_MESSAGE + 3, chat.PER_MESSAGE + 5]
-    assert reading.member_tokens == {"tools": len('[{"a": 1}]')}
-    assert reading.fixed == chat.PER_REPLY + chat.PER_MESSAGE + 3 + 10
-    assert reading.roles.history == chat.PER_MESSAGE + 5
+    assert reading.counts.members == {"tools": len('[{"a": 1}]')}
+    assert reading.counts.fixed == chat.PER_REPLY + chat.PER_MESSAGE + 3 + 10
+    assert reading.counts.roles.history == chat.PER_MESSAGE + 5
     assert reading.envelope.requested_output == 7
     assert reading.layout() == lay_out(reading.items)
     assert reading.prefix_hashes(KEY, "") == prefix_hashes(KEY, "", reading.items)
@@ -242,7 +242,7 @@ async def test_encodings_share_no_counts() -> None:
     body = whole(agent_session(60, 100))
     narrow = await caching.read(body)
     wide = await caching.read(body, encoding="wide")
-    assert wide.roles.history > narrow.roles.history
+    assert wide.counts.roles.history > narrow.counts.roles.history
     assert wide.layout() == lay_out(wide.items)
     assert (await caching.read(body)).layout() == lay_out(narrow.items)
 
@@ -258,7 +258,9 @@ async def test_models_share_no_prices() -> None:
         assert reading.items[0].media == prices(model).image.tokens(None, "auto")
         assert reading.items[1:] == (await ReaderWithCaches().read(body)).items[1:]
         declared = tools_tokens(json.dumps(AGENT_TOOLS), len)
-        assert reading.member_tokens["tools"] == (declared if model.startswith("gpt") else len(json.dumps(AGENT_TOOLS)))
+        assert reading.counts.members["tools"] == (
+            declared if model.startswith("gpt") else len(json.dumps(AGENT_TOOLS))
+        )
 
 
 async def test_labels_and_keys_share_no_links() -> None:
@@ -288,7 +290,7 @@ async def test_large_tools_are_counted_off_the_loop() -> None:
     first = await caching.read(body)
     assert threading.get_ident() not in caching.counter.threads
     asked = caching.counter.counted.total()
-    assert (await caching.read(body)).member_tokens == first.member_tokens
+    assert (await caching.read(body)).counts.members == first.counts.members
     assert caching.counter.counted.total() == asked
 
 
@@ -475,4 +477,4 @@ async def test_a_system_text_that_was_cut_inside_a_character_is_counted() -> Non
     """A client that cut its text inside a character is answered all the same."""
     body = rb'{"model":"m","instructions":"cut: \ud83d","messages":[{"role":"user","content":"cut: \ud83d"}]}'
     reading = await ReaderWithCaches().read(body)
-    assert reading.member_tokens["instructions"] > 0
+    assert reading.counts.members["instructions"] > 0

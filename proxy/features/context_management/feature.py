@@ -102,7 +102,7 @@ def _edited_body(reading: CountedBody, edits: ContextEdits) -> bytes:
         values = [_object(item) for item in raw]
         cleared: dict[str, bool] = {}
         for clearing in edits.clearing:
-            cleared |= cleared_tool_uses(reading.fixed, reading.items, values, clearing)
+            cleared |= cleared_tool_uses(reading.counts.fixed, reading.items, values, clearing)
         if cleared:
             messages_after = [clear_message(item, value, cleared) for item, value in zip(raw, values, strict=True)]
             items = b",".join(messages_after)
