@@ -374,7 +374,9 @@ def shortest(item: Item) -> int:
 
 def _lossless(boundary: int, compaction: Compaction) -> tuple[str, ...]:
     """The lossless stages of *compaction* if it was made at *boundary*."""
-    return tuple(stage for stage in _stages_at(boundary, compaction) if stage == MINIFY)
+    if compaction.boundary != boundary or MINIFY not in compaction.stages:
+        return ()
+    return (MINIFY,)
 
 
 def _stages_at(boundary: int, compaction: Compaction) -> tuple[str, ...]:
