@@ -122,7 +122,7 @@ class Fitter:
         objects in which the SDKs of OpenAI and Anthropic return messages may be in it. *conversation* separates
         conversations that begin alike.
 
-        Raises ``InvalidRequest`` if it is no request, and ``ContextTooLong`` if what may not be shrunk is too large.
+        Raises ``InvalidRequest`` if it is no request, and ``ContextTooLong`` if it cannot be made small enough.
         """
         if self._engine is None:
             raise RuntimeError("Open it first: `async with Fitter() as fitter`.")

@@ -31,7 +31,7 @@ TASK_SECONDS: Final = 1.0
 """Time for background tasks to end before they are cancelled."""
 
 STANDARD_OUTPUT: Final = 1
-"""The file descriptor of log lines, but for a proxy that runs beside a client."""
+"""The file descriptor of log lines, except those of a proxy that runs beside a client."""
 
 
 @dataclass(frozen=True, slots=True)

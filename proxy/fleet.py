@@ -80,7 +80,7 @@ async def _supervise(settings: Settings, source: ConfigSource) -> int:
         tasks.spawn(warn_of_unreachable(settings, logs.warn), "look for the upstreams")
 
         async def send(loaded: Loaded) -> None:
-            """Send what was read to all workers, and to those that are started later."""
+            """Send the configuration that was read to all workers, and to those that are started later."""
             nonlocal options
             log_configuration(logs, loaded)
             options = _with_loaded(options, loaded)
@@ -94,7 +94,7 @@ async def _supervise(settings: Settings, source: ConfigSource) -> int:
 
 
 def _with_loaded(options: StartOptions, loaded: Loaded) -> StartOptions:
-    """Return *options* with what was *loaded*, but for the port and the store that workers have already."""
+    """Return *options* with the *loaded* settings, except the port and the store that workers have already."""
     settings, before = loaded.settings, options.settings
     if settings is None:
         return replace(options, state=loaded.state)
@@ -104,7 +104,7 @@ def _with_loaded(options: StartOptions, loaded: Loaded) -> StartOptions:
 
 
 class NoMetricsDirectory(Exception):
-    """No directory can be created in which workers share their metrics; the text says what to do."""
+    """No directory can be created in which workers share their metrics; the text has a remedy."""
 
     def __init__(self, error: OSError) -> None:
         reason = error.strerror or str(error)
@@ -120,7 +120,7 @@ def _reserve_port(settings: Settings) -> socket.socket:
 
 
 async def _shared_store(settings: Settings, logs: Logs, tasks: Tasks) -> tuple[StartOptions, str]:
-    """Return what workers start with, and a description of their store.
+    """Return the options that workers start with, and a description of their store.
 
     If the embedded store cannot be used, each worker has a store in memory.
     """

@@ -34,7 +34,7 @@ class Pipe:
         self._changed = asyncio.Event()
 
     def feed_data(self, data: bytes) -> tuple[bool, bytes]:
-        """Buffer *data*. Returns what a parser does of an unfinished message: False, and no bytes left over."""
+        """Buffer *data*. Return, as a parser of an unfinished message does, False and no remaining bytes."""
         self._chunks.append(bytes(data))
         self._buffered += len(data)
         if self._buffered > MAX_BUFFERED and not self._paused:

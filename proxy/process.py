@@ -153,7 +153,7 @@ class Process:
         upstream: Upstreams,
         before: Process | None = None,
     ) -> Process:
-        """Build what *options* configure, with the page, the metrics and the vocabularies of the process *before*."""
+        """Build the parts that *options* configure, with page, metrics and vocabularies of the process *before*."""
         settings, config, current = options.settings, server_config(options.settings), CurrentState(options.state)
         logs, tasks, exports = surroundings.logs, surroundings.tasks, surroundings.exports
         server_before: Server | None = None
@@ -261,7 +261,7 @@ class Process:
         await self.page.start(self.surroundings.tasks.spawn)
 
     async def retire(self, under_way: set[asyncio.Task[object]], seconds: float) -> None:
-        """Close what another process replaced once its requests have ended; its summaries get *seconds*."""
+        """Close this replaced process once its requests have ended; its summaries get *seconds*."""
         if self.jobs is not None:
             await self.jobs.finish(seconds)
         await self.probes.close()
@@ -271,7 +271,7 @@ class Process:
         await self.upstream.close()
 
     async def update_gauges(self) -> None:
-        """Update every second what no request updates, of the metrics and the page. Never returns."""
+        """Update every second the metrics and figures of the page that no request updates. Never returns."""
         while True:
             self.telemetry.flush()
             state = self.store.state()
@@ -311,7 +311,7 @@ class Process:
             await self.jobs.finish(max(0.0, deadline - time.monotonic()))
 
     async def close(self) -> None:
-        """Stop listening, then close what the server used."""
+        """Stop listening, then close the parts that the server uses."""
         await self.server.close()
         self.telemetry.flush()
         if self.jobs is not None:

@@ -18,8 +18,8 @@ that the process *started* with, those *accepted* last, and those that it has ju
 ``needs_restart`` names the keys of ``RESTART`` whose value differs from the one that the process started with. Keys are
 named, never values: they may be secrets.
 
-What happens with a ``Loaded`` is up to the caller. A lone process builds new parts beside the old ones and puts them in
-their place (``app.Reloads``): requests under way end with the old ones. The parent of several workers sends it to them
+The caller applies a ``Loaded``. A lone process builds new parts beside the old ones and puts them in their place
+(``app.Reloads``): requests under way end with the old ones. The parent of several workers sends it to them
 (``fleet``). If the parts cannot be built, the old ones stay, and the fault is logged.
 """
 

@@ -43,7 +43,7 @@ def bracketed(host: str) -> str:
 
 
 class CannotListen(Exception):
-    """The configured address cannot be listened on; the text names it, and says why and what to do."""
+    """The configured address cannot be listened on; the text has the address, the reason and a remedy."""
 
     def __init__(self, host: str, port: int, error: OSError) -> None:
         remedy = ""
@@ -95,7 +95,7 @@ def _local_base_url(host: str, port: int) -> str:
 def settings_summary(settings: Settings, facts: Mapping[str, str]) -> str:
     """Return a few lines on address, upstreams, windows, store, access and marks, without a secret.
 
-    *facts* are known to a running proxy only and replace what is configured: ``address``, ``store``, and
+    *facts* are known to a running proxy only and replace configured values: ``address``, ``store``, and
     ``window <rule>`` for a rule whose window is in the model table.
     """
     lines = [("listening", _listening(settings, facts))]

@@ -15,7 +15,7 @@ Spawn = Callable[[Coroutine[Any, Any, Any], str], "asyncio.Task[Any]"]
 
 
 def ignore_failure(name: str, error: BaseException) -> None:
-    """Drop the failure of a background task: for commands, whose output shows what is missing."""
+    """Ignore the failure of a background task: for commands, whose output shows that a result is missing."""
     del name, error
 
 

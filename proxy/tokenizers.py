@@ -83,7 +83,7 @@ ENCODER_SECONDS: Final = 1.0
 """Seconds of counting after which gigatoken's encoder is built anew, to bound its memory.
 
 Its cache of words has no bound in the released version (https://github.com/marcelroed/gigatoken/issues/36). New words
-are what takes its time, so a second bounds the cache: by 60 MB for source code (125 MB of text), by 150 MB for random
+take most of its time, so a second bounds the cache: by 60 MB for source code (125 MB of text), by 150 MB for random
 words. After twice the time tiktoken counts until the encoder is new.
 """
 
@@ -136,8 +136,8 @@ def nothing() -> None:
 class FastCounter:
     """Counts the tokens of short texts with gigatoken, in bounded memory; safe to use from many threads.
 
-    *build* makes an encoder, *exact* is tiktoken's count: of what gigatoken cannot read, while its encoder has to be
-    built anew, and of all texts once it is ``rejected``: it differed, or could not be built. *release* gives free
+    *build* makes an encoder, *exact* is tiktoken's count: for texts that gigatoken cannot read, while its encoder has
+    to be built anew, and of all texts once it is ``rejected``: it differed, or could not be built. *release* gives free
     memory back to the system.
     """
 
@@ -195,7 +195,7 @@ class FastCounter:
     def _new_encoder(self) -> Encode | None:
         """Return a new encoder; None if the two libraries differed, or the installed version cannot make one.
 
-        What an encoder sets up at its first short and its first long text takes 0.3 s: that is done here.
+        An encoder initialises itself at its first short and its first long text, which takes 0.3 s: that is done here.
         """
         try:
             encode = self._build()
@@ -210,7 +210,7 @@ class FastCounter:
         return encode
 
     def _rebuild_soon(self) -> None:
-        """Have the encoder built anew once nothing was counted for a while, by one thread at a time."""
+        """Start a thread that builds a new encoder after ``IDLE_SECONDS`` without a count; one at a time."""
         with self._lock:
             if self._rebuilder is None:
                 self._rebuilder = threading.Thread(target=self._rebuild, name="build the tokenizer anew", daemon=True)
@@ -248,7 +248,7 @@ class Tokenizers:
         self.estimated: set[str] = set()
 
     def counted_by(self) -> dict[str, str]:
-        """Return what counts each encoding that was loaded: ``tiktoken``, ``gigatoken`` or ``estimate``."""
+        """Return the library that counts each loaded encoding: ``tiktoken``, ``gigatoken`` or ``estimate``."""
         return {encoding: self._library(encoding) for encoding in sorted(self.loaded)}
 
     def _library(self, encoding: str) -> str:
@@ -303,7 +303,7 @@ class Tokenizers:
 
 
 def library(encoding: str) -> str:
-    """Return what is installed to count *encoding*: ``tiktoken``, ``gigatoken`` or ``estimate``. Loads nothing."""
+    """Return the installed library for *encoding*: ``tiktoken``, ``gigatoken`` or ``estimate``. Loads nothing."""
     if encoding not in VOCABULARIES:
         return "estimate"
     if _has_gigatoken():

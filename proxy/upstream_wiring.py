@@ -1,4 +1,4 @@
-"""Builds from the settings whatever calls upstreams: connections, the model catalogue, probes and summary jobs."""
+"""Builds the parts that call upstreams: connections, the model catalogue, probes and summary jobs."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ CACHED_STRETCHES: Final = 50_000
 
 
 def open_catalogue(settings: Settings, reported: WindowLookup | None = None) -> Catalogue:
-    """Return the catalogue of *settings* and of the published table; *reported* looks up what servers state.
+    """Return the catalogue of *settings* and of the published table; *reported* looks up windows that servers state.
 
     It reads 3 MB: call it in a thread.
     """

@@ -2,8 +2,8 @@
 
 Features are opened by their folders, see ``features.opening``.
 
-What reaches upstreams (catalogue, connections, probes, summarisers) is built in ``upstream_wiring``, which the commands
-that ask a server use without an engine. Both together would be a file of more than 500 lines.
+The parts that call upstreams (catalogue, connections, probes, summarisers) are built in ``upstream_wiring``, which the
+commands that ask a server use without an engine. Both together would be a file of more than 500 lines.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ CACHED_TOOL_ARRAYS = 64
 """Shrunk tool arrays: tens of kilobytes each."""
 
 CACHED_ROUTES = 10_000
-"""Routes with what traffic taught of them, by tenant."""
+"""Routes whose learned limits are cached, by tenant."""
 
 
 def open_engine(
@@ -125,7 +125,8 @@ def open_engine(
 
 
 def open_exports(settings: Settings, worker: int) -> Exports:
-    """Open what *settings* export beside the log and the metrics, for the *worker* of that number.
+    """Open the outputs that *settings* configure beside the log and the metrics; *worker* is the number of this
+    process.
 
     Raises ``CannotExport``.
     """
@@ -139,7 +140,7 @@ def open_exports(settings: Settings, worker: int) -> Exports:
 
 
 def windows_status(catalogue: Catalogue, learned: LearnedRoutes, now: float) -> dict[str, list[dict[str, object]]]:
-    """Return the windows in force, and what traffic taught of them, for the operator's status.
+    """Return the windows in force, and those learned from traffic, for the operator's status.
 
     Windows are in tokens, ages in seconds. *now* is this process's monotonic time.
     """

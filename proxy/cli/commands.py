@@ -145,7 +145,7 @@ def check(
 
 
 def _convert(file: Path) -> None:
-    """Print LiteLLM's configuration as one of ours; what has no counterpart goes to standard error."""
+    """Print LiteLLM's configuration as one of ours, and keys without a counterpart to standard error."""
     from proxy.cli.from_litellm import convert, to_yaml
     from proxy.cli.litellm_files import NotLiteLLM, read_file
 

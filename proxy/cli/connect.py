@@ -26,7 +26,7 @@ BY_HAND: Final = "Add what `ullage connect` prints without --write by hand (comm
 
 
 class ConnectError(Exception):
-    """A file that cannot be changed safely; the text names it, and says why and what to do."""
+    """A file that cannot be changed safely; the text has its name, the reason and a remedy."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +58,7 @@ def connect(
 
 
 def _instructions(client: Client, facts: ClientFacts) -> list[str]:
-    """Return what the user does apart from files: variables to export, commands to run, and notes as comments."""
+    """Return the user's steps apart from files: variables to export, commands to run, and notes as comments."""
     lines = [f"export {variable}={fill_in(value, facts)}" for variable, value in client.environment.items()]
     commands = [fill_in(command, facts) for command in client.commands]
     lines.extend(command for command in commands if command is not None)

@@ -15,7 +15,7 @@ AGREEMENT: Final = 0.02
 """Relative difference up to which a stated limit and the known window are the same figure."""
 
 CUT: Final = 0.85
-"""A prompt read as less than this share of what its size predicts was cut silently."""
+"""A prompt was cut silently if its usage is less than this share of the tokens that its size predicts."""
 
 FRAME: Final = 40
 """Tokens that a chat template may add to a short request, whatever the vocabulary."""

@@ -103,7 +103,7 @@ class _Examination:
 
 
 class CannotContinue(Exception):
-    """The examination cannot go on; the findings say why."""
+    """The examination cannot continue; the findings have the reason."""
 
 
 async def examine(

@@ -72,7 +72,7 @@ UNTOUCHED: Final = "No stage was needed: the client's own bytes go upstream."
 
 
 class CannotFit(Exception):
-    """The request cannot be planned as it was given; the text says why and what to do."""
+    """The request cannot be planned as it is; the text has the reason and a remedy."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,7 +33,7 @@ MAX_PER_SERVER: Final = 50
 ANY_MODEL: Final = "*"
 
 VARIANTS: Final = ("context-1m-2025-08-07",)
-"""Values of ``anthropic-beta`` that change a window; what traffic taught is stored for each of them separately.
+"""Values of ``anthropic-beta`` that change a window; learned limits are stored for each of them separately.
 
 https://platform.claude.com/docs/en/build-with-claude/context-windows
 """
@@ -79,7 +79,7 @@ class ModelListing:
 async def list_models(settings: Settings, pattern: str | None, key: str = "") -> ModelListing:
     """Return the models whose names match the glob *pattern*; without one, configured models and those of servers.
 
-    What traffic taught is that of clients with *key*, or of all holders of access keys. Each upstream is probed once,
+    Learned limits are those of clients with *key*, or of all holders of access keys. Each upstream is probed once,
     for a few seconds at most; one that cannot be reached is left out.
     """
     names = [rule.name for rule in settings.models if not _is_glob(rule.name)]
@@ -250,7 +250,7 @@ class LearnedFacts:
 
 
 async def learned_windows(settings: Settings, routes: Iterable[Route], key: str = "") -> Mapping[str, LearnedFacts]:
-    """Return what the store has of *routes*, by ``learned_key``; empty if it cannot be read.
+    """Return the learned limits of *routes* in the store, by ``learned_key``; empty if it cannot be read.
 
     Without access keys each client key has learned for itself: then *key* is looked up, or callers without a key. An
     embedded store is read if there is one; it is never created.
@@ -282,7 +282,7 @@ def visible_tenants(settings: Settings, key: str) -> list[bytes]:
 
 
 async def _smallest_learned(store: Store, route: Route, tenants: Iterable[bytes]) -> LearnedFacts | None:
-    """Return what was learned of *route* for *tenants*; of several windows the smallest."""
+    """Return the learned limits of *route* for *tenants*: those with the smallest window."""
     now = time.time()
     facts = []
     for tenant in tenants:

@@ -1,4 +1,4 @@
-"""Settings given as options of commands, and the end of a command that cannot go on.
+"""Settings given as options of commands, and the end of a command that cannot continue.
 
 Imports nothing heavy: ``ullage --help`` and the container's health check do without the settings.
 """

@@ -29,7 +29,7 @@ def table_console(*, markup: bool = False) -> Console:
 
 
 def figures_table(title: str, *columns: str) -> Table:
-    """Return a table with a column of texts, which gives way on a narrow terminal, and *columns* of figures."""
+    """Return a table with a column of texts, which is folded on a narrow terminal, and *columns* of figures."""
     table = Table(box=None, header_style="bold", pad_edge=False)
     table.add_column(title, overflow="fold")
     for column in columns:

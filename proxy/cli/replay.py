@@ -1,4 +1,4 @@
-"""``ullage replay``: plans the requests of past conversations, without an upstream, and prices what would be sent."""
+"""``ullage replay``: plans the requests of past conversations without an upstream, and computes their prices."""
 
 from __future__ import annotations
 
@@ -130,7 +130,7 @@ class Replay:
 
     @property
     def cost_before(self) -> float | None:
-        """US dollars of what the client sent, as if every request had been accepted; None without prices."""
+        """US dollars of the client's own requests, as if all had been accepted; None without prices."""
         if self.prices is None:
             return None
         return sum(self.prices.cost(request.before, request.repeated_before) for request in self.requests)

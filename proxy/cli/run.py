@@ -74,7 +74,7 @@ def run(
     """Start a proxy on a free port and a client that uses it.
 
     Nothing is written to the client's files, and both end together, with the client's exit code. Options come before
-    CLIENT; what follows it is the client's own: `ullage run --model gpt-5 codex -- exec "..."`. Any other command gets
+    CLIENT; words after it are the client's own: `ullage run --model gpt-5 codex -- exec "..."`. Any other command gets
     OPENAI_BASE_URL, OPENAI_API_BASE and ANTHROPIC_BASE_URL.
     """
     from proxy.cli.clients import clients

@@ -56,7 +56,7 @@ Labels = Mapping[str, str]
 
 
 class CannotRead(Exception):
-    """The proxy cannot be read; the text says why and what to do."""
+    """The proxy cannot be read; the text has the reason and a remedy."""
 
 
 class Sample(NamedTuple):
@@ -323,7 +323,7 @@ def _bar(tokens: float, budget: float, most: int) -> Text:
 
 
 def _figure(value: float | None) -> str:
-    """Return a count; a dash for zero and for what is not known."""
+    """Return a count; a dash for zero and for an unknown figure."""
     if not value:
         return "-"
     return f"{value:,.0f}"

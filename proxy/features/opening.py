@@ -85,7 +85,7 @@ class OpenHistory:
     """The history of conversations as the rest of the process uses it. By default there is none.
 
     ``note_summary`` notes the state of a summary. ``open_routes`` opens the routes by which callers read the history.
-    ``finish`` waits until everything is written, for so many seconds at most.
+    ``finish`` waits until everything is written, at most for the seconds in its argument.
     """
 
     features: tuple[Feature, ...] = ()

@@ -160,7 +160,7 @@ def _store_url(value: Any) -> Any:
         if isinstance(value, str) and value.startswith(("redis://", "rediss://")):
             _ = urlsplit(value).port  # raises ValueError if it is none
     except ValueError:
-        # Not the parser's text: it quotes what may be a part of the password.
+        # Not the parser's text, which may quote a part of the password.
         raise _problem("has no valid host and port", "Write it like redis://:password@host:6379/0.") from None
     return value
 

@@ -63,7 +63,7 @@ class InjectedTable(Section):
 
 
 class InjectedTexts(InjectedTable):
-    """Marks of what agents inject into system text and user messages, beside the packaged ones."""
+    """Marks of texts that agents inject into system text and user messages, beside the packaged ones."""
 
     file: FilePath | None = Field(default=None, description="A file of the same shape, between the two.")
 

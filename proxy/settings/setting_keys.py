@@ -1,4 +1,4 @@
-"""The keys of a settings model: the type of each, and what to write for one that is wrong."""
+"""The keys of a settings model: the type of each, and a remedy for a wrong one."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class SettingKeys:
         return f"Known here: {', '.join(possible)}."
 
     def remedy(self, path: Path, problem: str, context: Mapping[str, Any]) -> str:
-        """Return what to write at *path*, given the type of pydantic's problem and its context."""
+        """Return the remedy for a problem at *path*, given pydantic's type of the problem and its context."""
         if problem == "literal_error":
             return f"Write {context['expected']}."
         if problem in ("string_type", "string_sub_type") and path:

@@ -54,7 +54,7 @@ class BudgetLog(Section):
 
 
 class Telemetry(Section):
-    """The log, the metrics, the page and what else is reported of requests."""
+    """The log, the metrics, the page and other reports of requests."""
 
     log: Log = Log()
     metrics: bool = Field(default=True, description="Serve /metrics.")

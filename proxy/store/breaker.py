@@ -31,7 +31,7 @@ class Patience:
     """When a breaker opens and for how long; times in seconds.
 
     It opens after *failures* within *within*, or, if that is None, after that many without a success in between.
-    *lost* is how long a half-open call that never reported back holds up the next one.
+    *lost* is the time after which a half-open call that did not report back counts as lost, and another one may go out.
     """
 
     failures: int = 5

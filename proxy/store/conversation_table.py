@@ -110,7 +110,7 @@ class ConversationTable:
         return [value is not None for value in await self._access.retry_or_raise(lambda: self._backend.read(names))]
 
     async def request_compaction(self, tenant: bytes, root_hash: bytes, seconds: float, extent: str = "now") -> None:
-        """Have the conversation's next request compacted, if it comes within *seconds*.
+        """Request that the conversation's next request is compacted, if it comes within *seconds*.
 
         *extent* is ``now``, or the share of its room that it is compacted to.
         """

@@ -32,7 +32,7 @@ def private_directory(directory: Path) -> None:
 
 
 def refuse_network_file_system(directory: Path, mounts: Path = _MOUNTS) -> None:
-    """Raise ``EmbeddedUnavailable`` if *directory* is on a network file system; *mounts* is what Linux mounts."""
+    """Raise ``EmbeddedUnavailable`` if *directory* is on a network file system; *mounts* is Linux's list of mounts."""
     kind = file_system(directory.absolute(), mounts)
     if kind in _NETWORK:
         raise EmbeddedUnavailable(

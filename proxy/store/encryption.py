@@ -115,7 +115,7 @@ class Sealer:
 
 
 class _Ring:
-    """One master key and what is derived from it."""
+    """One master key, and the keys that are derived from it."""
 
     def __init__(self, master: bytes) -> None:
         self._master = master

@@ -39,12 +39,12 @@ def summary(root_hash: bytes, policy: bytes, prefix_hash: bytes) -> str:
 
 
 def lease(root_hash: bytes, policy: bytes, prefix_hash: bytes) -> str:
-    """The lease to write a summary of what follows the compaction at *prefix_hash*."""
+    """The lease to write a summary of the items after the compaction at *prefix_hash*."""
     return _of_conversation(root_hash, "k", policy, prefix_hash)
 
 
 def failed_summary(root_hash: bytes, policy: bytes, prefix_hash: bytes) -> str:
-    """The mark that a summary of what follows the compaction at *prefix_hash* failed."""
+    """The mark that a summary of the items after the compaction at *prefix_hash* failed."""
     return _of_conversation(root_hash, "x", policy, prefix_hash)
 
 

@@ -37,7 +37,7 @@ class MemoriesTable:
         self._renewed: TTLCache[str, bool] = TTLCache(_RENEWED, _RENEW_AFTER, timer=access.clock)
 
     async def read(self, tenant: bytes, project: str) -> StoredMemories:
-        """Return what is stored for *project*. Raises ``StoreUnavailable``."""
+        """Return the stored memories of *project*. Raises ``StoreUnavailable``."""
         name = self._name(tenant, project)
         (sealed,) = await self._access.run_or_raise(self._backend.read([name]))
         value = self._access.sealer.open(tenant, name, sealed)

@@ -1,4 +1,4 @@
-"""The operations that a store's server refuses at present, what its operator can do, and what opens the breaker.
+"""The operations that a store's server refuses at present, remedies for its operator, and errors that open the breaker.
 
 A full server still reads, and a user may have one command and lack another. So each refused operation is tried again
 on a key of its own: nothing else proves that it works.
@@ -20,7 +20,7 @@ REFUSALS: Final = {
     "permission": "grant the user of store.url the commands that docs/operations.md lists, on keys of ullage1:*",
     "replicas": "the server has fewer replicas than its min-replicas-to-write: bring them back, or lower that",
 }
-"""Refusals of a server that answers, with what its operator can do."""
+"""Kinds of refusals of a server that answers, each with a remedy for its operator."""
 
 BREAKING: Final = frozenset({"slow", "down", "auth", "loading", "cluster", "protocol"})
 """Kinds that open the breaker. A full memory, a missing permission or a busy pool of ours do not."""

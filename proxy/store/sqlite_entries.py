@@ -188,12 +188,12 @@ class Entries:
         return outcomes
 
     def purge(self) -> bool:
-        """Remove some of what has expired. Return True if more may be left."""
+        """Remove some expired entries. Return True if there may be more."""
         removed = self.transact([lambda _: self._delete(_PURGE, self._clock(), _REMOVED_AT_ONCE)])
         return removed == [_REMOVED_AT_ONCE]
 
     def evict(self, max_bytes: int) -> bool:
-        """Remove some of what was used least recently if *max_bytes* are exceeded. Return True if they may still be."""
+        """Remove the least recently used entries if *max_bytes* are exceeded. Return True if they may still be."""
         if self.bytes_used() <= max_bytes:
             return False
         return self.transact([lambda _: self._delete(_EVICT, _REMOVED_AT_ONCE)]) != [0]

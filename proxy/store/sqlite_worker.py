@@ -29,7 +29,7 @@ _BATCH: Final = 256
 """Operations in one transaction at most."""
 
 _PURGE_EVERY: Final = 60.0
-"""Seconds between two removals of what has expired."""
+"""Seconds between two removals of expired entries."""
 
 _MAX_LOG: Final = 16 * 1024 * 1024
 """Bytes of the write-ahead log from which the writer itself copies it into the file. The log is reused from its start
@@ -49,7 +49,7 @@ _Job = tuple[Work, "asyncio.Future[Any]"]
 class Worker:
     """A thread with a connection of its own; its event loop is the one that runs now.
 
-    With *max_bytes* it writes: whatever waits is done in one transaction, and the file is bounded. Without, it runs
+    With *max_bytes* it writes: all waiting operations run in one transaction, and the file is bounded. Without, it runs
     every operation alone and outside a transaction.
     """
 

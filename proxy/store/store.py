@@ -314,7 +314,7 @@ async def _open_embedded(
 ) -> Store:
     """Open the store in *directory*. Raises ``EmbeddedUnavailable``, ``OSError`` and ``ValueError``.
 
-    Without *key* the one in *directory* seals; with it, that one still opens what it sealed before.
+    Without *key* the key in *directory* seals. With it, the key in *directory* still opens the values that it sealed.
     """
     refuse_network_file_system(directory)
     file = SqliteBackend(directory, warn=lambda event, facts: warnings.log(event, **facts))

@@ -1,4 +1,4 @@
-"""The compaction records that the engine reads and writes, and what every table of the store shares.
+"""The compaction records that the engine reads and writes, and the access that every table of the store shares.
 
 No error reaches the engine: a failure is counted, and the engine gets a miss. The log has one line for each change of
 state, and one a minute for repeated errors.

@@ -102,7 +102,7 @@ class JobCaches:
 
 @dataclass(frozen=True, slots=True)
 class _Job:
-    """A summary to be written. ``waits``: a compaction waits for it. ``policy``: a digest of what decides its text."""
+    """A summary to be written. ``waits``: a compaction waits for it. ``policy``: see ``_policy``."""
 
     wanted: SummaryRequest
     summariser: Summariser
@@ -465,7 +465,7 @@ class Jobs:
         return _Job(wanted, summariser, self._policy(wanted, summariser), waits)
 
     def _policy(self, wanted: SummaryRequest, summariser: Summariser) -> bytes:
-        """Return a digest (8 bytes) of what decides a text: prompts, model, cap; if aligned, what precedes it, too."""
+        """Return a digest (8 bytes) of the facts that decide a text: prompts, model, cap; if aligned, the fixed part."""
         facts = [self._writer.version, summariser.name.encode(), b"%d" % wanted.quantised_cap]
         if self._writer.aligned and summariser.is_request_model:
             facts.append(wanted.fixed_digest)

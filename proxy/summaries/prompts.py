@@ -211,7 +211,7 @@ def _within(text: str, tokens: int, count: Count) -> tuple[str, int]:
     """Return *text* in at most *tokens*, and its tokens; a text of 200 characters or less stays as it is."""
     weight = count(text) + _JOIN
     while weight > tokens and len(text) > 200:
-        # 0.45 for each end leaves a tenth for what counts more than the average character.
+        # 0.45 for each end leaves a tenth for characters that take more tokens than the average.
         head, tail = head_and_tail(text, max(90, int(len(text) * tokens / weight * 0.45)))
         text = f"{head}\n| {MIDDLE}\n| {tail}"
         weight = count(text) + _JOIN

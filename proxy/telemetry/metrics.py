@@ -147,7 +147,7 @@ Add = Callable[[float], None]
 
 
 class Telemetry:
-    """Counts what requests and the store did.
+    """Counts requests, summaries, and the states and errors of the process and its store.
 
     *directory* has the files in which worker processes store their figures. ``PROMETHEUS_MULTIPROC_DIR`` must have
     named it before this module was imported. ``None``: this process is the only one. ``loop_lag`` adds the seconds by

@@ -204,7 +204,7 @@ async def _timed(call: UpstreamCall, sending: Coroutine[Any, Any, Reply]) -> Rep
 
 
 def open_tracing(version: str) -> Tracing | None:
-    """Return what the standard ``OTEL_*`` variables configure, None if they disable it: OTLP over HTTP.
+    """Return traces over OTLP/HTTP as the standard ``OTEL_*`` variables configure them; None if they disable traces.
 
     https://opentelemetry-python.readthedocs.io/en/stable/sdk/environment_variables.html
     """

@@ -48,7 +48,7 @@ class CapResults(Feature):
             scanned = scan(request.body, api.LIST, self._reader.most)
             body = cap_results(request.body, scanned, api, self._reader.tools, self._limits)
         except InvalidRequest:
-            return request  # what cannot be read may still be relayed
+            return request  # a body that cannot be read may still be relayed
         if body is request.body:
             return request
         return structs.replace(request, body=body, prepared=("truncate",))

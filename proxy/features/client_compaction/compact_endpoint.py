@@ -32,7 +32,7 @@ Kind = Literal["endpoint", "trigger"]
 """A compaction is requested on an endpoint of its own, or by the last item of an ordinary request."""
 
 EARLIER_SHARE: Final = 0.5
-"""The share of the block that the text of earlier compactions may take: the rest is for what came after them."""
+"""The share of the block that the text of earlier compactions may take: the rest is for later items."""
 
 SUMMARY_ROOM: Final = 2
 """The least room for text, as a multiple of the summary's tokens: the block has names and steps as well."""
@@ -45,7 +45,7 @@ _LONGEST_TRIGGER: Final = 256
 class OwnCompaction:
     """A compaction: the user's items that stay, as their bytes, and the text of the block.
 
-    ``input_tokens`` and ``output_tokens`` are the provider tokens of the conversation and of what stands for it.
+    ``input_tokens`` and ``output_tokens`` are the provider tokens of the conversation and of its compaction.
     """
 
     user_items: tuple[bytes, ...]

@@ -26,7 +26,7 @@ class CompressionWithClientCompaction(Compression):
 
 
 class UpstreamWithCompaction(Upstream):
-    """An upstream with what answers requests for a compaction."""
+    """An upstream with the setting that names who answers requests for a compaction."""
 
     compaction: Literal["auto", "relay", "own"] = Field(
         default="auto",

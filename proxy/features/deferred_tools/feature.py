@@ -59,7 +59,7 @@ class DeferTools(Feature):
         try:
             measured = await engine.measure(request, UNLIMITED)
         except InvalidRequest:
-            return request  # what cannot be read may still be relayed
+            return request  # a body that cannot be read may still be relayed
         limit = int(measured.budget.window * self._share)
         if not measured.tools_json or _tools_tokens(measured) <= limit:
             return request

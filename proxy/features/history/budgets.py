@@ -26,7 +26,7 @@ WARN_ABOVE: Final = 0.8
 """Share of a budget above which each answer states how much of it is used."""
 
 WRITE_SECONDS: Final = 2.0
-"""Seconds after which what was used is written to the store."""
+"""Seconds after which counted tokens are written to the store."""
 
 Key = tuple[bytes, str]
 """A tenant, and the public name of one of its conversations."""
@@ -47,7 +47,7 @@ class Spending(msgspec.Struct):
 
     @property
     def budget(self) -> Budget:
-        """The budget by what is known now."""
+        """The budget by the figures of this process."""
         return Budget(self.total or None, self.stored + self.unwritten)
 
     @property

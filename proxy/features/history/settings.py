@@ -11,7 +11,7 @@ from proxy.settings.field_types import MIB, Bytes, Section, Tokens, section_of
 
 
 class Archive(Section):
-    """Originals of what compactions took out of views."""
+    """Originals of items that compactions removed from views."""
 
     enabled: bool = Field(default=False, description="Keep them, sealed, for their own client to read.")
     days: Annotated[float, Field(gt=0, le=90, allow_inf_nan=False)] = Field(

@@ -118,7 +118,7 @@ class GiveMemories(Feature):
             located = await self._reader.located(api_format, request.tenant, request.body)
             beginning = await offload(len(request.body), self._beginning, request, located)
         except InvalidRequest:
-            return request  # what cannot be read may still be relayed
+            return request  # a body that cannot be read may still be relayed
         if beginning is None or located.envelope.stored:
             return request
         current, is_dry = await self._stored(request, beginning), purpose == "count"

@@ -54,7 +54,7 @@ class Memory(msgspec.Struct, frozen=True, rename={"class_": "class"}):
     expires_at: int = 0
 
     def is_valid(self, now: float) -> bool:
-        """True if it has not expired; what is pinned never does."""
+        """True if it has not expired; a pinned memory never does."""
         return self.pinned or not self.expires_at or now < self.expires_at
 
 
@@ -156,7 +156,7 @@ def _consolidated(memories: Sequence[Memory], now: float) -> list[Memory]:
 
 
 def _oldest_working(memories: Sequence[Memory], new: Memory) -> Memory | None:
-    """Return the oldest working memory that may give way to *new*; None if there is none."""
+    """Return the oldest working memory that *new* may replace; None if there is none."""
     working = [
         memory for memory in memories if memory.class_ == "working" and not memory.pinned and memory.id != new.id
     ]

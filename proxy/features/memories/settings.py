@@ -44,7 +44,7 @@ def is_named(project: str, patterns: Sequence[str]) -> bool:
 
 
 def summary_lines(settings: Settings) -> list[tuple[str, str]]:
-    """Return one line if memories are given: they change what is sent."""
+    """Return one line if memories are switched on, because they change requests."""
     memories = memories_settings(settings)
     if not memories.enabled:
         return []

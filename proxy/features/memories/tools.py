@@ -100,7 +100,7 @@ class DeclareMemoryTools(Feature):
 
 
 class MemorySave(ServerTool):
-    """Saves text of the user for good, text of the model for some days, and no text of a tool."""
+    """Saves text of the user without expiry, text of the model for some days, and no text of a tool."""
 
     name = SAVE
     max_tokens = MAX_TOKENS

@@ -11,7 +11,7 @@ from proxy.settings.field_types import Section, section_of
 
 
 class Recall(Section):
-    """A tool, offered and answered by Ullage, with which a model reads what left its view."""
+    """A tool, offered and answered by Ullage, with which a model reads items that left its view."""
 
     enabled: bool = Field(default=False, description="Offer it where a view leaves something out; edits such answers.")
     results: int = Field(default=10, ge=1, le=30, description="Results of one call at most; a call may ask for 30.")
