@@ -465,7 +465,7 @@ class Jobs:
         return _Job(wanted, summariser, self._policy(wanted, summariser), waits)
 
     def _policy(self, wanted: SummaryRequest, summariser: Summariser) -> bytes:
-        """Return a digest (8 bytes) of the facts that decide a text: prompts, model, cap; if aligned, the fixed part."""
+        """Return a digest (8 bytes) of all that decides a text: prompts, model, cap; if aligned, the fixed part."""
         facts = [self._writer.version, summariser.name.encode(), b"%d" % wanted.quantised_cap]
         if self._writer.aligned and summariser.is_request_model:
             facts.append(wanted.fixed_digest)
