@@ -217,18 +217,18 @@ EMPTY_LAYOUT = Layout()
 """The structure of a conversation without items."""
 
 
-def lay_out(items: Sequence[Item], known: Layout = EMPTY_LAYOUT) -> Layout:
+def lay_out(items: Sequence[Item], prefix: Layout = EMPTY_LAYOUT) -> Layout:
     """Return the structure of *items*, continued from that of a prefix of them; costs O(new)."""
     # Tuples that only grow are extended by the new part at the end. Cuts and boundaries may lose their last entries,
     # so they are copied as a whole.
     systems: list[int] = []
     users: list[int] = []
-    sums, user_sums, result_sums = [known.sums[-1]], [known.user_sums[-1]], [known.result_sums[-1]]
-    cuts, boundaries = list(known.cuts), list(known.boundaries)
-    if boundaries and boundaries[-1] >= known.count:
+    sums, user_sums, result_sums = [prefix.sums[-1]], [prefix.user_sums[-1]], [prefix.result_sums[-1]]
+    cuts, boundaries = list(prefix.cuts), list(prefix.boundaries)
+    if boundaries and boundaries[-1] >= prefix.count:
         boundaries.pop()  # the loop adds it again if the next item shows that a request could have ended there
-    open_calls, last = dict(known.open_calls), known.last_role
-    for index in range(known.count, len(items)):
+    open_calls, last = dict(prefix.open_calls), prefix.last_role
+    for index in range(prefix.count, len(items)):
         item = items[index]
         is_user = item.role == "user"
         user_sums.append(user_sums[-1] + (item.tokens if is_user else item.user_tokens))
@@ -256,13 +256,13 @@ def lay_out(items: Sequence[Item], known: Layout = EMPTY_LAYOUT) -> Layout:
         boundaries.append(len(items))
     return Layout(
         len(items),
-        known.systems + tuple(systems),
-        known.users + tuple(users),
+        prefix.systems + tuple(systems),
+        prefix.users + tuple(users),
         tuple(cuts),
         tuple(boundaries),
-        known.sums + tuple(sums[1:]),
-        known.user_sums + tuple(user_sums[1:]),
-        known.result_sums + tuple(result_sums[1:]),
+        prefix.sums + tuple(sums[1:]),
+        prefix.user_sums + tuple(user_sums[1:]),
+        prefix.result_sums + tuple(result_sums[1:]),
         tuple(open_calls.items()),
         last,
     )
@@ -305,14 +305,14 @@ def _keyed(key: bytes) -> tuple[Any, Any]:
     return hashlib.sha256(inner), hashlib.sha256(outer)
 
 
-def prefix_hashes(key: bytes, label: str, items: Sequence[Item], known: Sequence[bytes] = ()) -> tuple[bytes, ...]:
+def prefix_hashes(key: bytes, label: str, items: Sequence[Item], prefix: Sequence[bytes] = ()) -> tuple[bytes, ...]:
     """Return the keyed rolling hash after each item: ``hashes[i]`` names ``items[:i + 1]``.
 
-    System items do not change the hash: clients put clocks and file lists into them. *known* are hashes of a prefix,
+    System items do not change the hash: clients put clocks and file lists into them. *prefix* are hashes of a prefix,
     computed before. *key* belongs to one tenant, so that no other can form the names. *label*
     (``x-ullage-conversation``) separates conversations with equal openings.
     """
-    hashes = list(known)
+    hashes = list(prefix)
     if hashes:
         last = hashes[-1]
     else:

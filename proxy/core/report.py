@@ -172,7 +172,7 @@ class Metric:
     ``always``. ``amount`` takes the report and that attribute; it returns a number, a mapping, or None to add nothing.
     Without ``amount`` the attribute itself is added.
 
-    ``known`` are values of ``by`` whose series begin at 0, because Prometheus' ``rate`` does not see the step to a
+    ``initial`` are values of ``by`` whose series begin at 0, because Prometheus' ``rate`` does not see the step to a
     series' first figure. They begin with the process, or with the first request of their ``labels``. ``across`` states
     how the gauges of several worker processes become one figure. ``doc`` is documentation beside ``about``.
     """
@@ -186,7 +186,7 @@ class Metric:
     when: str = ""
     always: bool = False
     amount: Callable[[Report, Any], Amount] | None = None
-    known: tuple[Value, ...] = ()
+    initial: tuple[Value, ...] = ()
     doc: str = ""
     buckets: tuple[float, ...] = ()
     across: Literal["livesum", "livemin", "livemax", "livemostrecent"] = "livesum"
@@ -221,7 +221,7 @@ def _shown_pressure(report: Report, pressure: float) -> str:
 def _context_tokens(region: str) -> Metric:
     about = "Input tokens, as the client sent them (before) and as they went upstream (after)."
     name, labels, by = "ullage_context_tokens_total", ("model",), ("region",)
-    return Metric(name, about, labels, by, own=region, known=(region,))
+    return Metric(name, about, labels, by, own=region, initial=(region,))
 
 
 def _upstream_error(report: Report) -> Amount:
@@ -289,7 +289,7 @@ FIELDS: Final[tuple[Field, ...]] = (
         Metric("ullage_requests_total", "Finished requests.", ("api", "model", "upstream", "status", "outcome"),
                when="api", amount=lambda *_: 1),
         Metric("ullage_upstream_errors_total", "Errors of upstreams.", ("upstream",), ("class",), own=None,
-               known=UPSTREAM_ERRORS,
+               initial=UPSTREAM_ERRORS,
                doc="`unreachable`, `timeout`, `stream_error`, `truncated`, `rate_limited`, `server` or `client`.",
                when="api", amount=lambda r, _: _upstream_error(r) if r.reason or r.status >= 400 else None),
     )),
@@ -301,7 +301,7 @@ FIELDS: Final[tuple[Field, ...]] = (
     Field("reason", "reason", "A fixed word that says why, if there is more to say than the outcome.", foreign=True,
           metrics=(Metric(
               "ullage_silent_truncations_total", "Prompts that a server cut without a word.", ("model",),
-              known=(NO_LABELS,),
+              initial=(NO_LABELS,),
               amount=lambda _, reason: 1 if reason == "silently_truncated" else None),)),
     Field("stream", "stream", "True if the client requested a stream."),
     Field("stages", "stages", "The stages of compression that made the view, in their order.", "x-ullage-stages",
@@ -321,12 +321,12 @@ FIELDS: Final[tuple[Field, ...]] = (
           metrics=(
               _context_tokens("after"),
               Metric("ullage_context_fill_ratio", "Input sent upstream over the model's window.", ("model",),
-                     kind="histogram", buckets=FILL_BUCKETS, known=(NO_LABELS,),
+                     kind="histogram", buckets=FILL_BUCKETS, initial=(NO_LABELS,),
                      amount=lambda r, tokens: tokens / r.window if r.window else None),
           )),
     Field("tokens_removed", "", "How many tokens the view is smaller than what the client sent.",
           "x-ullage-tokens-removed", metrics=(Metric(
-              "ullage_tokens_removed_total", "Input tokens that did not go upstream.", ("model",), known=(NO_LABELS,),
+              "ullage_tokens_removed_total", "Input tokens that did not go upstream.", ("model",), initial=(NO_LABELS,),
               when="tokens_before",
               amount=lambda r, before: None if before == r.tokens_after or not r.applied else r.tokens_removed),)),
     Field("bounded", "bounded", "Whether the size in bytes spared the count, so that token figures are upper bounds."),
@@ -360,7 +360,7 @@ FIELDS: Final[tuple[Field, ...]] = (
     Field("pressure", "pressure", "Tokens of the view over the budget.", "x-ullage-pressure", shown=_shown_pressure,
           logged=lambda pressure: None if pressure is None else round(pressure, 3)),
     Field("event", "compaction", "Whether this request is the first with a new compaction.", metrics=(Metric(
-        "ullage_compactions_total", "Compactions sent for the first time.", ("model",), known=(NO_LABELS,),
+        "ullage_compactions_total", "Compactions sent for the first time.", ("model",), initial=(NO_LABELS,),
         doc="Later requests of the conversation reuse them.",
         amount=lambda r, _: 1 if r.applied else None),)),
     Field("client_compaction", "client_compaction", "Whose own compaction the request is, if it is one.",
@@ -371,15 +371,15 @@ FIELDS: Final[tuple[Field, ...]] = (
     Field("observed", "observed", "Whether mode observe sent the client's own bytes; the rest says what it would do.",
           metrics=(Metric(
               "ullage_observed_total", "Requests that mode observe let pass.", by=("would",), own=None,
-              known=("compact", "refuse"),
+              initial=("compact", "refuse"),
               doc="Would have been `compact`ed or `refuse`d.",
               amount=lambda r, _: {r.reason[6:]: 1} if r.reason.startswith("would_") else None),)),
     Field("retries", "retries", "How often the request was sent again.", "x-ullage-retries", metrics=(
-        Metric("ullage_retries_total", "Requests sent again.", ("upstream",), known=(NO_LABELS,)),
+        Metric("ullage_retries_total", "Requests sent again.", ("upstream",), initial=(NO_LABELS,)),
     )),
     Field("overflows", "overflows", "How often an upstream reported that the request is too long.", metrics=(
         Metric("ullage_overflow_errors_total", "Overflows that upstreams reported.", by=("stage",), own=None,
-               known=("retried", "returned"),
+               initial=("retried", "returned"),
                doc="`retried` and made good, or `returned` to the client.",
                amount=_overflows),
     )),
@@ -422,7 +422,7 @@ FIELDS: Final[tuple[Field, ...]] = (
     Field("newest_tokens", "", "Tokens of the items behind the model's last words, which no request has had before."),
     Field("waste", "", "Tokens that the client could do without, by kind.", metrics=(Metric(
         "ullage_waste_tokens_total", "Tokens that the client could do without.", ("model",), by=("kind",), own=None,
-        known=("fresh_result", "fresh_results", "repeated_message", "repeated_result", "skill", "listing"),
+        initial=("fresh_result", "fresh_results", "repeated_message", "repeated_result", "skill", "listing"),
         doc="Fresh tool results that take more than 30 % of the room left, alone (`fresh_result`) and together "
             "(`fresh_results`); at each compaction messages and results that repeat earlier ones (`repeated_message`, "
             "`repeated_result`), skills that were sent before (`skill`), and listings of 500 tokens and more "

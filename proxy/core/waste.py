@@ -124,8 +124,8 @@ def files_read(items: Sequence[Item], compaction: Compaction = NO_COMPACTION) ->
     Folded rounds and old results that left the view show none. Raises ``FactsMissing`` if the facts of calls and
     results were not read.
     """
-    gone = {placeholder.index for placeholder in compaction.placeholders}
-    pairs = [pair for pair in pairs_of(items, compaction.cut, len(items)) if pair.index not in gone]
+    removed = {placeholder.index for placeholder in compaction.placeholders}
+    pairs = [pair for pair in pairs_of(items, compaction.cut, len(items)) if pair.index not in removed]
     paths = [pair.call.paths for pair in pairs if pair.call.kind == "file_read" and pair.result.ok]
     return len({path for read in paths for path in read})
 

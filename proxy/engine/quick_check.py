@@ -381,29 +381,29 @@ class TextualBodies:
             return None
         decoder = DECODERS[api]
         hasher = PrefixHasher(scope_of(tenant, api, "textual"), body)
-        known = hasher.find(self._prefixes)
+        prefix = hasher.find(self._prefixes)
         textual = None
         # Little was added since: decoding that takes less than proving and caching a longer prefix.
-        if known is not None and len(body) - known.size < GROWTH:
-            textual = decoder.decode(body[: known.head] + body[known.border :])
+        if prefix is not None and len(body) - prefix.size < GROWTH:
+            textual = decoder.decode(body[: prefix.head] + body[prefix.border :])
         if textual is not None:
             return textual
-        known = self._longer(decoder, hasher, body, known)
-        if known is None:
+        prefix = self._longer(decoder, hasher, body, prefix)
+        if prefix is None:
             return decoder.decode(body)
-        return decoder.decode(body[: known.head] + body[known.border :])
+        return decoder.decode(body[: prefix.head] + body[prefix.border :])
 
     def _longer(
-        self, decoder: _Decoder, hasher: PrefixHasher, body: bytes, known: TextualPrefix | None
+        self, decoder: _Decoder, hasher: PrefixHasher, body: bytes, prefix: TextualPrefix | None
     ) -> TextualPrefix | None:
-        """Return the prefix up to the last item and remember it; *known* if there is no longer one."""
-        if known is None:
+        """Return the prefix up to the last item and remember it; *prefix* if there is no longer one."""
+        if prefix is None:
             head = border = decoder.head(body)
         else:
-            head, border = known.head, known.border
+            head, border = prefix.head, prefix.border
         end = decoder.last_item(body, border)
         if not 0 <= border < end or not decoder.are_items(body[border:end]):
-            return known
+            return prefix
         longer = TextualPrefix(end, hasher.digest(end), head, len(body))
         hasher.file(self._prefixes, longer)
         return longer

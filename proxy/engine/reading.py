@@ -1,4 +1,4 @@
-"""Reads and counts requests in O(new): a known prefix is recognised by its hash, and only new items are parsed."""
+"""Reads and counts requests in O(new): a cached prefix is recognised by its hash, and only new items are parsed."""
 
 from __future__ import annotations
 
@@ -82,10 +82,10 @@ class CountedBody(ParsedBody, frozen=True):
         """Return the keyed hash after each item, continued from those computed for a prefix of this body."""
         if self.cached_prefix is None:
             return prefix_hashes(key, label, self.items, ())
-        scope, known = self.cached_prefix.prefix_hashes
+        scope, earlier = self.cached_prefix.prefix_hashes
         if scope != (key, label):
-            known = ()
-        hashes = prefix_hashes(key, label, self.items, known)
+            earlier = ()
+        hashes = prefix_hashes(key, label, self.items, earlier)
         self.cached_prefix.prefix_hashes = (key, label), hashes
         return hashes
 
@@ -156,7 +156,7 @@ class Reader:
 
     async def located(self, api_format: ApiFormat, tenant: bytes, body: bytes) -> LocatedBody:
         """As ``locate``, on a thread if much of the body is new."""
-        hasher, prefix = self._known_prefix(api_format, tenant, body)
+        hasher, prefix = self._longest_prefix(api_format, tenant, body)
         longer, size = None, len(body)
         if prefix is not None and len(body) - prefix.border < LARGE:
             longer = extend(body, api_format.LIST, prefix.scan, self.most)
@@ -169,10 +169,10 @@ class Reader:
 
         Raises ``InvalidRequest`` if it is no valid body of *api_format*, ``TooManyItems`` if it has too many.
         """
-        hasher, prefix = self._known_prefix(api_format, tenant, body)
+        hasher, prefix = self._longest_prefix(api_format, tenant, body)
         return self._locate(api_format, tenant, body, hasher, prefix)
 
-    def _known_prefix(
+    def _longest_prefix(
         self, api_format: ApiFormat, tenant: bytes, body: bytes
     ) -> tuple[PrefixHasher | None, CachedPrefix | None]:
         """Return the longest cached prefix of *body*, and the hash that found it; takes 0.1 ms for each MB."""
@@ -235,16 +235,16 @@ class Reader:
         prefix, spans, measure = located.cached_prefix, located.scan.spans, _measure(encoding, model)
         if prefix is not None and prefix.counted_by != measure:
             prefix = None  # it was counted in another way
-        known: tuple[Item, ...] = ()
+        earlier: tuple[Item, ...] = ()
         roles = NOTHING
         if prefix is not None and spans[: len(prefix.items)] == prefix.scan.spans:
-            known, roles = prefix.items, prefix.roles
+            earlier, roles = prefix.items, prefix.roles
         count = self.count(encoding, model, tenant)
         scope = scope_of(tenant, api_format.API, measure)
-        new = self._read_items(api_format, count, scope, located.body, spans[len(known) :])
+        new = self._read_items(api_format, count, scope, located.body, spans[len(earlier) :])
         if any(item.role == "user" for item in new):  # only a user's message can be a result that is written as text
-            new = join_written_results(known + new, len(known))
-        items = known + new
+            new = join_written_results(earlier + new, len(earlier))
+        items = earlier + new
         roles = add_up(items, roles)
         around: CountedMembers | None = None
         if prefix is not None:
@@ -282,13 +282,13 @@ class Reader:
         cached = CachedPrefix(border, located.hasher.digest(border), located.scan, measure, items)
         cached.roles = roles
         cached.around = around
-        known = 0
+        included = 0  # items whose bytes are in the prefix's ``linked``
         if prefix is not None:
             cached.prefix_hashes = prefix.prefix_hashes
             if prefix.counted_by == measure:
                 cached.layout = prefix.layout
-                cached.linked, known = prefix.linked, len(prefix.items)
-        cached.linked += linked_size(items[known:])
+                cached.linked, included = prefix.linked, len(prefix.items)
+        cached.linked += linked_size(items[included:])
         located.hasher.file(self._prefixes, cached)
         return cached
 

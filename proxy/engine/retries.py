@@ -107,7 +107,7 @@ class Retries:
         if located.envelope.stored:
             return with_truncation(located, view)
         sent = await self._tokens_of(view, located)
-        known, window = self._known_after(view, overflow, sent)
+        known, window = self._route_after(view, overflow, sent)
         measured = await self._measurer.count(request, located, known, window)
         for target in retry_targets(overflow, self._measurer.policy.lower_output, sent):
             decision = await decide(structs.replace(measured, target=target))
@@ -115,7 +115,7 @@ class Retries:
                 return _after(view, decision.view)
         return None
 
-    def _known_after(self, view: View, overflow: Overflow, sent: int) -> tuple[KnownRoute, int]:
+    def _route_after(self, view: View, overflow: Overflow, sent: int) -> tuple[KnownRoute, int]:
         """Return the route as known after *view* of *sent* tokens was refused, and the window to measure by."""
         known = self._known_route(view)
         stated = overflow.window

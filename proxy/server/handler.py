@@ -326,7 +326,7 @@ class Handler:
             reader.release()
         # An answer may last for minutes and needs nothing of its request any more.
         del body, sending
-        response.check_known(path.path, reply)
+        response.reject_unknown_path(path.path, reply)
         await self._pass(call, reply, b"")
 
     async def _relayed_body(

@@ -266,7 +266,7 @@ class StreamBroken(UllageError):
     text = "The upstream's stream broke before it was complete."
 
 
-def check_known(path: str, reply: ports.Reply) -> None:
+def reject_unknown_path(path: str, reply: ports.Reply) -> None:
     """Raise ``NotFound`` if the upstream does not know *path* either, and its *reply* is no JSON for a client.
 
     Paths outside the APIs are relayed, since servers have routes of their own (``/tokenize``, ``/api/show``). Most of

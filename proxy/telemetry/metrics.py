@@ -52,7 +52,7 @@ LOOP_LAG: Final = Metric("ullage_loop_lag_seconds", "How late the event loop is 
                              "`proxy.loop_lagged` says what ran.")
 REFUSED_CONNECTIONS: Final = Metric(
     "ullage_refused_connections_total", "Client connections closed for what came on them, or to keep their number.",
-    by=("reason",), known=("head_too_large", "not_http", "full", "made_room"),
+    by=("reason",), initial=("head_too_large", "not_http", "full", "made_room"),
     doc="The head too large or with too many fields (`head_too_large`), `not_http`, one too many (`full`), or idle "
         "while others waited (`made_room`).")
 WITHOUT_DESCRIPTOR: Final = Metric("ullage_out_of_descriptors_total",
@@ -61,7 +61,7 @@ WITHOUT_DESCRIPTOR: Final = Metric("ullage_out_of_descriptors_total",
 IN_FLIGHT: Final = Metric("ullage_in_flight", "Requests under way.", kind="gauge")
 LINES_DROPPED: Final = Metric("ullage_log_lines_dropped", "Log lines that were not read in time.", kind="gauge")
 INTERNAL_ERRORS: Final = Metric("ullage_internal_errors_total", "Faults of the proxy's own that cost no request.",
-                                by=("where",), known=("request", "answer", "after"),
+                                by=("where",), initial=("request", "answer", "after"),
                                 doc="In making a `request` smaller, in watching an `answer`, in what is noted `after`.")
 LEARNED_WINDOWS: Final = Metric("ullage_learned_windows", "Windows that hold because traffic taught them.",
                                 kind="gauge", across="livemax")
@@ -71,7 +71,7 @@ STORE_BREAKER: Final = Metric("ullage_store_breaker_state", "0 closed, 1 half op
                               across="livemax")
 STORE_ERRORS: Final = Metric("ullage_store_errors_total", "Errors of the store.", by=("kind",))
 ARCHIVED: Final = Metric("ullage_archive_items_total", "Originals of what left views, by what became of them.",
-                         by=("outcome",), known=("kept", "too_big", "dropped", "failed"),
+                         by=("outcome",), initial=("kept", "too_big", "dropped", "failed"),
                           doc="`kept`, `too_big`, `dropped` (too much waited already) or `failed`.")
 SUMMARIES: Final = Metric("ullage_summaries_total", "Summary jobs, by client and by what became of them.",
                           by=("tenant", "outcome", "reason"),
@@ -317,7 +317,7 @@ class _Families:
         https://prometheus.io/docs/practices/instrumentation/#avoid-missing-metrics
         """
         if not metric.labels:
-            for own in metric.known:
+            for own in metric.initial:
                 self.series(metric, _own_labels(own))
 
     def series(self, metric: Metric, labels: tuple[str, ...]) -> Counter | _Histogram:
@@ -387,7 +387,7 @@ class _Tally:
         for metric, _ in _ROWS:
             if "" in self._labels_of(metric):
                 continue  # nothing was sent for such requests, so a label is empty
-            for own in metric.known:
+            for own in metric.initial:
                 self._series_of((metric, own))
 
     def count(self) -> None:

@@ -60,10 +60,10 @@ def text_message(
     role, text = message.get("role"), message.get("content")
     if type(role) is not str or type(text) is not str:
         return None
-    known = roles.get(role, "user")
-    if not role or not text or len(text) > ONE_CALL or known == "tool":
+    item_role = roles.get(role, "user")
+    if not role or not text or len(text) > ONE_CALL or item_role == "tool":
         return None
-    return known, text
+    return item_role, text
 
 
 def text_item(message: Mapping[str, Any], role: Role, text: str, frame: int, count: Count) -> Item:

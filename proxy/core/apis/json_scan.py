@@ -84,16 +84,16 @@ def scan(body: bytes, key: str, most: int | None = None) -> Scan:
     return scanned
 
 
-def extend(body: bytes, key: str, known: Scan, most: int | None = None) -> Scan | None:
-    """Return the scan of *body*, whose bytes up to the end of the last item of *known* were scanned before.
+def extend(body: bytes, key: str, prefix: Scan, most: int | None = None) -> Scan | None:
+    """Return the scan of *body*, whose bytes up to the end of the last item of *prefix* were scanned before.
 
     Costs O(new bytes). Return None if the rest does not continue the list, or may hold more than *most* items: ``scan``
     has to read the whole body then.
     """
-    if not known.spans:
+    if not prefix.spans:
         return None
-    border = known.spans[-1][1]
-    if most is not None and len(known.spans) + body.count(b",", border) > most:
+    border = prefix.spans[-1][1]
+    if most is not None and len(prefix.spans) + body.count(b",", border) > most:
         return None
     try:
         decoded: Any = msgspec.json.decode(
@@ -105,8 +105,8 @@ def extend(body: bytes, key: str, known: Scan, most: int | None = None) -> Scan 
     if located is None:
         return None
     spans, close = located
-    longer = Scan(known.start, close, known.spans + spans)
-    if not _is_sole(longer.without_items(body), key, known.start):
+    longer = Scan(prefix.start, close, prefix.spans + spans)
+    if not _is_sole(longer.without_items(body), key, prefix.start):
         return None
     return longer
 

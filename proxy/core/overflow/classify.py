@@ -32,7 +32,7 @@ from typing import Any
 from proxy.core.apis.usage import read_usage
 from proxy.core.content_encoding import decode_content
 from proxy.core.overflow.error_body import ErrorParts, error_parts, is_error, parse_body
-from proxy.core.overflow.evidence import NOTHING_KNOWN, EchoFilter, Prior, check_claim, states_size_of
+from proxy.core.overflow.evidence import NO_PRIOR, EchoFilter, Prior, check_claim, states_size_of
 from proxy.core.overflow.figures import SMALLEST_WINDOW, StatedFigures, assign_roles, read_figures, stated_size
 from proxy.core.overflow.kinds import Overflow
 from proxy.core.overflow.rules import NOTIONS, Meaning, OverflowRules, Phrase, Role, Row, code_name, mentions
@@ -99,7 +99,7 @@ class Classifier:
         self._within = [rule for rule in rules.rules if not rule.pattern.crosses]
 
     def answer(
-        self, status: int, headers: Iterable[tuple[str, str]], body: bytes, prior: Prior = NOTHING_KNOWN
+        self, status: int, headers: Iterable[tuple[str, str]], body: bytes, prior: Prior = NO_PRIOR
     ) -> Overflow | None:
         """Return the overflow that a whole answer reports; None if it reports something else, or no error at all.
 
@@ -113,7 +113,7 @@ class Classifier:
         parts.codes += [header[name].split(":")[0] for name in ERROR_HEADERS if name in header]
         return self._checked_claim(status, parts, prior)
 
-    def event(self, value: Any, prior: Prior = NOTHING_KNOWN) -> Overflow | None:
+    def event(self, value: Any, prior: Prior = NO_PRIOR) -> Overflow | None:
         """Return the overflow that a decoded event of a stream or an error object reports; *prior* as in ``answer``."""
         if is_error(value):
             return self._checked_claim(400, error_parts(value), prior)

@@ -162,7 +162,7 @@ class Prior:
         return self.counted / self.window
 
 
-NOTHING_KNOWN = Prior()
+NO_PRIOR = Prior()
 NOT_COUNTED_YET = Prior(pending=True)
 
 

@@ -32,7 +32,7 @@ from proxy.core.apis.sse import EventCutter
 from proxy.core.content_encoding import ContentDecoder
 from proxy.core.overflow.classify import Classifier
 from proxy.core.overflow.error_body import is_error, parse_body, stated_status
-from proxy.core.overflow.evidence import NOTHING_KNOWN, Prior
+from proxy.core.overflow.evidence import NO_PRIOR, Prior
 from proxy.core.overflow.kinds import Overflow
 
 Verdict = Literal["undecided", "content", "overflow"]
@@ -105,7 +105,7 @@ class EarlyOverflowDetector:
     """
 
     def __init__(
-        self, classifier: Classifier, content_type: str = "", encoding: str = "", prior: Prior = NOTHING_KNOWN
+        self, classifier: Classifier, content_type: str = "", encoding: str = "", prior: Prior = NO_PRIOR
     ) -> None:
         """*content_type* and *encoding* are headers of the answer, *prior* has the facts of its request."""
         self.verdict: Verdict = "undecided"

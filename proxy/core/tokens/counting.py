@@ -47,11 +47,11 @@ class RoleTotals(msgspec.Struct, frozen=True):
 NOTHING = RoleTotals()
 
 
-def add_up(items: Sequence[Item], known: RoleTotals = NOTHING) -> RoleTotals:
+def add_up(items: Sequence[Item], prefix: RoleTotals = NOTHING) -> RoleTotals:
     """Return the totals of *items*, continued from those of a prefix of them; costs O(new)."""
-    roles: dict[Role, int] = {"system": known.system, "user": known.user, "assistant": known.assistant}
-    roles["tool"], media, injected = known.tool, known.media, known.injected
-    for item in items[known.count :]:
+    roles: dict[Role, int] = {"system": prefix.system, "user": prefix.user, "assistant": prefix.assistant}
+    roles["tool"], media, injected = prefix.tool, prefix.media, prefix.injected
+    for item in items[prefix.count :]:
         roles[item.role] += item.tokens
         media += item.media
         if item.injected:

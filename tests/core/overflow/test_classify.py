@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from proxy.core.overflow.evidence import NOTHING_KNOWN, UNCORROBORATED, Prior, check_claim
+from proxy.core.overflow.evidence import NO_PRIOR, UNCORROBORATED, Prior, check_claim
 from proxy.core.overflow.kinds import Overflow
 from tests.support.engine_fixtures import classifier
 from tests.support.overflow_recordings import BEYOND, BROKEN_OFF, KINDS, body_of, headers, rows
@@ -24,7 +24,7 @@ def error(message: str, **members: object) -> bytes:
 
 
 def said(message: str, status: int = 400, counted: int | None = None, **members: object) -> Overflow | None:
-    prior = NOTHING_KNOWN if counted is None else Prior(counted, window=2 * counted)
+    prior = NO_PRIOR if counted is None else Prior(counted, window=2 * counted)
     return classifier().answer(status, (), error(message, **members), prior)
 
 
