@@ -11,9 +11,10 @@ from typing import Final
 from urllib.parse import urlsplit
 
 from proxy import settings as configuration
+from proxy.addresses import bracketed, is_loopback, local_address
 from proxy.core.models import Catalogue
 from proxy.features.settings import summary_lines
-from proxy.settings import Model, Settings, Upstream, is_loopback
+from proxy.settings import Model, Settings, Upstream
 from proxy.tasks import Warn
 
 CONNECT_SECONDS: Final = 3.0
@@ -31,15 +32,8 @@ def print_summary(settings: Settings, catalogue: Catalogue, port: int, store: st
         if rule.window is None and route.source == "table":
             facts[f"window {rule.name}"] = f"{route.window:,} tokens, by the model table"
     text = settings_summary(settings, facts)
-    export = f"export OPENAI_BASE_URL={_local_base_url(settings.server.host, port)}"
+    export = f"export OPENAI_BASE_URL={local_address(settings.server.host, port)}/v1"
     print(f"ullage {configuration.version()}\n{text}\n{export}", file=sys.stderr, flush=True)  # noqa: T201
-
-
-def bracketed(host: str) -> str:
-    """Return *host* as it is written in a URL: an IPv6 address in brackets."""
-    if ":" in host:
-        return f"[{host}]"  # https://www.rfc-editor.org/rfc/rfc3986#section-3.2.2
-    return host
 
 
 class CannotListen(Exception):
@@ -84,12 +78,6 @@ async def connection_problem(base_url: str) -> str:
         return str(error)
     writer.close()
     return ""
-
-
-def _local_base_url(host: str, port: int) -> str:
-    """Return the base URL for clients on this machine: the loopback address if the proxy listens on all addresses."""
-    local = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)  # noqa: S104 - compared, not bound
-    return f"http://{bracketed(local)}:{port}/v1"
 
 
 def settings_summary(settings: Settings, facts: Mapping[str, str]) -> str:

@@ -11,7 +11,6 @@ import pytest
 from proxy.settings import load
 from proxy.startup import (
     CannotListen,
-    bracketed,
     connection_problem,
     print_summary,
     settings_summary,
@@ -50,11 +49,6 @@ def test_the_page_s_address_is_named_if_there_is_one(tmp_path: Path, enabled: bo
     text = f"{UPSTREAM}\ntelemetry: {{page: {{enabled: {str(enabled).lower()}}}}}"
     summary = settings_summary(load(write_settings(tmp_path, text), {}, {}), {})
     assert ("  page         http://127.0.0.1:8484/ullage/" in summary.splitlines()) is enabled
-
-
-def test_addresses_of_the_sixth_version_stand_in_brackets() -> None:
-    """A URL needs them."""
-    assert (bracketed("::1"), bracketed("h")) == ("[::1]", "h")
 
 
 async def test_upstreams_that_accept_no_connection_are_warned_of(tmp_path: Path) -> None:

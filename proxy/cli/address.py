@@ -11,6 +11,8 @@ from contextlib import contextmanager
 from typing import Final
 from urllib.parse import urlsplit
 
+from proxy.addresses import local_address
+
 HEALTH_SECONDS: Final = 3.0
 """Seconds for one request. Docker ends the image's health check after five (``HEALTHCHECK --timeout``):
 https://docs.docker.com/reference/dockerfile/#healthcheck
@@ -24,15 +26,6 @@ def configured_address(environ: Mapping[str, str]) -> str:
     """Return the address of the proxy that *environ* configures."""
     host = environ.get("ULLAGE_SERVER__HOST", "127.0.0.1")
     return local_address(host, environ.get("ULLAGE_SERVER__PORT", "8484"))
-
-
-def local_address(host: str, port: int | str) -> str:
-    """Return the URL on this machine of a proxy that listens on *host*: the loopback address if it listens on all."""
-    # The addresses for "all interfaces" are no destination: https://www.rfc-editor.org/rfc/rfc6890#section-2.2.2
-    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)  # noqa: S104 - compared, not bound
-    if ":" in host:
-        host = f"[{host}]"
-    return f"http://{host}:{port}"
 
 
 def readiness_status(address: str) -> int:

@@ -22,7 +22,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from proxy.cli.address import configured_address, local_address, readiness_status
+from proxy.addresses import local_address
+from proxy.cli.address import configured_address, readiness_status
 from proxy.cli.options import (
     MISUSED,
     REFUSED,

@@ -305,14 +305,14 @@ def _keyed(key: bytes) -> tuple[Any, Any]:
     return hashlib.sha256(inner), hashlib.sha256(outer)
 
 
-def prefix_hashes(key: bytes, label: str, items: Sequence[Item], prefix: Sequence[bytes] = ()) -> tuple[bytes, ...]:
+def prefix_hashes(key: bytes, label: str, items: Sequence[Item], earlier: Sequence[bytes] = ()) -> tuple[bytes, ...]:
     """Return the keyed rolling hash after each item: ``hashes[i]`` names ``items[:i + 1]``.
 
-    System items do not change the hash: clients put clocks and file lists into them. *prefix* are hashes of a prefix,
-    computed before. *key* belongs to one tenant, so that no other can form the names. *label*
+    System items do not change the hash: clients put clocks and file lists into them. *earlier* are the hashes of a
+    prefix, computed before. *key* belongs to one tenant, so that no other can form the names. *label*
     (``x-ullage-conversation``) separates conversations with equal openings.
     """
-    hashes = list(prefix)
+    hashes = list(earlier)
     if hashes:
         last = hashes[-1]
     else:

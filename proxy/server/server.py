@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import ipaddress
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
+from proxy.addresses import is_loopback
 from proxy.engine.ports import Exchange, Upstream
 from proxy.server.access import Access
 from proxy.server.admin import OpenPage, OpenRoutes, OwnRoutes, no_routes
@@ -101,7 +101,7 @@ class Server:
             self._listener.connect, host, port, reuse_port=reuse_port, backlog=1024, start_serving=False
         )
         addresses = [socket.getsockname() for socket in self._sockets.sockets]
-        self._access.loopback = all(_is_loopback(address[0]) for address in addresses)
+        self._access.loopback = all(is_loopback(address[0]) for address in addresses)
         await self._sockets.start_serving()
         actual: int = addresses[0][1]
         return actual
@@ -125,10 +125,3 @@ class Server:
             farewell()
         if self._listener is not None:
             await self._listener.shutdown(0.5)
-
-
-def _is_loopback(address: str) -> bool:
-    parsed = ipaddress.ip_address(address.partition("%")[0])
-    if isinstance(parsed, ipaddress.IPv6Address) and parsed.ipv4_mapped is not None:
-        return parsed.ipv4_mapped.is_loopback
-    return parsed.is_loopback

@@ -14,7 +14,7 @@ from proxy.settings.packaged_data import (
     prices,
 )
 from proxy.settings.problems import Problem, SettingsError
-from proxy.settings.settings import Settings, is_loopback, open_proxy_problem, serving_problem
+from proxy.settings.settings import Settings, open_proxy_problem, serving_problem
 from proxy.settings.tools import tool_map
 from proxy.settings.upstreams import Model, Upstream
 
@@ -30,7 +30,6 @@ __all__ = [
     "Stages",
     "Upstream",
     "injected_rules",
-    "is_loopback",
     "load",
     "model_table",
     "open_proxy_problem",

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import ipaddress
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Annotated, Final, Literal, Self
 
 from pydantic import Field, model_validator
 
+from proxy.addresses import is_loopback
 from proxy.core.attempts import fallback_cycle
 from proxy.settings.compression import Compression, Summaries
 from proxy.settings.field_types import (
@@ -196,19 +196,6 @@ def bad_references(names: Sequence[str], default: str, used: Mapping[int, str]) 
     for index, name in used.items():
         if name and name not in names:
             yield ("models", index, "upstream"), f"there is no upstream {name!r}", remedy
-
-
-def is_loopback(host: str) -> bool:
-    """True if only this machine can reach a listener on *host*."""
-    name = host.strip("[]").partition("%")[0]
-    if name.lower() == "localhost":
-        return True
-    try:
-        address = ipaddress.ip_address(name)
-    except ValueError:
-        return False
-    mapped = getattr(address, "ipv4_mapped", None)
-    return (mapped or address).is_loopback
 
 
 def serving_problem(settings: Settings) -> str | None:
