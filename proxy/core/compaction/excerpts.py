@@ -46,6 +46,9 @@ AGAIN = 0.3
 LEAST_WEIGHT = 0.001
 """The weight of a word below which it counts as none: one that few others have weighs 5 to 11."""
 
+QUESTION = 0.3
+"""The worth of a text that only asks, as a share of that of others: what is known stands in its answer."""
+
 OVERTAKEN = 0.5
 """The worth of a sentence that a later one overtakes, as a share of that of others."""
 
@@ -68,6 +71,12 @@ _PIECE = lazy_pattern(
     r"[^\W\d_\u3040-\u30ff\u3400-\u9fff\uac00-\ud7a3]{3,}|\d[\d.,:/-]*|[\u3040-\u30ff\u3400-\u9fff\uac00-\ud7a3]{2,}"
 )
 """A word, a figure, or a run of characters of a script that is written without spaces."""
+
+_ASKS = lazy_pattern(r"(?:[?？]|[吗嗎呢か])\W*\Z")
+"""The end of a question. Chinese and Japanese also ask without a mark."""
+
+_ASKING_END = 8
+"""Characters at the end of a sentence in which that is looked for."""
 
 _WIDE = "\u3040"
 """The first of the characters that are written without spaces. Its pairs count as words."""
@@ -217,6 +226,8 @@ class Excerpts:
         at = sentences[0].at
         for group in _groups(sentences, whole=len(self._texts[at]) <= SHORT):
             factor = worth
+            if all(_ASKS.search(each.text[-_ASKING_END:]) for each in group):
+                factor *= QUESTION
             if all((at, each.index) in self._overtaken for each in group):
                 factor *= OVERTAKEN
             self._others.append(_Candidate(at, group, _joined(words, group), factor / _size(group)))

@@ -49,6 +49,21 @@ def test_facts_of_either_side_outlive_small_talk() -> None:
     assert set(FACTS) <= set(found)
 
 
+@pytest.mark.parametrize(
+    ("asks", "tells"),
+    [
+        ("Who took the violin to Bergen at last?", "It was Kofi, by train."),
+        ("你上次说的古筝后来到底怎么样了呢", "修好了，是孙姐帮的忙。"),
+        ("あの三味線は結局どうなったのですか。", "林さんが引き取りました。"),
+        ("그 가야금은 결국 어떻게 되었어?", "신 원장님이 사 갔어."),
+    ],
+)
+def test_an_answer_tells_more_than_its_question(asks: str, tells: str) -> None:
+    """Of a question and its answer the second is quoted if there is room for one, though the first has more words."""
+    room = count_tokens(asks) + BULLET
+    assert quotes([asks], [tells], room) == [tells]
+
+
 def test_what_was_said_twice_is_quoted_once() -> None:
     """Equal sentences do not take room twice."""
     found = quotes([FACTS[0]] * 9, [FACTS[0]] * 9, 400)

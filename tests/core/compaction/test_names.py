@@ -55,6 +55,10 @@ def test_a_relative_path_keeps_its_dots(path: str) -> None:
         ("I went with Caroline to the lake.", "Caroline"),
         ("She moved to New Haven, she says.", "New Haven"),
         ("推荐你去北京都季商旅酒店吧", "北京都季商旅酒店"),
+        ("我想去和平医院看看", "和平医院"),
+        ("故宫和天坛都去过", "天坛"),
+        ("从雍和宫坐到颐和园路", "雍和宫"),
+        ("国家大剧院的票", "国家大剧院"),
         ("田中さんに聞いてください", "田中さん"),
         ("ワークショップは火曜日です", "ワークショップ"),
         ("내일 김민수씨가 옵니다", "김민수씨"),
@@ -66,6 +70,11 @@ def test_people_and_places_of_a_chat_are_names(text: str, name: str) -> None:
     message = ItemText("user", text)
     assert name in digest_of([message], 100, count_tokens).names
     assert name not in digest_of([message, ItemText("assistant", "", (("run", "{}"),))], 100, count_tokens).names
+
+
+def test_a_word_that_points_is_no_name() -> None:
+    """「该酒店」 means a place that was named before, not one of that name."""
+    assert proper_names("请问该酒店有停车位吗？每家餐厅都满了，某大学也一样。") == []
 
 
 @pytest.mark.parametrize("name", ["\\u2014", "\\n\\t", "\\x1b", "e.g", "i.e", "/td", "/body"])
