@@ -156,10 +156,18 @@ def add_request(scope: ScopeSpans, opened: RequestTrace, report: Report, ended: 
         _add_span(scope, facts, opened, call.id, call.began, call.ended or ended, own)
         name = "retry"
     if report.event and opened.calls:
-        sent = opened.calls[0].began
-        span = _add_span(scope, _COMPACTION, opened, compaction, opened.began, sent, own)
+        began, sent = _compaction_times(opened, report.overflows)
+        span = _add_span(scope, _COMPACTION, opened, compaction, began, sent, own)
         _add_fact(span.attributes, "ullage.stages", report.stages)
         _add_fact(span.attributes, "ullage.tokens_removed", report.tokens_removed)
+
+
+def _compaction_times(opened: RequestTrace, overflows: int) -> tuple[int, int]:
+    """Return when the answered view's compaction began and ended: before the first call, or after the last overflow."""
+    last = min(overflows, len(opened.calls) - 1)
+    if last < 1:
+        return opened.began, opened.calls[0].began
+    return opened.calls[last - 1].ended, opened.calls[last].began
 
 
 def add_summary(scope: ScopeSpans, opened: RequestTrace, own: int, report: SummaryReport, ended: int) -> None:

@@ -3,7 +3,8 @@
 The spans of a request, each with its parent::
 
     chat gpt-4o        SERVER    from the engine's beginning to the answer's last byte
-      compaction       INTERNAL  until the view that is sent was ready, if it is the first with a new compaction
+      compaction       INTERNAL  until the view that is sent was ready, if it is the first with a new compaction; after
+                                 an overflow from there
       wait             CLIENT    from sending a body to the head of its answer
       retry            CLIENT    the same for each further body
       summary          INTERNAL  a job that the request began; it may end later

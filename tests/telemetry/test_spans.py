@@ -91,3 +91,13 @@ def test_a_compaction_and_a_summary_are_children() -> None:
     assert compaction.times == (1_001, 2_000)
     assert job.times == (4_000, 6_000)
     assert job.attributes["gen_ai.usage.output_tokens"] == 80
+
+
+def test_a_compaction_after_an_overflow_lies_between_the_two_calls() -> None:
+    """What was planned before the overflow is not what was answered."""
+    trace = opened()
+    trace.calls = [UpstreamCall(50, "stub", 2_000, 2_500, 400), UpstreamCall(51, "stub", 2_900, 3_000, 200)]
+    report = REPORT.with_(event=True, stages=("fold",), tokens_before=90, tokens_after=40, overflows=1, retries=1)
+    *_, retry, compaction = exported((trace, report))
+    assert retry.name == "CLIENT retry"
+    assert compaction.times == (2_500, 2_900)
