@@ -15,7 +15,7 @@ PIPE_WIDTH: Final = 10_000
 """A pipe has no width: with this one no table is folded in it."""
 
 LEAST_FOLDED: Final = 12
-"""Cells that a folded column has at least, as long as columns that matter less can go."""
+"""Fewest cells of a folded column, as long as less important columns can be left out."""
 
 BETWEEN: Final = 2
 """Spaces between two columns."""
@@ -42,7 +42,7 @@ def fitting_columns(
 ) -> list[int]:
     """Return the places of the columns of *rows* (titles first) that a terminal of *width* shows whole.
 
-    Columns of *least* go, the first ones first, until the others fit. A *folded* column gives way instead.
+    Columns of *least* are left out in their order until the others fit. A *folded* column is narrowed instead.
     """
     shown = list(range(len(rows[0])))
     widths = [max(len(row[place]) for row in rows) for place in shown]

@@ -166,7 +166,7 @@ def show_replays(replays: Sequence[Replay], top: int) -> None:
 
 
 def _show_advice(replays: Sequence[Replay], console: Console) -> None:
-    """Print what fills the fullest conversations; what to do once, after all those that it is for."""
+    """Print the advice on the fullest conversations; a remedy once, after all conversations with it."""
     lines: dict[str, list[str]] = {}
     for name, full in _fullest(replays):
         lines.setdefault(full.advice.remedy, []).append(_advice_line(name, full))
@@ -196,7 +196,7 @@ def _fullest(replays: Sequence[Replay]) -> list[tuple[str, NearlyFull]]:
 COLUMNS: Final = ("conversation", "requests", "fitted", "compacted", "as sent", "upstream", "cost")
 
 LEAST: Final = ("fitted", "requests", "compacted", "cost", "as sent")
-"""Columns that a narrow terminal does without, the first ones first."""
+"""Columns that are left out on a narrow terminal, in this order."""
 
 
 def conversation_row(replay: Replay) -> tuple[str, ...]:
@@ -206,7 +206,7 @@ def conversation_row(replay: Replay) -> tuple[str, ...]:
 
 
 def _conversations(replays: Sequence[Replay], width: int) -> Table:
-    """Return a row for each of *replays*, with the columns that *width* has room for."""
+    """Return a table with a row for each of *replays*, with the columns that fit *width*."""
     rows = [conversation_row(replay) for replay in replays]
     shown = fitting_columns([COLUMNS, *rows], width, [COLUMNS.index(title) for title in LEAST])
     table = figures_table(*[COLUMNS[place] for place in shown])

@@ -1,4 +1,16 @@
-"""How often each process wrote to the embedded store, so that one knows without a query that no other one did."""
+"""Counts of each process's writes to the embedded store: a process detects the writes of others without a query.
+
+SQLite's ``data_version`` changes with every other connection's writes, also with those of this process's own thread:
+https://www.sqlite.org/pragma.html#pragma_data_version. So each process counts its transactions in a file that all read,
+a figure of eight bytes for each process::
+
+    figure      content
+    ----------  --------------------------------------------------------------
+    0           number of processes that have been started
+    1 to 512    transactions of the process that was started as that number, modulo 512
+
+Reading all figures is one system call. A change of any figure but the own one is a write of another process.
+"""
 
 from __future__ import annotations
 
@@ -11,14 +23,13 @@ _FIGURE: Final = 8
 """Bytes of one figure in the file of write counts."""
 
 _FIGURES: Final = 512
-"""Processes that have a figure of their own. One more shares that of a process that was started so many before it."""
+"""Processes with a figure of their own. A later one shares the figure of the process that started 512 before it."""
 
 
 class WriteCounts:
-    """How often each process wrote to the store: a figure for each, in the file at *path*, which all of them read.
+    """The counts in the file at *path*. A process counts a transaction after its commit.
 
-    SQLite tells only that another connection wrote, and the thread that writes for this process is one. So a process
-    counts its transactions once they are in the store. *path* is locked while this is made.
+    The caller holds the lock of the store's directory while it creates an instance.
     """
 
     def __init__(self, path: Path) -> None:
@@ -29,7 +40,7 @@ class WriteCounts:
         os.pwrite(self._file, started.to_bytes(_FIGURE), 0)
         self._at = _FIGURE * (1 + started % _FIGURES)
         self._own = self._figure(self._at)
-        self._seen = (b"", b"")
+        self._others = (b"", b"")
         self._changes = 0
 
     def add(self) -> None:
@@ -38,11 +49,11 @@ class WriteCounts:
         os.pwrite(self._file, self._own.to_bytes(_FIGURE), self._at)
 
     def changes_by_others(self) -> int:
-        """A number that changes when another process has written; for one thread. Raises ``OSError``."""
+        """Return a number that changes when another process has written. Not thread-safe. Raises ``OSError``."""
         figures = os.pread(self._file, _FIGURE * _FIGURES, _FIGURE)
         others = figures[: self._at - _FIGURE], figures[self._at :]
-        if others != self._seen:
-            self._seen = others
+        if others != self._others:
+            self._others = others
             self._changes += 1
         return self._changes
 

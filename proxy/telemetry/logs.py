@@ -333,8 +333,11 @@ LARGEST_PIECE = 2**16
 """Bytes of lines that are written at once, at most."""
 
 BATCH_SECONDS = 0.1
-"""Pause of the writing thread between two batches: waking it costs more than rendering a line. At 400 lines a second
-the thread takes 6 us of CPU for each, 24 us with a fifth of the pause. A process that is killed loses what waits."""
+"""Pause of the writing thread between two batches, because waking it costs more than rendering a line.
+
+At 400 lines a second the thread takes 6 us of CPU for each, and 24 us with a fifth of the pause. A process that is
+killed loses the lines of at most one pause.
+"""
 
 
 class LineWriter:
