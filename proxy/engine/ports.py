@@ -30,6 +30,10 @@ Raises what the sink raises.
 """
 
 
+Clock = Callable[[], float]
+"""Returns monotonic seconds since an arbitrary point; never less than before."""
+
+
 class Reply(Protocol):
     """An upstream's answer whose head has arrived; its body is read once, in order."""
 
@@ -326,10 +330,3 @@ class Summaries(Protocol):
 
     def limited(self, tenant: bytes) -> None:
         """Pause summaries for *tenant*, which an upstream rate-limited."""
-
-
-class Clock(Protocol):
-    """Monotonic seconds."""
-
-    def __call__(self) -> float:
-        """Seconds since an arbitrary point; never goes backwards."""

@@ -1,6 +1,16 @@
 """The configuration of an upstream, and the URL of a client's path on it.
 
-Base URLs come with and without ``/v1``, and so do client paths.
+Base URLs come with and without ``/v1``, and so do client paths. ``BaseUrl.join`` returns what both mean:
+
+    base URL                 path of the client            URL of the request
+    https://h                /v1/models                    https://h/v1/models
+    https://h                /models                       https://h/v1/models
+    https://h/v1             /models                       https://h/v1/models
+    https://h/api/v1         /v1/models                    https://h/api/v1/models
+    https://h/api/v1         /openai/v1/models             https://h/api/v1/models
+    https://h/api/v1         /api/v1/models                https://h/api/v1/models
+    https://h/v1beta/openai  /v1/models                    https://h/v1beta/openai/models
+    https://h/v1             /api/show, a server's own     https://h/api/show
 """
 
 from __future__ import annotations
@@ -63,7 +73,8 @@ class Timeouts:
     """
 
     connect: float = 5.0
-    first_byte: float = 600.0  # a model may think for minutes: OpenAI's own SDK waits ten
+    # A model may think for minutes: OpenAI's SDK waits ten (https://github.com/openai/openai-python#timeouts).
+    first_byte: float = 600.0
     idle: float = 300.0
     total: float = 3600.0
     # Below the 5 s after which uvicorn and Node close: https://www.uvicorn.org/settings/#timeouts
@@ -107,6 +118,7 @@ class BaseUrl:
 
     def join(self, path_qs: str) -> str:
         """Return the absolute URL for a client's path and query, whose bytes stay as they are."""
+        # A path that has the base URL's own is a whole one already: the longer prefix first, with the version.
         for prefix in (self._path, self._root):
             if prefix and path_qs.startswith(prefix) and _ends(path_qs, len(prefix)):
                 return self._origin + path_qs

@@ -204,6 +204,7 @@ def _large(value: Any) -> set[int]:
         else:
             continue
         if members:
+            # Lists and objects whose members have all been visited are no longer around what follows.
             behind = len(waiting)
             while around and around[-1][1] > behind:
                 around.pop()

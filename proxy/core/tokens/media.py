@@ -8,6 +8,7 @@ If a provider bills less than it publishes, the published figure is used. Source
 - Anthropic, PDF: https://platform.claude.com/docs/en/build-with-claude/pdf-support (each page as text and as an image)
 - Google, images and sound: https://ai.google.dev/gemini-api/docs/tokens (258 a crop, 32 a second)
 - Google, Gemini 3: https://ai.google.dev/gemini-api/docs/media-resolution (1,120 an image, 560 a page of a PDF)
+- Qwen-VL: https://github.com/vllm-project/vllm/issues/20123 (one for 28 x 28 pixels, up to 16,384 an image)
 """
 
 from __future__ import annotations
