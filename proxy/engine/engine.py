@@ -184,7 +184,7 @@ class Engine:
             measured = await self.measurer.measure(request, max_loss, dry_run=dry_run)
         if isinstance(measured, UncountedView):
             return Forward(measured)
-        first = await self._planned(measured)
+        first = await self._plan_measured(measured)
         if isinstance(first, Forward):
             return first
         steps: tuple[str, ...] = ()
@@ -202,7 +202,7 @@ class Engine:
     async def plan(self, request: Request, max_loss: MaxLoss, *, dry_run: bool = False) -> FinalDecision:
         """Plan *request* for the model it names, without sending it. Raises ``InvalidRequest`` and ``NotFound``."""
         view = await self._quick_check.view(request)
-        return await self._planned(view or await self.measurer.measure(request, max_loss, dry_run=dry_run))
+        return await self._plan_measured(view or await self.measurer.measure(request, max_loss, dry_run=dry_run))
 
     async def preview(self, bound: BoundEngine, request: Request) -> tuple[Forward | Reject, Report]:
         """Plan *request* as it would be sent, whatever its view loses, and send nothing.
@@ -211,13 +211,13 @@ class Engine:
         """
         for feature in self._features.concerned(request):
             request = await feature.prepare(request, bound)
-        decision = never_too_lossy(await self._planned(await self.measurer.measure(request, "any")))
+        decision = never_too_lossy(await self._plan_measured(await self.measurer.measure(request, "any")))
         report = self.report(decision)
         if isinstance(decision, Forward) and isinstance(decision.view, CountedView):
             asyncio.get_running_loop().call_soon(self._after_answer, decision.view, report, 200)
         return decision, report
 
-    async def _planned(self, measured: MeasuredRequest | UncountedView) -> FinalDecision:
+    async def _plan_measured(self, measured: MeasuredRequest | UncountedView) -> FinalDecision:
         if isinstance(measured, UncountedView):
             return Forward(measured)
         decision = await self._decide(measured)
@@ -313,13 +313,13 @@ class Engine:
                     return Delivered(view, received.reply, received.head, received.hides_usage)
                 case Overflowed():
                     refused_tokens = appended.tokens
-                    decision = await self._next(run, appended, received.overflow)
+                    decision = await self._after_refusal(run, appended, received.overflow)
                 case Failed() | NotNews():
-                    decision = await self._next(run, appended, received)
+                    decision = await self._after_refusal(run, appended, received)
                 case unexpected:
                     assert_never(unexpected)
 
-    async def _next(self, run: Run, view: View, refusal: Overflow | Failed | NotNews) -> Forward | GiveUp:
+    async def _after_refusal(self, run: Run, view: View, refusal: Overflow | Failed | NotNews) -> Forward | GiveUp:
         """Decide what to send after *view* was refused."""
         # In the modes observe and off the client gets each refusal as it came.
         if self.measurer.mode_of(run.request) != "on":

@@ -29,7 +29,6 @@ It returns when the sink has returned True, and at the end of the body or an err
 Raises what the sink raises.
 """
 
-
 Clock = Callable[[], float]
 """Returns monotonic seconds since an arbitrary point; never less than before."""
 
