@@ -291,6 +291,7 @@ class Catalogue:
         if window is None:
             return cached.route
         last, route = self._with_reports.get(model, (None, cached.route))
+        # The same object is returned until the server reports another window, so the route is built once for each.
         if last is not window:
             route = _with_report(cached, window)
             self._with_reports[model] = (window, route)

@@ -159,6 +159,7 @@ class Access:
 
         A body that, by its *headers*, has a content-encoding cannot be checked, and is forbidden too.
         """
+        # With one access key all callers are one tenant, and what the upstream stores is theirs.
         if len(self._keys) <= 1 or upstream not in self._shared_upstreams:
             return
         coded = any(name.lower() == "content-encoding" for name, _ in headers)
@@ -200,6 +201,7 @@ class Access:
         matching = {name: key for name, key in sent.items() if self._is_access_key(key)}
         if not matching:
             raise Unauthorized("Send one of the proxy's access keys as bearer token, x-api-key or x-ullage-key.")
+        # Every header with a key of the proxy: the upstream must see none, and gets its own key instead.
         headers.drop(matching)
         return self._tenant_of(next(iter(matching.values())))
 

@@ -157,7 +157,7 @@ class Models:
             return error  # the other upstreams' models are listed all the same
 
     async def _fetch(self, upstream: ListedUpstream, path_qs: str, headers: Sequence[tuple[str, str]]) -> ModelsAnswer:
-        left_out = {"accept-encoding"}
+        left_out = {"accept-encoding"}  # the list is read here, so it has to come without a content coding
         if upstream.name != self._default:
             # The client's key belongs to the default upstream: no other one may see it.
             left_out |= CREDENTIALS
