@@ -222,11 +222,11 @@ class Measurer:
         targets = []
         if (budget.baseline - budget.fixed) * 4 < budget.baseline:
             targets.append(max(0, budget.baseline * 3 // 4 - others))
-        over = budget.quantised_fixed + counts.history > budget.mark(rules.marks.high, budget.baseline)
-        if rules.allocation is not None and over:
+        if rules.allocation is not None:
             # Rounded up to steps: a clock in the system text must not change how the tools are shrunk.
             step = max(1, budget.window // 64)
-            targets.append(rules.allocation.for_tools(budget.window, -(-others // step) * step))
+            if budget.quantised_fixed + counts.history > budget.mark(rules.marks.high, budget.baseline):
+                targets.append(rules.allocation.for_tools(budget.window, -(-others // step) * step))
         return min(targets, default=None)
 
 

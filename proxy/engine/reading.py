@@ -8,6 +8,7 @@ from functools import lru_cache, partial
 from typing import Any, TypeVar
 
 import msgspec
+from cachebox import LRUCache
 from msgspec.structs import replace
 from xxhash import xxh3_128
 
@@ -53,6 +54,11 @@ and cryptographic. https://github.com/Cyan4973/xxHash#performance-on-small-data"
 
 MOST_MEASURES, MOST_SCOPES = 1_024, 4_096
 """Cached names of ways of counting, and cached scopes. Bounded: clients choose models and credentials."""
+
+MOST_METERS, KEPT_SHORT = 64, 2_000
+"""Meters that are used again, each for one tenant, and the most short texts that such a one has counted: names of tools
+come with every request. Together they take 15 MB at most.
+"""
 
 PREFIX_FROM = 8_192
 """Bytes from which a body is cached as a prefix; reading a smaller one again costs as little."""
@@ -153,6 +159,7 @@ class Reader:
         self._envelopes = envelopes
         self._sizes = sizes
         self._prefixes = prefixes
+        self._meters: LRUCache[tuple[str, str, bytes], Meter] = LRUCache(MOST_METERS)
 
     async def located(self, api_format: ApiFormat, tenant: bytes, body: bytes) -> LocatedBody:
         """As ``locate``, on a thread if much of the body is new."""
@@ -239,9 +246,8 @@ class Reader:
         roles = NOTHING
         if prefix is not None and spans[: len(prefix.items)] == prefix.scan.spans:
             earlier, roles = prefix.items, prefix.roles
-        count = self.count(encoding, model, tenant)
-        scope = scope_of(tenant, api_format.API, measure)
-        new = self._read_items(api_format, count, scope, located.body, spans[len(earlier) :])
+        way, scope = (encoding, model, tenant), scope_of(tenant, api_format.API, measure)
+        new = self._read_items(api_format, way, scope, located.body, spans[len(earlier) :])
         if any(item.role == "user" for item in new):  # only a user's message can be a result that is written as text
             new = join_written_results(earlier + new, len(earlier))
         items = earlier + new
@@ -253,7 +259,7 @@ class Reader:
             around = self._count_members(located, scope, encoding, model)
         cached = self._cache_prefix(located, measure, items, roles, around)
         tools = 0
-        if any(key in around.tokens for key in TOOLS):
+        if not around.tokens.keys().isdisjoint(TOOLS):
             tools = api_format.PER_TOOLS
         fixed = api_format.PER_REPLY + tools + roles.system + sum(around.tokens.values())
         counts = TokenCounts(fixed, roles.history, around.tokens, roles, around.members)
@@ -334,8 +340,9 @@ class Reader:
         return size
 
     def _read_items(
-        self, api_format: ApiFormat, count: Meter, scope: Any, body: bytes, spans: Sequence[Span]
+        self, api_format: ApiFormat, way: tuple[str, str, bytes], scope: Any, body: bytes, spans: Sequence[Span]
     ) -> tuple[Item, ...]:
+        count = self._meter(way)
         items: list[Item] = []
         repeated: dict[bytes, Item] = {}
         for start, end in spans:
@@ -350,7 +357,14 @@ class Reader:
                 if short:
                     repeated[raw] = item
             items.append(item)
+        if len(count.short) > KEPT_SHORT:
+            self._meters.pop(way, None)
         return tuple(items)
+
+    def _meter(self, way: tuple[str, str, bytes]) -> Meter:
+        """Return what counts items by encoding, model and tenant: what did so before, if it is still there."""
+        meter = self._meters[way] = self._meters.get(way) or self.count(*way)
+        return meter
 
     def read_facts(
         self, api_format: ApiFormat, encoding: str, tenant: bytes, model: str, body: CountedBody

@@ -159,9 +159,11 @@ class Entries:
 
     def score_member(self, key: str, member: bytes, score: float, most: int, seconds: float) -> None:
         """Set the score of *member* under *key*, which expires *seconds* from now; only the *most* highest stay."""
-        scores = {**dict(self.top_members(key, most)), member: score}
-        highest = sorted(scores.items(), key=lambda pair: (pair[1], pair[0]), reverse=True)[:most]
-        self._put(key, msgspec.msgpack.encode(dict(highest)), seconds)
+        highest = [pair for pair in self.top_members(key, most) if pair[0] != member]
+        # They are stored in order, and the newest is nearly always the highest: to sort 200 takes as long as the write.
+        lower = (at for at, pair in enumerate(highest) if (pair[1], pair[0]) < (score, member))
+        highest.insert(next(lower, len(highest)), (member, score))
+        self._put(key, msgspec.msgpack.encode(dict(highest[:most])), seconds)
 
     def top_members(self, key: str, most: int) -> Sequence[tuple[bytes, float]]:
         """The *most* members under *key* with the highest scores. ``ValueError`` if the value has no scores."""

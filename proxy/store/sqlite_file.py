@@ -49,7 +49,7 @@ class StoreFile:
 
         self._warn = warn
         self._clock = clock
-        self._lock = self.directory / "store.lock"
+        self._lock, self._log = self.directory / "store.lock", self.directory / f"{FILE}-wal"
         self._writes: WriteCounts | None = None
 
     def open(self, busy_for: float = _BUSY_FOR) -> Entries:
@@ -89,7 +89,7 @@ class StoreFile:
     def log_bytes(self) -> int:
         """Bytes of the write-ahead log, 0 if there is none. Raises ``OSError``."""
         try:
-            return Path(f"{self.path}-wal").stat().st_size
+            return self._log.stat().st_size
         except FileNotFoundError:
             return 0
 

@@ -34,7 +34,8 @@ class WriteCounts:
 
     def __init__(self, path: Path) -> None:
         self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        weakref.finalize(self, os.close, self._file)
+        # Not at the end of the process, which closes it anyway: the thread that writes may still be at work then.
+        weakref.finalize(self, os.close, self._file).atexit = False
         os.ftruncate(self._file, _FIGURE * (1 + _FIGURES))
         started = self._figure(0) + 1
         os.pwrite(self._file, started.to_bytes(_FIGURE), 0)

@@ -36,9 +36,9 @@ ROOT = str(Path(proxy.__file__).parent) + os.sep
 HOUSEKEEPING = frozenset(
     {
         "ConfigWatch.run",
-        "ConnectionPool._look_over",
-        "LagWatch._ask_for_beats",
+        "ConnectionPool._check_all",
         "LagWatch._on_beat",
+        "LagWatch._schedule_beats",
         "Process.update_gauges",
         "StoreMonitor.run",
     }

@@ -221,6 +221,20 @@ def test_a_short_text_is_counted_once_in_a_pass() -> None:
     assert caching.counter.counted["read_file"] == 3
 
 
+async def test_a_short_text_is_counted_once_for_each_tenant(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The name of a tool comes with every request; of a tenant that sent very many short texts none is remembered."""
+    caching = ReaderWithCaches()
+    for number in range(3):
+        await caching.read(whole([{"role": "tool", "name": "read_file", "content": f"result {number}"}]))
+    assert caching.counter.counted["read_file"] == 1
+    await caching.read(whole([{"role": "tool", "name": "read_file", "content": "result 3"}]), BOB)
+    assert caching.counter.counted["read_file"] == 2
+    monkeypatch.setattr("proxy.engine.reading.KEPT_SHORT", 1)
+    for number in range(4, 7):
+        await caching.read(whole([{"role": "tool", "name": "read_file", "content": f"result {number}"}]))
+    assert caching.counter.counted["read_file"] == 4
+
+
 @pytest.mark.parametrize("rounds", [2, 60])
 async def test_tenants_share_nothing(rounds: int) -> None:
     """A body that one tenant sent is counted anew for another: items, tools and whole prefixes."""

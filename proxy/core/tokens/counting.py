@@ -285,6 +285,7 @@ class Meter(msgspec.Struct, frozen=True, eq=False):
     """A function that counts text, together with the prices of media and the marks of injected texts.
 
     ``text`` counts any text; ``again`` counts one of ``again_from`` characters or more, which later requests repeat.
+    ``short`` are the tokens of short texts that were counted.
     """
 
     text: Count
@@ -292,7 +293,7 @@ class Meter(msgspec.Struct, frozen=True, eq=False):
     injected: InjectedRules = NO_RULES
     again: Count | None = None
     again_from: int = 0
-    _short: dict[str, int] = {}
+    short: dict[str, int] = {}
 
     def __repr__(self) -> str:
         """Leave out the texts."""
@@ -304,11 +305,11 @@ class Meter(msgspec.Struct, frozen=True, eq=False):
             if self.again is not None and len(text) >= self.again_from:
                 return self.again(text)
             return self.text(text)
-        size = self._short.get(text)
+        size = self.short.get(text)
         if size is None:
             size = self.text(text)
-            if len(self._short) < MOST_SHORT:
-                self._short[text] = size
+            if len(self.short) < MOST_SHORT:
+                self.short[text] = size
         return size
 
 

@@ -25,7 +25,7 @@ from proxy.store import Store
 from proxy.tasks import Tasks, Warn
 
 RECENT_NOTES: Final = 10_000
-"""Skipped summaries that are remembered for ``NOTE_SECONDS`` after a note, so that they get no second one."""
+"""Conversations and skipped summaries that are remembered for ``NOTE_SECONDS``: none is saved or noted twice in it."""
 
 ARCHIVED_ITEMS: Final = 100_000
 """Originals remembered as archived: about 200 bytes each."""
@@ -82,7 +82,7 @@ def open_archive(settings: Settings, store: Store, tasks: Tasks, observe: Callab
 
 def open_recorder(store: Store, archive: Archive | None) -> HistoryRecorder:
     """Return the recorder of requests, compactions and summaries of conversations."""
-    recent: TTLCache[tuple[str, bytes], bool] = TTLCache(RECENT_NOTES, NOTE_SECONDS)
+    recent: TTLCache[tuple[object, ...], bool] = TTLCache(RECENT_NOTES, NOTE_SECONDS)
     return HistoryRecorder(store.conversations, recent, time.time, archive)
 
 

@@ -24,13 +24,14 @@ NOTE_SECONDS: Final = 60.0
 class HistoryRecorder(Feature):
     """Writes notes on answered requests, and archives the items that left the view unless *archive* is None.
 
-    *recent* has the skipped summaries that got a note in the last ``NOTE_SECONDS``. *now* returns Unix time.
+    *recent* has the conversations that were saved, and the skipped summaries that got a note, in the last
+    ``NOTE_SECONDS``. *now* returns Unix time.
     """
 
     def __init__(
         self,
         conversations: ConversationTable,
-        recent: MutableMapping[tuple[str, bytes], bool],
+        recent: MutableMapping[tuple[object, ...], bool],
         now: Callable[[], float],
         archive: Archive | None = None,
     ) -> None:
@@ -47,7 +48,10 @@ class HistoryRecorder(Feature):
             return
         root_hash, record = view.measured.root_hash(layout), view.edits.record
         now, tenant, long_lived = self._now(), view.request.tenant, record is not None
-        self._conversations.save_conversation(tenant, report.conversation, root_hash, now, long_lived=long_lived)
+        key = (report.conversation, root_hash, long_lived)
+        if report.event or key not in self._recent:
+            self._recent[key] = True
+            self._conversations.save_conversation(tenant, report.conversation, root_hash, now, long_lived=long_lived)
         last = _request_note(report, view, layout, int(now))
         self._conversations.save_note(tenant, root_hash, note_name(last), encode_note(last), long_lived=long_lived)
         if record is None or not report.event:

@@ -23,8 +23,9 @@ class RecordedReplica:
 
     def __init__(self) -> None:
         self.conversations = a_register()
-        self.recent: dict[tuple[str, bytes], bool] = {}
-        self.recorder = HistoryRecorder(self.conversations, self.recent, lambda: 1_000_000.0)
+        self.recent: dict[tuple[object, ...], bool] = {}
+        self.now = 1_000_000.0
+        self.recorder = HistoryRecorder(self.conversations, self.recent, lambda: self.now)
         self.replica = Replica()
 
     async def plan(self, rounds: int, target: CompactionTarget = CompactionTarget()) -> Planned:  # noqa: B008 - frozen
@@ -70,6 +71,24 @@ async def test_the_note_on_a_request_is_that_of_the_newest() -> None:
     assert later.view is not None
     assert last.items == len(later.view.measured.parsed.items)
     assert await recorded.conversations.root_hashes(TENANT, first.report.conversation)
+
+
+async def test_the_time_of_a_conversation_is_saved_once_in_a_while() -> None:
+    """With its first note, with each compaction, and after a while; other notes leave it as it is."""
+    recorded = RecordedReplica()
+
+    async def saved_after(rounds: int) -> tuple[bool, float]:
+        recorded.now += 10
+        plan = await recorded.plan(rounds)
+        ((name, at),) = await recorded.conversations.conversations(TENANT)
+        assert name == plan.report.conversation
+        return plan.report.event, at - 1_000_000
+
+    assert await saved_after(12) == (False, 10)
+    assert await saved_after(13) == (False, 10)
+    assert await saved_after(30) == (True, 30)
+    recorded.recent.clear()
+    assert await saved_after(31) == (False, 40)
 
 
 async def test_an_event_that_had_to_go_further_is_noted_from_the_view_before_it() -> None:
