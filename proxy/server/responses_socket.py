@@ -56,7 +56,7 @@ from proxy.server.config import Limits
 from proxy.server.incoming import BodyReader, IncomingRequest
 from proxy.server.request import MANAGED, RequestHeaders
 from proxy.server.response import ResponseWriter
-from proxy.server.websocket import frame, handshake
+from proxy.server.websocket import FrameHeads, frame, handshake
 
 PATH: Final = MANAGED["/v1/responses"]
 IDLE_SECONDS: Final = 3600.0
@@ -122,11 +122,15 @@ class CountedFrames:
         self._parser = parser
         self._incoming = incoming
         self._count = count
+        self._heads = FrameHeads()
         self.feed_eof: Callable[[], None] = parser.feed_eof
 
     def feed_data(self, data: bytes) -> tuple[bool, bytes]:
         """Parse *data*. Return True if nothing more has to be parsed."""
         incoming = self._incoming
+        if not self._heads.are_masked(data):
+            incoming.set_exception(WebSocketError(WSCloseCode.PROTOCOL_ERROR, "a frame of the client is not masked"))
+            return True, b""
         incoming.unread += len(data)
         # Parsed before it is counted: ``Incoming`` sets ``unread`` to 0 at the end of a message.
         ended: tuple[bool, bytes] = self._parser.feed_data(data)
@@ -193,13 +197,17 @@ class MessageWriter(ResponseWriter):
     """Writes one answer as messages: one for each event of a stream, or one for an answer that is no stream.
 
     ``name`` and ``output`` are those of the response, once the model has finished it. A message is in memory until it
-    is complete, so none may have more bytes than a body (``limits.body``).
+    is complete, so none may have more bytes than a body (``limits.body``). *count* is given the bytes of ``output`` as
+    they come; if it raises ``Overloaded`` the response is not stored.
     """
 
-    __slots__ = ("_body", "_cutter", "_is_stream", "_most", "name", "output")
+    __slots__ = ("_body", "_count", "_cutter", "_is_stored", "_is_stream", "_most", "_size", "name", "output")
 
-    def __init__(self, request: IncomingRequest, limits: Limits) -> None:
+    def __init__(self, request: IncomingRequest, limits: Limits, count: Callable[[int], None]) -> None:
         super().__init__(request, limits.write)
+        self._count = count
+        self._is_stored = True
+        self._size = 0
         self._most = limits.body
         self._cutter = EventCutter()
         self._is_stream = False
@@ -278,7 +286,7 @@ class MessageWriter(ResponseWriter):
 
     def _note(self, data: bytes) -> None:
         """Store the items that the event *data* adds: single ones, too, as some servers omit them in the last event."""
-        if not any(kind in data for kind in _STORED_EVENTS):
+        if not self._is_stored or not any(kind in data for kind in _STORED_EVENTS):
             return
         try:
             event = _event.decode(data)
@@ -286,9 +294,15 @@ class MessageWriter(ResponseWriter):
             return  # the client gets the event anyway; without it the conversation is not stored
         if event.type == "response.output_item.done":
             self.output += _copied([event.item])
+            self._size += len(event.item)
         elif event.response is not None and event.type in ("response.completed", "response.incomplete"):
             self.name = event.response.id
             self.output = _copied(event.response.output) or self.output
+            self._size = sum(map(len, self.output))
+        try:
+            self._count(self._size)
+        except Overloaded:
+            self._is_stored, self.name, self.output = False, "", []
 
 
 class ResponsesSocket:
@@ -338,7 +352,9 @@ class ResponsesSocket:
                 message = await self._incoming.read()
             if message.type is not WSMsgType.TEXT:
                 return WSCloseCode.UNSUPPORTED_DATA
-            if not await self._answered(bytes(message.data)):
+            lasts = await self._answered(bytes(message.data))
+            self._count_anew()
+            if not lasts:
                 return WSCloseCode.SERVICE_RESTART
 
     def _end(self, out: ResponseWriter, code: int) -> None:
@@ -350,7 +366,7 @@ class ResponsesSocket:
 
     async def _answered(self, data: bytes) -> bool:
         """Answer one message. Return False if it was the last one: the process is being shut down."""
-        out = MessageWriter(self._request, self._reader.limits)
+        out = MessageWriter(self._request, self._reader.limits, lambda size: self._count(self._incoming.unread + size))
         try:
             message = _read(data)
             items = self._items_of(message)
@@ -412,11 +428,14 @@ class ResponsesSocket:
         self._store(response["id"], items, message)
 
     def _store(self, name: str, items: list[msgspec.Raw], message: Message) -> None:
-        """Store the conversation up to *name*, the response to *message*; none if there is no memory left for it."""
+        """Store the conversation up to *name*, the response to *message*."""
         before = message.previous_response_id or ""
         if self._continues(message):
             before = self._conversation.before
         self._conversation = Conversation(name, items, before, sum(map(len, items)))
+
+    def _count_anew(self) -> None:
+        """Count what is still in memory. The conversation is not if there is no room left for it."""
         # Counted from zero: ``BodyReader.count`` only adds, and this conversation may be shorter than the one before.
         self._reader.release()
         try:

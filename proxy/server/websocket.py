@@ -26,6 +26,11 @@ SWITCHING = 101
 
 _VERSION: Final = "13"
 
+_MASKED: Final = 0x80
+_HEADS: Final = {126: 4, 127: 10}
+_KEY: Final = 4
+"""The bit of a masked frame, bytes of its head by the size in its second byte, and those of the key behind the head."""
+
 
 async def relay(request: IncomingRequest, out: ResponseWriter, reply: Upgradable) -> None:
     """Answer 101 as the upstream did, then pass bytes on until either side ends. Raises ``ClientLeft``."""
@@ -77,6 +82,38 @@ def frame(first: int, payload: bytes) -> bytes:
     if size < 2**16:
         return struct.pack("!BBH", first, 126, size) + payload
     return struct.pack("!BBQ", first, 127, size) + payload
+
+
+class FrameHeads:
+    """Follows the frames of a client by their heads, to see that each of them is masked.
+
+    https://www.rfc-editor.org/rfc/rfc6455#section-5.1
+    """
+
+    __slots__ = ("_left", "_rest")
+
+    def __init__(self) -> None:
+        self._left = 0
+        self._rest = b""
+
+    def are_masked(self, data: bytes) -> bool:
+        """Follow *data*. Return False if a frame in it is not masked."""
+        if self._rest:
+            data = self._rest + data
+        at, end = self._left, len(data)
+        while at + 1 < end:
+            second = data[at + 1]
+            if not second & _MASKED:
+                return False
+            size = second & ~_MASKED
+            head = _HEADS.get(size, 2)
+            if at + head > end:
+                break
+            if head > 2:
+                size = int.from_bytes(data[at + 2 : at + head])
+            at += head + _KEY + size
+        self._rest, self._left = data[at:], max(0, at - end)
+        return True
 
 
 def handshake(headers: Mapping[str, str]) -> list[tuple[str, str]]:

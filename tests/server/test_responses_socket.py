@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import itertools
 import json
 
 import aiohttp
@@ -361,3 +362,70 @@ async def test_messages_that_never_end_are_counted_as_their_senders():
         assert (await asyncio.wait_for(two.receive(), 5)).data == 1013
         assert not one.closed
     assert await eventually(lambda: at.server._drain.body_bytes.total == 0)
+
+
+async def test_what_an_answer_adds_to_a_conversation_is_counted_as_it_comes():
+    """Items that do not fit into the caller's share reach the client, and the response is not stored."""
+    limits = Limits(body=10_000, in_flight_bytes=20_000)
+    seen = []
+
+    async def slow(heard, reader, writer):
+        head, *parts = events("r1", *(text(f"{at}" * 3000) for at in range(9))).split(b"\n\n")
+        writer.write(head + b"\n\n")
+        for part in parts[:-1]:
+            writer.write(part + b"\n\n")
+            await writer.drain()
+            await asyncio.sleep(0.01)
+            seen.append(at.server._drain.body_bytes.total)
+        writer.close()
+
+    async with running_server(ServerConfig("up", limits=limits)) as at, connected(at) as socket:
+        at.stage.script = slow
+        got = await turn(socket, model="m", input="a")
+        assert [one["type"] for one in got].count("response.output_item.done") == 9
+        assert max(seen) > 9000
+        assert max(seen) <= 20_000
+        at.stage.script = answers(events("r2", text("2")))
+        await turn(socket, model="m", input="b", previous_response_id="r1")
+        assert json.loads(at.stage.heard[-1].body)["previous_response_id"] == "r1"
+        assert at.server._drain.body_bytes.total < 1000
+
+
+def frame_head(size, mask):
+    """The head of a text frame of *size* bytes, without a key."""
+    if size < 126:
+        return bytes([0x81, mask | size])
+    if size < 2**16:
+        return bytes([0x81, mask | 126]) + size.to_bytes(2, "big")
+    return bytes([0x81, mask | 127]) + size.to_bytes(8, "big")
+
+
+@pytest.mark.parametrize("size", [3, 200, 70_000])
+@pytest.mark.parametrize("before", [0, 3])
+async def test_a_frame_without_a_mask_ends_the_socket(before, size):
+    """RFC 6455, section 5.1: the server closes with 1002, wherever in the stream the frame begins."""
+    head = frame_head(size, mask=0)
+    sent = b"".join(masked(0x89, b"ping") for _ in range(before)) + head + b" " * size
+    async with running_server() as at, connected(at) as socket:
+        for piece in (sent[:1], sent[1 : len(sent) // 2], sent[len(sent) // 2 :]):
+            socket._writer.transport.write(piece)
+            await asyncio.sleep(0.02)
+        message = await asyncio.wait_for(socket.receive(), 30)
+        assert (message.type, message.data) == (WSMsgType.CLOSE, 1002)
+
+
+async def test_masked_frames_in_any_pieces_are_read():
+    """Heads of every length are followed however the bytes come."""
+    said = [
+        json.dumps({"type": "response.create", "model": "m", "input": "a" * size}).encode() for size in (1, 300, 70_000)
+    ]
+    async with running_server() as at, connected(at) as socket:
+        for number, payload in enumerate(said):
+            at.stage.script = answers(events(f"r{number}"))
+            sent = frame_head(len(payload), mask=0x80) + bytes(4) + payload
+            cuts = (0, 1, 2, 3, 5, 9, 11, 13, 15, len(sent))
+            for begin, end in itertools.pairwise(cuts):
+                socket._writer.transport.write(sent[begin:end])
+                await asyncio.sleep(0.005)
+            while (await asyncio.wait_for(socket.receive_json(), 30))["type"] != "response.completed":
+                pass
