@@ -17,7 +17,7 @@ The life of one worker's place, which ``Supervisor._restart_forever`` runs:
     waiting   the time is over                                   starting
     any       the first signal                                   draining: it gets SIGTERM and has *drain* seconds
     draining  it ends                                            ended
-    draining  a second signal                                    it gets SIGTERM again, and has ``KILL_GRACE`` seconds
+    draining  a second signal                                    it gets SIGTERM again and, after ``KILL_GRACE``, SIGKILL
     draining  its time is over                                   killed, with exit code 1
 
 The argument reaches a worker through a pipe, its length before it; so does each further one (``update``). The pipe is
@@ -201,7 +201,7 @@ class Supervisor:
         self._false_starts = [0] * count
 
     async def run(self) -> int:
-        """Run until shutdown. Return 0 after a clean end, 1 if workers could not be started or had to be killed."""
+        """Run until shutdown. Return 1 if workers could not be started, or did not end in their time, else 0."""
         self._shutdown.handle_signals()
         try:
             async with asyncio.TaskGroup() as group:
@@ -270,7 +270,10 @@ class Supervisor:
             self._on_exit(process.pid)
 
     async def _end_on_shutdown(self, slots: Sequence[asyncio.Task[None]]) -> bool:
-        """Wait for the shutdown, then end the workers. Return True if some had to be killed."""
+        """Wait for the shutdown, then end the workers. Return True if some did not end in time.
+
+        A second signal takes their time away: who is killed then, as a worker that still starts may be, is not late.
+        """
         await self._shutdown.requested.wait()
         self._signal_all(signal.SIGTERM)
         async with asyncio.TaskGroup() as group:
@@ -286,7 +289,7 @@ class Supervisor:
             for index in running:
                 self._log_event("worker.killed", worker=index)
             self._signal_all(signal.SIGKILL)
-        return bool(running)
+        return bool(running) and not self._shutdown.immediate.is_set()
 
     def _signal(self, process: asyncio.subprocess.Process) -> None:
         """End a worker that was started during the shutdown."""
