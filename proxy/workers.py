@@ -17,7 +17,7 @@ The life of one worker's place, which ``Supervisor._restart_forever`` runs:
     waiting   the time is over                                   starting
     any       the first signal                                   draining: it gets SIGTERM and has *drain* seconds
     draining  it ends                                            ended
-    draining  a second signal                                    it gets SIGTERM again and, after ``KILL_GRACE``, SIGKILL
+    draining  a second signal                                    it gets SIGTERM again; after ``KILL_GRACE``, SIGKILL
     draining  its time is over                                   killed, with exit code 1
 
 The argument reaches a worker through a pipe, its length before it; so does each further one (``update``). The pipe is

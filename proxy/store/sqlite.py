@@ -130,12 +130,17 @@ class SqliteBackend:
         return self.refusals.kind
 
     async def open(self) -> None:
-        """Open the file. Raises ``EmbeddedUnavailable``; not if the disk is only slow, which ``connect`` reports."""
+        """Open the file. Raises ``EmbeddedUnavailable``; not if the disk is slow or a process has the file locked.
+
+        ``connect`` reports that, and opens the file once it can be.
+        """
         try:
             await self._open()
         except TimeoutError:
             return
         except FAULTS as error:
+            if kind_of(error) == "slow":
+                return
             reason = str(error)
             if isinstance(error, OSError):
                 reason = error.strerror or reason

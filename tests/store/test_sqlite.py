@@ -418,3 +418,31 @@ def test_every_failure_has_a_name(code: int, kind: str) -> None:
     assert kind_of(error) == kind
     assert kind_of(OSError()) == "down"
     assert kind_of(ValueError()) == "wrongtype"
+
+
+async def test_a_file_that_is_locked_at_the_start_is_used_once_it_is_free(opener: Opener, short_path: Path) -> None:
+    """Another program that has the file locked for longer than a start may wait does not make the store memory."""
+    path = short_path / "data" / "store.db"
+    first = await opener("embedded")
+    await first.records.save(TENANT, ROOT, ROUTE, A, b"x")
+    await first.close()
+    hold = "import sqlite3, sys; c = sqlite3.connect(sys.argv[1]); c.execute('PRAGMA journal_mode=DELETE'); "
+    hold += "c.execute('PRAGMA locking_mode=EXCLUSIVE'); c.execute('BEGIN EXCLUSIVE'); print('held', flush=True); "
+    holder = await asyncio.create_subprocess_exec(
+        sys.executable,
+        "-c",
+        f"{hold} sys.stdin.read()",
+        str(path),
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+    )
+    assert holder.stdin is not None
+    assert holder.stdout is not None
+    assert await holder.stdout.readline() == b"held\n"
+    store = await opener("embedded")
+    assert (store.state().kind, store.state().instead) == ("embedded", False)
+    holder.stdin.close()
+    await holder.wait()
+    await eventually(lambda: store.state().up, 60)
+    assert await store.records.newest(TENANT, ROOT, ROUTE, [A]) == (0, b"x")
+    assert "store.memory_instead" not in opener.events
