@@ -111,12 +111,12 @@ def serve(
 
 def _settings_to_serve(config: Path | None, overrides: Overrides) -> Settings:
     """Return the settings; end the process if they have no upstream or would leave the proxy open to anyone."""
-    from proxy.settings import open_proxy_problem
+    from proxy.settings import serving_problem
 
     settings = settings_of(config, overrides)
     if not settings.upstreams:
         fail(MISUSED, "There is no upstream to serve. Try: ullage serve --upstream http://127.0.0.1:8000/v1")
-    if (reason := open_proxy_problem(settings)) is not None:
+    if (reason := serving_problem(settings)) is not None:
         fail(REFUSED, f"Refusing to serve: {reason}")
     return settings
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import ctypes
 import os
 import shutil
 import signal
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -43,6 +45,12 @@ GOOGLE: Final = "https://generativelanguage.googleapis.com"
 
 FORWARDED: Final = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
 """Signals that are passed on to the client, because ``ullage run`` stands for it in scripts and process lists."""
+
+PR_SET_PDEATHSIG: Final = 1
+"""The number of the call that has the kernel signal a process when its parent ends.
+
+https://man7.org/linux/man-pages/man2/PR_SET_PDEATHSIG.2const.html
+"""
 
 TYPED: Final = frozenset({signal.SIGINT, signal.SIGQUIT})
 """Signals that a terminal sends to every process in its foreground, so that the client has them already."""
@@ -257,7 +265,7 @@ async def run_child(command: Sequence[str], environment: Mapping[str, str]) -> i
     for number in FORWARDED:
         loop.add_signal_handler(number, forward, number)
     try:
-        child = await asyncio.create_subprocess_exec(*command, env=dict(environment))
+        child = await asyncio.create_subprocess_exec(*command, env=dict(environment), preexec_fn=_end_with_parent())
     except OSError as error:  # for example a script whose interpreter is gone
         typer.echo(f"{command[0]} cannot be started: {error.strerror}.", err=True)
         return NOT_STARTED
@@ -267,6 +275,25 @@ async def run_child(command: Sequence[str], environment: Mapping[str, str]) -> i
     if code < 0:
         return BY_SIGNAL - code
     return code
+
+
+def _end_with_parent() -> Callable[[], None] | None:
+    """Return what a child calls before its program runs, to end if this process is killed; None if nothing can.
+
+    On Linux the kernel sends it SIGTERM then. Elsewhere a client outlives a proxy that had no time to end it, and gets
+    connection errors.
+    """
+    if not sys.platform.startswith("linux"):
+        return None
+    # Loaded here: between fork and exec little is safe, since other threads may have held locks.
+    prctl, parent = ctypes.CDLL(None, use_errno=True).prctl, os.getpid()
+
+    def ask() -> None:
+        prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+        if os.getppid() != parent:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    return ask
 
 
 def _in_foreground() -> bool:

@@ -18,6 +18,7 @@ SHORTEST_KEY = 16
 _SIZE = re.compile(r"^\s*(\d+)\s*(B|KiB|MiB|GiB)?\s*$", re.IGNORECASE)
 # https://www.rfc-editor.org/rfc/rfc1123#section-2.1, and the underscore that container networks have in names
 _HOST_NAME = re.compile(r"^[A-Za-z0-9_]([A-Za-z0-9_-]*[A-Za-z0-9_])?(\.[A-Za-z0-9_]([A-Za-z0-9_-]*[A-Za-z0-9_])?)*\.?$")
+_THOUSANDS = re.compile(r"^\s*(\d{1,6}(?:\.\d{1,6})?)\s*([km])i?\s*(?:tokens?)?\s*$", re.IGNORECASE)
 _UNITS = {"b": 1, "kib": 1024, "mib": MIB, "gib": 1024 * MIB}
 
 FieldProblem = tuple[tuple[str | int, ...], str, str]
@@ -60,6 +61,16 @@ def _size(value: Any) -> Any:
     if match is None:
         return value
     return int(match[1]) * _UNITS[(match[2] or "B").lower()]
+
+
+def _tokens(value: Any) -> Any:
+    """Return *value*; a number of thousands would be 1,000 to some and 1,024 to others, so it is a problem."""
+    match = isinstance(value, str) and _THOUSANDS.match(value)
+    if match:
+        number, power = float(match[1]), "km".index(match[2].lower()) + 1
+        plain, binary = int(number * 1000**power), int(number * 1024**power)
+        raise _problem(f"{value.strip()!r} is no whole number", f"Write {plain}, or {binary} if K is meant as 1,024.")
+    return value
 
 
 def _split_text(value: Any) -> Any:
@@ -202,7 +213,7 @@ Bytes = Annotated[
     WithJsonSchema({"anyOf": [{"type": "integer", "minimum": 1}, {"type": "string", "pattern": "^[0-9]+ *[KMG]iB$"}]}),
 ]
 Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
-Tokens = Annotated[int, Field(gt=0)]
+Tokens = Annotated[int, BeforeValidator(_tokens), Field(gt=0)]
 Share = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
 HeaderValue = Annotated[SecretStr, BeforeValidator(_header)]
 OptionalSecret = Annotated[SecretStr | None, BeforeValidator(_secret)]

@@ -21,6 +21,8 @@ from proxy.settings.upstreams import OverflowRule
 OVERFLOW: Final = "overflow.yaml"
 
 TABLE: Final = "model_prices_and_context_window_backup.json"
+PROVIDERS: Final = ("types/utils.py", "llms/openai_like/providers.json")
+_MEMBER = re.compile(r"^    [A-Z0-9_]+ = \"([^\"]+)\"", re.MULTILINE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,6 +115,18 @@ def model_table() -> Mapping[str, ModelFacts]:
     return LazyTable(rows, lambda _, row: _facts(row))
 
 
+def litellm_providers() -> frozenset[str]:
+    """Return LiteLLM's names of providers, read from its files as data; empty if they are not where they were."""
+    table, in_code, in_data = map(_litellm_file, (TABLE, *PROVIDERS))
+    if table is None or in_code is None or in_data is None:
+        return frozenset()
+    _, _, listed = in_code.read_text("utf-8").partition("class LlmProviders(")
+    names = set(_MEMBER.findall(listed.partition("\nclass ")[0]))
+    names.update(msgspec.json.decode(in_data.read_bytes(), type=dict[str, msgspec.Raw]))
+    rows = msgspec.json.decode(table.read_bytes(), type=dict[str, _Row])
+    return frozenset(names.union(row.litellm_provider for row in rows.values()))
+
+
 def prices(models: Iterable[str]) -> dict[str, Prices]:
     """Return the prices of those *models* that litellm's table has, also without their provider's prefix.
 
@@ -167,11 +181,15 @@ def _first_tier(row: Mapping[str, Any]) -> int | None:
 
 
 def _table_file() -> Path | None:
+    return _litellm_file(TABLE)
+
+
+def _litellm_file(name: str) -> Path | None:
     # find_spec locates a top-level package without running it: importing it takes seconds and 150 MB.
     spec = importlib.util.find_spec("litellm")
     if spec is None or not spec.submodule_search_locations:
         return None
-    file = Path(spec.submodule_search_locations[0]) / TABLE
+    file = Path(spec.submodule_search_locations[0]) / name
     if not file.is_file():
         return None
     return file

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Annotated, Final, Literal, Self
@@ -20,6 +21,7 @@ from proxy.settings.field_types import (
     raise_problems,
 )
 from proxy.settings.injected import InjectedTexts
+from proxy.settings.packaged_data import litellm_providers
 from proxy.settings.problems import Path
 from proxy.settings.server import Server, Store
 from proxy.settings.tools import Tools
@@ -202,7 +204,18 @@ def serving_problem(settings: Settings) -> str | None:
     """Return why valid settings would not be served, and the remedy; None if they would be."""
     if not settings.upstreams:
         return "no upstream is configured. Add one under upstreams, with name and base_url."
-    return open_proxy_problem(settings)
+    return open_proxy_problem(settings) or unknown_provider(settings)
+
+
+def unknown_provider(settings: Settings) -> str | None:
+    """Return which provider LiteLLM does not know, and which of its names may be meant; None if none is alike."""
+    names = {upstream.provider for upstream in settings.upstreams if upstream.bridged}
+    if not names or not (known := litellm_providers()):
+        return None
+    for name in sorted(names - known):
+        if close := difflib.get_close_matches(name, known, n=3, cutoff=0.7):
+            return f"LiteLLM knows no provider {name!r}. Did you mean {' or '.join(close)}?"
+    return None
 
 
 def open_proxy_problem(settings: Settings) -> str | None:

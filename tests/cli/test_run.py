@@ -11,6 +11,7 @@ import sys
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -189,10 +190,10 @@ async def test_a_signal_before_the_command_runs_is_passed_on(monkeypatch: pytest
     """It waits until there is a process to send it to."""
     start = asyncio.create_subprocess_exec
 
-    async def start_late(*command: str, env: Mapping[str, str]) -> asyncio.subprocess.Process:
+    async def start_late(*command: str, **options: Any) -> asyncio.subprocess.Process:
         os.kill(os.getpid(), signal.SIGUSR1)
         await asyncio.sleep(0.05)
-        return await start(*command, env=env)
+        return await start(*command, **options)
 
     monkeypatch.setattr(asyncio, "create_subprocess_exec", start_late)
     assert await run_child(["sleep", "5"], os.environ) == BY_SIGNAL + signal.SIGUSR1
@@ -250,3 +251,29 @@ async def test_a_command_whose_interpreter_is_gone_is_said(tmp_path: Path, capfd
     script.chmod(0o755)
     assert await run_child([str(script)], os.environ) == 126
     assert capfd.readouterr().err == f"{script} cannot be started: No such file or directory.\n"
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="only Linux tells a process that its parent is gone")
+async def test_a_killed_proxy_takes_its_command_along(stub: StartStub, tmp_path: Path) -> None:
+    """``kill -9`` leaves no client behind that would only get connection errors."""
+    server = await stub()
+    code = "import os, time; print(os.getppid(), os.getpid(), flush=True); time.sleep(600)"
+    process = await started(tmp_path, "--upstream", server.url, "--", sys.executable, "-c", code)
+    assert process.stdout is not None
+    parent, pid = map(int, (await asyncio.wait_for(process.stdout.readline(), 60)).split())
+    os.kill(parent, signal.SIGKILL)
+    await process.wait()
+    for _ in range(600):
+        if not is_running(pid):
+            return
+        await asyncio.sleep(0.05)
+    os.kill(pid, signal.SIGKILL)
+    pytest.fail("the command outlives the proxy")
+
+
+def is_running(pid: int) -> bool:
+    """True if the process *pid* exists and has not ended."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False

@@ -23,6 +23,20 @@ def test_sizes_have_units(tmp_path, text, size):
 
 
 @pytest.mark.parametrize(
+    ("text", "remedy"),
+    [
+        ("128k", "Write 128000, or 131072 if K is meant as 1,024."),
+        ("'1.5 M tokens'", "Write 1500000, or 1572864 if K is meant as 1,024."),
+        ("32Ki", "Write 32000, or 32768 if K is meant as 1,024."),
+    ],
+)
+def test_tokens_are_written_out(tmp_path, text, remedy):
+    """A window in thousands could be two numbers: the problem names both."""
+    found = only_problem(tmp_path, f"models: [{{name: m, context_window: {text}}}]")
+    assert (found.key, found.remedy) == ("models[0].context_window", remedy)
+
+
+@pytest.mark.parametrize(
     "url",
     ["redis://h", "redis://:p%40ss@h:1/0?ssl=1", "rediss://[::1]:6379", "unix:///s", "redis+sentinel://a:1,b:2/m",
      "redis+cluster://a:1,b:2"],

@@ -1,6 +1,7 @@
 """The shape: defaults, the example, references, and when keys would be offered to strangers."""
 
 import ast
+import importlib.util
 import json
 import re
 from collections.abc import Iterator
@@ -10,7 +11,7 @@ import pytest
 
 import proxy
 from proxy.features.settings import AllSettings
-from proxy.settings import SettingsError, load, open_proxy_problem
+from proxy.settings import SettingsError, load, open_proxy_problem, serving_problem
 from tests.support.settings_files import EXAMPLE, problems, write_settings
 
 
@@ -77,6 +78,29 @@ def test_upstream_keys_are_not_offered_to_strangers(tmp_path, host, extra, refus
         reason = open_proxy_problem(load(write_settings(tmp_path, text % secret), {}, {}))
         assert (reason is not None) == refused
     assert open_proxy_problem(load(write_settings(tmp_path, text % "headers: {x-team: red}"), {}, {})) is None
+
+
+@pytest.mark.skipif(importlib.util.find_spec("litellm") is None, reason="needs litellm's list")
+def test_a_provider_that_litellm_does_not_know_is_not_served(tmp_path):
+    """A typing error in a provider's name is found before the first request, with the names that are meant."""
+
+    def problem(provider):
+        text = f"upstreams: [{{name: a, base_url: 'http://h', provider: {provider}}}]"
+        return serving_problem(load(write_settings(tmp_path, text), {}, {}))
+
+    for known in (
+        "openai",
+        "anthropic",
+        "ollama_chat",
+        "azure_ai",
+        "bedrock_converse",
+        "vertex_ai",
+        "veniceai",
+        "my_own",
+    ):
+        assert problem(known) is None
+    assert "no provider 'opnai'. Did you mean openai" in problem("opnai")
+    assert "ollama_chat" in problem("olama_chat")
 
 
 def test_rules_and_upstreams_are_found(tmp_path):
