@@ -435,8 +435,7 @@ class ResponsesSocket:
         self._conversation = Conversation(name, items, before, sum(map(len, items)))
 
     def _count_anew(self) -> None:
-        """Count what is still in memory. The conversation is not if there is no room left for it."""
-        # Counted from zero: ``BodyReader.count`` only adds, and this conversation may be shorter than the one before.
+        """Count what is still in memory, from zero: ``BodyReader.count`` only adds. Without room nothing is stored."""
         self._reader.release()
         try:
             self._count(self._incoming.unread)
