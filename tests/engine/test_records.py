@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import sys
 from collections.abc import MutableMapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import pytest
@@ -20,6 +23,7 @@ from proxy.core.models import Route
 from proxy.core.request import Options, Request
 from proxy.core.tokens.budget import Marks, Shares
 from proxy.engine.ports import Summary, SummaryRequest
+from proxy.engine.records import LARGE_LOOK
 from proxy.store import open_store
 from proxy.tasks import Tasks
 from tests.support.conversation_strategies import growing_conversations
@@ -438,6 +442,32 @@ async def test_no_summary_is_begun_where_doubles_can_go() -> None:
     assert max(pressure for pressure, _, _ in talked) > 0.7
     assert talked[-1][1] or talked[-2][1], "it never came to a compaction"
     assert waiting.prepared == []
+
+
+@pytest.mark.parametrize(("size", "on_loop"), [(LARGE_LOOK // 4, True), (LARGE_LOOK * 2, False)])
+async def test_the_look_ahead_of_a_large_conversation_runs_on_a_thread(size: int, on_loop: bool) -> None:
+    """What the next compaction would fold is found beside other requests; of a small one, at once."""
+    ran: set[str] = set()
+
+    def watch(frame: FrameType, event: str, _: Any) -> None:
+        if event == "call":
+            ran.add(frame.f_code.co_name)
+
+    waiting = Waiting()
+    replica, body = Replica(summaries=waiting), chat_body(agent_session(size // 1_300, 400))
+    tokens = (await Replica().plan(body, 10**6)).report.tokens_before
+    assert tokens is not None
+    plan = await replica.plan(body, int(tokens / 0.76))
+    assert not plan.report.event
+    sys.setprofile(watch)
+    try:
+        replica.compactions.answered(plan.view, 200)
+        async with asyncio.timeout(60):
+            while not waiting.prepared:
+                await asyncio.sleep(0.01)
+    finally:
+        sys.setprofile(None)
+    assert ("newest_compaction" in ran) is on_loop
 
 
 async def test_a_limit_and_an_error_begin_nothing() -> None:
