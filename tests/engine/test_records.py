@@ -360,6 +360,7 @@ class Waiting(ReadySummaries):
     def __init__(self) -> None:
         super().__init__()
         self.prepared: list[int] = []
+        self.begun = asyncio.Event()
         self.tokens = 0
         self.paused = 0
 
@@ -371,6 +372,7 @@ class Waiting(ReadySummaries):
 
     def prepare(self, passage: SummaryRequest) -> None:
         self.prepared.append(passage.prefix.length)
+        self.begun.set()
 
     def sent(self, tenant: bytes, tokens: int) -> None:
         self.tokens += tokens
@@ -462,9 +464,7 @@ async def test_the_look_ahead_of_a_large_conversation_runs_on_a_thread(size: int
     sys.setprofile(watch)
     try:
         replica.compactions.answered(plan.view, 200)
-        async with asyncio.timeout(60):
-            while not waiting.prepared:
-                await asyncio.sleep(0.01)
+        await asyncio.wait_for(waiting.begun.wait(), 60)
     finally:
         sys.setprofile(None)
     assert ("newest_compaction" in ran) is on_loop
