@@ -348,7 +348,9 @@ class Reader:
         for start, end in spans:
             raw = body[start:end]
             short = len(raw) <= REPEATED
-            item = repeated.get(raw) if short else None
+            item = None
+            if short:
+                item = repeated.get(raw)
             if item is None:
                 key = name_in(scope, raw)
                 item = self._items.get(key)
