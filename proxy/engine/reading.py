@@ -274,12 +274,7 @@ class Reader:
         return CountedMembers(located.envelope_name, tokens, Members(tools, system, tuple(injected)))
 
     def _cache_prefix(
-        self,
-        located: LocatedBody,
-        measure: str,
-        items: tuple[Item, ...],
-        roles: RoleTotals,
-        around: CountedMembers,
+        self, located: LocatedBody, measure: str, items: tuple[Item, ...], roles: RoleTotals, around: CountedMembers
     ) -> CachedPrefix | None:
         """Cache the body up to its last item, with the members of its own prefix; return None for a small body."""
         if located.hasher is None or not located.scan.spans:
