@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from itertools import islice
 from typing import Any, Final
 
@@ -31,6 +31,12 @@ _TEXT: Final = 64
 
 _BATCH: Final = 256
 """Members of a large list or object that are encoded in one call, if they are small enough."""
+
+_KINDS: Final[Mapping[bytes, Any]] = {b"[": list[msgspec.Raw], b"{": dict[str, msgspec.Raw]}
+"""Types of lists and of objects whose members are not parsed, by the first byte."""
+
+_BORDERS: Final = (b",", b"},", b"],", b'",')
+"""Ends of members, the likeliest first, at which a long list or object is parted."""
 
 _MOST_DIGITS = 4300
 """Digits of the longest integer that Python reads.
@@ -106,16 +112,71 @@ def spelled(value: Any, write: Callable[[Any], str]) -> str:
 
 
 def _in_steps(raw: Any, steps: int) -> Any:
-    """Return the value of *raw*, parsed in calls of at most ``ONE_CALL`` bytes each, *steps* levels deep."""
+    """Return the value of *raw*, parsed in calls of about ``ONE_CALL`` bytes each, *steps* levels deep."""
     view = memoryview(raw)
     mark = bytes(view[:ONE_CALL]).lstrip()[:1]
-    if view.nbytes <= ONE_CALL or not steps or mark not in (b"{", b"["):
+    if view.nbytes <= ONE_CALL or not steps or mark not in _KINDS:
         return msgspec.json.decode(raw)
+    pieces = _pieces(bytes(view).strip(b" \t\n\r"))
     if mark == b"[":
-        elements = msgspec.json.decode(raw, type=list[msgspec.Raw])
+        elements: list[Any] = []
+        for piece in pieces:
+            elements += _read_piece(piece, steps)
+        return elements
+    members: dict[str, Any] = {}
+    for piece in pieces:
+        members.update(_read_piece(piece, steps))
+    return members
+
+
+def _read_piece(piece: bytes, steps: int) -> Any:
+    """Return the list or object *piece*; the members of a large one are parsed one by one."""
+    if len(piece) <= ONE_CALL:
+        return msgspec.json.decode(piece)
+    if piece.startswith(b"["):
+        elements = msgspec.json.decode(piece, type=list[msgspec.Raw])
         return [_in_steps(element, steps - 1) for element in elements]
-    members = msgspec.json.decode(raw, type=dict[str, msgspec.Raw])
+    members = msgspec.json.decode(piece, type=dict[str, msgspec.Raw])
     return {key: _in_steps(member, steps - 1) for key, member in members.items()}
+
+
+def _pieces(raw: bytes) -> Iterator[bytes]:
+    """Yield the members of the list or object *raw* as lists or objects of about ``ONE_CALL`` bytes, if they can be.
+
+    Members that are found in one call of a parser are objects that it makes in one go: 400,000 take 140 ms.
+    """
+    at, end = 1, len(raw) - 1
+    while at <= end:
+        cut = _border(raw, at, end)
+        if cut == end and not raw[at:end].strip():
+            raise msgspec.DecodeError("a member was expected behind the last comma")
+        yield raw[:1] + raw[at:cut] + raw[-1:]
+        at = cut + 1
+
+
+def _border(raw: bytes, at: int, end: int) -> int:
+    """Return the offset of a comma between two members of *raw*, some way behind *at*, where one begins.
+
+    It is *end* if none is found. A comma may stand in a text or in an inner list: but if what is before it, from the
+    beginning of a member on, is a whole list or object, it is between two members.
+    """
+    size = ONE_CALL - 2
+    while at + size < end:
+        for mark in _BORDERS:
+            cut = raw.rfind(mark, at, at + size) + len(mark) - 1
+            if cut > at and _is_whole(raw[:1] + raw[at:cut] + raw[-1:]):
+                return cut
+        size *= 2
+    return end
+
+
+def _is_whole(piece: bytes) -> bool:
+    """True if *piece* is a list or an object; its members are only looked through."""
+    try:
+        msgspec.json.decode(piece, type=_KINDS[piece[:1]])
+    except msgspec.DecodeError:
+        return False
+    return True
 
 
 def encode_in_steps(value: Any, encode: Callable[[Any], str], *, ordered: bool = False) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -137,6 +138,58 @@ def test_what_is_parsed_in_steps_is_the_same(data: st.DataObject) -> None:
     for spoilt in (raw[:-1], raw.replace(b'"c"', b'"c', 1), raw + b"]"):
         with pytest.raises(InvalidRequest):
             decode(spoilt)
+
+
+@settings(max_examples=200)
+@given(VALUES, st.integers(4, 60), st.sampled_from([(",", ":"), (", ", ": "), (" ,\n", ":")]), st.data())
+def test_in_pieces_of_any_size_a_value_is_the_same(
+    value: Any, size: int, separators: tuple[str, str], data: st.DataObject
+) -> None:
+    """However a list or an object is parted, its value is that of the standard parser; and so are its errors."""
+    text = json.dumps(value, separators=separators)
+    at = data.draw(st.integers(0, len(text)))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(json_steps, "ONE_CALL", size)
+        assert repr(parse(text)) == repr(json.loads(text))
+        for spoilt in (text[:at] + text[at + 1 :], text[:at] + data.draw(st.sampled_from(',]}["')) + text[at:]):
+            try:
+                expected = repr(json.loads(spoilt))
+            except ValueError:
+                with pytest.raises(ValueError):
+                    parse(spoilt)
+            else:
+                assert repr(parse(spoilt)) == expected
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        {f"key{at}": at for at in range(60_000)},
+        {f"key{at}": "a, b" for at in range(60_000)},
+        [1] * 400_000,
+        [{"a": at, "b": [1, {"c": "}, {"}]} for at in range(30_000)],
+        [["x" * 200_000, "y"], *[[]] * 200_000],
+    ],
+    ids=["members", "texts", "figures", "objects", "behind a long text"],
+)
+@pytest.mark.parametrize("separators", [(",", ":"), (", ", ": ")])
+def test_no_call_reads_many_members(value: Any, separators: tuple[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Members are read some thousands at a time, however many an object or a list has: each becomes an object."""
+    most, read_json = 0, msgspec.json.decode
+
+    def watched(raw: Any, **options: Any) -> Any:
+        nonlocal most
+        read = read_json(raw, **options)
+        if isinstance(read, list | dict):
+            most = max(most, len(read))
+        return read
+
+    text = json.dumps(value, separators=separators)
+    monkeypatch.setattr(json_steps.msgspec, "json", SimpleNamespace(decode=watched))
+    read = parse(text)
+    monkeypatch.undo()
+    assert read == value
+    assert 1_000 < most <= 2 * ONE_CALL
 
 
 @pytest.mark.parametrize("value", ['"\\ud800"', "NaN", "[" * 40 + "]" * 40, '{"a":1,"a":[2]}', "}"])
