@@ -10,7 +10,7 @@ import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import chain, islice
+from itertools import chain, islice, pairwise
 from math import log2
 from string import ascii_letters, digits
 
@@ -64,9 +64,6 @@ LONG_ENTRY = 16
 """Tokens that few entries of a list take: so many of them are counted together as fit in the room if all do."""
 
 _RUN = lazy_pattern(r"[A-Za-z0-9]+")
-
-_PART = 8
-"""Characters of the parts of shown names by which it is known that another name is not in them."""
 
 LABEL = 6
 """Tokens of the words around an error line or a command."""
@@ -285,40 +282,37 @@ def fill(candidates: Iterable[str], tokens: float, count: Count) -> tuple[list[s
 class Shown:
     """Names that need no entry: those in a known text, and those shown before, also inside a longer one.
 
-    A text is searched for a name only if it has all the name's runs of letters and digits: most names are in neither.
+    A text is searched for a name only if it has the name's runs of letters and digits, and names that were shown only
+    if they have its runs next to each other: most names are in neither.
     """
 
     def __init__(self, known: str) -> None:
         self._known = known
         self._known_runs = set(_RUN.findall(known))
-        self._names: list[str] = []
+        self._names = ""
         self._runs: set[str] = set()
-        self._parts: set[str] = set()
+        self._neighbours: set[tuple[str, str]] = set()
 
     def is_new(self, name: str) -> bool:
         """True if *name* is not shown yet. It counts as shown from now on."""
         runs = _RUN.findall(name)
-        if (self._known_runs.issuperset(runs) and name in self._known) or self._is_shown(name, runs):
+        neighbours = list(pairwise(runs))
+        if self._is_shown(name, runs, neighbours):
             return False
-        self._names.append(name)
+        if self._known_runs.issuperset(runs) and name in self._known:
+            return False
+        self._names += f"\n{name}"
         self._runs.update(runs)
-        self._parts.update(_parts(name, _PART))
+        self._neighbours.update(neighbours)
         return True
 
-    def _is_shown(self, name: str, runs: Sequence[str]) -> bool:
+    def _is_shown(self, name: str, runs: Sequence[str], neighbours: Sequence[tuple[str, str]]) -> bool:
         """True if a name that was shown holds *name*, which has these *runs*."""
         if name in self._runs:
             return True
-        if not self._runs.issuperset(runs):
+        if not (self._runs.issuperset(runs) and self._neighbours.issuperset(neighbours)):
             return False
-        if len(name) >= _PART and name[-_PART:] not in self._parts:
-            return False
-        return name in "\n".join(self._names)
-
-
-def _parts(text: str, length: int) -> list[str]:
-    """All parts of *text* that are so many characters long."""
-    return [text[at : at + length] for at in range(len(text) - length + 1)]
+        return name in self._names
 
 
 def _files(arguments: Sequence[Sequence[str]]) -> Iterator[str]:
