@@ -201,11 +201,15 @@ class LearnedRoutes:
         cached = self.get_fresh(route, tenant)
         if cached is not None:
             return cached
+        key = (route.learned_key, tenant)
         # The clock is read first, so that the value never counts as fresher than it is.
-        now, shared = self._clock(), load(await self._records.read_route(tenant, route.learned_key))
-        cached = self._cached[route.learned_key, tenant] = CachedRoute(
-            shared or self.get_cached(route, tenant).learned, now
-        )
+        before, now = self._cached.get(key), self._clock()
+        shared = load(await self._records.read_route(tenant, route.learned_key))
+        learned = self.get_cached(route, tenant).learned
+        # What this process learned while the store was read is newer than what was read.
+        if shared is not None and self._cached.get(key) is before:
+            learned = shared
+        cached = self._cached[key] = CachedRoute(learned, now)
         return cached
 
     def window(self, route: Route, learned: LearnedRoute) -> int | None:

@@ -49,7 +49,7 @@ from proxy.core.request import Request
 from proxy.engine.ports import Cache, Clock, Summary, SummaryRequest
 from proxy.store import Breaker, Lease, SummaryTable
 from proxy.summaries.codec import SummaryNote, SummaryState, dump, load, note_for
-from proxy.summaries.limits import SpendingLimits, SummaryConfig
+from proxy.summaries.limits import Reservation, SpendingLimits, SummaryConfig
 from proxy.summaries.model_call import Summariser
 from proxy.summaries.writer import Draft, NotWritten, Writer
 from proxy.tasks import Spawn
@@ -359,7 +359,7 @@ class Jobs:
     async def _draft(self, job: _Job, base: Summary | None) -> Draft:
         """Return a text within the tenant's limits. Raises ``NotWritten``."""
         breaker = self._breaker_of(job)
-        reservation = _Reservation(self._limits, breaker, job.wanted)
+        reservation = Reservation(self._limits, breaker, job.wanted)
         used = 0
         try:
             draft = await self._writer.write(job.wanted, job.summariser, base, reservation.check)
@@ -470,32 +470,6 @@ class Jobs:
         if self._writer.aligned and summariser.is_request_model:
             facts.append(wanted.fixed_digest)
         return hashlib.sha256(b"\0".join(facts)).digest()[:8]
-
-
-class _Reservation:
-    """Tokens that are reserved before a call, and replaced by the tokens that it used when these are known."""
-
-    def __init__(self, limits: SpendingLimits, breaker: Breaker, wanted: SummaryRequest) -> None:
-        self._limits = limits
-        self._breaker = breaker
-        self._tenant = wanted.request.tenant
-        self._may_exceed_budget = wanted.requested
-        self._reserved = 0
-
-    async def check(self, tokens: int) -> str:
-        """Reserve *tokens* and return an empty string; else a fixed word for the reason why they may not be spent."""
-        reason = await self._limits.refusal_reason(self._tenant, tokens)
-        if reason and not (self._may_exceed_budget and reason == "budget"):
-            return reason
-        if not self._breaker.admit():
-            return "breaker"
-        self._reserved = tokens
-        self._limits.add_spent(self._tenant, tokens)
-        return ""
-
-    def correct(self, used: int) -> None:
-        """Replace the reserved tokens by those *used*."""
-        self._limits.add_spent(self._tenant, used - self._reserved)
 
 
 def _stretch_of(wanted: SummaryRequest) -> Stretch:

@@ -10,7 +10,7 @@ from typing import Final, Literal
 from proxy.core.http_headers import HeadersOf, no_headers
 from proxy.core.models import Route
 from proxy.engine.ports import SummaryRequest
-from proxy.store import SummaryTable
+from proxy.store import Breaker, SummaryTable
 from proxy.summaries.model_call import Summariser, credentials, is_subscription_key
 
 PAUSE: Final = 60.0
@@ -229,3 +229,29 @@ class SummaryConfig:
         if wanted.request.origin is None:
             return []
         return credentials(wanted.request.origin.headers)
+
+
+class Reservation:
+    """Tokens that are reserved before a call, and replaced by the tokens that it used when these are known."""
+
+    def __init__(self, limits: SpendingLimits, breaker: Breaker, wanted: SummaryRequest) -> None:
+        self._limits = limits
+        self._breaker = breaker
+        self._tenant = wanted.request.tenant
+        self._may_exceed_budget = wanted.requested
+        self._reserved = 0
+
+    async def check(self, tokens: int) -> str:
+        """Reserve *tokens* and return an empty string; else a fixed word for the reason why they may not be spent."""
+        reason = await self._limits.refusal_reason(self._tenant, tokens)
+        if reason and not (self._may_exceed_budget and reason == "budget"):
+            return reason
+        if not self._breaker.admit():
+            return "breaker"
+        self._reserved = tokens
+        self._limits.add_spent(self._tenant, tokens)
+        return ""
+
+    def correct(self, used: int) -> None:
+        """Replace the reserved tokens by those *used*."""
+        self._limits.add_spent(self._tenant, used - self._reserved)

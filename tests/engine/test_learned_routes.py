@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping
 from dataclasses import replace
 
@@ -53,6 +54,36 @@ async def test_an_overflow_teaches_every_replica() -> None:
     assert (await there.get(ROUTE, ONE)).learned.stated_window is None
     clock.time += FRESH_SECONDS + 1
     assert (await there.get(ROUTE, ONE)).learned == here.get_cached(ROUTE, ONE).learned
+
+
+class SlowRecords(DictRecords):
+    """Records whose reads of routes wait until they are let through."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.reading, self.goes_on = asyncio.Event(), asyncio.Event()
+
+    async def read_route(self, tenant: bytes, route: str) -> bytes | None:
+        value = await super().read_route(tenant, route)
+        self.reading.set()
+        await self.goes_on.wait()
+        return value
+
+
+async def test_what_is_learned_during_a_read_of_the_store_stays() -> None:
+    """A value that was read before an overflow does not replace what the overflow taught."""
+    book, clock = SlowRecords(), Hands()
+    lessons(book, clock).learn_refusal(ROUTE, ONE, Overflow("input", 32_768), 40_000)
+    here = lessons(book, clock)
+
+    async def refused() -> None:
+        await book.reading.wait()
+        here.learn_refusal(ROUTE, ONE, Overflow("input", 8192), 10_000)
+        book.goes_on.set()
+
+    read, _ = await asyncio.gather(here.get(ROUTE, ONE), refused())
+    assert read.learned.stated_window == 8192
+    assert here.get_cached(ROUTE, ONE).learned.stated_window == 8192
 
 
 async def test_lessons_stay_with_their_tenant() -> None:
