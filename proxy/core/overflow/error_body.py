@@ -235,7 +235,7 @@ def _python_literal(text: str, at: int) -> tuple[Any, int]:
         return None, at
     try:
         return ast.literal_eval(text[at:end]), end
-    except (ValueError, SyntaxError, MemoryError, RecursionError):
+    except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
         return None, at
 
 

@@ -57,6 +57,14 @@ def test_places(value: object, place: str) -> None:
     assert error_parts(value).member_at_fault == place
 
 
+@pytest.mark.parametrize(
+    "literal", ["{'loc': {[]: 1}}", "[{'loc': {{}: 1}}]", "[{'loc': (1, }]", "{'loc': ...}", "{'loc': 1 + 'a'}"]
+)
+def test_what_only_looks_like_an_object_of_python_is_text(literal: str) -> None:
+    """Whatever stands between brackets, the sentence around it is read."""
+    assert any(text.startswith(SENTENCE) for text in error_parts(f"{SENTENCE}: {literal}").texts)
+
+
 @pytest.mark.parametrize("name", ["input", "messages", "prompt", "request", "model", "id"])
 def test_echoes(name: str) -> None:
     """Members that repeat the request are left out."""
