@@ -186,7 +186,9 @@ class Entries:
             with suppress(sqlite3.Error):
                 self._connection.rollback()
             raise
-        self.writes.add()
+        # The transaction is in the file already. Where it cannot be counted, others see it when they look at the file.
+        with suppress(OSError):
+            self.writes.add()
         return outcomes
 
     def purge(self) -> bool:

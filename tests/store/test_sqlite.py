@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import resource
 import shutil
 import sqlite3
@@ -201,6 +202,27 @@ async def test_the_version_changes_with_what_nobody_counted(
         connection.execute("DELETE FROM entries")
     connection.close()
     assert backend.version() not in (None, before)
+
+
+def make_unwritable(path: Path) -> None:
+    """Let every descriptor of this process that has *path* open only read it."""
+    folder = Path("/proc/self/fd")
+    opened = [int(each.name) for each in folder.iterdir() if each.exists() and each.samefile(path)]
+    assert opened
+    readable = os.open(path, os.O_RDONLY)
+    for descriptor in opened:
+        os.dup2(readable, descriptor, inheritable=False)
+    os.close(readable)
+
+
+async def test_a_write_that_cannot_be_counted_is_done(backend: SqliteBackend, tmp_path: Path) -> None:
+    """What is in the file is not reported as failed; another process sees it at its next look at the file."""
+    counts = tmp_path / "data" / "store.lock"
+    make_unwritable(counts)
+    before = counts.read_bytes()
+    assert await backend.claim("k", b"1", 60) is None
+    assert await backend.claim("k", b"2", 60) == b"1"
+    assert counts.read_bytes() == before
 
 
 async def test_the_version_is_unknown_where_no_read_is_in_place(
