@@ -318,8 +318,8 @@ def _chosen_before(
 ) -> tuple[Compaction | None, int | None] | None:
     """Return the last compaction and its lowered output figure if no schedule is needed to choose it; else None.
 
-    None is needed if this very request came before and was decided like that, or if no compaction can be due: the view
-    is largest now, and it is below the high mark.
+    No schedule is needed if this very request came before and was decided like that, or if no compaction can be due:
+    the view is largest now, and it is below the high mark.
     """
     if not is_plain(target):
         return None
