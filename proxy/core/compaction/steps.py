@@ -41,8 +41,8 @@ _CONSTRAINS = (
 _CONSTRAINS_WIDE = (
     # Not "能不能", "要不要" or "可不可以", which ask, nor "不得不", "舍不得" or "不可能", which forbid nothing.
     "必须|必須|务必|務必|(?<!要)不要|(?<!能)不能|(?<![不舍捨])不得(?!不|了)|(?<!可)不可(?!能)|只能|禁止|一定要|切勿|始终"
-    # Not "三千万", a number, nor "不准确" (not exact).
-    "|(?<![0-9一二三四五六七八九十几数两上])千万|永远|不再|不[许許]|不准(?![确確时時])|一律|凡是|避免|避开|避開"
+    # Not "三千万", a number, nor "不准确" (not exact) or "不准备" (not planning to).
+    "|(?<![0-9一二三四五六七八九十几数两上])千万|永远|不再|不[许許]|不准(?![确確时時备備])|一律|凡是|避免|避开|避開"
     # "别" forbids, but not inside "特别", "区别", "别的", "别人" and the like.
     "|(?<![特区个分级类告差识辨离性派鉴判甄送])别(?![的人墅名处说克致样称家国具扭于])"
     # Any verb that is forbidden, or that is a duty. Not "非常に" (very), "正常に" (without errors), an absolute path,
