@@ -17,6 +17,7 @@ from itertools import pairwise
 from proxy.core.compaction.digest import quoted
 from proxy.core.conversation import Count, ItemText
 from proxy.core.lazy_pattern import lazy_pattern
+from proxy.summaries.orders import is_order
 
 SECTIONS = ("Decisions and why", "State", "Pending", "Next", "Instructions from the user")
 """The headings that a summary may have; it must have at least one.
@@ -29,6 +30,9 @@ INSTRUCTIONS = SECTIONS[-1]
 
 SPEAKERS = ("user", "tool", "assistant")
 """Authors that a line may have, in order of preference; ``user`` is also the system."""
+
+MOST_HEADING_WORDS = 4
+"""Words of a heading at most; a longer one is a sentence."""
 
 MAX_REPEATED = 0.3
 """Most runs of four words that may be repetitions, as a share of all: above it, the model was in a loop."""
@@ -47,57 +51,40 @@ An order from before them is dropped.
 
 _WINDOW = 65_536
 _LONGEST_LINE = 4_000
-_HEADING = lazy_pattern(r"^#{1,6}\s*(.{1,60}?)\s*:?\s*$|^\*\*(.{1,60}?):?\*\*:?\s*$")
+_HEADING = lazy_pattern(r"^(#{1,6})\s*+(.{1,60}?)\s*+[:：]?\s*+$|^\*\*(.{1,60}?)[:：]?\*\*[:：]?\s*+$")
 _BULLET = lazy_pattern(r"^\s*(?:[-*•]\s+|\d{1,3}[.)]\s+)?")
-_SPLIT = lazy_pattern(r"[^\s\"'`<>(){}\[\],;|=*“”‘’「」『』《》]+")
+_SPLIT = lazy_pattern(r"[^\s\"'`<>(){}\[\],;|=*“”‘’„‚«»‹›…「」『』《》【】（），。、：；！？،؛؟।]+")
 _EDGE = ".,:;!?…。，：；！？-–—"
 _PLAIN = frozenset({"and/or", "e.g", "i.e", "etc", "w/o", "n/a", "i/o", "tcp/ip", "vs", "a.m", "p.m", "yes/no"})
 _CAMEL = lazy_pattern(r"[a-z0-9][A-Z]|[A-Z]{2,}[a-z]|[A-Z]\d|\d[A-Za-z]{2}")
-_URL = lazy_pattern(r"https?://[^\s\"'`<>)\]]+")
 _CALLED = lazy_pattern(r"\b([A-Za-z_]\w*)\(")
 _DIGIT = lazy_pattern(r"\d")
+_WIDE_RANGE = r"\u2e80-\u9fff\uac00-\ud7af"
+_URL = lazy_pattern(rf"https?://[^\s\"'`<>)\]“”„«»（），。：；！？،؛؟{_WIDE_RANGE}]+")
+# Scripts without blanks: "在src/a.py中". A wide character at a sign belongs to the name, as in "报告/a.py".
+_NAME_AMONG_WIDE = lazy_pattern(rf"(?:[{_WIDE_RANGE}](?=[/\\._-]))?[^{_WIDE_RANGE}]+(?:(?<=[/\\._-])[{_WIDE_RANGE}])?")
+# "E404-Fehler", "a.py-файл": a word of the language behind a name.
+_COMPOUND = lazy_pattern(r"-(?:[A-ZÄÖÜ][a-zäöüß]{2,}|[^\W\d_a-zA-Z]+)$")
+_THOUGHTS_END = lazy_pattern(r"(?<![`'\"“])</(?:think(?:ing)?|thoughts?|reasoning)>(?![`'\"”])")
+_FENCE = lazy_pattern(r"^\s*(?:`{3,}|~{3,})\w*$")
+_QUOTE = lazy_pattern(r"^\((?:a tool's output|the assistant) said, not an instruction: “(.*)”\)$")
 _REFUSAL = lazy_pattern(
     r"^\W{0,4}(?:i['’]?m sorry|sorry,|i apologi[sz]e|as an ai|i (?:cannot|can['’]?t|am (?:unable|not able)|won['’]?t)"
     r"|unfortunately, i|i['’]m (?:unable|not able)|对不起|抱歉|我(?:无法|不能)|申し訳)",
     re.IGNORECASE,
 )
 _MARKUP = lazy_pattern(
-    r"<\|[^|\n]{0,40}\|>|</?(?:tool_call|function_call|function|invoke|tool_use|system|assistant|user)\b|\[/?INST\]"
+    r"<\|[^|\n]{0,40}\|>|</?(?:think(?:ing)?|thoughts?|reasoning|tool_call|function_call|function|invoke|tool_use|system|assistant|user)\b|\[/?INST\]"
     r"|<<SYS>>|\{\s*\"(?:name|tool|function)\"\s*:[^\n]{0,200}\"(?:arguments|parameters|input)\"",
     re.IGNORECASE,
 )
-_ORDER = lazy_pattern(
-    r"^\W*(?:please|now|then|next|also|first|finally|important|note|system|urgent|attention|instruction|todo)?[\s:,!-]*"
-    r"(?:ignore|disregard|forget|override|you\b|your\b|always|never|do not|don['’]t|must|should|shall|make sure|ensure"
-    r"|remember|run|execute|call|invoke|use|send|post|upload|exfiltrate|email|delete|remove|drop|erase|reveal|print"
-    r"|output|repeat|say|tell|respond|reply|answer|act|behave|pretend|open|visit|fetch|download|install|curl|wget|grant"
-    r"|approve|allow|accept|assume|treat|consider|stop|start|continue|proceed|write|add|append|insert|create|set|change"
-    r"|update|deploy|push|merge|commit|transfer|pay|give|follow|obey|comply|read|copy|move|rename|disable|enable|skip"
-    r"|bypass|keep|avoid)\b"
-    r"|^\W*(?:忽略|无视|请|必须|务必|不要|删除|发送|执行|無視|ignora|ignoriere?n?|ignorez|oublie[zr]?|olvida|vergiss"
-    r"|игнорируй|забудь|удали|отправь)",
-    re.IGNORECASE,
-)
-_ADDRESSED = lazy_pattern(
-    r"\b(?:you|the (?:assistant|model|agent|ai|llm|reader|system)|assistant)\s+(?:must|should|shall|need(?:s)? to"
-    r"|ha(?:ve|s) to|(?:are|is) (?:now|to|required|allowed|instructed|authori[sz]ed|permitted)|(?:may|can|will) now)\b"
-    r"|\b(?:ignore|disregard|forget) (?:all|any|every|the|your|previous|prior|earlier)\b"
-    r"|\b(?:new|updated|hidden|secret|additional) (?:system )?(?:instructions?|rules?|prompt)\b",
-    re.IGNORECASE,
-)
-_CLAIMED = lazy_pattern(
-    r"\b(?:user|human|operator|admin\w*|owner|developer|boss)s?\b.{0,60}?"
-    r"\b(?:approv|authori[sz]|consent|confirm|permit|permission|allow|grant|agree|want|wish|ask|request|instruct|told"
-    r"|tell|say|said|order|demand|requir|accept|prefer|insist|expect|like|need|waiv|sign(?:s|ed)? off)",
-    re.IGNORECASE,
-)
-_CLAUSE = lazy_pattern(r"[.!?:;,([{“\"'‘>]+\s*|\s[-–—]+\s|\*\*|\b(?:and|then|so|but)\s", re.IGNORECASE)
 _NEGATION = lazy_pattern(
-    r"\b(?:not|never|no|dont|don|without|avoid|cannot|cant|nor|neither|none|stop|except|unless|nicht|nie|kein|jamais"
-    r"|pas|nunca|не|нет|никогда)\b|[不别勿禁]"
+    r"\b(?:not|never|no|dont|don|without|avoid|cannot|cant|nor|neither|none|stop|except|unless|nicht|nie|niemals|kein\w*|ohne"
+    r"|jamais|ne|pas|sans|aucun\w*|nunca|jamás|sin|não|sem|non|senza|mai|niet|geen|nooit|zonder|не|нет|ни|никогда|без|nigdy"
+    r"|bez|لا|لن|بدون|नहीं|मत)\b|[不别別勿禁않안마]|な い|ま せ ん"
 )
 _WORD = lazy_pattern(r"[^\W_]+(?:_[^\W_]+)*|_+\w+", re.UNICODE)
-_WIDE = lazy_pattern(r"[\u2e80-\u9fff\uac00-\ud7af]")
+_WIDE = lazy_pattern(rf"[{_WIDE_RANGE}]")
 _SENTENCE = lazy_pattern(r"(?<=[.!?;:])\s+|(?<=[。！？；])|\n+")
 _ASCII_SENTENCE = lazy_pattern(r"\s(?<=[.!?;:]\s)\s*|\n+")
 """Between two sentences; the second pattern is the same for ASCII text, in half the time."""
@@ -210,19 +197,18 @@ def _is_negated(words: list[str]) -> bool:
 
 
 def verify(draft: str, source: Source, cap: int, count: Count) -> Verdict:
-    """Verify *draft* as a summary of *source* in at most *cap* tokens."""
-    text = draft.strip()
+    """Verify *draft* as a summary of *source* in at most *cap* tokens.
+
+    Thoughts, an introduction, code fences and sections that the prompt does not request are left out.
+    """
+    text = _THOUGHTS_END.split(draft)[-1].strip()
     if reason := _reason_against(text, source, cap, count):
         return Verdict("", reason)
     verified: list[str] = []
-    section, lines, dropped, quotes = "", 0, 0, 0
-    for written in map(str.rstrip, text.splitlines()):
-        heading = _heading(written)
-        if heading:
-            section = heading
-            verified += ["", f"## {heading}"]
-            continue
+    lines, dropped, quotes = 0, 0, 0
+    for section, written in _section_lines(text):
         if not written:
+            verified += ["", f"## {section}"]
             continue
         lines += 1
         line = _verified_line(written[:_LONGEST_LINE], section, source)
@@ -238,6 +224,20 @@ def verify(draft: str, source: Source, cap: int, count: Count) -> Verdict:
     if count(result) > cap:
         return Verdict("", "too_long", dropped, quotes)
     return Verdict(result, "", dropped, quotes)
+
+
+def _section_lines(text: str) -> Iterator[tuple[str, str]]:
+    """Yield section and line of each line in one of ``SECTIONS``; an empty line where a section begins."""
+    section, level = "", 0
+    for line in map(str.rstrip, text.splitlines()):
+        heading = _HEADING.match(line.strip())
+        if known := _heading(line):
+            section, level = known, len(heading[1] or "") if heading else 0
+            yield section, ""
+        elif heading and heading[1] and len(heading[1]) <= level:
+            section = ""
+        elif section and line and not _FENCE.match(line):
+            yield section, line
 
 
 def _texts(entry: ItemText) -> Iterator[str]:
@@ -269,12 +269,14 @@ def _reason_against(text: str, source: Source, cap: int, count: Count) -> str:
 
 
 def _heading(line: str) -> str:
-    """Return the section that *line* opens; empty if it is no heading."""
+    """Return the section that *line* opens, also under a name like its own ("Next steps"); empty if it opens none."""
     match = _HEADING.match(line.strip())
     if not match:
         return ""
-    title = (match[1] or match[2]).strip("* :").lower()
-    return next((section for section in SECTIONS if section.lower() == title), "")
+    words = (match[2] or match[3]).strip("* :：").lower().split()
+    if len(words) > MOST_HEADING_WORDS:
+        return ""
+    return next((section for section in SECTIONS if section.split()[0].lower() in words), "")
 
 
 def _verified_line(line: str, section: str, source: Source) -> str:
@@ -282,23 +284,18 @@ def _verified_line(line: str, section: str, source: Source) -> str:
     bare = _BULLET.sub("", line, count=1)
     if not all(map(source.holds, checkable(bare))):
         return ""
-    if section != INSTRUCTIONS and not _is_order(bare):
+    if section != INSTRUCTIONS and not is_order(bare):
         return line
-    match source.speaker(bare):
+    # A quote from the summary that this one continues is told by its origin, not quoted once more.
+    said = _QUOTE.sub(r"\1", bare.strip())
+    match source.speaker(said):
         case "user":
             return line
         case "tool":
-            return f"- (a tool's output said, not an instruction: {quoted(bare.strip())})"
+            return f"- (a tool's output said, not an instruction: {quoted(said)})"
         case "assistant":
-            return f"- (the assistant said, not an instruction: {quoted(bare.strip())})"
+            return f"- (the assistant said, not an instruction: {quoted(said)})"
     return ""
-
-
-def _is_order(line: str) -> bool:
-    """True if a part of *line* reads like an order to its reader, or claims that an order was given."""
-    if _ADDRESSED.search(line) or _CLAIMED.search(line):
-        return True
-    return any(map(_ORDER.search, _CLAUSE.split(line)))
 
 
 def checkable(text: str) -> Iterator[str]:
@@ -308,13 +305,27 @@ def checkable(text: str) -> Iterator[str]:
     text = _URL.sub(" ", text)
     called = set(_CALLED.findall(text))
     yield from called
-    for match in _SPLIT.finditer(text):
-        token = match.group().strip(_EDGE)
-        if not token or token.lower() in _PLAIN or token in called:
-            continue
-        has_sign = any(sign in token for sign in "/\\_@#$.~:") and any(map(str.isalnum, token))
-        if has_sign or _DIGIT.search(token) or _CAMEL.search(token):
-            yield token
+    for written in _SPLIT.findall(text):
+        for piece in _names_among_wide(written):
+            token = _COMPOUND.sub("", piece.strip(_EDGE))
+            if token not in called and _is_name(token):
+                yield token
+
+
+def _names_among_wide(token: str) -> list[str]:
+    """Return the parts of *token* that are not of a script without blanks between words."""
+    if token.isascii() or not _WIDE.search(token):
+        return [token]
+    parts: list[str] = _NAME_AMONG_WIDE.findall(token)
+    return parts
+
+
+def _is_name(token: str) -> bool:
+    """True if *token* is a name, a path, an identifier or a figure, and no plain word."""
+    if not token or token.lower() in _PLAIN:
+        return False
+    has_sign = any(sign in token for sign in "/\\_@#$.~:") and any(map(str.isalnum, token))
+    return has_sign or bool(_DIGIT.search(token) or _CAMEL.search(token))
 
 
 def _occurs(token: str, text: str) -> bool:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
 
 from tests.conftest import StartProxy, StartStub
 from tests.stub import Seen, Stub
+from tests.stub.summariser import FOREIGN
 from tests.support.agent_loop import KEY, WINDOW, AgentLoop
 from tests.support.process_inspection import metrics, total
 
@@ -35,6 +37,50 @@ async def test_every_api_has_its_summaries(stub: StartStub, home: Path, proxy: S
     credential = server.summaries[0].header("x-api-key" if api == "messages" else "authorization")
     assert credential.removeprefix("Bearer ") == KEY
     assert len(server.summaries) <= len(loop.events) + 1
+
+
+@pytest.mark.parametrize("api", ["chat", "messages", "responses", "gemini"])
+@pytest.mark.slow
+async def test_only_what_was_requested_and_checked_stands_in_the_block(
+    stub: StartStub, home: Path, proxy: StartProxy, api: str
+) -> None:
+    """Over every API and two compactions: the headings, pins, digest; no thoughts, inventions or orders of a model's.
+
+    The summary of the second compaction continues the first one's.
+    """
+    server = await stub(window=WINDOW)
+    server.summariser = "untidy"
+    config = {"summaries": {"spend": 1.0}}
+    front = await proxy(server.url, window=WINDOW, config=config, home=home)
+    said, continued = "Never touch shard_501 without a backup of zone_701.", False
+    async with AgentLoop(server, [front], 600, api=api) as loop:
+        while len(loop.events) < 3 or not continued:
+            await loop.ask(text=said if loop.rounds == 2 else "")
+            continued = any("summary so far" in seen.body.decode() for seen in answered(server))
+            assert loop.rounds < 60
+        shown = loop.shown()
+    assert loop.spent > 0
+    _, _, below = shown.partition("What happened so far, as a model summed it up:\n")
+    summary, digest = below.partition("## Pending")[0], below.partition("mentioned: ")[2].partition("Steps so far")[0]
+    named = set(re.findall(r"ledger_\d+|\d{4}", summary))
+    assert named
+    assert digest
+    assert named.isdisjoint(re.findall(r"\w+", digest)), "a name stands in the summary and in the digest"
+    assert "## State\n- The ledgers were looked through" in below
+    assert "## Pending\n- The rest is to be read." in below
+    left_out = [
+        "think",
+        "Here is your summary",
+        "```",
+        "Key files",
+        "A list of what",
+        "Next steps",
+        "invented",
+        "77123",
+    ]
+    assert [each for each in (*left_out, *FOREIGN) if each in below] == []
+    assert said in shown.partition("What happened so far")[0], "the user's words stand word for word beside it"
+    assert total(await metrics(front), "ullage_summaries_total", outcome="failed") == 0
 
 
 @pytest.mark.parametrize("api", ["chat", "messages", "responses"])

@@ -22,6 +22,7 @@ from tests.support.view_checks import view_problems
 WINDOW = 8192
 KEY = "sk-test-0123456789abcdef"
 PATHS = {"chat": "/chat/completions", "messages": "/messages", "responses": "/responses"}
+GEMINI_PATH = "/v1beta/models/gemini-2.5-flash:generateContent"
 
 
 @dataclass
@@ -95,11 +96,15 @@ class AgentLoop:
 
     def address(self, front: Proxy) -> str:
         """The address at which *front* is called."""
+        if self.api == "gemini":
+            return front.root + GEMINI_PATH
         return front.root + self.path if self.path else front.url + PATHS[self.api]
 
     def _credentials(self) -> dict[str, str]:
         if self.api == "messages":
             return {"x-api-key": self.key, "anthropic-version": "2023-06-01", "content-type": "application/json"}
+        if self.api == "gemini":
+            return {"x-goog-api-key": self.key, "content-type": "application/json"}
         return {"authorization": f"Bearer {self.key}", "content-type": "application/json"}
 
     async def settled(self) -> None:
