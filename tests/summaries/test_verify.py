@@ -267,3 +267,25 @@ def test_no_line_is_searched_in_quadratic_time(line: str) -> None:
     draft = HONEST + f"\n{line}" * 40
     verdict = verify(draft, Source(ENTRIES, 10**7), 10**6, count_tokens)
     assert bool(verdict.text) != bool(verdict.reason)
+
+
+CONFUSED = """The conversation between the rules and the end of the conversation.
+
+The rules were:
+
+1. The user asked for a summary of the conversation.
+2. The user asked for a summary of the rules.
+3. The user asked for a summary of the end of the conversation.
+
+The end of the conversation was:
+
+The user asked for a summary of the rules and the end of the conversation."""
+"""What SmolLM2-135M-Instruct wrote of 3,820 tokens of an agent's session, under the prompt of this package."""
+
+
+def test_what_a_very_small_model_wrote_is_not_used() -> None:
+    """A recorded answer that sums up its instructions is refused; under a heading, since it claims what nobody said."""
+    assert judged(CONFUSED).reason == "shapeless"
+    verdict = judged(f"## State\n{CONFUSED}")
+    assert verdict.reason in ("loop", "invented")
+    assert not verdict.text
