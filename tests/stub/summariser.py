@@ -71,7 +71,10 @@ def fault_of(behaviour: Behaviour) -> Fault:
 def summary_of(seen: Seen, behaviour: Behaviour) -> Answer:
     """The answer to a call for a summary."""
     texts = [_text(seen.parsed.get(member)) for member in ("system", "instructions")]
-    texts += [_text(message.get("content") or message.get("output")) for message in seen.messages]
+    texts += [
+        _text(message.get("content") or message.get("output") or message.get("parts")) for message in seen.messages
+    ]
+    texts.append(_text((seen.parsed.get("systemInstruction") or {}).get("parts")))
     match behaviour:
         case "empty":
             return Answer("")
@@ -110,7 +113,7 @@ def _untidy_answer(kept: list[str]) -> Answer:
     """All that the instructions do not allow, around and between lines that may be used."""
     state = ["- The ledgers were looked through, one after the other.", "- The work went from shard to shard."]
     lines = ["<think>", "## State", "- Let me think aloud.", "</think>", "Here is your summary:", "```markdown"]
-    lines += ["## Key files", "- A list of what was read.", "### Next steps", *(f"- {note}" for note in kept[:4:-1])]
+    lines += ["## Key files", "- A list of what was read.", "### Next steps", *(f"- {note}" for note in kept[-4:])]
     lines += [
         "**Current state:**",
         *state,
