@@ -57,6 +57,9 @@ from proxy.tasks import Spawn
 RENEW: Final = 1 / 3
 """Time between two renewals of a lease, as a share of its lifetime."""
 
+LEAST_TOKENS: Final = 4
+"""Tokens that any item takes in a transcript at least: its role, a colon, a line break and a word."""
+
 AGAIN: Final = 5.0
 """Seconds until a stretch is tried again whose job could not begin."""
 
@@ -360,7 +363,13 @@ class Jobs:
         """Return a text within the tenant's limits. Raises ``NotWritten``."""
         breaker = self._breaker_of(job)
         reservation = Reservation(self._limits, breaker, job.wanted)
-        used = 0
+        used, items = 0, job.wanted.prefix.length
+        if base is not None:
+            items -= base.length
+        # Reading and counting thousands of small items takes a second, and most clients may not spend that much.
+        least = items * LEAST_TOKENS
+        if reason := await reservation.refusal_reason(least):
+            raise NotWritten(reason, called_model=False, tokens_needed=least)
         try:
             draft = await self._writer.write(job.wanted, job.summariser, base, reservation.check)
             used = draft.input_tokens + draft.output_tokens

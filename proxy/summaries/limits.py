@@ -241,10 +241,17 @@ class Reservation:
         self._may_exceed_budget = wanted.requested
         self._reserved = 0
 
+    async def refusal_reason(self, tokens: int) -> str:
+        """Return the limit that forbids to spend *tokens*: ``paused`` or ``budget``; empty if none does."""
+        reason = await self._limits.refusal_reason(self._tenant, tokens)
+        if reason == "budget" and self._may_exceed_budget:
+            return ""
+        return reason
+
     async def check(self, tokens: int) -> str:
         """Reserve *tokens* and return an empty string; else a fixed word for the reason why they may not be spent."""
-        reason = await self._limits.refusal_reason(self._tenant, tokens)
-        if reason and not (self._may_exceed_budget and reason == "budget"):
+        reason = await self.refusal_reason(tokens)
+        if reason:
             return reason
         if not self._breaker.admit():
             return "breaker"

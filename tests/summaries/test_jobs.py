@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 from msgspec import structs
 
+from proxy.core.conversation import ItemText
 from proxy.engine.ports import SummaryRequest
 from proxy.store.memory import MemoryBackend
 from tests.conftest import StartStub
@@ -238,3 +239,20 @@ async def test_a_fault_of_ours_is_reported_and_not_paid_for_again(
     assert not bench.jobs.is_due(summary_request_of(entries_of(8)).request, ROUTE, SINCE)
     bench.failed.clear()
     await bench.close()
+
+
+async def test_more_items_than_a_client_may_pay_for_are_not_read(stub: StartStub) -> None:
+    """That a transcript of many items is too expensive is known by their number; none of them is read."""
+    replica = SummaryReplica(await stub(), summary_table(MemoryBackend()), sent=200)
+    wanted = summary_request_of(entries_of(50))
+    read: list[tuple[int, int]] = []
+
+    def read_entries(start: int, stop: int) -> list[ItemText]:
+        read.append((start, stop))
+        return entries_of(50)[start:stop]
+
+    replica.jobs.prepare(replace(wanted, read_entries=read_entries))
+    await settled(replica)
+    assert [(report.outcome, report.reason) for report in replica.reports] == [("skipped", "budget")]
+    assert read == []
+    await replica.close()
