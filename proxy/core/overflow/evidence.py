@@ -5,7 +5,8 @@ count of the request, the output that it wants, and the window that it was made 
 
     the claim is made by           it is accepted
     a machine-readable code        always
-    figures                        if they agree with our count; never if they cannot be about this request
+    figures                        if they agree with our count; never if they cannot be about this request and a
+                                   window is known
     a sentence alone               unless the request is tiny for its window; unsure below half of the window
     a sentence about an image      only if the window is nearly full
 
@@ -122,12 +123,6 @@ NEARLY_FULL = 0.9
 """Share of the window from which an error about an image or a file may mean the whole request."""
 
 
-SMALLEST_PAYLOAD = 65_536
-"""Bytes below which no server refuses a body unless it says so: the smallest default known is 100 kB, of Express.
-
-https://expressjs.com/en/resources/middleware/body-parser.html
-"""
-
 MOST_WINDOWS = 50
 """Times that a request may be longer than its window: a smaller figure counts something else."""
 
@@ -183,7 +178,8 @@ def check_claim(claim: Overflow | None, prior: Prior) -> Overflow | None:
         return replace(claim, kind="output_cap", prompt=None, output=prior.output, decisive=False)
     if claim.decisive or agrees(claim, prior):
         return claim
-    if contradicts(claim, prior):
+    # If no window is known, nothing else shows that the figures are about something else than this request.
+    if prior.pressure is not None and contradicts(claim, prior):
         return None
     return _by_pressure(claim, prior, prior.pressure)
 
@@ -276,7 +272,7 @@ def contradicts(claim: Overflow, prior: Prior) -> bool:
         return False
     tokens = prior.counted
     if claim.kind == "payload":
-        return (claim.size or SMALLEST_PAYLOAD) > max(len(prior.body), prior.counted * MOST_BYTES)
+        return (claim.size or 0) > max(len(prior.body), prior.counted * MOST_BYTES)
     if claim.kind == "input_plus_output":
         tokens += claim.output or 0
     if claim.limit is not None and tokens < UNCORROBORATED * claim.limit:

@@ -99,6 +99,14 @@ FIGURES = Overflow("input", 8_192, 9_000, rule="figures")
 CODE = Overflow("input", decisive=True, rule="a code")
 
 
+MOST_FALSE = {("fifth", "unknown window"): 0.12}
+"""The share of look-alikes that may be taken for an overflow where it is above that of all others.
+
+Of ``fifth``, four state figures that only a comparison with our count rules out, and without a window none is made:
+recorded overflows would be missed.
+"""
+
+
 def read(claim: OverflowClaim, circumstance: str) -> Overflow | None:
     """*claim* as far as it counts, if something smaller would be sent for it."""
     found = classifier().answer(claim.status, (), claim.body.encode(), claim.prior(circumstance))
@@ -112,8 +120,9 @@ def test_look_alikes(half: str, circumstance: str) -> None:
     others = [claim for claim in claims() if claim.half == half and not claim.is_overflow]
     believed = {claim.body: found for claim in others if (found := read(claim, circumstance))}
     assert len(others) > 25
-    assert len(believed) <= 0.04 * len(others), believed
-    assert sum(found.sure and found.window is not None for found in believed.values()) <= 0.04 * len(others)
+    assert len(believed) <= MOST_FALSE.get((half, circumstance), 0.04) * len(others), believed
+    taught = sum(found.sure and found.window is not None for found in believed.values())
+    assert taught <= MOST_FALSE.get((half, circumstance), 0.04) * len(others)
 
 
 @pytest.mark.parametrize("half", HALVES)
@@ -305,14 +314,14 @@ def test_a_text_about_the_output_outweighs_a_code(message: str, output: int) -> 
         ("Maximum content size limit (26214400) exceeded (26306794 bytes read)", 26_306_794, True),
         ("The body is too large: 1.2 MB, at most 1 MB", 1_250_000, True),
         ("The body is too large: 1.2 MB, at most 1 MB", 250_000, False),
-        ("Request body too large", 250_000, True),
-        ("Request body too large", 4_000, False),
+        ("Request body too large", 4_000, True),
     ],
 )
 def test_a_size_in_bytes_is_compared_with_the_body(message: str, sent: int, believed: bool) -> None:
-    """A complaint about bytes is about this request if it has that many; a few KB are too many for no server."""
-    prior = Prior(counted=500, body=b" " * sent)
+    """If a window is known, a complaint that states bytes is about this request only if it has that many."""
+    prior = Prior(counted=500, window=8_192, body=b" " * sent)
     assert (judged(message, prior, 413) is not None) is believed
+    assert judged(message, replace(prior, window=None), 413) is not None
 
 
 @pytest.mark.parametrize("status", [408, 409, 415, 416, 451, 503, 504, 524, 529])
