@@ -22,6 +22,17 @@ SCALARS = st.none() | st.booleans() | st.integers(-(2**63), 2**63 - 1) | st.floa
 VALUES = st.recursive(SCALARS, lambda inner: st.lists(inner) | st.dictionaries(WORDS, inner), max_leaves=60)
 
 
+def parses_as_json_does(text: str) -> None:
+    """``parse`` gives the value of the standard parser for *text*, or fails as it does."""
+    try:
+        expected = repr(json.loads(text))
+    except ValueError:
+        with pytest.raises(ValueError):
+            parse(text)
+    else:
+        assert repr(parse(text)) == expected
+
+
 @given(VALUES, st.integers(1, 12), st.integers(1, 4))
 def test_the_text_is_that_of_one_call(value: Any, most: int, batch: int) -> None:
     """With any batch size, the text is the encoder's own, sorted or not."""
@@ -152,13 +163,7 @@ def test_in_pieces_of_any_size_a_value_is_the_same(
         patch.setattr(json_steps, "ONE_CALL", size)
         assert repr(parse(text)) == repr(json.loads(text))
         for spoilt in (text[:at] + text[at + 1 :], text[:at] + data.draw(st.sampled_from(',]}["')) + text[at:]):
-            try:
-                expected = repr(json.loads(spoilt))
-            except ValueError:
-                with pytest.raises(ValueError):
-                    parse(spoilt)
-            else:
-                assert repr(parse(spoilt)) == expected
+            parses_as_json_does(spoilt)
 
 
 @pytest.mark.parametrize(
@@ -196,13 +201,7 @@ def test_no_call_reads_many_members(value: Any, separators: tuple[str, str], mon
 def test_long_texts_are_parsed_as_the_standard_parser_does(value: str) -> None:
     """In steps or in one call: the same value, or the same error."""
     for text in (value, f'{{"long":"{"x" * ONE_CALL}","b":[{value}]}}'):
-        try:
-            expected = repr(json.loads(text))
-        except ValueError:
-            with pytest.raises(ValueError):
-                parse(text)
-        else:
-            assert repr(parse(text)) == expected
+        parses_as_json_does(text)
 
 
 @pytest.mark.parametrize("number", ["1e400", "1" * 5000])
