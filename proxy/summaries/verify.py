@@ -230,11 +230,11 @@ def _section_lines(text: str) -> Iterator[tuple[str, str]]:
     """Yield section and line of each line in one of ``SECTIONS``; an empty line where a section begins."""
     section, level = "", 0
     for line in map(str.rstrip, text.splitlines()):
-        heading = _HEADING.match(line.strip())
-        if known := _heading(line):
-            section, level = known, len(heading[1] or "") if heading else 0
+        opened, signs = _heading(line)
+        if opened:
+            section, level = opened, signs
             yield section, ""
-        elif heading and heading[1] and len(heading[1]) <= level:
+        elif 0 < signs <= level:
             section = ""
         elif section and line and not _FENCE.match(line):
             yield section, line
@@ -256,7 +256,7 @@ def _reason_against(text: str, source: Source, cap: int, count: Count) -> str:
         return "empty"
     if _REFUSAL.search(text[:200]):
         return "refusal"
-    if not any(map(_heading, text.splitlines())):
+    if not any(_heading(line)[0] for line in text.splitlines()):
         return "shapeless"
     if _MARKUP.search(text):
         return "markup"
@@ -268,15 +268,19 @@ def _reason_against(text: str, source: Source, cap: int, count: Count) -> str:
     return ""
 
 
-def _heading(line: str) -> str:
-    """Return the section that *line* opens, also under a name like its own ("Next steps"); empty if it opens none."""
+def _heading(line: str) -> tuple[str, int]:
+    """Return the section that *line* opens, and its number signs; empty and 0 for what a line has none of.
+
+    A section may have a name like its own ("Next steps").
+    """
     match = _HEADING.match(line.strip())
     if not match:
-        return ""
+        return "", 0
+    signs = len(match[1] or "")
     words = (match[2] or match[3]).strip("* :：").lower().split()
     if len(words) > MOST_HEADING_WORDS:
-        return ""
-    return next((section for section in SECTIONS if section.split()[0].lower() in words), "")
+        return "", signs
+    return next((section for section in SECTIONS if section.split()[0].lower() in words), ""), signs
 
 
 def _verified_line(line: str, section: str, source: Source) -> str:
@@ -286,15 +290,15 @@ def _verified_line(line: str, section: str, source: Source) -> str:
         return ""
     if section != INSTRUCTIONS and not is_order(bare):
         return line
-    # A quote from the summary that this one continues is told by its origin, not quoted once more.
-    said = _QUOTE.sub(r"\1", bare.strip())
-    match source.speaker(said):
+    # A quote from the summary that this one continues is attributed to its origin, not quoted once more.
+    text = _QUOTE.sub(r"\1", bare.strip())
+    match source.speaker(text):
         case "user":
             return line
         case "tool":
-            return f"- (a tool's output said, not an instruction: {quoted(said)})"
+            return f"- (a tool's output said, not an instruction: {quoted(text)})"
         case "assistant":
-            return f"- (the assistant said, not an instruction: {quoted(said)})"
+            return f"- (the assistant said, not an instruction: {quoted(text)})"
     return ""
 
 
