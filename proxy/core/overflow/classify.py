@@ -153,22 +153,7 @@ class Classifier:
         if chosen is None or chosen.means == "other":
             return None
         chosen = replace(chosen, stated=tuple(figure for reading in readings for figure in reading.stated))
-        return self._claim_by_status(status, chosen, parts, decisive=code in _TOO_LONG)
-
-    def _claim_by_status(self, status: int, chosen: _Reading, parts: ErrorParts, *, decisive: bool) -> Overflow | None:
-        """Return the claim of *chosen* if it counts with this *status*, else None; *decisive*: a code makes it."""
-        if not chosen.strong and _is_elsewhere(chosen, parts.member_at_fault):
-            return None
-        if not decisive and not _fits(status, chosen):
-            if status == 429:
-                return Overflow("rate_limit", rule=chosen.rule)
-            return None
-        figures = chosen.figures
-        if chosen.guessed and decisive:
-            figures = StatedFigures()  # they are what they seem if they agree with our count, and else nothing
-        figures = _with_members(figures, self._by_role(parts.members))
-        claim = _overflow(chosen, figures, decisive=decisive)
-        return replace(claim, unlikely=not decisive and (chosen.guessed or status in CREDENTIALS))
+        return _claim_by_status(status, chosen, parts, in_members, decisive=code in _TOO_LONG)
 
     def _read_text(self, text: str) -> _Reading | None:
         """Return the meaning of one text; None if it is about something else."""
@@ -261,6 +246,24 @@ class Classifier:
         if not readings:
             return None
         return readings[0].means
+
+
+def _claim_by_status(
+    status: int, chosen: _Reading, parts: ErrorParts, in_members: StatedFigures, *, decisive: bool
+) -> Overflow | None:
+    """Return the claim of *chosen* if it counts with this *status*, else None; *decisive*: a code makes it."""
+    if not chosen.strong and _is_elsewhere(chosen, parts.member_at_fault):
+        return None
+    if not decisive and not _fits(status, chosen):
+        if status == 429:
+            return Overflow("rate_limit", rule=chosen.rule)
+        return None
+    figures = chosen.figures
+    if chosen.guessed and decisive:
+        figures = StatedFigures()  # they are what they seem if they agree with our count, and else nothing
+    figures = _with_members(figures, in_members)
+    claim = _overflow(chosen, figures, decisive=decisive)
+    return replace(claim, unlikely=not decisive and (chosen.guessed or status in CREDENTIALS))
 
 
 def _fits(status: int, chosen: _Reading) -> bool:
@@ -401,11 +404,10 @@ def _complains_of_media(sentence: str) -> bool:
     return mentions(sentence, "over", "excess", "many", "figure")
 
 
-def _with_members(figures: StatedFigures, members: dict[str, list[int]]) -> StatedFigures:
-    """*figures* of a text; if it states none, those in *members* of the error object."""
+def _with_members(figures: StatedFigures, in_members: StatedFigures) -> StatedFigures:
+    """*figures* of a text; if it states none, those *in_members* of the error object."""
     if figures.limit is not None or figures.prompt is not None:
         return figures
-    in_members = assign_roles(members)
     return replace(figures, limit=in_members.limit, prompt=in_members.prompt)
 
 
