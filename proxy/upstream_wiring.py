@@ -18,8 +18,6 @@ from proxy.core.models import (
     COMPRESS,
     Catalogue,
     Failure,
-    LazyTable,
-    ModelLimits,
     ModelRule,
     WindowLookup,
     read_published_table,
@@ -49,7 +47,6 @@ from proxy.upstream import (
     OnWindows,
     OptionsOf,
     Probes,
-    SharedProbeCache,
     Target,
     Timeouts,
     Upstreams,
@@ -79,15 +76,11 @@ def open_catalogue(settings: Settings, reported: WindowLookup | None = None) -> 
 
     It reads 3 MB: call it in a thread.
     """
-    table = read_published_table(LazyTable(configuration.model_table(), _published_limits))
+    table = read_published_table(configuration.model_table())
     default = NO_UPSTREAM
     if settings.upstreams:
         default = settings.default_upstream().name
     return Catalogue([_model_rule(rule) for rule in settings.models], table, default, reported)
-
-
-def _published_limits(_: str, facts: configuration.ModelFacts) -> ModelLimits:
-    return ModelLimits(None, facts.max_input_tokens, facts.max_output_tokens, facts.price_tier)
 
 
 def _model_rule(rule: configuration.Model) -> ModelRule:
@@ -250,18 +243,7 @@ def open_probes(
     """
     probed = {entry.name: entry.base_url for entry in settings.upstreams if entry.probe and not entry.bridged}
     agent = f"ullage/{configuration.version()}"
-    shared_cache = None
-    if records is not None:
-        shared_cache = SharedProbeCache(records)
-    return Probes(
-        probed,
-        upstream.send,
-        tasks.spawn,
-        time.perf_counter,
-        agent,
-        on_windows,
-        shared_cache,
-    )
+    return Probes(probed, upstream.send, tasks.spawn, time.perf_counter, agent, on_windows, records)
 
 
 def open_summaries(

@@ -13,7 +13,7 @@ from proxy.settings import Settings
 from proxy.store import open_store
 from proxy.tasks import Tasks
 from proxy.tokenizers import Tokenizers
-from proxy.upstream import SharedProbeCache
+from proxy.upstream.probes import OWNER
 from proxy.upstream_wiring import (
     NO_UPSTREAM,
     open_bridge,
@@ -127,12 +127,12 @@ async def test_processes_leave_notes_for_each_other(tmp_path: Path) -> None:
         "memory", directory=tmp_path, key=b"k" * 32, spawn=tasks.spawn, warn=lambda event, facts: None
     )
     try:
-        one, other = SharedProbeCache(store.records), SharedProbeCache(store.records)
-        assert await other.read("windows up") is None
-        one.save("windows up", b"32768")
+        records = store.records
+        assert await records.read_route(OWNER, "windows up") is None
+        records.save_route(OWNER, "windows up", b"32768")
         await until(lambda: len(tasks) == 0)
-        assert await other.read("windows up") == b"32768"
-        assert await other.read("windows down") is None
+        assert await records.read_route(OWNER, "windows up") == b"32768"
+        assert await records.read_route(OWNER, "windows down") is None
     finally:
         await store.close()
 

@@ -5,7 +5,6 @@ from proxy.settings.compression import Compression, Stages
 from proxy.settings.injected import injected_rules
 from proxy.settings.load import Overrides, load
 from proxy.settings.packaged_data import (
-    ModelFacts,
     Prices,
     model_table,
     overflow_rules,
@@ -21,7 +20,6 @@ from proxy.settings.upstreams import Model, Upstream
 __all__ = [
     "Compression",
     "Model",
-    "ModelFacts",
     "Overrides",
     "Prices",
     "Problem",

@@ -14,29 +14,22 @@ from typing import Any, Final
 import msgspec
 import yaml
 
-from proxy.core.models import LazyTable
+from proxy.core.models import LazyTable, ModelLimits
 from proxy.core.overflow.rules import OverflowRules, read_rules
 from proxy.settings.upstreams import OverflowRule
 
 OVERFLOW: Final = "overflow.yaml"
 
 TABLE: Final = "model_prices_and_context_window_backup.json"
+"""LiteLLM's table of models in its package.
+
+https://github.com/BerriAI/litellm/blob/main/model_prices_and_context_window.json
+"""
+
 PROVIDERS: Final = ("types/utils.py", "llms/openai_like/providers.json")
+"""Files of LiteLLM's package that name its providers: an enumeration, and those that speak OpenAI's API."""
+
 _MEMBER = re.compile(r"^    [A-Z0-9_]+ = \"([^\"]+)\"", re.MULTILINE)
-
-
-@dataclass(frozen=True, slots=True)
-class ModelFacts:
-    """The limits of one model in the table, in tokens; None if the table has none.
-
-    ``price_tier`` is the input above which every token costs more.
-    """
-
-    max_input_tokens: int | None
-    max_output_tokens: int | None
-    mode: str
-    provider: str
-    price_tier: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +54,6 @@ class _Row(msgspec.Struct):
     max_input_tokens: int | float | str | None = None
     max_output_tokens: int | float | str | None = None
     max_tokens: int | float | str | None = None
-    mode: str = ""
     litellm_provider: str = ""
     input_cost_per_token_above_100k_tokens: float | None = None
     input_cost_per_token_above_128k_tokens: float | None = None
@@ -102,17 +94,19 @@ def overflow_rules(configured: Iterable[OverflowRule]) -> OverflowRules:
     return read_rules(packaged_overflow_rules(), own)
 
 
-def model_table() -> Mapping[str, ModelFacts]:
+def model_table() -> Mapping[str, ModelLimits]:
     """Return limits by model name from litellm's table, read as data; empty if litellm is not installed.
+
+    No row states a window: ``read_published_table`` derives it from the input and the output.
 
     Reads and decodes 3 MB: call it in a thread. Raises ``OSError`` or ``msgspec.MsgspecError`` on a broken file.
     """
-    file = _table_file()
+    file = _litellm_file(TABLE)
     if file is None:
         return {}
     rows = msgspec.json.decode(file.read_bytes(), type=dict[str, _Row])
     rows.pop("sample_spec", None)
-    return LazyTable(rows, lambda _, row: _facts(row))
+    return LazyTable(rows, lambda _, row: _limits(row))
 
 
 def litellm_providers() -> frozenset[str]:
@@ -132,7 +126,7 @@ def prices(models: Iterable[str]) -> dict[str, Prices]:
 
     Reads 3 MB. Raises ``OSError`` or ``msgspec.MsgspecError`` on a broken file.
     """
-    file = _table_file()
+    file = _litellm_file(TABLE)
     if file is None:
         return {}
     rows = msgspec.json.decode(file.read_bytes(), type=dict[str, msgspec.Raw])
@@ -180,10 +174,6 @@ def _first_tier(row: Mapping[str, Any]) -> int | None:
     return min((int(match[1]) for match in matches if match), default=None)
 
 
-def _table_file() -> Path | None:
-    return _litellm_file(TABLE)
-
-
 def _litellm_file(name: str) -> Path | None:
     # find_spec locates a top-level package without running it: importing it takes seconds and 150 MB.
     spec = importlib.util.find_spec("litellm")
@@ -195,14 +185,14 @@ def _litellm_file(name: str) -> Path | None:
     return file
 
 
-def _facts(row: _Row) -> ModelFacts:
+def _limits(row: _Row) -> ModelLimits:
     longest, output = _tokens(row.max_input_tokens), _tokens(row.max_output_tokens)
     if row.max_output_tokens is None:
         # In a row without max_output_tokens, max_tokens is the window, too. If the two differ (some rows round 262,144
         # to 262,000, one has 1,049,000 beside 262,144), only the smaller one is safe.
         longest = min(filter(None, (longest, _tokens(row.max_tokens))), default=None)
     tier = next((thousands * 1000 for thousands, name in _TIERS if getattr(row, name) is not None), None)
-    return ModelFacts(longest, output, row.mode, row.litellm_provider, tier)
+    return ModelLimits(None, longest, output, tier)
 
 
 def _tokens(value: float | str | None) -> int | None:

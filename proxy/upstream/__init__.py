@@ -3,7 +3,7 @@
 from proxy.upstream.direct import Upstreams
 from proxy.upstream.litellm import Bridge, Bridged, OptionsOf, no_options
 from proxy.upstream.probe_formats import find
-from proxy.upstream.probes import OnWindows, Probes, SharedProbeCache, may_answer
+from proxy.upstream.probes import OnWindows, Probes, may_answer
 from proxy.upstream.targets import Target, Timeouts
 
 __all__ = [
@@ -12,7 +12,6 @@ __all__ = [
     "OnWindows",
     "OptionsOf",
     "Probes",
-    "SharedProbeCache",
     "Target",
     "Timeouts",
     "Upstreams",

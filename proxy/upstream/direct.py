@@ -1,7 +1,7 @@
 """Sends requests to upstreams as bytes, on pooled sessions that share nothing between callers but sockets.
 
 A POST whose body is in memory goes over ``connection_pool``. All else goes through aiohttp's client: other methods,
-streamed bodies, forward proxies and upgrades.
+streamed bodies and upgrades.
 """
 
 from __future__ import annotations
@@ -186,7 +186,6 @@ class _ReadyTarget:
         "_base",
         "_client_timeout",
         "_fixed",
-        "_proxy",
         "_replaced",
         "name",
         "pool",
@@ -200,10 +199,9 @@ class _ReadyTarget:
         self.session = session
         self.urls: dict[str, URL] = {}
         self._base = BaseUrl(target.base_url)
-        self._proxy = target.proxy
         self.timeouts = target.timeouts
         self.pool: ConnectionPool | None = None
-        if SUPPORTED and target.proxy is None:
+        if SUPPORTED:
             self.pool = ConnectionPool(session, URL(self._base.join("/"), encoded=True), target.timeouts)
         self._client_timeout = aiohttp.ClientTimeout(
             total=None, sock_connect=target.timeouts.connect, sock_read=target.timeouts.first_byte
@@ -235,7 +233,6 @@ class _ReadyTarget:
                     headers=CIMultiDict(headers),
                     data=data,
                     allow_redirects=False,
-                    proxy=self._proxy,
                     timeout=self._client_timeout,
                 )
         except aiohttp.ClientError:

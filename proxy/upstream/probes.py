@@ -8,7 +8,7 @@ Native routes of other kinds of server are tried only if the list does not show 
     a requested model is listed but not loaded           after ``LOADING_RETRY``: it gets its window when it is loaded
     the server did not answer, or stated nothing         after ``FIRST_RETRY``, twice as long after each failure
 
-Processes that share a store share the answers (``SharedProbeCache``), so that one of them probes for all.
+Processes that share a store share the answers (``Shared``), so that one of them probes for all.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ MOST_BYTES: Final = 2**20
 INLINE: Final = 2**15
 """Bytes of the largest answer that is decoded on the event loop; a larger one is decoded in a thread."""
 
-SILENT: Final = (
+WITHOUT_WINDOWS: Final = (
     "api.openai.com",
     "api.anthropic.com",
     "openai.azure.com",
@@ -79,21 +79,10 @@ OpenAI's entries of models, for one, have no window: https://platform.openai.com
 """
 
 
-class SharedProbeCache:
-    """Windows that servers stated, shared by the processes of one store. It holds no tenant's data."""
-
-    def __init__(self, records: Records) -> None:
-        self._records = records
-        # A tenant that no credential can have. The text is part of keys in stores: it must not change.
-        self._owner = hashlib.sha256(b"what servers say of themselves").digest()
-
-    async def read(self, name: str) -> bytes | None:
-        """Return the value last saved under *name*, or None."""
-        return await self._records.read_route(self._owner, name)
-
-    def save(self, name: str, value: bytes) -> None:
-        """Save *value* under *name* in the background."""
-        self._records.save_route(self._owner, name, value)
+OWNER: Final = hashlib.sha256(b"what servers say of themselves").digest()
+"""The tenant that owns shared answers, which no credential can have. The text is part of keys in stores: it must not
+change.
+"""
 
 
 class Shared(msgspec.Struct, frozen=True):
@@ -116,7 +105,7 @@ OnWindows = Callable[[str, Mapping[str, ServerWindow]], None]
 
 @dataclass
 class _Server:
-    """The state of one upstream. ``cache_name`` is its name in the shared cache.
+    """The state of one upstream. ``shared_name`` is the name of its shared answer.
 
     ``requested`` are the models of requests, newest last. ``due`` is the monotonic second of the next probe,
     ``checked`` that of the last one, ``pause`` the seconds between two after failures. ``problem`` is the reason why
@@ -124,7 +113,7 @@ class _Server:
     """
 
     name: str
-    cache_name: str
+    shared_name: str
     windows: dict[str, ServerWindow] = field(default_factory=dict)
     requested: OrderedDict[str, None] = field(default_factory=OrderedDict)
     listed: frozenset[str] = frozenset()
@@ -138,7 +127,7 @@ class _Server:
 class Probes:
     """Probes servers for their windows in the background, and stores their answers.
 
-    *upstreams* are base URLs by name. *on_windows* is called after each probe that changed something. *cache* shares
+    *upstreams* are base URLs by name. *on_windows* is called after each probe that changed something. *records* share
     the answers with other processes. *wall* is Unix time. Only the event loop's thread uses it.
     """
 
@@ -150,13 +139,13 @@ class Probes:
         clock: Clock,
         agent: str,
         on_windows: OnWindows | None = None,
-        cache: SharedProbeCache | None = None,
+        records: Records | None = None,
         wall: Clock = time.time,
     ) -> None:
         self._servers = {
             name: _Server(name, f"windows {name} {url}") for name, url in upstreams.items() if may_answer(url)
         }
-        self._cache = cache
+        self._records = records
         self._wall = wall
         self._send = send
         self._spawn = spawn
@@ -183,7 +172,7 @@ class Probes:
     def adopt(self, before: Probes) -> None:
         """Take over the windows that *before* has of servers that are still configured at the same address."""
         for name, server in before._servers.items():
-            if name in self._servers and self._servers[name].cache_name == server.cache_name:
+            if name in self._servers and self._servers[name].shared_name == server.shared_name:
                 self._servers[name] = replace(server, probing=False, requested=OrderedDict(server.requested))
 
     async def close(self) -> None:
@@ -278,9 +267,9 @@ class Probes:
 
     async def _adopt(self, server: _Server) -> bool:
         """Take over the answer of another process. Return False if it is too old or lacks a model requested here."""
-        if self._cache is None:
+        if self._records is None:
             return False
-        shared = _decode(await self._cache.read(server.cache_name))
+        shared = _decode(await self._records.read_route(OWNER, server.shared_name))
         if shared is None:
             return False
         now, wall = self._clock(), self._wall()
@@ -301,7 +290,7 @@ class Probes:
 
     def _share(self, server: _Server, models: tuple[str, ...], result: ProbeResult) -> None:
         """Save the answer about *models* for the other processes."""
-        if self._cache is None:
+        if self._records is None:
             return
         now, wall = self._clock(), self._wall()
         windows = {name: replace(window, since=wall - now + window.since) for name, window in server.windows.items()}
@@ -310,7 +299,7 @@ class Probes:
             valid_seconds = LOADING_RETRY
         value = msgspec.msgpack.encode(Shared(wall, valid_seconds, models, result.listed, windows))
         if len(value) <= MOST_SHARED:
-            self._cache.save(server.cache_name, value)
+            self._records.save_route(OWNER, server.shared_name, value)
 
     def _failed(self, server: _Server, problem: str) -> None:
         server.problem, server.checked = problem, self._clock()
@@ -356,7 +345,7 @@ def _unchanged(before: ServerWindow | None, window: ServerWindow) -> ServerWindo
 def may_answer(base_url: str) -> bool:
     """True if a server at *base_url* may state windows: False for hosted APIs known to have no such route."""
     host = urlsplit(base_url).hostname or ""
-    return not any(host == name or host.endswith(f".{name}") for name in SILENT)
+    return not any(host == name or host.endswith(f".{name}") for name in WITHOUT_WINDOWS)
 
 
 def _decode(value: bytes | None) -> Shared | None:

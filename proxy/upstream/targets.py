@@ -85,7 +85,7 @@ class Timeouts:
 class Target:
     """One upstream. ``api_key`` replaces the client's credentials; without one these are forwarded.
 
-    ``headers`` are added to every request and replace the client's; ``proxy`` is the URL of a forward proxy.
+    ``headers`` are added to every request and replace the client's.
     """
 
     name: str
@@ -93,21 +93,16 @@ class Target:
     api_key: str | None = field(default=None, repr=False)
     api_key_header: str = "authorization"
     headers: Mapping[str, str] = field(default_factory=lambda: NOTHING, repr=False)
-    proxy: str | None = None
     timeouts: Timeouts = field(default_factory=Timeouts)
 
 
 class BaseUrl:
-    """A configured base URL, split for ``join``. Raises ``ValueError`` if it is not a plain http(s) URL."""
+    """A base URL, split for ``join``. The settings admit only http(s) URLs without credentials, query and fragment."""
 
     __slots__ = ("_origin", "_path", "_root", "_versioned")
 
     def __init__(self, url: str) -> None:
         parts = urlsplit(url)
-        if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise ValueError(f"base_url must be an http:// or https:// URL with a host, not {url!r}")
-        if parts.query or parts.fragment or "@" in parts.netloc:
-            raise ValueError("base_url must not carry credentials, a query or a fragment")
         self._origin = f"{parts.scheme}://{parts.netloc}"
         self._path = parts.path.rstrip("/")
         segments = self._path.split("/")

@@ -21,7 +21,7 @@ from proxy.core.models import (
     read_published_table,
     series,
 )
-from proxy.settings import ModelFacts, model_table
+from proxy.settings import model_table
 
 TABLE = {
     "gpt-4o": ModelLimits(128_000, None, 16_384),
@@ -264,15 +264,13 @@ def test_servers_are_queried_by_the_models_own_name() -> None:
 
 
 @functools.cache
-def raw() -> dict[str, ModelFacts]:
-    return model_table()
+def raw() -> dict[str, ModelLimits]:
+    return dict(model_table())
 
 
 @functools.cache
 def table() -> dict[str, ModelLimits]:
-    return read_published_table(
-        {name: ModelLimits(None, row.max_input_tokens, row.max_output_tokens) for name, row in raw().items()}
-    )
+    return read_published_table({name: replace(row, price_tier=None) for name, row in raw().items()})
 
 
 @pytest.mark.parametrize(
@@ -299,9 +297,7 @@ def test_the_installed_table(model: str, facts: ModelLimits) -> None:
 
 def test_only_openai_rows_are_raised() -> None:
     """No window comes out larger than its row's input figure, except of OpenAI's series, by exactly the output."""
-    raised = {
-        name: facts for name, facts in table().items() if (facts.window or 0) > (raw()[name].max_input_tokens or 0)
-    }
+    raised = {name: facts for name, facts in table().items() if (facts.window or 0) > (raw()[name].max_input or 0)}
     assert raised
     assert {series(name) for name in raised} <= {"gpt-5", "gpt-6"}
     sums = {(facts.max_input, facts.max_output, facts.window) for facts in raised.values()}

@@ -24,8 +24,7 @@ def test_packaged_data_is_found():
 def test_the_model_table_is_read_without_importing_litellm():
     """Windows of known models come from the table, the explaining first entry does not, and litellm stays out."""
     table = model_table()
-    assert table["gpt-4o"].max_input_tokens == 128_000
-    assert table["gpt-4o"].mode == "chat"
+    assert table["gpt-4o"].max_input == 128_000
     assert "sample_spec" not in table
     script = "import sys; from proxy.settings import model_table; model_table(); print('litellm' in sys.modules)"
     ran = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, env=os.environ, check=True)
@@ -36,8 +35,8 @@ def test_the_model_table_is_read_without_importing_litellm():
 def test_the_smaller_of_two_window_figures_is_taken():
     """Of rows that state the window twice, unequally, the smaller figure is believed."""
     table = model_table()
-    assert table["wandb/zai-org/GLM-5.2"].max_input_tokens == 262_144
-    assert table["wandb/google/gemma-4-31B-it"].max_input_tokens == 262_000
+    assert table["wandb/zai-org/GLM-5.2"].max_input == 262_144
+    assert table["wandb/google/gemma-4-31B-it"].max_input == 262_000
 
 
 def test_the_configured_rules_come_before_the_packaged_ones():

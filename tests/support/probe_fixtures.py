@@ -11,6 +11,7 @@ from aiohttp import web
 from proxy.core.models import ServerWindow
 from proxy.tasks import Tasks
 from proxy.upstream import Probes, Target, Upstreams
+from proxy.upstream.probes import OWNER
 from tests.support.proxy_process import until
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -66,16 +67,18 @@ async def serving(routes: Mapping[str, bytes | Handler]) -> AsyncIterator[Served
         await runner.cleanup()
 
 
-class DictProbeCache:
-    """What processes leave for each other, in a dictionary."""
+class SharedAnswers:
+    """The answers that processes share, in a dictionary: the two methods of ``ports.Records`` that probes call."""
 
     def __init__(self) -> None:
         self.values: dict[str, bytes] = {}
 
-    async def read(self, name: str) -> bytes | None:
+    async def read_route(self, tenant: bytes, name: str) -> bytes | None:
+        assert tenant == OWNER
         return self.values.get(name)
 
-    def save(self, name: str, value: bytes) -> None:
+    def save_route(self, tenant: bytes, name: str, value: bytes) -> None:
+        assert tenant == OWNER
         self.values[name] = value
 
 
@@ -83,7 +86,7 @@ class ProbedServer:
     """Probes of one server, with everything around them real but the clock."""
 
     def __init__(
-        self, site: ServedRoutes, suffix: str = "/v1", shelf: DictProbeCache | None = None, ahead: float = 10.0**9
+        self, site: ServedRoutes, suffix: str = "/v1", shelf: SharedAnswers | None = None, ahead: float = 10.0**9
     ) -> None:
         self.site = site
         self.clock = ManualClock()
@@ -210,7 +213,7 @@ async def two_processes(
 ) -> AsyncIterator[tuple[ProbedServer, ProbedServer]]:
     """Two processes with one shelf, in front of one server; their monotonic clocks have nothing in common."""
     async with AsyncExitStack() as stack:
-        site, shelf = await stack.enter_async_context(serving(routes)), DictProbeCache()
+        site, shelf = await stack.enter_async_context(serving(routes)), SharedAnswers()
         first = await opened(stack, ProbedServer(site, shelf=shelf))
         second = await opened(stack, ProbedServer(site, shelf=shelf, ahead=10.0**9 + 1000.0 - 77.0 - behind))
         second.clock.time = 77.0

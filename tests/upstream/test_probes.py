@@ -28,9 +28,9 @@ from tests.support.probe_fixtures import (
     SHOW,
     TGI,
     VLLM,
-    DictProbeCache,
     Handler,
     ProbedServer,
+    SharedAnswers,
     hang,
     opened,
     probed_server,
@@ -244,7 +244,7 @@ async def test_a_spoiled_note_is_no_answer(value: bytes) -> None:
     """If the shared value is not an answer, the server is probed."""
     async with two_processes({"/v1/models": VLLM}) as (first, second):
         told = await first.ask("my-lora")
-        shelf = DictProbeCache()
+        shelf = SharedAnswers()
         for name in (f"windows up {first.site.url}/v1",):
             shelf.values[name] = value
         third = ProbedServer(first.site, shelf=shelf)

@@ -39,10 +39,3 @@ CASES = [
 def test_client_paths_are_joined_once(base, path, url):
     """With and without a version on either side the client's path lands on the route it means, on that host."""
     assert BaseUrl(base).join(path) == url
-
-
-@pytest.mark.parametrize("url", ["ftp://h/v1", "h/v1", "http://", "http://u:p@h/v1", "http://h/v1?x=1", "http://h/#f"])
-def test_a_base_url_that_cannot_be_joined_is_refused(url):
-    """Anything but a plain http or https URL is an error at construction."""
-    with pytest.raises(ValueError, match="base_url"):
-        BaseUrl(url)
