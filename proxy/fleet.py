@@ -132,10 +132,7 @@ async def _shared_store(settings: Settings, logs: Logs, tasks: Tasks) -> tuple[S
         state = store.state()
         if not state.instead:
             return options, describe_store(state, path)
-        options, note = StartOptions(_with_store(settings, "memory"), is_fallback=True), INSTEAD
+        in_memory = settings.store.model_copy(update={"url": "memory"})
+        options, note = StartOptions(settings.model_copy(update={"store": in_memory}), is_fallback=True), INSTEAD
     logs.log.warning("store.memory_per_worker", advice="workers may word the same compaction differently")
     return options, f"memory  (each worker its own{note})"
-
-
-def _with_store(settings: Settings, url: str) -> Settings:
-    return settings.model_copy(update={"store": settings.store.model_copy(update={"url": url})})

@@ -5,15 +5,16 @@ from __future__ import annotations
 import asyncio
 import ipaddress
 import json
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any, Final
 from urllib.parse import urlsplit
 
 from pydantic import SecretStr
-from rich.markup import escape
 from rich.table import Table
+from rich.text import Text
 
 from proxy.cli import diagnosis
 from proxy.cli.diagnosis import Attempt, Finding, Level, Window
@@ -329,19 +330,23 @@ def _one_line(body: bytes) -> str:
     return " ".join(body[:4096].decode("utf-8", "replace").split())[:SHOWN_CHARACTERS]
 
 
+SIGNS: Final[Mapping[Level, tuple[str, str]]] = MappingProxyType(
+    {"ok": ("ok", "green"), "info": ("--", "blue"), "warning": ("!!", "yellow"), "error": ("XX", "bold red")}
+)
+"""The sign of each level, and its style."""
+
+
 def show_findings(result: Diagnosis) -> None:
     """Print the findings on a server, with their remedies."""
     table = Table(box=None, show_header=False, pad_edge=False)
     table.add_column(no_wrap=True)
     table.add_column(style="bold", no_wrap=True)
     table.add_column(overflow="fold")
-    signs = {"ok": "[green]ok[/]", "info": "[blue]--[/]", "warning": "[yellow]!![/]", "error": "[bold red]XX[/]"}
     for finding in result.findings:
-        sign = signs[finding.level]
-        table.add_row(sign, finding.topic, escape(finding.text))
+        table.add_row(Text(*SIGNS[finding.level]), finding.topic, finding.text)
         if finding.remedy:
-            table.add_row("", "", f"[dim]{escape(finding.remedy)}[/]")
-    console = table_console(markup=True)
-    console.print(f"{escape(result.model or '(no model)')} at {escape(result.base_url)}", markup=True)
+            table.add_row("", "", Text(finding.remedy, "dim"))
+    console = table_console()
+    console.print(f"{result.model or '(no model)'} at {result.base_url}")
     console.print(table)
     console.print(f"{result.sent:,} tokens were sent, by our count.")

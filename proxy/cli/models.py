@@ -95,7 +95,8 @@ async def list_models(settings: Settings, pattern: str | None, key: str = "") ->
     variants = [replace(route, variant=flag) for route in routes if "claude" in route.model for flag in VARIANTS]
     learned = await learned_windows(settings, [*routes, *variants], key)
     # No server states a window for a beta flag: without one that traffic taught, its row would say nothing.
-    listed = [*routes, *(route for route in variants if _has_window(learned.get(route.learned_key)))]
+    with_window = {route_key for route_key, facts in learned.items() if facts.window}
+    listed = [*routes, *(route for route in variants if route.learned_key in with_window)]
     rows = [_row(settings, route, server_windows, learned.get(route.learned_key)) for route in listed]
     return ModelListing(tuple(rows), problems)
 
@@ -113,10 +114,6 @@ async def _ask_servers(settings: Settings, names: Sequence[str]) -> tuple[Server
     finally:
         await upstream.close()
         await tasks.finish(0.0)
-
-
-def _has_window(learned: LearnedFacts | None) -> bool:
-    return learned is not None and bool(learned.window)
 
 
 def _names(
@@ -307,16 +304,14 @@ WIDE: Final = ("max_input_tokens", "age_seconds", "output_from", "encoding_from"
 """Members of a row that are only shown in a wide table: with them it has some 140 columns."""
 
 TITLES: Final = {"context_window": "window", "max_input_tokens": "input", "max_output_tokens": "output",
-                 "window_from": "window from", "age_seconds": "age", "output_from": "output from",
-                 "encoding_from": "encoding from", "factor_from": "factor from",
-                 "counted_by": "counted by"}  # fmt: skip
-"""Titles of columns that are not called as the members of a row are."""
+                 "age_seconds": "age"}  # fmt: skip
+"""Titles of columns. All others are called as the members of a row are, with spaces."""
 
 FIGURES: Final = ("context_window", "max_input_tokens", "max_output_tokens", "factor", "age_seconds")
 FOLDED: Final = ("model", "upstream", "window_from")
 """Columns whose texts are folded on a narrow terminal."""
 
-LEAST: Final = ("factor", "encoding", "max_output_tokens", "upstream", "window_from")
+EXPENDABLE: Final = ("factor", "encoding", "max_output_tokens", "upstream", "window_from")
 """Members of a row that a narrow terminal does without, the first ones first."""
 
 
@@ -326,14 +321,14 @@ def show_models(rows: list[dict[str, object]], *, wide: bool) -> None:
     A terminal wraps the lines of a *wide* table, which would have no room for the names of models otherwise.
     """
     names = _shown_names(rows, wide=wide)
-    titles = [TITLES.get(name, name) for name in names]
+    titles = [TITLES.get(name, name.replace("_", " ")) for name in names]
     texts = [_row_cells(row, names) for row in rows]
     console = table_console()
     if wide:
         console.width = PIPE_WIDTH
-    least = [names.index(name) for name in LEAST if name in names]
+    expendable = [names.index(name) for name in EXPENDABLE if name in names]
     folded = [names.index(name) for name in FOLDED if name in names]
-    shown = fitting_columns([titles, *texts], console.width, least, folded)
+    shown = fitting_columns([titles, *texts], console.width, expendable, folded)
     table = Table(box=None, header_style="bold", pad_edge=False)
     for place in shown:
         justify: Literal["left", "right"] = "left"

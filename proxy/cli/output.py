@@ -14,18 +14,18 @@ from proxy.core.models import Route
 PIPE_WIDTH: Final = 10_000
 """A pipe has no width: with this one no table is folded in it."""
 
-LEAST_FOLDED: Final = 12
+NARROWEST: Final = 12
 """Fewest cells of a folded column, as long as less important columns can be left out."""
 
 BETWEEN: Final = 2
 """Spaces between two columns."""
 
 
-def table_console(*, markup: bool = False) -> Console:
-    """Return a console for standard output; *markup* interprets rich's tags."""
+def table_console() -> Console:
+    """Return a console for standard output, in which rich's tags are plain text."""
     if sys.stdout.isatty():
-        return Console(highlight=False, markup=markup)
-    return Console(highlight=False, markup=markup, width=PIPE_WIDTH)
+        return Console(highlight=False, markup=False)
+    return Console(highlight=False, markup=False, width=PIPE_WIDTH)
 
 
 def figures_table(title: str, *columns: str) -> Table:
@@ -38,18 +38,18 @@ def figures_table(title: str, *columns: str) -> Table:
 
 
 def fitting_columns(
-    rows: Sequence[Sequence[str]], width: int, least: Sequence[int], folded: Container[int] = (0,)
+    rows: Sequence[Sequence[str]], width: int, expendable: Sequence[int], folded: Container[int] = (0,)
 ) -> list[int]:
     """Return the places of the columns of *rows* (titles first) that a terminal of *width* shows whole.
 
-    Columns of *least* are left out in their order until the others fit. A *folded* column is narrowed instead.
+    Columns of *expendable* are left out in their order until the others fit. A *folded* column is narrowed instead.
     """
     shown = list(range(len(rows[0])))
     widths = [max(len(row[place]) for row in rows) for place in shown]
     for place in shown:
         if place in folded:
-            widths[place] = min(widths[place], LEAST_FOLDED)
-    for place in least:
+            widths[place] = min(widths[place], NARROWEST)
+    for place in expendable:
         if sum(widths[each] + BETWEEN for each in shown) - BETWEEN <= width:
             break
         shown.remove(place)

@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 from proxy import settings as configuration
 from proxy.cli.findings import NO_FINDINGS, Findings, FreshResult, find_paragraphs, find_results, find_skills, largest
@@ -90,36 +90,6 @@ class Replay:
     nearly_full: NearlyFull | None = None
 
     @property
-    def answered(self) -> int:
-        """Number of requests that would have been sent."""
-        return sum(request.after is not None for request in self.requests)
-
-    @property
-    def answered_before(self) -> int:
-        """Number of requests that fitted as the client sent them."""
-        return sum(request.budget is None or request.before <= request.budget for request in self.requests)
-
-    @property
-    def compactions(self) -> int:
-        """Number of compactions."""
-        return sum(request.compacted for request in self.requests)
-
-    @property
-    def before(self) -> int:
-        """Tokens of all requests as the client sent them."""
-        return sum(request.before for request in self.requests)
-
-    @property
-    def after(self) -> int:
-        """Tokens of all requests that were sent."""
-        return sum(request.after or 0 for request in self.requests)
-
-    @property
-    def repeated(self) -> float:
-        """Share of the tokens sent that the previous request began with too."""
-        return sum(request.repeated for request in self.requests) / max(1, self.after)
-
-    @property
     def cost(self) -> float | None:
         """US dollars of the input sent, the repeated part at the price of cached tokens; None without prices."""
         if self.prices is None:
@@ -134,6 +104,53 @@ class Replay:
         if self.prices is None:
             return None
         return sum(self.prices.cost(request.before, request.repeated_before) for request in self.requests)
+
+
+class Totals(NamedTuple):
+    """The figures of some conversations together; costs are in US dollars, None if no price is known.
+
+    ``requests`` were planned, ``skipped`` ones could not be. ``fitted_before`` are those that fitted as the client sent
+    them, ``repeated`` is the share of the tokens sent that the previous request began with too.
+    """
+
+    conversations: int
+    requests: int
+    skipped: int
+    answered: int
+    fitted_before: int
+    compactions: int
+    tokens_before: int
+    tokens_after: int
+    repeated: float
+    cost_before: float | None
+    cost: float | None
+
+
+def totals(replays: Sequence[Replay]) -> Totals:
+    """Return the figures of *replays* together."""
+    requests = [request for replay in replays for request in replay.requests]
+    tokens_after = sum(request.after or 0 for request in requests)
+    return Totals(
+        conversations=len(replays),
+        requests=len(requests),
+        skipped=sum(replay.skipped for replay in replays),
+        answered=sum(request.after is not None for request in requests),
+        fitted_before=sum(request.budget is None or request.before <= request.budget for request in requests),
+        compactions=sum(request.compacted for request in requests),
+        tokens_before=sum(request.before for request in requests),
+        tokens_after=tokens_after,
+        repeated=sum(request.repeated for request in requests) / max(1, tokens_after),
+        cost_before=_sum_known(replay.cost_before for replay in replays),
+        cost=_sum_known(replay.cost for replay in replays),
+    )
+
+
+def _sum_known(amounts: Iterable[float | None]) -> float | None:
+    """Return the sum of the amounts that are known; None if none is."""
+    known = [amount for amount in amounts if amount is not None]
+    if not known:
+        return None
+    return sum(known)
 
 
 def find_sessions(path: Path) -> Iterator[Session]:

@@ -7,11 +7,11 @@ import importlib
 import math
 import statistics
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
@@ -19,7 +19,7 @@ from rich.table import Table
 
 from proxy.cli.findings import MOST_SHOWN, findings_tables
 from proxy.cli.output import figures_table, fitting_columns, table_console
-from proxy.cli.replay import NearlyFull, Replay, replay_sessions, request_lengths
+from proxy.cli.replay import NearlyFull, Replay, replay_sessions, request_lengths, totals
 from proxy.cli.session_files import Session
 from proxy.settings import Settings
 
@@ -64,52 +64,6 @@ class _Tenths:
             print(f"{self._done:,} of {self._total:,} requests done", file=sys.stderr, flush=True)  # noqa: T201
 
 
-class Totals(NamedTuple):
-    """The figures of some conversations together; costs are in US dollars, None if no price is known.
-
-    ``requests`` were planned, ``skipped`` ones could not be.
-    """
-
-    conversations: int
-    requests: int
-    skipped: int
-    answered: int
-    fitted_before: int
-    compactions: int
-    tokens_before: int
-    tokens_after: int
-    repeated: float
-    cost_before: float | None
-    cost: float | None
-
-
-def totals(replays: Sequence[Replay]) -> Totals:
-    """Return the figures of *replays* together."""
-    sent = sum(replay.after for replay in replays)
-    repeated = sum(request.repeated for replay in replays for request in replay.requests)
-    return Totals(
-        len(replays),
-        sum(len(replay.requests) for replay in replays),
-        sum(replay.skipped for replay in replays),
-        sum(replay.answered for replay in replays),
-        sum(replay.answered_before for replay in replays),
-        sum(replay.compactions for replay in replays),
-        sum(replay.before for replay in replays),
-        sent,
-        repeated / max(1, sent),
-        _sum_known(replay.cost_before for replay in replays),
-        _sum_known(replay.cost for replay in replays),
-    )
-
-
-def _sum_known(amounts: Iterable[float | None]) -> float | None:
-    """Return the sum of the amounts that are known; None if none is."""
-    known = [amount for amount in amounts if amount is not None]
-    if not known:
-        return None
-    return sum(known)
-
-
 def summary_lines(replays: Sequence[Replay]) -> list[str]:
     """Return the total of *replays* in sentences."""
     total = totals(replays)
@@ -143,7 +97,7 @@ def plural(count: int, noun: str) -> str:
 
 def by_size(replays: Sequence[Replay]) -> list[Replay]:
     """Return *replays*, those whose client sent most tokens first."""
-    return sorted(replays, key=lambda replay: -replay.before)
+    return sorted(replays, key=lambda replay: -totals([replay]).tokens_before)
 
 
 def show_replays(replays: Sequence[Replay], top: int) -> None:
@@ -195,20 +149,21 @@ def _fullest(replays: Sequence[Replay]) -> list[tuple[str, NearlyFull]]:
 
 COLUMNS: Final = ("conversation", "requests", "fitted", "compacted", "as sent", "upstream", "cost")
 
-LEAST: Final = ("fitted", "requests", "compacted", "cost", "as sent")
+EXPENDABLE: Final = ("fitted", "requests", "compacted", "cost", "as sent")
 """Columns that are left out on a narrow terminal, in this order."""
 
 
 def conversation_row(replay: Replay) -> tuple[str, ...]:
     """Return the cells of one conversation, under ``COLUMNS``."""
-    figures = (len(replay.requests), replay.answered_before, replay.compactions, replay.before, replay.after)
-    return replay.name, *(f"{figure:,}" for figure in figures), dollars(replay.cost)
+    total = totals([replay])
+    figures = (total.requests, total.fitted_before, total.compactions, total.tokens_before, total.tokens_after)
+    return replay.name, *(f"{figure:,}" for figure in figures), dollars(total.cost)
 
 
 def _conversations(replays: Sequence[Replay], width: int) -> Table:
     """Return a table with a row for each of *replays*, with the columns that fit *width*."""
     rows = [conversation_row(replay) for replay in replays]
-    shown = fitting_columns([COLUMNS, *rows], width, [COLUMNS.index(title) for title in LEAST])
+    shown = fitting_columns([COLUMNS, *rows], width, [COLUMNS.index(title) for title in EXPENDABLE])
     table = figures_table(*[COLUMNS[place] for place in shown])
     for row in rows:
         table.add_row(*[row[place] for place in shown])

@@ -302,26 +302,24 @@ def _empty_container(path: Path) -> list[Any] | dict[str, Any]:
 
 def _key_of_step(parent: Any, step: str, path: Path) -> str | int:
     """Return the key or index of *step* in *parent*, the value at *path*. Raises ``ValueError`` for a plain value."""
-    at = _find_entry(parent, step)
-    if at is None:
-        raise ValueError(f"{key_name(path)} is no list or section")
-    return at
-
-
-def _find_entry(parent: Any, step: str) -> str | int | None:
     if isinstance(parent, dict):
         return step
-    if not isinstance(parent, list):
-        return None
-    for index, entry in enumerate(parent):
+    if isinstance(parent, list):
+        return _index_or_new_entry(parent, step)
+    raise ValueError(f"{key_name(path)} is no list or section")
+
+
+def _index_or_new_entry(entries: list[Any], step: str) -> int:
+    """Return the index of the entry of that name or number; add one if there is none."""
+    for index, entry in enumerate(entries):
         if isinstance(entry, dict) and _normalised(entry.get("name")) == _normalised(step):
             return index
-    if step.isdecimal() and int(step) <= len(parent):
-        if int(step) == len(parent):
-            parent.append({})
+    if step.isdecimal() and int(step) <= len(entries):
+        if int(step) == len(entries):
+            entries.append({})
         return int(step)
-    parent.append({"name": step})
-    return len(parent) - 1
+    entries.append({"name": step})
+    return len(entries) - 1
 
 
 def _normalised(name: object) -> str:

@@ -44,9 +44,8 @@ An upstream that puts no date or request id into its answers' heads, as many loc
 for the length of the body. Such an answer bypasses the parser if all of it came at once.
 
 Private names of aiohttp are used because it has no public ones for this: ``_tail`` of its protocol (bytes that came
-early), ``_paused`` and ``_reading_paused`` of ``BaseProtocol`` (back-pressure), the buffer of a ``StreamReader``. They
-are those of one minor version, which ``tests/upstream/test_connection_pool.py`` checks. With any other version
-``SUPPORTED`` is False, and all requests go through aiohttp's client.
+early), ``_paused`` and ``_reading_paused`` of ``BaseProtocol`` (back-pressure), the buffer of a ``StreamReader``.
+``pyproject.toml`` pins its minor version, and ``tests/upstream/test_connection_pool.py`` checks them.
 """
 
 from __future__ import annotations
@@ -71,9 +70,6 @@ from proxy.upstream.targets import Timeouts
 _LOG: Final = logging.getLogger(__name__)
 
 Messages = Sequence[tuple[RawResponseMessage, aiohttp.StreamReader]]
-
-SUPPORTED: Final = aiohttp.__version__.startswith("3.14.")
-"""True if this is the minor version of aiohttp whose private names are used here."""
 
 READ_BUFFER: Final = 2**17
 """Bytes of a body that are buffered; twice as many unread ones pause the connection."""

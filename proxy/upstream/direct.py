@@ -23,7 +23,7 @@ from proxy.core.errors import NotFound, Overloaded, UllageError, UpstreamTimeout
 from proxy.core.http_headers import CREDENTIALS, HOP_BY_HOP, OWN_PREFIX, EndToEnd
 from proxy.pipe import Pipe
 from proxy.upstream.client_session import AbortingResponse, BytesBody, open_session
-from proxy.upstream.connection_pool import SUPPORTED, ConnectionPool, InvalidHttp
+from proxy.upstream.connection_pool import ConnectionPool, InvalidHttp
 from proxy.upstream.litellm import Bridge, BridgedReply
 from proxy.upstream.pooled_response import PooledResponse, Sink, remaining
 from proxy.upstream.targets import NOTHING, BaseUrl, Target, Timeouts
@@ -111,8 +111,8 @@ class Upstreams:
             raise _shutting_down(target)
         for pause in (*_CONNECT_PAUSES, None):
             try:
-                if to.pool is not None and method == "POST" and body and isinstance(body, bytes):
-                    head = to.head(to.pool, path_qs, headers, added)
+                if method == "POST" and body and isinstance(body, bytes):
+                    head = to.head(path_qs, headers, added)
                     return DirectReply(await to.pool.post(head, body), target, to.timeouts)
                 response = await to.request(
                     method, path_qs, to.headers(headers, added, is_sized=isinstance(body, bytes)), body
@@ -148,8 +148,7 @@ class Upstreams:
         if self._bridge is not None:
             await self._bridge.close()
         for to in self._targets.values():
-            if to.pool is not None:
-                to.pool.close()
+            to.pool.close()
         for session in self._sessions.values():
             await session.close()
 
@@ -177,10 +176,7 @@ class _PreparedHead(msgspec.Struct, frozen=True, eq=False):
 
 
 class _ReadyTarget:
-    """A target with everything that is the same for all requests. ``urls`` caches URLs by path.
-
-    ``pool`` is None if all requests go through aiohttp's client.
-    """
+    """A target with everything that is the same for all requests. ``urls`` caches URLs by path."""
 
     __slots__ = (
         "_base",
@@ -200,9 +196,7 @@ class _ReadyTarget:
         self.urls: dict[str, URL] = {}
         self._base = BaseUrl(target.base_url)
         self.timeouts = target.timeouts
-        self.pool: ConnectionPool | None = None
-        if SUPPORTED:
-            self.pool = ConnectionPool(session, URL(self._base.join("/"), encoded=True), target.timeouts)
+        self.pool = ConnectionPool(session, URL(self._base.join("/"), encoded=True), target.timeouts)
         self._client_timeout = aiohttp.ClientTimeout(
             total=None, sock_connect=target.timeouts.connect, sock_read=target.timeouts.first_byte
         )
@@ -254,16 +248,14 @@ class _ReadyTarget:
             self.urls[path_qs] = url
         return url
 
-    def head(
-        self, pool: ConnectionPool, path_qs: str, headers: Sequence[tuple[str, str]], added: Mapping[str, str]
-    ) -> bytes:
-        """Return the head of a POST over *pool*, cached at *headers* if they are repeated. Raises ``ValueError``."""
+    def head(self, path_qs: str, headers: Sequence[tuple[str, str]], added: Mapping[str, str]) -> bytes:
+        """Return the head of a POST over the pool, cached at *headers* if they are repeated. Raises ``ValueError``."""
         if isinstance(headers, EndToEnd):
             known = headers.prepared
             if known is not None and known.target is self and known.added == added and known.path_qs == path_qs:
                 return cast("bytes", known.head)
         url = self.urls.get(path_qs) or self.url(path_qs)
-        head = pool.head(url, self.headers(headers, added, is_sized=True))
+        head = self.pool.head(url, self.headers(headers, added, is_sized=True))
         if isinstance(headers, EndToEnd) and "?" not in path_qs:  # a query may hold a key
             headers.prepared = _PreparedHead(self, path_qs, added, head)
         return head

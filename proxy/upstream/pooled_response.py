@@ -1,6 +1,6 @@
 """An answer of the pool, a head that may be repeated, and two functions that read aiohttp's ``StreamReader`` directly.
 
-Private members of ``StreamReader`` are used here. ``connection_pool.SUPPORTED`` states the version that has them.
+Private members of ``StreamReader`` are used here, those of aiohttp's minor version that ``pyproject.toml`` pins.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from proxy.cli.replay import Replay, find_sessions, replay_sessions, request_bodies, request_lengths
+from proxy.cli.replay import Replay, find_sessions, replay_sessions, request_bodies, request_lengths, totals
 from proxy.cli.session_files import Session
 from proxy.settings import load
 from tests.stub.tokens import request_tokens
@@ -36,13 +36,14 @@ async def test_a_long_conversation_is_answered_to_its_end(kind: str) -> None:
     messages = agent_session(40, 500) if kind == "agent" else [m for at in range(60) for m in chat_turn(at, 150)]
     replayed = await one(Session("s", "", messages))
     assert not replayed.problem
-    assert len(replayed.requests) == replayed.answered == len(request_lengths(messages)) > replayed.answered_before > 0
-    assert 2 < replayed.compactions < len(replayed.requests) / 4
-    assert replayed.after < replayed.before
-    assert 0.5 < replayed.repeated < 1
-    assert replayed.cost is not None
-    assert replayed.cost_before is not None
-    assert 0 < replayed.cost < replayed.cost_before
+    total = totals([replayed])
+    assert total.requests == total.answered == len(request_lengths(messages)) > total.fitted_before > 0
+    assert 2 < total.compactions < total.requests / 4
+    assert total.tokens_after < total.tokens_before
+    assert 0.5 < total.repeated < 1
+    assert total.cost is not None
+    assert total.cost_before is not None
+    assert 0 < total.cost < total.cost_before
     assert all(request.pressure is not None and request.pressure <= 1 for request in replayed.requests)
     assert all(request.compacted or not grew or request.repeated > 0 for grew, request in enumerate(replayed.requests))
 
@@ -51,7 +52,7 @@ async def test_what_the_client_sent_is_counted() -> None:
     """The tokens before are those of the requests themselves, also where their bytes alone show that they fit."""
     session = Session("s", "", agent_session(6, 100))
     replayed = await one(session)
-    assert replayed.compactions == 0
+    assert totals([replayed]).compactions == 0
     for request, body in zip(replayed.requests, request_bodies(session, MODEL), strict=True):
         assert request.before == request.after
         assert abs(request.before - request_tokens(json.loads(body))) <= 8 + request.before // 50
@@ -105,7 +106,7 @@ async def test_four_hundred_messages_turn_by_turn() -> None:
         patch.setattr(Tokenizers, "count", count)
         replayed = await one(Session("s", "", messages), 16_384)
     assert len(messages) > 400
-    assert replayed.answered == len(replayed.requests) > 190
+    assert totals([replayed]).answered == len(replayed.requests) > 190
     assert counted < 20 * len(json.dumps(messages))
 
 

@@ -141,7 +141,7 @@ def test_replaying_gives_the_figures_and_the_findings(capsys: pytest.CaptureFixt
     messages[0]["content"] = rule
     messages[1]["content"] += f"\n\n{rule}"
     (replayed,) = replay_all(settings, [Session("s", "", messages)], "gpt-4o")
-    assert replayed.compactions > 0
+    assert totals([replayed]).compactions > 0
     findings = replayed.findings
     assert [(each.times, each.excerpt[:20]) for each in findings.paragraphs] == [(2, "Always run the tests")]
     assert 70 < findings.paragraphs[0].wasted < 130
