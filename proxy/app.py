@@ -15,7 +15,7 @@ from typing import Final
 
 from proxy import caches
 from proxy.offload import SWITCH_SECONDS
-from proxy.process import Process, StartOptions
+from proxy.process import Process, StartOptions, Surroundings
 from proxy.reload import ConfigSource, ConfigWatch, Loaded, log_configuration
 from proxy.settings import Settings
 from proxy.startup import CannotListen, cannot_start
@@ -65,7 +65,8 @@ async def serve(
         shutdown.handle_signals()
     try:
         exports = open_exports(settings, worker.index)
-        process = await Process.build(options, worker, logs, tasks, exports, quiet=companion is not None)
+        surroundings = Surroundings(worker, logs, tasks, exports)
+        process = await Process.build(options, surroundings, quiet=companion is not None)
     except (CannotExport, CannotListen, StoreMisconfigured, StoreUnsupported) as error:
         await tasks.finish(TASK_SECONDS)
         logs.close()

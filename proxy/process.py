@@ -72,7 +72,7 @@ class Surroundings:
     worker: Worker
     logs: Logs
     tasks: Tasks
-    exports: Exports
+    exports: Exports = NO_EXPORTS
 
 
 @dataclass(slots=True, eq=False)
@@ -97,21 +97,12 @@ class Process:
     _without_descriptor: int = 0
 
     @classmethod
-    async def build(
-        cls,
-        options: StartOptions,
-        worker: Worker,
-        logs: Logs,
-        tasks: Tasks,
-        exports: Exports = NO_EXPORTS,
-        *,
-        quiet: bool = False,
-    ) -> Process:
+    async def build(cls, options: StartOptions, surroundings: Surroundings, *, quiet: bool = False) -> Process:
         """Return a process that listens; if it is *quiet* it prints nothing.
 
         Raises ``CannotListen``, and the errors of ``open_store``.
         """
-        settings, surroundings = options.settings, Surroundings(worker, logs, tasks, exports)
+        settings, logs, tasks = options.settings, surroundings.logs, surroundings.tasks
         store = await open_configured_store(settings, tasks, logs.warn, is_fallback=options.is_fallback)
         upstream = open_upstream(settings, open_bridge(settings, tasks))
         try:
@@ -121,7 +112,7 @@ class Process:
             await upstream.close()
             await store.close()
             raise
-        if worker.count == 1 and not quiet:
+        if surroundings.worker.count == 1 and not quiet:
             print_summary(settings, process.catalogue, process.port, describe_store(store.state(), settings.store.path))
             tasks.spawn(warn_of_unreachable(settings, logs.warn), "look for the upstreams")
         if process.tokenizers.is_fast:

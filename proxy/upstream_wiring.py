@@ -121,7 +121,7 @@ def open_upstream(settings: Settings, bridge: Bridge | None = None) -> Upstreams
             _key(upstream),
             api_key_header=upstream.key_header,
             headers=_headers(upstream),
-            timeouts=_timeouts(upstream),
+            timeouts=Timeouts(**upstream.timeouts.model_dump()),
         )
         for upstream in settings.upstreams
         if not upstream.bridged or upstream.provider in OWN_ADDRESSES
@@ -140,7 +140,7 @@ def open_bridge(settings: Settings, tasks: Tasks) -> Bridge:
             ambient=upstream.has_ambient_credentials,
             headers=_headers(upstream),
             options=upstream.options,
-            timeouts=_timeouts(upstream),
+            timeouts=Timeouts(**upstream.timeouts.model_dump()),
             options_of=_options_of(settings, upstream),
         )
         for upstream in settings.upstreams
@@ -192,11 +192,6 @@ def _keys(upstream: configuration.Upstream) -> list[str]:
 
 def _headers(upstream: configuration.Upstream) -> dict[str, str]:
     return {name: value.get_secret_value() for name, value in upstream.headers.items()}
-
-
-def _timeouts(upstream: configuration.Upstream) -> Timeouts:
-    timeouts = upstream.timeouts
-    return Timeouts(timeouts.connect, timeouts.first_byte, timeouts.idle, timeouts.total, timeouts.keep_alive)
 
 
 def open_model_names(settings: Settings) -> NameOf:

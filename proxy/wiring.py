@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 
 from cachebox import LRUCache
 
@@ -290,15 +289,5 @@ def server_config(settings: Settings) -> ServerConfig:
         hosts=frozenset(name.lower() for name in (server.host, *server.hosts)),
         headers_of=open_model_headers(settings),
         name_of=open_model_names(settings),
-        limits=replace(
-            Limits(),
-            body=limits.body,
-            inflation=limits.inflation,
-            in_flight_bytes=limits.in_flight_bytes,
-            in_flight=limits.in_flight,
-            header=limits.headers,
-            head=limits.head,
-            fields=limits.fields,
-            connections=limits.connections,
-        ),
+        limits=Limits(header=limits.headers, **limits.model_dump(exclude={"headers", "items"})),
     )

@@ -15,7 +15,7 @@ import httpx
 import pytest
 
 from proxy import process as process_module
-from proxy.process import Process, StartOptions
+from proxy.process import Process, StartOptions, Surroundings
 from proxy.settings import Settings
 from proxy.startup import CannotListen
 from proxy.tasks import Tasks
@@ -54,6 +54,7 @@ class Part:
         self.logs = Logs("info", "json", self.handle)
         self.failed: list[str] = []
         self.tasks = Tasks(lambda name, error: self.failed.append(f"{name}: {error!r}"))
+        self.surroundings = Surroundings(ONE, self.logs, self.tasks)
 
     async def close(self) -> str:
         """End both; what was logged."""
@@ -70,9 +71,7 @@ async def running(folder: Path, configured: Settings) -> AsyncIterator[tuple[Pro
     part = Part(folder)
     port = free_port()
     server = configured.server.model_copy(update={"port": port})
-    process = await Process.build(
-        StartOptions(configured.model_copy(update={"server": server})), ONE, part.logs, part.tasks
-    )
+    process = await Process.build(StartOptions(configured.model_copy(update={"server": server})), part.surroundings)
     try:
         yield process, f"http://127.0.0.1:{port}", part
     finally:
@@ -159,7 +158,7 @@ async def test_a_taken_port_closes_what_was_opened(tmp_path: Path) -> None:
         port = listener.getsockname()[1]
         part = Part(tmp_path)
         with pytest.raises(CannotListen, match=f"127.0.0.1:{port}: address already in use. Give another --port"):
-            await Process.build(StartOptions(settings(server={"port": port})), ONE, part.logs, part.tasks)
+            await Process.build(StartOptions(settings(server={"port": port})), part.surroundings)
         assert len(part.tasks) == 0
         await part.close()
 
@@ -176,7 +175,7 @@ async def test_a_start_that_breaks_in_the_middle_leaves_no_store_open(
     part = Part(short_path)
     with pytest.raises(LookupError):
         await Process.build(
-            StartOptions(settings(store={"url": "embedded", "path": str(short_path / "d")})), ONE, part.logs, part.tasks
+            StartOptions(settings(store={"url": "embedded", "path": str(short_path / "d")})), part.surroundings
         )
     assert (short_path / "d" / "store.db").exists(), "it was never opened: nothing was tested"
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("store ")]

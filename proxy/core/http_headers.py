@@ -17,10 +17,14 @@ HeadersOf = Callable[[str], Mapping[str, str]]
 """Takes the name that a client uses for a model; returns the headers configured for it."""
 
 
+NO_HEADERS: Final[Mapping[str, str]] = MappingProxyType({})
+"""An empty mapping that every caller may share."""
+
+
 def no_headers(model: str) -> Mapping[str, str]:
     """Return no headers, whatever the *model*."""
     del model
-    return MappingProxyType({})
+    return NO_HEADERS
 
 
 OWN_PREFIX: Final = "x-ullage-"

@@ -17,7 +17,6 @@ import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from types import MappingProxyType
 from typing import Final
 
 import msgspec
@@ -28,7 +27,7 @@ from proxy.core.apis.gemini_path import path_for
 from proxy.core.attempts import NOT_NEWS, REQUESTED, Failed, NotNews, failure_of, is_news
 from proxy.core.decisions import View
 from proxy.core.errors import UllageError, UpstreamTimeout, UpstreamUnreachable
-from proxy.core.http_headers import PERSONAL
+from proxy.core.http_headers import NO_HEADERS, PERSONAL
 from proxy.core.models import Catalogue, Failure
 from proxy.core.overflow.classify import Classifier
 from proxy.core.overflow.evidence import NOT_COUNTED_YET, Prior
@@ -58,7 +57,6 @@ ERROR_BYTES: Final = 1_048_576
 NO_ORIGIN: Final = Origin("", ())
 """The origin of a request that carries no credentials."""
 
-NO_HEADERS: Final[Mapping[str, str]] = MappingProxyType({})
 
 Headers = Sequence[tuple[str, str]]
 Judge = Callable[[Prior], Overflow | None]

@@ -2,7 +2,7 @@
 
 The SDK would create a recording span of each, and its exporter a second object and one message for each attribute: that
 takes as much CPU as half of a small request. Here a request's spans become messages when their batch is exported.
-Requests of one kind share most attributes, so those are encoded once (``_usual_facts``) and merged into each span in
+Requests of one kind share most attributes, so those are encoded once (``_common_span``) and merged into each span in
 one step. The messages are those of OpenTelemetry's own package; queue, retries and HTTP are the SDK's.
 
 Each attribute costs its encoding, so no span repeats an attribute of another, and fields that are only of use in the
@@ -119,7 +119,7 @@ class OtlpExporter(OTLPSpanExporter):
         scope = ScopeSpans(scope=InstrumentationScope(name=SCOPE, version=version))
         whole = ResourceSpans(scope_spans=[scope], schema_url=resource.schema_url)
         for name, value in resource.attributes.items():
-            _add_fact(whole.resource.attributes, name, value)
+            _add_attribute(whole.resource.attributes, name, value)
         self._beginning = ExportTraceServiceRequest(resource_spans=[whole]).SerializeToString()
 
     def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
@@ -141,25 +141,25 @@ class OtlpExporter(OTLPSpanExporter):
 
 def add_request(scope: ScopeSpans, opened: RequestTrace, report: Report, ended: int, compaction: int) -> None:
     """Add the spans of a request that ended at *ended*, its own first; *compaction* is the id of such a span."""
-    usual = _usual_facts(*_READ_USUAL(report))
-    span = _add_span(scope, usual, opened, opened.id, opened.began, ended)
+    common = _common_span(*_READ_COMMON(report))
+    span = _add_span(scope, common, opened, opened.id, opened.began, ended)
     parent = opened.parent
     if parent is not None:
         span.parent_span_id = parent.span_id.to_bytes(8, "big")
         span.flags = _REMOTE
-    _add_facts(span, report)
+    _add_own_attributes(span, report)
     for name, value in opened.attributes.items():
-        _add_fact(span.attributes, name, value)
+        _add_attribute(span.attributes, name, value)
     own, name = opened.id, "wait"
     for call in opened.calls:
-        facts = _call_facts(name, call.target, call.status, call.error)
-        _add_span(scope, facts, opened, call.id, call.began, call.ended or ended, own)
+        common = _call_span(name, call.target, call.status, call.error)
+        _add_span(scope, common, opened, call.id, call.began, call.ended or ended, own)
         name = "retry"
     if report.event and opened.calls:
         began, sent = _compaction_times(opened, report.overflows)
         span = _add_span(scope, _COMPACTION, opened, compaction, began, sent, own)
-        _add_fact(span.attributes, "ullage.stages", report.stages)
-        _add_fact(span.attributes, "ullage.tokens_removed", report.tokens_removed)
+        _add_attribute(span.attributes, "ullage.stages", report.stages)
+        _add_attribute(span.attributes, "ullage.tokens_removed", report.tokens_removed)
 
 
 def _compaction_times(opened: RequestTrace, overflows: int) -> tuple[int, int]:
@@ -172,7 +172,7 @@ def _compaction_times(opened: RequestTrace, overflows: int) -> tuple[int, int]:
 
 def add_summary(scope: ScopeSpans, opened: RequestTrace, own: int, report: SummaryReport, ended: int) -> None:
     """Add the span of a summary job that ended at *ended* and was begun by a request."""
-    facts: Attributes = {
+    attributes: Attributes = {
         "gen_ai.operation.name": CHAT,
         "gen_ai.request.model": report.model,
         "gen_ai.usage.input_tokens": report.input_tokens,
@@ -183,21 +183,21 @@ def add_summary(scope: ScopeSpans, opened: RequestTrace, own: int, report: Summa
     }
     began = ended - int(report.seconds * SECOND)
     span = _add_span(scope, _SUMMARY, opened, own, began, ended, opened.id)
-    for name, value in facts.items():
-        _add_fact(span.attributes, name, value)
+    for name, value in attributes.items():
+        _add_attribute(span.attributes, name, value)
 
 
 def _add_span(
-    scope: ScopeSpans, usual: bytes, opened: RequestTrace, own: int, began: int, ended: int, parent: int = 0
+    scope: ScopeSpans, common: bytes, opened: RequestTrace, own: int, began: int, ended: int, parent: int = 0
 ) -> Span:
-    """Add the span *own* with the encoded attributes *usual*, as a child of the span *parent*, and return it."""
+    """Add the span *own* with the encoded attributes *common*, as a child of the span *parent*, and return it."""
     span: Span = scope.spans.add(
         trace_id=opened.trace.to_bytes(16, "big"),
         span_id=own.to_bytes(8, "big"),
         start_time_unix_nano=began,
         end_time_unix_nano=ended,
     )
-    span.MergeFromString(usual)
+    span.MergeFromString(common)
     if parent:
         span.parent_span_id = parent.to_bytes(8, "big")
     if opened.state:
@@ -205,7 +205,7 @@ def _add_span(
     return span
 
 
-_USUAL: Final[Mapping[str, str]] = MappingProxyType(
+_COMMON: Final[Mapping[str, str]] = MappingProxyType(
     {
         "gen_ai.request.model": "model",
         "http.response.status_code": "status",
@@ -218,7 +218,7 @@ _USUAL: Final[Mapping[str, str]] = MappingProxyType(
 )
 """Attributes that requests of one kind share, each with the attribute of the report that it comes from."""
 
-_READ_USUAL: Final = attrgetter("api", *_USUAL.values())
+_READ_COMMON: Final = attrgetter("api", *_COMMON.values())
 
 _OWN: Final[Mapping[str, str]] = MappingProxyType(
     {
@@ -235,47 +235,49 @@ _READ_OWN: Final = attrgetter(*_OWN.values())
 
 
 @lru_cache(maxsize=MOST_KINDS)
-def _usual_facts(api: str, model: str, status: int, *names: str) -> bytes:
-    """Return an encoded span with the attributes that requests of one kind share, in the order of ``_READ_USUAL``."""
+def _common_span(api: str, model: str, status: int, *names: str) -> bytes:
+    """Return an encoded span with the attributes that requests of one kind share, in the order of ``_READ_COMMON``."""
     values: tuple[str | int, ...] = (model, status, *names)
-    facts: dict[str, AttributeValue] = {name: value for name, value in zip(_USUAL, values, strict=True) if value != ""}
-    facts["gen_ai.operation.name"] = CHAT
-    facts["gen_ai.provider.name"] = PROVIDERS.get(api, api)
+    attributes: dict[str, AttributeValue] = {
+        name: value for name, value in zip(_COMMON, values, strict=True) if value != ""
+    }
+    attributes["gen_ai.operation.name"] = CHAT
+    attributes["gen_ai.provider.name"] = PROVIDERS.get(api, api)
     if status >= 400:
-        facts["error.type"] = str(status)
+        attributes["error.type"] = str(status)
     name = f"{CHAT} {_text(model)}".strip()
-    return _encoded(name, Span.SPAN_KIND_SERVER, facts, failed=status >= 500)
+    return _encoded(name, Span.SPAN_KIND_SERVER, attributes, failed=status >= 500)
 
 
-def _add_facts(span: Span, report: Report) -> None:
+def _add_own_attributes(span: Span, report: Report) -> None:
     """Add the attributes of the request's span that no other request has."""
     for name, value in zip(_OWN, _READ_OWN(report), strict=True):
         if value is not None and value != "":
-            _add_fact(span.attributes, name, value)
+            _add_attribute(span.attributes, name, value)
     if report.retries:
-        _add_fact(span.attributes, "ullage.retries", report.retries)
+        _add_attribute(span.attributes, "ullage.retries", report.retries)
     if report.tokens_removed:
-        _add_fact(span.attributes, "ullage.tokens_before", report.tokens_before or 0)
-        _add_fact(span.attributes, "ullage.tokens_after", report.tokens_after or 0)
+        _add_attribute(span.attributes, "ullage.tokens_before", report.tokens_before or 0)
+        _add_attribute(span.attributes, "ullage.tokens_after", report.tokens_after or 0)
 
 
 @lru_cache(maxsize=MOST_KINDS)
-def _call_facts(name: str, target: str, status: int, error: str) -> bytes:
+def _call_span(name: str, target: str, status: int, error: str) -> bytes:
     """Return an encoded span for a call of *target* that was answered with *status*, or failed with *error*."""
-    facts: dict[str, AttributeValue] = {"ullage.upstream": target}
+    attributes: dict[str, AttributeValue] = {"ullage.upstream": target}
     if status >= 400:
         error = str(status)
-        facts["http.response.status_code"] = status
+        attributes["http.response.status_code"] = status
     if error:
-        facts["error.type"] = error
-    return _encoded(name, Span.SPAN_KIND_CLIENT, facts, failed=bool(error))
+        attributes["error.type"] = error
+    return _encoded(name, Span.SPAN_KIND_CLIENT, attributes, failed=bool(error))
 
 
-def _encoded(name: str, kind: Span.SpanKind.ValueType, facts: Attributes, *, failed: bool = False) -> bytes:
+def _encoded(name: str, kind: Span.SpanKind.ValueType, attributes: Attributes, *, failed: bool = False) -> bytes:
     """Return an encoded span with all but its ids and times."""
     span = Span(name=name, kind=kind, flags=_LOCAL)
-    for key, value in facts.items():
-        _add_fact(span.attributes, key, value)
+    for key, value in attributes.items():
+        _add_attribute(span.attributes, key, value)
     if failed:
         span.status.CopyFrom(_FAILED)
     encoded: bytes = span.SerializeToString()
@@ -286,27 +288,27 @@ _COMPACTION: Final = _encoded("compaction", Span.SPAN_KIND_INTERNAL, {})
 _SUMMARY: Final = _encoded("summary", Span.SPAN_KIND_INTERNAL, {})
 
 
-def _add_fact(facts: Any, name: str, value: AttributeValue) -> None:
-    """Add an attribute to *facts*, which is a message's list of them."""
-    _fill(facts.add(key=name).value, value)
+def _add_attribute(attributes: Any, name: str, value: AttributeValue) -> None:
+    """Add an attribute to *attributes*, which is a message's list of them."""
+    _set_value(attributes.add(key=name).value, value)
 
 
-def _fill(fact: AnyValue, value: AttributeValue) -> None:
-    """Set *fact* to *value*, within the limits of OTLP."""
+def _set_value(attribute: AnyValue, value: AttributeValue) -> None:
+    """Set *attribute* to *value*, within the limits of OTLP."""
     match value:
         case str():
-            fact.string_value = _text(value)
+            attribute.string_value = _text(value)
         case bool():
-            fact.bool_value = value
+            attribute.bool_value = value
         case int():
-            fact.int_value = max(-LARGEST_FIGURE, min(value, LARGEST_FIGURE))
+            attribute.int_value = max(-LARGEST_FIGURE, min(value, LARGEST_FIGURE))
         case float():
-            fact.double_value = value
+            attribute.double_value = value
         case Sequence():
             for element in value:
-                _fill(fact.array_value.values.add(), element)
+                _set_value(attribute.array_value.values.add(), element)
         case _:  # of a sampler only: nothing, or a mapping
-            fact.string_value = _text(str(value))
+            attribute.string_value = _text(str(value))
 
 
 def _text(text: str) -> str:

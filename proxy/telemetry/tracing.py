@@ -22,7 +22,6 @@ import threading
 import time
 from collections.abc import AsyncIterator, Coroutine, Mapping, Sequence
 from contextvars import ContextVar
-from types import MappingProxyType
 from typing import Any, Final
 
 from opentelemetry import trace
@@ -34,6 +33,7 @@ from opentelemetry.sdk.trace.sampling import Decision
 from opentelemetry.trace import NonRecordingSpan, NoOpTracer, SpanContext, SpanKind, TraceFlags
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
+from proxy.core.http_headers import NO_HEADERS
 from proxy.core.report import Report, SummaryReport
 from proxy.core.request import Request
 from proxy.engine.ports import Exchange, Outcome, Reply, Upgradable, Upstream
@@ -52,7 +52,6 @@ EXPORT_SECONDS: Final = 2.0
 """Time for the last spans to leave when the process ends."""
 
 TRACEPARENT: Final = "traceparent"
-NOTHING: Final[Mapping[str, str]] = MappingProxyType({})
 
 _PROPAGATOR: Final = TraceContextTextMapPropagator()
 
@@ -171,7 +170,7 @@ class TracedUpstream:
         path_qs: str,
         headers: Sequence[tuple[str, str]],
         body: bytes | AsyncIterator[bytes] | None,
-        added: Mapping[str, str] = NOTHING,
+        added: Mapping[str, str] = NO_HEADERS,
     ) -> Coroutine[Any, Any, Reply]:
         """Return the reply; the upstream gets a ``traceparent`` if the client sent one."""
         current = _CURRENT.get()

@@ -20,13 +20,13 @@ from multidict import CIMultiDict
 from yarl import URL
 
 from proxy.core.errors import NotFound, Overloaded, UllageError, UpstreamTimeout, UpstreamUnreachable
-from proxy.core.http_headers import CREDENTIALS, HOP_BY_HOP, OWN_PREFIX, EndToEnd
+from proxy.core.http_headers import CREDENTIALS, HOP_BY_HOP, NO_HEADERS, OWN_PREFIX, EndToEnd
 from proxy.pipe import Pipe
 from proxy.upstream.client_session import AbortingResponse, BytesBody, open_session
 from proxy.upstream.connection_pool import ConnectionPool, InvalidHttp
 from proxy.upstream.litellm import Bridge, BridgedReply
 from proxy.upstream.pooled_response import PooledResponse, Sink, remaining
-from proxy.upstream.targets import NOTHING, BaseUrl, Target, Timeouts
+from proxy.upstream.targets import BaseUrl, Target, Timeouts
 
 _HOP_BY_HOP: Final = frozenset(name.encode() for name in HOP_BY_HOP)
 _OWN_PREFIX: Final = OWN_PREFIX.encode()
@@ -65,7 +65,7 @@ class Upstreams:
         # aiohttp has one keep-alive time for a session: one session for each time that is configured.
         times = {target.timeouts.keep_alive for target in targets}
         sessions = self._sessions = {seconds: open_session(seconds) for seconds in times}
-        self._targets = {to.name: _ReadyTarget(to, sessions[to.timeouts.keep_alive]) for to in targets}
+        self._targets = {target.name: _ReadyTarget(target, sessions[target.timeouts.keep_alive]) for target in targets}
         self._bridge = bridge
         self._bridged: dict[str, Bridge] = {}
         if bridge is not None:
@@ -90,7 +90,7 @@ class Upstreams:
         path_qs: str,
         headers: Sequence[tuple[str, str]],
         body: Body,
-        added: Mapping[str, str] = NOTHING,
+        added: Mapping[str, str] = NO_HEADERS,
         *,
         may_switch: bool = False,
     ) -> DirectReply | BridgedReply:
@@ -104,22 +104,22 @@ class Upstreams:
         bridge = self._bridged.get(target)
         if bridge is not None and isinstance(body, bytes) and _is_chat_call(method, path_qs):
             return await bridge.send(target, headers, body, added)
-        to = self._targets.get(target)
-        if to is None:
+        ready = self._targets.get(target)
+        if ready is None:
             raise _not_bridged(target, method, path_qs)
         if self._is_closed:
             raise _shutting_down(target)
         for pause in (*_CONNECT_PAUSES, None):
             try:
                 if method == "POST" and body and isinstance(body, bytes):
-                    head = to.head(path_qs, headers, added)
-                    return DirectReply(await to.pool.post(head, body), target, to.timeouts)
-                response = await to.request(
-                    method, path_qs, to.headers(headers, added, is_sized=isinstance(body, bytes)), body
+                    head = ready.head(path_qs, headers, added)
+                    return DirectReply(await ready.pool.post(head, body), target, ready.timeouts)
+                response = await ready.request(
+                    method, path_qs, ready.headers(headers, added, is_sized=isinstance(body, bytes)), body
                 )
-                return DirectReply(response, target, to.timeouts, may_switch=may_switch)
+                return DirectReply(response, target, ready.timeouts, may_switch=may_switch)
             except (aiohttp.ClientError, OSError, ValueError) as error:
-                await self._wait_to_reconnect(to, error, pause)
+                await self._wait_to_reconnect(ready, error, pause)
         raise AssertionError("the last attempt either returns or raises")
 
     async def upgrade(self, target: str, path_qs: str, headers: Sequence[tuple[str, str]]) -> DirectReply:
@@ -128,27 +128,27 @@ class Upstreams:
         # Only a POST goes over the bridge, so the reply is a direct one.
         return cast("DirectReply", await self.send(target, "GET", path_qs, upgrading, None, may_switch=True))
 
-    async def _wait_to_reconnect(self, to: _ReadyTarget, error: Exception, pause: float | None) -> None:
+    async def _wait_to_reconnect(self, ready: _ReadyTarget, error: Exception, pause: float | None) -> None:
         """Wait for *pause* seconds before connecting again. Raise ``UllageError`` if it is None, or for some errors."""
         if not isinstance(error, aiohttp.ClientConnectorError):
-            raise _translate(to.name, to.timeouts, error) from error
+            raise _translate(ready.name, ready.timeouts, error) from error
         exhausted = error.errno in _NO_DESCRIPTOR
         self.without_descriptor += exhausted
         if pause is None and exhausted:
             raise Overloaded("The proxy may open no more connections (its limit of open files).") from error
         if pause is None or not _refused(error):
-            raise UpstreamUnreachable(to.name, _connect_cause(error)) from error
+            raise UpstreamUnreachable(ready.name, _connect_cause(error)) from error
         await asyncio.sleep(pause)
         if self._is_closed:
-            raise _shutting_down(to.name)
+            raise _shutting_down(ready.name)
 
     async def close(self) -> None:
         """Close all connections; requests under way break."""
         self._is_closed = True
         if self._bridge is not None:
             await self._bridge.close()
-        for to in self._targets.values():
-            to.pool.close()
+        for ready in self._targets.values():
+            ready.pool.close()
         for session in self._sessions.values():
             await session.close()
 

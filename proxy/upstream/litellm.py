@@ -17,11 +17,11 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from proxy.core.errors import InvalidRequest, UllageError, Unauthorized, UpstreamTimeout, UpstreamUnreachable
-from proxy.core.http_headers import CREDENTIAL_ORDER
+from proxy.core.http_headers import CREDENTIAL_ORDER, NO_HEADERS
 from proxy.core.tokens.budget import answer_reserve
 from proxy.tasks import Spawn
 from proxy.upstream import litellm_shapes as shapes
-from proxy.upstream.targets import NOTHING, Timeouts
+from proxy.upstream.targets import Timeouts
 
 OFFLINE: Final = {
     "LITELLM_LOCAL_MODEL_COST_MAP": "True",
@@ -58,7 +58,7 @@ OptionsOf = Callable[[str], Mapping[str, object]]
 def no_options(model: str) -> Mapping[str, object]:
     """Return no options, whatever the *model*."""
     del model
-    return NOTHING
+    return {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,8 +75,8 @@ class Bridged:
     base_url: str | None = None
     api_key: str | None = field(default=None, repr=False)
     ambient: bool = False
-    headers: Mapping[str, str] = field(default_factory=lambda: NOTHING, repr=False)
-    options: Mapping[str, str] = field(default_factory=lambda: NOTHING, repr=False)
+    headers: Mapping[str, str] = field(default_factory=lambda: NO_HEADERS, repr=False)
+    options: Mapping[str, str] = field(default_factory=dict, repr=False)
     timeouts: Timeouts = field(default_factory=Timeouts)
     options_of: OptionsOf = no_options
 
@@ -162,7 +162,7 @@ class Bridge:
         await self._library()
 
     async def send(
-        self, target: str, headers: Sequence[tuple[str, str]], body: bytes, added: Mapping[str, str] = NOTHING
+        self, target: str, headers: Sequence[tuple[str, str]], body: bytes, added: Mapping[str, str] = NO_HEADERS
     ) -> BridgedReply:
         """Return the provider's answer to a chat completions *body*, or its error, in OpenAI's shape.
 
@@ -172,10 +172,10 @@ class Bridge:
         ``UpstreamUnreachable`` and ``UpstreamTimeout``.
         """
         upstream = self._targets[target]
-        request = _read(body)
+        request = _set_members(body)
         key = _key(upstream, headers)
         loaded = await self._library()
-        _check(loaded.litellm, upstream, request)
+        _check_members(loaded.litellm, upstream, request)
         call = loaded.wire.Call(upstream.timeouts)
         loaded.wire.CALL.set(call)
         sent = {**_forwarded_headers(headers), **upstream.headers, **added}
@@ -183,15 +183,15 @@ class Bridge:
         try:
             answer = await loaded.litellm.acompletion(**_options(loaded.litellm, upstream, request, sent, key))
             if is_stream:  # some providers are called only when the first event is read
-                first = await _first(answer)
+                first = await _first_event(answer)
         except Exception as error:  # noqa: BLE001 - LiteLLM's errors have no common base class
             if is_stream and call.status == 200 and call.broken is None:
-                return BridgedReply(200, [_SSE, *_returned_headers(call)], _event(_failed(error)[1]))
-            return _refused(upstream, call, error)
+                return BridgedReply(200, [_SSE, *_returned_headers(call)], _event(_error_document(error)[1]))
+            return _refusal_reply(upstream, call, error)
         if is_stream:
             events = _events(upstream, call, first, answer)
             return BridgedReply(200, [_SSE, *_returned_headers(call)], _EventQueue(events, self._spawn))
-        document = shapes.whole(answer.model_dump(exclude_none=True), request["model"])
+        document = shapes.openai_answer(answer.model_dump(exclude_none=True), request["model"])
         return BridgedReply(200, [_JSON, *_returned_headers(call)], shapes.encoded(document))
 
     async def close(self) -> None:
@@ -255,7 +255,7 @@ def _ollama_facts(_: Any, model: str, **__: Any) -> dict[str, Any]:
     return {"key": model, "litellm_provider": "ollama", "mode": "chat", **prices, **unknown}
 
 
-def _read(body: bytes) -> dict[str, Any]:
+def _set_members(body: bytes) -> dict[str, Any]:
     """Return the members of a request that are set. Raises ``InvalidRequest``."""
     try:
         request = json.loads(body)
@@ -271,7 +271,7 @@ def _options(
 ) -> dict[str, Any]:
     """Return the arguments of the call to LiteLLM."""
     options: dict[str, Any] = {
-        **_output(litellm, upstream, request),
+        **_default_max_tokens(litellm, upstream, request),
         **{name: value for name, value in request.items() if name not in ("model", "stream")},
         **upstream.options,
         **upstream.options_of(request["model"]),
@@ -290,7 +290,7 @@ def _options(
     return options
 
 
-def _check(litellm: Any, upstream: Bridged, request: Mapping[str, Any]) -> None:
+def _check_members(litellm: Any, upstream: Bridged, request: Mapping[str, Any]) -> None:
     """Raise ``InvalidRequest`` if the provider, or LiteLLM on the way to it, would drop a member of *request*."""
     supported = litellm.get_supported_openai_params(request["model"], upstream.provider)
     if supported is None:
@@ -301,8 +301,8 @@ def _check(litellm: Any, upstream: Bridged, request: Mapping[str, Any]) -> None:
     if refused:
         names = ", ".join(refused)
         raise InvalidRequest(f"{upstream.provider} does not take {names} for {request['model']}. Leave {names} out.")
-    if lost := shapes.lost(upstream.provider, request):
-        raise InvalidRequest(f"{upstream.provider} does not take, for {request['model']}, {lost}.")
+    if dropped := shapes.dropped_member(upstream.provider, request):
+        raise InvalidRequest(f"{upstream.provider} does not take, for {request['model']}, {dropped}.")
 
 
 def _key(upstream: Bridged, headers: Sequence[tuple[str, str]]) -> str | None:
@@ -324,7 +324,7 @@ def _forwarded_headers(headers: Sequence[tuple[str, str]]) -> dict[str, str]:
     return {name.lower(): value for name, value in headers if name.lower() in ("anthropic-beta", "user-agent")}
 
 
-async def _first(stream: Any) -> Any:
+async def _first_event(stream: Any) -> Any:
     """Return the first event of *stream*, or None if it has none. The stream is closed if asking for it fails."""
     try:
         return await anext(stream, None)
@@ -342,7 +342,7 @@ async def _events(upstream: Bridged, call: Any, chunk: Any, stream: Any) -> Asyn
     end = loop.time() + upstream.timeouts.total
     try:
         while chunk is not None:
-            yield _event(shapes.chunk(chunk.model_dump(exclude_none=True)))
+            yield _event(shapes.openai_chunk(chunk.model_dump(exclude_none=True)))
             async with asyncio.timeout_at(min(end, loop.time() + upstream.timeouts.idle)):
                 chunk = await anext(stream, None)
         yield b"data: [DONE]\n\n"
@@ -354,12 +354,12 @@ async def _events(upstream: Bridged, call: Any, chunk: Any, stream: Any) -> Asyn
         if call.broken is not None:
             cause = "the connection broke before the answer was complete"
             raise UpstreamUnreachable(upstream.name, cause) from error
-        yield _event(_failed(error)[1])
+        yield _event(_error_document(error)[1])
     finally:
         await stream.aclose()
 
 
-def _output(litellm: Any, upstream: Bridged, request: Mapping[str, Any]) -> dict[str, int]:
+def _default_max_tokens(litellm: Any, upstream: Bridged, request: Mapping[str, Any]) -> dict[str, int]:
     """Return the output limit, if the request names none and the provider demands one.
 
     LiteLLM would reserve all that the model can answer with, a third of some windows; the budget's reserve is enough.
@@ -383,10 +383,10 @@ def _event(document: Mapping[str, Any]) -> bytes:
     return b"data: " + shapes.encoded(document) + b"\n\n"
 
 
-def _refused(upstream: Bridged, call: Any, error: Exception) -> BridgedReply:
+def _refusal_reply(upstream: Bridged, call: Any, error: Exception) -> BridgedReply:
     """Return the provider's refusal as an answer. Raises an ``UllageError`` if the provider gave none."""
     if call.broken is not None:
-        raise _unanswered(upstream, call.broken) from error
+        raise _connection_error(upstream, call.broken) from error
     if 300 <= call.status < 400:
         raise UpstreamUnreachable(upstream.name, "it answers with a redirect, which is not followed") from error
     if missing := _MISSING.search(str(error)):
@@ -398,13 +398,13 @@ def _refused(upstream: Bridged, call: Any, error: Exception) -> BridgedReply:
         raise InvalidRequest(
             f"{upstream.provider} cannot be given the address of an image: send the image itself, as a data: URL."
         ) from error
-    status, document = _failed(error)
+    status, document = _error_document(error)
     if call.error:
-        status, document = shapes.refused(call.status, call.error, overflow=_is_overflow(error))
+        status, document = shapes.openai_refusal(call.status, call.error, overflow=_is_overflow(error))
     return BridgedReply(status, [_JSON, *_returned_headers(call)], shapes.encoded(document))
 
 
-def _unanswered(upstream: Bridged, broken: Exception) -> UllageError:
+def _connection_error(upstream: Bridged, broken: Exception) -> UllageError:
     """Return the error for a call whose connection gave *broken*, one of httpx's errors, and no answer."""
     name = type(broken).__name__
     if name == "ConnectTimeout":
@@ -416,16 +416,16 @@ def _unanswered(upstream: Bridged, broken: Exception) -> UllageError:
     return UpstreamUnreachable(upstream.name, "it closed the connection before it answered")
 
 
-def _failed(error: Exception) -> tuple[int, dict[str, Any]]:
+def _error_document(error: Exception) -> tuple[int, dict[str, Any]]:
     """Return status and body, in OpenAI's shape, of an *error* that LiteLLM raised."""
-    return shapes.failed(_inner(error), overflow=_is_overflow(error))
+    return shapes.openai_error(_unwrapped(error), overflow=_is_overflow(error))
 
 
 def _is_overflow(error: Exception) -> bool:
-    return type(_inner(error)).__name__ == "ContextWindowExceededError"
+    return type(_unwrapped(error)).__name__ == "ContextWindowExceededError"
 
 
-def _inner(error: Exception) -> Exception:
+def _unwrapped(error: Exception) -> Exception:
     """Return the error that LiteLLM wrapped because it happened in the middle of a stream."""
     return getattr(error, "original_exception", None) or error
 

@@ -30,9 +30,9 @@ def encoded(document: Mapping[str, Any]) -> bytes:
     return json.dumps(document, ensure_ascii=False).encode("utf-8", "surrogatepass")
 
 
-def chunk(event: dict[str, Any]) -> dict[str, Any]:
+def openai_chunk(event: dict[str, Any]) -> dict[str, Any]:
     """Return *event* as OpenAI sends it: a finish reason in every choice, and no choice beside the usage."""
-    event = _filled(event)
+    event = _without_empty_lists(event)
     choices = event.get("choices", [])
     if isinstance(usage := event.get("usage"), dict):
         usage.pop("cost", None)  # by LiteLLM's own table of prices, and only in streams
@@ -41,7 +41,7 @@ def chunk(event: dict[str, Any]) -> dict[str, Any]:
     return {**event, "choices": [{"finish_reason": None, **choice} for choice in choices]}
 
 
-def whole(document: dict[str, Any], model: str) -> dict[str, Any]:
+def openai_answer(document: dict[str, Any], model: str) -> dict[str, Any]:
     """Return *document* as OpenAI sends it: under the requested model, tool calls without the ``index`` of streams."""
     for choice in document.get("choices", []):
         message = choice.get("message", {})
@@ -50,16 +50,16 @@ def whole(document: dict[str, Any], model: str) -> dict[str, Any]:
         if not any((message.get("provider_specific_fields") or {}).values()):
             message.pop("provider_specific_fields", None)
         message |= {"content": message.get("content"), "role": "assistant"}
-        choice["message"] = _filled(message)
-    return {**_filled(document), "model": model}
+        choice["message"] = _without_empty_lists(message)
+    return {**_without_empty_lists(document), "model": model}
 
 
-def _filled(members: dict[str, Any]) -> dict[str, Any]:
+def _without_empty_lists(members: dict[str, Any]) -> dict[str, Any]:
     """Return *members* without the empty lists that LiteLLM adds for what only other providers send."""
     return {name: value for name, value in members.items() if value != [] or name == "choices"}
 
 
-def refused(status: int, body: bytes, *, overflow: bool) -> tuple[int, dict[str, Any]]:
+def openai_refusal(status: int, body: bytes, *, overflow: bool) -> tuple[int, dict[str, Any]]:
     """Return status and body of a provider's refusal: OpenAI's shape, the provider's own words."""
     error = _error_object(body)
     text = str(error.get("message") or body.decode("utf-8", "replace").strip())
@@ -72,7 +72,7 @@ def refused(status: int, body: bytes, *, overflow: bool) -> tuple[int, dict[str,
     return status, _error_document(status, text, kind, code)
 
 
-def failed(error: Exception, *, overflow: bool) -> tuple[int, dict[str, Any]]:
+def openai_error(error: Exception, *, overflow: bool) -> tuple[int, dict[str, Any]]:
     """Return status and body, in OpenAI's shape, of an error that LiteLLM raised, in a stream or before it."""
     status = getattr(error, "status_code", None)
     if not isinstance(status, int) or not 400 <= status <= 599:
@@ -133,7 +133,7 @@ _GOOGLE: Final = ("gemini", "vertex_ai", "vertex_ai_beta")
 """LiteLLM's names of Google's providers."""
 
 
-def lost(provider: str, request: Mapping[str, Any]) -> str:
+def dropped_member(provider: str, request: Mapping[str, Any]) -> str:
     """Return the member of *request* that LiteLLM would drop on the way to *provider*, with a remedy; empty if none."""
     claude = bool(CLAUDE.search(f"{provider}/{request['model']}"))
     google, amazon = provider in _GOOGLE and not claude, provider.startswith("bedrock")

@@ -18,9 +18,10 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from types import MappingProxyType
 from typing import Final
 from urllib.parse import urlsplit
+
+from proxy.core.http_headers import NO_HEADERS
 
 API: Final = frozenset(
     {
@@ -60,9 +61,6 @@ _VERSION = re.compile(r"v\d+\w*")
 _FLAVOURS = re.compile("/(?:openai|anthropic)(?=/v1/)")
 """Prefixes that gateways put before an API's paths; a base URL with a path of its own replaces them."""
 
-NOTHING: Final[Mapping[str, str]] = MappingProxyType({})
-"""An empty mapping that every caller may share."""
-
 
 @dataclass(frozen=True, slots=True)
 class Timeouts:
@@ -92,7 +90,7 @@ class Target:
     base_url: str
     api_key: str | None = field(default=None, repr=False)
     api_key_header: str = "authorization"
-    headers: Mapping[str, str] = field(default_factory=lambda: NOTHING, repr=False)
+    headers: Mapping[str, str] = field(default_factory=lambda: NO_HEADERS, repr=False)
     timeouts: Timeouts = field(default_factory=Timeouts)
 
 

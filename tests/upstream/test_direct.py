@@ -10,11 +10,10 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
 from proxy.core.errors import NotFound, Overloaded, RequestTimeout, UpstreamTimeout, UpstreamUnreachable
-from proxy.core.http_headers import EndToEnd
+from proxy.core.http_headers import NO_HEADERS, EndToEnd
 from proxy.settings import upstreams
 from proxy.tasks import Tasks
 from proxy.upstream import Bridge, Bridged, Target, Timeouts, Upstreams
-from proxy.upstream.targets import NOTHING
 from tests.support.file_descriptors import few_descriptors
 from tests.support.ports import free_port
 from tests.support.server_fixture import ScriptedServer, eventually, listening, raw_answer
@@ -405,7 +404,7 @@ async def test_a_prepared_head_is_for_one_target_path_and_set_of_headers():
     headers = EndToEnd([("Authorization", "Bearer a"), ("X-A", "1")])
     async with ScriptedConnection() as plain, ScriptedConnection(api_key="own") as keyed:
 
-        async def sent(scripted, path="/v1/x", headers=headers, added=NOTHING):
+        async def sent(scripted, path="/v1/x", headers=headers, added=NO_HEADERS):
             await read_body(await scripted.upstream.send("up", "POST", path, headers, b"{}", added))
             heard = scripted.stage.heard[-1]
             return heard.line.split()[1], heard.all("authorization"), heard.all("x-a"), heard.all("content-length")

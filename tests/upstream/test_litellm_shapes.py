@@ -4,7 +4,7 @@ from typing import Any
 import pytest
 
 from proxy.upstream import litellm_shapes as shapes
-from proxy.upstream.litellm_shapes import FIELDS, lost
+from proxy.upstream.litellm_shapes import FIELDS, dropped_member
 
 
 @pytest.mark.parametrize(
@@ -24,13 +24,13 @@ from proxy.upstream.litellm_shapes import FIELDS, lost
 )
 def test_every_providers_error_is_openais(body, message, kind, code):
     """Message, type and code are found in the places of each provider; any other body is the message."""
-    status, document = shapes.refused(400, json.dumps(body).encode(), overflow=False)
+    status, document = shapes.openai_refusal(400, json.dumps(body).encode(), overflow=False)
     assert (status, document) == (400, {"error": {"message": message, "type": kind, "param": None, "code": code}})
 
 
 def test_an_overflow_has_openais_code():
     """Clients that know the code need not know the words."""
-    assert shapes.refused(413, b"too long", overflow=True)[1]["error"]["code"] == "context_length_exceeded"
+    assert shapes.openai_refusal(413, b"too long", overflow=True)[1]["error"]["code"] == "context_length_exceeded"
 
 
 class Refused(Exception):
@@ -48,17 +48,17 @@ class Refused(Exception):
 )
 def test_what_litellm_says_itself(error, status, message):
     """Its own names and traces are taken off; the provider's words inside are found."""
-    found, document = shapes.failed(error, overflow=False)
+    found, document = shapes.openai_error(error, overflow=False)
     assert (found, document["error"]["message"]) == (status, message)
 
 
 def test_empty_lists_are_left_out():
     """Members that LiteLLM adds for other providers are left out of an answer; the choices always stay."""
     choice = {"index": 0, "message": {"role": "assistant", "content": "x", "images": []}, "finish_reason": "stop"}
-    got = shapes.whole({"choices": [choice], "vertex_ai_safety_results": []}, "m")
+    got = shapes.openai_answer({"choices": [choice], "vertex_ai_safety_results": []}, "m")
     message = {"role": "assistant", "content": "x"}
     assert got == {"choices": [{**choice, "message": message}], "model": "m"}
-    assert shapes.chunk({"choices": [], "usage": {"prompt_tokens": 1, "cost": 2.0}}) == {
+    assert shapes.openai_chunk({"choices": [], "usage": {"prompt_tokens": 1, "cost": 2.0}}) == {
         "choices": [],
         "usage": {"prompt_tokens": 1},
     }
@@ -95,5 +95,5 @@ SEARCH = {"web_search_options": {}}
 )
 def test_members_that_would_be_lost(provider: str, model: str, members: dict[str, Any], is_lost: bool) -> None:
     """It is named with a remedy; everything else passes."""
-    assert bool(lost(provider, {"model": model, **members})) == is_lost
+    assert bool(dropped_member(provider, {"model": model, **members})) == is_lost
     assert members.keys() <= FIELDS
