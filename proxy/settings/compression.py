@@ -34,7 +34,7 @@ class DedupStage(Stage):
     exact: bool = Field(default=True, description="The same call with the same result.")
     stale_reads: bool = Field(default=True, description="A file that was read again, all the lines or more.")
     grep_subsumed: bool = Field(default=True, description="A search in a file that was read whole later.")
-    min_saving: int = Field(default=50, ge=0, description="Tokens that one line must save.")
+    min_saving: int = Field(default=50, ge=0, description="Least tokens that replacing one result must save.")
 
 
 class PruneStage(Stage):
@@ -42,17 +42,17 @@ class PruneStage(Stage):
 
     protect_rounds: int = Field(default=6, ge=0, description="Newest rounds that stay; fewer in windows below 200K.")
     protect_tokens: int = Field(default=40_000, ge=0, description="Newest tokens of results that stay; scaled alike.")
-    min_saving: int = Field(default=20_000, ge=0, description="Tokens it must save in all; scaled alike.")
+    min_saving: int = Field(default=20_000, ge=0, description="Least tokens it must save in all; scaled alike.")
     weights: dict[str, Annotated[int, Field(ge=0, le=1000)]] = Field(
-        default={}, description="How easily results of a kind are done without; others as usual."
+        default={}, description="Weights by kind of result; a higher one goes first. Others: as usual."
     )
 
 
 class TruncateStage(Stage):
     """Cuts the largest remaining results down to a limit."""
 
-    max_bytes: int = Field(default=50_000, ge=1_000, description="Bytes a result keeps at most once it was read.")
-    share: Annotated[Share, Field(gt=0)] = Field(default=0.10, description="Share of the room it keeps at most.")
+    max_bytes: int = Field(default=50_000, ge=1_000, description="Most bytes of a result that was read.")
+    share: Annotated[Share, Field(gt=0)] = Field(default=0.10, description="Most of a result, as a share of the room.")
 
 
 class Stages(Section):
@@ -83,7 +83,7 @@ class Buffers(Section):
 
     reserve: Tokens | None = Field(default=None, description="Reserved for the answer; 16000 is usual.")
     warning: Tokens | None = Field(default=None, description="Free at the soft mark; 24000 is usual.")
-    auto_compact: Tokens | None = Field(default=None, description="Free where a compaction starts; 12000 is usual.")
+    auto_compact: Tokens | None = Field(default=None, description="Free when a compaction starts; 12000 is usual.")
     blocking: Tokens | None = Field(default=None, description="Free in every view that is sent; 3000 is usual.")
 
     @model_validator(mode="after")
@@ -143,22 +143,22 @@ class Compression(Section):
     )
     policy: Literal["fit", "economy"] = Field(
         default="fit",
-        description="fit: compact only to fit the window; economy: where going on gets dearer than compacting.",
+        description="fit: compact only to fit the window; economy: also if going on costs more.",
     )
     high_mark: Annotated[Share, Field(gt=0)] = Field(default=0.90, description="A compaction starts above this share.")
     soft_mark: Annotated[Share, Field(gt=0)] = Field(default=0.60, description="Preparing may start above this share.")
     low_mark: Annotated[Share, Field(gt=0)] = Field(default=0.40, description="A compaction goes down to this share.")
     low_mark_chats: Annotated[Share, Field(gt=0)] | None = Field(
-        default=None, description="The low mark where no tool was used. None: 0.50 to 0.70, by the size of a round."
+        default=None, description="Low mark of conversations without tools. None: 0.50 to 0.70, by the size of a round."
     )
-    minify: bool = Field(default=True, description="White space goes out of JSON in tool results before all else.")
+    minify: bool = Field(default=True, description="First of all, remove white space from JSON in tool results.")
     lower_output: Literal["last", "first", "never"] = Field(
-        default="last", description="When the request's own output figure may be lowered to make room."
+        default="last", description="When the output limit of a request may be lowered to make room."
     )
     buffers: Buffers = Buffers()
     stored_history: Literal["truncate", "error"] = Field(
         default="truncate",
-        description="When a history that only the provider keeps is too long: let it cut that, or pass its error on.",
+        description="If a history that only the provider stores is too long: have it truncated, or pass the error on.",
     )
     stages: Stages = Stages()
     shares: Shares = Shares()
@@ -211,16 +211,16 @@ class Summaries(Section):
         default="", description="Model that writes them, served as models says; empty: the request's own model."
     )
     allow: Annotated[tuple[AccessKey, ...], SplitText] = Field(
-        default=(), description="Client keys whose conversations may go to model; empty: everybody's."
+        default=(), description="Client keys whose conversations may go to model; empty: all."
     )
     allow_file: FilePath | None = Field(default=None, description="File with one such key per line.")
     aligned: bool = Field(
         default=False,
         description="Send the request's own prompt with the instruction behind it, for the provider's prompt cache.",
     )
-    timeout: Seconds = Field(default=60.0, description="Seconds one call may take, and a compaction waits if inline.")
-    spend: Share = Field(default=0.10, description="Part of the tokens a client sent in the last hour they may cost.")
-    jobs: int = Field(default=4, ge=1, le=64, description="Written at once, by each worker process.")
+    timeout: Seconds = Field(default=60.0, description="Most seconds of a call; a compaction waits as long if inline.")
+    spend: Share = Field(default=0.10, description="Most tokens, as a share of those a client sent in an hour.")
+    jobs: int = Field(default=4, ge=1, le=64, description="Most at a time, in each worker process.")
     subscription_tokens: bool = Field(
-        default=False, description="Allow them with OAuth and subscription tokens, which providers restrict."
+        default=False, description="Also with OAuth and subscription tokens, which providers restrict."
     )

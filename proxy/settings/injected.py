@@ -53,7 +53,7 @@ class InjectedTable(Section):
 
     memory: Marks = Field(default=Marks(), description="Memories of earlier conversations.")
     skills: Marks = Field(default=Marks(), description="Instructions for one kind of task.")
-    knowledge: Marks = Field(default=Marks(), description="What was looked up in a collection of documents.")
+    knowledge: Marks = Field(default=Marks(), description="Passages from a collection of documents.")
     related: Marks = Field(default=Marks(), description="Results of other tasks.")
 
     def marks(self) -> Iterator[tuple[str, Marks]]:
@@ -65,7 +65,7 @@ class InjectedTable(Section):
 class InjectedTexts(InjectedTable):
     """Marks of texts that agents inject into system text and user messages, beside the packaged ones."""
 
-    file: FilePath | None = Field(default=None, description="A file of the same shape, between the two.")
+    file: FilePath | None = Field(default=None, description="File of this shape; overrides the packaged one.")
 
 
 def injected_rules(injected: InjectedTable) -> InjectedRules:

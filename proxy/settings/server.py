@@ -35,7 +35,7 @@ class Limits(Section):
     """Most that one worker process accepts."""
 
     body: Bytes = Field(default=64 * MIB, description="Bytes of a managed body; relayed ones stream without limit.")
-    items: int = Field(default=20_000, gt=0, description="Messages or input items of one request; more are refused.")
+    items: int = Field(default=20_000, gt=0, description="Messages or input items of one request.")
     inflation: int = Field(default=100, gt=0, description="Times its size that a compressed body may unfold to.")
     in_flight: int = Field(default=512, gt=0, description="Requests under way at once; more are answered 503.")
     in_flight_bytes: Bytes = Field(
@@ -56,7 +56,7 @@ class Server(Section):
     port: int = Field(default=8484, ge=0, le=65535, description="TCP port; 0 takes any free one.")
     workers: int = Field(default=1, ge=1, le=256, description="Worker processes sharing the port.")
     access_keys: Annotated[tuple[AccessKey, ...], SplitText] = Field(
-        default=(), description="Keys of which clients must send one; empty: no check."
+        default=(), description="Clients must send one of these keys; empty: no check."
     )
     access_keys_file: FilePath | None = Field(default=None, description="File with one access key per line.")
     admin_key: OptionalSecret = Field(default=None, description="Key of the admin routes; none: loopback only.")
@@ -75,11 +75,11 @@ class Server(Section):
     )
     websockets: Literal["manage", "relay", "refuse"] = Field(
         default="manage",
-        description="Those of /v1/responses. relay: byte for byte, unmanaged; refuse: its clients use HTTP.",
+        description="WebSockets of /v1/responses. relay: byte for byte, unmanaged; refuse: clients use HTTP.",
     )
     limits: Limits = Limits()
     drain: Annotated[float, Field(ge=0, allow_inf_nan=False)] = Field(
-        default=300.0, description="Seconds that running requests get to end after SIGTERM."
+        default=300.0, description="Seconds after SIGTERM in which running requests may end."
     )
 
     @model_validator(mode="after")
@@ -118,10 +118,10 @@ class Store(Section):
     path: FilePath = Field(
         default_factory=lambda: Path("~/.local/share/ullage").expanduser(), description="Data directory of embedded."
     )
-    key: MasterKey = Field(default=None, description="Master key that seals records; none: made once and kept.")
+    key: MasterKey = Field(default=None, description="Master key of the encryption; none: one is created.")
     key_file: FilePath | None = Field(default=None, description="File that holds key.")
     other_keys: Annotated[tuple[OtherKey, ...], SplitText] = Field(
-        default=(), description="Master keys that open what is stored as well: former ones, and the next one."
+        default=(), description="Further master keys that decrypt records: former ones, and the next one."
     )
     other_keys_file: FilePath | None = Field(default=None, description="File with one such key per line.")
 

@@ -40,19 +40,19 @@ class Log(Section):
 class Page(Section):
     """The page at ``/ullage/``."""
 
-    enabled: bool = Field(default=True, description="Serve it.")
+    enabled: bool = Field(default=True, description="Serve the page.")
     text: bool = Field(
-        default=False, description="Show texts of conversations there: blocks, and what calls of tools are about."
+        default=False, description="Show texts of conversations on the page: blocks, and targets of tool calls."
     )
-    conversations: int = Field(default=1000, ge=1, le=10_000, description="Live conversations it shows, the newest.")
+    conversations: int = Field(default=1000, ge=1, le=10_000, description="Most live conversations on it.")
 
 
 class BudgetLog(Section):
     """A file with the figures of each request's context, as JSON Lines."""
 
-    path: FilePath | None = Field(default=None, description="The file; none: not written.")
+    path: FilePath | None = Field(default=None, description="The budget log's file; none: it is not written.")
     max_bytes: Bytes = Field(default=10 * MIB, description="Size from which the file is renamed and a new one begun.")
-    files: Annotated[int, Field(ge=1, le=1000)] = Field(default=5, description="How many such files are kept.")
+    files: Annotated[int, Field(ge=1, le=1000)] = Field(default=5, description="Older files that stay beside it.")
 
 
 class Telemetry(Section):
@@ -62,7 +62,7 @@ class Telemetry(Section):
     metrics: bool = Field(default=True, description="Serve /metrics.")
     traces: bool = Field(default=False, description="Send OpenTelemetry traces, as OTEL_* variables configure them.")
     budget_log: BudgetLog = BudgetLog()
-    advice: bool = Field(default=True, description="Log what fills a conversation that is nearly full, once.")
+    advice: bool = Field(default=True, description="Log once what fills a conversation that is nearly full.")
     page: Page = Page()
 
 
@@ -83,7 +83,7 @@ class Settings(Section):
     summaries: Summaries = Summaries()
     telemetry: Telemetry = Telemetry()
     overflow_rules: tuple[OverflowRule, ...] = Field(
-        default=(), description="More ways of saying that a request is too long; tried before the packaged ones."
+        default=(), description="Further texts and codes of overflow errors; tried before the packaged ones."
     )
 
     @model_validator(mode="after")

@@ -21,27 +21,27 @@ Names = Annotated[tuple[str, ...], SplitText]
 class ToolRule(Section):
     """A tool, or every tool that a glob matches."""
 
-    kind: Kind = Field(default="unknown", description="What it does.")
+    kind: Kind = Field(default="unknown", description="The kind of tool.")
     path: Names = Field(default=(), description="Arguments that name its target; empty: the usual ones.")
     patch: Names = Field(default=(), description="Arguments that hold a patch with file headers.")
     base: int = Field(default=1, ge=0, le=1, description="The number of a file's first line.")
-    limit: int = Field(default=0, ge=0, description="Lines it reads if a call names no number; 0: all.")
-    unit: Literal["lines", "bytes"] = Field(default="lines", description="What its range counts.")
-    by: str = Field(default="", description="The argument that says what it does this time.")
-    cases: dict[str, ToolRule] = Field(default={}, description="By that argument's value; '*' is any other.")
+    limit: int = Field(default=0, ge=0, description="Lines that a call reads if it names no number; 0: all.")
+    unit: Literal["lines", "bytes"] = Field(default="lines", description="The unit of a range.")
+    by: str = Field(default="", description="The argument that selects one of the cases.")
+    cases: dict[str, ToolRule] = Field(default={}, description="Rules by the value of that argument; '*' is any other.")
 
 
 class ToolKeys(Section):
     """Usual names of arguments; the first that a call has is used."""
 
-    path: Names = Field(default=(), description="A path.")
-    many: Names = Field(default=(), description="Lists of paths, or of objects with one.")
-    about: Names = Field(default=(), description="What a call that names no path is about.")
-    first: Names = Field(default=(), description="The first line of a range.")
-    count: Names = Field(default=(), description="How many lines.")
-    last: Names = Field(default=(), description="The last line of a range.")
-    pair: Names = Field(default=(), description="First and last line in a list.")
-    narrows: Names = Field(default=(), description="What makes a reading show a part of a file: a symbol, an outline.")
+    path: Names = Field(default=(), description="Names of an argument with a path.")
+    many: Names = Field(default=(), description="Names of an argument with paths, or objects with one.")
+    about: Names = Field(default=(), description="Names of an argument with another target, for calls without a path.")
+    first: Names = Field(default=(), description="Names of an argument with a range's first line.")
+    count: Names = Field(default=(), description="Names of an argument with the number of lines.")
+    last: Names = Field(default=(), description="Names of an argument with a range's last line.")
+    pair: Names = Field(default=(), description="Names of an argument with first and last line in a list.")
+    narrows: Names = Field(default=(), description="Arguments that narrow a reading to a part of a file.")
 
 
 def _compiles(pattern: str) -> str:
@@ -59,8 +59,8 @@ class WrittenForms(Section):
     """Forms in which clients write tool calls and their results as text."""
 
     calls: Patterns = Field(default=(), description="Regular expressions of a call; groups: name, arguments (JSON).")
-    results: Patterns = Field(default=(), description="Regular expressions of how a result begins; group: name.")
-    added: Names = Field(default=(), description="How parts begin that the client adds by itself.")
+    results: Patterns = Field(default=(), description="Regular expressions of the beginning of a result; group: name.")
+    added: Names = Field(default=(), description="Beginnings of texts that the client adds by itself.")
 
 
 class TodoNames(Section):
@@ -74,10 +74,10 @@ class TodoNames(Section):
     text: Names = Field(default=(), description="Members of an item with its text.")
     status: Names = Field(default=(), description="Members of an item with its status.")
     id: Names = Field(default=(), description="Members of an item with its id.")
-    merge: Names = Field(default=(), description="Arguments that say that items not named stay.")
-    done: Names = Field(default=(), description="Statuses of what is done.")
-    dropped: Names = Field(default=(), description="Statuses of what is no longer to do.")
-    pending: Names = Field(default=(), description="Statuses of what is open; any other one is shown.")
+    merge: Names = Field(default=(), description="Arguments by which items that a call does not name stay.")
+    done: Names = Field(default=(), description="Statuses of items that are done.")
+    dropped: Names = Field(default=(), description="Statuses of items that were dropped.")
+    pending: Names = Field(default=(), description="Statuses of open items; any other one is shown.")
 
 
 class WorkNames(Section):
@@ -87,9 +87,9 @@ class WorkNames(Section):
     checks: Patterns = Field(default=(), description="Regular expressions of commands that test, build or check.")
     changes: Patterns = Field(default=(), description="Regular expressions of commands that change something.")
     intents: Patterns = Field(
-        default=(), description="Regular expressions of how a sentence begins that says what is next."
+        default=(), description="Regular expressions of the beginning of a sentence on what comes next."
     )
-    progress: Patterns = Field(default=(), description="Regular expressions of how one begins that says how far it is.")
+    progress: Patterns = Field(default=(), description="The same of a sentence on the progress.")
 
 
 class ToolTable(Section):
@@ -105,7 +105,7 @@ class ToolTable(Section):
 class Tools(ToolTable):
     """Rules for the clients' tools, beside the packaged table."""
 
-    file: FilePath | None = Field(default=None, description="A file of the same shape, between the two.")
+    file: FilePath | None = Field(default=None, description="File of this shape; overrides the packaged one.")
 
 
 FILE = "tools.yaml"

@@ -67,7 +67,7 @@ class Timeouts(Section):
         default=4.0,
         ge=0,
         allow_inf_nan=False,
-        description="That an idle connection is kept for the next request; less than the server keeps it.",
+        description="From a connection's last use until it is closed; less than the server's own limit.",
     )
 
 
@@ -87,23 +87,23 @@ class Upstream(Section):
     provider: str = Field(
         default="openai",
         pattern=r"^[a-z][a-z0-9_]*$",
-        description="openai: it speaks OpenAI's API. Anything else: LiteLLM's name for what is behind it.",
+        description="openai: a server with OpenAI's API. Any other value: LiteLLM's name of the provider.",
     )
     options: dict[str, str] = Field(default={}, description="LiteLLM's own settings: regions, projects, API versions.")
-    api_key: OptionalSecret = Field(default=None, description="Sent for the client's key; none: the client's goes on.")
+    api_key: OptionalSecret = Field(default=None, description="Replaces the client's key; none: the client's is sent.")
     api_key_file: FilePath | None = Field(default=None, description="File that holds api_key.")
     api_key_header: str = Field(
         default="", description="Header that carries api_key; empty: by host, else authorization."
     )
     headers: dict[str, HeaderValue] = Field(default={}, description="Header fields added to every request.")
     timeouts: Timeouts = Timeouts()
-    probe: bool = Field(default=True, description="Ask it in the background how large its windows are.")
+    probe: bool = Field(default=True, description="Query the server's windows in the background.")
     include_usage: bool = Field(
         default=False,
-        description="Ask for usage in every chat stream, and keep the event that tells it from clients that did not.",
+        description="Request usage in every chat stream; clients that did not request it do not get that event.",
     )
     count_tokens: Literal["auto", "relay", "own"] = Field(
-        default="auto", description="Who answers /v1/messages/count_tokens: it if it can, it, or our own count."
+        default="auto", description="Who answers /v1/messages/count_tokens. auto: it if it can; relay: it; own: Ullage."
     )
 
     @property
@@ -159,7 +159,7 @@ class Upstream(Section):
 class Fallback(Section):
     """A model that gets the request instead."""
 
-    fallback: str = Field(pattern=r"^[!-~]+$", description="Its name, as a client would give it; shown in a header.")
+    fallback: str = Field(pattern=r"^[!-~]+$", description="Name of the model, as clients give it; shown in a header.")
 
 
 def _step(value: Any) -> Any:
@@ -178,7 +178,7 @@ class Model(Section):
 
     name: str = Field(min_length=1, description="Model name or glob (*, ?, [abc]).")
     upstream: str = Field(default="", description="Upstream that serves it; empty: the default one.")
-    model: str = Field(default="", description="The upstream's name for it, if another; * as in name; empty: the same.")
+    model: str = Field(default="", description="The model's name at the upstream, * as in name; empty: the same.")
     headers: dict[str, HeaderValue] = Field(default={}, description="Header fields added to its requests.")
     context_window: Tokens | None = Field(
         default=None, description="Input and output together, tokens; none: find out."
@@ -194,17 +194,17 @@ class Model(Section):
     tokenizer: Encoding | None = Field(default=None, description="Encoding; none: by family.")
     unknown_window: UnknownWindow = Field(
         default="learn",
-        description="If not found: learn it from the first overflow, or assume a number.",
+        description="If no source states the window: learn it from the first overflow, or assume this number.",
     )
     overflow: Annotated[tuple[OverflowStep, ...], Field(min_length=1)] = Field(
-        default=("compress",), description="What to try, in order, when it does not fit: compress, {fallback: MODEL}."
+        default=("compress",), description="What to try, in order, if it does not fit: compress, {fallback: MODEL}."
     )
     fallback_on: Annotated[tuple[Literal["overflow", "rate_limit", "unavailable"], ...], Field(min_length=1)] = Field(
         default=("overflow",),
-        description="When they are asked: overflow, rate_limit (429), unavailable (5xx, no answer).",
+        description="When fallbacks are tried: overflow, rate_limit (429), unavailable (5xx, no answer).",
     )
     task_size: TaskSize | None = Field(
-        default=None, description="Size of its tasks, of those in compression.sizes; a request's own header wins."
+        default=None, description="Task size of its requests, one of compression.sizes; a request's own header wins."
     )
     conversation_budget: Tokens | None = Field(
         default=None, description="Tokens that a conversation with it may use in all; only counted and reported."
@@ -277,14 +277,14 @@ class OverflowRule(Section):
     """A further way in which an upstream says that a request is too long."""
 
     means: Literal["input", "input_plus_output", "payload", "output_cap", "rate_limit", "other"] = Field(
-        default="input", description="What was too much; other: the error has nothing to do with length."
+        default="input", description="What was too long; other: the error has nothing to do with length."
     )
     phrase: str | None = Field(
         default=None,
         description="Words of the error: {limit}, {prompt}, {output}, {requested}, {cap} are figures, * is anything.",
     )
     code: str | None = Field(default=None, min_length=1, description="A code, type or reason, however it is written.")
-    source: str = Field(default="configured", min_length=1, description="Who says so.")
+    source: str = Field(default="configured", min_length=1, description="The server that sends such errors.")
 
     @model_validator(mode="after")
     def _check(self) -> Self:

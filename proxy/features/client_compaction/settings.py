@@ -30,7 +30,7 @@ class UpstreamWithCompaction(Upstream):
 
     compaction: Literal["auto", "relay", "own"] = Field(
         default="auto",
-        description="Who answers /v1/responses/compact and compaction_trigger items: it if it can, it, or Ullage.",
+        description="Who answers /v1/responses/compact and compaction triggers. auto: it if it can; own: Ullage.",
     )
 
     @property
