@@ -61,7 +61,8 @@ async def _supervise(settings: Settings, source: ConfigSource) -> int:
         try:
             folder = multiprocess.make_directory()
         except OSError as error:
-            return cannot_start(NoMetricsDirectory(error))
+            reason = f"workers share metrics in a temporary directory: {error.strerror or error}"
+            return cannot_start(f"{reason}. Set TMPDIR, or use one worker.")
         opened.callback(multiprocess.remove_directory, folder)
         supervisor = Supervisor(
             "proxy.app:serve",
@@ -101,14 +102,6 @@ def _with_loaded(options: StartOptions, loaded: Loaded) -> StartOptions:
     server = settings.server.model_copy(update={"port": before.server.port})
     settings = settings.model_copy(update={"server": server, "store": before.store})
     return replace(options, settings=settings, state=loaded.state)
-
-
-class NoMetricsDirectory(Exception):
-    """No directory can be created in which workers share their metrics; the text has a remedy."""
-
-    def __init__(self, error: OSError) -> None:
-        reason = error.strerror or str(error)
-        super().__init__(f"workers share metrics in a temporary directory: {reason}. Set TMPDIR, or use one worker.")
 
 
 def _reserve_port(settings: Settings) -> socket.socket:

@@ -185,7 +185,7 @@ def _access(settings: Settings) -> str:
     return "anybody who reaches the address"
 
 
-def cannot_start(error: Exception) -> int:
+def cannot_start(reason: Exception | str) -> int:
     """Print why the proxy does not start; return the exit code."""
-    print(f"ullage: cannot start: {error}", file=sys.stderr, flush=True)  # noqa: T201 - the operator's terminal
+    print(f"ullage: cannot start: {reason}", file=sys.stderr, flush=True)  # noqa: T201 - the operator's terminal
     return 1

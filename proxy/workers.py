@@ -278,7 +278,7 @@ class Supervisor:
         self._signal_all(signal.SIGTERM)
         async with asyncio.TaskGroup() as group:
             immediate = group.create_task(self._shutdown.immediate.wait(), name="second-signal")
-            ended = group.create_task(_wait_all(slots), name="workers-ended")
+            ended = group.create_task(asyncio.wait(slots), name="workers-ended")
             seconds = self._drain + KILL_GRACE
             await asyncio.wait({immediate, ended}, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
             if self._shutdown.immediate.is_set():
@@ -302,10 +302,6 @@ class Supervisor:
         for process in list(self._processes.values()):
             if process.returncode is None:
                 process.send_signal(number)
-
-
-async def _wait_all(tasks: Sequence[asyncio.Task[None]]) -> None:
-    await asyncio.wait(tasks)
 
 
 async def _wait_for(event: asyncio.Event, seconds: float) -> None:

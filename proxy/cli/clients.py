@@ -31,7 +31,7 @@ class FileSetting(_Data):
     ``if_missing``: set it only if the file has none. ``min_window``: only if the window has at least so many tokens.
     """
 
-    at: tuple[str | dict[str, str], ...]
+    at: tuple[Step, ...]
     value: Any
     if_missing: bool = False
     min_window: int = 0
@@ -98,23 +98,14 @@ class ClientFacts:
     real_window: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Change:
-    """A value to set, with placeholders filled in. ``if_missing``: set it only if the file has none."""
-
-    at: tuple[Step, ...]
-    value: Any
-    if_missing: bool = False
-
-
 def clients() -> dict[str, Client]:
     """Return the known clients by name."""
     text = packaged("clients.yaml").read_text("utf-8")
     return TypeAdapter(dict[str, Client]).validate_python(yaml.safe_load(text))
 
 
-def changes(file: File, facts: ClientFacts) -> list[Change]:
-    """Return the changes for *file*, without those that need a model or window that *facts* lacks."""
+def filled_settings(file: File, facts: ClientFacts) -> list[FileSetting]:
+    """Return the settings of *file*, filled in, without those that need a model or window that *facts* lacks."""
     result = []
     for setting in file.set:
         if (facts.window or 0) < setting.min_window:
@@ -122,7 +113,7 @@ def changes(file: File, facts: ClientFacts) -> list[Change]:
         path, value = fill_in(list(setting.at), facts), fill_in(setting.value, facts)
         if value is None or path is None or len(path) != len(setting.at):
             continue
-        result.append(Change(tuple(path), value, setting.if_missing))
+        result.append(setting.model_copy(update={"at": tuple(path), "value": value}))
     return result
 
 

@@ -275,15 +275,15 @@ def replay(
     if not any(conversation.requests for conversation in replays):
         raise typer.Exit(REFUSED)
     if html is not None:
-        _write(html, lambda: html.write_text(replay_page(replays), "utf-8"))
+        _write_file(html, lambda: html.write_text(replay_page(replays), "utf-8"))
     if plot is not None:
         try:
-            _write(plot, lambda: draw_replays(replays, plot))
+            _write_file(plot, lambda: draw_replays(replays, plot))
         except CannotPlot as error:
             fail(REFUSED, f"{plot}: {error}")
 
 
-def _write(file: Path, write: Callable[[], object]) -> None:
+def _write_file(file: Path, write: Callable[[], object]) -> None:
     """Call *write*, which writes *file*; end the process if it cannot be written."""
     try:
         write()
@@ -358,7 +358,7 @@ def _explain(fitted: Fitted, name: str, html: Path | None, *, show: bool) -> Non
     if show:
         render(result, table_console())
     if html is not None:
-        _write(html, lambda: html.write_text(fit_page(name, result), "utf-8"))
+        _write_file(html, lambda: html.write_text(fit_page(name, result), "utf-8"))
 
 
 @app.command()

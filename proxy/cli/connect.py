@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from proxy.cli import config_files
-from proxy.cli.clients import Change, Client, ClientFacts, File, changes, fill_in
+from proxy.cli.clients import Client, ClientFacts, File, FileSetting, fill_in, filled_settings
 from proxy.cli.config_files import MISSING, DocumentError, Format
 
 CONFIG_HOME: Final = Path("~/.config")
@@ -31,11 +31,11 @@ class ConnectError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class ClientFile:
-    """A client's file on this machine, and the changes to make in it."""
+    """A client's file on this machine, and the settings to make in it."""
 
     path: Path
     format: Format
-    changes: tuple[Change, ...]
+    settings: tuple[FileSetting, ...]
 
 
 def connect(
@@ -78,8 +78,8 @@ def _window_advice(facts: ClientFacts) -> str:
 
 
 def client_files(client: Client, facts: ClientFacts, environ: Mapping[str, str]) -> list[ClientFile]:
-    """Return the files of *client*, with the changes that *facts* require."""
-    return [ClientFile(_path(file, environ), file.format, tuple(changes(file, facts))) for file in client.files]
+    """Return the files of *client*, with the settings that *facts* require."""
+    return [ClientFile(_path(file, environ), file.format, tuple(filled_settings(file, facts))) for file in client.files]
 
 
 def _path(file: File, environ: Mapping[str, str]) -> Path:
@@ -95,8 +95,8 @@ def _path(file: File, environ: Mapping[str, str]) -> Path:
 def render(file: ClientFile) -> str:
     """Return the text that *file* would have with our values alone."""
     document = _parse("", file)
-    for change in file.changes:
-        config_files.put(document, change.at, change.value)
+    for setting in file.settings:
+        config_files.put(document, setting.at, setting.value)
     return config_files.dump(document, file.format)
 
 
@@ -110,22 +110,22 @@ def write(name: str, file: ClientFile, journal: Path) -> None:
     changed = config_files.dump(document, file.format, text)
     # The journal first: if the second write fails, an undo finds the file as it was before and changes nothing.
     _record(journal, name, file.path, {"format": file.format, "before": text, "values": values, "after": changed})
-    _replace(file.path, changed, None)
+    _write_atomically(file.path, changed, None)
 
 
 def _apply(file: ClientFile, document: Any) -> list[dict[str, Any]]:
     """Set our values in *document*; return each with its path, and the value that it replaced if there was one."""
     values = []
-    for change in file.changes:
-        present = config_files.get(document, change.at)
-        if change.if_missing and present is not MISSING:
+    for setting in file.settings:
+        present = config_files.get(document, setting.at)
+        if setting.if_missing and present is not MISSING:
             continue
-        value: dict[str, Any] = {"at": list(change.at), "wrote": change.value}
+        value: dict[str, Any] = {"at": list(setting.at), "wrote": setting.value}
         if present is not MISSING:
             value["was"] = config_files.plain(present)
         values.append(value)
         try:
-            config_files.put(document, change.at, change.value)
+            config_files.put(document, setting.at, setting.value)
         except DocumentError as error:
             raise ConnectError(f"{file.path} {error}. {BY_HAND}") from error
     return values
@@ -138,7 +138,7 @@ def _record(journal: Path, name: str, path: Path, entry: Mapping[str, Any]) -> N
     if earlier := files.get(str(path)):
         entry = _combined(earlier, entry)
     files[str(path)] = entry
-    _replace(journal, json.dumps(entries, indent=1), 0o600)
+    _write_atomically(journal, json.dumps(entries, indent=1), 0o600)
 
 
 def _combined(earlier: Mapping[str, Any], later: Mapping[str, Any]) -> dict[str, Any]:
@@ -172,7 +172,7 @@ def undo(name: str, client: Client, journal: Path) -> list[str]:
         if Path(path).exists():
             lines.extend(_undo_file(Path(path), entry))
     if files:
-        _replace(journal, json.dumps(entries, indent=1), 0o600)
+        _write_atomically(journal, json.dumps(entries, indent=1), 0o600)
     return lines or [f"Nothing of {client.title} was written by `ullage connect --write`."]
 
 
@@ -185,7 +185,7 @@ def _undo_file(path: Path, entry: Mapping[str, Any]) -> list[str]:
     else:
         restored, foreign = _without_our_values(text, path, entry)
     if restored:
-        _replace(path, restored, None)
+        _write_atomically(path, restored, None)
     else:
         path.unlink()
     return [*(f"changed since, left alone: {path}: {name}" for name in foreign), f"changed back: {path}"]
@@ -214,7 +214,7 @@ def _parse(text: str, file: ClientFile) -> Any:
         raise ConnectError(f"{file.path} {error}. {BY_HAND}") from error
     if document is not None:
         return document
-    if file.changes and not isinstance(file.changes[0].at[0], str):
+    if file.settings and not isinstance(file.settings[0].at[0], str):
         return []
     return {}
 
@@ -232,7 +232,7 @@ def _read_journal(path: Path) -> dict[str, Any]:
     return entries
 
 
-def _replace(path: Path, text: str, mode: int | None) -> None:
+def _write_atomically(path: Path, text: str, mode: int | None) -> None:
     """Write *path* atomically, with *mode*; without one it has the permissions of the file there, or 0600."""
     if mode is None:
         mode = 0o600

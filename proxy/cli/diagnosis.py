@@ -14,10 +14,10 @@ Level = Literal["ok", "info", "warning", "error"]
 AGREEMENT: Final = 0.02
 """Relative difference up to which a stated limit and the known window are the same figure."""
 
-CUT: Final = 0.85
+TRUNCATED: Final = 0.85
 """A prompt was cut silently if its usage is less than this share of the tokens that its size predicts."""
 
-FRAME: Final = 40
+TEMPLATE_TOKENS: Final = 40
 """Tokens that a chat template may add to a short request, whatever the vocabulary."""
 
 USUAL_FACTORS: Final = (0.8, 1.6)
@@ -57,7 +57,7 @@ class Attempt:
     error: str = ""
 
 
-def window(usable: Window) -> Finding:
+def window_finding(usable: Window) -> Finding:
     """Return the finding on the window that the proxy would use."""
     if usable.tokens is None:
         remedy = "Set context_window; otherwise it is learned from the first overflow."
@@ -65,14 +65,14 @@ def window(usable: Window) -> Finding:
     return Finding("window", "ok", f"{usable.tokens:,} tokens, by {usable.source}")
 
 
-def smaller_window(configured: int, stated: int, origin: str) -> Iterator[Finding]:
+def smaller_window_findings(configured: int, stated: int, origin: str) -> Iterator[Finding]:
     """Yield a finding if the server states a window smaller than the configured one."""
     if stated < configured:
         text = f"the server itself states {stated:,} ({origin}), less than the {configured:,} configured"
         yield Finding("window", "warning", text, f"Set context_window: {stated}, or leave it out.")
 
 
-def count(short: Attempt, expected: float) -> Iterator[Finding]:
+def usage_findings(short: Attempt, expected: float) -> Iterator[Finding]:
     """Yield the finding on the usage of a short request; *expected* is the factor that the model's family has."""
     if short.prompt is None:
         remedy = "Nothing to do: windows are kept by our own count, with a family's usual factor."
@@ -84,14 +84,14 @@ def count(short: Attempt, expected: float) -> Iterator[Finding]:
     if not lowest <= factor <= highest:
         remedy = "Check what it counts: the factor is learned, but one like this may leave cached or system tokens out."
         yield Finding("usage", "warning", text, remedy)
-    elif short.prompt > (expected + TOLERANCE) * short.counted + FRAME:
+    elif short.prompt > (expected + TOLERANCE) * short.counted + TEMPLATE_TOKENS:
         remedy = f"Nothing to do: it is learned from the first answers (assumed until then: {expected:.2f})."
         yield Finding("usage", "info", text, remedy)
     else:
         yield Finding("usage", "ok", text)
 
 
-def stream(status: int, prompt: int | None) -> Finding:
+def stream_finding(status: int, prompt: int | None) -> Finding:
     """Return the finding on a streamed request with ``include_usage``."""
     if status != 200:
         return Finding("stream", "error", f"a streamed request is answered {status}", "Check that it can stream.")
@@ -101,13 +101,13 @@ def stream(status: int, prompt: int | None) -> Finding:
     return Finding("stream", "ok", "streamed answers carry usage when a client asks for it")
 
 
-def overflow(long: Attempt, usable: Window, factor: float) -> Iterator[Finding]:
+def overflow_findings(long: Attempt, usable: Window, factor: float) -> Iterator[Finding]:
     """Yield the findings on a request longer than the window; *factor* is the provider's tokens for each of ours."""
     tokens = int(long.counted * factor)
     if long.status == 200:
-        yield from _accepted(long, usable, tokens)
+        yield from _findings_if_accepted(long, usable, tokens)
     elif long.overflow is not None and long.overflow.too_long:
-        yield from _refused(long.status, long.overflow, usable)
+        yield from _findings_if_refused(long.status, long.overflow, usable)
     elif long.status == 429 or (long.overflow is not None and long.overflow.kind == "rate_limit"):
         remedy = "Try again later, or with a key that may spend more per minute."
         yield Finding("overflow", "warning", "a rate limit answered first; not known how it reports overflow", remedy)
@@ -119,24 +119,24 @@ def overflow(long: Attempt, usable: Window, factor: float) -> Iterator[Finding]:
         yield Finding("overflow", "error", text, "Set context_window, and report this error so that it is recognised.")
 
 
-def was_cut(attempt: Attempt, usable: Window, factor: float) -> bool:
+def was_truncated(attempt: Attempt, usable: Window, factor: float) -> bool:
     """True if the usage of an accepted request proves that part of its prompt was not read."""
     if attempt.prompt is None:
         return False
-    expected = CUT * factor * attempt.counted
+    expected = TRUNCATED * factor * attempt.counted
     if attempt.prompt < expected:
         return True
     return usable.tokens is not None and attempt.prompt <= usable.tokens < expected
 
 
-def _accepted(long: Attempt, usable: Window, tokens: int) -> Iterator[Finding]:
+def _findings_if_accepted(long: Attempt, usable: Window, tokens: int) -> Iterator[Finding]:
     if long.prompt is None:
         above = "every size that was tried"
         if usable.tokens:
             above = f"the window of {usable.tokens:,}"
         remedy = "Set context_window to what is certain: without usage a cut prompt looks like a whole one."
         yield Finding("overflow", "warning", f"{tokens:,} tokens are accepted without usage, above {above}", remedy)
-    elif was_cut(long, usable, tokens / max(1, long.counted)):
+    elif was_truncated(long, usable, tokens / max(1, long.counted)):
         text = f"it cuts prompts without a word: {long.prompt:,} of {tokens:,} tokens were read"
         yield Finding("overflow", "error", text, usable.remedy)
     elif usable.tokens:
@@ -147,14 +147,14 @@ def _accepted(long: Attempt, usable: Window, tokens: int) -> Iterator[Finding]:
         yield Finding("overflow", "info", text, "Set context_window if it is known.")
 
 
-def _refused(status: int, error: Overflow, usable: Window) -> Iterator[Finding]:
+def _findings_if_refused(status: int, error: Overflow, usable: Window) -> Iterator[Finding]:
     if error.kind == "payload":
         remedy = "Set context_window small enough that no request grows to that many bytes."
         yield Finding("overflow", "warning", "refused for its bytes, before its tokens were looked at", remedy)
         return
     yield Finding("overflow", "ok", f"refused with {status}, and recognised as too long")
     if error.window is not None:
-        yield _limit(error.window, usable)
+        yield _limit_finding(error.window, usable)
     elif usable.tokens:
         yield Finding("limit", "info", "the error states no limit")
     else:
@@ -162,7 +162,7 @@ def _refused(status: int, error: Overflow, usable: Window) -> Iterator[Finding]:
         yield Finding("limit", "warning", "the error states no limit", remedy)
 
 
-def _limit(stated: int, usable: Window) -> Finding:
+def _limit_finding(stated: int, usable: Window) -> Finding:
     """Return the finding on the window that an error states."""
     if usable.tokens is None or abs(stated - usable.tokens) <= AGREEMENT * usable.tokens:
         return Finding("limit", "ok", f"the error states {stated:,} tokens")

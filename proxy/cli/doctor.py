@@ -30,7 +30,7 @@ from proxy.settings import Settings, overflow_rules
 from proxy.settings.upstreams import Upstream
 from proxy.tasks import Tasks, ignore_failure
 from proxy.tokenizers import Tokenizers
-from proxy.upstream import Upstreams, find
+from proxy.upstream import Upstreams, find_window
 from proxy.upstream_wiring import open_bridge, open_catalogue, open_probes, open_upstream
 
 SMALL: Final = 400
@@ -122,7 +122,7 @@ async def examine(
     async with _connected(settings, target.name, seconds) as exam:
         exam.model = model or ""
         try:
-            await _examine(exam, settings, oversize or is_near(target.base_url))
+            await _examine(exam, settings, oversize or is_local_server(target.base_url))
         except CannotContinue:
             pass
         except (UllageError, TimeoutError) as error:
@@ -164,15 +164,15 @@ async def _examine(exam: _Examination, settings: Settings, oversize: bool) -> No
     await _choose_model(exam)
     route, stated = await _resolve(exam, settings)
     usable = Window(route.window, window_source(route), remedy(route))
-    exam.findings.append(diagnosis.window(usable))
+    exam.findings.append(diagnosis.window_finding(usable))
     if stated is not None and route.source == "configured" and usable.tokens:
-        exam.findings.extend(diagnosis.smaller_window(usable.tokens, stated.context_window, stated.origin))
+        exam.findings.extend(diagnosis.smaller_window_findings(usable.tokens, stated.context_window, stated.origin))
     counter = await asyncio.to_thread(Tokenizers().counter, route.encoding)
     expected = prior_calibration(route.model, configured_encoding=route.configured_encoding).factor
     short = await _send_short(exam, counter)
-    exam.findings.extend(diagnosis.count(short, expected))
+    exam.findings.extend(diagnosis.usage_findings(short, expected))
     streamed = await _send(exam, *_prompt(SMALL, counter), stream=True)
-    exam.findings.append(diagnosis.stream(streamed.status, streamed.prompt))
+    exam.findings.append(diagnosis.stream_finding(streamed.status, streamed.prompt))
     factor = expected
     if short.prompt:
         factor = short.prompt / short.counted
@@ -211,7 +211,7 @@ async def _resolve(exam: _Examination, settings: Settings) -> tuple[Route, Serve
     tasks = Tasks(ignore_failure)
     probes = open_probes(settings, exam.upstream, tasks)
     await probes.probe_now(exam.name, [exam.model])
-    stated = find(dict(probes.windows(exam.name)), exam.model)
+    stated = find_window(dict(probes.windows(exam.name)), exam.model)
     await tasks.finish(0.0)
     catalogue = await asyncio.to_thread(open_catalogue, settings, lambda *_: stated)
     return catalogue.resolve(exam.model), stated
@@ -247,9 +247,9 @@ async def _send_long(exam: _Examination, usable: Window, factor: float, counter:
     # From the shortest on: a longer request than needed costs money, and may be refused for its bytes.
     for size in sizes:
         attempt = await _send(exam, *await asyncio.to_thread(_prompt, size, counter))
-        if attempt.status != 200 or diagnosis.was_cut(attempt, usable, factor):
+        if attempt.status != 200 or diagnosis.was_truncated(attempt, usable, factor):
             break
-    exam.findings.extend(diagnosis.overflow(attempt, usable, factor))
+    exam.findings.extend(diagnosis.overflow_findings(attempt, usable, factor))
 
 
 def _long_sizes(usable: Window, factor: float) -> Sequence[int]:
@@ -305,7 +305,7 @@ def _prompt(tokens: int, counter: Any) -> tuple[str, int]:
     return text, counter(text) + frame
 
 
-def is_near(base_url: str) -> bool:
+def is_local_server(base_url: str) -> bool:
     """True if the server is on this machine or a private network, where tokens cost nothing."""
     host = urlsplit(base_url).hostname or ""
     if host == "localhost" or host.endswith((".localhost", ".local", ".internal")):

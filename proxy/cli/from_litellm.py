@@ -135,7 +135,7 @@ def convert(config: Mapping[str, Any]) -> Conversion:
     conversion.models.sort(key=_precedence)
     general = _section(config, "general_settings")
     if general.get("master_key"):
-        conversion.server["access_keys"] = [_value(str(general["master_key"]))]
+        conversion.server["access_keys"] = [_with_our_variables(str(general["master_key"]))]
         conversion.notes.append(
             "general_settings.master_key: one of server.access_keys; virtual keys have no counterpart"
         )
@@ -163,7 +163,7 @@ def _with_credential(params: Mapping[str, Any], credentials: Mapping[str, Mappin
 def _add_model(conversion: Conversion, entry: Mapping[str, Any], params: Mapping[str, Any], path: str) -> None:
     """Add the rule and the upstream of the *entry* of ``model_list`` at *path*, whose parameters are *params*."""
     name = _text(entry, "model_name")
-    provider, model = _split(_text(params, "model"), _text(params, "custom_llm_provider"))
+    provider, model = _provider_and_model(_text(params, "model"), _text(params, "custom_llm_provider"))
     upstream = _upstream_of(provider, params)
     reason = _unusable(conversion, name, provider, model, upstream)
     if reason:
@@ -177,7 +177,7 @@ def _add_model(conversion: Conversion, entry: Mapping[str, Any], params: Mapping
     converted = PARAMETERS
     if provider not in OWN_API:
         converted = PARAMETERS | OPTIONS
-    context = _whole(params.get("num_ctx"))
+    context = _whole_number(params.get("num_ctx"))
     if provider in OLLAMA and context is not None:
         limits["num_ctx"] = context
         limits.pop("context_window", None)  # num_ctx is the window, too
@@ -213,7 +213,7 @@ def _text(members: Mapping[str, Any], name: str) -> str:
     return str(value)
 
 
-def _whole(value: Any) -> int | None:
+def _whole_number(value: Any) -> int | None:
     """Return *value* as a whole number, which may be written as a text; None if it is none."""
     number = _seconds(value)
     if number is None or not number.is_integer():
@@ -242,7 +242,7 @@ def _precedence(rule: Mapping[str, Any]) -> tuple[bool, int]:
 
 def _limits(name: str, model: str, facts: Mapping[str, Any]) -> dict[str, Any]:
     """Return the members of the rule *name* beside its upstream: the *model* if that is another name, and limits."""
-    figures = {ours: _whole(facts.get(theirs)) for theirs, ours in FIGURES.items()}
+    figures = {ours: _whole_number(facts.get(theirs)) for theirs, ours in FIGURES.items()}
     limits = {key: figure for key, figure in figures.items() if figure is not None}
     if model != name and (name.count("*") == model.count("*") == 1 or "*" not in name):
         return {"model": model, **limits}
@@ -254,7 +254,7 @@ def _unknown_keys(params: Mapping[str, Any], converted: Iterable[str], facts: Ma
 
     *converted* are the names of parameters that are converted.
     """
-    unread = [key for key in FIGURES if facts.get(key) is not None and _whole(facts[key]) is None]
+    unread = [key for key in FIGURES if facts.get(key) is not None and _whole_number(facts[key]) is None]
     unread += facts.keys() - (FIGURES.keys() | IGNORED_FACTS)
     unknown = [f"model_info.{key}" for key in unread]
     times = [key for key in ("timeout", "stream_timeout") if params.get(key) and _seconds(params[key]) is None]
@@ -262,7 +262,7 @@ def _unknown_keys(params: Mapping[str, Any], converted: Iterable[str], facts: Ma
     return sorted(unknown)
 
 
-def _split(model: str, provider: str = "") -> tuple[str, str]:
+def _provider_and_model(model: str, provider: str = "") -> tuple[str, str]:
     """Return provider and name of a LiteLLM *model*, such as ``anthropic/claude-sonnet-4``.
 
     LiteLLM knows the provider of a well-known name without a prefix: https://docs.litellm.ai/docs/providers. A
@@ -285,9 +285,9 @@ def _upstream_of(provider: str, params: Mapping[str, Any]) -> dict[str, Any]:
         upstream["provider"] = provider
     address = params.get("api_base") or params.get("base_url") or OWN_API.get(provider, "")
     if address:
-        upstream["base_url"] = _value(str(address))
+        upstream["base_url"] = _with_our_variables(str(address))
     if params.get("api_key"):
-        upstream["api_key"] = _value(str(params["api_key"]))
+        upstream["api_key"] = _with_our_variables(str(params["api_key"]))
     if headers := _texts({**_section(params, "headers"), **_section(params, "extra_headers")}):
         upstream["headers"] = headers
     options = _texts({key: params[key] for key in sorted(OPTIONS & params.keys())})
@@ -301,7 +301,7 @@ def _upstream_of(provider: str, params: Mapping[str, Any]) -> dict[str, Any]:
 
 def _texts(values: Mapping[str, Any]) -> dict[str, str]:
     """Return *values* as texts, with environment variables in our syntax."""
-    return {str(name): _value(str(value)) for name, value in values.items()}
+    return {str(name): _with_our_variables(str(value)) for name, value in values.items()}
 
 
 def _add_upstream(conversion: Conversion, provider: str, upstream: dict[str, Any]) -> str:
@@ -366,7 +366,7 @@ def _fallbacks(settings: Mapping[str, Any], key: str, aliases: Mapping[str, str]
 def _add_fallbacks(conversion: Conversion, fallbacks: Sequence[tuple[str, Any]], path: str) -> None:
     """Add the *fallbacks* of the list at *path* to the rules of their models."""
     rules = {rule["name"]: rule for rule in conversion.models}
-    for model, others in _spread(fallbacks, list(rules)):
+    for model, others in _with_default_entries(fallbacks, list(rules)):
         if model not in rules or not isinstance(others, list):
             conversion.notes.append(f"{path}: there is no model {model}")
             continue
@@ -379,7 +379,7 @@ def _add_fallbacks(conversion: Conversion, fallbacks: Sequence[tuple[str, Any]],
         _add_fallback(rules[model], steps, path.partition(".")[2])
 
 
-def _spread(fallbacks: Sequence[tuple[str, Any]], models: Sequence[str]) -> list[tuple[str, Any]]:
+def _with_default_entries(fallbacks: Sequence[tuple[str, Any]], models: Sequence[str]) -> list[tuple[str, Any]]:
     """Return *fallbacks* with those of ``EVERY_MODEL`` replaced by an entry for each of *models* without its own."""
     own = [pair for pair in fallbacks if pair[0] != EVERY_MODEL]
     without = [model for model in models if model not in dict(own)]
@@ -452,7 +452,7 @@ def _section(value: Mapping[str, Any], name: str) -> Mapping[str, Any]:
     return {}
 
 
-def _value(text: str) -> str:
+def _with_our_variables(text: str) -> str:
     """Return *text* with LiteLLM's ``os.environ/NAME`` replaced by our ``${NAME}``."""
     return _VARIABLE.sub(r"${\1}", text)
 

@@ -23,7 +23,7 @@ from proxy.settings import Settings
 from proxy.store import Store, StoreMisconfigured, StoreUnsupported, has_data
 from proxy.tasks import Tasks, ignore_failure, ignore_warning
 from proxy.tokenizers import library
-from proxy.upstream import find
+from proxy.upstream import find_window
 from proxy.upstream_wiring import open_catalogue, open_probes, open_upstream
 from proxy.wiring import open_configured_store
 
@@ -88,7 +88,7 @@ async def list_models(settings: Settings, pattern: str | None, key: str = "") ->
     server_windows, problems = await _ask_servers(settings, names)
 
     def window_of(upstream: str, model: str, _ask: bool) -> ServerWindow | None:
-        return find(server_windows.get(upstream, {}), model)
+        return find_window(server_windows.get(upstream, {}), model)
 
     catalogue = await asyncio.to_thread(open_catalogue, settings, window_of)
     routes = list(_routes(settings, catalogue, server_windows, pattern))
@@ -161,7 +161,7 @@ def _row(
 ) -> ModelRow:
     stated = None
     if route.source == "server":
-        stated = find(server_windows.get(route.upstream, {}), route.model)
+        stated = find_window(server_windows.get(route.upstream, {}), route.model)
     window = route.window
     window_from, age = window_source(route), None
     if route.window_since is not None:

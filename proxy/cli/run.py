@@ -209,16 +209,16 @@ def _texts(values: Mapping[str, object] | None) -> dict[str, str]:
 
 def _file_variables(client: Client, facts: ClientFacts) -> dict[str, str]:
     """Return the settings of the files of *client* that it also reads from variables."""
-    from proxy.cli.clients import changes
+    from proxy.cli.clients import filled_settings
     from proxy.cli.connect import client_files, render
 
     assert client.run is not None
     variables: dict[str, str] = {}
     for file in client.files:
-        for change in changes(file, facts):
-            name = change.at[-1]
+        for setting in filled_settings(file, facts):
+            name = setting.at[-1]
             if isinstance(name, str) and name.isupper():
-                variables[name] = str(change.value)
+                variables[name] = str(setting.value)
     if client.run.document:
         first, *_ = client_files(client, facts, {})
         variables[client.run.document] = render(first)

@@ -32,7 +32,7 @@ def read_sessions(name: str, text: str) -> list[Session]:
     if name.endswith(".md"):
         sessions = list(_aider(name, text))
     else:
-        sessions = _from_json(name, _values(text))
+        sessions = _from_json(name, _json_values(text))
     return [session for session in sessions if _has_answer(session)]
 
 
@@ -40,7 +40,7 @@ def _has_answer(session: Session) -> bool:
     return any(message["role"] == "assistant" for message in session.messages)
 
 
-def _values(text: str) -> list[Any]:
+def _json_values(text: str) -> list[Any]:
     """Return the value of a JSON file, or those of the lines of a JSON Lines file without malformed ones."""
     document = _decoded(text)
     if document is not None:

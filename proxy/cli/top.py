@@ -11,9 +11,10 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 from prometheus_client.parser import text_string_to_metric_families
+from prometheus_client.samples import Sample
 from rich.console import Group, RenderableType
 from rich.live import Live
 from rich.table import Table
@@ -57,14 +58,6 @@ Labels = Mapping[str, str]
 
 class CannotRead(Exception):
     """The proxy cannot be read; the text has the reason and a remedy."""
-
-
-class Sample(NamedTuple):
-    """One series of the metrics: its name, its labels, its value."""
-
-    name: str
-    labels: Labels
-    value: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,11 +108,7 @@ def read(address: str, key: str) -> Reading:
         raise CannotRead(f"{address} shows its metrics to the holder of server.admin_key: give --key-env NAME.")
     if status != http.client.OK:
         raise CannotRead(f"{address}{METRICS} answers {status}: telemetry.metrics is off, or this is no Ullage.")
-    samples = [
-        Sample(sample.name, sample.labels, sample.value)
-        for family in text_string_to_metric_families(body.decode())
-        for sample in family.samples
-    ]
+    samples = [sample for family in text_string_to_metric_families(body.decode()) for sample in family.samples]
     facts: Mapping[str, Any] = {}
     if state == http.client.OK:
         facts = json.loads(document)

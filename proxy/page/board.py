@@ -49,7 +49,7 @@ OTHER: Final = "other"
 COUNTS: Final = "count_tokens"
 """The API of requests that only ask for a count: they send nothing."""
 
-_POINT: Final = 4
+_NUMBERS: Final = 4
 """Numbers of one request in ``Conversation.points``: time in ms, tokens before, tokens after, flags."""
 
 # The flags.
@@ -207,22 +207,22 @@ class Conversation:
             row.compactions += report.event
         flags = _COMPACTED * (report.event and report.applied) + _BOUNDED * report.bounded
         self.points.extend((int(at * 1000), row.before, row.tokens, flags))
-        del self.points[: -MOST_POINTS * _POINT]
+        del self.points[: -MOST_POINTS * _NUMBERS]
 
     def rows_of_points(self) -> Iterator[tuple[float, int, int, bool, bool]]:
         """Yield for each request: Unix time, tokens before and after, True if compacted, True if only bounded."""
         points = self.points
-        for at in range(0, len(points), _POINT):
-            time_ms, before, after, flags = points[at : at + _POINT]
+        for at in range(0, len(points), _NUMBERS):
+            time_ms, before, after, flags = points[at : at + _NUMBERS]
             yield time_ms / 1000, before, after, bool(flags & _COMPACTED), bool(flags & _BOUNDED)
 
     def row_with_trend(self) -> Row:
         """Return a copy of the row, with its trend."""
         window = self.row.window or 1
-        points = self.points[-TREND * _POINT :]
+        points = self.points[-TREND * _NUMBERS :]
         trend = [
             (points[at] / 1000, 1000 * points[at + 2] // window, points[at + 3] & _COMPACTED)
-            for at in range(0, len(points), _POINT)
+            for at in range(0, len(points), _NUMBERS)
         ]
         return msgspec.structs.replace(self.row, trend=trend)
 
@@ -284,15 +284,15 @@ class Board:
         self._version += 1
         self._missed += len(self.reports) == MOST_REPORTS  # a full deque has dropped the oldest without an error
         while self.views:
-            self._note(self.views.popleft())
+            self._add_view(self.views.popleft())
         while self.reports:
             at, report = self.reports.popleft()
-            self._count(report)
+            self._add_to_totals(report)
             if report.conversation and report.api != COUNTS:
                 conversation = self._conversation(report.conversation)
                 conversation.add(at, report)
                 conversation.version = self._version
-        self._forget()
+        self._forget_idle()
 
     def changes(self, since: int = 0) -> Changes:
         """Return the rows that changed after version *since*, the names of all, and the totals."""
@@ -310,7 +310,7 @@ class Board:
             conversation.row_with_trend(), list(conversation.rows_of_points()), list(conversation.compactions)
         )
 
-    def _note(self, note: ViewNote) -> None:
+    def _add_view(self, note: ViewNote) -> None:
         conversation = self._conversation(note.report.conversation)
         compaction = note.compaction(text=self._text)
         if compaction is not None:
@@ -328,7 +328,7 @@ class Board:
         self._conversations.move_to_end(name)
         return conversation
 
-    def _count(self, report: Report) -> None:
+    def _add_to_totals(self, report: Report) -> None:
         model = report.model
         if model not in self._models and len(self._models) >= MOST_MODELS:
             model = OTHER
@@ -347,7 +347,7 @@ class Board:
             totals.removed += report.tokens_removed
             totals.compactions += report.event
 
-    def _forget(self) -> None:
+    def _forget_idle(self) -> None:
         """Forget the conversations that are not live any more: those at the beginning."""
         oldest = self._now() - LIVE_SECONDS
         for name, conversation in list(self._conversations.items()):

@@ -17,7 +17,7 @@ from proxy.page.board import MOST_COMPACTIONS, MOST_POINTS, TREND, Board, Change
 from proxy.page.workers import Question, ask
 from proxy.settings.packaged_data import Prices
 
-_SUMS: Final = ("requests", "compactions", "removed_sum", "input_sum", "cached_sum", "output_sum")
+_SUMMED: Final = ("requests", "compactions", "removed_sum", "input_sum", "cached_sum", "output_sum")
 
 PricesOf = Callable[[Iterable[str]], Mapping[str, Prices]]
 """The prices of those of some models that have one; reads a file."""
@@ -129,7 +129,7 @@ class Hub:
     def _join(self) -> None:
         """Join the rows of all workers. An unchanged row stays the same object."""
         by_name: dict[str, list[Row]] = {}
-        for state in self._all():
+        for state in self._worker_states():
             for name, row in state.rows.items():
                 by_name.setdefault(name, []).append(row)
         joined: dict[str, Row] = {}
@@ -157,7 +157,7 @@ class Hub:
         """Return the figures of all workers beside their conversations."""
         models: dict[str, Totals] = {}
         windows: dict[tuple[object, object], dict[str, Any]] = {}
-        for state in self._all():
+        for state in self._worker_states():
             for name, totals in state.models.items():
                 models.setdefault(name, Totals()).add(totals)
             windows.update(((window["upstream"], window["model"]), window) for window in state.windows)
@@ -165,8 +165,8 @@ class Hub:
         return Snapshot(
             workers=1 + len(self._others),
             answered=self._answered,
-            lag=max(state.lag for state in self._all()),
-            missed=sum(state.missed for state in self._all()),
+            lag=max(state.lag for state in self._worker_states()),
+            missed=sum(state.missed for state in self._worker_states()),
             models=models,
             windows=sorted(windows.values(), key=lambda window: (str(window["upstream"]), str(window["model"]))),
             saved=saved,
@@ -174,12 +174,12 @@ class Hub:
             status=self._status(),
         )
 
-    def _all(self) -> list[_WorkerState]:
+    def _worker_states(self) -> list[_WorkerState]:
         return [self._own, *self._others_state.values()]
 
     async def _look_up_prices(self) -> None:
         """Look up the prices of new models; each once."""
-        new = {name for state in self._all() for name in state.models} - self._prices.keys()
+        new = {name for state in self._worker_states() for name in state.models} - self._prices.keys()
         if new:
             prices = await asyncio.to_thread(self._prices_of, new)
             self._prices.update((name, prices.get(name)) for name in new)
@@ -206,6 +206,6 @@ def joined_row(rows: Sequence[Row]) -> Row:
     if len(rows) == 1:
         return rows[0]
     newest = max(rows, key=lambda row: row.last)
-    sums = {name: sum(getattr(row, name) for row in rows) for name in _SUMS}
+    sums = {name: sum(getattr(row, name) for row in rows) for name in _SUMMED}
     trend = sorted(point for row in rows for point in row.trend)[-TREND:]
     return msgspec.structs.replace(newest, first=min(row.first for row in rows), trend=trend, **sums)

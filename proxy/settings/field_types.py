@@ -190,7 +190,7 @@ def _host(value: Any) -> Any:
     return value
 
 
-def _learn(value: Any) -> Any:
+def _unknown_window(value: Any) -> Any:
     if value == "learn":
         return value
     if isinstance(value, str) and value.isdecimal():
@@ -223,7 +223,7 @@ AccessKey = Annotated[SecretStr, BeforeValidator(_access_key)]
 FilePath = Annotated[Path, BeforeValidator(_path)]
 UnknownWindow = Annotated[
     int | Literal["learn"],
-    BeforeValidator(_learn),
+    BeforeValidator(_unknown_window),
     WithJsonSchema({"anyOf": [{"const": "learn"}, {"type": "integer", "minimum": 1}]}),
 ]
 

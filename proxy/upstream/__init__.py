@@ -2,7 +2,7 @@
 
 from proxy.upstream.direct import Upstreams
 from proxy.upstream.litellm import Bridge, Bridged, OptionsOf, no_options
-from proxy.upstream.probe_formats import find
+from proxy.upstream.probe_formats import find_window
 from proxy.upstream.probes import OnWindows, Probes, may_answer
 from proxy.upstream.targets import Target, Timeouts
 
@@ -15,7 +15,7 @@ __all__ = [
     "Target",
     "Timeouts",
     "Upstreams",
-    "find",
+    "find_window",
     "may_answer",
     "no_options",
 ]

@@ -131,12 +131,12 @@ class Upstreams:
     async def _wait_to_reconnect(self, ready: _ReadyTarget, error: Exception, pause: float | None) -> None:
         """Wait for *pause* seconds before connecting again. Raise ``UllageError`` if it is None, or for some errors."""
         if not isinstance(error, aiohttp.ClientConnectorError):
-            raise _translate(ready.name, ready.timeouts, error) from error
+            raise _ullage_error(ready.name, ready.timeouts, error) from error
         exhausted = error.errno in _NO_DESCRIPTOR
         self.without_descriptor += exhausted
         if pause is None and exhausted:
             raise Overloaded("The proxy may open no more connections (its limit of open files).") from error
-        if pause is None or not _refused(error):
+        if pause is None or not _may_connect_later(error):
             raise UpstreamUnreachable(ready.name, _connect_cause(error)) from error
         await asyncio.sleep(pause)
         if self._is_closed:
@@ -286,7 +286,7 @@ class _ReadyTarget:
         return headers
 
 
-def _translate(target: str, timeouts: Timeouts, error: Exception) -> UllageError:
+def _ullage_error(target: str, timeouts: Timeouts, error: Exception) -> UllageError:
     """Return our error for aiohttp's *error*; one of our own in its chain of causes ended a streamed body."""
     cause: BaseException | None = error
     while cause is not None:
@@ -302,7 +302,7 @@ def _translate(target: str, timeouts: Timeouts, error: Exception) -> UllageError
     return UpstreamUnreachable(target, "it closed the connection before it answered")
 
 
-def _refused(error: aiohttp.ClientConnectorError) -> bool:
+def _may_connect_later(error: aiohttp.ClientConnectorError) -> bool:
     """True if connecting again may help: not for a name that does not resolve, nor for a failure of TLS."""
     permanent = (aiohttp.ClientConnectorDNSError, aiohttp.ClientSSLError, aiohttp.ClientConnectorCertificateError)
     return not isinstance(error, permanent)

@@ -15,7 +15,7 @@ LEAST, MOST = 256, 1_000_000_000
 MOST_MODELS: Final = 4_000
 """Entries of a list of models that are read."""
 
-EVERY: Final = "*"
+EVERY_MODEL: Final = "*"
 """The name for every model of a server that has only one, whatever clients call it."""
 
 LISTED: Final = ("max_model_len", "context_length", "context_window", "max_context_length")
@@ -26,7 +26,7 @@ vLLM: https://github.com/vllm-project/vllm/pull/4643. OpenRouter: https://openro
 
 Kind = Literal["", "llamacpp", "lmstudio", "ollama", "sglang", "tgi", "other"]
 
-OWNERS: Final[Mapping[str, Kind]] = {
+KINDS_BY_OWNER: Final[Mapping[str, Kind]] = {
     "llamacpp": "llamacpp",
     "organization_owner": "lmstudio",
     "library": "ollama",
@@ -40,7 +40,7 @@ Ollama gives the namespace of a model: https://github.com/ollama/ollama/blob/mai
 The others were read from answers of their servers.
 """
 
-NAMELESS: Final[frozenset[Kind]] = frozenset({"llamacpp", "sglang"})
+ONE_MODEL_KINDS: Final[frozenset[Kind]] = frozenset({"llamacpp", "sglang"})
 """Kinds that answer with the one model they have, whatever name a request gives."""
 
 
@@ -56,28 +56,28 @@ def decode(body: bytes) -> object:
         raise Unreadable("an answer that is no JSON") from error
 
 
-def find(windows: Mapping[str, ServerWindow], model: str) -> ServerWindow | None:
+def find_window(windows: Mapping[str, ServerWindow], model: str) -> ServerWindow | None:
     """Return the window of *model* among *windows*, or None. Ollama's clients may leave out the tag ``latest``."""
     if not windows:
         return None  # most servers state none, so the common case builds no string
-    return windows.get(model) or windows.get(f"{model}:latest") or windows.get(EVERY)
+    return windows.get(model) or windows.get(f"{model}:latest") or windows.get(EVERY_MODEL)
 
 
-def rows(answer: object) -> dict[str, Mapping[str, Any]]:
+def model_entries(answer: object) -> dict[str, Mapping[str, Any]]:
     """Return the entries of ``/v1/models`` by name."""
     return {entry["id"]: entry for entry in _objects(answer, "data") if isinstance(entry.get("id"), str)}
 
 
-def kind(models: Mapping[str, Mapping[str, Any]]) -> Kind:
+def server_kind(models: Mapping[str, Mapping[str, Any]]) -> Kind:
     """Return the kind of server by its entries of ``/v1/models``; empty if they do not show it."""
     for entry in models.values():
         owner = entry.get("owned_by")
-        if isinstance(owner, str) and owner in OWNERS:
-            return OWNERS[owner]
+        if isinstance(owner, str) and owner in KINDS_BY_OWNER:
+            return KINDS_BY_OWNER[owner]
     return ""
 
 
-def listed(models: Mapping[str, Mapping[str, Any]]) -> dict[str, ServerWindow]:
+def listed_windows(models: Mapping[str, Mapping[str, Any]]) -> dict[str, ServerWindow]:
     """Return the windows in entries of ``/v1/models``, by model. An adapter without a figure has its parent's."""
     windows = {name: window for name, entry in models.items() if (window := _entry(entry))}
     for name, entry in models.items():
@@ -102,7 +102,7 @@ def _entry(entry: Mapping[str, Any]) -> ServerWindow | None:
     return _window(figures[origin], None, output, f"/v1/models {origin}")
 
 
-def sglang(answer: object, windows: Mapping[str, ServerWindow]) -> dict[str, ServerWindow]:
+def sglang_windows(answer: object, windows: Mapping[str, ServerWindow]) -> dict[str, ServerWindow]:
     """Return SGLang's *windows* of ``/v1/models``, lowered to its memory for tokens by ``/server_info``.
 
     https://docs.sglang.io/basic_usage/native_api.html
@@ -118,7 +118,7 @@ def sglang(answer: object, windows: Mapping[str, ServerWindow]) -> dict[str, Ser
     return narrowed
 
 
-def llamacpp(answer: object) -> dict[str, ServerWindow]:
+def llamacpp_window(answer: object) -> dict[str, ServerWindow]:
     """Return the window of one slot by llama.cpp's ``/props``, for every name that a request may use.
 
     https://github.com/ggml-org/llama.cpp/blob/master/tools/server/README.md
@@ -126,10 +126,10 @@ def llamacpp(answer: object) -> dict[str, ServerWindow]:
     size = _figure(_object(answer, "default_generation_settings").get("n_ctx"))
     if size is None:
         return {}
-    return {EVERY: _window(size, None, None, "/props n_ctx")}
+    return {EVERY_MODEL: _window(size, None, None, "/props n_ctx")}
 
 
-def lmstudio(answer: object) -> dict[str, ServerWindow] | None:
+def lmstudio_windows(answer: object) -> dict[str, ServerWindow] | None:
     """Return the windows of loaded models by LM Studio's ``/api/v0/models``; None if the answer is not LM Studio's.
 
     Of a model that is not loaded the window is unknown: ``max_context_length`` is the most it could be loaded with
@@ -145,7 +145,7 @@ def lmstudio(answer: object) -> dict[str, ServerWindow] | None:
     return windows
 
 
-def ollama_running(answer: object) -> dict[str, ServerWindow] | None:
+def ollama_running_windows(answer: object) -> dict[str, ServerWindow] | None:
     """Return the windows of running models by Ollama's ``/api/ps``; None if the answer is not Ollama's.
 
     https://docs.ollama.com/api/ps
@@ -160,7 +160,7 @@ def ollama_running(answer: object) -> dict[str, ServerWindow] | None:
     return windows
 
 
-def ollama_model(answer: object) -> ServerWindow | None:
+def ollama_window(answer: object) -> ServerWindow | None:
     """Return the window of a model that is not running by Ollama's ``/api/show``: its ``num_ctx``, at most its longest.
 
     Without ``num_ctx`` it will run with the server's default, which no route states
@@ -185,7 +185,7 @@ def _num_ctx(parameters: object) -> int | None:
     return _figure(int(values[-1]))
 
 
-def tgi(answer: object) -> dict[str, ServerWindow]:
+def tgi_window(answer: object) -> dict[str, ServerWindow]:
     """Return the window and the input limit by TGI's ``/info``, for every name that a request may use.
 
     https://huggingface.github.io/text-generation-inference/
@@ -195,7 +195,7 @@ def tgi(answer: object) -> dict[str, ServerWindow]:
     longest = _figure(info.get("max_input_tokens")) or _figure(info.get("max_input_length"))
     if size is None:
         return {}
-    return {EVERY: _window(size, longest, None, "/info max_total_tokens")}
+    return {EVERY_MODEL: _window(size, longest, None, "/info max_total_tokens")}
 
 
 def _window(size: int, longest: int | None, output: int | None, origin: str) -> ServerWindow:

@@ -167,7 +167,7 @@ class Probes:
                 self._request(server, model)
             if not server.probing and self._clock() >= server.due:
                 self._start(server)
-        return formats.find(server.windows, model)
+        return formats.find_window(server.windows, model)
 
     def adopt(self, before: Probes) -> None:
         """Take over the windows that *before* has of servers that are still configured at the same address."""
@@ -197,7 +197,7 @@ class Probes:
                 "age_seconds": round(now - window.since, 1),
             }
             for server in self._servers.values()
-            for model, window in _shown(server)
+            for model, window in _shown_windows(server)
         ]
 
     def last_probes(self) -> dict[str, dict[str, object]]:
@@ -277,8 +277,8 @@ class Probes:
         if not -MOST_SKEW <= age < min(shared.valid_seconds, FRESH_SECONDS):
             return False
         probed = {name for model in shared.probed for name in (model, f"{model}:latest")}
-        others = [model for model in _listed(server.requested, shared.listed) if model not in probed]
-        if any(formats.find(shared.windows, model) is None for model in others):
+        others = [model for model in _requested_and_listed(server.requested, shared.listed) if model not in probed]
+        if any(formats.find_window(shared.windows, model) is None for model in others):
             return False
         windows = {
             model: replace(window, since=min(now, window.since + now - wall))
@@ -358,10 +358,10 @@ def _decode(value: bytes | None) -> Shared | None:
         return None
 
 
-def _shown(server: _Server) -> list[tuple[str, ServerWindow]]:
+def _shown_windows(server: _Server) -> list[tuple[str, ServerWindow]]:
     """Return the windows of the requested models, and of the first twenty others, sorted by name."""
     few = dict(list(server.windows.items())[:20])
-    requested = {model: window for model in server.requested if (window := formats.find(server.windows, model))}
+    requested = {model: window for model in server.requested if (window := formats.find_window(server.windows, model))}
     return sorted({**few, **requested}.items())
 
 
@@ -394,38 +394,44 @@ class Probe:
 
     async def run(self) -> ProbeResult:
         """Return the answers. Raises ``UllageError`` and ``Unreadable`` if the server does not answer at all."""
-        rows = formats.rows(await self._exchange("GET", "/v1/models"))
-        listed, kind = frozenset(rows), formats.kind(rows)
-        windows = formats.listed(rows)
+        rows = formats.model_entries(await self._exchange("GET", "/v1/models"))
+        listed, kind = frozenset(rows), formats.server_kind(rows)
+        windows = formats.listed_windows(rows)
         if windows and kind == "sglang":
-            windows = formats.sglang(await self._try("/server_info") or await self._try("/get_server_info"), windows)
-        if windows and kind in formats.NAMELESS and len(rows) == 1:
-            windows[formats.EVERY] = next(iter(windows.values()))
+            info = await self._try("/server_info") or await self._try("/get_server_info")
+            windows = formats.sglang_windows(info, windows)
+        if windows and kind in formats.ONE_MODEL_KINDS and len(rows) == 1:
+            windows[formats.EVERY_MODEL] = next(iter(windows.values()))
         if windows or kind == "other":
             return ProbeResult(windows, listed)
         return await self._native(kind, listed)
 
     async def _native(self, kind: formats.Kind, listed: frozenset[str]) -> ProbeResult:
         """Return the answers of the native routes of this *kind* of server; all are tried if it is empty."""
-        if kind in ("llamacpp", "") and (stated := formats.llamacpp(await self._try("/props"))):
+        if kind in ("llamacpp", "") and (stated := formats.llamacpp_window(await self._try("/props"))):
             return ProbeResult(stated, listed)
-        if kind in ("lmstudio", "") and (loaded := formats.lmstudio(await self._try("/api/v0/models"))) is not None:
-            loading = any(formats.find(loaded, model) is None for model in _listed(self._requested, listed))
-            return ProbeResult(loaded, listed, loading)
-        if kind in ("ollama", "") and (running := formats.ollama_running(await self._try("/api/ps"))) is not None:
-            return await self._ollama(running, listed)
+        if kind in ("lmstudio", ""):
+            loaded = formats.lmstudio_windows(await self._try("/api/v0/models"))
+            if loaded is not None:
+                requested = _requested_and_listed(self._requested, listed)
+                loading = any(formats.find_window(loaded, model) is None for model in requested)
+                return ProbeResult(loaded, listed, loading)
+        if kind in ("ollama", ""):
+            running = formats.ollama_running_windows(await self._try("/api/ps"))
+            if running is not None:
+                return await self._ollama(running, listed)
         if kind in ("tgi", ""):
-            return ProbeResult(formats.tgi(await self._try("/info")), listed)
+            return ProbeResult(formats.tgi_window(await self._try("/info")), listed)
         return ProbeResult({}, listed)
 
     async def _ollama(self, stated: dict[str, ServerWindow], listed: frozenset[str]) -> ProbeResult:
         """Return the windows *stated* for running models, and those of requested ones that are not running."""
         loading = False
-        for model in _listed(self._requested, listed):
-            if formats.find(stated, model) is not None:
+        for model in _requested_and_listed(self._requested, listed):
+            if formats.find_window(stated, model) is not None:
                 continue
             loading = True  # its window is certain only once it runs
-            window = formats.ollama_model(await self._try("/api/show", {"model": model}))
+            window = formats.ollama_window(await self._try("/api/show", {"model": model}))
             if window is not None:
                 stated[model] = window
         return ProbeResult(stated, listed, loading)
@@ -453,7 +459,7 @@ class Probe:
                 raise formats.Unreadable(f"{method} {path} answered {reply.status}")
             if reply.header("content-encoding") not in ("", "identity"):
                 raise formats.Unreadable(f"{method} {path} answered in a content encoding that it may not use")
-            answer = await _body(reply)
+            answer = await _read_body(reply)
         finally:
             reply.close()
         if len(answer) <= INLINE:
@@ -462,7 +468,7 @@ class Probe:
         return await asyncio.to_thread(formats.decode, answer)
 
 
-async def _body(reply: Reply) -> bytes:
+async def _read_body(reply: Reply) -> bytes:
     body = bytearray()
     while chunk := await reply.next_chunk():
         body += chunk
@@ -471,6 +477,6 @@ async def _body(reply: Reply) -> bytes:
     return bytes(body)
 
 
-def _listed(requested: Iterable[str], listed: frozenset[str]) -> list[str]:
+def _requested_and_listed(requested: Iterable[str], listed: frozenset[str]) -> list[str]:
     """Return those of *requested* that the server has *listed*: a client may have invented the others."""
     return [model for model in requested if model in listed or f"{model}:latest" in listed]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from proxy.cli.clients import ClientFacts, changes, clients, fill_in
+from proxy.cli.clients import ClientFacts, clients, fill_in, filled_settings
 
 FACTS = ClientFacts("http://127.0.0.1:8484", "KEY", "some-model", 32_768, 4_096)
 CLIENTS = clients()
@@ -19,7 +19,7 @@ def test_every_client_has_settings_or_a_note() -> None:
 def test_everything_known_leaves_no_braces_and_names_the_proxy(name: str) -> None:
     """With all facts no placeholder is left over, and every client that has settings gets the address."""
     client = CLIENTS[name]
-    values = [str(change) for file in client.files for change in changes(file, FACTS)]
+    values = [str(setting) for file in client.files for setting in filled_settings(file, FACTS)]
     values += [str(fill_in(value, FACTS)) for value in (*client.environment.values(), *client.commands)]
     text = "\n".join(values)
     for placeholder in (
@@ -40,7 +40,7 @@ def test_everything_known_leaves_no_braces_and_names_the_proxy(name: str) -> Non
 def test_unknown_facts_are_left_out(name: str) -> None:
     """Without model and window no value says ``None`` or a placeholder, and the address is still there."""
     bare = ClientFacts(FACTS.root, "KEY", "m" if CLIENTS[name].needs_model else None)
-    text = str([change for file in CLIENTS[name].files for change in changes(file, bare)])
+    text = str([setting for file in CLIENTS[name].files for setting in filled_settings(file, bare)])
     text += str(fill_in(CLIENTS[name].environment, bare))
     assert "None" not in text
     assert "{window}" not in text
@@ -88,7 +88,7 @@ def test_claude_code_gets_settings_that_it_obeys_in_a_window_of_that_size(
 ) -> None:
     """Output and thinking leave room in every window, and only figures that it does not raise are written."""
     (file,) = CLIENTS["claude-code"].files
-    env = {str(change.at[1]): change.value for change in changes(file, facts) if change.at[0] == "env"}
+    env = {str(change.at[1]): change.value for change in filled_settings(file, facts) if change.at[0] == "env"}
     assert env.pop("ANTHROPIC_BASE_URL") == "r"
     assert env == expected
 

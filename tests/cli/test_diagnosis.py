@@ -40,14 +40,14 @@ def levels(*findings: Finding) -> list[tuple[str, str]]:
 )
 def test_what_the_long_request_shows(long: Attempt, known: Window, expected: list[tuple[str, str]]) -> None:
     """A recognised refusal is well, a silent cut and an unknown error are not; each that is not well has a remedy."""
-    findings = list(diagnosis.overflow(long, known, 1.0))
+    findings = list(diagnosis.overflow_findings(long, known, 1.0))
     assert levels(*findings) == expected
     assert all(finding.remedy for finding in findings if finding.level in ("warning", "error"))
 
 
 def test_a_cut_is_measured_in_the_providers_tokens() -> None:
     """A server that counts less than we do is not taken for one that cuts."""
-    assert levels(*diagnosis.overflow(Attempt(10_000, 200, 5_500), UNKNOWN, 0.55)) == [("overflow", "info")]
+    assert levels(*diagnosis.overflow_findings(Attempt(10_000, 200, 5_500), UNKNOWN, 0.55)) == [("overflow", "info")]
 
 
 @pytest.mark.parametrize(
@@ -56,14 +56,18 @@ def test_a_cut_is_measured_in_the_providers_tokens() -> None:
 )
 def test_what_usage_shows(prompt: int, expected: float, level: str) -> None:
     """A factor at most the assumed one is well, another one is learned, an absurd one is a warning."""
-    assert levels(*diagnosis.count(Attempt(400, 200, prompt), expected)) == [("usage", level)]
+    assert levels(*diagnosis.usage_findings(Attempt(400, 200, prompt), expected)) == [("usage", level)]
 
 
 def test_what_is_missing_is_a_finding() -> None:
     """No window, no usage, no usage in streams: each is a warning with its remedy."""
-    assert diagnosis.window(KNOWN).level == "ok"
-    findings = [diagnosis.window(UNKNOWN), *diagnosis.count(Attempt(400, 200), 1.0), diagnosis.stream(200, None)]
+    assert diagnosis.window_finding(KNOWN).level == "ok"
+    findings = [
+        diagnosis.window_finding(UNKNOWN),
+        *diagnosis.usage_findings(Attempt(400, 200), 1.0),
+        diagnosis.stream_finding(200, None),
+    ]
     assert [finding.level for finding in findings] == ["warning"] * 3
     assert all(finding.remedy for finding in findings)
-    assert diagnosis.stream(200, 7).level == "ok"
-    assert diagnosis.stream(400, None).level == "error"
+    assert diagnosis.stream_finding(200, 7).level == "ok"
+    assert diagnosis.stream_finding(400, None).level == "error"

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from proxy.cli.diagnosis import Finding
-from proxy.cli.doctor import Diagnosis, examine, is_near, show_findings
+from proxy.cli.doctor import Diagnosis, examine, is_local_server, show_findings
 from proxy.settings import Settings, load
 from tests.conftest import StartStub
 from tests.stub import Fault, Stub
@@ -114,7 +114,7 @@ async def test_a_server_without_usage(stub: StartStub) -> None:
 async def test_nothing_is_billed_unasked(stub: StartStub, monkeypatch: pytest.MonkeyPatch) -> None:
     """At a server elsewhere the long request waits for a yes, and its size is reported."""
     server = await stub(windows={"house-model": 8_192}, tells=True)
-    monkeypatch.setattr("proxy.cli.doctor.is_near", lambda url: False)
+    monkeypatch.setattr("proxy.cli.doctor.is_local_server", lambda url: False)
     result = await seen_by(server)
     assert [seen.verdict for seen in server.chats()] == ["ok", "ok"]
     assert levels(result)["overflow"] == "info"
@@ -169,9 +169,9 @@ async def test_a_model_that_wants_the_newer_name(stub: StartStub) -> None:
         ("http://8.8.8.8/v1", False),
     ],
 )
-def test_what_is_near(url: str, near: bool) -> None:
+def test_what_is_local(url: str, near: bool) -> None:
     """Addresses of this machine and of private networks are near, names of the internet are not."""
-    assert is_near(url) is near
+    assert is_local_server(url) is near
 
 
 @pytest.mark.filterwarnings("ignore:Item .* on TypedDict class:UserWarning")

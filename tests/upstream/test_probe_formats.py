@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from proxy.core.models import ServerWindow
 from proxy.upstream import probe_formats
-from proxy.upstream.probe_formats import EVERY, LEAST, MOST, Unreadable, decode, find
+from proxy.upstream.probe_formats import EVERY_MODEL, LEAST, MOST, Unreadable, decode, find_window
 
 WORDS = st.sampled_from(
     [
@@ -31,19 +31,19 @@ VALUES = st.recursive(
 @pytest.mark.slow
 def test_no_answer_is_an_error(answer: Any) -> None:
     """Whatever JSON a server answers, each reader gives sane windows or none, and raises nothing."""
-    rows = probe_formats.rows(answer)
-    told = probe_formats.listed(rows)
-    shown = probe_formats.ollama_model(answer)
+    rows = probe_formats.model_entries(answer)
+    told = probe_formats.listed_windows(rows)
+    shown = probe_formats.ollama_window(answer)
     found = [
         told,
-        probe_formats.sglang(answer, told),
-        probe_formats.llamacpp(answer),
-        probe_formats.lmstudio(answer) or {},
-        probe_formats.ollama_running(answer) or {},
-        probe_formats.tgi(answer),
+        probe_formats.sglang_windows(answer, told),
+        probe_formats.llamacpp_window(answer),
+        probe_formats.lmstudio_windows(answer) or {},
+        probe_formats.ollama_running_windows(answer) or {},
+        probe_formats.tgi_window(answer),
         {"shown": shown} if shown else {},
     ]
-    assert probe_formats.kind(rows) in {"", *probe_formats.OWNERS.values()}
+    assert probe_formats.server_kind(rows) in {"", *probe_formats.KINDS_BY_OWNER.values()}
     for each in found:
         for window in each.values():
             assert LEAST <= window.context_window <= MOST
@@ -62,10 +62,10 @@ def test_decode() -> None:
 def test_find() -> None:
     """A model is found by its name, by its name with Ollama's default tag, or as any model of a server that has one."""
     one, two, every = ServerWindow(1000), ServerWindow(2000), ServerWindow(3000)
-    assert find({"a": one, "b:latest": two}, "a") is one
-    assert find({"a": one, "b:latest": two}, "b") is two
-    assert find({"a": one}, "b") is None
-    assert find({"a": one, EVERY: every}, "b") is every
+    assert find_window({"a": one, "b:latest": two}, "a") is one
+    assert find_window({"a": one, "b:latest": two}, "b") is two
+    assert find_window({"a": one}, "b") is None
+    assert find_window({"a": one, EVERY_MODEL: every}, "b") is every
 
 
 @pytest.mark.parametrize(
@@ -82,5 +82,5 @@ def test_find() -> None:
 )
 def test_parameters_of_ollama(parameters: str, size: int | None) -> None:
     """The last ``num_ctx`` of a model's parameters is its window; without a sane one nothing is known."""
-    told = probe_formats.ollama_model({"parameters": parameters})
+    told = probe_formats.ollama_window({"parameters": parameters})
     assert (told and told.context_window) == size

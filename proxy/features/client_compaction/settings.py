@@ -30,7 +30,7 @@ class UpstreamWithCompaction(Upstream):
 
     compaction: Literal["auto", "relay", "own"] = Field(
         default="auto",
-        description="Who answers /v1/responses/compact and compaction triggers. auto: it if it can; own: Ullage.",
+        description="Who answers requests to compact. auto: the upstream if it can; relay: the upstream; own: Ullage.",
     )
 
     @property
