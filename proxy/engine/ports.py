@@ -252,7 +252,7 @@ class Prefix:
 
 @dataclass(frozen=True, slots=True)
 class SummaryRequest:
-    """A prefix of a conversation to be summarised.
+    """A prefix of a conversation to be summarised, which ``client_request`` continues.
 
     ``root_hash`` names the conversation. ``last_compaction`` is the prefix hash at its newest compaction, or the root
     hash (16 bytes each). ``prefixes`` are those that may have a summary, oldest first; the last is the one to
@@ -264,7 +264,7 @@ class SummaryRequest:
     thread. ``requested``: a caller asked for it, so it may cost more than others.
     """
 
-    request: Request
+    client_request: Request
     route: Route
     root_hash: bytes
     last_compaction: bytes
@@ -312,16 +312,16 @@ class Summaries(Protocol):
     def inline(self) -> bool:
         """True if a compaction waits for its summary."""
 
-    async def ready(self, passage: SummaryRequest) -> Summary | None:
-        """The summary of *passage*, or the newest one of a shorter prefix; reads the store at most once."""
+    async def ready(self, request: SummaryRequest) -> Summary | None:
+        """The summary of *request*, or the newest one of a shorter prefix; reads the store at most once."""
 
-    async def write(self, passage: SummaryRequest) -> Summary | None:
-        """As ``ready``, but write the summary of *passage* if there is none, within the timeout."""
+    async def write(self, request: SummaryRequest) -> Summary | None:
+        """As ``ready``, but write the summary of *request* if there is none, within the timeout."""
 
     def is_due(self, request: Request, route: Route, last_compaction: bytes) -> bool:
         """True if a job for what follows that compaction may start now. Cheap: it looks at counters only."""
 
-    def prepare(self, passage: SummaryRequest) -> None:
+    def prepare(self, request: SummaryRequest) -> None:
         """Start a job in the background, unless a job or a summary exists, here or on another replica."""
 
     def sent(self, tenant: bytes, tokens: int) -> None:

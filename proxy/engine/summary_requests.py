@@ -41,7 +41,7 @@ def summary_request_of(
     if record is not None:
         last_compaction, folded = hashes[record.compaction.boundary - 1], record.compaction.cut
     return SummaryRequest(
-        request=measured.request,
+        client_request=measured.request,
         route=measured.known.route,
         root_hash=root,
         last_compaction=last_compaction,

@@ -11,6 +11,7 @@ from typing import Any, Final
 
 from proxy.core.apis.json_steps import parse
 from proxy.core.apis.usage import read_usage, read_usage_metadata
+from proxy.core.report import NO_USAGE, Usage
 
 REASONING_MODELS: Final = ("o1*", "o3*", "o4*", "gpt-5*")
 """Models that accept only ``max_completion_tokens``, and whose reasoning counts in it:
@@ -20,61 +21,38 @@ https://platform.openai.com/docs/api-reference/chat/create
 REASONING_TOKENS: Final = 4_096
 """Tokens of output, beside the cap, for a model that reasons before it writes."""
 
-# Members of the client's request that a request for a summary has as well, because the provider's prompt cache depends
-# on them, or because they name who pays. Sampling parameters and response formats are for the client's own answer only.
-# Anthropic's cache also depends on tool_choice: https://platform.claude.com/docs/en/build-with-claude/prompt-caching
-_CHAT_MEMBERS: Final[tuple[str, ...]] = (
-    "model",
-    "tools",
-    "functions",
-    "reasoning_effort",
-    "prompt_cache_key",
-    "user",
-    "service_tier",
-)
-_MESSAGES_MEMBERS: Final[tuple[str, ...]] = ("model", "system", "tools", "tool_choice", "metadata")
-_RESPONSES_MEMBERS: Final[tuple[str, ...]] = (
-    "model",
-    "instructions",
-    "tools",
-    "reasoning",
-    "prompt_cache_key",
-    "include",
-    "user",
-    "service_tier",
-)
-_GEMINI_MEMBERS: Final[tuple[str, ...]] = (
-    "systemInstruction",
-    "system_instruction",
-    "tools",
-    "cachedContent",
-    "cached_content",
-)
-
 
 @dataclass(frozen=True, slots=True)
 class ModelAnswer:
-    """A model's answer: its text, and the tokens it states. ``cut_short``: it reached the limit of its output."""
+    """A model's answer: its text, and the ``usage`` it states. ``cut_short``: it reached the limit of its output."""
 
     text: str
     called_tools: bool = False
     cut_short: bool = False
-    input_tokens: int | None = None
-    output_tokens: int | None = None
+    usage: Usage = NO_USAGE
 
 
 @dataclass(frozen=True, slots=True)
 class ApiFormat:
-    """One API.
+    """One API: the ``path`` of a call, the name of the list of items, and how bodies and answers are written.
 
-    ``build_body`` takes the model, the system text, the user text and the output tokens. ``continue_prompt`` takes a
-    request's envelope, an instruction and the output tokens; it returns the name of the list of items, the other
-    members of the body, and the item that ends the list. ``parse`` may raise any error if a member is missing or odd.
+    ``build_body`` takes the model, the system text, the user text and the output tokens. ``limits`` takes the model and
+    the output tokens, and returns the members that bound the answer; ``user_message`` returns an item with a text.
+
+    ``members`` are those of the client's request that a request for a summary has as well, because the provider's
+    prompt cache depends on them, or because they name who pays. Sampling parameters and response formats are for the
+    client's own answer only. ``without_calls`` are members that forbid calls of the request's tools.
+
+    ``parse`` may raise any error if a member is missing or odd.
     """
 
     path: str
+    list_name: str
     build_body: Callable[[str, str, str, int], dict[str, Any]]
-    continue_prompt: Callable[[dict[str, Any], str, int], tuple[str, dict[str, Any], dict[str, Any]]]
+    limits: Callable[[str, int], dict[str, Any]]
+    user_message: Callable[[str], dict[str, Any]]
+    members: tuple[str, ...]
+    without_calls: Mapping[str, Any]
     parse: Callable[[Mapping[str, Any]], ModelAnswer]
 
 
@@ -99,11 +77,14 @@ def append_to_prompt(
     *model* is the upstream's name of the model, which may differ from the client's.
     """
     envelope = {**parse(envelope_json), "model": model}
-    name, members, last = api.continue_prompt(envelope, instruction, output)
+    members = {name: envelope[name] for name in api.members if name in envelope}
+    if members.get("tools"):
+        members |= api.without_calls
+    members |= api.limits(model, output)
     # The items are joined as bytes: encoding them again could change white space or escapes, and with them the cached
     # prefix.
-    all_items = b",".join(filter(None, (items, encode_json(last))))
-    return encode_json(members)[:-1] + b',"' + name.encode() + b'":[' + all_items + b"]}"
+    all_items = b",".join(filter(None, (items, encode_json(api.user_message(instruction)))))
+    return encode_json(members)[:-1] + b',"' + api.list_name.encode() + b'":[' + all_items + b"]}"
 
 
 def parse_answer(api: ApiFormat, data: bytes) -> ModelAnswer | None:
@@ -119,138 +100,103 @@ def _reasons(model: str) -> bool:
     return any(fnmatchcase(name, pattern) for pattern in REASONING_MODELS)
 
 
-def _chat_limit(model: str) -> str:
+def _plain_message(text: str) -> dict[str, Any]:
+    return {"role": "user", "content": text}
+
+
+def _chat_limits(model: str, output: int) -> dict[str, Any]:
+    limit = "max_tokens"
     if _reasons(model):
-        return "max_completion_tokens"
-    return "max_tokens"
+        limit = "max_completion_tokens"
+    return {limit: output, "stream": False}
 
 
 def _chat_body(model: str, system: str, text: str, output: int) -> dict[str, Any]:
-    messages = [{"role": "system", "content": system}, {"role": "user", "content": text}]
-    return {"model": model, "messages": messages, _chat_limit(model): output, "stream": False}
-
-
-def _continue_chat(
-    envelope: dict[str, Any], instruction: str, output: int
-) -> tuple[str, dict[str, Any], dict[str, Any]]:
-    members = {name: envelope[name] for name in _CHAT_MEMBERS if name in envelope}
-    if members.get("tools"):
-        members["tool_choice"] = "none"
-    members |= {_chat_limit(str(envelope.get("model", ""))): output, "stream": False}
-    return "messages", members, {"role": "user", "content": instruction}
+    messages = [{"role": "system", "content": system}, _plain_message(text)]
+    return {"model": model, "messages": messages, **_chat_limits(model, output)}
 
 
 def _parse_chat(answer: Mapping[str, Any]) -> ModelAnswer:
     choice = answer["choices"][0]
     message = choice["message"]
-    usage = read_usage(answer.get("usage"))
     return ModelAnswer(
         text=_text(message.get("content")),
         called_tools=bool(message.get("tool_calls") or message.get("function_call")),
         cut_short=choice.get("finish_reason") == "length",
-        input_tokens=usage.input_tokens,
-        output_tokens=usage.output_tokens,
+        usage=read_usage(answer.get("usage")),
     )
 
 
+def _messages_limits(model: str, output: int) -> dict[str, Any]:
+    del model
+    return {"max_tokens": output}
+
+
 def _messages_body(model: str, system: str, text: str, output: int) -> dict[str, Any]:
-    return {"model": model, "max_tokens": output, "system": system, "messages": [{"role": "user", "content": text}]}
-
-
-def _continue_messages(
-    envelope: dict[str, Any], instruction: str, output: int
-) -> tuple[str, dict[str, Any], dict[str, Any]]:
-    members = {name: envelope[name] for name in _MESSAGES_MEMBERS if name in envelope}
-    members["max_tokens"] = output
-    return "messages", members, {"role": "user", "content": instruction}
+    return {"model": model, "max_tokens": output, "system": system, "messages": [_plain_message(text)]}
 
 
 def _parse_messages(answer: Mapping[str, Any]) -> ModelAnswer:
     parts = answer["content"]
-    usage = read_usage(answer.get("usage"))
     return ModelAnswer(
         text=_text(parts),
         called_tools=any(isinstance(part, Mapping) and part.get("type") == "tool_use" for part in parts),
         cut_short=answer.get("stop_reason") == "max_tokens",
-        input_tokens=usage.input_tokens,
-        output_tokens=usage.output_tokens,
+        usage=read_usage(answer.get("usage")),
     )
 
 
+def _responses_limits(model: str, output: int) -> dict[str, Any]:
+    del model
+    return {"max_output_tokens": output, "store": False, "stream": False}
+
+
+def _responses_message(text: str) -> dict[str, Any]:
+    return {"role": "user", "content": [{"type": "input_text", "text": text}]}
+
+
 def _responses_body(model: str, system: str, text: str, output: int) -> dict[str, Any]:
-    return {
-        "model": model,
-        "instructions": system,
-        "input": [{"role": "user", "content": [{"type": "input_text", "text": text}]}],
-        "max_output_tokens": output,
-        "store": False,
-        "stream": False,
-    }
-
-
-def _continue_responses(
-    envelope: dict[str, Any], instruction: str, output: int
-) -> tuple[str, dict[str, Any], dict[str, Any]]:
-    members = {name: envelope[name] for name in _RESPONSES_MEMBERS if name in envelope}
-    if members.get("tools"):
-        members["tool_choice"] = "none"
-    members |= {"max_output_tokens": output, "store": False, "stream": False}
-    return "input", members, {"role": "user", "content": [{"type": "input_text", "text": instruction}]}
+    items = [_responses_message(text)]
+    return {"model": model, "instructions": system, "input": items, **_responses_limits(model, output)}
 
 
 def _parse_responses(answer: Mapping[str, Any]) -> ModelAnswer:
     items = [item for item in answer["output"] if isinstance(item, Mapping)]
-    usage = read_usage(answer.get("usage"))
     return ModelAnswer(
         text="".join(_text(item.get("content")) for item in items if item.get("type") == "message"),
         called_tools=any(str(item.get("type", "")).endswith("_call") for item in items),
         cut_short=answer.get("status") == "incomplete",
-        input_tokens=usage.input_tokens,
-        output_tokens=usage.output_tokens,
+        usage=read_usage(answer.get("usage")),
     )
 
 
-def _gemini_body(model: str, system: str, text: str, output: int) -> dict[str, Any]:
-    del model  # the path names it
-    return {
-        "systemInstruction": {"parts": [{"text": system}]},
-        "contents": [_gemini_message(text)],
-        "generationConfig": _gemini_limit(output),
-    }
+def _gemini_limits(model: str, output: int) -> dict[str, Any]:
+    """Return the limit for a text of *output* tokens: thoughts count, too, and newer models cannot do without them.
 
-
-def _continue_gemini(
-    envelope: dict[str, Any], instruction: str, output: int
-) -> tuple[str, dict[str, Any], dict[str, Any]]:
-    members = {name: envelope[name] for name in _GEMINI_MEMBERS if name in envelope}
-    if members.get("tools"):
-        members["toolConfig"] = {"functionCallingConfig": {"mode": "NONE"}}
-    members["generationConfig"] = _gemini_limit(output)
-    return "contents", members, _gemini_message(instruction)
+    https://ai.google.dev/gemini-api/docs/thinking
+    """
+    del model
+    return {"generationConfig": {"maxOutputTokens": output + REASONING_TOKENS}}
 
 
 def _gemini_message(text: str) -> dict[str, Any]:
     return {"role": "user", "parts": [{"text": text}]}
 
 
-def _gemini_limit(output: int) -> dict[str, int]:
-    """Return the limit for a text of *output* tokens: thoughts count, too, and newer models cannot do without them.
-
-    https://ai.google.dev/gemini-api/docs/thinking
-    """
-    return {"maxOutputTokens": output + REASONING_TOKENS}
+def _gemini_body(model: str, system: str, text: str, output: int) -> dict[str, Any]:
+    # The path names the model.
+    contents = [_gemini_message(text)]
+    return {"systemInstruction": {"parts": [{"text": system}]}, "contents": contents, **_gemini_limits(model, output)}
 
 
 def _parse_gemini(answer: Mapping[str, Any]) -> ModelAnswer:
     candidate = answer["candidates"][0]
     parts = [part for part in candidate["content"]["parts"] if not part.get("thought")]
-    usage = read_usage_metadata(answer.get("usageMetadata"))
     return ModelAnswer(
         text=_text(parts),
         called_tools=any("functionCall" in part for part in parts),
         cut_short=candidate.get("finishReason") == "MAX_TOKENS",
-        input_tokens=usage.input_tokens,
-        output_tokens=usage.output_tokens,
+        usage=read_usage_metadata(answer.get("usageMetadata")),
     )
 
 
@@ -263,11 +209,60 @@ def _text(content: object) -> str:
     return "".join(part["text"] for part in parts if isinstance(part.get("text"), str))
 
 
+_NO_CALLS: Final = {"tool_choice": "none"}
+
 API_FORMATS: Final[Mapping[str, ApiFormat]] = MappingProxyType(
     {
-        "chat": ApiFormat("/v1/chat/completions", _chat_body, _continue_chat, _parse_chat),
-        "messages": ApiFormat("/v1/messages", _messages_body, _continue_messages, _parse_messages),
-        "responses": ApiFormat("/v1/responses", _responses_body, _continue_responses, _parse_responses),
-        "gemini": ApiFormat("/v1beta/models/", _gemini_body, _continue_gemini, _parse_gemini),
+        "chat": ApiFormat(
+            path="/v1/chat/completions",
+            list_name="messages",
+            build_body=_chat_body,
+            limits=_chat_limits,
+            user_message=_plain_message,
+            members=("model", "tools", "functions", "reasoning_effort", "prompt_cache_key", "user", "service_tier"),
+            without_calls=_NO_CALLS,
+            parse=_parse_chat,
+        ),
+        # Anthropic's cache also depends on tool_choice, so that it stays as it is:
+        # https://platform.claude.com/docs/en/build-with-claude/prompt-caching
+        "messages": ApiFormat(
+            path="/v1/messages",
+            list_name="messages",
+            build_body=_messages_body,
+            limits=_messages_limits,
+            user_message=_plain_message,
+            members=("model", "system", "tools", "tool_choice", "metadata"),
+            without_calls={},
+            parse=_parse_messages,
+        ),
+        "responses": ApiFormat(
+            path="/v1/responses",
+            list_name="input",
+            build_body=_responses_body,
+            limits=_responses_limits,
+            user_message=_responses_message,
+            members=(
+                "model",
+                "instructions",
+                "tools",
+                "reasoning",
+                "prompt_cache_key",
+                "include",
+                "user",
+                "service_tier",
+            ),
+            without_calls=_NO_CALLS,
+            parse=_parse_responses,
+        ),
+        "gemini": ApiFormat(
+            path="/v1beta/models/",
+            list_name="contents",
+            build_body=_gemini_body,
+            limits=_gemini_limits,
+            user_message=_gemini_message,
+            members=("systemInstruction", "system_instruction", "tools", "cachedContent", "cached_content"),
+            without_calls={"toolConfig": {"functionCallingConfig": {"mode": "NONE"}}},
+            parse=_parse_gemini,
+        ),
     }
 )

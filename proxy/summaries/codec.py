@@ -30,7 +30,7 @@ class StoredSummary(msgspec.Struct, frozen=True, array_like=True):
 
 
 class SummaryNote(msgspec.Struct, frozen=True, array_like=True):
-    """The state of a summary of the first ``length`` items, wanted since ``last_compaction`` (a prefix hash).
+    """The state of a summary of the first ``length`` items, needed since ``last_compaction`` (a prefix hash).
 
     ``policy`` and ``prefix_hash`` name its text. ``tokens_in`` are those of the items, ``tokens_out`` those of the
     text. ``written_at`` is the time of the note, ``retry_at`` the time from which a failed summary may be tried again

@@ -107,18 +107,18 @@ class JobCaches:
 class _Job:
     """A summary to be written. ``waits``: a compaction waits for it. ``policy``: see ``_policy``."""
 
-    wanted: SummaryRequest
+    request: SummaryRequest
     summariser: Summariser
     policy: bytes
     waits: bool
 
     @property
     def tenant(self) -> bytes:
-        return self.wanted.request.tenant
+        return self.request.client_request.tenant
 
     @property
     def stretch(self) -> Stretch:
-        return _stretch_of(self.wanted)
+        return _stretch_of(self.request)
 
 
 class Jobs:
@@ -180,22 +180,22 @@ class Jobs:
         clients = [{"tenant": self._label(tenant), **figures} for tenant, figures in self._limits.status(SHOWN)]
         return {"mode": self._config.mode, "running": self.running, "clients": clients, "breakers": breakers[:SHOWN]}
 
-    async def ready(self, wanted: SummaryRequest) -> Summary | None:
-        """Return the summary of the wanted prefix, or the newest one of a shorter prefix, after one look-up at most."""
-        return await self._newest(self._job(wanted, waits=False))
+    async def ready(self, request: SummaryRequest) -> Summary | None:
+        """Return the requested summary, or the newest one of a shorter prefix, after one look-up at most."""
+        return await self._newest(self._job(request, waits=False))
 
-    async def write(self, wanted: SummaryRequest) -> Summary | None:
+    async def write(self, request: SummaryRequest) -> Summary | None:
         """As ``ready``, but write a missing summary first, within the timeout of all summaries of a request."""
-        ready = await self.ready(wanted)
-        if ready is not None and ready.length == wanted.prefix.length:
+        ready = await self.ready(request)
+        if ready is not None and ready.length == request.prefix.length:
             return ready
         # A view that does not fit is built again, and may need a summary of another prefix each time. So the time limit
         # is that of the request, not of one summary.
         now = self._clock()
-        until = self._caches.waiting_until.setdefault(wanted.request.request_id, now + self._config.timeout)
+        until = self._caches.waiting_until.setdefault(request.client_request.request_id, now + self._config.timeout)
         if until <= now:
             return ready
-        task = self._running.get(_stretch_of(wanted)) or self._start(wanted, waits=True)
+        task = self._running.get(_stretch_of(request)) or self._start(request, waits=True)
         if task is None:
             return ready
         # ``wait`` does not cancel a job that takes longer: its summary serves the next compaction.
@@ -203,7 +203,7 @@ class Jobs:
         if not task.done() or task.cancelled() or task.exception() is not None:
             return ready
         written = task.result()
-        if written is None or written.length > wanted.prefix.length:
+        if written is None or written.length > request.prefix.length:
             return ready
         return written
 
@@ -217,10 +217,10 @@ class Jobs:
         _, needed = self._caches.too_expensive.get(stretch, (0, 0))
         return self._limits.can_afford(request.tenant, needed)
 
-    def prepare(self, wanted: SummaryRequest) -> None:
+    def prepare(self, request: SummaryRequest) -> None:
         """Start a job in the background, unless a job or a summary exists, here or on another replica."""
-        if self.is_due(wanted.request, wanted.route, wanted.last_compaction):
-            self._start(wanted, waits=False)
+        if self.is_due(request.client_request, request.route, request.last_compaction):
+            self._start(request, waits=False)
 
     def sent(self, tenant: bytes, tokens: int) -> None:
         """Add the *tokens* of a prompt that *tenant* sent."""
@@ -242,18 +242,18 @@ class Jobs:
         if late:
             await asyncio.wait(late)
 
-    def _start(self, wanted: SummaryRequest, *, waits: bool) -> asyncio.Task[Summary | None] | None:
-        if self._closing or len(self._running) >= self._config.max_jobs or wanted.request.origin is None:
+    def _start(self, request: SummaryRequest, *, waits: bool) -> asyncio.Task[Summary | None] | None:
+        if self._closing or len(self._running) >= self._config.max_jobs or request.client_request.origin is None:
             return None
-        stretch = _stretch_of(wanted)
-        task = self._running[stretch] = self._spawn(self._run(wanted, waits=waits), "summary")
+        stretch = _stretch_of(request)
+        task = self._running[stretch] = self._spawn(self._run(request, waits=waits), "summary")
         task.add_done_callback(lambda _: self._running.pop(stretch, None))
         return task
 
-    async def _run(self, wanted: SummaryRequest, *, waits: bool) -> Summary | None:
+    async def _run(self, request: SummaryRequest, *, waits: bool) -> Summary | None:
         """Run one job and report it once. Return None if no summary came of it."""
         began = self._clock()
-        job = self._job(wanted, waits=waits)
+        job = self._job(request, waits=waits)
         try:
             summary, draft = await self._attempt(job)
         except NotWritten as error:
@@ -282,7 +282,7 @@ class Jobs:
         if error.reason == "elsewhere":
             return self._config.lease_seconds
         if error.reason == "budget":
-            length, _ = self._caches.too_expensive.get(job.stretch, (job.wanted.prefix.length, 0))
+            length, _ = self._caches.too_expensive.get(job.stretch, (job.request.prefix.length, 0))
             self._caches.too_expensive[job.stretch] = (length, error.tokens_needed)
             return 0.0
         return AGAIN
@@ -313,10 +313,10 @@ class Jobs:
         """Return the summary, with its draft if this job wrote it. Raises ``NotWritten``."""
         if self._limits.is_paused(job.tenant):
             raise NotWritten("paused", called_model=False)
-        if self._config.forbids(job.wanted, job.summariser):
+        if self._config.forbids(job.request, job.summariser):
             raise NotWritten("subscription", called_model=False)
-        wanted, seconds = job.wanted, self._config.lease_seconds
-        lease = await self._table.lease(wanted.root_hash, job.policy, wanted.last_compaction, seconds)
+        request, seconds = job.request, self._config.lease_seconds
+        lease = await self._table.lease(request.root_hash, job.policy, request.last_compaction, seconds)
         if lease is None:
             return await self._wait_for_replica(job), None
         renewal = self._spawn(self._renew(lease), "summary lease")
@@ -328,14 +328,14 @@ class Jobs:
 
     async def _write_under_lease(self, job: _Job) -> tuple[Summary, Draft | None]:
         """Write a summary unless there is one that is long enough. Raises ``NotWritten``."""
-        wanted = job.wanted
+        request = job.request
         base = await self._newest(job)
-        long_enough = wanted.folded + 1
+        long_enough = request.folded + 1
         if job.waits:
-            long_enough = wanted.prefix.length
+            long_enough = request.prefix.length
         if base is not None and base.length >= long_enough:
             return base, None
-        if await self._table.is_refused(wanted.root_hash, job.policy, wanted.last_compaction):
+        if await self._table.is_refused(request.root_hash, job.policy, request.last_compaction):
             raise NotWritten("refused_before", called_model=False)
         if not job.waits:
             job = self._affordable(job)
@@ -355,15 +355,15 @@ class Jobs:
     def _affordable(self, job: _Job) -> _Job:
         """Return *job* for the prefix that was too expensive before, if there is one: a longer one would cost more."""
         length, _ = self._caches.too_expensive.get(job.stretch, (0, 0))
-        if length <= job.wanted.folded:
+        if length <= job.request.folded:
             return job
-        return replace(job, wanted=job.wanted.up_to(length))
+        return replace(job, request=job.request.up_to(length))
 
     async def _draft(self, job: _Job, base: Summary | None) -> Draft:
         """Return a text within the tenant's limits. Raises ``NotWritten``."""
         breaker = self._breaker_of(job)
-        reservation = Reservation(self._limits, breaker, job.wanted)
-        used, items = 0, job.wanted.prefix.length
+        reservation = Reservation(self._limits, breaker, job.request)
+        used, items = 0, job.request.prefix.length
         if base is not None:
             items -= base.length
         # Reading and counting thousands of small items takes a second, and most clients may not spend that much.
@@ -371,7 +371,7 @@ class Jobs:
         if reason := await reservation.refusal_reason(least):
             raise NotWritten(reason, called_model=False, tokens_needed=least)
         try:
-            draft = await self._writer.write(job.wanted, job.summariser, base, reservation.check)
+            draft = await self._writer.write(job.request, job.summariser, base, reservation.check)
             used = draft.input_tokens + draft.output_tokens
         except NotWritten as error:
             used = sum(error.tokens_used)
@@ -387,12 +387,12 @@ class Jobs:
 
     async def _save(self, job: _Job, base: Summary | None, draft: Draft) -> Summary:
         """Store *draft*; return the summary that is valid from now on, which another replica may have stored before."""
-        prefix, model = job.wanted.prefix, job.summariser.model
+        prefix, model = job.request.prefix, job.summariser.model
         spent = draft.input_tokens + draft.output_tokens
         if base is not None:
             spent += base.tokens_spent
         value = dump(draft.text, prefix.length, spent, model, int(time.time()))
-        stored = await self._table.save(job.tenant, job.wanted.root_hash, job.policy, prefix.prefix_hash, value)
+        stored = await self._table.save(job.tenant, job.request.root_hash, job.policy, prefix.prefix_hash, value)
         summary = load(stored, prefix.length) or Summary(draft.text, prefix.length, spent, model)
         self._caches.summaries[job.policy, prefix.prefix_hash] = summary
         return summary
@@ -401,7 +401,7 @@ class Jobs:
         """Return the summary of the longest prefix that has one: from memory, unless the store has a longer one."""
         longer = []
         cached: Summary | None = None
-        for prefix in reversed(job.wanted.prefixes):
+        for prefix in reversed(job.request.prefixes):
             cached = self._caches.summaries.get((job.policy, prefix.prefix_hash))
             if cached is not None:
                 break
@@ -409,7 +409,7 @@ class Jobs:
         if not longer:
             return cached
         hashes = [prefix.prefix_hash for prefix in longer]
-        stored = await self._table.newest(job.tenant, job.wanted.root_hash, job.policy, hashes)
+        stored = await self._table.newest(job.tenant, job.request.root_hash, job.policy, hashes)
         if stored is None:
             return cached
         index, value = stored
@@ -426,7 +426,7 @@ class Jobs:
             await asyncio.sleep(pause * (0.75 + 0.5 * random.random()))  # noqa: S311 - spreads replicas apart
             pause = min(0.4, pause * 1.6)
             summary = await self._newest(job)
-            if summary is not None and summary.length == job.wanted.prefix.length:
+            if summary is not None and summary.length == job.request.prefix.length:
                 return summary
         raise NotWritten("elsewhere", called_model=False)
 
@@ -441,7 +441,7 @@ class Jobs:
         """Mark in the store that no replica should try this stretch for some time; return the seconds."""
         seconds = self._refusal_seconds(job)
         self._caches.failures[job.stretch] = self._caches.failures.get(job.stretch, 0) + 1
-        self._table.refuse(job.wanted.root_hash, job.policy, job.wanted.last_compaction, seconds)
+        self._table.refuse(job.request.root_hash, job.policy, job.request.last_compaction, seconds)
         return seconds
 
     def _refusal_seconds(self, job: _Job) -> float:
@@ -451,7 +451,7 @@ class Jobs:
     def _note(self, job: _Job, state: SummaryState, reason: str = "", *, tokens_out: int = 0) -> None:
         """Note the state of a summary, for the owners of the conversation."""
         note = note_for(
-            job.wanted,
+            job.request,
             job.summariser,
             job.policy,
             state,
@@ -460,7 +460,7 @@ class Jobs:
             tokens_out=tokens_out,
             refused_for=int(self._refusal_seconds(job)),
         )
-        self._on_note(job.tenant, job.wanted.root_hash, note)
+        self._on_note(job.tenant, job.request.root_hash, note)
 
     def _breaker_of(self, job: _Job) -> Breaker:
         name = (job.summariser.name, job.tenant)
@@ -469,17 +469,17 @@ class Jobs:
             breaker = self._caches.breakers[name] = self._breaker()
         return breaker
 
-    def _job(self, wanted: SummaryRequest, *, waits: bool) -> _Job:
-        summariser = self._config.choose_summariser(wanted, self._resolve)
-        return _Job(wanted, summariser, self._policy(wanted, summariser), waits)
+    def _job(self, request: SummaryRequest, *, waits: bool) -> _Job:
+        summariser = self._config.choose_summariser(request, self._resolve)
+        return _Job(request, summariser, self._policy(request, summariser), waits)
 
-    def _policy(self, wanted: SummaryRequest, summariser: Summariser) -> bytes:
+    def _policy(self, request: SummaryRequest, summariser: Summariser) -> bytes:
         """Return a digest (8 bytes) of all that decides a text: prompts, model, cap; if aligned, the fixed part."""
-        facts = [self._writer.version, summariser.name.encode(), b"%d" % wanted.quantised_cap]
+        facts = [self._writer.version, summariser.name.encode(), b"%d" % request.quantised_cap]
         if self._writer.aligned and summariser.is_request_model:
-            facts.append(wanted.fixed_digest)
+            facts.append(request.fixed_digest)
         return hashlib.sha256(b"\0".join(facts)).digest()[:8]
 
 
-def _stretch_of(wanted: SummaryRequest) -> Stretch:
-    return wanted.route.name, wanted.last_compaction
+def _stretch_of(request: SummaryRequest) -> Stretch:
+    return request.route.name, request.last_compaction

@@ -180,17 +180,17 @@ class SummaryConfig:
     lease_seconds: float = LEASE
     headers_of: HeadersOf = no_headers
 
-    def choose_summariser(self, wanted: SummaryRequest, resolve: Callable[[str], Route]) -> Summariser:
+    def choose_summariser(self, request: SummaryRequest, resolve: Callable[[str], Route]) -> Summariser:
         """Return the configured summariser if the tenant's conversations may go there, else the request's own model."""
-        route = chosen = wanted.route
-        if self._may_use_model(wanted.request.tenant):
+        route = chosen = request.route
+        if self._may_use_model(request.client_request.tenant):
             chosen = resolve(self.model)
         if chosen.name == route.name:
             return Summariser(
                 upstream=route.upstream,
                 model=route.model,
-                api=wanted.request.api,
-                window=wanted.window,
+                api=request.client_request.api,
+                window=request.window,
                 is_request_model=True,
                 uses_client_headers=True,
                 encoding=route.encoding,
@@ -198,7 +198,7 @@ class SummaryConfig:
             )
         same_upstream, api = chosen.upstream == route.upstream, "chat"
         if same_upstream:
-            api = wanted.request.api
+            api = request.client_request.api
         return Summariser(
             upstream=chosen.upstream,
             model=chosen.model,
@@ -213,32 +213,32 @@ class SummaryConfig:
     def _may_use_model(self, tenant: bytes) -> bool:
         return bool(self.model) and (self.allowed_tenants is None or tenant in self.allowed_tenants)
 
-    def forbids(self, wanted: SummaryRequest, summariser: Summariser) -> bool:
+    def forbids(self, request: SummaryRequest, summariser: Summariser) -> bool:
         """True if the call would be made with a subscription's key and those are not allowed."""
         if self.allow_subscriptions:
             return False
         if summariser.upstream in self.subscription_upstreams:
             return True
-        return any(map(is_subscription_key, self._call_keys(wanted, summariser)))
+        return any(map(is_subscription_key, self._call_keys(request, summariser)))
 
-    def _call_keys(self, wanted: SummaryRequest, summariser: Summariser) -> list[str]:
+    def _call_keys(self, request: SummaryRequest, summariser: Summariser) -> list[str]:
         """Return the keys that a call would carry, without the upstream's configured one."""
         configured = credentials(summariser.configured_headers)
         if configured or summariser.upstream in self.keyed_upstreams or not summariser.uses_client_headers:
             return configured
-        if wanted.request.origin is None:
+        if request.client_request.origin is None:
             return []
-        return credentials(wanted.request.origin.headers)
+        return credentials(request.client_request.origin.headers)
 
 
 class Reservation:
     """Tokens that are reserved before a call, and replaced by the tokens that it used when these are known."""
 
-    def __init__(self, limits: SpendingLimits, breaker: Breaker, wanted: SummaryRequest) -> None:
+    def __init__(self, limits: SpendingLimits, breaker: Breaker, request: SummaryRequest) -> None:
         self._limits = limits
         self._breaker = breaker
-        self._tenant = wanted.request.tenant
-        self._may_exceed_budget = wanted.requested
+        self._tenant = request.client_request.tenant
+        self._may_exceed_budget = request.requested
         self._reserved = 0
 
     async def refusal_reason(self, tokens: int) -> str:

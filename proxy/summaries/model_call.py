@@ -174,7 +174,7 @@ def _usable(api: ApiFormat, reply: Reply, data: bytes) -> ModelAnswer:
         answer = parse_answer(api, data)
     if answer is None:
         raise CallFailed("nonsense")
-    used = (answer.input_tokens or 0, answer.output_tokens or 0)
+    used = (answer.usage.input_tokens or 0, answer.usage.output_tokens or 0)
     if answer.called_tools:
         raise CallFailed("called_tools", tokens_used=used)
     if answer.cut_short:

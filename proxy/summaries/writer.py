@@ -104,15 +104,15 @@ class Writer:
         return self._prompts.version
 
     async def write(
-        self, wanted: SummaryRequest, summariser: Summariser, base: Summary | None, check: CheckBudget
+        self, request: SummaryRequest, summariser: Summariser, base: Summary | None, check: CheckBudget
     ) -> Draft:
-        """Write the wanted summary, on top of *base* if there is one. Raises ``NotWritten``."""
-        run = _Run(wanted, summariser)
-        texts = await in_background(wanted.read_entries, 0, wanted.prefix.length)
+        """Write the summary that *request* names, on top of *base* if there is one. Raises ``NotWritten``."""
+        run = _Run(request, summariser)
+        texts = await in_background(request.read_entries, 0, request.prefix.length)
         aligned = self._aligned_body(run)
         if aligned is not None:
             body, tokens = aligned
-            needed = int(tokens * wanted.token_ratio)
+            needed = int(tokens * request.token_ratio)
             if reason := await check(needed):
                 raise NotWritten(reason, called_model=False, tokens_needed=needed)
             return await self._fold(run, texts, [body])
@@ -129,7 +129,7 @@ class Writer:
             chunks, tokens = await in_background(self._chunks, run, new, detail, count)
             if not chunks:
                 raise NotWritten("too_small", called_model=False)
-            needed = int(tokens * run.wanted.token_ratio)
+            needed = int(tokens * run.request.token_ratio)
             reason = await check(needed)
             if not reason:
                 return chunks
@@ -142,22 +142,22 @@ class Writer:
 
         Each chunk leaves enough of the window that its call fits even if our count is too low.
         """
-        wanted, summariser = run.wanted, run.summariser
-        output = output_allowance(summariser.model, wanted.cap)
-        room = min(int(summariser.window * FILL), summariser.window - output - 2 * wanted.cap - FRAME)
+        request, summariser = run.request, run.summariser
+        output = output_allowance(summariser.model, request.cap)
+        room = min(int(summariser.window * FILL), summariser.window - output - 2 * request.cap - FRAME)
         if room < MIN_ROOM:
             return [], 0
         chunks, tokens = split_transcript(new, room, count, detail)
         summaries_before = len(chunks) - 1 + bool(run.text)
-        return chunks, tokens + (PROMPT + wanted.cap) * len(chunks) + wanted.cap * summaries_before
+        return chunks, tokens + (PROMPT + request.cap) * len(chunks) + request.cap * summaries_before
 
     def _aligned_body(self, run: _Run) -> tuple[bytes, int] | None:
         """Return the request's own prompt followed by the instruction, and its tokens; None if it may not fit."""
-        wanted, summariser = run.wanted, run.summariser
+        request, summariser = run.request, run.summariser
         if not self.aligned or not summariser.is_request_model:
             return None
-        cached = wanted.cached_prompt(wanted.prefix.length)
-        output = output_allowance(summariser.model, wanted.cap)
+        cached = request.cached_prompt(request.prefix.length)
+        output = output_allowance(summariser.model, request.cap)
         if cached is None or cached.tokens * _CACHED_MARGIN + output + FRAME > summariser.window:
             return None
         body = append_to_prompt(
@@ -165,15 +165,15 @@ class Writer:
             summariser.model,
             cached.envelope_json,
             cached.items,
-            self._prompts.aligned(wanted.cap),
+            self._prompts.aligned(request.cap),
             output,
         )
         return body, cached.tokens + FRAME + output
 
     async def _fold(self, run: _Run, texts: Sequence[ItemText], chunks: Sequence[str | bytes]) -> Draft:
         """Fold each of *chunks* into the summary of those before it, which is verified against *texts*."""
-        source = await in_background(Source, texts, run.wanted.prefix.tokens)
-        origin = run.wanted.request.origin
+        source = await in_background(Source, texts, run.request.prefix.tokens)
+        origin = run.request.client_request.origin
         assert origin is not None  # ``Jobs`` starts no job for a request that no client sent
         for chunk in chunks:
             body = chunk
@@ -193,20 +193,20 @@ class Writer:
             raise NotWritten(
                 error.reason, called_model=True, limited=error.limited, calls=run.calls, tokens_used=run.tokens_used
             ) from None
-        input_tokens, output_tokens = answer.input_tokens, answer.output_tokens
+        input_tokens, output_tokens = answer.usage.input_tokens, answer.usage.output_tokens
         if input_tokens is None:
             input_tokens = len(body) // 4
         if output_tokens is None:
             output_tokens = count(answer.text)
         run.add(input_tokens, output_tokens)
-        verdict = await in_background(verify, answer.text, source, run.wanted.cap, count)
+        verdict = await in_background(verify, answer.text, source, run.request.cap, count)
         if verdict.reason:
             raise NotWritten(verdict.reason, called_model=True, calls=run.calls, tokens_used=run.tokens_used)
         return verdict.text
 
     def _body(self, run: _Run, chunk: str) -> bytes:
         # A part of the tags around the transcript. Nobody who wrote a text in it could know it and close the tag.
-        nonce, cap, summariser = secrets.token_hex(8), run.wanted.cap, run.summariser
+        nonce, cap, summariser = secrets.token_hex(8), run.request.cap, run.summariser
         system = self._prompts.system(nonce, cap)
         text = self._prompts.request(nonce, chunk, run.text)
         output = output_allowance(summariser.model, cap)
@@ -217,7 +217,7 @@ class Writer:
 class _Run:
     """A summary being written: its text so far, the calls made and the tokens they took."""
 
-    wanted: SummaryRequest
+    request: SummaryRequest
     summariser: Summariser
     text: str = ""
     calls: int = 0

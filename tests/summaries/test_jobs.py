@@ -44,7 +44,7 @@ async def test_a_summary_is_ready_when_it_is_needed(stub: StartStub) -> None:
         assert found is not None
         assert found.length == 16
         assert found.tokens_spent > 0
-    assert not first.jobs.is_due(wanted.request, ROUTE, SINCE)
+    assert not first.jobs.is_due(wanted.client_request, ROUTE, SINCE)
     second.jobs.prepare(summary_request_of(entries))
     await settled(second)
     assert [report.outcome for report in first.reports + second.reports] == ["written", "adopted"]
@@ -82,7 +82,7 @@ async def test_a_compaction_that_waits_gets_the_summary_of_another_replica(stub:
     assert found[1] is not None
     assert found[0].text == found[1].text
     assert len(server.summaries) == 1
-    assert not benches[0].jobs.is_due(wanted.request, ROUTE, SINCE), "inline nothing is prepared"
+    assert not benches[0].jobs.is_due(wanted.client_request, ROUTE, SINCE), "inline nothing is prepared"
     for bench in benches:
         await bench.close()
 
@@ -102,7 +102,7 @@ async def test_one_request_waits_once(stub: StartStub) -> None:
     found = await bench.jobs.write(longer)
     assert found is None or found.length == 16
     assert len(server.summaries) == calls, "a text was begun that nobody waits for"
-    another = replace(longer, request=structs.replace(longer.request, request_id="another"))
+    another = replace(longer, client_request=structs.replace(longer.client_request, request_id="another"))
     written = await bench.jobs.write(another)
     assert written is not None
     assert written.length == len(entries)
@@ -126,7 +126,7 @@ async def test_three_failures_open_the_breaker(stub: StartStub, behaviour: Behav
     for at in range(4):
         bench.jobs.prepare(_elsewhere(at))
         await settled(bench)
-        assert not bench.jobs.is_due(summary_request_of(entries_of(8)).request, ROUTE, bytes([at]) * 16)
+        assert not bench.jobs.is_due(summary_request_of(entries_of(8)).client_request, ROUTE, bytes([at]) * 16)
     if behaviour == "hostile":
         assert len(server.summaries) == 4, "orders taken out, the rest of it is used"
     else:
@@ -203,7 +203,7 @@ async def test_a_job_that_is_cancelled_gives_its_lease_back(stub: StartStub) -> 
     assert await table.lease(*lease) is None
     await bench.jobs.finish(0.05)
     assert await table.lease(*lease) is not None
-    assert not bench.jobs.is_due(summary_request_of(entries_of(8)).request, ROUTE, SINCE)
+    assert not bench.jobs.is_due(summary_request_of(entries_of(8)).client_request, ROUTE, SINCE)
     await bench.close()
 
 
@@ -236,7 +236,7 @@ async def test_a_fault_of_ours_is_reported_and_not_paid_for_again(
     bench.jobs.prepare(summary_request_of(entries_of(8)))
     await settled(bench)
     assert [type(error) for _, error in bench.failed] == [ZeroDivisionError]
-    assert not bench.jobs.is_due(summary_request_of(entries_of(8)).request, ROUTE, SINCE)
+    assert not bench.jobs.is_due(summary_request_of(entries_of(8)).client_request, ROUTE, SINCE)
     bench.failed.clear()
     await bench.close()
 

@@ -160,7 +160,9 @@ def headers_of(model: str) -> Mapping[str, str]:
 
 def wanted(*headers: tuple[str, str]) -> SummaryRequest:
     made = summary_request_of(entries_of(2))
-    return replace(made, request=structs.replace(made.request, origin=Origin("/v1/chat/completions", headers)))
+    return replace(
+        made, client_request=structs.replace(made.client_request, origin=Origin("/v1/chat/completions", headers))
+    )
 
 
 def test_the_requests_own_model_writes_by_default() -> None:
@@ -200,7 +202,7 @@ def test_another_upstream_is_called_over_chat_in_a_safe_window() -> None:
     terms = SummaryConfig(model="far", allowed_tenants=frozenset({TENANT}))
     made = wanted()
     chosen = terms.choose_summariser(
-        replace(made, request=structs.replace(made.request, api="messages")), CATALOGUE.resolve
+        replace(made, client_request=structs.replace(made.client_request, api="messages")), CATALOGUE.resolve
     )
     assert (chosen.upstream, chosen.api, chosen.uses_client_headers) == ("other", "chat", False)
     assert chosen.window < UNKNOWN_WINDOW

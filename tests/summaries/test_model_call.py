@@ -95,7 +95,7 @@ async def test_a_call_goes_the_way_its_request_went(stub: StartStub) -> None:
     written = await call_model(upstream, replace(OWN, configured_headers=added), ORIGIN, AGENT, BODY, 5.0)
     await upstream.close()
     assert "Note 1: it is 9401." in written.text
-    assert written.input_tokens
+    assert written.usage.input_tokens
     (seen,) = server.summaries
     assert seen.query == "api-version=1"
     assert seen.header("x-team") == "a"
