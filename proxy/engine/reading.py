@@ -12,7 +12,7 @@ from cachebox import LRUCache
 from msgspec.structs import replace
 from xxhash import xxh3_128
 
-from proxy.core.apis.base import ApiFormat
+from proxy.core.apis.base import PER_REPLY, ApiFormat
 from proxy.core.apis.envelope import SYSTEM, TOOLS, Envelope, read_envelope
 from proxy.core.apis.json_scan import MOST_ITEMS, Scan, Span, extend, scan
 from proxy.core.apis.tool_declarations import reads_declarations, tools_tokens
@@ -261,7 +261,7 @@ class Reader:
         tools = 0
         if not around.tokens.keys().isdisjoint(TOOLS):
             tools = api_format.PER_TOOLS
-        fixed = api_format.PER_REPLY + tools + roles.system + sum(around.tokens.values())
+        fixed = PER_REPLY + tools + roles.system + sum(around.tokens.values())
         counts = TokenCounts(fixed, roles.history, around.tokens, roles, around.members)
         return CountedBody(located.body, located.scan, items, located.envelope, counts, cached)
 

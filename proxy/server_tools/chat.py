@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
+from proxy.core.apis.json_steps import objects
 from proxy.server_tools.events import dumped, written
 from proxy.server_tools.merger import Call, Names, StreamMerger, add_piece, assembled, with_texts
 
@@ -154,7 +155,7 @@ class ChatMerger(StreamMerger):
         """Add the delta of a chunk to the message."""
         for name, member in _delta(value).items():
             if name == "tool_calls":
-                self._calls_of[id(value)] = [self._note_piece(piece) for piece in _pieces(member)]
+                self._calls_of[id(value)] = [self._note_piece(piece) for piece in objects(member)]
             elif member is not None:
                 self._message[name] = add_piece(name, self._message.get(name), member)
 
@@ -215,7 +216,7 @@ class ChatMerger(StreamMerger):
         if "tool_calls" not in delta:
             return
         indexes = self._indexes()
-        pieces = zip(_pieces(delta.pop("tool_calls")), positions, strict=True)
+        pieces = zip(objects(delta.pop("tool_calls")), positions, strict=True)
         remaining = [{**piece, "index": indexes[position]} for piece, position in pieces if position in indexes]
         if remaining:
             delta["tool_calls"] = remaining
@@ -254,17 +255,10 @@ def _delta(value: Mapping[str, Any]) -> dict[str, Any]:
     return {}
 
 
-def _pieces(member: Any) -> list[dict[str, Any]]:
-    """Return the pieces of calls in a delta."""
-    if not isinstance(member, list):
-        return []
-    return [piece for piece in member if isinstance(piece, dict)]
-
-
 def _tool_calls(output: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Return the calls of a message as they go back: without their index in a stream."""
     tool_calls = []
-    for call in _pieces(output.get("tool_calls")):
+    for call in objects(output.get("tool_calls")):
         members = {name: member for name, member in call.items() if name != "index"}
         tool_calls.append({"type": "function", **members})
     return tool_calls

@@ -17,6 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from proxy.core.apis import chat
+from proxy.core.apis.base import PER_REPLY
 from proxy.core.apis.json_scan import scan
 from proxy.core.apis.tool_declarations import tools_tokens
 from proxy.core.conversation import lay_out, prefix_hashes
@@ -100,7 +101,7 @@ async def test_what_a_reading_says() -> None:
     reading = await caching.read(whole(messages, tools=[{"a": 1}], max_tokens=7, response_format=None))
     assert [item.tokens for item in reading.items] == [chat.PER_MESSAGE + 3, chat.PER_MESSAGE + 5]
     assert reading.counts.members == {"tools": len('[{"a": 1}]')}
-    assert reading.counts.fixed == chat.PER_REPLY + chat.PER_MESSAGE + 3 + 10
+    assert reading.counts.fixed == PER_REPLY + chat.PER_MESSAGE + 3 + 10
     assert reading.counts.roles.history == chat.PER_MESSAGE + 5
     assert reading.envelope.requested_output == 7
     assert reading.layout() == lay_out(reading.items)

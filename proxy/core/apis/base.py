@@ -10,6 +10,12 @@ from typing import Protocol
 
 from proxy.core.conversation import Count, Item, ItemText
 
+PER_REPLY = 3
+"""Tokens that prime the answer, once a request, as in OpenAI's own example; other providers do not publish theirs.
+
+https://github.com/openai/openai-cookbook/blob/main/examples/How_to_count_tokens_with_tiktoken.ipynb
+"""
+
 
 def no_item_list(body: bytes) -> None:
     """Return None: ``with_item_list`` of an API whose items are always a list."""
@@ -26,15 +32,13 @@ class ApiFormat(Protocol):
     """The functions and constants of one API.
 
     ``LIST`` is the member with the items. ``OUTPUT_FIGURES`` are the members that may state the output figure; a dot
-    separates a member from the object around it. ``PER_REPLY`` and ``PER_TOOLS`` are the tokens that a provider adds to
-    every request, and to a request with tools. ``MARKER`` is the key that marks the end of a cached prefix, empty if
-    the API has no such key.
+    separates a member from the object around it. ``PER_TOOLS`` are the tokens that a provider adds to a request with
+    tools. ``MARKER`` is the key that marks the end of a cached prefix, empty if the API has no such key.
     """
 
     API: str
     LIST: str
     OUTPUT_FIGURES: tuple[str, ...]
-    PER_REPLY: int
     PER_TOOLS: int
     MARKER: bytes
 

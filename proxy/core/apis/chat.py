@@ -6,13 +6,13 @@ https://platform.openai.com/docs/api-reference/chat/create
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from proxy.core.apis import json_edit
 from proxy.core.apis.base import no_item_list, no_marker
-from proxy.core.apis.items import digest, text_item, text_message
+from proxy.core.apis.items import digest, plain_user_message, text_item, text_message
 from proxy.core.apis.json_edit import (
-    Clip,
     Path,
     Slot,
     argument_slots,
@@ -22,7 +22,7 @@ from proxy.core.apis.json_edit import (
     quoted,
     with_content,
 )
-from proxy.core.apis.json_steps import ONE_CALL, decode
+from proxy.core.apis.json_steps import ONE_CALL, decode, objects
 from proxy.core.conversation import Count, Injected, Item, ItemText, Role
 from proxy.core.errors import InvalidRequest
 from proxy.core.tokens.counting import injected_in, prices_of
@@ -51,9 +51,6 @@ https://github.com/openai/openai-cookbook/blob/main/examples/How_to_count_tokens
 PER_NAME = 1
 """A participant's name costs one more than its text (same example)."""
 
-PER_REPLY = 3
-"""Tokens that prime the assistant's answer, once a request (same example)."""
-
 PER_CALL = 4
 """Tokens of a tool call without its name, arguments and id.
 
@@ -78,6 +75,7 @@ ROLES: Mapping[str, Role] = {
 }
 
 with_item_list = no_item_list
+user_message = plain_user_message
 marker = no_marker
 
 _COUNTED_ELSEWHERE = frozenset({"role", "content", "tool_calls", "function_call", "cache_control"})
@@ -117,7 +115,7 @@ def _weigh(message: dict[str, Any], called: Sequence[dict[str, Any]], count: Cou
         return text, 0, 0
     prices = prices_of(count)
     media = guess = 0
-    for part in _parts(message):
+    for part in objects(message.get("content")):
         tokens = part_tokens(part, prices)
         if tokens is None:
             continue
@@ -141,7 +139,7 @@ def read_item_text(raw: bytes) -> ItemText:
     if plain is not None:
         return ItemText(*plain)
     role = ROLES.get(str(message.get("role")), "user")
-    media = tuple(str(part.get("type")) for part in _parts(message) if is_media(part))
+    media = tuple(str(part.get("type")) for part in objects(message.get("content")) if is_media(part))
     reasoning = "\n".join(text for key in REASONING if isinstance(text := message.get(key), str))
     text = _content_text(message)
     calls = tuple(_call_texts(_calls(message)))
@@ -176,11 +174,6 @@ def media_parts(raw: bytes) -> list[bytes]:
     return parts_in_content(raw, is_media)
 
 
-def user_message(text: str) -> bytes:
-    """Return a user message of our own that holds *text*, for conversations without a user item to carry it."""
-    return b'{"role":"user","content":' + quoted(text).encode() + b"}"
-
-
 def with_results(raw: bytes, texts: Sequence[str], *, media: bool = False) -> bytes:
     """Return the tool result with the one of *texts* in place of its content; every other byte stays as it is.
 
@@ -199,15 +192,8 @@ def with_results(raw: bytes, texts: Sequence[str], *, media: bool = False) -> by
     return with_content(raw, replaced)
 
 
-def clipped(raw: bytes, clip: Clip, count: Count, tokens: int) -> bytes:
-    """Return the message cut to about *tokens* by clipping its longest texts; every other byte stays as it is.
-
-    *clip* shortens one text to so many tokens. String arguments of tool calls stay valid JSON.
-    """
-    return json_edit.clipped(raw, _slots, clip, count, lambda cut: _tokens(cut, count), tokens)
-
-
 def _slots(message: dict[str, Any]) -> Iterator[Slot]:
+    """Yield the texts of a message that may be clipped; string arguments of tool calls stay valid JSON."""
     yield from _text_slots(message)
     for at, call in enumerate(_listed(message, "tool_calls")):
         if isinstance(call, dict):
@@ -216,6 +202,9 @@ def _slots(message: dict[str, Any]) -> Iterator[Slot]:
     legacy = message.get("function_call")
     if isinstance(legacy, dict):
         yield from _call_slots(legacy, ("function_call",))
+
+
+clipped = partial(json_edit.clipped, slots=_slots, weigh=_tokens)
 
 
 def _text_slots(message: dict[str, Any]) -> Iterator[Slot]:
@@ -277,7 +266,7 @@ def _content_text(message: Mapping[str, Any]) -> str:
     content = message.get("content")
     if isinstance(content, str):
         return content
-    return "\n".join(part["text"] for part in _parts(message) if isinstance(part.get("text"), str))
+    return "\n".join(part["text"] for part in objects(message.get("content")) if isinstance(part.get("text"), str))
 
 
 def _call_texts(calls: Sequence[dict[str, Any]]) -> Iterator[tuple[str, str]]:
@@ -305,13 +294,6 @@ def _listed(message: Mapping[str, Any], key: str) -> list[Any]:
     if isinstance(value, list):
         return value
     return []
-
-
-def _parts(message: Mapping[str, Any]) -> list[dict[str, Any]]:
-    content = message.get("content")
-    if not isinstance(content, list):
-        return []
-    return [part for part in content if isinstance(part, dict)]
 
 
 def _calls(message: Mapping[str, Any]) -> list[dict[str, Any]]:

@@ -14,14 +14,14 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any, Final
 
 from proxy.core.apis import json_edit
 from proxy.core.apis.base import no_marker
 from proxy.core.apis.gemini_path import WRAPPED
-from proxy.core.apis.items import Weight, digest
+from proxy.core.apis.items import Weight, digest, weighed_item
 from proxy.core.apis.json_edit import (
-    Clip,
     Path,
     Slot,
     joined_list,
@@ -34,9 +34,9 @@ from proxy.core.apis.json_edit import (
 from proxy.core.apis.json_scan import members
 from proxy.core.apis.json_steps import ONE_CALL, decode, dismantle
 from proxy.core.apis.portable import SIGNATURES
-from proxy.core.conversation import Count, Injected, Item, ItemText, Role
+from proxy.core.conversation import Count, Item, ItemText, Role
 from proxy.core.errors import InvalidRequest
-from proxy.core.tokens.counting import injected_in, prices_of
+from proxy.core.tokens.counting import prices_of
 from proxy.core.tokens.media import Prices, is_guess, opaque_tokens, part_tokens
 
 API = "gemini"
@@ -46,9 +46,6 @@ LIST = "contents"
 
 OUTPUT_FIGURES: tuple[str, ...] = ("generationConfig.maxOutputTokens",)
 """The member that states the output allowance; a dot stands before a member of a member."""
-
-PER_REPLY = 3
-"""Tokens that prime the answer, once a request."""
 
 PER_TOOLS = 0
 """Zero: the tools array is counted as its JSON. Google does not publish what a model reads for it."""
@@ -130,29 +127,10 @@ def _read(content: dict[str, Any], count: Count, large: bool) -> Item:
     for key, value in content.items():
         if key not in ("role", "parts") and value:
             weight.text += count(quoted(value))
-    texts: list[str] = []
-    injected: tuple[Injected, ...] = ()
-    user_tokens = 0
-    if role != "assistant":
-        texts += _texts(parts)
-    if texts:
-        injected = injected_in("\n".join(texts), count)
-    if role == "tool":
-        user_tokens = sum(map(count, texts))
     # The role, too, is made equal: a content without one is the user's.
     unsigned = {**content, "role": content.get("role") or "user", "parts": [_unsigned(part) for part in parts]}
-    return Item(
-        role,
-        weight.total,
-        weight.media,
-        digest(unsigned, large=large),
-        _names(parts, "call"),
-        _names(parts, "result"),
-        weight.guess,
-        injected=injected,
-        sealed=weight.sealed,
-        user_tokens=user_tokens,
-    )
+    name, calls, answers = digest(unsigned, large=large), _names(parts, "call"), _names(parts, "result")
+    return weighed_item(role, weight, name, calls, answers, _texts(parts), count)
 
 
 def _role(content: Mapping[str, Any], parts: Sequence[Mapping[str, Any]]) -> Role:
@@ -195,8 +173,8 @@ def _weigh(part: Mapping[str, Any], weight: Weight, count: Count) -> None:
         return
     tokens = _part_tokens(part, kind, count)
     if kind == "result":
-        for nested in _nested(_value(part)):
-            _weigh_media(_value(nested), weight, count)
+        for media in _values(_parts(_value(part)), "media"):
+            _weigh_media(media, weight, count)
     if _is_sealed(part):
         weight.sealed += tokens
     else:
@@ -330,20 +308,21 @@ def with_results(raw: bytes, texts: Sequence[str], *, media: bool = False) -> by
     return with_replaced_values(raw.decode(), values).encode()
 
 
-def clipped(raw: bytes, clip: Clip, count: Count, tokens: int) -> bytes:
-    """Return the content cut to about *tokens* by clipping its longest texts; every other byte stays as it is.
-
-    Signed parts, thoughts, media and what server tools returned are never touched.
-    """
-    return json_edit.clipped(raw, _slots, clip, count, lambda cut: read_item(cut, count).tokens, tokens)
-
-
 def _slots(content: Mapping[str, Any]) -> Iterator[Slot]:
+    """Yield the texts that may be clipped: none of signed parts, thoughts, media, or what server tools returned."""
     if not isinstance(content.get("parts"), list):
         return
     for at, part in enumerate(content["parts"]):
         if isinstance(part, dict) and not _is_sealed(part):
             yield from _part_slots(part, ("parts", at))
+
+
+def _tokens(raw: bytes, count: Count) -> int:
+    """Return the tokens of one content's bytes."""
+    return read_item(raw, count).tokens
+
+
+clipped = partial(json_edit.clipped, slots=_slots, weigh=_tokens)
 
 
 def _part_slots(part: Mapping[str, Any], path: Path) -> Iterator[Slot]:
@@ -361,11 +340,6 @@ def _parts(content: Any) -> list[dict[str, Any]]:
     if not isinstance(content, dict) or not isinstance(content.get("parts"), list):
         return []
     return [part for part in content["parts"] if isinstance(part, dict)]
-
-
-def _nested(value: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Return the media parts of a tool result."""
-    return [part for part in _parts(value) if _kind(part) == "media"]
 
 
 def _key(part: Mapping[str, Any]) -> str:

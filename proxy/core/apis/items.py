@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import msgspec
 
+from proxy.core.apis.json_edit import quoted
 from proxy.core.apis.json_steps import ONE_CALL, dismantle, encode_in_steps, parse
 from proxy.core.conversation import HASH_BYTES, Count, Injected, Item, Role
 from proxy.core.tokens.counting import injected_in
@@ -75,6 +76,44 @@ def text_item(message: Mapping[str, Any], role: Role, text: str, frame: int, cou
     if "type" in message:
         plain["type"] = message["type"]
     return Item(role, frame + count(text), 0, _digest(plain, large=False), injected=injected)
+
+
+def weighed_item(
+    role: Role,
+    weight: Weight,
+    name: bytes,
+    calls: tuple[str, ...],
+    answers: tuple[str, ...],
+    user_texts: Iterable[str],
+    count: Count,
+) -> Item:
+    """Return the item of an element with many parts; *name* is its digest, *user_texts* are not the model's."""
+    texts: list[str] = []
+    injected: tuple[Injected, ...] = ()
+    user_tokens = 0
+    if role != "assistant":
+        texts += user_texts
+    if texts:
+        injected = injected_in("\n".join(texts), count)
+    if role == "tool":
+        user_tokens = sum(map(count, texts))
+    return Item(
+        role,
+        weight.total,
+        weight.media,
+        name,
+        calls,
+        answers,
+        weight.guess,
+        injected=injected,
+        sealed=weight.sealed,
+        user_tokens=user_tokens,
+    )
+
+
+def plain_user_message(text: str) -> bytes:
+    """Return a user message of our own that holds *text*, for conversations without a user item to carry it."""
+    return b'{"role":"user","content":' + quoted(text).encode() + b"}"
 
 
 def digest(item: dict[str, Any], *, large: bool = False) -> bytes:

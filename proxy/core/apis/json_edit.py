@@ -132,24 +132,28 @@ def argument_slots(path: Path, text: str) -> Iterator[Slot]:
 
 def clipped(
     raw: bytes,
-    slots: Callable[[dict[str, Any]], Iterable[Slot]],
     clip: Clip,
     count: Count,
-    weigh: Callable[[bytes], int],
     tokens: int,
+    *,
+    slots: Callable[[dict[str, Any]], Iterable[Slot]],
+    weigh: Callable[[bytes, Count], int],
 ) -> bytes:
-    """Return *raw* cut to about *tokens*, counted by *weigh*, by clipping the longest of its *slots* to one length."""
+    """Return *raw* cut to about *tokens*, counted by *weigh*, by clipping the longest of its *slots* to one length.
+
+    Every other byte stays as it is.
+    """
     raw = with_fewer_parts(raw)
     source = raw.decode()
     sized = [(slot, count(slot.text)) for slot in _slots_in(raw, slots)]
-    fixed = weigh(raw) - sum(size for _, size in sized)
+    fixed = weigh(raw, count) - sum(size for _, size in sized)
     located = locate_slots(source, [slot for slot, _ in sized])
     room, result = tokens, raw
     for _ in range(ATTEMPTS):
         cap = common_cap([size for _, size in sized], max(0, room - fixed))
         texts = {slot: clip(slot.text, cap) for slot, size in sized if size > cap}
         result = with_replaced_texts(source, located, texts).encode()
-        excess = weigh(result) - tokens
+        excess = weigh(result, count) - tokens
         if excess <= 0 or not cap:
             break  # it fits, or nothing is left to clip
         # Escapes, and the mark at each cut, took more than the texts by themselves: aim lower by as much.

@@ -176,22 +176,9 @@ def elements(text: str, start: int) -> tuple[list[Span], int]:
         at = behind.end()
 
 
-class _Messages(msgspec.Struct):
-    items: list[msgspec.Raw] = msgspec.field(name="messages")
-
-
-class _Input(msgspec.Struct):
-    items: list[msgspec.Raw] = msgspec.field(name="input")
-
-
-class _Contents(msgspec.Struct):
-    items: list[msgspec.Raw] = msgspec.field(name="contents")
-
-
-_STRUCTS: Final[Mapping[str, type[_Messages | _Input | _Contents]]] = {
-    "messages": _Messages,
-    "input": _Input,
-    "contents": _Contents,
+_STRUCTS: Final[Mapping[str, type[msgspec.Struct]]] = {
+    key: msgspec.defstruct("Items", [("items", list[msgspec.Raw], msgspec.field(name=key))])
+    for key in ("messages", "input", "contents")
 }
 """Types that find the list of each API and leave its items undecoded."""
 

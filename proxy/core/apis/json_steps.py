@@ -100,6 +100,13 @@ def parse(text: str) -> Any:
         return json.loads(text, parse_int=read_integer, parse_float=read_fraction)
 
 
+def objects(value: Any) -> list[dict[str, Any]]:
+    """Return the JSON objects in *value* if it is a list; an empty list for anything else."""
+    if not isinstance(value, list):
+        return []
+    return [element for element in value if isinstance(element, dict)]
+
+
 def spelled(value: Any, write: Callable[[Any], str]) -> str:
     """Return *value* as JSON by *write*; numbers that Python cannot represent are spelled as they were read."""
     if isinstance(value, Digits):

@@ -9,13 +9,13 @@ https://platform.claude.com/docs/en/api/messages
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any, Final
 
 from proxy.core.apis import json_edit
 from proxy.core.apis.base import no_item_list
-from proxy.core.apis.items import Weight, digest, text_item, text_message
+from proxy.core.apis.items import Weight, digest, plain_user_message, text_item, text_message, weighed_item
 from proxy.core.apis.json_edit import (
-    Clip,
     Path,
     Slot,
     extended_list,
@@ -26,9 +26,9 @@ from proxy.core.apis.json_edit import (
     with_replaced_contents,
 )
 from proxy.core.apis.json_steps import ONE_CALL, decode, dismantle
-from proxy.core.conversation import Count, Injected, Item, ItemText, Role
+from proxy.core.conversation import Count, Item, ItemText, Role
 from proxy.core.errors import InvalidRequest
-from proxy.core.tokens.counting import injected_in, prices_of
+from proxy.core.tokens.counting import prices_of
 from proxy.core.tokens.media import is_guess, opaque_tokens, part_tokens
 
 API = "messages"
@@ -38,9 +38,6 @@ LIST = "messages"
 
 OUTPUT_FIGURES: tuple[str, ...] = ("max_tokens",)
 """The member that states the output allowance."""
-
-PER_REPLY = 3
-"""Tokens that prime the answer, once a request."""
 
 PER_TOOLS = 350
 """The provider's own text on how to call tools: 313 to 346 tokens by model and tool choice.
@@ -60,6 +57,7 @@ MARKER = b'"cache_control"'
 https://platform.claude.com/docs/en/build-with-claude/prompt-caching"""
 
 with_item_list = no_item_list
+user_message = plain_user_message
 
 _ROLES: Final[Mapping[str, Role]] = {"system": "system", "assistant": "assistant"}
 _TEXTS: Final = frozenset({"text", "tool_result", "tool_use", "search_result", "document"})
@@ -96,28 +94,8 @@ def _read(message: dict[str, Any], count: Count, large: bool) -> Item:
         elif _is_result(block):
             answers.append(str(block["tool_use_id"]))
     _weigh_members(message, weight, count)
-    role = _role(message, blocks)
-    texts: list[str] = []
-    injected: tuple[Injected, ...] = ()
-    user_tokens = 0
-    if role != "assistant":
-        texts += _user_texts(blocks)
-    if texts:
-        injected = injected_in("\n".join(texts), count)
-    if role == "tool":
-        user_tokens = sum(map(count, texts))
-    return Item(
-        role,
-        weight.total,
-        weight.media,
-        digest(message, large=large),
-        tuple(calls),
-        tuple(answers),
-        weight.guess,
-        injected=injected,
-        sealed=weight.sealed,
-        user_tokens=user_tokens,
-    )
+    role, name = _role(message, blocks), digest(message, large=large)
+    return weighed_item(role, weight, name, tuple(calls), tuple(answers), _user_texts(blocks), count)
 
 
 def _tokens(raw: bytes, count: Count) -> int:
@@ -251,11 +229,6 @@ def with_text(raw: bytes, text: str, *, before: bool, media: Sequence[bytes] = (
     return with_content(raw, lambda content: extended_list(content, text, "text", before, media, more))
 
 
-def user_message(text: str) -> bytes:
-    """Return a user message of our own that holds *text*, for conversations without a user item to carry it."""
-    return b'{"role":"user","content":' + quoted(text).encode() + b"}"
-
-
 def media_parts(raw: bytes) -> list[bytes]:
     """Return the image and document blocks of a message, each as its own bytes."""
     return parts_in_content(raw, _is_media)
@@ -284,16 +257,11 @@ def with_results(raw: bytes, texts: Sequence[str], *, media: bool = False) -> by
     return with_replaced_contents(raw.decode(), replacements, "text", _is_media, media=media).encode()
 
 
-def clipped(raw: bytes, clip: Clip, count: Count, tokens: int) -> bytes:
-    """Return the message cut to about *tokens* by clipping its longest texts; every other byte stays as it is.
+def _slots(holder: Mapping[str, Any], path: Path = ()) -> Iterator[Slot]:
+    """Yield the texts that may be clipped in the ``content`` of *holder*: a message, a block or a source at *path*.
 
     Signed and encrypted blocks, media and what server tools returned are never touched.
     """
-    return json_edit.clipped(raw, _slots, clip, count, lambda cut: _tokens(cut, count), tokens)
-
-
-def _slots(holder: Mapping[str, Any], path: Path = ()) -> Iterator[Slot]:
-    """Yield the texts in the ``content`` of *holder*: a message, a block or a source, to which *path* leads."""
     content = holder.get("content")
     if isinstance(content, str):
         yield Slot((*path, "content"), content)
@@ -320,6 +288,9 @@ def _source_slots(source: Mapping[str, Any], path: Path) -> Iterator[Slot]:
     if source.get("type") == "text" and isinstance(source.get("data"), str):
         yield Slot((*path, "data"), source["data"])
     yield from _slots(source, path)
+
+
+clipped = partial(json_edit.clipped, slots=_slots, weigh=_tokens)
 
 
 def _blocks(holder: Any) -> list[dict[str, Any]]:

@@ -10,6 +10,7 @@ https://platform.openai.com/docs/api-reference/responses/create
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from itertools import chain
 from typing import Any, Final
 
@@ -17,7 +18,6 @@ from proxy.core.apis import json_edit
 from proxy.core.apis.base import no_marker
 from proxy.core.apis.items import digest, text_item, text_message
 from proxy.core.apis.json_edit import (
-    Clip,
     Slot,
     argument_slots,
     extended_list,
@@ -42,9 +42,6 @@ LIST = "input"
 
 OUTPUT_FIGURES: tuple[str, ...] = ("max_output_tokens",)
 """The member that states the output allowance."""
-
-PER_REPLY = 3
-"""Tokens that prime the answer, once a request."""
 
 PER_TOOLS = 0
 """Zero: the tools array is counted as the model reads it (``proxy/core/apis/tool_declarations.py``)."""
@@ -304,15 +301,8 @@ def with_results(raw: bytes, texts: Sequence[str], *, media: bool = False) -> by
     return with_replaced_contents(raw.decode(), [replacement], "input_text", is_media, media=media).encode()
 
 
-def clipped(raw: bytes, clip: Clip, count: Count, tokens: int) -> bytes:
-    """Return the element cut to about *tokens* by clipping its longest texts; every other byte stays as it is.
-
-    Reasoning, calls of hosted tools and encrypted content are never touched.
-    """
-    return json_edit.clipped(raw, _slots, clip, count, lambda cut: _tokens(cut, count), tokens)
-
-
 def _slots(value: dict[str, Any]) -> Iterator[Slot]:
+    """Yield the texts that may be clipped: none of reasoning, of calls of hosted tools, or of encrypted content."""
     kind = _kind(value)
     if kind == "function_call" and isinstance(value.get("arguments"), str):
         yield from argument_slots(("arguments",), value["arguments"])
@@ -321,6 +311,9 @@ def _slots(value: dict[str, Any]) -> Iterator[Slot]:
     if kind == "message" or kind.endswith("_output"):
         yield from _text_slots(value, "content")
         yield from _text_slots(value, "output")
+
+
+clipped = partial(json_edit.clipped, slots=_slots, weigh=_tokens)
 
 
 def _text_slots(value: dict[str, Any], key: str) -> Iterator[Slot]:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from proxy.core.apis.json_steps import objects
+
 
 def shape_of(value: Mapping[str, Any]) -> str:
     """Return the name of the API whose request a decoded body is; empty if it has no list of items."""
@@ -19,15 +21,8 @@ def shape_of(value: Mapping[str, Any]) -> str:
 
 def _has_messages_blocks(value: Mapping[str, Any]) -> bool:
     """True if tools or content blocks are written as in the Messages API."""
-    if any("input_schema" in tool for tool in _objects(value.get("tools"))):
+    if any("input_schema" in tool for tool in objects(value.get("tools"))):
         return True
-    contents = [message.get("content") for message in _objects(value["messages"])]
-    parts = [part for content in contents for part in _objects(content)]
+    contents = [message.get("content") for message in objects(value["messages"])]
+    parts = [part for content in contents for part in objects(content)]
     return any(part.get("type") in ("tool_use", "tool_result", "thinking") for part in parts)
-
-
-def _objects(value: Any) -> list[dict[str, Any]]:
-    """Return the JSON objects in *value* if it is a list."""
-    if not isinstance(value, list):
-        return []
-    return [element for element in value if isinstance(element, dict)]

@@ -13,7 +13,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from proxy.core.apis.json_edit import locate
+from proxy.core.apis.envelope import PROVIDER_EDITS
+from proxy.core.apis.json_edit import Path, with_replaced_values
+from proxy.core.apis.json_steps import objects
 from proxy.core.conversation import Item
 
 PLACEHOLDER: Final = "[Old tool result content cleared]"
@@ -26,17 +28,11 @@ CLEARING: Final = "clear_tool_uses_"
 COMPACTING: Final = "compact_"
 """Prefixes of the types of the two edits; a date follows, such as ``clear_tool_uses_20250919``."""
 
-CLEAR_FROM: Final = 100_000
+CLEAR_FROM, COMPACT_FROM = PROVIDER_EDITS["clear_tool_uses"], PROVIDER_EDITS["compact"]
 KEEP: Final = 3
-"""The documented defaults of ``trigger`` (input tokens) and ``keep`` (tool uses) of an edit that clears.
+"""The documented defaults of ``trigger`` (input tokens) of both edits, and of ``keep`` (tool uses) of the first.
 
 https://platform.claude.com/docs/en/build-with-claude/context-editing
-"""
-
-COMPACT_FROM: Final = 150_000
-"""The documented default of ``trigger`` (input tokens) of an edit that compacts.
-
-https://platform.claude.com/docs/en/build-with-claude/compaction
 """
 
 
@@ -70,7 +66,7 @@ def read_edits(management: Any) -> ContextEdits:
         return ContextEdits()
     clearing: list[ClearToolUses] = []
     compact_from: list[int] = []
-    for edit in _objects(management.get("edits")):
+    for edit in objects(management.get("edits")):
         kind = str(edit.get("type"))
         if kind.startswith(CLEARING):
             clearing.append(_clearing(edit))
@@ -114,13 +110,6 @@ def _names(value: Any) -> frozenset[str]:
     if not isinstance(value, list):
         return frozenset()
     return frozenset(name for name in value if isinstance(name, str))
-
-
-def _objects(value: Any) -> list[dict[str, Any]]:
-    """Return the objects in a list; an empty list if *value* is none."""
-    if not isinstance(value, list):
-        return []
-    return [element for element in value if isinstance(element, dict)]
 
 
 @dataclass(slots=True)
@@ -208,7 +197,7 @@ def _clearable(
 
 def _weighed(item: Item, message: Mapping[str, Any]) -> Iterator[tuple[Mapping[str, Any], int]]:
     """Yield the blocks of a message, each with its share of the item's tokens by length."""
-    blocks = _objects(message.get("content"))
+    blocks = objects(message.get("content"))
     if not any(block.get("type") in ("tool_use", "tool_result") for block in blocks):
         return
     # An item is counted as a whole. Its tokens are divided by the lengths of its blocks, which needs no second count.
@@ -222,7 +211,7 @@ def clear_message(raw: bytes, message: Mapping[str, Any], cleared: Mapping[str, 
     content = message.get("content")
     if not isinstance(content, list):
         return raw
-    changes: dict[tuple[str | int, ...], str] = {}
+    changes: dict[Path, str] = {}
     for index, block in enumerate(content):
         if not isinstance(block, dict):
             continue
@@ -232,10 +221,4 @@ def clear_message(raw: bytes, message: Mapping[str, Any], cleared: Mapping[str, 
             changes["content", index, "input"] = "{}"
     if not changes:
         return raw
-    source = raw.decode()
-    pieces: list[str] = []
-    copied = 0
-    for path, (start, end) in sorted(locate(source, list(changes)), key=lambda located: located[1]):
-        pieces += [source[copied:start], changes[path]]
-        copied = end
-    return "".join([*pieces, source[copied:]]).encode()
+    return with_replaced_values(raw.decode(), changes).encode()

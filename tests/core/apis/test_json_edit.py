@@ -30,6 +30,7 @@ from proxy.core.apis.json_edit import (
 )
 from proxy.core.apis.json_scan import Span
 from proxy.core.apis.json_steps import decode, parse
+from proxy.core.conversation import Count
 from tests.support import conversation_strategies
 
 values = st.recursive(
@@ -94,7 +95,12 @@ def test_the_longest_are_clipped_to_the_requested_tokens() -> None:
     """Short texts stay, long ones come down to one level, and no more is taken than the target needs."""
     raw = json.dumps({"a": "x" * 10, "b": "y" * 300, "c": "z" * 200}).encode()
     made = clipped(
-        raw, lambda value: (Slot((key,), text) for key, text in value.items()), lambda t, n: t[:n], len, len, 150
+        raw,
+        lambda text, tokens: text[:tokens],
+        len,
+        150,
+        slots=lambda value: (Slot((key,), text) for key, text in value.items()),
+        weigh=lambda raw, count: count(raw.decode()),
     )
     found = json.loads(made)
     assert found["a"] == "x" * 10
@@ -197,7 +203,7 @@ def test_a_text_is_located_once_for_all_attempts(monkeypatch: pytest.MonkeyPatch
     raw = json.dumps({"a": "x" * 1_000, "b": json.dumps({"c": "y" * 1_000})}).encode()
     weighed: list[int] = []
 
-    def weigh(cut: bytes) -> int:
+    def weigh(cut: bytes, count: Count) -> int:
         weighed.append(len(cut))
         return len(cut)
 
@@ -208,7 +214,7 @@ def test_a_text_is_located_once_for_all_attempts(monkeypatch: pytest.MonkeyPatch
     def clip(text: str, tokens: int) -> str:
         return text[: tokens // 2] + "\n" * (tokens // 2)  # written as JSON, a line end takes more than it is long
 
-    made = clipped(raw, slots, clip, len, weigh, 400)
+    made = clipped(raw, clip, len, 400, slots=slots, weigh=weigh)
     assert len(weighed) > 2
     assert calls == [2, 1]
     assert len(json.loads(made)["a"]) < 200
