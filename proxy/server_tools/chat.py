@@ -105,11 +105,6 @@ def _joined(texts: Sequence[str]) -> str:
     return "".join(parts)
 
 
-def new_stream(names: Names) -> StreamMerger:
-    """Return the merger for the stream of a new answer."""
-    return ChatMerger(names)
-
-
 class ChatMerger(StreamMerger):
     """Merges chunks of assistant messages. All chunks get the id of the first generation.
 
@@ -117,6 +112,8 @@ class ChatMerger(StreamMerger):
     stream to the position of the call that it currently means, ``_calls_of`` the identity of a buffered chunk to the
     positions of the calls that its pieces belong to.
     """
+
+    calls_in = staticmethod(calls)
 
     def __init__(self, names: Names) -> None:
         super().__init__(names)
@@ -136,10 +133,6 @@ class ChatMerger(StreamMerger):
         if self._calls:
             message["tool_calls"] = [_assembled_call(call) for call in self._calls]
         return message
-
-    def calls(self) -> list[Call]:
-        """Return the calls of a server tool in this generation so far."""
-        return calls(self.output, self.names)
 
     def _note(self, value: dict[str, Any]) -> None:
         self.failed = self.failed or bool(value.get("error"))
@@ -235,6 +228,10 @@ class ChatMerger(StreamMerger):
             self._text_before = text
         self._message, self._calls = {}, []
         self._call_of_index, self._calls_of, self._new_indexes = {}, {}, None
+
+
+new_stream = ChatMerger
+"""Makes the merger for the stream of a new answer."""
 
 
 def _assembled_call(call: Mapping[str, Any]) -> dict[str, Any]:

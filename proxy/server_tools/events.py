@@ -5,11 +5,12 @@ https://html.spec.whatwg.org/multipage/server-sent-events.html
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from typing import Any
 
-import msgspec
+from proxy.core.apis.json_edit import quoted
+from proxy.core.apis.json_steps import decode
+from proxy.core.errors import InvalidRequest
 
 
 def data_of(event: bytes) -> bytes:
@@ -21,12 +22,9 @@ def data_of(event: bytes) -> bytes:
 def value_of(data: bytes) -> dict[str, Any] | None:
     """Return the JSON object in an event's data; None if there is none."""
     try:
-        value = msgspec.json.decode(data)
-    except (msgspec.DecodeError, UnicodeError, RecursionError):
-        try:
-            value = json.loads(data)
-        except (ValueError, RecursionError):
-            return None
+        value = decode(data)
+    except InvalidRequest:
+        return None
     if isinstance(value, dict):
         return value
     return None
@@ -57,8 +55,4 @@ def written(value: Any, name: str = "") -> bytes:
 
 def dumped(value: Any) -> bytes:
     """Return *value* as JSON that is valid UTF-8, also if its texts hold lone surrogates."""
-    text = json.dumps(value, ensure_ascii=False, separators=(",", ":"))
-    try:
-        return text.encode()
-    except UnicodeEncodeError:
-        return json.dumps(value, separators=(",", ":")).encode()
+    return quoted(value).encode()

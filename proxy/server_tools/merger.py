@@ -137,8 +137,11 @@ class StreamMerger(ABC):
 
     ``ended``: the generation's last event was read. ``failed``: the stream held an error. ``truncated``: the generation
     was broken off. ``is_first``: it is the first one. ``usage`` is its reported usage. ``unread`` are bytes that are
-    about to be fed; the caller sets them, so that they are not lost if decoding or reading them fails.
+    about to be fed; the caller sets them, so that they are not lost if decoding or reading them fails. ``calls_in`` is
+    ``ServerToolApi.calls`` of the API.
     """
+
+    calls_in: Callable[[Any, Names], list[Call]]
 
     def __init__(self, names: Names) -> None:
         self.names = names
@@ -190,9 +193,9 @@ class StreamMerger(ABC):
         self._buffer, self._buffered_bytes = [], 0
         self.ended, self.truncated, self.is_first, self.usage = False, False, False, {}
 
-    @abstractmethod
     def calls(self) -> list[Call]:
         """Return the calls of a server tool in this generation so far."""
+        return self.calls_in(self.output, self.names)
 
     @property
     @abstractmethod

@@ -77,11 +77,6 @@ def merged(answer: Mapping[str, Any], earlier: Sequence[Sequence[Block]], names:
     return {**answer, "content": content, "stop_reason": stop_reason}
 
 
-def new_stream(names: Names) -> StreamMerger:
-    """Return the merger for the stream of a new answer."""
-    return MessagesMerger(names)
-
-
 class MessagesMerger(StreamMerger):
     """Merges events of messages: one message starts and stops, and the indexes of its blocks run on.
 
@@ -89,6 +84,8 @@ class MessagesMerger(StreamMerger):
     its place in the order of arrival. ``_sent_before`` and ``_sent`` count the blocks that the client has: of earlier
     generations, and of this one.
     """
+
+    calls_in = staticmethod(calls)
 
     def __init__(self, names: Names) -> None:
         super().__init__(names)
@@ -106,10 +103,6 @@ class MessagesMerger(StreamMerger):
     def output(self) -> list[dict[str, Any]]:
         """The blocks so far."""
         return [self._block(index) for index in sorted(self._blocks)]
-
-    def calls(self) -> list[Call]:
-        """Return the calls of a server tool in this generation so far."""
-        return calls(self.output, self.names)
 
     def _block(self, index: int) -> dict[str, Any]:
         block = {name: assembled(member) for name, member in self._blocks[index].items()}
@@ -226,6 +219,10 @@ class MessagesMerger(StreamMerger):
         self._sent_before += self._sent
         self._sent, self._blocks, self._inputs, self._citations = 0, {}, {}, {}
         self._positions, self._remaining, self._has_calls = {}, None, False
+
+
+new_stream = MessagesMerger
+"""Makes the merger for the stream of a new answer."""
 
 
 def _nothing_left_events() -> bytes:

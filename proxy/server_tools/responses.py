@@ -88,11 +88,6 @@ def merged(answer: Item, earlier: Sequence[Sequence[Item]], names: Names) -> dic
     return {**answer, "output": items}
 
 
-def new_stream(names: Names) -> StreamMerger:
-    """Return the merger for the stream of a new answer."""
-    return ResponsesMerger(names)
-
-
 class ResponsesMerger(StreamMerger):
     """Merges events of responses. The final event keeps the last generation's id: that response is the stored one.
 
@@ -100,6 +95,8 @@ class ResponsesMerger(StreamMerger):
     ``_sequence_number`` is the next one. ``_sent_before`` and ``_sent`` count the items whose first event the client
     has: of earlier generations, and of this one.
     """
+
+    calls_in = staticmethod(calls)
 
     def __init__(self, names: Names) -> None:
         super().__init__(names)
@@ -116,10 +113,6 @@ class ResponsesMerger(StreamMerger):
     def output(self) -> list[dict[str, Any]]:
         """The items so far."""
         return [self._items[index] for index in sorted(self._items)]
-
-    def calls(self) -> list[Call]:
-        """Return the calls of a server tool in this generation so far."""
-        return calls(self.output, self.names)
 
     def _note(self, value: dict[str, Any]) -> None:
         kind, item = kind_of(value), value.get("item")
@@ -197,6 +190,10 @@ class ResponsesMerger(StreamMerger):
     def _reset(self) -> None:
         self._sent_before += self._sent
         self._sent, self._items, self._remaining, self._has_calls = 0, {}, None, False
+
+
+new_stream = ResponsesMerger
+"""Makes the merger for the stream of a new answer."""
 
 
 def _number(value: Any, default: int) -> int:

@@ -57,13 +57,18 @@ class ServerTool(ABC):
         del view
         return 0
 
-    @abstractmethod
     def is_offered(self, view: CountedView) -> bool:
-        """True if *view* offers the tool."""
+        """True if *view* offers the tool: by default, if it was declared in the request."""
+        return is_declared(view.request, self.name)
 
     @abstractmethod
     async def begin(self, view: CountedView, calls: Sequence[str]) -> Sequence[WriteResult]:
         """Execute *calls*, each given by its arguments as JSON; return a function for each that writes its result."""
+
+
+def is_declared(request: Request, name: str) -> bool:
+    """True if the server tool called *name* was declared in *request*."""
+    return any(tool == name for tool, _ in request.server_tools)
 
 
 def declarations(name: str, description: str, parameters: Mapping[str, Any]) -> Mapping[str, str]:

@@ -27,15 +27,13 @@ from proxy.features.deferred_tools.search import NAME, Tool, ToolSearch, read_to
 from proxy.features.deferred_tools.settings import deferred_tools_settings
 from proxy.features.opening import FeatureParts
 from proxy.offload import offload
+from proxy.server_tools.declare import ENDLESS
 from proxy.server_tools.tool import ServerTool, may_offer
 
 STAGE: Final = "deferred_tools"
 
 LEAST_BODY: Final = 8_192
 """Bytes of a body below which its tools are never too large: some 2,000 tokens, half of a window of 4,096."""
-
-UNLIMITED: Final = 2**40
-"""The window, in tokens, that is assumed for a model whose window is unknown: nothing is too large for it."""
 
 NAMES_PART: Final = 32
 """The names of deferred tools take at most one token in so many of the window."""
@@ -57,7 +55,7 @@ class DeferTools(Feature):
         if len(request.body) < LEAST_BODY or engine.mode_of(request) != "on":
             return request
         try:
-            measured = await engine.measure(request, UNLIMITED)
+            measured = await engine.measure(request, ENDLESS)
         except InvalidRequest:
             return request  # a body that cannot be read may still be relayed
         limit = int(measured.budget.window * self._share)

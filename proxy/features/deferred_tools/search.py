@@ -109,10 +109,6 @@ class ToolSearch(ServerTool):
     def __init__(self, max_tokens: int) -> None:
         self.max_tokens = max_tokens
 
-    def is_offered(self, view: CountedView) -> bool:
-        """True if tools of the request were deferred."""
-        return NAME in dict(view.request.server_tools)
-
     def reserved(self, view: CountedView) -> int:
         """Return the tokens by which ``DeferTools`` made the window of *view* smaller."""
         # The view's window is the whole one less an eighth, so that an eighth of the whole is a seventh of this one.

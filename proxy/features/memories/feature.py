@@ -28,6 +28,7 @@ import hmac
 import time
 from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from types import MappingProxyType
 from typing import Final
 
@@ -46,14 +47,14 @@ from proxy.features.memories.book import MemoryBook
 from proxy.features.memories.extraction import ExtractMemories
 from proxy.features.memories.routes import MemoryRoutes
 from proxy.features.memories.selection import choose, query_of
-from proxy.features.memories.settings import memories_settings
-from proxy.features.memories.tools import DeclareMemoryTools, MemorySave, MemorySearch
+from proxy.features.memories.settings import is_named, memories_settings
+from proxy.features.memories.tools import DECLARATIONS, MemorySave, MemorySearch
 from proxy.features.opening import FeatureParts, open_earlier
 from proxy.offload import offload
 from proxy.server.access import Access
 from proxy.server.admin import OpenRoutes, Route, no_routes
 from proxy.server.config import Limits
-from proxy.server_tools.declare import ENDLESS
+from proxy.server_tools.declare import ENDLESS, DeclareTools
 from proxy.server_tools.tool import ServerTool
 from proxy.settings import Settings
 from proxy.store import Store
@@ -252,7 +253,8 @@ def open_features(parts: FeatureParts) -> list[Feature]:
     cached: LRUCache[bytes, StoredBlock] = LRUCache(BLOCKS)
     features: list[Feature] = [GiveMemories(parts.reader, parts.store.records, book, cached, time.time)]
     if settings.tools:
-        features.append(DeclareMemoryTools(parts.reader, settings.tools))
+        is_for = partial(is_named, patterns=settings.tools)
+        features.append(DeclareTools(parts.reader, DECLARATIONS, STAGE, is_for))
     if settings.extract:
         features.append(ExtractMemories(book, settings.extract, parts.spawn))
     return features

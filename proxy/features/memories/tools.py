@@ -5,27 +5,22 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping, Sequence
 from functools import partial
-from types import MappingProxyType
 from typing import Any, Final, Literal
 
 import msgspec
 
 from proxy.core.compaction.truncate import clip
 from proxy.core.conversation import Count
-from proxy.core.decisions import API_FORMATS, CountedView
+from proxy.core.decisions import CountedView
 from proxy.core.errors import Conflict, InvalidRequest, StoreUnavailable
 from proxy.core.request import Request
-from proxy.engine.features import Feature, Planning
-from proxy.engine.reading import Reader
 from proxy.features.memories.block import date_of, one_line
 from proxy.features.memories.book import MemoryBook, NewMemory
 from proxy.features.memories.memory import Class, Memory
 from proxy.features.memories.provenance import Spoken, speaker_of, spoken_of
 from proxy.features.memories.selection import first_of_each
-from proxy.features.memories.settings import is_named
 from proxy.features.opening import EarlierItem, ReadEarlier
 from proxy.offload import offload
-from proxy.server_tools.declare import declare, is_declared
 from proxy.server_tools.ranking import ranked
 from proxy.server_tools.tool import MOST_QUERY_CHARACTERS, ServerTool, ToolResult, WriteResult, declarations
 
@@ -83,22 +78,6 @@ class _Save(msgspec.Struct):
     content: str
 
 
-class DeclareMemoryTools(Feature):
-    """Declares both tools in requests of *projects*, patterns of names."""
-
-    markers = MappingProxyType(dict.fromkeys(API_FORMATS, (b'"tools"',)))
-
-    def __init__(self, reader: Reader, projects: Sequence[str]) -> None:
-        self._reader = reader
-        self._projects = tuple(projects)
-
-    async def prepare(self, request: Request, engine: Planning) -> Request:
-        """Return *request* with the tools; *request* itself if they may not be offered, or not in its project."""
-        if not is_named(request.options.project, self._projects):
-            return request
-        return await declare(request, engine, self._reader, DECLARATIONS, "memories")
-
-
 class MemorySave(ServerTool):
     """Saves text of the user without expiry, text of the model for some days, and no text of a tool."""
 
@@ -107,10 +86,6 @@ class MemorySave(ServerTool):
 
     def __init__(self, book: MemoryBook) -> None:
         self._book = book
-
-    def is_offered(self, view: CountedView) -> bool:
-        """True if the tool was declared."""
-        return is_declared(view.request, SAVE)
 
     async def begin(self, view: CountedView, calls: Sequence[str]) -> Sequence[WriteResult]:
         """Save the memories in *calls*, and return for each a function that writes its result."""
@@ -150,10 +125,6 @@ class MemorySearch(ServerTool):
     def __init__(self, book: MemoryBook, read_earlier: ReadEarlier) -> None:
         self._book = book
         self._read_earlier = read_earlier
-
-    def is_offered(self, view: CountedView) -> bool:
-        """True if the tool was declared."""
-        return is_declared(view.request, SEARCH)
 
     async def begin(self, view: CountedView, calls: Sequence[str]) -> Sequence[WriteResult]:
         """Search for each of *calls*, and return for each a function that writes its result."""

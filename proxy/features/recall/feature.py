@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from types import MappingProxyType
 
 from proxy.core.apis.envelope import Envelope
-from proxy.core.decisions import API_FORMATS, NO_ADDITION, Addition, CountedView
+from proxy.core.decisions import NO_ADDITION, Addition, CountedView
 from proxy.core.errors import StoreUnavailable
 from proxy.core.models import Route
 from proxy.core.request import Request
-from proxy.engine.features import Feature, Planning
+from proxy.engine.features import Feature
 from proxy.engine.reading import Reader
 from proxy.features.opening import FeatureParts, ReadEarlier, open_earlier
 from proxy.features.recall.pieces import Piece, earlier_pieces, pieces_of
@@ -19,8 +18,8 @@ from proxy.features.recall.search import answer, answer_earlier, is_earlier, rea
 from proxy.features.recall.settings import recall_settings
 from proxy.features.recall.tool import DECLARATIONS_WITH_SESSIONS, MENTION, NAME, addition
 from proxy.offload import offload
-from proxy.server_tools.declare import declare, is_declared
-from proxy.server_tools.tool import ServerTool, WriteResult, has_tools
+from proxy.server_tools.declare import DeclareTools
+from proxy.server_tools.tool import ServerTool, WriteResult, has_tools, is_declared
 
 
 class Recall(ServerTool):
@@ -89,25 +88,15 @@ class Recall(ServerTool):
         return earlier_pieces(items)
 
 
-class DeclareRecall(Feature):
-    """Declares the tool in every request with tools, because earlier conversations can be searched at any time."""
-
-    markers = MappingProxyType(dict.fromkeys(API_FORMATS, (b'"tools"',)))
-
-    def __init__(self, reader: Reader) -> None:
-        self._reader = reader
-
-    async def prepare(self, request: Request, engine: Planning) -> Request:
-        """Return *request* with the tool; *request* itself if it may not be offered."""
-        return await declare(request, engine, self._reader, {NAME: DECLARATIONS_WITH_SESSIONS}, "recall")
-
-
 def open_features(parts: FeatureParts) -> list[Feature]:
-    """Return the feature that declares the tool in every request, if it searches earlier conversations."""
+    """Return the feature that declares the tool in every request with tools, if earlier conversations are searched.
+
+    Those can be searched at any time, not only if a view leaves something out.
+    """
     recall = recall_settings(parts.settings)
     if not (recall.enabled and recall.sessions):
         return []
-    return [DeclareRecall(parts.reader)]
+    return [DeclareTools(parts.reader, {NAME: DECLARATIONS_WITH_SESSIONS}, "recall")]
 
 
 def open_tools(parts: FeatureParts) -> list[ServerTool]:
