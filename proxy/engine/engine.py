@@ -60,7 +60,7 @@ from proxy.core.report import Report, Usage
 from proxy.core.request import Mode, Request
 from proxy.engine.body_edits import rerouted
 from proxy.engine.fail_open import COUNT_TOKENS, FailOpen
-from proxy.engine.features import Continued, Extend, Features, Resend
+from proxy.engine.features import Continued, Extend, Features
 from proxy.engine.learned_routes import LearnedRoutes, SentPrompt, sent_prompt
 from proxy.engine.measuring import Measurer, with_calls_read
 from proxy.engine.ports import Answer, Clock, Outcome, Refusal, learn_nothing
@@ -387,13 +387,8 @@ class Engine:
             learn = self._learner(view, ending, report.conversation)
         answer = Answer(report, reply, delivery.head, learn, ending, delivery.hides_usage)
         if isinstance(view, CountedView) and (view.edits.addition or view.request.server_tools):
-            return await self._continued(run, view, answer)
-        return answer
-
-    async def _continued(self, run: Run, view: CountedView, answer: Answer) -> Answer:
-        """Return *answer* as features continue it: they answer the model's calls of Ullage's own tools."""
-        for feature in self._features.continuing:
-            answer = await feature.continue_answer(answer, view, Resend(run, self.resend))
+            for feature in self._features.continuing:
+                answer = await feature.continue_answer(answer, view, BoundEngine(self, run))
         return answer
 
     def _refusal_of(self, run: Run, delivery: Undelivered) -> Outcome:
@@ -494,6 +489,10 @@ class BoundEngine:
     async def proceed(self, request: Request) -> Outcome:
         """Plan and send *request*. Raises what the upstream raises."""
         return await self._engine.proceed(self.run, request)
+
+    async def resend(self, view: CountedView, extend: Extend) -> Continued:
+        """Send *view* with what *extend* appends, for the next generation of the answer."""
+        return await self._engine.resend(self.run, view, extend)
 
     def mode_of(self, request: Request) -> Mode:
         """Return the mode that holds for *request*."""

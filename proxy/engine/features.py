@@ -40,6 +40,24 @@ MOST_NOTED: Final = 10_000
 NO_MARKERS: Final[Mapping[str, tuple[bytes, ...]]] = MappingProxyType({})
 
 
+@dataclass(frozen=True, slots=True)
+class Continued:
+    """One more generation of an answer: the view that was sent, without what was appended, and its reply.
+
+    ``head`` are the bytes already read from the reply; ``retries`` and ``overflows`` are those of this generation.
+    """
+
+    view: CountedView
+    reply: Reply
+    head: bytes
+    retries: int = 0
+    overflows: int = 0
+
+
+Extend = Callable[[CountedView, int | None], Awaitable[CountedView]]
+"""Appends elements to a view; with them it has to have fewer tokens than the second argument, if that is not None."""
+
+
 class Planning(Protocol):
     """The engine as a feature sees it while one request is under way."""
 
@@ -59,43 +77,14 @@ class Planning(Protocol):
     async def proceed(self, request: Request) -> Outcome:
         """Plan and send *request*. Raises what the upstream raises."""
 
+    async def resend(self, view: CountedView, extend: Extend) -> Continued:
+        """Send *view* with what *extend* appends, for the next generation; after an overflow a smaller one.
+
+        The caller adds every byte that it reads from ``run.reply`` to ``run.chunks``, so that a fault loses none.
+        """
+
     def mode_of(self, request: Request) -> Mode:
         """Return the mode that holds for *request*."""
-
-
-@dataclass(frozen=True, slots=True)
-class Continued:
-    """One more generation of an answer: the view that was sent, without what was appended, and its reply.
-
-    ``head`` are the bytes already read from the reply; ``retries`` and ``overflows`` are those of this generation.
-    """
-
-    view: CountedView
-    reply: Reply
-    head: bytes
-    retries: int = 0
-    overflows: int = 0
-
-
-Extend = Callable[[CountedView, int | None], Awaitable[CountedView]]
-"""Appends elements to a view; with them it has to have fewer tokens than the second argument, if that is not None."""
-
-SendAgain = Callable[[Run, CountedView, Extend], Awaitable[Continued]]
-
-
-class Resend:
-    """Sends further generations of the answer of *run*.
-
-    The caller adds every byte that it reads from ``run.reply`` to ``run.chunks``, so that a fault loses none.
-    """
-
-    def __init__(self, run: Run, send: SendAgain) -> None:
-        self.run = run
-        self._send = send
-
-    async def send(self, view: CountedView, extend: Extend) -> Continued:
-        """Send *view* with what *extend* appends; after an overflow a smaller one, by the same model."""
-        return await self._send(self.run, view, extend)
 
 
 class Feature:
@@ -128,12 +117,12 @@ class Feature:
         del request, view, report
         return None
 
-    async def continue_answer(self, answer: Answer, view: CountedView, resend: Resend) -> Answer:
+    async def continue_answer(self, answer: Answer, view: CountedView, engine: Planning) -> Answer:
         """Return *answer*, of any status, continued by further generations if its model calls this feature's tools.
 
         *view* has this feature's addition. The client sees one answer.
         """
-        del view, resend
+        del view, engine
         return answer
 
     def amend(self, report: Report, view: View) -> Report:

@@ -1,4 +1,7 @@
-"""Replies without an upstream's connection: one whose body was read to its end, and an answer of our own."""
+"""Replies without an upstream's connection: one whose body was read to its end, and an answer of our own.
+
+``read_up_to`` reads any reply.
+"""
 
 from __future__ import annotations
 
@@ -65,3 +68,15 @@ class LocalReply:
 def header_in(headers: Sequence[tuple[str, str]], name: str) -> str:
     """Return the first of *headers* called *name* (any case); empty if there is none."""
     return next((value for key, value in headers if key.lower() == name.lower()), "")
+
+
+async def read_up_to(reply: Reply, chunks: list[bytes], most: int) -> int:
+    """Add the rest of *reply* to *chunks* until there are more than *most* bytes; return how many there are."""
+    size = sum(map(len, chunks))
+    while size <= most:
+        chunk = await reply.next_chunk()
+        if not chunk:
+            break
+        chunks.append(chunk)
+        size += len(chunk)
+    return size

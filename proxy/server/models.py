@@ -13,8 +13,8 @@ import msgspec
 
 from proxy.core.errors import NotFound, UllageError, UpstreamTimeout
 from proxy.core.http_headers import CREDENTIALS
-from proxy.engine import ports
 from proxy.engine.ports import Upstream
+from proxy.engine.replies import read_up_to
 from proxy.server.config import Route
 
 PATIENCE: Final = 5.0
@@ -164,7 +164,9 @@ class Models:
         sent = [pair for pair in headers if pair[0].lower() not in left_out]
         reply = await self._client.send(upstream.name, "GET", path_qs, sent, None)
         try:
-            return ModelsAnswer(reply.status, reply.headers, await _whole(reply))
+            chunks: list[bytes] = []
+            await read_up_to(reply, chunks, LARGEST)
+            return ModelsAnswer(reply.status, reply.headers, b"".join(chunks))
         finally:
             reply.close()
 
@@ -183,14 +185,6 @@ def _served(route: Route, model: str) -> str:
         return route(model)
     except NotFound:
         return ""
-
-
-async def _whole(reply: ports.Reply) -> bytes:
-    parts, size = [], 0
-    while (chunk := await reply.next_chunk()) and size <= LARGEST:
-        parts.append(chunk)
-        size += len(chunk)
-    return b"".join(parts)
 
 
 def _entry(model: str, upstream: str, *, anthropic: bool) -> dict[str, Any]:

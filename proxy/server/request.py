@@ -205,14 +205,11 @@ def request_target(raw: str) -> str:
 
 
 def send_continue(request: IncomingRequest, headers: RequestHeaders) -> None:
-    """Invite a client that waits for permission to send its body. Raises ``ExpectationFailed``.
+    """Invite a client that waits for permission (``Expect``) to send its body. Raises ``ExpectationFailed``.
 
     https://www.rfc-editor.org/rfc/rfc9110#section-10.1.1
     """
-    expect = headers.by_name.get("expect")
-    if expect is None:
-        return
-    if expect.lower() != "100-continue":
+    if headers.by_name["expect"].lower() != "100-continue":
         raise ExpectationFailed("Only 'Expect: 100-continue' is understood.")
     if not request.content.is_eof() and request.transport is not None:
         request.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")

@@ -48,10 +48,10 @@ from proxy.core.models import Route
 from proxy.core.report import Usage
 from proxy.core.request import Request
 from proxy.core.views import view_without_addition
-from proxy.engine.features import Feature, Resend
+from proxy.engine.features import Feature, Planning
 from proxy.engine.ports import Answer, Reply
 from proxy.engine.reading import Reader
-from proxy.engine.replies import LocalReply, header_in
+from proxy.engine.replies import LocalReply, header_in, read_up_to
 from proxy.server_tools.events import dumped, value_of
 from proxy.server_tools.merger import StreamMerger, TooMuchBuffered
 from proxy.server_tools.session import ToolSession
@@ -65,6 +65,7 @@ END_SECONDS: Final = 0.1
 """Seconds to wait for the end of a stream after its last event, so that its connection can be reused."""
 
 NOT_CODED: Final = frozenset({"", "identity"})
+"""Values of ``Content-Encoding`` of bytes that are not encoded."""
 
 READABLE: Final = NOT_CODED | {"gzip", "x-gzip", "deflate", "br", "zstd"}
 """Content codings that can be read; an answer in another one passes as it came."""
@@ -117,43 +118,43 @@ class ServerTools(Feature):
         additions = (tool.addition(request, envelope, route, window) for tool in self.tools)
         return next((addition for addition in additions if addition.tokens), NO_ADDITION)
 
-    async def continue_answer(self, answer: Answer, view: CountedView, resend: Resend) -> Answer:
+    async def continue_answer(self, answer: Answer, view: CountedView, engine: Planning) -> Answer:
         """Return *answer*, whose reply is the first generation's, with calls of server tools answered as they come.
 
         If a model without tools refuses the request only for a tool of ours, it is sent again without that.
         """
         if answer.reply.status != 200:
-            return await self._after_refusal(answer, view, resend)
+            return await self._after_refusal(answer, view, engine)
         tools = [tool for tool in self.tools if tool.is_offered(view)]
         if not tools or _coding(answer.reply) not in READABLE:
             return answer
-        session = ToolSession(self._reader, tools, view, answer.report.stream, resend)
+        session = ToolSession(self._reader, tools, view, answer.report.stream, engine)
         learn = partial(_learn, answer, session)
         reply, report = answer.reply, answer.report
         if session.is_stream(reply.header("content-type")):
             on_fault = partial(self._faults.report, "answer", report.request_id)
-            merged = MergedReply(session, reply, answer.head, resend, on_fault)
+            merged = MergedReply(session, reply, answer.head, engine, on_fault)
             return structs.replace(answer, reply=merged, head=b"", learn=learn, at_end=session.complete)
-        reply, head = await rewritten_reply(session, reply, resend)
+        reply, head = await rewritten_reply(session, reply, engine)
         return structs.replace(answer, reply=reply, head=head, learn=learn, report=session.complete(report))
 
-    async def _after_refusal(self, answer: Answer, view: CountedView, resend: Resend) -> Answer:
+    async def _after_refusal(self, answer: Answer, view: CountedView, engine: Planning) -> Answer:
         """Return the answer to *view* without the tool, if *answer* refuses tools and all are ours; else *answer*."""
         if answer.reply.status not in UNSUPPORTED_STATUSES or has_tools(view.measured.parsed.envelope):
             return answer
-        await _read(answer.reply, resend.run.chunks, ERROR_BYTES)
-        body = b"".join(resend.run.chunks)
+        await read_up_to(answer.reply, engine.run.chunks, ERROR_BYTES)
+        body = b"".join(engine.run.chunks)
         decoded = ContentDecoder(_coding(answer.reply), ERROR_BYTES).feed(body)
         if not UNSUPPORTED.search(decoded):
             return structs.replace(answer, head=body)
         self._unsupported[view.known.route.upstream, view.known.route.model] = True
-        resend.run.set_aside()
+        engine.run.set_aside()
 
         async def bare(smaller: CountedView, most: int | None) -> CountedView:
             del most
             return view_without_addition(smaller)
 
-        continued = await resend.send(view, bare)
+        continued = await engine.resend(view, bare)
         report = answer.report
         stages = tuple(stage for stage in report.stages if stage != "recall")
         retries = report.retries + 1 + continued.retries
@@ -173,14 +174,14 @@ def _learn(answer: Answer, session: ToolSession, usage: Usage) -> bool:
     return answer.learn(session.first_usage)
 
 
-async def rewritten_reply(session: ToolSession, reply: Reply, resend: Resend) -> tuple[Reply, bytes]:
+async def rewritten_reply(session: ToolSession, reply: Reply, engine: Planning) -> tuple[Reply, bytes]:
     """Return the reply after the last generation of an answer that is no stream, and the bytes already read from it.
 
     A reply that is no answer of the API ends the loop and is passed on unchanged.
     """
     earlier: list[Any] = []
     while True:
-        value, chunks = await _read_object(reply, resend.run.chunks)
+        value, chunks = await _read_object(reply, engine.run.chunks)
         if value is None:
             return reply, chunks
         output = session.api.output_of(value)
@@ -192,7 +193,7 @@ async def rewritten_reply(session: ToolSession, reply: Reply, resend: Resend) ->
         session.add_usage(value.get("usage"))
         if not calls or not session.may_ask_again() or session.api.is_truncated(value):
             return RewrittenReply(reply, dumped(session.api.merged(value, earlier, session.names))), b""
-        resend.run.set_aside()
+        engine.run.set_aside()
         reply, _ = await session.ask_again(output, calls)
         earlier.append(output)
 
@@ -202,23 +203,11 @@ async def _read_object(reply: Reply, chunks: list[bytes]) -> tuple[dict[str, Any
 
     *chunks* holds the bytes that were read before, and grows.
     """
-    size = await _read(reply, chunks, MOST_BYTES)
+    size = await read_up_to(reply, chunks, MOST_BYTES)
     body = b"".join(chunks)
     if reply.status != 200 or size > MOST_BYTES:
         return None, body
     return value_of(ContentDecoder(reply.header("content-encoding"), MOST_BYTES).feed(body)), body
-
-
-async def _read(reply: Reply, chunks: list[bytes], most: int) -> int:
-    """Add the rest of *reply* to *chunks* until there are more than *most* bytes; return how many there are."""
-    size = sum(map(len, chunks))
-    while size <= most:
-        chunk = await reply.next_chunk()
-        if not chunk:
-            break
-        chunks.append(chunk)
-        size += len(chunk)
-    return size
 
 
 class RewrittenReply(LocalReply):
@@ -257,14 +246,14 @@ class MergedReply:
         session: ToolSession,
         reply: Reply,
         head: bytes,
-        resend: Resend,
+        engine: Planning,
         on_fault: Callable[[Exception], None],
     ) -> None:
         removed = ("content-length", "content-encoding")
         self.status = reply.status
         self.headers: Sequence[tuple[str, str]] = [pair for pair in reply.headers if pair[0].lower() not in removed]
         self._session = session
-        self._resend = resend
+        self._engine = engine
         self._on_fault = on_fault
         self._merger: StreamMerger = session.api.new_stream(session.names)
         self._state = _State.MERGING
@@ -299,7 +288,7 @@ class MergedReply:
     def close(self) -> None:
         """Abort the generation that is under way."""
         self._reply.close()
-        self._resend.run.drop()
+        self._engine.run.drop()
 
     async def _next(self) -> bytes:
         if self._state is _State.PLAIN:
@@ -316,8 +305,8 @@ class MergedReply:
             self._state = _State.ENDED
         else:
             self._state = _State.PLAIN
-        if self._resend.run.reply is not self._reply:
-            self._resend.run.drop()
+        if self._engine.run.reply is not self._reply:
+            self._engine.run.drop()
         try:
             return self._merger.unsent()
         except Exception as another:
@@ -396,7 +385,7 @@ class MergedReply:
 async def _failure(reply: Reply, head: bytes) -> ServerToolFailed:
     """Return the error with which the next generation was refused, in the upstream's own words."""
     chunks = [head]
-    await _read(reply, chunks, ERROR_BYTES)
+    await read_up_to(reply, chunks, ERROR_BYTES)
     value = value_of(ContentDecoder(reply.header("content-encoding"), ERROR_BYTES).feed(b"".join(chunks))) or {}
     message = value.get("error", value)
     if isinstance(message, dict):

@@ -14,8 +14,8 @@ A ``ToolSession`` is one answer to a client. Each *generation* of it is one requ
 
 1. Each tool executes its calls, once (``ServerTool.begin``). It returns a function for each call, which writes the
    result in a given number of tokens.
-2. The next request is sent (``Resend.send``), which calls ``extend`` with the view. ``extend`` computes the room that
-   is left, has the results written in equal shares of it, and appends them to the view's items.
+2. The next request is sent (``Planning.resend``), which calls ``extend`` with the view. ``extend`` computes the room
+   that is left, has the results written in equal shares of it, and appends them to the view's items.
 3. If the provider finds the request too long, ``extend`` is called again with a smaller view or fewer tokens, and the
    results are written again. Nothing else is done twice.
 
@@ -39,7 +39,7 @@ from proxy.core.apis.json_scan import scan
 from proxy.core.apis.usage import read_usage
 from proxy.core.decisions import API_FORMATS, Addition, CountedView
 from proxy.core.report import NO_USAGE, Report
-from proxy.engine.features import Resend
+from proxy.engine.features import Planning
 from proxy.engine.ports import Reply
 from proxy.engine.reading import Reader
 from proxy.offload import offload
@@ -79,7 +79,7 @@ class ToolSession:
     """
 
     def __init__(
-        self, reader: Reader, tools: Sequence[ServerTool], view: CountedView, stream: bool, resend: Resend
+        self, reader: Reader, tools: Sequence[ServerTool], view: CountedView, stream: bool, engine: Planning
     ) -> None:
         """Start with the answer to *view*, which offers *tools*; *stream* is True if the client requested a stream."""
         request = view.request
@@ -95,7 +95,7 @@ class ToolSession:
         self._request = request
         self._view = view
         self._stream = stream
-        self._resend = resend
+        self._engine = engine
         self._appended: list[bytes] = []
         self._appended_tokens = 0
         self._retries = 0
@@ -149,7 +149,7 @@ class ToolSession:
                     declared.setdefault(name, tool)
             return await self._off_loop(lambda: self._extended(view, added, declared))
 
-        continued = await self._resend.send(self._view, extend)
+        continued = await self._engine.resend(self._view, extend)
         self._view = continued.view
         self._appended += added
         self._declared |= declared

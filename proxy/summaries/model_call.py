@@ -15,6 +15,7 @@ from proxy.core.errors import UllageError
 from proxy.core.http_headers import CREDENTIALS
 from proxy.core.request import Origin
 from proxy.engine.ports import Reply, Upstream
+from proxy.engine.replies import read_up_to
 from proxy.summaries.api_formats import API_FORMATS, ApiFormat, ModelAnswer, parse_answer
 
 MAX_ANSWER: Final = 4 * 2**20
@@ -151,7 +152,9 @@ async def call_model(
         async with asyncio.timeout(seconds):
             reply = await upstream.send(summariser.upstream, "POST", path, headers, body, summariser.configured_headers)
             try:
-                data = await _read_whole(reply)
+                chunks: list[bytes] = []
+                if await read_up_to(reply, chunks, MAX_ANSWER) > MAX_ANSWER:
+                    raise CallFailed("nonsense")
             finally:
                 reply.close()
     except TimeoutError:
@@ -160,7 +163,7 @@ async def call_model(
         if error.status == 504:
             raise CallFailed("timeout") from None
         raise CallFailed("unreachable") from None
-    return _usable(API_FORMATS[summariser.api], reply, data)
+    return _usable(API_FORMATS[summariser.api], reply, b"".join(chunks))
 
 
 def _usable(api: ApiFormat, reply: Reply, data: bytes) -> ModelAnswer:
@@ -180,14 +183,3 @@ def _usable(api: ApiFormat, reply: Reply, data: bytes) -> ModelAnswer:
     if answer.cut_short:
         raise CallFailed("cut_short", tokens_used=used)
     return answer
-
-
-async def _read_whole(reply: Reply) -> bytes:
-    chunks: list[bytes] = []
-    size = 0
-    while chunk := await reply.next_chunk():
-        chunks.append(chunk)
-        size += len(chunk)
-        if size > MAX_ANSWER:
-            raise CallFailed("nonsense")
-    return b"".join(chunks)

@@ -10,6 +10,7 @@ import re
 
 from proxy.core.lazy_pattern import lazy_pattern
 
+# An order in English: a clause that begins with a verb, with "you", or with a word such as "never" or "must".
 _ORDER = lazy_pattern(
     r"^\W*+(?:please|now|then|next|also|first|finally|important|note|system|urgent|attention|instruction|todo)?[\s:,!-]*"
     r"(?:ignore|disregard|forget|override|you\b|your\b|always|never|do not|don['’]t|must|should|shall|make sure|ensure"
@@ -71,6 +72,7 @@ _ASIAN = lazy_pattern(
     r"|(?:करें|कीजिए|करो|हटाओ|हटाएं|हटा दो|भेजो|भेजें)(?=\W*$)",
     re.IGNORECASE,
 )
+# A sentence to the assistant: what it must or may do now, or whose instructions it should ignore.
 _ADDRESSED = lazy_pattern(
     r"\b(?:you|the (?:assistant|model|agent|ai|llm|reader|system)|assistant)\s+(?:must|should|shall|need(?:s)? to"
     r"|ha(?:ve|s) to|(?:are|is) (?:now|to|required|allowed|instructed|authori[sz]ed|permitted)|(?:may|can|will) now)\b"
@@ -78,6 +80,7 @@ _ADDRESSED = lazy_pattern(
     r"|\b(?:new|updated|hidden|secret|additional) (?:system )?(?:instructions?|rules?|prompt)\b",
     re.IGNORECASE,
 )
+# A claim in English that a person in charge gave a permission or an order.
 _CLAIMED = lazy_pattern(
     r"\b(?:user|human|operator|admin\w*|owner|developer|boss)s?\b.{0,60}?"
     r"\b(?:approv|authori[sz]|consent|confirm|permit|permission|allow|grant|agree|want|wish|ask|request|instruct|told"
@@ -105,17 +108,20 @@ _PERMISSION = (
     r"|承認|求め|頼ん|頼み|述べ|望ん|望む|言っ|승인|허가|허용|동의|확인|요청|원하|원했|원한|지시|명령|말했"
     r"|وافق|سمح|أذن|طلب|أكد|يريد|अनुमति|मंज़ूर|मंजूर|सहमत|कहा|चाहत)"
 )
+# Such a claim in other languages, in either order: "der Nutzer hat erlaubt", "vom Nutzer erlaubt".
 _CLAIMED_ABROAD = lazy_pattern(
     rf"{_AUTHORITY}.{{0,60}}?{_PERMISSION}"
     rf"|{_PERMISSION}\w{{0,20}}\W+(?:\w+\W+)?(?:von|vom|durch|par|por|pel[oa]|d[ae]|dal|dall|door|przez)\W+"
     rf"(?:\w+\W+)?{_AUTHORITY}",
     re.IGNORECASE,
 )
+# The same in English in the passive: "approved by the user".
 _APPROVED_BY = lazy_pattern(
     r"\b(?:approv|authori[sz]|confirm|permit|allow|grant|agree|request|order|demand|requir|accept|sign)\w{0,20}\W+(?:\w+\W+)?by\W+"
     r"(?:\w+\W+)?(?:user|human|operator|admin|owner|developer|boss)",
     re.IGNORECASE,
 )
+# The border of a clause: an order may follow other words on its line.
 _CLAUSE = lazy_pattern(
     r"[.!?:;,([{“\"'‘>„«।؟،؛。！？：；，、（「『]+\s*|\s[-–—]+\s|\*\*"
     r"|\b(?:and|then|so|but|und|et|y|e|и|i)\s",

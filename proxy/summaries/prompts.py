@@ -39,6 +39,7 @@ _DATA_URL = lazy_pattern(r"data:[\w.+/-]{0,100};base64,[A-Za-z0-9+/=_-]{256,}")
 # words (U+2E80 and up) are text.
 _BASE64 = lazy_pattern(rf"(?<![A-Za-z0-9+/_-])[A-Za-z0-9+/_-]{{{RUN},}}={{0,2}}")
 _OPAQUE = lazy_pattern(rf"(?<![^\s\u2e80-\uffff])[^\s\u2e80-\uffff]{{{OPAQUE},}}")
+# Special tokens and tags of chat templates: a server may read them as the beginning of another role.
 _SPECIAL = lazy_pattern(r"<\|([^|<>\n]{0,64})\|>")
 _TAG = lazy_pattern(
     r"<(/?\s*(?:system|user|assistant|human|tool|developer|transcript|conversation|summary|instructions?|prompt"

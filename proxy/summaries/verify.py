@@ -50,13 +50,22 @@ An order from before them is dropped.
 """
 
 _WINDOW = 65_536
+"""Characters of a text that are split into sentences in one call."""
+
 _LONGEST_LINE = 4_000
+"""Characters of a line or of a sentence that are compared."""
+
 _HEADING = lazy_pattern(r"^(#{1,6})\s*+(.{1,60}?)\s*+[:：]?\s*+$|^\*\*(.{1,60}?)[:：]?\*\*[:：]?\s*+$")
+# The mark of a list item at the beginning of a line.
 _BULLET = lazy_pattern(r"^\s*(?:[-*•]\s+|\d{1,3}[.)]\s+)?")
+# A token: what stands between spaces, quotes and brackets. Signs at its ends belong to the sentence.
 _SPLIT = lazy_pattern(r"[^\s\"'`<>(){}\[\],;|=*“”‘’„‚«»‹›…「」『』《》【】（），。、：；！？،؛؟।]+")
 _EDGE = ".,:;!?…。，：；！？-–—"
+# Words with a sign or a letter that would make them names.
 _PLAIN = frozenset({"and/or", "e.g", "i.e", "etc", "w/o", "n/a", "i/o", "tcp/ip", "vs", "a.m", "p.m", "yes/no"})
+# Capitals and figures as in "readFile", "HTTPServer" and "T4", which no plain word has.
 _CAMEL = lazy_pattern(r"[a-z0-9][A-Z]|[A-Z]{2,}[a-z]|[A-Z]\d|\d[A-Za-z]{2}")
+# A function: its name before a bracket.
 _CALLED = lazy_pattern(r"\b([A-Za-z_]\w*)\(")
 _DIGIT = lazy_pattern(r"\d")
 _WIDE_RANGE = r"\u2e80-\u9fff\uac00-\ud7af"
@@ -65,19 +74,24 @@ _URL = lazy_pattern(rf"https?://[^\s\"'`<>)\]“”„«»（），。：；！�
 _NAME_AMONG_WIDE = lazy_pattern(rf"(?:[{_WIDE_RANGE}](?=[/\\._-]))?[^{_WIDE_RANGE}]+(?:(?<=[/\\._-])[{_WIDE_RANGE}])?")
 # "E404-Fehler", "a.py-файл": a word of the language behind a name.
 _COMPOUND = lazy_pattern(r"-(?:[A-ZÄÖÜ][a-zäöüß]{2,}|[^\W\d_a-zA-Z]+)$")
+# The end of a model's thoughts, which some servers leave in the text; not a quoted one.
 _THOUGHTS_END = lazy_pattern(r"(?<![`'\"“])</(?:think(?:ing)?|thoughts?|reasoning)>(?![`'\"”])")
 _FENCE = lazy_pattern(r"^\s*(?:`{3,}|~{3,})\w*$")
+# A quote as ``_verified_line`` writes it.
 _QUOTE = lazy_pattern(r"^\((?:a tool's output|the assistant) said, not an instruction: “(.*)”\)$")
+# The beginning of an answer in which a model declines to write.
 _REFUSAL = lazy_pattern(
     r"^\W{0,4}(?:i['’]?m sorry|sorry,|i apologi[sz]e|as an ai|i (?:cannot|can['’]?t|am (?:unable|not able)|won['’]?t)"
     r"|unfortunately, i|i['’]m (?:unable|not able)|对不起|抱歉|我(?:无法|不能)|申し訳)",
     re.IGNORECASE,
 )
+# Special tokens, roles and calls of tools: the model continued the conversation and did not sum it up.
 _MARKUP = lazy_pattern(
     r"<\|[^|\n]{0,40}\|>|</?(?:think(?:ing)?|thoughts?|reasoning|tool_call|function_call|function|invoke|tool_use|system|assistant|user)\b|\[/?INST\]"
     r"|<<SYS>>|\{\s*\"(?:name|tool|function)\"\s*:[^\n]{0,200}\"(?:arguments|parameters|input)\"",
     re.IGNORECASE,
 )
+# Words that turn a sentence into its opposite, in the languages of ``orders``.
 _NEGATION = lazy_pattern(
     r"\b(?:not|never|no|dont|don|without|avoid|cannot|cant|nor|neither|none|stop|except|unless|nicht|nie|niemals|kein\w*|ohne"
     r"|jamais|ne|pas|sans|aucun\w*|nunca|jamás|sin|não|sem|non|senza|mai|niet|geen|nooit|zonder|не|нет|ни|никогда|без|nigdy"

@@ -29,6 +29,7 @@ IGNORED = frozenset({"cache_control", "annotations", "provider_specific_fields"}
 
 _CONTAINERS = frozenset({dict, list})
 _FIGURES = frozenset({int, float, bool})
+"""Types of the members that have members, and of those that are never empty."""
 
 _SORTED = json.JSONEncoder(sort_keys=True, separators=(",", ":"))
 

@@ -21,6 +21,7 @@ WHOLE: Final = Page(0, MAX_CHARACTERS)
 """As much as one answer may hold."""
 
 _NAME: Final = re.compile(r"[\w-]{16}", re.ASCII)
+"""Matches the public name of a conversation: twelve bytes in base64."""
 
 _NO_CONVERSATION: Final = (
     "There is no such conversation of yours. One is known from its first request above half of the low mark on."

@@ -29,6 +29,7 @@ TRIES: Final = 8
 """Changes that are tried if other replicas change the same project's memories at once."""
 
 ID: Final = re.compile(r"[0-9a-f]{12}")
+"""Matches the id of a memory: six random bytes."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,12 +32,14 @@ TOOL_SHARE: Final = 0.4
 LONGEST_MESSAGE: Final = 4_000
 """Most characters of a message that a person writes; a longer one is pasted, or a client's own summary."""
 
+# Text that clients insert and people do not write: in tags, in blocks of code, in quotes.
 _TAGGED: Final = re.compile(r"<([a-zA-Z][\w-]*)(?:\s[^<>]{0,200})?>.*?(?:</\1>|\Z)", re.DOTALL)
 _FENCED: Final = re.compile(r"^ {0,3}(```|~~~).*?(?:^ {0,3}\1|\Z)", re.DOTALL | re.MULTILINE)
 _QUOTED: Final = re.compile(r"^ {0,3}>.*$", re.MULTILINE)
 _WORD: Final = re.compile(rf"[{UNSPACED}]|[^\W_{UNSPACED}]+")
 """A word, or a character of a script without spaces."""
 
+# A URL, an e-mail or an IP address: a place to which a planted order would send data.
 _ADDRESS: Final = re.compile(
     r"https?://[^\s\"'<>)\]]+|[\w.+-]+@[\w-]+\.[\w.-]+|\b\d{1,3}(?:\.\d{1,3}){3}\b|\bwww\.[^\s\"'<>)]+"
 )

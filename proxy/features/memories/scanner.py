@@ -78,6 +78,7 @@ _DATA: Final = (
     r"credentials?|results?|output|anything|answers?|database|env)"
 )
 
+# Each with the kind of order that it matches, as the refusal names it. Texts are compared without accents.
 _ORDERS: Final[tuple[tuple[str, str], ...]] = (
     ("to ignore others", rf"\b{_OVERRIDE_VERBS}\b(?:{_BETWEEN}|\s+){_RULES}"),
     (
