@@ -1,7 +1,7 @@
 """Builds the features whose folders exist. A folder can be deleted, and nothing else has to change.
 
-A folder has a module ``feature`` with a function ``open_features``, ``open_tools`` or both, which take
-``FeatureParts``; one ``ServerTools`` answers the calls of all tools. It may have ``open_routes``, for routes below
+A folder has a module ``feature`` with a function ``open_features``, which takes ``FeatureParts`` and returns features
+and server tools; one ``ServerTools`` answers the calls of all tools. It may have ``open_routes``, for routes below
 ``/ullage/api/``. The folder ``history`` has ``open_history`` instead, because summaries and the server use it, too. The
 folders are imported by name when the process starts (``features.settings.FOLDERS``); no other module imports them.
 """
@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from itertools import chain
 from types import ModuleType
 
 from proxy.core.conversation import ItemText
@@ -98,11 +99,11 @@ def open_features(parts: FeatureParts) -> list[Feature]:
     """Return the features that the settings switch on, in the order in which they prepare a request."""
     features: list[Feature] = []
     tools: list[ServerTool] = []
-    for module in _modules():
-        if hasattr(module, "open_features"):
-            features += module.open_features(parts)
-        if hasattr(module, "open_tools"):
-            tools += module.open_tools(parts)
+    for opened in chain.from_iterable(module.open_features(parts) for module in _modules()):
+        if isinstance(opened, ServerTool):
+            tools.append(opened)
+        else:
+            features.append(opened)
     if tools:
         features.append(ServerTools(parts.reader, tools, parts.faults))
     return features

@@ -102,14 +102,12 @@ class Access:
         browsers send no ``Origin``.
         """
         origin = headers.by_name.get("origin")
-        if origin is None:
-            if headers.by_name.get("sec-fetch-site", "") == "cross-site" and "*" not in self._origins:
-                raise Forbidden("Requests from other web sites are not accepted (server.origins).")
-            return ""
-        if origin in self._origins or "*" in self._origins:
-            return origin
+        if "*" in self._origins or origin in self._origins:
+            return origin or ""
         if headers.by_name.get("sec-fetch-site") == "cross-site":
             raise Forbidden("Requests from other web sites are not accepted (server.origins).")
+        if origin is None:
+            return ""
         if origin.partition("://")[2] != headers.by_name.get("host", "") or not origin.startswith("http"):
             raise Forbidden("Requests from this web origin are not accepted; list it in server.origins to allow it.")
         return ""

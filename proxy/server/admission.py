@@ -7,6 +7,7 @@ import itertools
 import os
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, Final
 
 from proxy.core.errors import Overloaded
@@ -108,9 +109,6 @@ class QuickRefusal:
         report = Report(identity, path.api, outcome="refused", reason=error.code, status=error.status)
         response.refuse(out, error, path.error_api, report, ())
         seconds = time.perf_counter() - began
-        try:
-            for observe in self._observers:
-                observe(report, seconds)
-        except Exception as fault:  # noqa: BLE001 - an observer's fault must not cost the answer
-            self._faults.report("after", identity, fault)
+        for observe in self._observers:
+            self._faults.attempt("after", identity, partial(observe, report, seconds), None)
         return out

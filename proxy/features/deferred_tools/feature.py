@@ -130,17 +130,9 @@ def _first(tools: Iterable[Tool], tokens: int, count: Count) -> Iterable[Tool]:
         yield tool
 
 
-def open_features(parts: FeatureParts) -> list[Feature]:
-    """Return the feature if it is switched on."""
+def open_features(parts: FeatureParts) -> list[Feature | ServerTool]:
+    """Return the feature and its tool if it is switched on."""
     settings = deferred_tools_settings(parts.settings)
     if not settings.enabled:
         return []
-    return [DeferTools(parts.reader, settings.share, settings.max_tokens)]
-
-
-def open_tools(parts: FeatureParts) -> list[ServerTool]:
-    """Return the tool if the feature is switched on."""
-    settings = deferred_tools_settings(parts.settings)
-    if not settings.enabled:
-        return []
-    return [ToolSearch(settings.max_tokens)]
+    return [DeferTools(parts.reader, settings.share, settings.max_tokens), ToolSearch(settings.max_tokens)]

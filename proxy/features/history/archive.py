@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from proxy.core.compaction.record import Compaction
+from proxy.core.conversation import Item
 from proxy.core.decisions import CountedView
 from proxy.engine.ports import Clock
 from proxy.features.history.pages import ITEM, Entry, encode_list, reference
@@ -71,23 +72,11 @@ class Archive:
         self._paused_until = 0.0
         self._writing: asyncio.Task[None] | None = None
 
-    def add(self, view: CountedView, root_hash: bytes, compaction: Compaction) -> str:
-        """Archive the items that *compaction* removed from the conversation's last view; return the list's reference.
+    def add(self, view: CountedView, root_hash: bytes, indexes: Sequence[int]) -> str:
+        """Archive the items at *indexes*; return the reference of the list of them.
 
-        Return an empty text if nothing left the view, if too much waits already, or if the store has just failed.
+        Return an empty text if there are none, if too much waits already, or if the store has just failed.
         """
-        roles = [item.role for item in view.measured.parsed.items[: compaction.boundary]]
-        return self._add(view, root_hash, items_removed(compaction, view.edits.previous, roles))
-
-    def add_anchors(self, view: CountedView, root_hash: bytes, compaction: Compaction) -> str:
-        """Archive the folded user items whose text stays in the view: later conversations find them, too.
-
-        Return the reference of the list of them, as ``add`` does.
-        """
-        return self._add(view, root_hash, compaction.anchors)
-
-    def _add(self, view: CountedView, root_hash: bytes, indexes: Sequence[int]) -> str:
-        """Archive the items at *indexes*; return the reference of the list of them, empty if nothing is archived."""
         entries, originals = self._new_originals(view, root_hash, indexes)
         if not entries:
             return ""
@@ -162,12 +151,9 @@ class Archive:
         self._waiting.clear()
 
 
-def items_removed(compaction: Compaction, previous: Compaction | None, roles: Sequence[str]) -> list[int]:
-    """Return the indexes of items that *compaction* removed from the view or shortened, and *previous* did not.
-
-    *roles* are those of all items before the boundary.
-    """
-    folded = {index for index in range(compaction.cut) if roles[index] != "system" and index not in compaction.anchors}
+def items_removed(compaction: Compaction, previous: Compaction | None, items: Sequence[Item]) -> list[int]:
+    """Return the indexes of those *items* that *compaction* removed from the view or shortened, and *previous* not."""
+    folded = {index for index in range(compaction.cut) if items[index].role != "system"}.difference(compaction.anchors)
     shortened = compaction.shortened
     if previous is not None:
         folded = {index for index in folded if index >= previous.cut or index in previous.anchors}

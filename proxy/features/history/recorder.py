@@ -12,7 +12,7 @@ from proxy.core.conversation import Layout
 from proxy.core.decisions import CountedView
 from proxy.core.report import Report
 from proxy.engine.features import Feature
-from proxy.features.history.archive import Archive
+from proxy.features.history.archive import Archive, items_removed
 from proxy.features.history.notes import CompactionNote, RequestNote, encode_note, note_name
 from proxy.store.conversation_table import ConversationTable
 from proxy.summaries.codec import NOTE_VERSION, SummaryNote
@@ -58,8 +58,10 @@ class HistoryRecorder(Feature):
             return
         note = _compaction_note(report, view, layout, record, int(now))
         if self._archive is not None:
-            archived = self._archive.add(view, root_hash, record.compaction)
-            anchors = self._archive.add_anchors(view, root_hash, record.compaction)
+            removed = items_removed(record.compaction, view.edits.previous, view.measured.parsed.items)
+            archived = self._archive.add(view, root_hash, removed)
+            # Folded user items whose text stays in the view: later conversations find them, too.
+            anchors = self._archive.add(view, root_hash, record.compaction.anchors)
             note = structs.replace(note, archive=archived, anchors=anchors)
         self._conversations.save_note(tenant, root_hash, note_name(note), encode_note(note), long_lived=True)
 

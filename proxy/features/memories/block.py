@@ -12,7 +12,6 @@ from typing import Final
 import msgspec
 
 from proxy.features.memories.memory import Memory, shortened
-from proxy.features.memories.selection import Chosen
 
 HEADING: Final = "# Memories"
 INTRODUCTION: Final = (
@@ -56,9 +55,9 @@ class StoredBlock(msgspec.Struct, frozen=True, array_like=True):
     entries: tuple[Entry, ...] = ()
 
 
-def entries_of(chosen: Chosen, most: int, count: Callable[[str], int]) -> tuple[Entry, ...]:
+def entries_of(chosen: Sequence[Memory], most: int, count: Callable[[str], int]) -> tuple[Entry, ...]:
     """Return the entries of the first *chosen* memories whose text takes at most *most* tokens."""
-    entries = [_entry(memory) for memory in chosen.all]
+    entries = [_entry(memory) for memory in chosen]
     while entries and count(text_of(entries)) > most:
         entries.pop()
     return tuple(entries)

@@ -244,29 +244,21 @@ class GiveMemories(Feature):
         return await self._save(request, beginning, name, smaller, replaces=True)
 
 
-def open_features(parts: FeatureParts) -> list[Feature]:
-    """Return the features that add memories, declare their tools, and extract them, as far as they are switched on."""
+def open_features(parts: FeatureParts) -> list[Feature | ServerTool]:
+    """Return the features that add memories, offer tools for them, and extract them, as far as they are switched on."""
     settings = memories_settings(parts.settings)
     if not settings.enabled:
         return []
     book = MemoryBook(parts.store.memories, time.time)
     cached: LRUCache[bytes, StoredBlock] = LRUCache(BLOCKS)
-    features: list[Feature] = [GiveMemories(parts.reader, parts.store.records, book, cached, time.time)]
+    features: list[Feature | ServerTool] = [GiveMemories(parts.reader, parts.store.records, book, cached, time.time)]
     if settings.tools:
         is_for = partial(is_named, patterns=settings.tools)
         features.append(DeclareTools(parts.reader, DECLARATIONS, STAGE, is_for))
+        features += [MemorySave(book), MemorySearch(book, open_earlier(parts.store))]
     if settings.extract:
         features.append(ExtractMemories(book, settings.extract, parts.spawn))
     return features
-
-
-def open_tools(parts: FeatureParts) -> list[ServerTool]:
-    """Return the tools if they are switched on for any project."""
-    settings = memories_settings(parts.settings)
-    if not settings.enabled or not settings.tools:
-        return []
-    book = MemoryBook(parts.store.memories, time.time)
-    return [MemorySave(book), MemorySearch(book, open_earlier(parts.store))]
 
 
 def open_routes(settings: Settings, store: Store) -> OpenRoutes:

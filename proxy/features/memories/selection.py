@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Final
 
 from proxy.features.memories.memory import DAY_SECONDS, Memory
@@ -45,20 +44,6 @@ _TERM: Final = re.compile(r"[\w./:@#-]+")
 _NAME: Final = re.compile(r"\w[./_:@#-]\w|\d[a-z]|[a-z]\d|[a-z][A-Z]|[A-Z]{2,}")
 
 
-@dataclass(frozen=True, slots=True)
-class Chosen:
-    """The chosen memories, each kind with the best first."""
-
-    memories: tuple[Memory, ...] = ()
-    working: tuple[Memory, ...] = ()
-    sessions: tuple[Memory, ...] = ()
-
-    @property
-    def all(self) -> tuple[Memory, ...]:
-        """All of them, the most important kind first."""
-        return (*self.memories, *self.working, *self.sessions)
-
-
 def query_of(texts: Sequence[str]) -> str:
     """Return the query of a conversation whose user messages are *texts*: the newest ones, from their beginnings."""
     newest = texts[-QUERY_MESSAGES:]
@@ -66,7 +51,7 @@ def query_of(texts: Sequence[str]) -> str:
     return "\n".join(text[:share] for text in newest).strip()
 
 
-def choose(memories: Sequence[Memory], query: str, now: float) -> Chosen:
+def choose(memories: Sequence[Memory], query: str, now: float) -> list[Memory]:
     """Return the *memories* for a conversation about *query* at Unix time *now*.
 
     Those with priority come first. Of two with equal scores the newer one comes first.
@@ -76,12 +61,12 @@ def choose(memories: Sequence[Memory], query: str, now: float) -> Chosen:
     return first_of_each(ordered)
 
 
-def first_of_each(memories: Sequence[Memory]) -> Chosen:
-    """Return the first *memories* of each kind, as many as a block may have."""
+def first_of_each(memories: Sequence[Memory]) -> list[Memory]:
+    """Return the first *memories* of each kind, as many as a block may have; the most important kind comes first."""
     sessions = [memory for memory in memories if memory.type == "session"]
     working = [memory for memory in memories if memory.class_ == "working" and memory.type != "session"]
     others = [memory for memory in memories if memory.class_ != "working" and memory.type != "session"]
-    return Chosen(tuple(others[:MOST_MEMORIES]), tuple(working[:MOST_WORKING]), tuple(sessions[:MOST_SESSIONS]))
+    return [*others[:MOST_MEMORIES], *working[:MOST_WORKING], *sessions[:MOST_SESSIONS]]
 
 
 def ranked(memories: Sequence[Memory], query: str, now: float) -> list[Memory]:

@@ -142,7 +142,7 @@ class MemorySearch(ServerTool):
                 earlier = await self._read_earlier(tenant, project, root_hash)
         except StoreUnavailable:
             return AWAY
-        chosen = first_of_each(memories).all
+        chosen = first_of_each(memories)
         size = sum(len(item.text.text) for item in earlier)
         fragments = await offload(size, _fragments, query, earlier)
         if not chosen and not fragments:

@@ -88,24 +88,19 @@ class Recall(ServerTool):
         return earlier_pieces(items)
 
 
-def open_features(parts: FeatureParts) -> list[Feature]:
-    """Return the feature that declares the tool in every request with tools, if earlier conversations are searched.
+def open_features(parts: FeatureParts) -> list[Feature | ServerTool]:
+    """Return the tool if it is switched on.
 
-    Those can be searched at any time, not only if a view leaves something out.
+    If it searches earlier conversations, return also the feature that declares it in every request with tools: those
+    can be searched at any time, not only if a view leaves something out.
     """
-    recall = recall_settings(parts.settings)
-    if not (recall.enabled and recall.sessions):
-        return []
-    return [DeclareTools(parts.reader, {NAME: DECLARATIONS_WITH_SESSIONS}, "recall")]
-
-
-def open_tools(parts: FeatureParts) -> list[ServerTool]:
-    """Return the tool if it is switched on."""
     recall = recall_settings(parts.settings)
     if not recall.enabled:
         return []
+    opened: list[Feature | ServerTool] = []
     read_earlier = None
     if recall.sessions:
+        opened.append(DeclareTools(parts.reader, {NAME: DECLARATIONS_WITH_SESSIONS}, "recall"))
         read_earlier = open_earlier(parts.store)
     tool = Recall(
         parts.reader,
@@ -114,4 +109,4 @@ def open_tools(parts: FeatureParts) -> list[ServerTool]:
         without_tools=recall.without_tools,
         read_earlier=read_earlier,
     )
-    return [tool]
+    return [*opened, tool]

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from msgspec import structs
 
 from proxy.core.compaction.record import Compaction, Placeholder
+from proxy.core.conversation import Item
 from proxy.features.history.archive import PAUSE_SECONDS, Archive, ArchiveLimits, items_removed
 from proxy.features.history.pages import decode_list, parse_reference
 from tests.support.engine_fixtures import Planned, Replica, chat_body, message_slices
@@ -68,8 +69,9 @@ class ArchiveFixture:
         assert plan.view is not None
         assert plan.view.layout is not None
         assert plan.view.edits.record is not None
-        root = plan.view.measured.root_hash(plan.view.layout)
-        return self.archive.add(plan.view, root, plan.view.edits.record.compaction)
+        measured, edits = plan.view.measured, plan.view.edits
+        removed = items_removed(plan.view.edits.record.compaction, edits.previous, measured.parsed.items)
+        return self.archive.add(plan.view, measured.root_hash(plan.view.layout), removed)
 
 
 async def plans(rounds: int) -> list[tuple[bytes, Planned]]:
@@ -173,13 +175,13 @@ def test_what_left_is_what_no_view_had_taken_before(
 ) -> None:
     """The items that two compactions removed are, together, all that is not whole in the last view."""
     first, second = sorted((first, second))
-    roles = ["system", *["user"] * 11]
+    items = [Item("system", 1, 0, b""), *[Item("user", 1, 0, b"")] * 11]
     one = Compaction(12, first, 10, anchors=tuple(sorted(i for i in early if i < first)))
     two = Compaction(
         12, second, 10, anchors=tuple(sorted(i for i in late if i < second and i in (*one.anchors, *range(first, 12))))
     )
     two = structs.replace(two, placeholders=tuple(Placeholder(i, "old") for i in sorted(shortened) if i >= second))
     gone = {i for i in range(1, second) if i not in two.anchors} | {swap.index for swap in two.placeholders}
-    took = [items_removed(one, None, roles), items_removed(two, one, roles)]
+    took = [items_removed(one, None, items), items_removed(two, one, items)]
     assert set(took[0]) | set(took[1]) == gone | set(took[0])
     assert not set(took[0]) & set(took[1])

@@ -8,7 +8,6 @@ import msgspec
 
 from proxy.features.memories.block import END, HEADING, Entry, StoredBlock, decode, encode, entries_of, text_of
 from proxy.features.memories.memory import Memory
-from proxy.features.memories.selection import Chosen
 from tests.support.engine_fixtures import count_tokens, packaged_marks
 
 NOW = 1_795_392_000
@@ -19,10 +18,10 @@ def memory(number: int, content: str = "It is so.", **fields: Any) -> Memory:
     return Memory(f"{number}", **values)
 
 
-ALL = Chosen(
-    (memory(1, class_="priority"), memory(2), memory(3, type="user"), memory(4, type="decision")),
-    (memory(5, class_="working"),),
-    (memory(6, "T6", type="session", class_="working"),),
+ALL = (
+    *(memory(1, class_="priority"), memory(2), memory(3, type="user"), memory(4, type="decision")),
+    memory(5, class_="working"),
+    memory(6, "T6", type="session", class_="working"),
 )
 TEXT = """\
 # Memories
@@ -70,7 +69,7 @@ def test_it_is_counted_as_memories() -> None:
 
 def test_a_line_is_cut_and_stays_one_line() -> None:
     """At the section's limit, with no break that could begin a section."""
-    (entry,) = entries_of(Chosen((memory(1, "a\n# Other\n" + "word " * 300),)), 10_000, count_tokens)
+    (entry,) = entries_of([memory(1, "a\n# Other\n" + "word " * 300)], 10_000, count_tokens)
     assert len(entry.line) <= 220 + len("- [2026-11-23] ")
     assert "\n" not in entry.line
     assert entry.line.endswith("…")
@@ -82,7 +81,7 @@ def test_as_much_as_fits_is_given() -> None:
     for most in range(0, whole + 20, 5):
         entries = entries_of(ALL, most, count_tokens)
         assert count_tokens(text_of(entries)) <= most or not entries
-        assert [entry.id for entry in entries] == [each.id for each in ALL.all[: len(entries)]]
+        assert [entry.id for entry in entries] == [each.id for each in ALL[: len(entries)]]
     assert entries_of(ALL, 10, count_tokens) == ()
     assert text_of(entries_of(ALL, whole, count_tokens)).endswith(END)
 
