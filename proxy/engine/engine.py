@@ -327,7 +327,7 @@ class Engine:
         run.resume_planning()
         attempts = run.attempts = run.attempts or Attempts(view.known.route.steps, view)
         if isinstance(refusal, Overflow):
-            await self._learn_refusal(run, view, refusal)
+            await self._retries.learn_if_sure(run, view, refusal)
         decision: Forward | GiveUp = GIVE_UP
         for move in attempts.after(view, refusal):
             match move:
@@ -359,13 +359,6 @@ class Engine:
             return decision
         return GIVE_UP
 
-    async def _learn_refusal(self, run: Run, view: View, overflow: Overflow) -> None:
-        """Learn from *overflow* at once if it is sure, else when a smaller view has been answered."""
-        if overflow.sure and run.unsure is None:
-            await self._retries.learn(view, overflow)
-        else:
-            run.unsure = (view, overflow)
-
     async def _answer_of(self, run: Run, delivery: Delivered) -> Answer:
         """Return the answer with its report, and schedule the notes that features take of it."""
         view, reply = delivery.view, delivery.reply
@@ -387,8 +380,13 @@ class Engine:
             learn = self._learner(view, ending, report.conversation)
         answer = Answer(report, reply, delivery.head, learn, ending, delivery.hides_usage)
         if isinstance(view, CountedView) and (view.edits.addition or view.request.server_tools):
-            for feature in self._features.continuing:
-                answer = await feature.continue_answer(answer, view, BoundEngine(self, run))
+            return await self._continued(run, view, answer)
+        return answer
+
+    async def _continued(self, run: Run, view: CountedView, answer: Answer) -> Answer:
+        """Return *answer* as features continue it: they answer the model's calls of Ullage's own tools."""
+        for feature in self._features.continuing:
+            answer = await feature.continue_answer(answer, view, BoundEngine(self, run))
         return answer
 
     def _refusal_of(self, run: Run, delivery: Undelivered) -> Outcome:

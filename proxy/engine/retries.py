@@ -24,6 +24,7 @@ from proxy.engine.body_edits import with_lower_output, with_truncation
 from proxy.engine.learned_routes import MEDIA, LearnedRoutes, SentPrompt, sent_prompt
 from proxy.engine.measuring import Measurer
 from proxy.engine.reading import LocatedBody
+from proxy.engine.run import Run
 
 STATED = frozenset({"configured", "server", "request"})
 """Sources of a window that a person or the server stated; a table may be wrong about this server."""
@@ -76,6 +77,13 @@ class Retries:
         if checked is None or not checked.sure:
             return None
         return checked
+
+    async def learn_if_sure(self, run: Run, view: View, overflow: Overflow) -> None:
+        """Learn from *overflow* at once if it is sure, else once a smaller view has been answered (``run.unsure``)."""
+        if overflow.sure and run.unsure is None:
+            await self.learn(view, overflow)
+        else:
+            run.unsure = (view, overflow)
 
     async def learn(self, view: View, overflow: Overflow) -> None:
         """Learn from *overflow*, with which *view* was refused."""
