@@ -6,10 +6,10 @@ import asyncio
 from collections.abc import Sequence
 from typing import Final
 
-from proxy.store import key_names
-from proxy.store.backend import Unavailable
 from proxy.store.encryption import MAX_PLAIN, pack
-from proxy.store.tables import TableAccess
+from proxy.store.key_names import ARCHIVED, key_name
+from proxy.store.operations import Claim, Read, Refresh, Unavailable
+from proxy.store.tables import PAUSES, TableAccess
 
 THREAD_FROM: Final = 65_536
 """Bytes from which an original is compressed in a thread: on the event loop it would delay other requests."""
@@ -20,7 +20,6 @@ class ArchiveTable:
 
     def __init__(self, access: TableAccess) -> None:
         self._access = access
-        self._backend = access.backend
 
     def name(self, tenant: bytes, content: bytes) -> bytes:
         """Return the name (16 bytes) of an original by its *content* or a digest of that: equal content, equal name."""
@@ -34,13 +33,13 @@ class ArchiveTable:
             packed = pack(plain)
         else:
             packed = await asyncio.to_thread(pack, plain)
-        key = key_names.archived(root_hash, name)
+        key = key_name(root_hash, ARCHIVED, name)
         sealed = self._access.sealer.seal_packed(tenant, key, packed)
         try:
-            present = await self._access.run_with_retries(lambda: self._backend.claim(key, sealed, seconds))
+            present = await self._access.run(Claim(key, sealed, seconds), PAUSES)
             if present is not None:
                 # ``claim`` leaves the expiry of a present value as it is; the original is needed *seconds* from now.
-                await self._access.run_with_retries(lambda: self._backend.refresh(key, seconds))
+                await self._access.run(Refresh(key, seconds), PAUSES)
         except Unavailable as error:
             self._access.count_failure(error)
             return False
@@ -53,7 +52,7 @@ class ArchiveTable:
         """
         if not names:
             return []
-        keys = [key_names.archived(root_hash, name) for name in names]
-        values = await self._access.retry_or_raise(lambda: self._backend.read(keys))
+        keys = [key_name(root_hash, ARCHIVED, name) for name in names]
+        values = await self._access.run_or_raise(Read(keys), PAUSES)
         sealer = self._access.sealer
         return [sealer.open(tenant, key, value) for key, value in zip(keys, values, strict=True)]

@@ -6,13 +6,26 @@ would be wrong.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine, Mapping, Sequence
-from typing import Any, Final, Literal
+from collections.abc import Mapping, Sequence
+from typing import Final, Literal
 
-from proxy.store import key_names
-from proxy.store.tables import LIFETIME, TableAccess
+from proxy.store.key_names import (
+    COMPACTION_REQUEST,
+    CONSUMED,
+    CONVERSATIONS,
+    FAILED_SUMMARY,
+    LEASE,
+    NOTES,
+    ROOTS,
+    STATE,
+    SUMMARY,
+    key_name,
+    record_name,
+)
+from proxy.store.operations import Add, Claim, Operation, Read, ReadFields, ScoreMember, SetField, TopMembers
+from proxy.store.tables import LIFETIME, PAUSES, TableAccess
 
-NOTES, ROOTS, LISTED = 64, 16, 200
+MOST_NOTES, MOST_ROOTS, MOST_LISTED = 64, 16, 200
 """Most notes of a root hash, root hashes of a conversation, and conversations of a tenant that are stored."""
 
 SHORT_LIFETIME: Final = 24 * 3600.0
@@ -30,7 +43,6 @@ class ConversationTable:
 
     def __init__(self, access: TableAccess) -> None:
         self._access = access
-        self._backend = access.backend
 
     def save_conversation(
         self, tenant: bytes, conversation: str, root_hash: bytes, now: float, *, long_lived: bool
@@ -39,59 +51,59 @@ class ConversationTable:
 
         *long_lived*: it was compacted, so that it is known for as long as its records.
         """
-        seconds = _lifetime(long_lived=long_lived)
-        roots = key_names.roots(self._name(tenant, conversation))
-        listed = key_names.conversations(self._list_name(tenant))
-        self._write(lambda: self._backend.score_member(roots, root_hash, now, ROOTS, seconds))
-        self._write(lambda: self._backend.score_member(listed, conversation.encode(), now, LISTED, LIFETIME))
+        seconds = LIFETIME if long_lived else SHORT_LIFETIME
+        roots = key_name(self._name(tenant, conversation), ROOTS)
+        listed = key_name(self._list_name(tenant), CONVERSATIONS)
+        self._write(ScoreMember(roots, root_hash, now, MOST_ROOTS, seconds))
+        self._write(ScoreMember(listed, conversation.encode(), now, MOST_LISTED, LIFETIME))
 
     def save_note(self, tenant: bytes, root_hash: bytes, field: str, value: bytes, *, long_lived: bool) -> None:
-        """Save *value* as the note called *field*; of more than ``NOTES`` the one whose name sorts first is removed."""
-        name = key_names.notes(root_hash)
+        """Save *value* as the note called *field*; of over ``MOST_NOTES`` the one whose name sorts first is removed."""
+        name = key_name(root_hash, NOTES)
         sealed = self._access.sealer.seal(tenant, _sealed_to(name, field), value)
-        seconds = _lifetime(long_lived=long_lived)
-        self._write(lambda: self._backend.set_field(name, field, sealed, NOTES, seconds))
+        seconds = LIFETIME if long_lived else SHORT_LIFETIME
+        self._write(SetField(name, field, sealed, MOST_NOTES, seconds))
 
     async def conversations(self, tenant: bytes) -> list[tuple[str, float]]:
         """Names of the tenant's newest conversations with the time of their last request (Unix time), newest first."""
-        name = key_names.conversations(self._list_name(tenant))
-        members = await self._access.retry_or_raise(lambda: self._backend.top_members(name, LISTED))
+        name = key_name(self._list_name(tenant), CONVERSATIONS)
+        members = await self._access.run_or_raise(TopMembers(name, MOST_LISTED), PAUSES)
         return [(member.decode("ascii", "replace"), at) for member, at in members]
 
     async def root_hashes(self, tenant: bytes, conversation: str) -> list[bytes]:
         """Root hashes of the conversation called *conversation*, the one used last first."""
-        name = key_names.roots(self._name(tenant, conversation))
-        members = await self._access.retry_or_raise(lambda: self._backend.top_members(name, ROOTS))
+        name = key_name(self._name(tenant, conversation), ROOTS)
+        members = await self._access.run_or_raise(TopMembers(name, MOST_ROOTS), PAUSES)
         return [root_hash for root_hash, _ in members if len(root_hash) == 16]
 
     async def add_consumed(self, tenant: bytes, conversation: str, tokens: int) -> int:
         """Add *tokens* to those that the conversation has used; return their sum. Raises ``StoreUnavailable``."""
-        name = key_names.consumed(self._name(tenant, conversation))
+        name = key_name(self._name(tenant, conversation), CONSUMED)
         if tokens:
             # Not repeated: an addition whose reply was lost may have been carried out.
-            await self._access.run_or_raise(self._backend.add(name, tokens, LIFETIME))
-        (value,) = await self._access.run_or_raise(self._backend.read([name]))
+            await self._access.run_or_raise(Add(name, tokens, LIFETIME))
+        (value,) = await self._access.run_or_raise(Read([name]))
         if value is None or not value.lstrip(b"-").isdigit():
             return 0
         return int(value)
 
     async def save_state(self, tenant: bytes, conversation: str, value: bytes) -> None:
         """Save *value* as the conversation's state. Raises ``StoreUnavailable``."""
-        name = key_names.state(self._name(tenant, conversation))
+        name = key_name(self._name(tenant, conversation), STATE)
         sealed = self._access.sealer.seal(tenant, _sealed_to(name, _STATE), value)
-        await self._access.retry_or_raise(lambda: self._backend.set_field(name, _STATE, sealed, 1, LIFETIME))
+        await self._access.run_or_raise(SetField(name, _STATE, sealed, 1, LIFETIME), PAUSES)
 
     async def state(self, tenant: bytes, conversation: str) -> bytes | None:
         """The conversation's state; None if there is none. Raises ``StoreUnavailable``."""
-        name = key_names.state(self._name(tenant, conversation))
-        fields = await self._access.retry_or_raise(lambda: self._backend.read_fields(name))
+        name = key_name(self._name(tenant, conversation), STATE)
+        fields = await self._access.run_or_raise(ReadFields(name), PAUSES)
         return self._access.sealer.open(tenant, _sealed_to(name, _STATE), fields.get(_STATE.encode()))
 
     async def notes(self, tenant: bytes, root_hash: bytes) -> Mapping[str, bytes]:
         """The notes on *root_hash* by name, without those of other tenants and those that were tampered with."""
-        name, sealer = key_names.notes(root_hash), self._access.sealer
+        name, sealer = key_name(root_hash, NOTES), self._access.sealer
         notes: dict[str, bytes] = {}
-        for field_bytes, sealed in (await self._access.retry_or_raise(lambda: self._backend.read_fields(name))).items():
+        for field_bytes, sealed in (await self._access.run_or_raise(ReadFields(name), PAUSES)).items():
             field = field_bytes.decode("ascii", "replace")
             value = sealer.open(tenant, _sealed_to(name, field), sealed)
             if value is not None:
@@ -107,7 +119,7 @@ class ConversationTable:
         if not keys:
             return []
         names = [_key_name(root_hash, kind, scope, prefix_hash) for kind, scope, prefix_hash in keys]
-        return [value is not None for value in await self._access.retry_or_raise(lambda: self._backend.read(names))]
+        return [value is not None for value in await self._access.run_or_raise(Read(names), PAUSES)]
 
     async def request_compaction(self, tenant: bytes, root_hash: bytes, seconds: float, extent: str = "now") -> None:
         """Request that the conversation's next request is compacted, if it comes within *seconds*.
@@ -115,12 +127,12 @@ class ConversationTable:
         *extent* is ``now``, or the share of its room that it is compacted to.
         """
         self._access.requested_until = max(self._access.requested_until, self._access.clock() + seconds)
-        name = key_names.compaction_request(root_hash)
+        name = key_name(root_hash, COMPACTION_REQUEST)
         sealed = self._access.sealer.seal(tenant, name, extent.encode())
-        await self._access.retry_or_raise(lambda: self._backend.claim(name, sealed, seconds))
+        await self._access.run_or_raise(Claim(name, sealed, seconds), PAUSES)
 
-    def _write(self, operation: Callable[[], Coroutine[Any, Any, None]]) -> None:
-        self._access.run_in_background(self._access.run_with_retries(operation), "conversation")
+    def _write(self, operation: Operation[None]) -> None:
+        self._access.run_in_background(operation, "conversation", PAUSES)
 
     def _name(self, tenant: bytes, conversation: str) -> bytes:
         message = b"conversation\0" + conversation.encode("utf-8", "surrogatepass")
@@ -130,12 +142,6 @@ class ConversationTable:
         return self._access.sealer.digest(tenant, b"listed")
 
 
-def _lifetime(*, long_lived: bool) -> float:
-    if long_lived:
-        return LIFETIME
-    return SHORT_LIFETIME
-
-
 def _sealed_to(name: str, field: str) -> str:
     """Return the name that a note is bound to by its encryption, so that no other note's value opens in its place."""
     return f"{name}#{field}"
@@ -143,8 +149,8 @@ def _sealed_to(name: str, field: str) -> str:
 
 def _key_name(root_hash: bytes, kind: Kind, scope: str | bytes, prefix_hash: bytes) -> str:
     if isinstance(scope, str):
-        return key_names.record(root_hash, scope, prefix_hash)
+        return record_name(root_hash, scope, prefix_hash)
     if kind == "request":
-        return key_names.compaction_request(root_hash)
-    names = {"summary": key_names.summary, "lease": key_names.lease, "failure": key_names.failed_summary}
-    return names[kind](root_hash, scope, prefix_hash)
+        return key_name(root_hash, COMPACTION_REQUEST)
+    kinds = {"summary": SUMMARY, "lease": LEASE, "failure": FAILED_SUMMARY}
+    return key_name(root_hash, kinds[kind], scope, prefix_hash)

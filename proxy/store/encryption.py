@@ -30,8 +30,9 @@ from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 from zstandard import ZstdCompressor, ZstdDecompressor, ZstdError, frame_content_size
 
-from proxy.store import key_names
-from proxy.store.backend import Backend, Unavailable
+from proxy.store.backend import Backend
+from proxy.store.key_names import MASTER, naming_secret_name
+from proxy.store.operations import Claim, Read, Unavailable
 
 MAX_PLAIN = 8 * 1024 * 1024
 """Most bytes of a value before it is compressed."""
@@ -228,9 +229,9 @@ def ensure_master_key(directory: Path) -> bytes:
 
 async def share_master_key(backend: Backend, ours: bytes) -> tuple[bytes, bool]:
     """The key that every replica of this store uses, and True if there was none before. Raises ``Unavailable``."""
-    (shared,) = await backend.read([key_names.MASTER])
+    (shared,) = await backend.run(Read([MASTER]))
     if shared is None:
-        shared = await backend.claim(key_names.MASTER, ours, None)
+        shared = await backend.run(Claim(MASTER, ours, None))
         if shared is None:
             return ours, True
     if len(shared) != KEY_SIZE:
@@ -244,12 +245,12 @@ async def share_naming_secret(backend: Backend, ring: Sequence[bytes]) -> bytes:
     The first key of *ring* that has one in the store decides; if none has, it is derived from the first key. Either way
     it is stored for the first key, which seals from now on.
     """
-    names = [key_names.naming_secret(derive(key, b"fingerprint", b"")[:8]) for key in ring]
-    values = await backend.read(names)
+    names = [naming_secret_name(derive(key, b"fingerprint", b"")[:8]) for key in ring]
+    values = await backend.run(Read(names))
     opened = [Sealer(key).open(b"", name, value) for key, name, value in zip(ring, names, values, strict=True)]
     shared = [secret for secret in opened if secret is not None]
     secret = (shared or [naming_secret(ring[0])])[0]
     if values[0] is not None:
         return secret
-    theirs = await backend.claim(names[0], Sealer(ring[0]).seal(b"", names[0], secret), None)
+    theirs = await backend.run(Claim(names[0], Sealer(ring[0]).seal(b"", names[0], secret), None))
     return Sealer(ring[0]).open(b"", names[0], theirs) or secret

@@ -10,7 +10,8 @@ from typing import Final
 
 from cachetools import TTLCache
 
-from proxy.store import key_names
+from proxy.store.key_names import MEMORIES, key_name
+from proxy.store.operations import Claim, Read, Refresh, Swap
 from proxy.store.tables import TableAccess
 
 LIFETIME: Final = 365 * 24 * 3600.0
@@ -33,17 +34,16 @@ class MemoriesTable:
 
     def __init__(self, access: TableAccess) -> None:
         self._access = access
-        self._backend = access.backend
         self._renewed: TTLCache[str, bool] = TTLCache(_RENEWED, _RENEW_AFTER, timer=access.clock)
 
     async def read(self, tenant: bytes, project: str) -> StoredMemories:
         """Return the stored memories of *project*. Raises ``StoreUnavailable``."""
         name = self._name(tenant, project)
-        (sealed,) = await self._access.run_or_raise(self._backend.read([name]))
+        (sealed,) = await self._access.run_or_raise(Read([name]))
         value = self._access.sealer.open(tenant, name, sealed)
         if value is not None and name not in self._renewed:
             self._renewed[name] = True
-            self._access.run_in_background(self._backend.refresh(name, LIFETIME), "memories")
+            self._access.run_in_background(Refresh(name, LIFETIME), "memories")
         return StoredMemories(value, sealed)
 
     async def replace(self, tenant: bytes, project: str, before: StoredMemories, value: bytes) -> bool:
@@ -54,8 +54,8 @@ class MemoriesTable:
         name = self._name(tenant, project)
         sealed, former = self._access.sealer.seal(tenant, name, value), before.sealed
         if former is None:
-            return await self._access.run_or_raise(self._backend.claim(name, sealed, LIFETIME)) is None
-        return await self._access.run_or_raise(self._backend.swap(name, former, sealed, LIFETIME))
+            return await self._access.run_or_raise(Claim(name, sealed, LIFETIME)) is None
+        return await self._access.run_or_raise(Swap(name, former, sealed, LIFETIME))
 
     def log_other_version(self, version: int) -> None:
         """Log, once, that memories of another *version* are left alone."""
@@ -63,4 +63,4 @@ class MemoriesTable:
 
     def _name(self, tenant: bytes, project: str) -> str:
         message = b"memories\0" + project.encode("utf-8", "surrogatepass")
-        return key_names.memories(self._access.sealer.digest(tenant, message))
+        return key_name(self._access.sealer.digest(tenant, message), MEMORIES)

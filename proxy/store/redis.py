@@ -6,9 +6,9 @@ import asyncio
 import random
 import re
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable
 from functools import partial
-from typing import Any, Final, TypeVar, cast
+from typing import Any, Final, TypeVar
 from urllib.parse import parse_qs, unquote, urlsplit
 
 from cachetools import LRUCache
@@ -21,11 +21,10 @@ from redis.asyncio.sentinel import Sentinel
 from redis.backoff import NoBackoff
 
 from proxy.store import deadlines
-from proxy.store.backend import StoreMisconfigured, StoreUnsupported, Unavailable
+from proxy.store.backend import BREAKING, SharedBackend, StoreMisconfigured, StoreUnsupported
 from proxy.store.breaker import Breaker, State
-from proxy.store.deadlines import WaitBudget
+from proxy.store.operations import Operation, Unavailable
 from proxy.store.redis_errors import FAULTS, kind_of
-from proxy.store.refusals import BREAKING, REFUSALS, Refusals, Refused
 from proxy.tasks import Spawn
 
 T = TypeVar("T")
@@ -53,56 +52,13 @@ _CONNECTION_OPTIONS: Final[dict[str, Any]] = {
 delay requests.
 """
 
-# Lua scripts, for operations that read and write: a server runs nothing else while it runs one. They are sent with EVAL
-# each time, and not by their digest with EVALSHA, because a server forgets its scripts at a restart or failover:
-# https://redis.io/docs/latest/develop/programmability/eval-intro/
 
-_EXTEND: Final = "return redis.call('get', KEYS[1]) == ARGV[1] and redis.call('pexpire', KEYS[1], ARGV[2]) or 0"
-"""Renews a lease that is still ours."""
-
-_RELEASE: Final = "return redis.call('get', KEYS[1]) == ARGV[1] and redis.call('unlink', KEYS[1]) or 0"
-"""Releases a lease that is still ours. Without a script it could expire between the comparison and the removal, which
-would then remove another replica's: https://redis.io/docs/latest/commands/set/#patterns
-"""
-
-_SWAP: Final = """
-if redis.call('get', KEYS[1]) ~= ARGV[1] then return 0 end
-redis.call('set', KEYS[1], ARGV[2], 'px', ARGV[3])
-return 1
-"""
-"""Replaces a value without a moment in which it is missing; a value written meanwhile stays."""
-
-_ADD: Final = "redis.call('incrby', KEYS[1], ARGV[1]) return redis.call('pexpire', KEYS[1], ARGV[2])"
-"""Adds to a count, which expires some time after the last addition."""
-
-_SET_FIELD: Final = """
-redis.call('hset', KEYS[1], ARGV[1], ARGV[2])
-if redis.call('hlen', KEYS[1]) > tonumber(ARGV[3]) then
-  local fields = redis.call('hkeys', KEYS[1])
-  table.sort(fields)
-  redis.call('hdel', KEYS[1], fields[1])
-end
-if redis.call('pttl', KEYS[1]) < tonumber(ARGV[4]) then redis.call('pexpire', KEYS[1], ARGV[4]) end
-return 1
-"""
-"""Sets a field. The hash lives as long as its longest-lived field; when full, the field that sorts first goes."""
-
-_SCORE_MEMBER: Final = """
-redis.call('zadd', KEYS[1], ARGV[2], ARGV[1])
-redis.call('zremrangebyrank', KEYS[1], 0, -1 - tonumber(ARGV[3]))
-return redis.call('pexpire', KEYS[1], ARGV[4])
-"""
-"""Scores a member; only the highest scores stay."""
-
-
-class RedisBackend:
+class RedisBackend(SharedBackend):
     """The ``Backend`` behind a URL: one server, the master that a Sentinel names, or a cluster.
 
     *spawn* starts a named background task; *clock* gives monotonic seconds, *dice* numbers in [0, 1).
     Raises ``StoreMisconfigured`` for a URL that cannot be used; does not connect.
     """
-
-    shared: bool = True
 
     def __init__(
         self,
@@ -112,19 +68,17 @@ class RedisBackend:
         clock: Callable[[], float] = time.monotonic,
         dice: Callable[[], float] = random.random,
     ) -> None:
+        super().__init__(clock)
         self._sentinel: Sentinel | None = None
         try:
             self._client = self._build(url)
         except (ValueError, TypeError, errors.RedisError, errors.RedisClusterException) as error:
             raise StoreMisconfigured(f"store.url cannot be used: {_harmless(error)}.") from None
         self._spawn = spawn
-        self._clock = clock
         self._dice = dice
         self._breakers: LRUCache[str, Breaker] = LRUCache(_NODES)
-        self.refusals = Refusals()
         # The pool raises an error if all of its connections are in use; operations wait for this semaphore instead.
         self._slots = asyncio.Semaphore(POOL)
-        self._wait_budget = WaitBudget(clock)
         self._running: set[asyncio.Task[Any]] = set()
 
     def version(self) -> None:
@@ -140,11 +94,6 @@ class RedisBackend:
         if "half-open" in states:
             return "half-open"
         return "closed"
-
-    @property
-    def refusal(self) -> str:
-        """The kind of refusal if a server answers but refuses operations, else an empty string."""
-        return self.refusals.kind
 
     async def connect(self) -> None:
         """Connect within ``deadlines.CONNECT`` seconds and check the server's version.
@@ -181,82 +130,6 @@ class RedisBackend:
                 except TimeoutError:
                     continue  # ``_perform`` has counted it
 
-    async def read(self, keys: Sequence[str]) -> Sequence[bytes | None]:
-        """The values under *keys* (of one hash slot), in order; None for each that is missing."""
-        values = await self._operate("read", keys[0], lambda: self._client.mget(list(keys)))
-        if not isinstance(values, list) or len(values) != len(keys):
-            raise Unavailable("protocol")
-        return [_value(value) for value in values]
-
-    async def claim(self, key: str, value: bytes, seconds: float | None) -> bytes | None:
-        """Store *value* unless *key* exists. Return the value that is there, or None if *value* was stored."""
-        lifetime: int | None = None
-        if seconds is not None:
-            lifetime = int(seconds * 1000)
-        present = await self._operate(
-            "claim", key, lambda: self._client.set(key, value, nx=True, get=True, px=lifetime)
-        )
-        return _value(present)
-
-    async def refresh(self, key: str, seconds: float) -> None:
-        """Have *key* expire *seconds* from now."""
-        await self._operate("refresh", key, lambda: self._client.pexpire(key, int(seconds * 1000)))
-
-    async def remove(self, key: str) -> None:
-        """Delete *key*, of whatever type."""
-        await self._operate("remove", key, lambda: self._client.unlink(key))
-
-    async def extend(self, key: str, value: bytes, seconds: float) -> bool:
-        """Have *key* expire *seconds* from now if it holds *value*. Return False if it does not."""
-        lifetime = _milliseconds(seconds)
-        return bool(await self._operate("extend", key, lambda: self._script(_EXTEND, key, value, lifetime)))
-
-    async def release(self, key: str, value: bytes) -> bool:
-        """Delete *key* if it holds *value*. Return False if it did not."""
-        return bool(await self._operate("release", key, lambda: self._script(_RELEASE, key, value)))
-
-    async def swap(self, key: str, old: bytes, new: bytes, seconds: float) -> bool:
-        """Store *new* for *seconds* under *key* if it holds *old*. Return False if it did not."""
-        lifetime = _milliseconds(seconds)
-        return bool(await self._operate("swap", key, lambda: self._script(_SWAP, key, old, new, lifetime)))
-
-    async def add(self, key: str, amount: int, seconds: float) -> None:
-        """Add *amount* to the integer under *key*, which expires *seconds* from now."""
-        lifetime = _milliseconds(seconds)
-        await self._operate("add", key, lambda: self._script(_ADD, key, str(amount), lifetime))
-
-    async def set_field(self, key: str, field: str, value: bytes, most: int, seconds: float) -> None:
-        """Set *field* of the hash under *key*, which expires *seconds* from now at the earliest."""
-        arguments = (field, value, str(most), _milliseconds(seconds))
-        await self._operate("set_field", key, lambda: self._script(_SET_FIELD, key, *arguments))
-
-    async def read_fields(self, key: str) -> Mapping[bytes, bytes]:
-        """All fields of the hash under *key*; empty if there is none."""
-        fields: object = await self._operate(
-            "read_fields", key, lambda: cast("Awaitable[object]", self._client.hgetall(key))
-        )
-        if not isinstance(fields, dict):
-            raise Unavailable("protocol")
-        return fields
-
-    async def score_member(self, key: str, member: bytes, score: float, most: int, seconds: float) -> None:
-        """Set the score of *member* under *key*, which expires *seconds* from now; only the *most* highest stay."""
-        arguments = (member, repr(score), str(most), _milliseconds(seconds))
-        await self._operate("score_member", key, lambda: self._script(_SCORE_MEMBER, key, *arguments))
-
-    async def top_members(self, key: str, most: int) -> Sequence[tuple[bytes, float]]:
-        """The *most* members under *key* with the highest scores, the highest first."""
-        members: Any = await self._operate(
-            "top_members", key, lambda: self._client.zrange(key, 0, most - 1, desc=True, withscores=True)
-        )
-        if not isinstance(members, list):
-            raise Unavailable("protocol")
-        return [(bytes(member), float(score)) for member, score in members]
-
-    async def _script(self, script: str, key: str, *arguments: str | bytes) -> object:
-        result: object = await self._client.eval(script, 1, key, *arguments)
-        return result
-
     async def close(self) -> None:
         """Wait until running operations have ended, then close every connection."""
         if self._running:
@@ -269,33 +142,20 @@ class RedisBackend:
                 except FAULTS:
                     continue  # the server is gone, and its connections with it
 
-    async def _operate(self, operation: str, key: str, call: Callable[[], Awaitable[T]]) -> T:
-        """The reply to *call*; a refusal is remembered under *operation*. Raises ``Unavailable``."""
-        began, seconds = self._clock(), self._wait_budget.remaining(deadlines.OPERATION)
-        node = self._node_of(key)
-        try:
-            reply = await self._reply_to(self._breaker_of(node), call, seconds)
-        except Unavailable as error:
-            self._wait_budget.spend(self._clock() - began)
-            if error.kind in REFUSALS:
-                self.refusals.add(Refused(operation, node, key), error.kind)
-            raise
-        self.refusals.remove(Refused(operation, node, key))
-        return reply
-
-    async def _reply_to(self, breaker: Breaker, call: Callable[[], Awaitable[T]], seconds: float) -> T:
-        """The reply to *call*, if it comes within *seconds*. Raises ``Unavailable``."""
+    async def _attempt(self, operation: Operation[T], node: str, seconds: float) -> T:
+        """Run *operation*, once a connection is free and if it answers within *seconds*. Raises ``Unavailable``."""
         try:
             async with asyncio.timeout(seconds):
                 await self._slots.acquire()
         except TimeoutError:
             raise Unavailable("pool") from None
+        breaker = self._breaker_of(node)
         if not breaker.admit():
             self._slots.release()
             raise Unavailable("open")
         # A task of its own: if its caller is cancelled it still reads its reply, so no connection goes back to the
         # pool with a reply that the next operation would take for its own.
-        task = self._spawn(_perform(breaker, call), "store operation")
+        task = self._spawn(_perform(breaker, partial(operation.on_server, self._client)), "store operation")
         self._running.add(task)
         task.add_done_callback(self._done)
         done, _ = await asyncio.wait({task}, timeout=seconds)
@@ -303,10 +163,10 @@ class RedisBackend:
             # The operation goes on for its full time, so that the breaker learns if the server answers at all.
             asyncio.get_running_loop().call_later(deadlines.OPERATION - seconds, task.cancel)
             raise Unavailable("slow")
-        reply = task.result()
+        reply: T | Unavailable = task.result()
         if isinstance(reply, Unavailable):
             raise reply
-        return cast("T", reply)
+        return reply
 
     def _done(self, task: asyncio.Task[Any]) -> None:
         self._running.discard(task)
@@ -375,16 +235,6 @@ async def _perform(breaker: Breaker, call: Callable[[], Awaitable[T]]) -> T | Un
         return Unavailable(kind)
     breaker.succeeded()
     return reply
-
-
-def _milliseconds(seconds: float) -> str:
-    return str(int(seconds * 1000))
-
-
-def _value(reply: object) -> bytes | None:
-    if reply is None or isinstance(reply, bytes):
-        return reply
-    raise Unavailable("protocol")
 
 
 def _version(text: str) -> tuple[int, ...]:

@@ -15,8 +15,8 @@ A read goes through the thread if the disk may be slow: the first one of a proce
 ``IDLE`` seconds, and all for some seconds after one that took ``SLOW_READ``. A caller waits for a thread no longer than
 for a server (``deadlines``).
 
-Writers in other processes are kept apart by SQLite's own lock (``Entries.transact``), opening and moving the file by a
-lock file (``StoreFile``). No thread waits for the lock file inside a transaction.
+Writers in other processes are kept apart by SQLite's own lock (``SqliteEntries.transact``), opening and moving the file
+by a lock file (``StoreFile``). No thread waits for the lock file inside a transaction.
 """
 
 from __future__ import annotations
@@ -29,17 +29,19 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeVar, cast
 
-from proxy.store import deadlines, key_names
-from proxy.store.backend import EmbeddedUnavailable, Unavailable
+from proxy.store import deadlines
+from proxy.store.backend import BREAKING, EmbeddedUnavailable, SharedBackend
 from proxy.store.breaker import Breaker, Patience, State
-from proxy.store.deadlines import WaitBudget
-from proxy.store.refusals import BREAKING, REFUSALS, Refusals, Refused
-from proxy.store.sqlite_entries import MAX_BYTES, Entries, Work, primary_code
+from proxy.store.key_names import TRIAL
+from proxy.store.operations import Operation, Read, Unavailable
+from proxy.store.sqlite_entries import MAX_BYTES, SqliteEntries, primary_code
 from proxy.store.sqlite_file import StoreFile
 from proxy.store.sqlite_worker import FAULTS, Worker
 from proxy.tasks import Warn
+
+T = TypeVar("T")
 
 SLOW_READ: Final = 0.010
 """Seconds from which a read in place was slow: a seek of a disk. The largest look-up, 512 keys, takes 1.3 ms."""
@@ -81,13 +83,11 @@ _WRITE_ERRORS: Final = (sqlite3.SQLITE_IOERR_WRITE, sqlite3.SQLITE_IOERR_FSYNC, 
 """A quota that is used up, or a log that cannot grow: https://www.sqlite.org/rescode.html"""
 
 
-class SqliteBackend:
+class SqliteBackend(SharedBackend):
     """The ``Backend`` in the file of *directory*; opens it with ``open``.
 
     *warn* takes events for the log, *clock* gives monotonic seconds, *dice* numbers in [0, 1).
     """
-
-    shared: bool = True
 
     def __init__(
         self,
@@ -97,6 +97,7 @@ class SqliteBackend:
         clock: Callable[[], float] = time.monotonic,
         dice: Callable[[], float] = random.random,
     ) -> None:
+        super().__init__(clock)
         loop = asyncio.get_running_loop()
 
         def warn_on_loop(event: str, facts: Mapping[str, object]) -> None:
@@ -107,27 +108,19 @@ class SqliteBackend:
         self._file = StoreFile(directory, warn_on_loop)
         self._writer = Worker("store writer", self._file, MAX_BYTES)
         self._slow = Worker("store reader", self._file)
-        self._reader: Entries | None = None
+        self._reader: SqliteEntries | None = None
         self._readers = 0
-        self._clock = clock
         self._breaker = Breaker(clock, dice)
         self._in_place = Breaker(clock, dice, _IN_PLACE)
         self._last_read = -math.inf
         self._data_version, self._looked_at = 0, -math.inf
         self._closing = False
         self._written = 0
-        self._wait_budget = WaitBudget(clock)
-        self.refusals = Refusals()
 
     @property
     def breaker(self) -> State:
         """``open``, ``half-open`` or ``closed``."""
         return self._breaker.state
-
-    @property
-    def refusal(self) -> str:
-        """The kind of refusal if the file can be read but not written, else an empty string."""
-        return self.refusals.kind
 
     async def open(self) -> None:
         """Open the file. Raises ``EmbeddedUnavailable``; not if the disk is slow or a process has the file locked.
@@ -159,19 +152,21 @@ class SqliteBackend:
         """Read once if the breaker allows it, so that no request has to."""
         if self.breaker != "closed":
             with suppress(Unavailable):
-                await self._operate("read", key_names.TRIAL, self._slow, lambda file: file.read([key_names.TRIAL]))
+                await super().run(Read([TRIAL]))
 
-    async def read(self, keys: Sequence[str]) -> Sequence[bytes | None]:
-        """The values under *keys*, in order; None for each that is missing."""
-        present = self._read_in_place(keys)
-        if present is not None:
-            return present
+    async def run(self, operation: Operation[T]) -> T:
+        """Run *operation*: a read in place if that does not wait for the disk. Raises ``Unavailable``."""
+        if isinstance(operation, Read):
+            present = self._read_in_place(operation)
+            if present is not None:
+                return cast("T", present)
         began = self._clock()
-        values: Sequence[bytes | None] = await self._operate("read", keys[0], self._slow, lambda file: file.read(keys))
-        self._last_read = self._clock()
-        if self._last_read - began < SLOW_READ:
-            self._open_reader()
-        return values
+        result = await super().run(operation)
+        if isinstance(operation, Read):
+            self._last_read = self._clock()
+            if self._last_read - began < SLOW_READ:
+                self._open_reader()
+        return result
 
     def version(self) -> tuple[int, ...] | None:
         """The connection that reads in place, and two numbers; None if it cannot be used.
@@ -189,57 +184,6 @@ class SqliteBackend:
             self._retire_reader()
             return None
 
-    async def claim(self, key: str, value: bytes, seconds: float | None) -> bytes | None:
-        """Store *value* unless *key* exists. Return the value that is there, or None if *value* was stored."""
-        present: bytes | None = await self._write("claim", key, lambda file: file.claim(key, value, seconds), value)
-        return present
-
-    async def refresh(self, key: str, seconds: float) -> None:
-        """Have *key* expire *seconds* from now."""
-        await self._write("refresh", key, lambda file: file.refresh(key, seconds))
-
-    async def remove(self, key: str) -> None:
-        """Delete *key*."""
-        await self._write("remove", key, lambda file: file.remove(key))
-
-    async def extend(self, key: str, value: bytes, seconds: float) -> bool:
-        """Have *key* expire *seconds* from now if it holds *value*. Return False if it does not."""
-        return bool(await self._write("extend", key, lambda file: file.extend(key, value, seconds)))
-
-    async def release(self, key: str, value: bytes) -> bool:
-        """Delete *key* if it holds *value*. Return False if it did not."""
-        return bool(await self._write("release", key, lambda file: file.release(key, value)))
-
-    async def swap(self, key: str, old: bytes, new: bytes, seconds: float) -> bool:
-        """Store *new* for *seconds* under *key* if it holds *old*. Return False if it did not."""
-        return bool(await self._write("swap", key, lambda file: file.swap(key, old, new, seconds), new))
-
-    async def add(self, key: str, amount: int, seconds: float) -> None:
-        """Add *amount* to the integer under *key*, which expires *seconds* from now."""
-        await self._write("add", key, lambda file: file.add(key, amount, seconds))
-
-    async def set_field(self, key: str, field: str, value: bytes, most: int, seconds: float) -> None:
-        """Set *field* of the hash under *key*, which expires *seconds* from now at the earliest."""
-        await self._write("set_field", key, lambda file: file.set_field(key, field, value, most, seconds), value)
-
-    async def read_fields(self, key: str) -> Mapping[bytes, bytes]:
-        """All fields of the hash under *key*; empty if there is none."""
-        fields: Mapping[bytes, bytes] = await self._operate(
-            "read_fields", key, self._slow, lambda file: file.read_fields(key)
-        )
-        return fields
-
-    async def score_member(self, key: str, member: bytes, score: float, most: int, seconds: float) -> None:
-        """Set the score of *member* under *key*, which expires *seconds* from now; only the *most* highest stay."""
-        await self._write("score_member", key, lambda file: file.score_member(key, member, score, most, seconds))
-
-    async def top_members(self, key: str, most: int) -> Sequence[tuple[bytes, float]]:
-        """The *most* members under *key* with the highest scores, the highest first."""
-        members: Sequence[tuple[bytes, float]] = await self._operate(
-            "top_members", key, self._slow, lambda file: file.top_members(key, most)
-        )
-        return members
-
     async def close(self) -> None:
         """Wait until running operations have ended, and close the file."""
         self._closing = True
@@ -253,7 +197,7 @@ class SqliteBackend:
         """Make both threads read once, which opens their connections. Raises ``TimeoutError`` and ``FAULTS``."""
         async with asyncio.timeout(deadlines.CONNECT):
             for worker in (self._slow, self._writer):
-                await worker.submit(lambda file: file.read([key_names.TRIAL]))
+                await worker.submit(lambda file: file.read([TRIAL]))
         self._last_read = self._clock()
         self._open_reader()
 
@@ -266,7 +210,7 @@ class SqliteBackend:
         opened = self._slow.submit(lambda _: self._file.open(busy_for=0.0))
         opened.add_done_callback(self._reader_opened)
 
-    def _reader_opened(self, opened: asyncio.Future[Entries]) -> None:
+    def _reader_opened(self, opened: asyncio.Future[SqliteEntries]) -> None:
         if opened.exception() is not None:
             return
         self._retire_reader()
@@ -282,7 +226,7 @@ class SqliteBackend:
         if reader is not None:
             self._slow.submit(lambda _: reader.close())
 
-    def _usable_reader(self) -> Entries | None:
+    def _usable_reader(self) -> SqliteEntries | None:
         """The connection that reads in place. Return None if what it tells may be old, or wait for the disk."""
         reader = self._reader
         if reader is None or reader.identity != self._file.identity or self.breaker != "closed":
@@ -291,13 +235,13 @@ class SqliteBackend:
             return None
         return reader
 
-    def _read_in_place(self, keys: Sequence[str]) -> Sequence[bytes | None] | None:
-        """The values under *keys*. Return None if the thread has to read them."""
+    def _read_in_place(self, operation: Read) -> Sequence[bytes | None] | None:
+        """The result of *operation*. Return None if the thread has to read."""
         reader, began = self._usable_reader(), self._clock()
         if reader is None or not self._in_place.admit():
             return None
         try:
-            values = reader.read(keys)
+            values = reader.read(operation.keys)
         except sqlite3.Error:
             self._retire_reader()
             return None
@@ -312,33 +256,15 @@ class SqliteBackend:
         since = self._writer.busy_since
         return since is not None and time.monotonic() - since > STALLED
 
-    async def _write(self, operation: str, key: str, work: Work, value: bytes = b"") -> Any:
-        """The result of *work*, which is in the file once this returns. Raises ``Unavailable``."""
-        result = await self._operate(operation, key, self._writer, work)
-        self._written += _LOG_BYTES_PER_WRITE + len(value)
-        if self._written > CHECKPOINT_BYTES:
-            self._written = 0
-            # Its failure is read and ignored: the log is copied at the next occasion.
-            self._slow.submit(self._file.checkpoint).add_done_callback(asyncio.Future.exception)
-        return result
-
-    async def _operate(self, operation: str, key: str, worker: Worker, work: Work) -> Any:
-        """The result of *work* on *worker*; a refusal is remembered under *operation*. Raises ``Unavailable``."""
-        began, seconds = self._clock(), self._wait_budget.remaining(deadlines.OPERATION)
-        try:
-            result = await self._result_of(worker, work, seconds)
-        except Unavailable as error:
-            self._wait_budget.spend(self._clock() - began)
-            if error.kind in REFUSALS:
-                self.refusals.add(Refused(operation, "", key), error.kind)
-            raise
-        self.refusals.remove(Refused(operation, "", key))
-        return result
-
-    async def _result_of(self, worker: Worker, work: Work, seconds: float) -> Any:
+    async def _attempt(self, operation: Operation[T], node: str, seconds: float) -> T:
+        """Run *operation* in its thread; what it wrote is in the file once this returns. Raises ``Unavailable``."""
+        del node
         if not self._breaker.admit():
             raise Unavailable("open")
-        future = worker.submit(work)
+        worker = self._slow
+        if operation.writes:
+            worker = self._writer
+        future = worker.submit(operation.on_entries)
         future.add_done_callback(self._count)
         done, _ = await asyncio.wait({future}, timeout=seconds)
         if not done:
@@ -348,7 +274,18 @@ class SqliteBackend:
         error = future.exception()
         if error is not None:
             raise Unavailable(kind_of(error)) from error
-        return future.result()
+        if operation.writes:
+            self._count_written(len(getattr(operation, "value", b"")))
+        result: T = future.result()
+        return result
+
+    def _count_written(self, value_bytes: int) -> None:
+        """Count what one write adds to the log; copy the log into the file once it is long."""
+        self._written += _LOG_BYTES_PER_WRITE + value_bytes
+        if self._written > CHECKPOINT_BYTES:
+            self._written = 0
+            # Its failure is read and ignored: the log is copied at the next occasion.
+            self._slow.submit(self._file.checkpoint).add_done_callback(asyncio.Future.exception)
 
     def _count(self, future: asyncio.Future[Any]) -> None:
         error = future.exception()

@@ -8,11 +8,9 @@ from __future__ import annotations
 
 import sqlite3
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any, Final
-
-import msgspec
 
 from proxy.store.write_counts import WriteCounts
 
@@ -53,7 +51,7 @@ DELETE FROM entries WHERE key IN (SELECT key FROM entries WHERE expires IS NOT N
 
 _PURGE: Final = "DELETE FROM entries WHERE key IN (SELECT key FROM entries WHERE expires <= ? LIMIT ?)"
 
-Work = Callable[["Entries"], Any]
+Work = Callable[["SqliteEntries"], Any]
 """One operation, run by a thread on its connection."""
 
 
@@ -61,7 +59,7 @@ class LaterVersion(sqlite3.DatabaseError):
     """A later version of Ullage wrote the file."""
 
 
-class Entries:
+class SqliteEntries:
     """The entries of one open file; *clock* gives seconds of the epoch, which all processes share.
 
     Every method raises ``sqlite3.Error``. *writes* counts the transactions.
@@ -98,15 +96,15 @@ class Entries:
         """A number that changes when another connection writes: https://www.sqlite.org/pragma.html#pragma_data_version"""
         return self._pragma("data_version")
 
-    def claim(self, key: str, value: bytes, seconds: float | None) -> bytes | None:
-        """Store *value* unless *key* exists. Return the value that is there, or None if *value* was stored."""
-        present = self._get(key)
-        if present is None:
-            self._put(key, value, seconds)
-        return present
+    def put(self, key: str, value: bytes, seconds: float | None) -> None:
+        """Store *value* for *seconds* (None: for ever), in the place of an earlier one."""
+        now, expires = self._clock(), None
+        if seconds is not None:
+            expires = now + seconds
+        self._connection.execute(_PUT, (key, value, expires, now))
 
     def refresh(self, key: str, seconds: float) -> None:
-        """Have *key* expire *seconds* from now."""
+        """Have *key* expire *seconds* from now; does nothing if it is missing."""
         now = self._clock()
         self._connection.execute(
             "UPDATE entries SET expires = ?, used = ? WHERE key = ? AND (expires IS NULL OR expires > ?)",
@@ -117,60 +115,12 @@ class Entries:
         """Delete *key*."""
         self._connection.execute("DELETE FROM entries WHERE key = ?", (key,))
 
-    def extend(self, key: str, value: bytes, seconds: float) -> bool:
-        """Have *key* expire *seconds* from now if it holds *value*. Return False if it does not."""
-        if self._get(key) != value:
-            return False
-        self.refresh(key, seconds)
-        return True
-
-    def release(self, key: str, value: bytes) -> bool:
-        """Delete *key* if it holds *value*. Return False if it did not."""
-        if self._get(key) != value:
-            return False
-        self.remove(key)
-        return True
-
-    def swap(self, key: str, old: bytes, new: bytes, seconds: float) -> bool:
-        """Store *new* for *seconds* under *key* if it holds *old*. Return False if it did not."""
-        if self._get(key) != old:
-            return False
-        self._put(key, new, seconds)
-        return True
-
-    def add(self, key: str, amount: int, seconds: float) -> None:
-        """Add *amount* to the integer under *key*, which expires *seconds* from now."""
-        total = int(self._get(key) or 0) + amount
-        self._put(key, b"%d" % total, seconds)
-
-    def set_field(self, key: str, field: str, value: bytes, most: int, seconds: float) -> None:
-        """Set *field* of the hash under *key*, which expires *seconds* from now at the earliest."""
-        fields = {**self.read_fields(key), field.encode(): value}
-        if len(fields) > most:
-            del fields[min(fields)]
-        self._put(key, msgspec.msgpack.encode(fields), max(seconds, self._seconds_left(key)))
-
-    def read_fields(self, key: str) -> Mapping[bytes, bytes]:
-        """All fields of the hash under *key*; empty if there is none. ``ValueError`` if the value is no hash."""
-        value = self._get(key)
-        if value is None:
-            return {}
-        return msgspec.msgpack.decode(value, type=dict[bytes, bytes])
-
-    def score_member(self, key: str, member: bytes, score: float, most: int, seconds: float) -> None:
-        """Set the score of *member* under *key*, which expires *seconds* from now; only the *most* highest stay."""
-        highest = [pair for pair in self.top_members(key, most) if pair[0] != member]
-        # They are stored in order, and the newest is nearly always the highest: to sort 200 takes as long as the write.
-        lower = (at for at, pair in enumerate(highest) if (pair[1], pair[0]) < (score, member))
-        highest.insert(next(lower, len(highest)), (member, score))
-        self._put(key, msgspec.msgpack.encode(dict(highest[:most])), seconds)
-
-    def top_members(self, key: str, most: int) -> Sequence[tuple[bytes, float]]:
-        """The *most* members under *key* with the highest scores. ``ValueError`` if the value has no scores."""
-        value = self._get(key)
-        if value is None:
-            return []
-        return list(msgspec.msgpack.decode(value, type=dict[bytes, float]).items())[:most]
+    def seconds_left(self, key: str) -> float:
+        """Seconds until *key* expires; zero or less if it is missing or never does."""
+        row = self._connection.execute("SELECT expires FROM entries WHERE key = ?", (key,)).fetchone()
+        if row is None:
+            return 0.0
+        return (row[0] or 0.0) - self._clock()
 
     def transact(self, works: Sequence[Work]) -> list[object]:
         """Run *works* in one transaction and return their results, or the ``ValueError`` that one raised.
@@ -234,21 +184,6 @@ class Entries:
             else:
                 return
 
-    def _get(self, key: str) -> bytes | None:
-        return self.read([key])[0]
-
-    def _put(self, key: str, value: bytes, seconds: float | None) -> None:
-        now, expires = self._clock(), None
-        if seconds is not None:
-            expires = now + seconds
-        self._connection.execute(_PUT, (key, value, expires, now))
-
-    def _seconds_left(self, key: str) -> float:
-        row = self._connection.execute("SELECT expires FROM entries WHERE key = ?", (key,)).fetchone()
-        if row is None:
-            return 0.0
-        return (row[0] or 0.0) - self._clock()
-
     def _delete(self, statement: str, *arguments: float) -> int:
         return self._connection.execute(statement, arguments).rowcount
 
@@ -293,7 +228,7 @@ def is_damage(error: BaseException) -> bool:
     return damaged or isinstance(error, LaterVersion) or "no such column" in str(error)
 
 
-def _outcome(entries: Entries, work: Work) -> object:
+def _outcome(entries: SqliteEntries, work: Work) -> object:
     try:
         return work(entries)
     except ValueError as error:

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Final
 
 from proxy.store.embedded_paths import private_directory
-from proxy.store.sqlite_entries import Entries, is_damage, prepare
+from proxy.store.sqlite_entries import SqliteEntries, is_damage, prepare
 from proxy.store.write_counts import WriteCounts
 from proxy.tasks import Warn
 
@@ -52,7 +52,7 @@ class StoreFile:
         self._lock, self._log = self.directory / "store.lock", self.directory / f"{FILE}-wal"
         self._writes: WriteCounts | None = None
 
-    def open(self, busy_for: float = _BUSY_FOR) -> Entries:
+    def open(self, busy_for: float = _BUSY_FOR) -> SqliteEntries:
         """Open the file; create it if it is missing, and move it aside before if it is damaged.
 
         Raises ``sqlite3.Error`` and ``OSError``.
@@ -67,7 +67,7 @@ class StoreFile:
                 self._move_aside(error)
             return self._opened(busy_for)
 
-    def is_replaced(self, entries: Entries) -> bool:
+    def is_replaced(self, entries: SqliteEntries) -> bool:
         """True if the file that *entries* has open is not the one in the directory any more. Raises ``OSError``."""
         try:
             status = self.path.stat()
@@ -75,13 +75,13 @@ class StoreFile:
             return True
         return (status.st_dev, status.st_ino) != entries.identity
 
-    def begin_anew(self, entries: Entries, cause: sqlite3.Error) -> None:
+    def begin_anew(self, entries: SqliteEntries, cause: sqlite3.Error) -> None:
         """Move the damaged file of *entries* aside, unless another thread or process did. Raises ``OSError``."""
         with self._exclusive():
             if not self.is_replaced(entries):
                 self._move_aside(cause)
 
-    def checkpoint(self, entries: Entries) -> None:
+    def checkpoint(self, entries: SqliteEntries) -> None:
         """Copy the write-ahead log into the file; one process at a time. Raises ``sqlite3.Error`` and ``OSError``."""
         with self._exclusive():
             entries.checkpoint()
@@ -93,9 +93,9 @@ class StoreFile:
         except FileNotFoundError:
             return 0
 
-    def _opened(self, busy_for: float) -> Entries:
+    def _opened(self, busy_for: float) -> SqliteEntries:
         self._create()
-        # Without an isolation level the module begins no transactions of its own: ``Entries`` does.
+        # Without an isolation level the module begins no transactions of its own: ``SqliteEntries`` does.
         # https://docs.python.org/3/library/sqlite3.html#sqlite3-controlling-transactions
         # The connection that reads in place is opened in a thread and used on the event loop, never at the same time.
         connection = sqlite3.connect(self.path, timeout=busy_for, isolation_level=None, check_same_thread=False)
@@ -108,7 +108,7 @@ class StoreFile:
         if self._writes is None or self.identity != (status.st_dev, status.st_ino):
             self._writes = WriteCounts(self._lock)
         self.identity = (status.st_dev, status.st_ino)
-        return Entries(connection, self.identity, self._clock, self._writes)
+        return SqliteEntries(connection, self.identity, self._clock, self._writes)
 
     def _create(self) -> None:
         """Create the file, readable by its owner only; SQLite gives its log the same mode.

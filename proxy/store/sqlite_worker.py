@@ -22,7 +22,7 @@ from contextlib import suppress
 from queue import SimpleQueue
 from typing import Any, Final
 
-from proxy.store.sqlite_entries import Entries, Work, is_damage, primary_code
+from proxy.store.sqlite_entries import SqliteEntries, Work, is_damage, primary_code
 from proxy.store.sqlite_file import StoreFile
 
 _BATCH: Final = 256
@@ -61,7 +61,7 @@ class Worker:
         self._max_bytes = max_bytes
         self._loop = asyncio.get_running_loop()
         self._jobs: SimpleQueue[_Job | None] = SimpleQueue()
-        self._entries: Entries | None = None
+        self._entries: SqliteEntries | None = None
         self._purge_at = 0.0
         # A daemon thread, because a disk that hangs must not keep the process from ending.
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
@@ -127,7 +127,7 @@ class Worker:
         except ValueError as error:
             return [error] * len(works)
 
-    def _current(self) -> Entries:
+    def _current(self) -> SqliteEntries:
         """Return the connection to the file that the directory has now."""
         if self._entries is not None and self.file.is_replaced(self._entries):
             self._drop()

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from proxy.store.archive_table import ArchiveTable
-from proxy.store.backend import EmbeddedUnavailable, StoreMisconfigured, StoreUnsupported, Unavailable
+from proxy.store.backend import REFUSALS, EmbeddedUnavailable, StoreMisconfigured, StoreUnsupported
 from proxy.store.breaker import State
 from proxy.store.conversation_table import ConversationTable
 from proxy.store.embedded_paths import refuse_network_file_system
@@ -25,7 +25,7 @@ from proxy.store.encryption import (
 )
 from proxy.store.memories_table import MemoriesTable
 from proxy.store.memory import MemoryBackend
-from proxy.store.refusals import REFUSALS, try_again, try_writing
+from proxy.store.operations import Unavailable
 from proxy.store.sqlite import SqliteBackend
 from proxy.store.summary_table import SummaryTable
 from proxy.store.tables import RecordTable, TableAccess, ThrottledWarnings
@@ -200,7 +200,7 @@ class StoreMonitor:
             if not self._works:
                 await self._servers.connect()
                 await self._servers.probe()
-                await try_again(self._servers, self._servers.refusals)
+                await self._servers.try_again()
             await self._share_key()
             self._access.ready = True
             await self._try_writing()
@@ -212,7 +212,7 @@ class StoreMonitor:
 
     async def _try_writing(self) -> None:
         try:
-            await try_writing(self._servers)
+            await self._servers.try_writing()
         except Unavailable as error:
             self._access.count_failure(error)
 

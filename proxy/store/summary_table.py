@@ -9,7 +9,8 @@ import os
 from collections.abc import Sequence
 from typing import Final
 
-from proxy.store import key_names
+from proxy.store.key_names import FAILED_SUMMARY, LEASE, SUMMARY, key_name, spending_name, summary_pause_name
+from proxy.store.operations import Add, Claim, Extend, Read, Release
 from proxy.store.tables import MAX_HASHES, TableAccess
 
 SLOT, SLOTS = 600.0, 6
@@ -32,11 +33,11 @@ class Lease:
     async def renew(self, seconds: float) -> bool:
         """Extend the lease to *seconds* from now. Return False if it is lost; True if the store does not answer."""
         # A lease only avoids paying twice. A summary half written is worth more than the certainty to be alone.
-        return await self._access.run_or(True, self._access.backend.extend(self._name, self._value, seconds))
+        return await self._access.run_or(True, Extend(self._name, self._value, seconds))
 
     async def release(self) -> None:
         """Release the lease."""
-        await self._access.run_or(False, self._access.backend.release(self._name, self._value))
+        await self._access.run_or(False, Release(self._name, self._value))
 
 
 class SummaryTable:
@@ -44,34 +45,33 @@ class SummaryTable:
 
     def __init__(self, access: TableAccess) -> None:
         self._access = access
-        self._backend = access.backend
 
     async def newest(
         self, tenant: bytes, root_hash: bytes, policy: bytes, prefix_hashes: Sequence[bytes]
     ) -> tuple[int, bytes] | None:
         """The summary under the first of *prefix_hashes* (512 are read) that has one, as ``(index, summary)``."""
-        names = [key_names.summary(root_hash, policy, prefix_hash) for prefix_hash in prefix_hashes[:MAX_HASHES]]
+        names = [key_name(root_hash, SUMMARY, policy, prefix_hash) for prefix_hash in prefix_hashes[:MAX_HASHES]]
         return await self._access.read_first(tenant, names)
 
     async def save(self, tenant: bytes, root_hash: bytes, policy: bytes, prefix_hash: bytes, value: bytes) -> bytes:
         """Store the summary *value* unless there is one; return the one that is valid from now on."""
-        return await self._access.write(tenant, key_names.summary(root_hash, policy, prefix_hash), value)
+        return await self._access.write(tenant, key_name(root_hash, SUMMARY, policy, prefix_hash), value)
 
     async def lease(self, root_hash: bytes, policy: bytes, prefix_hash: bytes, seconds: float) -> Lease | None:
         """A lease for *seconds*. Return None if another replica has it or the store does not answer."""
-        name, value = key_names.lease(root_hash, policy, prefix_hash), os.urandom(16)
-        if await self._access.run_or(b"", self._backend.claim(name, value, seconds)) is not None:
+        name, value = key_name(root_hash, LEASE, policy, prefix_hash), os.urandom(16)
+        if await self._access.run_or(b"", Claim(name, value, seconds)) is not None:
             return None
         return Lease(self._access, name, value)
 
     async def is_refused(self, root_hash: bytes, policy: bytes, prefix_hash: bytes) -> bool:
         """True if a summary since this prefix failed not long ago."""
-        return bool(await self._read([key_names.failed_summary(root_hash, policy, prefix_hash)]))
+        return bool(await self._read([key_name(root_hash, FAILED_SUMMARY, policy, prefix_hash)]))
 
     def refuse(self, root_hash: bytes, policy: bytes, prefix_hash: bytes, seconds: float) -> None:
         """Mark for *seconds* that a summary since this prefix failed, in the background."""
-        name = key_names.failed_summary(root_hash, policy, prefix_hash)
-        self._access.run_in_background(self._mark(name, seconds), "summary refusal")
+        name = key_name(root_hash, FAILED_SUMMARY, policy, prefix_hash)
+        self._access.run_in_background(Claim(name, _MARK, seconds), "summary refusal")
 
     async def spending(self, tenant: bytes, now: float) -> tuple[int, int, bool]:
         """Tokens that *tenant* sent and that its summaries took in the last hour, and True if it is paused.
@@ -80,9 +80,9 @@ class SummaryTable:
         """
         name, slot = self._name(tenant), int(now // SLOT)
         slots = range(slot, slot - SLOTS - 1, -1)
-        sent = [key_names.spending(name, "in", at) for at in slots]
-        spent = [key_names.spending(name, "out", at) for at in slots]
-        values = await self._read([key_names.summary_pause(name), *sent, *spent])
+        sent = [spending_name(name, "in", at) for at in slots]
+        spent = [spending_name(name, "out", at) for at in slots]
+        values = await self._read([summary_pause_name(name), *sent, *spent])
         if not values:
             return 0, 0, False
         pause, *counts = values
@@ -90,23 +90,17 @@ class SummaryTable:
 
     def count(self, tenant: bytes, kind: str, tokens: int, now: float) -> None:
         """Add *tokens* that *tenant* sent (``in``) or that its summaries took (``out``), in the background."""
-        name = key_names.spending(self._name(tenant), kind, int(now // SLOT))
-        self._access.run_in_background(
-            self._access.run(self._backend.add(name, tokens, SLOT * (SLOTS + 1))), "spending"
-        )
+        name = spending_name(self._name(tenant), kind, int(now // SLOT))
+        self._access.run_in_background(Add(name, tokens, SLOT * (SLOTS + 1)), "spending")
 
     def pause(self, tenant: bytes, seconds: float) -> None:
         """Pause summaries for *tenant* for *seconds*, in the background."""
-        self._access.run_in_background(
-            self._mark(key_names.summary_pause(self._name(tenant)), seconds), "summary pause"
-        )
-
-    async def _mark(self, name: str, seconds: float) -> None:
-        await self._access.run(self._backend.claim(name, _MARK, seconds))
+        name = summary_pause_name(self._name(tenant))
+        self._access.run_in_background(Claim(name, _MARK, seconds), "summary pause")
 
     async def _read(self, names: Sequence[str]) -> Sequence[bytes | None]:
         """The plain values under *names*; empty if none is set or the store does not answer."""
-        values = await self._access.run_or((), self._backend.read(names))
+        values = await self._access.run_or((), Read(names))
         if all(value is None for value in values):
             return ()
         return values

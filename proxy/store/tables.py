@@ -10,17 +10,19 @@ import asyncio
 import math
 import time
 from collections import Counter
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, TypeVar
 
 from cachebox import LRUCache
 from cachetools import TTLCache
 
 from proxy.core.errors import StoreUnavailable
-from proxy.store import deadlines, key_names
-from proxy.store.backend import Backend, Unavailable
+from proxy.store import deadlines
+from proxy.store.backend import REFUSALS, Backend
+from proxy.store.breaker import State
 from proxy.store.encryption import MAX_PLAIN, Sealer
-from proxy.store.refusals import REFUSALS
+from proxy.store.key_names import COMPACTION_REQUEST, key_name, learned_route_name, record_name, record_names
+from proxy.store.operations import Claim, Operation, Put, Read, Refresh, Release, Remove, Swap, Unavailable
 from proxy.tasks import Spawn, Warn
 
 LIFETIME: Final = 7 * 24 * 3600.0
@@ -34,6 +36,9 @@ ROUTE_LIFETIME: Final = 24 * 3600.0
 
 PAUSES: Final = (0.05, 0.2)
 """Seconds between the attempts of an operation that no request waits for."""
+
+_SLOW: Final = ("slow", "pool")
+"""Kinds of failures after which another attempt may succeed: the server or our own connections were busy."""
 
 MAX_HASHES: Final = 512
 """Prefix hashes that one look-up reads at most."""
@@ -115,17 +120,23 @@ class TableAccess:
         self._warnings = warnings
         self.clock = clock
         self._renewed: TTLCache[str, bool] = TTLCache(_RENEWED, _RENEW_AFTER, timer=clock)
+        self._reported: tuple[bool, State, str] = (True, "closed", "")
         self.hits = self.misses = self.operations = 0
         self.seconds = self.latency = 0.0
 
-    async def run(self, operation: Coroutine[Any, Any, T]) -> T:
-        """Run *operation*, count and time it. Raises ``Unavailable``."""
+    async def run(self, operation: Operation[T], pauses: Sequence[float] = ()) -> T:
+        """Run *operation*, count and time it. Raises ``Unavailable``.
+
+        It is repeated after each of *pauses* (seconds) if the store was only slow, which no request may wait for.
+        """
         if not self.ready:
-            operation.close()
             raise Unavailable("down")
         began = self.clock()
         try:
-            return await operation
+            return await self.backend.run(operation)
+        except Unavailable as error:
+            if not pauses or error.kind not in _SLOW:
+                raise
         finally:
             seconds = self.clock() - began
             self.operations += 1
@@ -135,51 +146,28 @@ class TableAccess:
             else:
                 self.latency += (seconds - self.latency) * _LATENCY_SHARE
             self.report_state()
+        await asyncio.sleep(pauses[0])
+        return await self.run(operation, pauses[1:])
 
-    async def run_with_retries(self, operation: Callable[[], Coroutine[Any, Any, T]]) -> T:
-        """Run *operation*, which no request waits for; repeat it if the store was only slow. Raises ``Unavailable``."""
-        for pause in PAUSES:
-            try:
-                return await self.run(operation())
-            except Unavailable as error:
-                if error.kind not in ("slow", "pool"):
-                    raise
-            await asyncio.sleep(pause)
-        return await self.run(operation())
-
-    async def run_or(self, default: D, operation: Coroutine[Any, Any, T]) -> T | D:
-        """Run *operation*. Return *default* if the store does not answer, which is counted."""
+    async def run_or(self, default: D, operation: Operation[T], pauses: Sequence[float] = ()) -> T | D:
+        """Run *operation* as ``run`` does. Return *default* if the store does not answer, which is counted."""
         try:
-            return await self.run(operation)
+            return await self.run(operation, pauses)
         except Unavailable as error:
             self.count_failure(error)
             return default
 
-    async def run_or_raise(self, operation: Coroutine[Any, Any, T]) -> T:
-        """Run *operation*. Raises ``StoreUnavailable`` if the store does not answer, which is counted."""
+    async def run_or_raise(self, operation: Operation[T], pauses: Sequence[float] = ()) -> T:
+        """Run *operation* as ``run`` does. Raises ``StoreUnavailable`` if the store does not answer, and counts it."""
         try:
-            return await self.run(operation)
+            return await self.run(operation, pauses)
         except Unavailable as error:
             self.count_failure(error)
             raise StoreUnavailable from error
 
-    async def retry_or_raise(self, operation: Callable[[], Coroutine[Any, Any, T]]) -> T:
-        """Run *operation* as ``run_with_retries`` does. Raises ``StoreUnavailable``, and counts the failure."""
-        try:
-            return await self.run_with_retries(operation)
-        except Unavailable as error:
-            self.count_failure(error)
-            raise StoreUnavailable from error
-
-    def run_in_background(self, operation: Coroutine[Any, Any, object], name: str) -> None:
-        """Run *operation* as a task called *name*; a failure is counted."""
-        self._spawn(self._counted(operation), name)
-
-    async def _counted(self, operation: Coroutine[Any, Any, object]) -> None:
-        try:
-            await operation
-        except Unavailable as error:
-            self.count_failure(error)
+    def run_in_background(self, operation: Operation[Any], name: str, pauses: Sequence[float] = ()) -> None:
+        """Run *operation* as ``run`` does, as a task called *name*; a failure is counted."""
+        self._spawn(self.run_or(None, operation, pauses), name)
 
     def log_other_version(self, records: str, version: int) -> None:
         """Log once for each *version* that *records* of another version of the proxy are neither read nor changed."""
@@ -193,29 +181,23 @@ class TableAccess:
         """
         if not names:
             return None
-        values = await self.read_values(names)
-        if values is None:
-            return None
+        values = await self.run_or(None, Read(names))
         return self.first_of(tenant, names, values)
 
-    async def read_values(self, names: Sequence[str]) -> Sequence[bytes | None] | None:
-        """The sealed values under *names*, in order. Return None if the store does not answer, which is a miss."""
-        try:
-            return await self.run(self.backend.read(names))
-        except Unavailable as error:
-            self.misses += 1
-            self.count_failure(error)
-            return None
+    def first_of(
+        self, tenant: bytes, names: Sequence[str], values: Sequence[bytes | None] | None
+    ) -> tuple[int, bytes] | None:
+        """The first of the sealed *values* under *names* that opens, as ``(index, value)``; others are removed.
 
-    def first_of(self, tenant: bytes, names: Sequence[str], values: Sequence[bytes | None]) -> tuple[int, bytes] | None:
-        """The first of *values* that opens, as ``(index, value)``. Values that do not open are removed."""
-        for index, (name, value) in enumerate(zip(names, values, strict=True)):
+        Return None if there is none, or no *values* because the store did not answer.
+        """
+        for index, (name, value) in enumerate(zip(names, values or (), strict=False)):
             if value is None:
                 continue
             plain = self.sealer.open(tenant, name, value)
             if plain is None:
                 self._count_unreadable(value)
-                self.run_in_background(self.backend.remove(name), "store removal")
+                self.run_in_background(Remove(name), "store removal")
                 continue
             self.hits += 1
             self._keep_alive(tenant, name, value, plain)
@@ -230,47 +212,41 @@ class TableAccess:
             return value
         try:
             async with asyncio.timeout(deadlines.REQUEST):
-                theirs = await self._write(tenant, name, value, replace=replace)
+                return await self._claim(tenant, name, value, replace=replace)
         except Unavailable as error:
             self.count_failure(error)
-            return value
         except TimeoutError:
             self.count_failure(Unavailable("slow"))
-            return value
-        if theirs is None:
-            return value
-        self._renew(name)
-        return theirs
+        return value
 
-    async def _write(self, tenant: bytes, name: str, value: bytes, *, replace: bool) -> bytes | None:
-        """Store *value*; return None if that worked, else the readable value present. Raises ``Unavailable``."""
-        sealer = self.sealer
-        sealed = sealer.seal(tenant, name, value)
-        if replace:
-            await self.run(self.backend.remove(name))
-        present = await self._claim(name, sealed)
-        if present is None:
-            return None
-        theirs = sealer.open(tenant, name, present)
-        if theirs is not None:
-            return theirs
-        self._count_unreadable(present)
-        await self.run(self.backend.remove(name))
-        present = await self._claim(name, sealed)
-        return sealer.open(tenant, name, present)
+    async def _claim(self, tenant: bytes, name: str, value: bytes, *, replace: bool) -> bytes:
+        """Store *value* and return it, or the readable value that is there. Raises ``Unavailable``.
 
-    async def _claim(self, name: str, sealed: bytes) -> bytes | None:
+        A value that cannot be read is removed once, so that two programs that share a server never end in a loop.
+        """
+        claim = Claim(name, self.sealer.seal(tenant, name, value), LIFETIME)
         self._renewed[name] = True
+        if replace:
+            await self.run(Remove(name))
         try:
-            return await self.run(self.backend.claim(name, sealed, LIFETIME))
+            present = await self.run(claim)
         except Unavailable as error:
             if error.kind != "wrongtype":
                 raise
-            # Another program wrote a value of another type under our name. It is removed once; an error of the second
-            # attempt reaches the caller.
+            # Another program wrote a value of another type under our name.
             self._warnings.count("wrongtype", "store.foreign_value")
-            await self.run(self.backend.remove(name))
-            return await self.run(self.backend.claim(name, sealed, LIFETIME))
+        else:
+            if present is None:
+                return value
+            theirs = self.sealer.open(tenant, name, present)
+            if theirs is not None:
+                return theirs
+            self._count_unreadable(present)
+        await self.run(Remove(name))
+        theirs = self.sealer.open(tenant, name, await self.run(claim))
+        if theirs is None:
+            return value
+        return theirs
 
     def _keep_alive(self, tenant: bytes, name: str, value: bytes, plain: bytes) -> None:
         """Renew the expiry of a value in use. Seal it anew if a former key sealed it, which can be removed then."""
@@ -281,16 +257,20 @@ class TableAccess:
             # the value back.
             self._renewed[name] = True
             sealed = self.sealer.seal(tenant, name, plain)
-            self.run_in_background(self.run(self.backend.swap(name, value, sealed, LIFETIME)), "store rotation")
+            self.run_in_background(Swap(name, value, sealed, LIFETIME), "store rotation")
 
     def _renew(self, name: str) -> None:
         if name not in self._renewed:
             self._renewed[name] = True
-            self.run_in_background(self.backend.refresh(name, LIFETIME), "store renewal")
+            self.run_in_background(Refresh(name, LIFETIME), "store renewal")
 
     def report_state(self) -> None:
         """Log that the store is up, down or refuses operations, if that changed."""
-        state, refusal = self.backend.breaker, self.backend.refusal
+        reported = self.ready, self.backend.breaker, self.backend.refusal
+        if reported == self._reported:
+            return
+        self._reported = reported
+        _, state, refusal = reported
         if state == "open" or not self.ready:
             self._warnings.change("store", False, "store.down", state=state)
         elif state == "half-open":
@@ -355,25 +335,21 @@ class RecordTable:
         self, tenant: bytes, root_hash: bytes, route: str, prefix_hashes: Sequence[bytes]
     ) -> tuple[int, bytes] | None:
         """The record under the first of *prefix_hashes* (512 are read) that has one, as ``(index, record)``."""
-        names = key_names.records(root_hash, route, prefix_hashes[:MAX_HASHES])
+        names = record_names(root_hash, route, prefix_hashes[:MAX_HASHES])
         if not names:
             return None
         # An operator's request is read with the records: that costs no operation of its own.
-        request = key_names.compaction_request(root_hash)
-        values = await self._access.read_values([*names, request])
-        if values is None:
-            return None
-        if values[-1] is not None:
+        request = key_name(root_hash, COMPACTION_REQUEST)
+        values = await self._access.run_or((), Read([*names, request]))
+        if values and values[-1] is not None:
             self._requests[request] = self._clock() + _REQUESTS_FOR, values[-1]
-        return self._access.first_of(tenant, names, values[:-1])
+        return self._access.first_of(tenant, names, values)
 
     async def save(
         self, tenant: bytes, root_hash: bytes, route: str, prefix_hash: bytes, record: bytes, *, replace: bool = False
     ) -> bytes:
         """Store *record* unless the boundary has one, or *replace*; return the one that is valid from now on."""
-        return await self._access.write(
-            tenant, key_names.record(root_hash, route, prefix_hash), record, replace=replace
-        )
+        return await self._access.write(tenant, record_name(root_hash, route, prefix_hash), record, replace=replace)
 
     async def pop_request(self, tenant: bytes, root_hash: bytes) -> str:
         """Remove an operator's request to compact this conversation, if ``newest`` read one, and return its extent.
@@ -382,33 +358,29 @@ class RecordTable:
         """
         if not self._requests:
             return ""
-        name = key_names.compaction_request(root_hash)
+        name = key_name(root_hash, COMPACTION_REQUEST)
         until, value = self._requests.pop(name, _NO_REQUEST)
         if until <= self._clock():
             return ""
         extent = self._access.sealer.open(tenant, name, value)
         if extent is None:
             return ""
-        if not await self._access.run_or(False, self._backend.release(name, value)):
+        if not await self._access.run_or(False, Release(name, value)):
             return ""  # another replica was first, or the store does not answer
         return extent.decode("ascii", "replace")
 
     async def read_route(self, tenant: bytes, route: str) -> bytes | None:
         """The last value saved about *route* for *tenant*; None if there is none or the store does not answer."""
         name = self._route_name(tenant, route)
-        (value,) = await self._access.run_or((None,), self._backend.read([name]))
+        (value,) = await self._access.run_or((None,), Read([name]))
         return self._access.sealer.open(tenant, name, value)
 
     def save_route(self, tenant: bytes, route: str, value: bytes) -> None:
         """Save *value* about *route* for *tenant* in the background; the last one saved is valid."""
         name = self._route_name(tenant, route)
         sealed = self._access.sealer.seal(tenant, name, value)
-        self._access.run_in_background(self._replace(name, sealed), "learned route")
-
-    async def _replace(self, name: str, sealed: bytes) -> None:
-        await self._access.run(self._backend.remove(name))
-        await self._access.run(self._backend.claim(name, sealed, ROUTE_LIFETIME))
+        self._access.run_in_background(Put(name, sealed, ROUTE_LIFETIME), "learned route")
 
     def _route_name(self, tenant: bytes, route: str) -> str:
         # "lesson" is the first version's word for a learned route: names in use never change.
-        return key_names.learned_route(self._access.sealer.digest(tenant, b"lesson\0" + route.encode()))
+        return learned_route_name(self._access.sealer.digest(tenant, b"lesson\0" + route.encode()))

@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 
 from proxy.core.errors import StoreUnavailable
-from proxy.store import Store, key_names
+from proxy.store import Store
 from proxy.store.encryption import MAX_PLAIN
+from proxy.store.key_names import ARCHIVED, key_name
 from tests.store.conftest import Opener, Valkey
 
 TENANT, OTHER, ROOT = b"t" * 32, b"o" * 32, b"r" * 16
@@ -40,7 +41,7 @@ async def test_saving_again_prolongs_the_lifetime(valkey: Valkey, opener: Opener
     archive = (await opener(valkey.url, key=KEY)).archive
     name = archive.name(TENANT, b"digest")
     assert await archive.save(TENANT, ROOT, name, b"a line of a log\n" * 5000, 10)
-    key = key_names.archived(ROOT, name)
+    key = key_name(ROOT, ARCHIVED, name)
     assert int(valkey.say(f"PTTL {key}").strip().lstrip(":")) <= 10_000
     assert await archive.save(TENANT, ROOT, name, b"a line of a log\n" * 5000, 1000)
     assert int(valkey.say(f"PTTL {key}").strip().lstrip(":")) > 900_000

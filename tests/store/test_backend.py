@@ -1,176 +1,86 @@
-"""The contract of every place that stores bytes: the memory of a process, a file, a server."""
+"""A refused operation is tried again on a key of its own, until it works."""
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import AsyncIterator
-from pathlib import Path
+import time
+from typing import Any, TypeVar
 
 import pytest
 
-from proxy.store.backend import Backend
+from proxy.store import key_names
+from proxy.store.backend import TRIAL_LIFETIME, SharedBackend, trial
 from proxy.store.memory import MemoryBackend
-from proxy.store.redis import RedisBackend
-from proxy.store.sqlite import SqliteBackend
-from proxy.tasks import Tasks, ignore_failure
-from tests.store.conftest import Valkey
+from proxy.store.operations import Claim, Operation, Read, Unavailable
+from tests.store.conftest import Opener, Valkey
 
-SOON, LATER = 0.3, 1.0
-"""Seconds of a short life; the latter where something is done before its end."""
+T = TypeVar("T")
 
-
-@pytest.fixture(params=["memory", "sqlite", "redis"])
-async def backend(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Backend]:
-    """Each backend, open and empty."""
-    opened: Backend = MemoryBackend()
-    tasks = Tasks(ignore_failure)
-    if request.param == "sqlite":
-        opened = SqliteBackend(tmp_path / "data", warn=lambda event, facts: None)
-        await opened.connect()
-    if request.param == "redis":
-        valkey: Valkey = request.getfixturevalue("valkey")
-        opened = RedisBackend(valkey.url, spawn=tasks.spawn)
-    yield opened
-    await opened.close()
-    await tasks.finish(1)
+TENANT, ROOT, ROUTE, A = b"t" * 32, b"r" * 16, "openai,gpt-5", b"a" * 16
+OPERATIONS = Operation.__subclasses__()
 
 
-async def test_a_claim_is_won_once(backend: Backend) -> None:
-    """The first claim stores its value; each later one gets that value and changes nothing."""
-    assert await backend.claim("k", b"one", 60) is None
-    assert await backend.claim("k", b"two", 60) == b"one"
-    assert await backend.read(["k"]) == [b"one"]
-
-
-async def test_of_many_claims_at_once_one_wins(backend: Backend) -> None:
-    """Claims that come together agree on one value."""
-    found = await asyncio.gather(*(backend.claim("k", b"%d" % n, 60) for n in range(30)))
-    assert found.count(None) == 1
-    (winner,) = await backend.read(["k"])
-    assert set(found) == {None, winner}
-
-
-async def test_reads_are_in_order(backend: Backend) -> None:
-    """Values come in the order of their keys, None for each that is missing, and twice if a key is named twice."""
-    await backend.claim("a", b"1", 60)
-    await backend.claim("b", b"", None)
-    assert await backend.read(["x", "b", "a", "y", "a"]) == [None, b"", b"1", None, b"1"]
-
-
-async def test_many_keys_are_read_at_once(backend: Backend) -> None:
-    """A look-up of 513 keys finds the one that is there."""
-    await backend.claim("k512", b"here", 60)
-    values = await backend.read([f"k{n}" for n in range(513)])
-    assert values[512] == b"here"
-    assert values.count(None) == 512
-
-
-async def test_any_bytes_come_back(backend: Backend) -> None:
-    """A value of a megabyte with every byte is what was stored."""
-    value = bytes(range(256)) * 4096
-    await backend.claim("k", value, 60)
-    assert await backend.read(["k"]) == [value]
-
-
-async def test_values_expire(backend: Backend) -> None:
-    """A value is gone after its time, may be claimed anew, and one without a time stays."""
-    await backend.claim("short", b"1", SOON)
-    await backend.claim("long", b"2", None)
-    await asyncio.sleep(SOON + 0.1)
-    assert await backend.read(["short", "long"]) == [None, b"2"]
-    assert await backend.claim("short", b"3", 60) is None
-
-
+@pytest.mark.parametrize("operation", OPERATIONS)
 @pytest.mark.slow
-async def test_a_refreshed_value_lives_on(backend: Backend) -> None:
-    """A refresh counts from now; one of a missing key creates nothing."""
-    await backend.claim("k", b"1", LATER)
-    await backend.refresh("k", 60)
-    await backend.refresh("missing", 60)
-    await asyncio.sleep(LATER + 0.1)
-    assert await backend.read(["k", "missing"]) == [b"1", None]
+async def test_every_operation_has_a_trial_that_touches_no_record(
+    valkey: Valkey, opener: Opener, operation: type[Operation[Any]]
+) -> None:
+    """A trial works on a server that is well, more than once, and on a key of its own that ends."""
+    store = await opener(valkey.url, key=b"k" * 32)
+    key = key_names.record_name(ROOT, ROUTE, A)
+    await store.records.save(TENANT, ROOT, ROUTE, A, b"x")
+    for _ in range(2):
+        await store._access.backend.run(trial(operation, key))
+    assert await store.records.newest(TENANT, ROOT, ROUTE, [A]) == (0, b"x")
+    tried = trial(operation, key).key
+    assert tried != key
+    most = int(TRIAL_LIFETIME * 1000)
+    left = int(valkey.say(f"PTTL {tried}")[1:])
+    assert left == -2 or 0 < left <= most
 
 
-async def test_removal(backend: Backend) -> None:
-    """A removed key is gone, of whatever type, and a missing one is no error."""
-    await backend.claim("k", b"1", 60)
-    await backend.set_field("hash", "f", b"1", 5, 60)
-    for key in ("k", "hash", "missing"):
-        await backend.remove(key)
-    assert await backend.read(["k"]) == [None]
-    assert await backend.read_fields("hash") == {}
+class Refusing(SharedBackend):
+    """In memory; refuses the operations of *refused* with the kinds there."""
+
+    breaker = "closed"
+
+    def __init__(self) -> None:
+        super().__init__(time.monotonic)
+        self.memory = MemoryBackend()
+        self.refused: dict[type[Operation[Any]], str] = {}
+
+    async def _attempt(self, operation: Operation[T], node: str, seconds: float) -> T:
+        if type(operation) in self.refused:
+            raise Unavailable(self.refused[type(operation)])
+        return await self.memory.run(operation)
 
 
-@pytest.mark.slow
-async def test_a_lease_is_extended_and_released_by_its_holder_only(backend: Backend) -> None:
-    """Both compare the value; with another one, or none, nothing happens."""
-    await backend.claim("k", b"mine", LATER)
-    assert not await backend.extend("k", b"theirs", 60)
-    assert not await backend.release("k", b"theirs")
-    assert not await backend.extend("missing", b"mine", 60)
-    assert not await backend.release("missing", b"mine")
-    assert await backend.extend("k", b"mine", 60)
-    await asyncio.sleep(LATER + 0.1)
-    assert await backend.release("k", b"mine")
-    assert await backend.read(["k"]) == [None]
+async def test_only_what_works_is_forgotten() -> None:
+    """A refusal stands until its own operation works, and a server that does not answer changes nothing."""
+    backend = Refusing()
+    backend.refused = {Claim: "oom", Read: "permission"}
+    for operation in (Claim("k", b"1", 60), Read(["k"])):
+        with pytest.raises(Unavailable):
+            await backend.run(operation)
+    assert backend.refusal == "oom"
+    backend.refused.pop(Read)
+    await backend.try_again()
+    assert [operation for operation, _ in backend._refused] == [Claim]
+    assert backend.refusal == "oom"
+    backend.refused[Claim] = "slow"
+    await backend.try_again()
+    assert backend.refusal == "oom"
+    backend.refused.clear()
+    await backend.run(Claim("another key", b"1", 60))
+    assert backend.refusal == ""
 
 
-@pytest.mark.slow
-async def test_a_swap_compares_first(backend: Backend) -> None:
-    """A value is replaced only if it is the one that is expected."""
-    await backend.claim("k", b"old", 60)
-    assert not await backend.swap("k", b"other", b"new", 60)
-    assert not await backend.swap("missing", b"", b"new", 60)
-    assert await backend.read(["k", "missing"]) == [b"old", None]
-    assert await backend.swap("k", b"old", b"new", LATER)
-    assert await backend.read(["k"]) == [b"new"]
-    await asyncio.sleep(LATER + 0.1)
-    assert await backend.read(["k"]) == [None]
-
-
-@pytest.mark.slow
-async def test_sums(backend: Backend) -> None:
-    """Amounts that are added at once are all counted; the sum expires after the last one."""
-    await asyncio.gather(*(backend.add("k", n, 60) for n in range(20)))
-    assert await backend.read(["k"]) == [b"190"]
-    await backend.add("k", -200, LATER)
-    assert await backend.read(["k"]) == [b"-10"]
-    await asyncio.sleep(LATER + 0.1)
-    assert await backend.read(["k"]) == [None]
-
-
-async def test_fields(backend: Backend) -> None:
-    """A hash has the fields that were set last; beyond the limit the one that sorts first goes."""
-    assert await backend.read_fields("h") == {}
-    for field in ("b", "c", "a"):
-        await backend.set_field("h", field, field.encode(), 3, 60)
-    await backend.set_field("h", "b", b"new", 3, 60)
-    assert await backend.read_fields("h") == {b"a": b"a", b"b": b"new", b"c": b"c"}
-    await backend.set_field("h", "d", b"d", 3, 60)
-    assert set(await backend.read_fields("h")) == {b"b", b"c", b"d"}
-
-
-async def test_a_hash_lives_as_long_as_its_longest_field(backend: Backend) -> None:
-    """A field with a short life does not end the hash earlier."""
-    await backend.set_field("h", "a", b"1", 3, 60)
-    await backend.set_field("h", "b", b"2", 3, SOON)
-    await backend.set_field("short", "b", b"2", 3, SOON)
-    await asyncio.sleep(SOON + 0.1)
-    assert await backend.read_fields("h") == {b"a": b"1", b"b": b"2"}
-    assert await backend.read_fields("short") == {}
-
-
-async def test_scores(backend: Backend) -> None:
-    """Members come with the highest score first, and only so many stay."""
-    assert await backend.top_members("z", 3) == []
-    for member, score in ((b"a", 1.5), (b"b", 3.0), (b"c", 2.0), (b"a", 4.0), (b"d", 0.5)):
-        await backend.score_member("z", member, score, 3, 60)
-    assert await backend.top_members("z", 9) == [(b"a", 4.0), (b"b", 3.0), (b"c", 2.0)]
-    assert await backend.top_members("z", 1) == [(b"a", 4.0)]
-
-
-async def test_all_is_well(backend: Backend) -> None:
-    """A backend that works has a closed breaker and refuses nothing."""
-    await backend.claim("k", b"1", 60)
-    assert (backend.breaker, backend.refusal) == ("closed", "")
-    assert backend.shared is (not isinstance(backend, MemoryBackend))
+async def test_a_write_is_tried_before_a_request_needs_it() -> None:
+    """A server that takes no writes is noticed by a trial."""
+    backend = Refusing()
+    backend.refused = {Claim: "readonly"}
+    with pytest.raises(Unavailable, match="readonly"):
+        await backend.try_writing()
+    assert backend.refusal == "readonly"
+    backend.refused.clear()
+    await backend.try_again()
+    assert backend.refusal == ""

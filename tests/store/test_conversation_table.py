@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 
 from proxy.core.errors import StoreUnavailable
-from proxy.store import Store, key_names
-from proxy.store.conversation_table import LISTED, NOTES, ROOTS
+from proxy.store import Store
+from proxy.store.conversation_table import MOST_LISTED, MOST_NOTES, MOST_ROOTS
+from proxy.store.key_names import NOTES, key_name
 from tests.store.conftest import Opener, Valkey, eventually
 
 TENANT, OTHER = b"t" * 32, b"o" * 32
@@ -47,22 +48,22 @@ async def test_a_conversation_has_its_roots_newest_first(store: Store, opener: O
 async def test_stored_facts_are_bounded(store: Store, opener: Opener) -> None:
     """Roots, notes and names beyond their bounds push out the oldest."""
     table = store.conversations
-    for number in range(LISTED + 5):
+    for number in range(MOST_LISTED + 5):
         table.save_conversation(TENANT, f"{number}", ROOT, NOW + number, long_lived=True)
         if number % 20 == 0:
             await settled(opener)
-    for number in range(ROOTS + 5):
+    for number in range(MOST_ROOTS + 5):
         table.save_conversation(TENANT, "one", number.to_bytes(16, "big"), NOW + 1000 + number, long_lived=True)
-    for number in range(NOTES + 5):
+    for number in range(MOST_NOTES + 5):
         table.save_note(TENANT, ROOT, f"{number:08d}:e", b"note", long_lived=True)
         if number % 20 == 0:
             await settled(opener)
     await settled(opener)
-    assert len(await table.conversations(TENANT)) == LISTED
-    assert len(await table.root_hashes(TENANT, "one")) == ROOTS
+    assert len(await table.conversations(TENANT)) == MOST_LISTED
+    assert len(await table.root_hashes(TENANT, "one")) == MOST_ROOTS
     notes = await table.notes(TENANT, ROOT)
-    assert len(notes) == NOTES
-    assert max(notes) == f"{NOTES + 4:08d}:e"
+    assert len(notes) == MOST_NOTES
+    assert max(notes) == f"{MOST_NOTES + 4:08d}:e"
 
 
 async def test_notes_are_sealed_to_their_names(valkey: Valkey, opener: Opener) -> None:
@@ -73,12 +74,12 @@ async def test_notes_are_sealed_to_their_names(valkey: Valkey, opener: Opener) -
     await settled(opener)
     assert await table.notes(TENANT, ROOT) == {"one": b"a secret place", "two": b"another"}
     assert await table.notes(OTHER, ROOT) == {}
-    assert "secret" not in valkey.say(f"HGETALL {key_names.notes(ROOT)}")
+    assert "secret" not in valkey.say(f"HGETALL {key_name(ROOT, NOTES)}")
     swap = "local v = redis.call('hget', KEYS[1], 'one') redis.call('hset', KEYS[1], 'two', v)"
-    valkey.say(f'EVAL "{swap}" 1 {key_names.notes(ROOT)}')
-    valkey.say(f"HSET {key_names.notes(ROOT)} three forged")
+    valkey.say(f'EVAL "{swap}" 1 {key_name(ROOT, NOTES)}')
+    valkey.say(f"HSET {key_name(ROOT, NOTES)} three forged")
     assert await table.notes(TENANT, ROOT) == {"one": b"a secret place"}
-    valkey.say(f"RENAME {key_names.notes(ROOT)} {key_names.notes(SECOND)}")
+    valkey.say(f"RENAME {key_name(ROOT, NOTES)} {key_name(SECOND, NOTES)}")
     assert await table.notes(TENANT, SECOND) == {}
 
 

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from zstandard import ZstdCompressor
 
 from proxy.store import encryption, key_names
-from proxy.store.backend import Unavailable
 from proxy.store.encryption import MAX_PLAIN, Sealer, derive, naming_secret, pack
 from proxy.store.memory import MemoryBackend
+from proxy.store.operations import Claim, Unavailable
 
 MASTER, TENANT, NAME = b"m" * 32, b"t" * 32, "ullage1:{r}:e:x:y"
 
@@ -177,7 +177,7 @@ async def test_the_first_key_in_a_store_is_everybodys() -> None:
 async def test_what_cannot_be_a_key_is_not_agreed_on() -> None:
     """Another size under the key's name is an error."""
     store = MemoryBackend()
-    await store.claim(key_names.MASTER, b"x", None)
+    await store.run(Claim(key_names.MASTER, b"x", None))
     with pytest.raises(Unavailable, match="master_key"):
         await encryption.share_master_key(store, b"1" * 32)
 
@@ -208,8 +208,8 @@ async def test_a_key_that_replaces_a_lost_one_names_anew() -> None:
 async def test_names_that_somebody_wrote_are_not_believed() -> None:
     """A value that does not open with the key is ignored, and stays where it is."""
     store = MemoryBackend()
-    (name,) = [key_names.naming_secret(derive(b"1" * 32, b"fingerprint", b"")[:8])]
-    await store.claim(name, b"forged", None)
+    (name,) = [key_names.naming_secret_name(derive(b"1" * 32, b"fingerprint", b"")[:8])]
+    await store.run(Claim(name, b"forged", None))
     assert await encryption.share_naming_secret(store, [b"1" * 32]) == naming_secret(b"1" * 32)
 
 

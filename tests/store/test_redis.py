@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from proxy.store import Store, StoreMisconfigured, StoreUnsupported, key_names
+from proxy.store.operations import Claim, ReadFields, Release, ScoreMember, SetField, TopMembers
 from proxy.store.redis import POOL, RedisBackend
 from proxy.tasks import Tasks
 from tests.store.conftest import Opener, Valkey, eventually
@@ -354,7 +355,7 @@ async def test_the_master_a_sentinel_names_is_used(short_path: Path, valkey_on_t
         store = await opener(f"redis+sentinel://127.0.0.1:{free_port()},127.0.0.1:{sentinel.port}/main/0")
         assert store.state().up
         assert await store.records.save(TENANT, ROOT, ROUTE, A, b"x") == b"x"
-        assert valkey_on_tcp.say(f"EXISTS {key_names.record(ROOT, ROUTE, A)}").startswith(":1")
+        assert valkey_on_tcp.say(f"EXISTS {key_names.record_name(ROOT, ROUTE, A)}").startswith(":1")
         await store.close()
     finally:
         sentinel.kill()
@@ -365,12 +366,12 @@ async def test_a_table_loses_the_field_that_sorts_first_and_keeps_its_longest_li
     tasks = Tasks(lambda name, error: None)
     servers = RedisBackend(valkey.url, spawn=tasks.spawn)
     for number in (3, 1, 2):
-        await servers.set_field("t", f"{number}", b"%d" % number, 3, 100)
-    await servers.set_field("t", "4", b"4", 3, 10)
-    assert await servers.read_fields("t") == {b"2": b"2", b"3": b"3", b"4": b"4"}
+        await servers.run(SetField("t", f"{number}", b"%d" % number, 3, 100))
+    await servers.run(SetField("t", "4", b"4", 3, 10))
+    assert await servers.run(ReadFields("t")) == {b"2": b"2", b"3": b"3", b"4": b"4"}
     assert int(valkey.say("PTTL t").strip().lstrip(":")) > 20_000
-    await servers.set_field("t", "4", b"four", 3, 10)
-    assert (await servers.read_fields("t"))[b"4"] == b"four"
+    await servers.run(SetField("t", "4", b"four", 3, 10))
+    assert (await servers.run(ReadFields("t")))[b"4"] == b"four"
     await servers.close()
 
 
@@ -379,9 +380,9 @@ async def test_a_list_keeps_the_newest(valkey: Valkey) -> None:
     tasks = Tasks(lambda name, error: None)
     servers = RedisBackend(valkey.url, spawn=tasks.spawn)
     for score, member in enumerate((b"a", b"b", b"c", b"a", b"d")):
-        await servers.score_member("l", member, float(score), 3, 100)
-    assert await servers.top_members("l", 9) == [(b"d", 4.0), (b"a", 3.0), (b"c", 2.0)]
-    assert await servers.top_members("l", 1) == [(b"d", 4.0)]
+        await servers.run(ScoreMember("l", member, float(score), 3, 100))
+    assert await servers.run(TopMembers("l", 9)) == [(b"d", 4.0), (b"a", 3.0), (b"c", 2.0)]
+    assert await servers.run(TopMembers("l", 1)) == [(b"d", 4.0)]
     assert 0 < int(valkey.say("PTTL l").strip().lstrip(":")) <= 100_000
     await servers.close()
 
@@ -390,8 +391,8 @@ async def test_only_who_holds_a_value_gives_it_back(valkey: Valkey) -> None:
     """A value goes once, and whoever names another one is told so."""
     tasks = Tasks(lambda name, error: None)
     servers = RedisBackend(valkey.url, spawn=tasks.spawn)
-    await servers.claim("k", b"mine", 100)
-    assert not await servers.release("k", b"yours")
-    assert await servers.release("k", b"mine")
-    assert not await servers.release("k", b"mine")
+    await servers.run(Claim("k", b"mine", 100))
+    assert not await servers.run(Release("k", b"yours"))
+    assert await servers.run(Release("k", b"mine"))
+    assert not await servers.run(Release("k", b"mine"))
     await servers.close()

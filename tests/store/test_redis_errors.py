@@ -10,8 +10,8 @@ import pytest
 from redis import exceptions
 
 from proxy.store import key_names
+from proxy.store.backend import BREAKING, REFUSALS
 from proxy.store.redis_errors import FAULTS, kind_of
-from proxy.store.refusals import BREAKING, REFUSALS
 from tests.store.conftest import Opener, Valkey, eventually
 from tests.support.ports import free_port
 
@@ -119,7 +119,7 @@ async def test_a_server_that_refuses_is_not_up_until_it_accepts(
         await asyncio.sleep(0.02)
         if not store.state().up:
             break
-        valkey.say(f"UNLINK {key_names.record(ROOT, ROUTE, B)}")
+        valkey.say(f"UNLINK {key_names.record_name(ROOT, ROUTE, B)}")
     assert (store.state().up, store.state().refusal, store.state().breaker) == (False, kind, "closed")
     assert await store.records.newest(TENANT, ROOT, ROUTE, [A]) == (0, b"x")
     for _ in range(5):

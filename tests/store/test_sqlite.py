@@ -16,7 +16,8 @@ from pathlib import Path
 import pytest
 
 from proxy.store import key_names
-from proxy.store.backend import EmbeddedUnavailable, Unavailable
+from proxy.store.backend import EmbeddedUnavailable
+from proxy.store.operations import Claim, Read, Remove, Unavailable
 from proxy.store.sqlite import SqliteBackend, kind_of
 from tests.store.conftest import Opener, eventually
 
@@ -47,6 +48,7 @@ CLAIMS = """
 import asyncio, sys
 from pathlib import Path
 from proxy.store import deadlines
+from proxy.store.operations import Claim, Read
 from proxy.store.sqlite import SqliteBackend
 
 deadlines.OPERATION = deadlines.REQUEST = deadlines.CONNECT = 30.0
@@ -55,14 +57,14 @@ folder, mine, theirs = sys.argv[1:]
 async def main():
     backend = SqliteBackend(Path(folder), warn=lambda event, facts: None)
     await backend.connect()
-    await backend.claim(mine, b"here", None)
-    while await backend.read([theirs]) == [None]:
+    await backend.run(Claim(mine, b"here", None))
+    while await backend.run(Read([theirs])) == [None]:
         await asyncio.sleep(0.001)
     won, numbers = 0, range(3000)
     if mine == "two":
         numbers = reversed(numbers)  # they meet in the middle
     for number in numbers:
-        won += await backend.claim(f"k{number}", mine.encode(), 60) is None
+        won += await backend.run(Claim(f"k{number}", mine.encode(), 60)) is None
     print(won, flush=True)
     await backend.close()
 
@@ -116,7 +118,7 @@ async def until_in_place(backend: SqliteBackend) -> None:
     for _ in range(3_000):
         if backend._reader is not None:
             return
-        await backend.read(["none"])
+        await backend.run(Read(["none"]))
         await asyncio.sleep(0.02)
     raise AssertionError("reads are never done in place")
 
@@ -164,8 +166,8 @@ async def test_reads_are_in_place_and_see_what_was_written(backend: SqliteBacken
     """A read after a write has it, also from another connection of another process."""
     await until_in_place(backend)
     for number in range(50):
-        assert await backend.claim(f"k{number}", b"%d" % number, 60) is None
-        assert backend._read_in_place([f"k{number}"]) == [b"%d" % number]
+        assert await backend.run(Claim(f"k{number}", b"%d" % number, 60)) is None
+        assert backend._read_in_place(Read([f"k{number}"])) == [b"%d" % number]
 
 
 async def test_the_version_changes_with_what_others_write(
@@ -176,14 +178,14 @@ async def test_the_version_changes_with_what_others_write(
     await until_in_place(backend)
     before = backend.version()
     assert before is not None
-    await backend.read(["k"])
-    await backend.claim("k", b"1", 60)
+    await backend.run(Read(["k"]))
+    await backend.run(Claim("k", b"1", 60))
     assert backend.version() == before
     other = SqliteBackend(tmp_path / "data", warn=lambda event, facts: None)
     seen = {before}
     for number in range(3):
-        await other.claim(f"l{number}", b"1", 60)
-        await backend.claim(f"k{number}", b"1", 60)
+        await other.run(Claim(f"l{number}", b"1", 60))
+        await backend.run(Claim(f"k{number}", b"1", 60))
         now = backend.version()
         assert now is not None
         assert now not in seen
@@ -220,8 +222,8 @@ async def test_a_write_that_cannot_be_counted_is_done(backend: SqliteBackend, tm
     counts = tmp_path / "data" / "store.lock"
     make_unwritable(counts)
     before = counts.read_bytes()
-    assert await backend.claim("k", b"1", 60) is None
-    assert await backend.claim("k", b"2", 60) == b"1"
+    assert await backend.run(Claim("k", b"1", 60)) is None
+    assert await backend.run(Claim("k", b"2", 60)) == b"1"
     assert counts.read_bytes() == before
 
 
@@ -233,7 +235,7 @@ async def test_the_version_is_unknown_where_no_read_is_in_place(
     before = backend.version()
     backend._retire_reader()
     assert backend.version() is None
-    assert await backend.read(["k"]) == [None]
+    assert await backend.run(Read(["k"])) == [None]
     await until_in_place(backend)
     assert backend.version() not in (None, before)
     monkeypatch.setattr("proxy.store.sqlite.IDLE", 0.05)
@@ -246,11 +248,11 @@ async def test_a_slow_read_sends_the_next_ones_to_the_thread(
 ) -> None:
     """One slow read in place is enough; values are found all the same, and the loop is not held up again."""
     await until_in_place(backend)
-    await backend.claim("k", b"1", 60)
+    await backend.run(Claim("k", b"1", 60))
     monkeypatch.setattr("proxy.store.sqlite.SLOW_READ", 0.0)
-    assert backend._read_in_place(["k"]) == [b"1"]
-    assert backend._read_in_place(["k"]) is None
-    assert await backend.read(["k"]) == [b"1"]
+    assert backend._read_in_place(Read(["k"])) == [b"1"]
+    assert backend._read_in_place(Read(["k"])) is None
+    assert await backend.run(Read(["k"])) == [b"1"]
     assert backend.breaker == "closed"
 
 
@@ -265,13 +267,13 @@ async def test_a_look_at_the_version_reads_nothing(tmp_path: Path, monkeypatch: 
     monkeypatch.setattr("proxy.store.sqlite.IDLE", 3600.0)
     monkeypatch.setattr("proxy.store.sqlite.SLOW_READ", 0.0)
     before = backend.version()
-    assert backend._read_in_place(["k"]) == [None]
-    assert backend._read_in_place(["k"]) is None
+    assert backend._read_in_place(Read(["k"])) == [None]
+    assert backend._read_in_place(Read(["k"])) is None
     assert backend.version() == before
     monkeypatch.setattr("proxy.store.sqlite.SLOW_READ", 3600.0)
     ahead[0] = 60.0
     assert backend.version() is not None
-    assert backend._read_in_place(["k"]) == [None]
+    assert backend._read_in_place(Read(["k"])) == [None]
     await backend.close()
 
 
@@ -280,24 +282,24 @@ async def test_a_read_after_a_pause_goes_through_the_thread(
 ) -> None:
     """The system may have dropped the file from memory; after that one, reads are in place again."""
     await until_in_place(backend)
-    await backend.claim("k", b"1", 60)
+    await backend.run(Claim("k", b"1", 60))
     monkeypatch.setattr("proxy.store.sqlite.IDLE", 0.05)
     await asyncio.sleep(0.1)
-    assert backend._read_in_place(["k"]) is None
-    assert await backend.read(["k"]) == [b"1"]
-    assert backend._read_in_place(["k"]) == [b"1"]
+    assert backend._read_in_place(Read(["k"])) is None
+    assert await backend.run(Read(["k"])) == [b"1"]
+    assert backend._read_in_place(Read(["k"])) == [b"1"]
 
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("impatient")
 async def test_a_disk_that_hangs_costs_its_deadline_only(backend: SqliteBackend, tmp_path: Path) -> None:
     """While the file cannot be written, each write waits its deadline, soon none does, and reads go on."""
-    await backend.claim("before", b"1", 60)
+    await backend.run(Claim("before", b"1", 60))
     locker = await asyncio.to_thread(Process, LOCKER, tmp_path / "data" / "store.db")
     for number in range(20):
         async with asyncio.timeout(60):
             with pytest.raises(Unavailable, match=r"slow|open"):
-                await backend.claim(f"k{number}", b"1", 60)
+                await backend.run(Claim(f"k{number}", b"1", 60))
     await eventually(lambda: backend.breaker == "open")
     await asyncio.to_thread(locker.kill)
     deadline = time.monotonic() + 60
@@ -305,8 +307,8 @@ async def test_a_disk_that_hangs_costs_its_deadline_only(backend: SqliteBackend,
         assert time.monotonic() < deadline
         await backend.probe()
         await asyncio.sleep(0.1)
-    assert await backend.read(["before"]) == [b"1"]
-    assert await backend.claim("after", b"1", 60) is None
+    assert await backend.run(Read(["before"])) == [b"1"]
+    assert await backend.run(Claim("after", b"1", 60)) is None
 
 
 @pytest.mark.slow
@@ -320,7 +322,7 @@ async def test_a_full_disk_refuses_writes_and_goes_on(opener: Opener) -> None:
     try:
         assert await store.records.save(TENANT, ROOT, ROUTE, b"b" * 16, b"y") == b"y"
         with pytest.raises(Unavailable, match="disk"):
-            await store._access.backend.remove(key_names.record(ROOT, ROUTE, A))
+            await store._access.backend.run(Remove(key_names.record_name(ROOT, ROUTE, A)))
         assert (store.state().up, store.state().refusal, store.state().breaker) == (False, "disk", "closed")
         assert await store.records.newest(TENANT, ROOT, ROUTE, [A]) == (0, b"x")
         assert "store.refused" in opener.events
@@ -405,7 +407,7 @@ async def test_a_directory_without_write_permission_is_named() -> None:
 async def test_the_log_is_copied_into_the_file(backend: SqliteBackend, tmp_path: Path) -> None:
     """However much is written, the log stays small."""
     for number in range(40):
-        await backend.claim(f"k{number}", bytes(1_000_000), 60)
+        await backend.run(Claim(f"k{number}", bytes(1_000_000), 60))
     assert (tmp_path / "data" / "store.db-wal").stat().st_size < 30_000_000
     assert (tmp_path / "data" / "store.db").stat().st_size > 20_000_000
 

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from proxy.store.sqlite_entries import Entries, is_damage, prepare, primary_code
+from proxy.store.operations import Add, Claim, ReadFields, ScoreMember, SetField, TopMembers
+from proxy.store.sqlite_entries import SqliteEntries, is_damage, prepare, primary_code
 from proxy.store.sqlite_file import StoreFile
 
 KB = 1024
@@ -31,23 +32,23 @@ def clock() -> Clock:
 
 
 @pytest.fixture
-def entries(tmp_path: Path, clock: Clock) -> Iterator[Entries]:
+def entries(tmp_path: Path, clock: Clock) -> Iterator[SqliteEntries]:
     """An open, empty file."""
     opened = StoreFile(tmp_path, lambda event, facts: None, clock).open()
     yield opened
     opened.close()
 
 
-def fill(entries: Entries, clock: Clock, count: int, seconds: float | None = 3600.0) -> None:
+def fill(entries: SqliteEntries, clock: Clock, count: int, seconds: float | None = 3600.0) -> None:
     """Claim *count* values of 8 KB, one a second."""
     for number in range(count):
         clock.now += 1
-        entries.transact([lambda file, at=number: file.claim(f"k{at}", bytes(8 * KB), seconds)])
+        entries.transact([Claim(f"k{number}", bytes(8 * KB), seconds).on_entries])
 
 
-def test_the_least_recently_used_goes_first(entries: Entries, clock: Clock) -> None:
+def test_the_least_recently_used_goes_first(entries: SqliteEntries, clock: Clock) -> None:
     """Above the bound the oldest go, but not one that was renewed or never expires, and it ends below the bound."""
-    entries.transact([lambda file: file.claim("secret", b"for ever", None)])
+    entries.transact([Claim("secret", b"for ever", None).on_entries])
     fill(entries, clock, 1000)
     entries.transact([lambda file: file.refresh("k0", 3600)])
     bound = entries.bytes_used() // 2
@@ -57,21 +58,21 @@ def test_the_least_recently_used_goes_first(entries: Entries, clock: Clock) -> N
     assert entries.read(["secret", "k0", "k1", "k999"]) == [b"for ever", bytes(8 * KB), None, bytes(8 * KB)]
 
 
-def test_a_file_within_its_bound_is_left_alone(entries: Entries, clock: Clock) -> None:
+def test_a_file_within_its_bound_is_left_alone(entries: SqliteEntries, clock: Clock) -> None:
     """Nothing is evicted before the bound."""
     fill(entries, clock, 10)
     assert not entries.evict(KB * KB)
     assert None not in entries.read([f"k{number}" for number in range(10)])
 
 
-def test_what_never_expires_is_never_evicted(entries: Entries, clock: Clock) -> None:
+def test_what_never_expires_is_never_evicted(entries: SqliteEntries, clock: Clock) -> None:
     """If only such entries are left, eviction ends above its bound."""
     fill(entries, clock, 50, None)
     assert not entries.evict(KB)
     assert None not in entries.read([f"k{number}" for number in range(50)])
 
 
-def test_what_expired_is_removed_and_its_room_used_again(entries: Entries, clock: Clock) -> None:
+def test_what_expired_is_removed_and_its_room_used_again(entries: SqliteEntries, clock: Clock) -> None:
     """A purge frees the room of what expired, in steps."""
     fill(entries, clock, 450, 1000.0)
     used = entries.bytes_used()
@@ -80,26 +81,26 @@ def test_what_expired_is_removed_and_its_room_used_again(entries: Entries, clock
     assert entries.bytes_used() < used / 10
 
 
-def test_a_transaction_is_all_or_nothing(entries: Entries) -> None:
+def test_a_transaction_is_all_or_nothing(entries: SqliteEntries) -> None:
     """An error of the file undoes the whole batch, and the connection goes on."""
 
-    def broken(file: Entries) -> None:
+    def broken(file: SqliteEntries) -> None:
         raise sqlite3.OperationalError("the disk is gone")
 
     with pytest.raises(sqlite3.OperationalError):
-        entries.transact([lambda file: file.claim("a", b"1", 60), broken])
-    assert entries.transact([lambda file: file.claim("a", b"2", 60)]) == [None]
+        entries.transact([Claim("a", b"1", 60).on_entries, broken])
+    assert entries.transact([Claim("a", b"2", 60).on_entries]) == [None]
 
 
-def test_a_value_of_another_kind_spoils_its_own_operation_only(entries: Entries) -> None:
+def test_a_value_of_another_kind_spoils_its_own_operation_only(entries: SqliteEntries) -> None:
     """What is no hash, no scores and no number is an error of that operation; the batch goes on."""
     outcomes = entries.transact(
         [
-            lambda file: file.claim("k", b"\xc1 text", 60),
-            lambda file: file.set_field("k", "f", b"1", 3, 60),
-            lambda file: file.score_member("k", b"m", 1.0, 3, 60),
-            lambda file: file.add("k", 1, 60),
-            lambda file: file.claim("other", b"1", 60),
+            Claim("k", b"\xc1 text", 60).on_entries,
+            SetField("k", "f", b"1", 3, 60).on_entries,
+            ScoreMember("k", b"m", 1.0, 3, 60).on_entries,
+            Add("k", 1, 60).on_entries,
+            Claim("other", b"1", 60).on_entries,
         ]
     )
     assert [isinstance(each, ValueError) for each in outcomes] == [False, True, True, True, False]
@@ -107,7 +108,7 @@ def test_a_value_of_another_kind_spoils_its_own_operation_only(entries: Entries)
 
 
 @pytest.mark.parametrize("foreign", ["5", "2.5", "'a text'"])
-def test_a_value_that_is_no_bytes_is_none(tmp_path: Path, entries: Entries, clock: Clock, foreign: str) -> None:
+def test_a_value_that_is_no_bytes_is_none(tmp_path: Path, entries: SqliteEntries, clock: Clock, foreign: str) -> None:
     """A number or a text that another program put under one of our keys is missing, and gives way to what is ours."""
     other = sqlite3.connect(tmp_path / "store.db")
     for key in ("value", "hash", "scores"):
@@ -115,25 +116,25 @@ def test_a_value_that_is_no_bytes_is_none(tmp_path: Path, entries: Entries, cloc
     other.commit()
     other.close()
     assert entries.read(["value"]) == [None]
-    assert (entries.read_fields("hash"), entries.top_members("scores", 9)) == ({}, [])
-    assert entries.claim("value", b"ours", 60) is None
+    assert (ReadFields("hash").on_entries(entries), TopMembers("scores", 9).on_entries(entries)) == ({}, [])
+    assert Claim("value", b"ours", 60).on_entries(entries) is None
     assert entries.read(["value"]) == [b"ours"]
 
 
-def test_a_writer_waits_for_another(tmp_path: Path, entries: Entries) -> None:
+def test_a_writer_waits_for_another(tmp_path: Path, entries: SqliteEntries) -> None:
     """While another connection writes, a transaction waits; then it is refused as busy, and nothing is lost."""
     other = sqlite3.connect(tmp_path / "store.db", isolation_level=None)
     other.execute("BEGIN IMMEDIATE")
     with pytest.raises(sqlite3.OperationalError) as refused:
-        entries.transact([lambda file: file.claim("a", b"1", 60)])
+        entries.transact([Claim("a", b"1", 60).on_entries])
     assert primary_code(refused.value) == sqlite3.SQLITE_BUSY
     assert entries.read(["a"]) == [None], "reading waits for nobody"
     other.execute("COMMIT")
     other.close()
-    assert entries.transact([lambda file: file.claim("a", b"1", 60)]) == [None]
+    assert entries.transact([Claim("a", b"1", 60).on_entries]) == [None]
 
 
-def test_a_checkpoint_empties_the_log_into_the_file(tmp_path: Path, entries: Entries, clock: Clock) -> None:
+def test_a_checkpoint_empties_the_log_into_the_file(tmp_path: Path, entries: SqliteEntries, clock: Clock) -> None:
     """After it the file itself has what was written."""
     fill(entries, clock, 10)
     before = (tmp_path / "store.db").stat().st_size

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from proxy.store.operations import Claim
 from proxy.store.sqlite_file import StoreFile, has_data
 
 
@@ -36,7 +37,7 @@ def directory(tmp_path: Path) -> Directory:
 def store(directory: Directory, value: bytes) -> None:
     """Open the file, claim one value, and close it."""
     entries = directory.file.open()
-    entries.transact([lambda file: file.claim("k", value, 60)])
+    entries.transact([Claim("k", value, 60).on_entries])
     entries.close()
 
 
@@ -52,7 +53,7 @@ def test_everything_is_its_owners_alone(directory: Directory) -> None:
     """The directory has mode 0700, and every file in it, the log and its index among them, 0600."""
     assert not has_data(directory.path)
     entries = directory.file.open()
-    entries.transact([lambda file: file.claim("k", b"1", 60)])
+    entries.transact([Claim("k", b"1", 60).on_entries])
     assert has_data(directory.path)
     assert stat.S_IMODE(directory.path.stat().st_mode) == 0o700
     modes = {path.name: stat.S_IMODE(path.stat().st_mode) for path in directory.path.iterdir()}

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from proxy.store.sqlite_entries import Entries
+from proxy.store.operations import Add, Claim
+from proxy.store.sqlite_entries import SqliteEntries
 from proxy.store.sqlite_file import StoreFile
 from proxy.store.sqlite_worker import Worker
 
@@ -34,9 +35,9 @@ async def test_what_waits_is_one_transaction(writer: Worker) -> None:
         await asyncio.sleep(0.001)
     changes: list[int] = []
 
-    def count(file: Entries) -> None:
+    def count(file: SqliteEntries) -> None:
         changes.append(file._connection.total_changes)
-        file.add("k", 1, 60)
+        Add("k", 1, 60).on_entries(file)
 
     waiting = [writer.submit(count) for _ in range(20)]
     going.set()
@@ -47,20 +48,20 @@ async def test_what_waits_is_one_transaction(writer: Worker) -> None:
 
 async def test_an_error_fails_its_batch_and_the_next_one_goes_on(writer: Worker, tmp_path: Path) -> None:
     """If the directory cannot be created, operations fail; once it can be, they work."""
-    await writer.submit(lambda file: file.claim("k", b"1", 60))
+    await writer.submit(Claim("k", b"1", 60).on_entries)
     shutil.rmtree(tmp_path / "data")
     (tmp_path / "data").write_text("in the way")
     for _ in range(2):
         with pytest.raises(OSError, match="data"):
-            await writer.submit(lambda file: file.claim("k", b"2", 60))
+            await writer.submit(Claim("k", b"2", 60).on_entries)
     (tmp_path / "data").unlink()
-    assert await writer.submit(lambda file: file.claim("k", b"3", 60)) is None
+    assert await writer.submit(Claim("k", b"3", 60).on_entries) is None
 
 
 async def test_the_file_stays_within_its_bound(writer: Worker, tmp_path: Path) -> None:
     """However much is written, old entries make room, and the newest is there."""
     for number in range(400):
-        await writer.submit(lambda file, at=number: file.claim(f"k{at}", bytes(10_000), 60))
+        await writer.submit(Claim(f"k{number}", bytes(10_000), 60).on_entries)
     used = await writer.submit(lambda file: file.bytes_used())
     assert used < MB + 64 * 1024
     assert await writer.submit(lambda file: file.read(["k399"])) == [bytes(10_000)]
@@ -68,7 +69,7 @@ async def test_the_file_stays_within_its_bound(writer: Worker, tmp_path: Path) -
 
 async def test_a_caller_that_left_is_no_error(writer: Worker) -> None:
     """The result of a cancelled operation is dropped; it was done all the same."""
-    writer.submit(lambda file: file.claim("k", b"1", 60)).cancel()
+    writer.submit(Claim("k", b"1", 60).on_entries).cancel()
     assert await writer.submit(lambda file: file.read(["k"])) == [b"1"]
 
 
@@ -76,7 +77,7 @@ async def test_what_was_submitted_is_done_before_the_end(tmp_path: Path) -> None
     """Closing waits for what waits."""
     file = StoreFile(tmp_path / "data", lambda event, facts: None)
     worker = Worker("test writer", file, MB)
-    waiting = [worker.submit(lambda file: file.add("k", 1, 60)) for _ in range(600)]
+    waiting = [worker.submit(Add("k", 1, 60).on_entries) for _ in range(600)]
     await worker.close(10)
     await asyncio.gather(*waiting)
     entries = file.open()

@@ -155,9 +155,8 @@ def test_a_url_without_secrets_stays_readable() -> None:
 def raw(valkey: Valkey, prefix_hash: bytes) -> bytes:
     """The value of a record, by its hexadecimal form: no byte of it may be lost on the way."""
     each = "function(c) return string.format('%02x', string.byte(c)) end"
-    answer = valkey.say(
-        f"EVAL \"return (redis.call('get', KEYS[1]):gsub('.', {each}))\" 1 {key_names.record(ROOT, ROUTE, prefix_hash)}"
-    )
+    name = key_names.record_name(ROOT, ROUTE, prefix_hash)
+    answer = valkey.say(f"EVAL \"return (redis.call('get', KEYS[1]):gsub('.', {each}))\" 1 {name}")
     return bytes.fromhex(answer.split()[1])
 
 
@@ -179,7 +178,7 @@ async def test_a_new_master_key_finds_and_opens_what_the_old_one_sealed(valkey: 
     for prefix_hash in (A, B):
         assert await last.records.newest(TENANT, ROOT, ROUTE, [prefix_hash])
         await eventually(
-            lambda at=prefix_hash: Sealer(NEW).open(TENANT, key_names.record(ROOT, ROUTE, at), raw(valkey, at))
+            lambda at=prefix_hash: Sealer(NEW).open(TENANT, key_names.record_name(ROOT, ROUTE, at), raw(valkey, at))
         )
     alone = await opener(valkey.url, key=NEW)
     assert await alone.records.newest(TENANT, ROOT, ROUTE, [A]) == (0, b"old")

@@ -9,7 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from proxy.store import Store, key_names
+from proxy.store import Store
+from proxy.store.key_names import ARCHIVED, LEASE, NOTES, SUMMARY, key_name, record_name
+from proxy.store.operations import Claim, Read, Remove
 from proxy.store.summary_table import SLOT, SLOTS
 from tests.store.conftest import Opener, Valkey, eventually
 from tests.support.valkey_groups import cluster_whole, keys_of, six_nodes
@@ -141,11 +143,11 @@ async def test_a_cluster_of_six_has_a_conversation_on_one_node(short_path: Path,
         assert all(held), "the conversations are not spread over the masters"
         for root in roots:
             names = {
-                key_names.record(root, "r", A),
-                key_names.summary(root, POLICY, B),
-                key_names.lease(root, POLICY, A),
+                record_name(root, "r", A),
+                key_name(root, SUMMARY, POLICY, B),
+                key_name(root, LEASE, POLICY, A),
             }
-            names |= {key_names.notes(root), key_names.archived(root, A)}
+            names |= {key_name(root, NOTES), key_name(root, ARCHIVED, A)}
             assert sum(names <= found for found in held) == 1
         await eventually(lambda: sum(keys_of(server) == held[0] for server in servers) == 2)
         servers[0].kill()
@@ -158,7 +160,7 @@ async def test_a_cluster_of_six_has_a_conversation_on_one_node(short_path: Path,
 
 
 def _slot_of(server: Valkey, root: bytes) -> int:
-    return int(server.say(f"CLUSTER KEYSLOT {key_names.record(root, 'r', A)}")[1:])
+    return int(server.say(f"CLUSTER KEYSLOT {record_name(root, 'r', A)}")[1:])
 
 
 @pytest.mark.slow
@@ -191,7 +193,7 @@ async def test_a_cluster_that_is_resharded_keeps_every_record(short_path: Path, 
                 while await store.records.newest(TENANT, root, "r", [A]) != (0, b"event"):  # noqa: ASYNC110
                     await asyncio.sleep(0.05)
         await eventually(lambda: store.state().up, 60)
-        assert all(key_names.record(root, "r", A) in keys_of(onward) for root in roots)
+        assert all(record_name(root, "r", A) in keys_of(onward) for root in roots)
 
 
 async def test_a_server_that_evicts_anything_never_gives_a_wrong_answer(valkey: Valkey, opener: Opener) -> None:
@@ -222,12 +224,12 @@ async def test_a_server_that_evicts_anything_never_gives_a_wrong_answer(valkey: 
 async def test_a_record_sealed_by_a_later_version_is_a_miss(valkey: Valkey, opener: Opener) -> None:
     """A replica of this version beside a later one: neither fails, both end with one record that both can read."""
     store = await opener(valkey.url, key=b"k" * 32)
-    name = key_names.record(ROOT, "r", A)
+    name = record_name(ROOT, "r", A)
     assert await store.records.save(TENANT, ROOT, "r", A, b"old") == b"old"
-    sealed = (await store._access.backend.read([name]))[0]
+    sealed = (await store._access.backend.run(Read([name])))[0]
     assert sealed is not None
-    await store._access.backend.remove(name)
-    await store._access.backend.claim(name, b"\x03" + sealed[1:], 60)
+    await store._access.backend.run(Remove(name))
+    await store._access.backend.run(Claim(name, b"\x03" + sealed[1:], 60))
     assert await store.records.newest(TENANT, ROOT, "r", [A]) is None
     assert await store.records.save(TENANT, ROOT, "r", A, b"ours") == b"ours"
     assert await store.records.newest(TENANT, ROOT, "r", [A]) == (0, b"ours")

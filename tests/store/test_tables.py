@@ -113,7 +113,7 @@ async def test_two_replicas_race_and_agree(valkey: Valkey, opener: Opener) -> No
 async def test_a_spoiled_value_is_a_miss_an_alarm_and_gone(valkey: Valkey, opener: Opener) -> None:
     """Bytes nobody sealed under our name are never an answer: they are reported, removed and replaced."""
     store = await opener(valkey.url)
-    name = key_names.record(ROOT, ROUTE, A)
+    name = key_names.record_name(ROOT, ROUTE, A)
     valkey.say(f"SET {name} poison")
     assert await store.records.newest(TENANT, ROOT, ROUTE, [A]) is None
     assert "store.integrity" in opener.events
@@ -126,7 +126,7 @@ async def test_a_spoiled_value_is_a_miss_an_alarm_and_gone(valkey: Valkey, opene
 async def test_a_value_of_another_type_is_cleared_once(valkey: Valkey, opener: Opener) -> None:
     """A list under our name is a miss for readers, and a writer replaces it by its record."""
     store = await opener(valkey.url)
-    valkey.say(f"LPUSH {key_names.record(ROOT, ROUTE, A)} x")
+    valkey.say(f"LPUSH {key_names.record_name(ROOT, ROUTE, A)} x")
     assert await store.records.newest(TENANT, ROOT, ROUTE, [A]) is None
     assert await store.records.save(TENANT, ROOT, ROUTE, A, b"good") == b"good"
     assert await store.records.newest(TENANT, ROOT, ROUTE, [A]) == (0, b"good")
@@ -138,7 +138,7 @@ async def test_records_live_seven_days_from_their_last_use(valkey: Valkey, opene
     """A record starts with seven days, and a reader gives it seven days again."""
     writer, reader = await opener(valkey.url), await opener(valkey.url)
     await writer.records.save(TENANT, ROOT, ROUTE, A, b"x")
-    name, week = key_names.record(ROOT, ROUTE, A), 7 * 24 * 3600
+    name, week = key_names.record_name(ROOT, ROUTE, A), 7 * 24 * 3600
 
     def left() -> int:
         return int(valkey.say(f"TTL {name}")[1:])
