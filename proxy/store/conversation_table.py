@@ -22,7 +22,7 @@ from proxy.store.key_names import (
     key_name,
     record_name,
 )
-from proxy.store.operations import Add, Claim, Operation, Read, ReadFields, ScoreMember, SetField, TopMembers
+from proxy.store.operations import Add, Claim, Read, ReadFields, ScoreMember, SetField, TopMembers
 from proxy.store.tables import LIFETIME, PAUSES, TableAccess
 
 MOST_NOTES, MOST_ROOTS, MOST_LISTED = 64, 16, 200
@@ -34,7 +34,10 @@ SHORT_LIFETIME: Final = 24 * 3600.0
 Kind = Literal["record", "summary", "lease", "failure", "request"]
 """Kinds of keys of a conversation; ``record`` is a compaction record, ``request`` an operator's one to compact."""
 
-_STATE: Final = "state"
+_LISTED: Final = b"listed"
+"""Its digest for a tenant names the list of that tenant's conversations."""
+
+_STATE_FIELD: Final = "state"
 """The one field of the hash that holds a conversation's state."""
 
 
@@ -53,20 +56,23 @@ class ConversationTable:
         """
         seconds = LIFETIME if long_lived else SHORT_LIFETIME
         roots = key_name(self._name(tenant, conversation), ROOTS)
-        listed = key_name(self._list_name(tenant), CONVERSATIONS)
-        self._write(ScoreMember(roots, root_hash, now, MOST_ROOTS, seconds))
-        self._write(ScoreMember(listed, conversation.encode(), now, MOST_LISTED, LIFETIME))
+        conversations = key_name(self._access.sealer.digest(tenant, _LISTED), CONVERSATIONS)
+        for operation in (
+            ScoreMember(roots, root_hash, now, MOST_ROOTS, seconds),
+            ScoreMember(conversations, conversation.encode(), now, MOST_LISTED, LIFETIME),
+        ):
+            self._access.run_in_background(operation, "conversation", PAUSES)
 
     def save_note(self, tenant: bytes, root_hash: bytes, field: str, value: bytes, *, long_lived: bool) -> None:
         """Save *value* as the note called *field*; of over ``MOST_NOTES`` the one whose name sorts first is removed."""
         name = key_name(root_hash, NOTES)
         sealed = self._access.sealer.seal(tenant, _sealed_to(name, field), value)
         seconds = LIFETIME if long_lived else SHORT_LIFETIME
-        self._write(SetField(name, field, sealed, MOST_NOTES, seconds))
+        self._access.run_in_background(SetField(name, field, sealed, MOST_NOTES, seconds), "conversation", PAUSES)
 
     async def conversations(self, tenant: bytes) -> list[tuple[str, float]]:
         """Names of the tenant's newest conversations with the time of their last request (Unix time), newest first."""
-        name = key_name(self._list_name(tenant), CONVERSATIONS)
+        name = key_name(self._access.sealer.digest(tenant, _LISTED), CONVERSATIONS)
         members = await self._access.run_or_raise(TopMembers(name, MOST_LISTED), PAUSES)
         return [(member.decode("ascii", "replace"), at) for member, at in members]
 
@@ -90,14 +96,14 @@ class ConversationTable:
     async def save_state(self, tenant: bytes, conversation: str, value: bytes) -> None:
         """Save *value* as the conversation's state. Raises ``StoreUnavailable``."""
         name = key_name(self._name(tenant, conversation), STATE)
-        sealed = self._access.sealer.seal(tenant, _sealed_to(name, _STATE), value)
-        await self._access.run_or_raise(SetField(name, _STATE, sealed, 1, LIFETIME), PAUSES)
+        sealed = self._access.sealer.seal(tenant, _sealed_to(name, _STATE_FIELD), value)
+        await self._access.run_or_raise(SetField(name, _STATE_FIELD, sealed, 1, LIFETIME), PAUSES)
 
     async def state(self, tenant: bytes, conversation: str) -> bytes | None:
         """The conversation's state; None if there is none. Raises ``StoreUnavailable``."""
         name = key_name(self._name(tenant, conversation), STATE)
         fields = await self._access.run_or_raise(ReadFields(name), PAUSES)
-        return self._access.sealer.open(tenant, _sealed_to(name, _STATE), fields.get(_STATE.encode()))
+        return self._access.sealer.open(tenant, _sealed_to(name, _STATE_FIELD), fields.get(_STATE_FIELD.encode()))
 
     async def notes(self, tenant: bytes, root_hash: bytes) -> Mapping[str, bytes]:
         """The notes on *root_hash* by name, without those of other tenants and those that were tampered with."""
@@ -131,15 +137,9 @@ class ConversationTable:
         sealed = self._access.sealer.seal(tenant, name, extent.encode())
         await self._access.run_or_raise(Claim(name, sealed, seconds), PAUSES)
 
-    def _write(self, operation: Operation[None]) -> None:
-        self._access.run_in_background(operation, "conversation", PAUSES)
-
     def _name(self, tenant: bytes, conversation: str) -> bytes:
         message = b"conversation\0" + conversation.encode("utf-8", "surrogatepass")
         return self._access.sealer.digest(tenant, message)
-
-    def _list_name(self, tenant: bytes) -> bytes:
-        return self._access.sealer.digest(tenant, b"listed")
 
 
 def _sealed_to(name: str, field: str) -> str:

@@ -1,4 +1,7 @@
-"""The store on Redis and Valkey servers: one deadline per operation, no retries, a bounded pool, a breaker per node."""
+"""The store on Redis and Valkey servers: one deadline per operation, no retries, a bounded pool, a breaker per node.
+
+Only a process that uses a server imports this module, and with it redis.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +27,6 @@ from proxy.store import deadlines
 from proxy.store.backend import BREAKING, SharedBackend, StoreMisconfigured, StoreUnsupported
 from proxy.store.breaker import Breaker, State
 from proxy.store.operations import Operation, Unavailable
-from proxy.store.redis_errors import FAULTS, kind_of
 from proxy.tasks import Spawn
 
 T = TypeVar("T")
@@ -51,6 +53,39 @@ _CONNECTION_OPTIONS: Final[dict[str, Any]] = {
 """Options that no URL may change. With the library's own timeouts, which are seconds long, a server that hangs would
 delay requests.
 """
+
+
+# The kinds of a server's errors, for metrics, the log and the breaker.
+
+_PROTOCOL_ERRORS: Final = (ValueError, TypeError, LookupError, AttributeError, RuntimeError, EOFError)
+"""Errors that the library raises if a server does not speak the protocol."""
+
+_KINDS: Final[tuple[tuple[type[BaseException], str], ...]] = (
+    (errors.MaxConnectionsError, "pool"),
+    (errors.OutOfMemoryError, "oom"),
+    (errors.AuthenticationError, "auth"),
+    (errors.AuthorizationError, "auth"),
+    (errors.NoPermissionError, "permission"),
+    (errors.BusyLoadingError, "loading"),
+    (errors.ReadOnlyError, "readonly"),
+    (errors.MasterDownError, "loading"),
+    (errors.ClusterError, "cluster"),
+    (errors.RedisClusterException, "cluster"),
+    (errors.SlotNotCoveredError, "cluster"),
+    (errors.TimeoutError, "slow"),
+    (TimeoutError, "slow"),
+    (errors.ConnectionError, "down"),
+    (OSError, "down"),
+    (errors.InvalidResponse, "protocol"),
+    *((cause, "protocol") for cause in _PROTOCOL_ERRORS),
+)
+"""The kind of each error; the first that matches names it."""
+
+_PREFIXES: Final = {"WRONGTYPE": "wrongtype", "MISCONF": "disk", "NOREPLICAS": "replicas"}
+"""Error prefixes for which the library has no class: https://redis.io/docs/latest/develop/reference/errors/"""
+
+FAULTS: Final = (errors.RedisError, errors.RedisClusterException, OSError, TimeoutError, *_PROTOCOL_ERRORS)
+"""Errors that an operation may raise. Those of a cluster that cannot be reached are no ``RedisError``."""
 
 
 class RedisBackend(SharedBackend):
@@ -235,6 +270,18 @@ async def _perform(breaker: Breaker, call: Callable[[], Awaitable[T]]) -> T | Un
         return Unavailable(kind)
     breaker.succeeded()
     return reply
+
+
+def kind_of(error: BaseException) -> str:
+    """The kind of *error*, for metrics and the log."""
+    if isinstance(error, errors.ResponseError):
+        prefix, _, _ = str(error).partition(" ")
+        if prefix in _PREFIXES:
+            return _PREFIXES[prefix]
+    for cause, kind in _KINDS:
+        if isinstance(error, cause):
+            return kind
+    return "error"
 
 
 def _version(text: str) -> tuple[int, ...]:

@@ -14,7 +14,6 @@ from proxy.store.archive_table import ArchiveTable
 from proxy.store.backend import REFUSALS, EmbeddedUnavailable, StoreMisconfigured, StoreUnsupported
 from proxy.store.breaker import State
 from proxy.store.conversation_table import ConversationTable
-from proxy.store.embedded_paths import refuse_network_file_system
 from proxy.store.encryption import (
     Sealer,
     ensure_master_key,
@@ -27,6 +26,7 @@ from proxy.store.memories_table import MemoriesTable
 from proxy.store.memory import MemoryBackend
 from proxy.store.operations import Unavailable
 from proxy.store.sqlite import SqliteBackend
+from proxy.store.sqlite_file import refuse_network_file_system
 from proxy.store.summary_table import SummaryTable
 from proxy.store.tables import RecordTable, TableAccess, ThrottledWarnings
 from proxy.tasks import Spawn, Warn
@@ -50,8 +50,7 @@ class StoreState:
 
     ``kind`` is ``embedded``, ``memory`` or the scheme of the server's URL.
     ``refusal`` is a kind of ``refusals.REFUSALS`` if the store answers but refuses operations, else empty.
-    ``instead``: memory replaces the configured store. ``errors`` counts by kind. ``latency`` is a running mean of
-    operations, ``seconds`` their sum.
+    ``instead``: memory replaces the configured store. ``errors`` counts by kind, ``hits`` the values that were read.
     """
 
     kind: str
@@ -62,10 +61,6 @@ class StoreState:
     instead: bool
     errors: Mapping[str, int]
     hits: int
-    misses: int
-    operations: int
-    seconds: float
-    latency: float
 
 
 def describe_store(state: StoreState, path: Path) -> str:
@@ -128,10 +123,6 @@ class Store:
             instead=self._instead,
             errors=self._warnings.snapshot(),
             hits=access.hits,
-            misses=access.misses,
-            operations=access.operations,
-            seconds=access.seconds,
-            latency=access.latency,
         )
 
     def attach(self, monitoring: asyncio.Task[None]) -> None:

@@ -46,9 +46,6 @@ MAX_HASHES: Final = 512
 WARN_EVERY: Final = 60.0
 """Seconds between two lines of the log about the same kind of error."""
 
-_LATENCY_SHARE: Final = 0.05
-"""Weight of the newest operation in the running mean of latency."""
-
 _RENEW_AFTER, _RENEWED = 3600.0, 8192
 """Seconds until a record in use is renewed again, and how many records a process remembers to have renewed."""
 
@@ -96,7 +93,7 @@ class ThrottledWarnings:
 
 
 class TableAccess:
-    """The part that all tables share: the backend, the sealer, timing, retries, counts and warnings.
+    """What all tables share: the backend, the sealer, retries, counts of failures, and warnings.
 
     ``ready`` is False until the backend may be used. ``sealer`` is replaced when the master key becomes known.
     """
@@ -121,30 +118,22 @@ class TableAccess:
         self.clock = clock
         self._renewed: TTLCache[str, bool] = TTLCache(_RENEWED, _RENEW_AFTER, timer=clock)
         self._reported: tuple[bool, State, str] = (True, "closed", "")
-        self.hits = self.misses = self.operations = 0
-        self.seconds = self.latency = 0.0
+        self.hits = 0
+        """Values that were read and opened."""
 
     async def run(self, operation: Operation[T], pauses: Sequence[float] = ()) -> T:
-        """Run *operation*, count and time it. Raises ``Unavailable``.
+        """Run *operation*. Raises ``Unavailable``.
 
         It is repeated after each of *pauses* (seconds) if the store was only slow, which no request may wait for.
         """
         if not self.ready:
             raise Unavailable("down")
-        began = self.clock()
         try:
             return await self.backend.run(operation)
         except Unavailable as error:
             if not pauses or error.kind not in _SLOW:
                 raise
         finally:
-            seconds = self.clock() - began
-            self.operations += 1
-            self.seconds += seconds
-            if self.operations == 1:
-                self.latency = seconds
-            else:
-                self.latency += (seconds - self.latency) * _LATENCY_SHARE
             self.report_state()
         await asyncio.sleep(pauses[0])
         return await self.run(operation, pauses[1:])
@@ -202,7 +191,6 @@ class TableAccess:
             self.hits += 1
             self._keep_alive(tenant, name, value, plain)
             return index, plain
-        self.misses += 1
         return None
 
     async def write(self, tenant: bytes, name: str, value: bytes, *, replace: bool = False) -> bytes:

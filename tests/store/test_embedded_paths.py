@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from proxy.store.backend import EmbeddedUnavailable
-from proxy.store.embedded_paths import file_system, private_directory, refuse_network_file_system
+from proxy.store.sqlite_file import file_system, private_directory, refuse_network_file_system
 from tests.store.conftest import Opener
 
 MOUNTS = """\
@@ -67,7 +67,7 @@ async def test_the_store_is_memory_on_a_network_file_system(
 ) -> None:
     """Nothing is created there, and the warning says why."""
     _add_mount(mounts, opener.directory.parent)
-    monkeypatch.setattr("proxy.store.embedded_paths.refuse_network_file_system.__defaults__", (mounts,))
+    monkeypatch.setattr("proxy.store.sqlite_file.refuse_network_file_system.__defaults__", (mounts,))
     store = await opener("embedded")
     assert (store.state().kind, store.state().up) == ("memory", False)
     assert opener.events == ["store.memory_instead"]

@@ -11,7 +11,8 @@ from redis import exceptions
 
 from proxy.store import key_names
 from proxy.store.backend import BREAKING, REFUSALS
-from proxy.store.redis_errors import FAULTS, kind_of
+from proxy.store.key_names import CONVERSATIONS, ROOTS
+from proxy.store.redis import FAULTS, kind_of
 from tests.store.conftest import Opener, Valkey, eventually
 from tests.support.ports import free_port
 
@@ -110,7 +111,7 @@ async def test_a_server_that_refuses_is_not_up_until_it_accepts(
     store = await opener(valkey.url, key=b"k" * 32)
     await store.records.save(TENANT, ROOT, ROUTE, A, b"x")
     store.conversations.save_conversation(TENANT, "talk", ROOT, 1.0, long_lived=False)
-    await eventually(lambda: store.state().operations >= 3)
+    await eventually(lambda: all(valkey.say(f"KEYS *:{kind}").startswith("*1") for kind in (ROOTS, CONVERSATIONS)))
     mended = spoil(valkey)
     # A snapshot fails in a process of its own, a moment later.
     for _ in range(200):

@@ -84,14 +84,12 @@ async def test_many_at_once_agree(store: Store) -> None:
 
 
 async def test_its_state_tells_what_happened(store: Store) -> None:
-    """Hits, misses and operations are counted, and a healthy store says that it is up."""
+    """Hits are counted, and a healthy store says that it is up."""
     await store.records.save(TENANT, ROOT, ROUTE, A, b"x")
     await store.records.newest(TENANT, ROOT, ROUTE, [A])
     await store.records.newest(TENANT, ROOT, ROUTE, [B])
     state = store.state()
-    assert (state.up, state.breaker, state.hits, state.misses, dict(state.errors)) == (True, "closed", 1, 1, {})
-    assert state.operations >= 3
-    assert state.seconds >= 0
+    assert (state.up, state.breaker, state.hits, dict(state.errors)) == (True, "closed", 1, {})
 
 
 async def test_two_replicas_race_and_agree(valkey: Valkey, opener: Opener) -> None:
