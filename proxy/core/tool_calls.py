@@ -16,6 +16,7 @@ import struct
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import islice
 from typing import Any, Final
 
@@ -36,6 +37,9 @@ WRITTEN = -1
 
 MOST_MENTIONS = 128
 """File names, and openings of quotations, that are stored of one text."""
+
+MOST_NAMES = 512
+"""Tools whose names' digests are cached: some long conversations call the same ones in each of thousands of items."""
 
 _SEARCHED = 65_536
 """Characters of a text that are searched for mentions and errors."""
@@ -101,6 +105,7 @@ def short_digest(text: str) -> int:
     return int.from_bytes(hashlib.blake2b(text.encode("utf-8", "replace"), digest_size=8).digest(), "big")
 
 
+@lru_cache(MOST_NAMES)
 def name_digest(name: str) -> int:
     """Return a 32-bit digest of a tool's *name*, in any case; 0 for an empty one."""
     if not name:
@@ -138,12 +143,14 @@ def pairs_of(items: Sequence[Item], start: int, end: int) -> list[Pair]:
         if facts.written_call is not None:
             calls[written_id(index)] = (index, WRITTEN, facts.written_call)
         if len(item.calls) == len(facts.calls):
-            calls.update((name, (index, at, facts.calls[at])) for at, name in enumerate(item.calls))
+            for at, name in enumerate(item.calls):
+                calls[name] = (index, at, facts.calls[at])
         if len(item.answers) != len(facts.results):
             continue  # nothing shows which result answers which call
-        pairs += [
-            Pair(index, at, *calls[name], facts.results[at]) for at, name in enumerate(item.answers) if name in calls
-        ]
+        for at, name in enumerate(item.answers):
+            called = calls.get(name)
+            if called is not None:
+                pairs.append(Pair(index, at, *called, facts.results[at]))
     return pairs
 
 
@@ -234,9 +241,9 @@ class TextToolFormat:
     def find_calls(self, text: str) -> list[tuple[str, str]]:
         """Return name and arguments (JSON) of each call in a model's *text*, by pattern and not in the text's order."""
         end = text[-_CALLS_WITHIN:]
-        return [
-            _call(match, end) for pattern in self.call_patterns for match in islice(pattern.finditer(end), MOST_CALLS)
-        ]
+        # ``search`` takes half the time of an iterator without a match, and most patterns have none.
+        matching = [pattern for pattern in self.call_patterns if pattern.search(end)]
+        return [_call(match, end) for pattern in matching for match in islice(pattern.finditer(end), MOST_CALLS)]
 
     def find_result(self, content: Any) -> WrittenResult | None:
         """Return the result with which a message's *content* begins; None if it begins otherwise."""
@@ -332,10 +339,11 @@ def with_written_result(
     count: Callable[[str], int],
 ) -> Item:
     """Return the user's *item* of the bytes *raw* with the facts of the result that it begins with, if any."""
-    written = text_format.find_result(decode(raw).get("content"))
+    content = decode(raw).get("content")
+    written = text_format.find_result(content)
     if written is None:
         return item
-    result = as_result(raw, read_item_text(raw), written)
+    result = _as_result(content, read_item_text(raw), written)
     facts = facts_of(result, call, count) or NO_FACTS
     user_tokens = 0
     if result.user_text:
@@ -407,7 +415,10 @@ def _may_answer(tool: int, called_tools: Sequence[int]) -> bool:
 
 def as_result(raw: bytes, entry: ItemText, written: WrittenResult) -> ItemText:
     """Return *entry*, the words of a message, as those of the tool result that it is."""
-    content = decode(raw).get("content")
+    return _as_result(decode(raw).get("content"), entry, written)
+
+
+def _as_result(content: Any, entry: ItemText, written: WrittenResult) -> ItemText:
     texts = [str(content)]
     if isinstance(content, list):
         texts = [_text(part) or "" for part in content]

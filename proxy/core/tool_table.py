@@ -180,6 +180,7 @@ class ToolMap:
         self._keys = keys
         self._range_keys = frozenset((*keys.first, *keys.count, *keys.last))
         self._target_keys = frozenset((*keys.path, *keys.pair))
+        self._narrowing_keys = frozenset(keys.narrows)
 
     def find(self, name: str) -> Tool:
         """Return the tool *name*: exactly, without its server's prefix, in any case, by a glob; else an unknown one."""
@@ -269,7 +270,8 @@ class ToolMap:
 
         Under an unusual key a figure may be a range of anything: bytes, pages, the last lines.
         """
-        if tool.kind == "file_read" and any(values.get(key) for key in self._keys.narrows):
+        narrows = self._narrowing_keys
+        if tool.kind == "file_read" and not narrows.isdisjoint(values) and any(values.get(key) for key in narrows):
             return True
         for key, value in values.items():
             if key in self._range_keys:
