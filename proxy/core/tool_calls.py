@@ -155,9 +155,9 @@ def pairs_of(items: Sequence[Item], start: int, end: int) -> list[Pair]:
 
 
 def _mentions(text: str) -> bytes:
-    names = [match.group().rstrip(".") for match in _NAME.finditer(text)]
-    quotes = [match.group(1) for match in _QUOTE.finditer("\n" + text)]
-    mentions = dict.fromkeys([*names[:MOST_MENTIONS], *quotes[:MOST_MENTIONS]])
+    names = [name.rstrip(".") for name in _NAME.findall(text)[:MOST_MENTIONS]]
+    quotes = _QUOTE.findall("\n" + text)[:MOST_MENTIONS]
+    mentions = dict.fromkeys([*names, *quotes])
     return struct.pack(f"{len(mentions)}I", *map(_crc, mentions))
 
 

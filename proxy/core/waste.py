@@ -153,11 +153,22 @@ def needless_items(items: Sequence[Item], system: Sequence[Injected] = ()) -> di
 
 def _result_tokens(items: Sequence[Item], pairs: Sequence[Pair]) -> list[int]:
     """Return the tokens of each result of *pairs*; several results of one item share its tokens by their bytes."""
-    whole: dict[int, int] = {}
-    for index in {pair.index for pair in pairs}:
-        facts = items[index].facts or NO_FACTS
-        whole[index] = max(1, sum(result.size for result in facts.results))
-    return [items[pair.index].tokens * pair.result.size // whole[pair.index] for pair in pairs]
+    tokens: list[int] = []
+    index, whole = -1, 1
+    for pair in pairs:  # in the order of their items
+        if pair.index != index:
+            index = pair.index
+            whole = _size_of_results(items[index])
+        tokens.append(items[index].tokens * pair.result.size // whole)
+    return tokens
+
+
+def _size_of_results(item: Item) -> int:
+    """Return the bytes of all results of *item*, at least one."""
+    results = (item.facts or NO_FACTS).results
+    if len(results) == 1:
+        return max(1, results[0].size)
+    return max(1, sum(result.size for result in results))
 
 
 def _repeated_messages(items: Sequence[Item]) -> int:
