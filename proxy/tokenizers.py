@@ -24,6 +24,7 @@ from types import MappingProxyType
 from typing import Final
 
 import tiktoken
+from tiktoken import registry
 
 CHUNK: Final = 16_384
 """Most characters encoded at once: the encoder's time for one word grows faster than the word.
@@ -124,6 +125,12 @@ _SCRIPTS: Final = (
 
 ``re`` compiles and caches these patterns at the first estimate: few processes make one, and it takes 6 ms of a start.
 """
+
+_LOOKAHEAD: Final = r"|\s+(?!\S)"
+"""An alternative in the patterns of both encodings: white space, but for the last blank before a word."""
+
+_POSSESSIVE: Final = r"(?<=[?*+])\+|(?<=\d\})\+"
+"""The sign that makes a repeat possessive."""
 
 _LONG_WORD: Final = r"[A-Za-z0-9+/=_-]{24,}"
 _DIGIT: Final = "[0-9]"
@@ -281,7 +288,7 @@ class Tokenizers:
         before = os.environ.get("TIKTOKEN_CACHE_DIR")
         os.environ["TIKTOKEN_CACHE_DIR"] = str(self._folder)  # the hash was just checked: nothing is downloaded
         try:
-            loaded = tiktoken.get_encoding(encoding)
+            loaded = _registered(encoding)
         finally:
             if before is None:
                 del os.environ["TIKTOKEN_CACHE_DIR"]
@@ -300,6 +307,33 @@ class Tokenizers:
         if fast.rejected:
             return _counting(exact)
         return _counting(fast.count)
+
+
+def _registered(encoding: str) -> tiktoken.Encoding:
+    """Return tiktoken's *encoding* with a faster pattern, and register it, so that its vocabulary is in memory once."""
+    loaded = registry.ENCODINGS.get(encoding)
+    if loaded is not None:
+        return loaded
+    tiktoken.list_encoding_names()  # finds the constructors
+    constructors = registry.ENCODING_CONSTRUCTORS or {}
+    arguments = constructors[encoding]()
+    loaded = tiktoken.Encoding(**{**arguments, "pat_str": in_one_group(arguments["pat_str"])})
+    registry.ENCODINGS[encoding] = loaded
+    return loaded
+
+
+def in_one_group(pattern: str) -> str:
+    """Return *pattern*, by which an encoding splits text into words, with all before its lookahead in one group.
+
+    It matches the same, since alternatives are tried in the same order. Beside a lookahead tiktoken's regex library
+    (https://docs.rs/fancy-regex) runs each alternative by itself; a group without one is a single automaton, which
+    takes two thirds of the time, for cl100k_base half. No group with a possessive repeat is. Those of cl100k_base take
+    what no part behind them can match, so a greedy repeat takes the same.
+    """
+    before, ahead, rest = pattern.partition(_LOOKAHEAD)
+    if not ahead:
+        return pattern
+    return f"(?:{re.sub(_POSSESSIVE, '', before)}){ahead}{rest}"
 
 
 def library(encoding: str) -> str:

@@ -30,10 +30,11 @@ from proxy.tokenizers import (
     FastCounter,
     Tokenizers,
     estimate,
+    in_one_group,
     packaged_vocabularies,
     shortened,
 )
-from tests.bench.counting_messages import messages
+from tests.bench.counting_messages import messages, original
 from tests.bench.counting_messages import reference as reference_of_message
 from tests.stub import tokens as stub
 from tests.support import conversation_strategies
@@ -52,11 +53,14 @@ LIBRARIES = [
 by_library = pytest.mark.parametrize("tokenizers", LIBRARIES)
 
 
+SPLIT_DIFFERENTLY = [*" \t\n\r\x0b\x85\u3000aBs1'/!.ßǅⅧʰſ中\u0301٣😀", "'ll", "'Re", "  ", "\r\n"]
+"""Characters between which the patterns of the encodings split, or do not."""
+
+
 def reference(encoding: str, text: str) -> int:
     """Tokens as tiktoken itself has them; lone surrogates as the replacement character."""
-    SHARED.counter(encoding)  # so that tiktoken has the vocabulary without asking the network
     sound = text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
-    return len(tiktoken.get_encoding(encoding).encode(sound, disallowed_special=()))
+    return len(original(encoding).encode(sound, disallowed_special=()))
 
 
 @by_library
@@ -68,12 +72,28 @@ def test_counts_are_tiktokens(tokenizers: Tokenizers, encoding: str, text: str) 
     assert tokenizers.count(encoding, text) == reference(encoding, text)
 
 
+@pytest.mark.parametrize("encoding", ENCODINGS)
+@settings(max_examples=400)
+@given(text=st.lists(st.sampled_from(SPLIT_DIFFERENTLY), max_size=20).map("".join) | st.text(max_size=40))
+def test_the_faster_pattern_splits_alike(encoding: str, text: str) -> None:
+    """With the faster pattern tiktoken gives the same tokens for any text, in the same order."""
+    SHARED.counter(encoding)
+    faster, published = tiktoken.get_encoding(encoding), original(encoding)
+    assert faster is not published
+    assert faster.encode_ordinary(text) == published.encode_ordinary(text)
+
+
+def test_a_pattern_without_a_lookahead_stays() -> None:
+    """Nothing is known of a pattern of another form, and only known repeats stop being possessive."""
+    assert in_one_group(r"\p{L}++|\s+") == r"\p{L}++|\s+"
+    assert in_one_group(r"a?+\p{L}++|\p{N}{1,3}+|\n*+|\s+(?!\S)|\s") == r"(?:a?\p{L}+|\p{N}{1,3}|\n*)|\s+(?!\S)|\s"
+
+
 @by_library
 @pytest.mark.parametrize("encoding", ENCODINGS)
 def test_messages_count_exactly(tokenizers: Tokenizers, encoding: str) -> None:
     """Messages of every kind (code, CJK, base64, tools, odd text) count as tiktoken and the documented frames give."""
-    own = tokenizers.counter(encoding)  # so that tiktoken has the vocabulary without asking the network
-    exact = tiktoken.get_encoding(encoding)
+    own, exact = tokenizers.counter(encoding), original(encoding)
     for message in messages(200):
         counted = chat.read_item(json.dumps(message).encode(), own).tokens
         assert counted == reference_of_message(exact, message), message

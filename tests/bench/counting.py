@@ -16,14 +16,13 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-import tiktoken
 from rich.console import Console
 from rich.table import Table
 
 from proxy.core.apis import chat
 from proxy.engine.reading import CountedBody, Reader
 from proxy.tokenizers import VOCABULARIES, Tokenizers
-from tests.bench.counting_messages import cjk, code, messages, noise, reference
+from tests.bench.counting_messages import cjk, code, messages, noise, original, reference
 from tests.e2e.test_counting import WINDOW, drive
 from tests.stub import Rules, Stub
 from tests.support.proxy_process import Proxy
@@ -126,7 +125,7 @@ def accuracy(count: int) -> list[tuple[str, ...]]:
     tokenizers, told, rows = Tokenizers(), messages(count), []
     for name in VOCABULARIES:
         own: Callable[[str], int] = tokenizers.counter(name)
-        exact = tiktoken.get_encoding(name)
+        exact = original(name)
         pairs = [(chat.read_item(encode(message), own).tokens, reference(exact, message)) for message in told]
         equal = sum(ours == theirs for ours, theirs in pairs)
         worst = max(abs(ours - theirs) for ours, theirs in pairs)

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import base64
+import functools
 import json
+import os
 import random
 from collections.abc import Iterator
 from itertools import chain, islice
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import tiktoken
+from tiktoken import registry
 
+from proxy.tokenizers import packaged_vocabularies
 from tests.support import recorded_conversations
 from tests.support.proxy_process import ROOT
 from tests.support.sample_conversations import agent_round, chat_turn, prose
@@ -24,6 +29,15 @@ CJK = (
     "한국어 문장을 하나 더 읽고 요약해 주세요.",
     "請把這個檔案移到新的資料夾裡,然後再執行一次。",
 )
+
+
+@functools.cache
+def original(encoding: str) -> tiktoken.Encoding:
+    """tiktoken's encoding with its own pattern; the one that the proxy registers has a faster pattern."""
+    tiktoken.list_encoding_names()  # finds the constructors
+    assert registry.ENCODING_CONSTRUCTORS is not None
+    with patch.dict(os.environ, {"TIKTOKEN_CACHE_DIR": str(packaged_vocabularies())}):
+        return tiktoken.Encoding(**registry.ENCODING_CONSTRUCTORS[encoding]())
 
 
 def cjk(seed: int, characters: int) -> str:
