@@ -17,6 +17,12 @@ mended for, too.
 ``fourth`` to ``sixth`` were written in the same way, each before the mending for the one before it was scored on it:
 61 of 64 found and 6 of 73 look-alikes taken for an overflow, then 40 of 42 and 4 of 45, then 24 of 25 and 2 of 40.
 
+``seventh`` and ``eighth`` were written together, before figures were compared with our count without a known window:
+62 of 64 and 3 of 56, 53 of 54 and 5 of 46. (Eight rows in which prompt and output together exceed a stated window
+were first written down as look-alikes; they are overflows, which a lower output figure cures.) After the mending for
+``seventh``, ``eighth`` gave 52 of 54 and 2 of 46. After that for ``eighth``, ``ninth`` gave 26 of 30 and 4 of 50; then
+it was mended for, too.
+
 The first classifier, which knew no circumstances, found 100 of the 102 overflows, took 40 of the 94 look-alikes for
 one, and learned a window from 23.
 """
@@ -31,7 +37,20 @@ from proxy.core.overflow.evidence import Prior
 
 FILE = Path(__file__).parents[1] / "data" / "overflow_claims.jsonl"
 
-HALVES = ("development", "judged", "later", "fresh", "unseen", "third", "fourth", "fifth", "sixth")
+HALVES = (
+    "development",
+    "judged",
+    "later",
+    "fresh",
+    "unseen",
+    "third",
+    "fourth",
+    "fifth",
+    "sixth",
+    "seventh",
+    "eighth",
+    "ninth",
+)
 CIRCUMSTANCES = ("unknown window", "table says 5 x", "stated 2 x", "stated 12 x")
 """What is believed of the window, as a multiple of the request."""
 

@@ -129,7 +129,7 @@ class Classifier:
 
     def _checked_claim(self, status: int, parts: ErrorParts, prior: Prior) -> Overflow | None:
         """Return the claim that *parts* make if it can be true of the request, else None."""
-        codes = self._codes_in(parts.texts)
+        codes = [*parts.embedded_codes, *self._codes_in(parts.texts)]
         claim = self._claim(status, replace(parts, codes=[*parts.codes, *codes]))
         if claim is None or not claim.too_long or states_size_of(claim, prior):
             return check_claim(claim, prior)
@@ -353,7 +353,9 @@ def _guess(row: Row) -> _Reading | None:
     stated = sorted({figure for figure in row.figures.values() if figure >= SMALLEST_WINDOW})
     if len(stated) != 2 or not row.mentions("tokens", "input", "context", "window"):
         return None
-    if row.mentions("output", "bytes", "media", "load", "time", "batch", "field", "elsewhere", "least"):
+    if row.mentions("bytes", "media", "load", "time", "batch", "field", "elsewhere", "least"):
+        return None
+    if row.mentions("output") and not row.mentions("input"):
         return None
     limit, prompt = stated
     return _Reading("input", StatedFigures(limit, prompt), rule="our count", guessed=True)

@@ -44,6 +44,7 @@ _NAMED_MEMBER = re.compile(
     r"[\"'`]([a-z_]\w{0,60}(?:[.\[][\w.\[\]]{0,120})?)[\"'`]: (?:string|array) too (?:long|large)|#/(\w[\w/]{0,120})"
 )
 _PYTHON = re.compile(r"[\[{]{1,2}'\w{1,40}':")
+_STRAY_ESCAPE = re.compile(r"(?:(?<=[^\\])|^)(?:\\\\)*\\(?=[^\\'\"\nabfnrtvxuUN0-7]|[4-7][0-7]{2})")
 _CAMEL = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
 _TAG = re.compile(r"<(?:script|style)\b[^<]{0,2000}<|<[^<>]{0,500}>", re.IGNORECASE)
 _IDENTIFIER = re.compile(r"[A-Za-z][\w.:#-]{2,80}\Z|\d{3,6}\Z")
@@ -51,10 +52,15 @@ _IDENTIFIER = re.compile(r"[A-Za-z][\w.:#-]{2,80}\Z|\d{3,6}\Z")
 
 @dataclass(slots=True)
 class ErrorParts:
-    """The parts of an error answer. ``member_at_fault`` names a member of the request; empty if unknown."""
+    """The parts of an error answer. ``member_at_fault`` names a member of the request; empty if unknown.
+
+    ``embedded_codes`` are those in JSON inside a text: of a provider behind a gateway, or of an error that the request
+    quotes.
+    """
 
     texts: list[str] = field(default_factory=list)
     codes: list[str] = field(default_factory=list)
+    embedded_codes: list[str] = field(default_factory=list)
     members: list[tuple[str, int]] = field(default_factory=list)
     member_at_fault: str = ""
     _room: int = MOST_CHARACTERS
@@ -144,7 +150,8 @@ def stated_status(value: Any) -> int:
     if isinstance(response, dict):
         # A failed response repeats its request, in which nothing is a code: only its error is read.
         error = response.get("error") or error
-    codes = error_parts(error or value).codes
+    parts = error_parts(error or value)
+    codes = [*parts.codes, *parts.embedded_codes]
     stated = (int(code) for code in codes if code.isdecimal() and 400 <= int(code) <= 599)
     return next(stated, None) or _status_by_name("\n".join(codes))
 
@@ -170,7 +177,7 @@ def _walk(value: Any, name: str, parts: ErrorParts, depth: int) -> None:
     if isinstance(value, str):
         _text(value, parts, depth)
     elif isinstance(value, dict):
-        _object(value, parts, depth)
+        _object(value, name, parts, depth)
     elif isinstance(value, list | tuple):
         for member in value[:40]:
             _walk(member, "", parts, depth - 1)
@@ -180,7 +187,7 @@ def _walk(value: Any, name: str, parts: ErrorParts, depth: int) -> None:
             parts.codes.append(str(value))
 
 
-def _object(value: dict[Any, Any], parts: ErrorParts, depth: int) -> None:
+def _object(value: dict[Any, Any], holder: str, parts: ErrorParts, depth: int) -> None:
     member_at_fault = value.get("loc") or value.get("param")
     if isinstance(member_at_fault, list | tuple):
         member_at_fault = ".".join(map(str, member_at_fault)).removeprefix("body.")
@@ -188,9 +195,30 @@ def _object(value: dict[Any, Any], parts: ErrorParts, depth: int) -> None:
         parts.member_at_fault = member_at_fault
     for key, member in list(value.items())[:60]:
         name = str(key).lower()
-        if name in ECHOES or (name == "loc" and isinstance(member, list | tuple)) or name == "param":
+        if holder == "errors" and _are_texts(member):
+            _walk(member, "", parts, depth - 1)
+            continue
+        if _is_echo(name, member) or (name == "loc" and isinstance(member, list | tuple)) or name == "param":
             continue
         _walk(member, str(key), parts, depth - 1)
+
+
+def _is_echo(name: str, member: Any) -> bool:
+    """True if *member* of this *name* repeats the request; messages of errors have no role."""
+    if name not in ECHOES:
+        return False
+    if name != "messages" or not isinstance(member, list):
+        return True
+    return any(not isinstance(message, dict) or "role" in message for message in member)
+
+
+def _are_texts(value: Any) -> bool:
+    """True if *value* is a list of texts: in an object of ``errors``, what is wrong with the member of that name.
+
+    Laravel: https://laravel.com/docs/validation#validation-error-response-format
+    Rails: https://guides.rubyonrails.org/active_record_validations.html#working-with-validation-errors
+    """
+    return isinstance(value, list) and bool(value) and all(isinstance(text, str) for text in value)
 
 
 def _text(text: str, parts: ErrorParts, depth: int) -> None:
@@ -201,7 +229,14 @@ def _text(text: str, parts: ErrorParts, depth: int) -> None:
         if isinstance(piece, str):
             parts.add(piece)
         else:
-            _walk(piece, "", parts, depth - 1)
+            _walk_embedded(piece, parts, depth - 1)
+
+
+def _walk_embedded(value: Any, parts: ErrorParts, depth: int) -> None:
+    before = len(parts.codes)
+    _walk(value, "", parts, depth)
+    parts.embedded_codes += parts.codes[before:]
+    del parts.codes[before:]
 
 
 def _pieces(text: str) -> Iterator[Any]:
@@ -234,7 +269,7 @@ def _python_literal(text: str, at: int) -> tuple[Any, int]:
     if end <= at or not _PYTHON.match(text, at):
         return None, at
     try:
-        return ast.literal_eval(text[at:end]), end
+        return ast.literal_eval(_STRAY_ESCAPE.sub(r"\\\g<0>", text[at:end])), end
     except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
         return None, at
 

@@ -5,8 +5,7 @@ count of the request, the output that it wants, and the window that it was made 
 
     the claim is made by           it is accepted
     a machine-readable code        always
-    figures                        if they agree with our count; never if they cannot be about this request and a
-                                   window is known
+    figures                        if they agree with our count; never if they cannot be about this request
     a sentence alone               unless the request is tiny for its window; unsure below half of the window
     a sentence about an image      only if the window is nearly full
 
@@ -20,7 +19,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from proxy.core.lazy_pattern import lazy_pattern
-from proxy.core.learned_window import is_credible
+from proxy.core.learned_window import HIGHEST_RATIO, is_credible
 from proxy.core.overflow.kinds import Overflow
 from proxy.core.overflow.rules import LONGEST_TEXT
 
@@ -110,8 +109,14 @@ def _words(text: str) -> list[str]:
 UNCORROBORATED = 0.6
 """Share of the stated limit below which, by our count, a request cannot exceed it, unless a code states it."""
 
+UNCORROBORATED_UNHEARD = 1 / HIGHEST_RATIO
+"""The same share for a model whose window, and so whose vocabulary, is unknown: none has more tokens for a text."""
+
 ALIKE = 1 / 3
 """Share by which a stated prompt may differ from our count; calibrated counts differ less."""
+
+ALIKE_BESIDE_MEDIA = ALIKE / 2
+"""The same share for an error that names an image or a file, whose own tokens may be near our count by chance."""
 
 TINY = 0.1
 """Share of a window, stated by a person or the server, below which a sentence alone proves no overflow."""
@@ -173,13 +178,12 @@ def check_claim(claim: Overflow | None, prior: Prior) -> Overflow | None:
         return _confirmed(claim, prior)
     if prior.counted is None:
         return claim
-    claim = _with_pair(claim, prior.counted, prior)
+    claim = _with_sum(_with_pair(claim, prior.counted, prior), prior.counted, prior)
     if is_about_the_output(claim, prior):
         return replace(claim, kind="output_cap", prompt=None, output=prior.output, decisive=False)
     if claim.decisive or agrees(claim, prior):
         return claim
-    # If no window is known, nothing else shows that the figures are about something else than this request.
-    if prior.pressure is not None and contradicts(claim, prior):
+    if contradicts(claim, prior):
         return None
     return _by_pressure(claim, prior, prior.pressure)
 
@@ -198,6 +202,24 @@ def _with_pair(claim: Overflow, counted: int, prior: Prior) -> Overflow:
     if not _is_alike(prompt, counted):
         return claim
     return replace(claim, kind="input", limit=limit, prompt=prompt, output=None, requested=None)
+
+
+def _with_sum(claim: Overflow, counted: int, prior: Prior) -> Overflow:
+    """*claim* about input and output together, if its figures are our count, the output, and a limit that both exceed.
+
+    The whole may be stated, too. Whatever the words are, nothing else has these three figures.
+    """
+    output = prior.output
+    if not output or output not in claim.stated or agrees(claim, prior):
+        return claim
+    others = {*claim.stated} - {output}
+    figures = sorted(figure for figure in others if figure - output not in others)
+    if len(figures) != 2:
+        return claim
+    prompt, limit = figures
+    if not _is_alike(prompt, counted) or limit >= prompt + output:
+        return claim
+    return replace(claim, kind="input_plus_output", limit=limit, prompt=prompt, output=output, requested=None)
 
 
 def _confirmed(claim: Overflow, prior: Prior) -> Overflow | None:
@@ -228,13 +250,13 @@ def is_about_the_output(claim: Overflow, prior: Prior) -> bool:
     """True if the figure of the complaint is the output that the request wants, and the input is not at fault.
 
     It is not if it fits the limit, or if the only figures are what was wanted and less, and none is alike to our count.
+    (Input and output together are never less than the output, so such a figure is a cap.)
     """
     if not prior.output or prior.counted is None:
         return False
     others = {*claim.stated} - {prior.output}
     if prior.output in claim.stated and others and max(others) < prior.output:
-        whole = prior.counted + prior.output
-        return not any(_is_alike(figure, tokens) for figure in others for tokens in (prior.counted, whole))
+        return not any(_is_alike(figure, prior.counted) for figure in others)
     if claim.limit is None:
         return False
     figure = claim.prompt
@@ -252,6 +274,8 @@ def agrees(claim: Overflow, prior: Prior) -> bool:
         return False
     output = claim.output or 0
     if claim.prompt is not None:
+        if claim.names_media and not _is_alike(claim.prompt, prior.counted, ALIKE_BESIDE_MEDIA):
+            return False
         return _is_alike(claim.prompt, prior.counted) and claim.limit <= claim.prompt + output
     if claim.requested is not None:
         requested = prior.counted + (prior.output or output)
@@ -275,10 +299,11 @@ def contradicts(claim: Overflow, prior: Prior) -> bool:
         return (claim.size or 0) > max(len(prior.body), prior.counted * MOST_BYTES)
     if claim.kind == "input_plus_output":
         tokens += claim.output or 0
-    if claim.limit is not None and tokens < UNCORROBORATED * claim.limit:
+    share = UNCORROBORATED if prior.window else UNCORROBORATED_UNHEARD
+    if claim.limit is not None and tokens < share * claim.limit:
         return True
     return claim.prompt is not None and not is_credible(prior.counted, claim.prompt, plain=prior.plain)
 
 
-def _is_alike(stated: int, counted: int) -> bool:
-    return abs(stated - counted) <= ALIKE * max(stated, counted)
+def _is_alike(stated: int, counted: int, share: float = ALIKE) -> bool:
+    return abs(stated - counted) <= share * max(stated, counted)

@@ -20,8 +20,12 @@ NOTIONS: dict[str, str] = {
     "many": "Y", "under": "U", "most": "M", "output": "X", "bytes": "B", "rate": "R", "media": "F", "batch": "A",
     "time": "D", "claim": "Q", "shorten": "Z", "length": "L", "tools": "G", "invalid": "V", "by": "b", "figure": "N",
     "field": "T", "elsewhere": "H", "nothing": "_", "load": "P", "unit": "S", "least": "l", "count": "n",
+    "below_zero": "z",
 }  # fmt: skip
-"""The letter of each notion. ``count`` is a figure of something else than tokens. Also ``.``: end of a sentence."""
+"""The letter of each notion. ``count`` is a figure of something else than tokens, ``below_zero`` a negative one.
+
+Also ``.``: end of a sentence.
+"""
 
 LONGEST_TEXT = 6_000
 """Characters of a text that are read: an error states its reason at the beginning."""
@@ -34,16 +38,30 @@ _MOST_FILLER = 9
 
 _CJK = "\u2e80-\u2fff\u3040-\u9fff\uf900-\ufaff"
 _TOKEN = lazy_pattern(
-    rf"(?P<number>(?<![A-Za-z0-9_.])(?:[1-9]\d{{0,2}}(?:[,.'\u202f\u00a0]\d{{3}})+(?![\d])|\d+)(?P<rest>\.\d+|[km](?![a-z])|))"
+    r"(?P<below>(?<![\d)\]] )(?<=[\s:=(])-\d{2,})"
+    rf"|(?P<number>(?<![A-Za-z0-9_.])(?:[1-9]\d{{0,2}}(?:[,.'\u202f\u00a0]\d{{3}})+(?![\d])|\d+)(?P<rest>\.\d+|[km](?![a-z])|))"
     rf"|(?P<run>[{_CJK}]+)"
     rf"|(?P<word>[^\W\d_{_CJK}](?:[^\W{_CJK}]|['’/.-](?=[^\W_{_CJK}]))*)"
-    r"|(?P<colon>(?<=\d):(?!\S))|(?P<arrow>[=-]>|<\d{3}>)|(?P<over>>=?|≥)|(?P<under><=?|≤)|(?P<range>\[\s*[01]\s*,)"
+    r"|(?P<of>(?<=\d) ?/ ?(?=\d))|(?P<colon>(?<=\d):(?!\S))|(?P<arrow>[=-]>|<\d{3}>)"
+    r"|(?P<over>>=?|≥)|(?P<under><=?|≤)|(?P<range>\[\s*[01]\s*,)"
     r"|(?P<end>\](?=\s)|\.(?!\w)|(?<=\d)\.(?=[A-Za-z])|[!?;|\n。；！？])|(?P<sign>[+,、，-])"
 )
+_ID = re.compile(r"\b(?:request|trace|correlation|session|job)[ _-]?id\b[\"']?\W{0,3}[\w.-]+", re.IGNORECASE)
+"""A name of one request, which may consist of digits."""
+
 _CAMEL = re.compile(r"(?<=[a-z0-9])(?=[A-Z])(?!(?<=[0-9])[KM](?![A-Za-z]))")
 _PARTS = re.compile(r"[^\W\d_]+(?:['’][^\W\d_]+)?")
 _SIGNS = {"+": "+", ",": ",", "、": ",", "，": ",", "-": "-"}
-_PUNCTUATION = {"over": ">", "under": "U", "range": "[", "end": ".", "arrow": "_", "colon": ","}
+_PUNCTUATION = {
+    "below": "z",
+    "of": "/",
+    "over": ">",
+    "under": "U",
+    "range": "[",
+    "end": ".",
+    "arrow": "_",
+    "colon": ",",
+}
 _COUNTED = (" messages", " turns", " images", " items", " contents", " parts", " entries", " calls", " examples")
 """Words behind a number that does not count tokens."""
 
@@ -115,6 +133,7 @@ class Lexicon:
         text = text[:LONGEST_TEXT]
         for noise in self._noise:
             text = text.replace(noise, "")
+        text = _ID.sub(" request id ", text)
         writer = _RowWriter()
         words: list[str] = []
         for token in _TOKEN.finditer(_folded(_CAMEL.sub("_", text))):
@@ -139,6 +158,8 @@ class Lexicon:
         member = word.rpartition(".")[2]
         if member != word and self._has(member):
             return [word[: -len(member) - 1], member]
+        if member.isidentifier():
+            word = member  # of ``extra_body.top_k`` only what it names counts
         parts = _PARTS.findall(word)
         if len(parts) < 2:
             return [word]
@@ -252,7 +273,7 @@ _PHRASE_GAP = r"[\s\S]{0,80}?"
 _MOST_GAPS = 4
 """Most gaps in a literal phrase."""
 
-_PLAIN = frozenset("+->[,")
+_PLAIN = frozenset("+->[,/")
 _HOLE = re.compile(r"\{(\w+)\}| ?(\*) ?")
 
 

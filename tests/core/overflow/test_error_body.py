@@ -71,6 +71,31 @@ def test_echoes(name: str) -> None:
     assert error_parts({"detail": [{"msg": "no way", name: SENTENCE}]}).texts == ["no way"]
 
 
+def test_texts_about_members_are_no_echo() -> None:
+    """What frameworks say of a member of the request, under its name, is theirs; messages of errors have no role."""
+    assert error_parts({"errors": {"messages": ["are too long", "are bad"]}}).texts == ["are too long", "are bad"]
+    assert error_parts({"messages": [{"errorCode": "x-1", "message": "not this"}]}).texts == ["not this"]
+    assert error_parts({"messages": [{"role": "user", "content": SENTENCE}]}).texts == []
+    assert error_parts({"error": {"input": [SENTENCE]}}).texts == []
+
+
+def test_codes_in_texts_stay_apart() -> None:
+    """A code in JSON inside a text may be quoted, and is known apart from the error's own."""
+    parts = error_parts({"error": {"code": "own_code", "message": 'the upstream: {"error": {"code": "their_code"}}'}})
+    assert (parts.codes, parts.embedded_codes) == (["own_code"], ["their_code"])
+    assert stated_status({"error": 'busy: {"code": "rate_limit_exceeded"}'}) == 429
+
+
+@pytest.mark.parametrize(
+    ("written", "value"),
+    [(r"C:\dir\data", r"C:\dir\data"), (r"\d+", r"\d+"), (r"\\d", r"\d"), (r"\777", r"\777"), (r"a\tb", "a\tb")],
+)
+@pytest.mark.filterwarnings("error")
+def test_backslashes_that_escape_nothing(written: str, value: str) -> None:
+    """Paths and patterns in what Python wrote are read without a warning."""
+    assert value in error_parts(f"{SENTENCE}: [{{'msg': 'see {written} here'}}]").texts[1]
+
+
 def test_bounds() -> None:
     """However much there is, a bounded part is taken."""
     parts = error_parts({"error": [f"text number {number} {'x ' * 400}" for number in range(10_000)]})

@@ -99,14 +99,6 @@ FIGURES = Overflow("input", 8_192, 9_000, rule="figures")
 CODE = Overflow("input", decisive=True, rule="a code")
 
 
-MOST_FALSE = {("fifth", "unknown window"): 0.12}
-"""The share of look-alikes that may be taken for an overflow where it is above that of all others.
-
-Of ``fifth``, four state figures that only a comparison with our count rules out, and without a window none is made:
-recorded overflows would be missed.
-"""
-
-
 def read(claim: OverflowClaim, circumstance: str) -> Overflow | None:
     """*claim* as far as it counts, if something smaller would be sent for it."""
     found = classifier().answer(claim.status, (), claim.body.encode(), claim.prior(circumstance))
@@ -120,9 +112,9 @@ def test_look_alikes(half: str, circumstance: str) -> None:
     others = [claim for claim in claims() if claim.half == half and not claim.is_overflow]
     believed = {claim.body: found for claim in others if (found := read(claim, circumstance))}
     assert len(others) > 25
-    assert len(believed) <= MOST_FALSE.get((half, circumstance), 0.04) * len(others), believed
+    assert len(believed) <= 0.04 * len(others), believed
     taught = sum(found.sure and found.window is not None for found in believed.values())
-    assert taught <= MOST_FALSE.get((half, circumstance), 0.04) * len(others)
+    assert taught <= 0.04 * len(others)
 
 
 @pytest.mark.parametrize("half", HALVES)
@@ -171,8 +163,11 @@ def test_figures_are_compared_with_our_count() -> None:
         assert agrees(FIGURES, Prior(counted)) is expected
     assert check_claim(FIGURES, Prior(9_000, window=1_000_000, stated=True)) is FIGURES
     assert check_claim(FIGURES, Prior(1_000, window=100_000)) is None
-    assert contradicts(FIGURES, Prior(4_000))
-    assert not contradicts(FIGURES, Prior(6_000))
+    assert contradicts(FIGURES, Prior(4_000, window=100_000))
+    assert not contradicts(FIGURES, Prior(6_000, window=100_000))
+    # If the model is unknown so is its vocabulary, and our count may be a quarter of its own.
+    assert contradicts(FIGURES, Prior(2_000))
+    assert not contradicts(FIGURES, Prior(4_000))
     far = Overflow("input", 1_000, 90_000)
     assert contradicts(far, Prior(2_000, plain=True))
     assert not contradicts(far, Prior(9_000, plain=False))
@@ -318,10 +313,10 @@ def test_a_text_about_the_output_outweighs_a_code(message: str, output: int) -> 
     ],
 )
 def test_a_size_in_bytes_is_compared_with_the_body(message: str, sent: int, believed: bool) -> None:
-    """If a window is known, a complaint that states bytes is about this request only if it has that many."""
-    prior = Prior(counted=500, window=8_192, body=b" " * sent)
-    assert (judged(message, prior, 413) is not None) is believed
-    assert judged(message, replace(prior, window=None), 413) is not None
+    """A complaint that states bytes is about this request only if it has that many, whatever is known of the window."""
+    for window in (8_192, None):
+        prior = Prior(counted=500, window=window, body=b" " * sent)
+        assert (judged(message, prior, 413) is not None) is believed
 
 
 @pytest.mark.parametrize("status", [408, 409, 415, 416, 451, 503, 504, 524, 529])
@@ -370,3 +365,47 @@ def test_units_and_subjects(message: str) -> None:
     """Seconds are no tokens, and a video that is too long is not the conversation."""
     found = judged(message, Prior(9_000, window=10_000 if "token" in message else 40_000))
     assert (found is not None) is ("token" in message)
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        "requested context 131072 is larger than the one of this build, 32768",
+        "prompt is too long: 210000 tokens > 200000 maximum",
+        "Allocating 18253611008 bytes is greater than the maximum of 14946172928 bytes",
+    ],
+)
+def test_without_a_window_the_request_is_what_figures_are_held_against(message: str) -> None:
+    """Figures that no vocabulary makes of this request are about something else, though its window is unknown."""
+    assert judged(message, Prior(900, body=b" " * 4_000)) is None
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        "max_tokens (8000) plus prompt tokens (903) cannot exceed 8192",
+        "Antwort 8000, Frage 903: das überschreitet den Kontext von 8192",
+        "8000 + 903 = 8903 > 8192 for input and output",
+    ],
+)
+def test_three_figures_are_prompt_output_and_limit(message: str) -> None:
+    """Our count, the output figure and a limit that both together exceed are those roles, whatever the words."""
+    found = judged(message, Prior(900, 8_000, window=100_000, stated=True))
+    assert found is not None
+    assert (found.kind, found.limit, found.output) == ("input_plus_output", 8_192, 8_000)
+
+
+@pytest.mark.parametrize(
+    ("quoting", "kept"), [("", True), ("Why context_length_exceeded?", False), ("Why is it too long?", True)]
+)
+def test_a_code_inside_a_text_may_be_a_quotation(quoting: str, kept: bool) -> None:
+    """A code in JSON inside a text is a provider's behind a gateway, or else stands in the request that is quoted."""
+    text = "blocked: {'error': {'message': 'no', 'code': 'context_length_exceeded'}}"
+    prior = Prior(900, window=100_000, stated=True, body=body(quoting))
+    assert (judged(text, prior) is not None) is kept
+
+
+def test_an_image_has_tokens_of_its_own() -> None:
+    """Figures of an image that are near our count by chance are no overflow."""
+    message = "Image is split in 2880 tokens, an image may have at most 1536 tokens here"
+    assert judged(message, Prior(2_000)) is None

@@ -55,6 +55,11 @@ def read(text: str) -> tuple[str, list[int]]:
         ("exceeds limit (2013)", "OM", []),
         ("too large: 4096.This model's", "EN._" + "_", [4096]),
         ("a => b ≥ c", "__" + "_>_", []),
+        ("max_tokens is -411, 40960 -900", "X_z,N-N", [40_960, 900]),
+        ("9003/8192 tokens", "N/NK", [9_003, 8_192]),
+        ("(request id: 20261127101) 8192 tokens", "_NK", [8_192]),
+        ("extra_body.top_k 4096", "__N", [4_096]),
+        ("34120 tokenia by the tokenizer", "NKb__", [34_120]),
     ],
 )
 def test_texts(text: str, notions: str, figures: list[int]) -> None:
