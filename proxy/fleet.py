@@ -20,16 +20,16 @@ from proxy.telemetry import multiprocess
 from proxy.telemetry.logs import Logs
 from proxy.upstream_wiring import open_catalogue
 from proxy.wiring import open_configured_store
-from proxy.workers import Shutdown, Supervisor, Worker, new_event_loop, reserve
+from proxy.workers import Shutdown, Supervisor, Worker, last_runner, new_event_loop, reserve
 
 
 def run(settings: Settings, config: Path | None, overrides: Overrides) -> int:
-    """Serve until a signal ends the process; return the exit code.
+    """Serve until a signal ends the process; return the exit code. Afterwards signals are ignored.
 
     The *settings* are read again from the file *config* and the *overrides* when there is a reason to.
     """
     source = ConfigSource(config, overrides, settings)
-    with asyncio.Runner(loop_factory=new_event_loop) as runner:
+    with last_runner() as runner:
         if settings.server.workers > 1:
             return runner.run(_supervise(settings, source))
         return runner.run(serve(StartOptions(settings, state=source.state), Worker(0, 1), source=source))

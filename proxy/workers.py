@@ -88,6 +88,25 @@ WorkerMain = Callable[[Any, Worker], Awaitable[int]]
 OnExit = Callable[[int], None]
 
 
+ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+"""Signals that end a process."""
+
+
+@contextmanager
+def last_runner() -> Iterator[asyncio.Runner]:
+    """Provide the runner of a process that exits after it, with the exit code that it returns and not by a signal.
+
+    A loop that is closed gives signals their default action back, and the interpreter takes some 50 ms to end: a second
+    SIGTERM would kill it then, and its parent would see -15 after a drain without a fault.
+    """
+    with asyncio.Runner(loop_factory=new_event_loop) as runner:
+        yield runner
+        signal.pthread_sigmask(signal.SIG_BLOCK, ENDING)
+    # A thread that is left has a mask of its own.
+    for number in ENDING:
+        signal.signal(number, signal.SIG_IGN)
+
+
 class Shutdown:
     """The end of a process: the first signal requests a drain, a second one an immediate end.
 

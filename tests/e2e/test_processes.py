@@ -276,6 +276,19 @@ async def test_a_second_signal_ends_at_once(stub: StartStub, home: Path, proxy: 
 
 @pytest.mark.parametrize("count", [1, 2])
 @pytest.mark.slow
+async def test_signals_to_the_last_moment(stub: StartStub, proxy: StartProxy, count: int) -> None:
+    """However many signals come until the process is gone, it ends by itself, with the exit code of a clean end."""
+    server = await stub()
+    front = await proxy(server.url, window=8192, arguments=["--workers", str(count)])
+    assert front.process is not None
+    while front.process.poll() is None:
+        front.process.send_signal(signal.SIGTERM)
+        await asyncio.sleep(0.002)  # a moment without a handler is far longer
+    assert front.process.returncode == 0
+
+
+@pytest.mark.parametrize("count", [1, 2])
+@pytest.mark.slow
 async def test_a_signal_during_the_start_leaves_nothing(
     stub: StartStub, home: Path, proxy: StartProxy, count: int
 ) -> None:
