@@ -392,12 +392,9 @@ def _smaller_reserves(measured: MeasuredRequest, budget: TokenBudget) -> list[in
 
 
 def _room_left(measured: MeasuredRequest, budget: TokenBudget, used: int) -> int | None:
-    """Return the output figure beside *used* tokens of input; None if that is no less than what was requested.
-
-    A 64th of the window stays free, since the provider's count of the input may be a little higher than ours.
-    """
+    """Return the output figure beside *used* tokens of input; None if that is no less than what was requested."""
     least = to_our_tokens(measured.parsed.envelope.least_output, measured.known.token_ratio)
-    left = max(1, least, budget.window - used - budget.window // 64)
+    left = max(1, least, budget.output_beside(used))
     if left >= budget.reserve:
         return None
     return left

@@ -192,7 +192,7 @@ def _with_reserve(view: CountedView, layout: Layout, record: CompactionRecord | 
         if record is not None:
             compacted = compacted_view(unshrunk, structs.replace(written, lowered_output=reserve))
         used = to_our_tokens(compacted.expected_tokens, measured.known.token_ratio)
-        output = min(budget.reserve, max(reserve, budget.window - used - budget.window // 64))
+        output = min(budget.reserve, max(reserve, budget.output_beside(used)))
     if record is None and output is None:
         return view
     return compacted_view(unshrunk, structs.replace(written, lowered_output=output))

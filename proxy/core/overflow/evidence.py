@@ -274,9 +274,8 @@ def agrees(claim: Overflow, prior: Prior) -> bool:
         return False
     output = claim.output or 0
     if claim.prompt is not None:
-        if claim.names_media and not _is_alike(claim.prompt, prior.counted, ALIKE_BESIDE_MEDIA):
-            return False
-        return _is_alike(claim.prompt, prior.counted) and claim.limit <= claim.prompt + output
+        share = ALIKE_BESIDE_MEDIA if claim.names_media else ALIKE
+        return _is_alike(claim.prompt, prior.counted, share) and claim.limit <= claim.prompt + output
     if claim.requested is not None:
         requested = prior.counted + (prior.output or output)
         return _is_alike(claim.requested, requested) and claim.limit <= claim.requested

@@ -179,6 +179,13 @@ class TokenBudget:
             return left
         return min(left, self.max_input)
 
+    def output_beside(self, used: int) -> int:
+        """Return the output figure that the window leaves beside *used* tokens of input; below zero if it has no room.
+
+        A 64th of the window stays free, since the provider's count of the input may be a little higher than ours.
+        """
+        return self.window - used - self.window // 64
+
     def mark(self, share: float, budget: int) -> int:
         """Return the level above the fixed part at which *share* of the affordable *budget* is used."""
         if self.price_cap is not None or self.history_cap is not None:
