@@ -20,6 +20,15 @@ from proxy.core.lazy_pattern import lazy_pattern
 WORDS_PER_TOKEN: Final = 0.5
 """Words that the prompt allows per token of the cap: identifiers take several tokens each, and models overshoot."""
 
+OF_MEASURED: Final = 2 / 3
+"""Share of the words per token of a conversation that its summary may have: for the same reasons."""
+
+SAMPLE: Final = 8_192
+"""Characters of the newest texts by which the words per token of a language are measured."""
+
+FOREIGN: Final = 0.02
+"""Share of letters beyond ASCII from which on a language is not English, and its words are measured."""
+
 _MIN_WORDS: Final = 40
 """Words that the prompt allows at least: a summary in fewer words is of no use."""
 
@@ -49,6 +58,8 @@ _TAG = lazy_pattern(
 _BRACKETED = lazy_pattern(r"\[(/?INST)\]|<<(/?SYS)>>")
 _SPEAKERS: Final = {"user": "user", "assistant": "assistant", "tool": "tool result"}
 _BREAK = lazy_pattern(r"\s+")
+_LETTERS = lazy_pattern(r"[^\W\d_]+")
+_WITHOUT_SPACES = lazy_pattern(r"[\u0e00-\u0eff\u2e80-\u9fff]")
 
 NEAR_CUT: Final = 120
 """Characters around a cut within which it may be moved to the end of a word."""
@@ -69,9 +80,9 @@ class Prompts:
     templates: Mapping[str, Template]
     version: bytes
 
-    def system(self, nonce: str, cap: int) -> str:
-        """Return the instructions for a summary of at most *cap* tokens."""
-        return self.templates["summary"].substitute(nonce=nonce, words=_words(cap))
+    def system(self, nonce: str, words: int) -> str:
+        """Return the instructions for a summary of at most so many *words*."""
+        return self.templates["summary"].substitute(nonce=nonce, words=words)
 
     def request(self, nonce: str, transcript: str, previous: str) -> str:
         """Return the *transcript* as data, behind the *previous* summary if there is one."""
@@ -80,9 +91,9 @@ class Prompts:
             section = self.templates["previous"].substitute(nonce=nonce, summary=previous)
         return self.templates["request"].substitute(nonce=nonce, transcript=transcript, previous=section)
 
-    def aligned(self, cap: int) -> str:
-        """Return the instruction behind a conversation that is sent as it is."""
-        return self.templates["aligned"].substitute(words=_words(cap))
+    def aligned(self, words: int) -> str:
+        """Return the instruction behind a conversation that is sent as it is, for at most so many *words*."""
+        return self.templates["aligned"].substitute(words=words)
 
 
 def load_prompts() -> Prompts:
@@ -93,8 +104,29 @@ def load_prompts() -> Prompts:
     return Prompts({name: Template(text) for name, text in texts.items()}, version)
 
 
-def _words(cap: int) -> int:
-    return max(_MIN_WORDS, int(cap * WORDS_PER_TOKEN))
+def most_words(entries: Sequence[ItemText], cap: int, count: Count) -> int:
+    """Return the words that the prompt allows a summary of *entries* in at most *cap* tokens by *count*.
+
+    An English word takes little more than a token, a Russian, Finnish or Arabic one three or four of some vocabularies.
+    """
+    share = min(WORDS_PER_TOKEN, OF_MEASURED * _words_per_token(entries, count))
+    return max(_MIN_WORDS, int(cap * share))
+
+
+def _words_per_token(entries: Sequence[ItemText], count: Count) -> float:
+    """Return the words per token of what is spoken in *entries*; 1 for English and for scripts without spaces.
+
+    Of the latter, models count the characters.
+    """
+    sample = ""
+    for entry in reversed(entries):
+        if entry.role in ("user", "assistant") and len(sample) < SAMPLE:
+            sample += f"{entry.text[:SAMPLE]}\n"
+    letters = sum(map(str.isalpha, sample))
+    foreign = sum(letter.isalpha() and not letter.isascii() for letter in sample)
+    if foreign <= FOREIGN * letters or len(_WITHOUT_SPACES.findall(sample)) * 3 > letters:
+        return 1.0
+    return len(_LETTERS.findall(sample)) / max(1, count(sample))
 
 
 def omit_data(text: str) -> str:

@@ -17,28 +17,22 @@ from itertools import pairwise
 from proxy.core.compaction.digest import quoted
 from proxy.core.conversation import Count, ItemText
 from proxy.core.lazy_pattern import lazy_pattern
+from proxy.summaries.headings import SECTIONS, opened_section
 from proxy.summaries.orders import is_order
-
-SECTIONS = ("Decisions and why", "State", "Pending", "Next", "Instructions from the user")
-"""The headings that a summary may have; it must have at least one.
-
-Only a model can write the first four. The prompt does not request the last one, since the block has the user's own
-words, but models write it all the same.
-"""
 
 INSTRUCTIONS = SECTIONS[-1]
 
 SPEAKERS = ("user", "tool", "assistant")
 """Authors that a line may have, in order of preference; ``user`` is also the system."""
 
-MOST_HEADING_WORDS = 4
-"""Words of a heading at most; a longer one is a sentence."""
-
 MAX_REPEATED = 0.3
 """Most runs of four words that may be repetitions, as a share of all: above it, the model was in a loop."""
 
 MAX_DROPPED = 0.5
 """Most lines that may be dropped, as a share of all: above it, the summary is not used."""
+
+SHORT_IN_TITLES = 3
+"""Letters of a word up to which titles have it without a capital."""
 
 OVERLAP = 0.7
 """Share of a line's word pairs that a sentence of a speaker must hold to be its source."""
@@ -55,7 +49,6 @@ _WINDOW = 65_536
 _LONGEST_LINE = 4_000
 """Characters of a line or of a sentence that are compared."""
 
-_HEADING = lazy_pattern(r"^(#{1,6})\s*+(.{1,60}?)\s*+[:：]?\s*+$|^\*\*(.{1,60}?)[:：]?\*\*[:：]?\s*+$")
 # The mark of a list item at the beginning of a line.
 _BULLET = lazy_pattern(r"^\s*(?:[-*•]\s+|\d{1,3}[.)]\s+)?")
 # A token: what stands between spaces, quotes and brackets. Signs at its ends belong to the sentence.
@@ -65,6 +58,12 @@ _EDGE = ".,:;!?…。，：；！？-–—"
 _PLAIN = frozenset({"and/or", "e.g", "i.e", "etc", "w/o", "n/a", "i/o", "tcp/ip", "vs", "a.m", "p.m", "yes/no"})
 # Capitals and figures as in "readFile", "HTTPServer" and "T4", which no plain word has.
 _CAMEL = lazy_pattern(r"[a-z0-9][A-Z]|[A-Z]{2,}[a-z]|[A-Z]\d|\d[A-Za-z]{2}")
+# Words that an English line of some length has, the label before a statement, and words that only a capital shows.
+_ENGLISH = lazy_pattern(r"\b(?:the|of|to|and|is|are|was|were|with|for|by|that|has|have|not|from)\b")
+_LABEL = lazy_pattern(r"\A[^:.!?\n]{1,40}:(?=\s)|\*\*[^*\n]{1,80}\*\*")
+_CAPITALISED = lazy_pattern(
+    r"(?:(?<=[a-z0-9,;)] )|(?<=\bDr\. )|(?<=\bMr\. )|(?<=\bMrs\. )|(?<=\bMs\. )|(?<=\bProf\. ))[A-Z][a-z]{2,}(?![\w/])"
+)
 # A function: its name before a bracket.
 _CALLED = lazy_pattern(r"\b([A-Za-z_]\w*)\(")
 _DIGIT = lazy_pattern(r"\d")
@@ -143,6 +142,18 @@ class Source:
     def holds(self, token: str) -> bool:
         """True if *token* occurs in the source as a whole word or figure."""
         return _occurs(token, self._text) or _occurs(token.lower(), self._lowered)
+
+    def mentions(self, name: str) -> bool:
+        """True if the source has *name*, or in any case a word that begins with it or with its singular."""
+        if name in self._text:
+            return True
+        stem = name.lower().removesuffix("s")
+        at = self._lowered.find(stem)
+        while at >= 0:
+            if not self._lowered[at - 1 : at].isalnum():
+                return True
+            at = self._lowered.find(stem, at + 1)
+        return False
 
     def speaker(self, line: str) -> str:
         """Return the author of a sentence like *line*: ``user`` (or system), ``tool``, ``assistant``, or empty."""
@@ -244,7 +255,7 @@ def _section_lines(text: str) -> Iterator[tuple[str, str]]:
     """Yield section and line of each line in one of ``SECTIONS``; an empty line where a section begins."""
     section, level = "", 0
     for line in map(str.rstrip, text.splitlines()):
-        opened, signs = _heading(line)
+        opened, signs = opened_section(line)
         if opened:
             section, level = opened, signs
             yield section, ""
@@ -270,7 +281,7 @@ def _reason_against(text: str, source: Source, cap: int, count: Count) -> str:
         return "empty"
     if _REFUSAL.search(text[:200]):
         return "refusal"
-    if not any(_heading(line)[0] for line in text.splitlines()):
+    if not any(opened_section(line)[0] for line in text.splitlines()):
         return "shapeless"
     if _MARKUP.search(text):
         return "markup"
@@ -282,25 +293,12 @@ def _reason_against(text: str, source: Source, cap: int, count: Count) -> str:
     return ""
 
 
-def _heading(line: str) -> tuple[str, int]:
-    """Return the section that *line* opens, and its number signs; empty and 0 for what a line has none of.
-
-    A section may have a name like its own ("Next steps").
-    """
-    match = _HEADING.match(line.strip())
-    if not match:
-        return "", 0
-    signs = len(match[1] or "")
-    words = (match[2] or match[3]).strip("* :：").lower().split()
-    if len(words) > MOST_HEADING_WORDS:
-        return "", signs
-    return next((section for section in SECTIONS if section.split()[0].lower() in words), ""), signs
-
-
 def _verified_line(line: str, section: str, source: Source) -> str:
     """Return *line* itself, a quote of it, or an empty string if it may not be used."""
     bare = _BULLET.sub("", line, count=1)
     if not all(map(source.holds, checkable(bare))):
+        return ""
+    if not all(map(source.mentions, plain_names(bare))):
         return ""
     if section != INSTRUCTIONS and not is_order(bare):
         return line
@@ -328,6 +326,19 @@ def checkable(text: str) -> Iterator[str]:
             token = _COMPOUND.sub("", piece.strip(_EDGE))
             if token not in called and _is_name(token):
                 yield token
+
+
+def plain_names(text: str) -> Iterator[str]:
+    """Yield the words of an English *text* that only a capital shows to be names: "Redis", "Dr. Henderson".
+
+    A word that begins a sentence has its capital anyway, and labels ("Root Cause: ...") and lines may be titles. In
+    other languages nouns have capitals, or names have endings.
+    """
+    if not _ENGLISH.search(text):
+        return
+    long_words = [word for word in _WORD.findall(text) if len(word) > SHORT_IN_TITLES]
+    if not all(word[0].isupper() for word in long_words):
+        yield from _CAPITALISED.findall(_LABEL.sub("", text))
 
 
 def _names_among_wide(token: str) -> list[str]:

@@ -17,7 +17,7 @@ from proxy.engine.ports import Counter, Summary, SummaryRequest, Upstream
 from proxy.offload import in_background
 from proxy.summaries.api_formats import API_FORMATS, append_to_prompt, encode_json, output_allowance
 from proxy.summaries.model_call import CallFailed, Summariser, TokensUsed, call_model
-from proxy.summaries.prompts import Prompts, split_transcript
+from proxy.summaries.prompts import Prompts, most_words, split_transcript
 from proxy.summaries.verify import Source, verify
 
 FRAME: Final = 700
@@ -109,6 +109,8 @@ class Writer:
         """Write the summary that *request* names, on top of *base* if there is one. Raises ``NotWritten``."""
         run = _Run(request, summariser)
         texts = await in_background(request.read_entries, 0, request.prefix.length)
+        count = self._counter.counter(summariser.encoding)
+        run.words = await in_background(most_words, texts, request.cap, count)
         aligned = self._aligned_body(run)
         if aligned is not None:
             body, tokens = aligned
@@ -165,7 +167,7 @@ class Writer:
             summariser.model,
             cached.envelope_json,
             cached.items,
-            self._prompts.aligned(request.cap),
+            self._prompts.aligned(run.words),
             output,
         )
         return body, cached.tokens + FRAME + output
@@ -207,7 +209,7 @@ class Writer:
     def _body(self, run: _Run, chunk: str) -> bytes:
         # A part of the tags around the transcript. Nobody who wrote a text in it could know it and close the tag.
         nonce, cap, summariser = secrets.token_hex(8), run.request.cap, run.summariser
-        system = self._prompts.system(nonce, cap)
+        system = self._prompts.system(nonce, run.words)
         text = self._prompts.request(nonce, chunk, run.text)
         output = output_allowance(summariser.model, cap)
         return encode_json(API_FORMATS[summariser.api].build_body(summariser.model, system, text, output))
@@ -215,10 +217,11 @@ class Writer:
 
 @dataclass(slots=True)
 class _Run:
-    """A summary being written: its text so far, the calls made and the tokens they took."""
+    """A summary being written: its text so far, the words it may have, the calls made and the tokens they took."""
 
     request: SummaryRequest
     summariser: Summariser
+    words: int = 0
     text: str = ""
     calls: int = 0
     tokens_used: TokensUsed = (0, 0)

@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from proxy.core.conversation import ItemText
+from proxy.summaries.headings import SECTIONS
 from proxy.summaries.prompts import (
     ARGUMENTS,
     MIDDLE,
@@ -19,24 +20,49 @@ from proxy.summaries.prompts import (
     head_and_tail,
     item_texts,
     load_prompts,
+    most_words,
     neutralised,
     omit_data,
     quoted,
     split_transcript,
 )
-from proxy.summaries.verify import INSTRUCTIONS, SECTIONS
+from proxy.summaries.verify import INSTRUCTIONS
+from proxy.tokenizers import Tokenizers
 from tests.support.engine_fixtures import count_tokens
 
 
 def test_prompts_ask_for_what_is_verified() -> None:
     """Both instructions name every section that rules cannot write, and a number of words that follows the cap."""
     prompts = load_prompts()
-    for text in (prompts.system("n0nce", 400), prompts.aligned(400)):
+    for text in (prompts.system("n0nce", 200), prompts.aligned(200)):
         assert re.findall(r"^## (.+)$", text, re.MULTILINE) == [each for each in SECTIONS if each != INSTRUCTIONS]
         assert "At most 200 words" in text
         assert "$" not in text
     assert len(prompts.version) == 8
     assert prompts.version == load_prompts().version
+
+
+RUSSIAN = "Прокси освобождал блокировку слишком рано, поэтому строки терялись каждую ночь. "
+FINNISH = "Välityspalvelin vapautti lukituksen liian aikaisin, joten rivejä katosi joka yö. "
+ARABIC = "كان الوكيل يحرر القفل في وقت مبكر جدا، لذلك كانت الصفوف تضيع كل ليلة. "
+
+
+@pytest.mark.parametrize("said", [RUSSIAN, FINNISH, ARABIC])
+def test_a_language_whose_words_take_many_tokens_gets_fewer_words(said: str) -> None:
+    """So many words as the prompt allows, in the conversation's own language, are within the cap."""
+    count = Tokenizers().counter("cl100k_base")
+    words = most_words([ItemText("user", said * 20)], 400, count)
+    summary = " ".join((said * 20).split()[:words])
+    assert 40 <= words < 200
+    assert count(summary) <= 400
+
+
+@pytest.mark.parametrize(
+    "said", ["The lock is released too early; naïve callers lose rows. ", "锁释放得太早，所以每天晚上都会丢失行。"]
+)
+def test_english_and_scripts_without_spaces_get_half_a_word_per_token(said: str) -> None:
+    """A few letters of other alphabets change nothing, and no words are counted where there are no spaces."""
+    assert most_words([ItemText("user", said * 20), ItemText("tool", RUSSIAN * 99)], 400, count_tokens) == 200
 
 
 def test_data_stands_between_lines_with_the_mark() -> None:
@@ -46,7 +72,7 @@ def test_data_stands_between_lines_with_the_mark() -> None:
     assert "[begin of the conversation n0nce]\n| ${nonce} $x\n[end of the conversation n0nce]" in text
     assert "[begin of the summary so far n0nce]\n## Pending\n- $y\n[end of the summary so far n0nce]" in text
     assert "summary so far" not in prompts.request("n0nce", "| x", "")
-    assert "n0nce" in prompts.system("n0nce", 400)
+    assert "n0nce" in prompts.system("n0nce", 200)
 
 
 BLOB = base64.b64encode(random.Random(1).randbytes(3000)).decode()

@@ -7,7 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from proxy.core.conversation import ItemText, Role
-from proxy.summaries.verify import INDEXED, SECTIONS, Source, Verdict, checkable, verify
+from proxy.summaries.headings import SECTIONS
+from proxy.summaries.verify import INDEXED, Source, Verdict, checkable, verify
 from tests.stub.summariser import INJECTED
 from tests.support.engine_fixtures import count_tokens
 
@@ -235,6 +236,39 @@ def test_a_heading_like_a_requested_one_counts_as_it(title: str) -> None:
     """Models call sections by names of their own: "Next steps" is "Next"."""
     (section,) = [each for each in SECTIONS if each.split()[0].lower() in title.lower()]
     assert judged(f"## {title}\n- It was slow.").text == f"## {section}\n- It was slow."
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "- The fix was approved by Dr. Henderson.",
+        "- The rows are kept in Redis until the lock is free.",
+        "- **Lock**: the new owner of it is Priya Raman.",
+        "- The team from Leeds has the ledger.",
+    ],
+)
+def test_names_that_only_a_capital_shows_are_proven_in_english(line: str) -> None:
+    """A person, a product or a place that the source has nowhere takes its line along."""
+    assert line not in judged(f"{HONEST}\n## State\n{line}").text
+    said = "dr. henderson, Priya, raman and Leeds; redis_client"
+    source = Source([*ENTRIES, ItemText("user", said)], 800)
+    assert line in judged(f"{HONEST}\n## State\n{line}", source=source).text
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "- **Root Cause**: the lock was released too early.",
+        "- Root Cause of It: the lock was released too early.",
+        "- It failed. Then the Lock was found.",
+        "- Die Sperre wurde zu früh freigegeben, weshalb Zeilen in der Datei fehlen.",
+        "- Current State of the Ledger",
+        "- The user's Rows are lost, not the locks.",
+    ],
+)
+def test_other_capitals_prove_nothing(line: str) -> None:
+    """Words that begin a sentence, labels, titles, nouns in German and known words with a capital are no inventions."""
+    assert line in judged(f"{HONEST}\n## State\n{line}").text
 
 
 def test_a_quote_in_the_summary_that_is_continued_stays_a_quote() -> None:
