@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
-from typing import Any
+from itertools import chain
+from typing import Any, NamedTuple
 
 from proxy.core.apis import json_edit
 from proxy.core.apis.base import no_item_list, no_marker
@@ -82,6 +83,14 @@ _COUNTED_ELSEWHERE = frozenset({"role", "content", "tool_calls", "function_call"
 """Members that ``_counted`` handles separately, or that are no input."""
 
 
+class _Call(NamedTuple):
+    """The texts of a tool call; ``id`` is empty if it has none."""
+
+    id: str
+    name: str
+    arguments: str
+
+
 def read_item(raw: bytes, count: Count) -> Item:
     """Return the item of one message's bytes. Raises ``InvalidRequest`` if it is no object."""
     message = decode(raw)
@@ -98,19 +107,20 @@ def read_item(raw: bytes, count: Count) -> Item:
 
 def _read(message: dict[str, Any], count: Count, large: bool) -> Item:
     role = ROLES.get(str(message.get("role")), "user")
-    called = _calls(message)
-    text, media, guess = _weigh(message, called, count)
-    calls = tuple(name for call in called if (name := _call_id(call)))
+    calls = _calls(message)
+    text, media, guess = _weigh(message, calls, count)
+    # The legacy call has no id and is named by its function, as its result is.
+    names = tuple([call.id or f"function:{call.name}" for call in calls])
     injected: tuple[Injected, ...] = ()
     if role in ("system", "user"):
         injected = injected_in(_content_text(message), count)
-    return Item(role, text + media, media, digest(message, large=large), calls, _answers(message), guess, injected)
+    return Item(role, text + media, media, digest(message, large=large), names, _answers(message), guess, injected)
 
 
-def _weigh(message: dict[str, Any], called: Sequence[dict[str, Any]], count: Count) -> tuple[int, int, int]:
-    """Return the tokens of a message with the calls *called*: of its text, of its media, and those that are a guess."""
-    text = PER_MESSAGE + PER_CALL * len(called) + PER_NAME * bool(message.get("name"))
-    text += sum(map(count, _counted(message, called)))
+def _weigh(message: dict[str, Any], calls: Sequence[_Call], count: Count) -> tuple[int, int, int]:
+    """Return the tokens of a message with these *calls*: of its text, of its media, and those that are a guess."""
+    text = PER_MESSAGE + PER_CALL * len(calls) + PER_NAME * bool(message.get("name"))
+    text += sum(map(count, _counted(message, calls)))
     if not isinstance(message.get("content"), list):
         return text, 0, 0
     prices = prices_of(count)
@@ -142,7 +152,7 @@ def read_item_text(raw: bytes) -> ItemText:
     media = tuple(str(part.get("type")) for part in objects(message.get("content")) if is_media(part))
     reasoning = "\n".join(text for key in REASONING if isinstance(text := message.get(key), str))
     text = _content_text(message)
-    calls = tuple(_call_texts(_calls(message)))
+    calls = tuple([(call.name, call.arguments) for call in _calls(message)])
     results: tuple[tuple[str, bool], ...] = ()
     if role == "tool":
         results = ((text, False),)
@@ -223,31 +233,23 @@ def _call_slots(function: dict[str, Any], path: Path) -> Iterator[Slot]:
             yield from argument_slots((*path, name), function[name])
 
 
-def _counted(message: Mapping[str, Any], calls: Sequence[dict[str, Any]]) -> Iterator[str]:
-    """Yield every text of a message with these *calls* that a provider counts."""
+def _counted(message: Mapping[str, Any], calls: Sequence[_Call]) -> list[str]:
+    """Return every text of a message with these *calls* that a provider counts."""
+    # A list and no generator: this runs for every item, and each text would be one more call.
+    texts: list[str] = []
     parts = message.get("content")
     if not isinstance(parts, list):
         parts = [parts]
     for part in parts:
         if isinstance(part, str):
-            yield part
+            texts.append(part)
         elif part is not None:
-            yield from _part_texts(part)
-    for call in calls:
-        yield str(call.get("id") or "")
-    for name, arguments in _call_texts(calls):
-        yield name
-        yield arguments
+            texts += _part_texts(part)
+    texts += chain.from_iterable(calls)
     for key, value in message.items():
         if key not in _COUNTED_ELSEWHERE and value:
-            yield _as_text(value)
-
-
-def _as_text(value: Any) -> str:
-    """Return a text as it is, any other value as JSON."""
-    if isinstance(value, str):
-        return value
-    return quoted(value)
+            texts.append(value if isinstance(value, str) else quoted(value))
+    return texts
 
 
 def _part_texts(part: Any) -> Iterator[str]:
@@ -269,16 +271,6 @@ def _content_text(message: Mapping[str, Any]) -> str:
     return "\n".join(part["text"] for part in objects(message.get("content")) if isinstance(part.get("text"), str))
 
 
-def _call_texts(calls: Sequence[dict[str, Any]]) -> Iterator[tuple[str, str]]:
-    """Yield the name and the argument text of each of *calls*."""
-    for call in calls:
-        function = _named(call)
-        arguments = function.get("arguments", function.get("input", ""))
-        if not isinstance(arguments, str):
-            arguments = quoted(arguments)
-        yield str(function.get("name", "")), arguments
-
-
 def _named(call: dict[str, Any]) -> dict[str, Any]:
     """Return the object with a call's name and arguments, whatever kind of tool it calls."""
     for key in KINDS:
@@ -296,7 +288,7 @@ def _listed(message: Mapping[str, Any], key: str) -> list[Any]:
     return []
 
 
-def _calls(message: Mapping[str, Any]) -> list[dict[str, Any]]:
+def _calls(message: Mapping[str, Any]) -> list[_Call]:
     """Return the tool calls of a message, and behind them the legacy ``function_call``."""
     calls: list[dict[str, Any]] = []
     if isinstance(message.get("tool_calls"), list):
@@ -304,14 +296,15 @@ def _calls(message: Mapping[str, Any]) -> list[dict[str, Any]]:
     legacy = message.get("function_call")
     if isinstance(legacy, dict):
         calls.append({"function": legacy})
-    return calls
+    return [_read_call(call) for call in calls]
 
 
-def _call_id(call: dict[str, Any]) -> str:
-    """Return the id of *call*; the legacy one has none and is named by its function, as its result is."""
-    if call.get("id"):
-        return str(call["id"])
-    return "function:" + "".join(name for name, _ in _call_texts([call]))
+def _read_call(call: dict[str, Any]) -> _Call:
+    function = _named(call)
+    arguments = function.get("arguments", function.get("input", ""))
+    if not isinstance(arguments, str):
+        arguments = quoted(arguments)
+    return _Call(str(call.get("id") or ""), str(function.get("name", "")), arguments)
 
 
 def _answers(message: Mapping[str, Any]) -> tuple[str, ...]:
