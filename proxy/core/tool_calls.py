@@ -110,7 +110,7 @@ def name_digest(name: str) -> int:
     """Return a 32-bit digest of a tool's *name*, in any case; 0 for an empty one."""
     if not name:
         return 0
-    return _crc(name.lower())
+    return text_crc(name.lower())
 
 
 def facts_of(entry: ItemText, call: Callable[[str, str], Call], count: Callable[[str], int]) -> ItemFacts | None:
@@ -158,10 +158,11 @@ def _mentions(text: str) -> bytes:
     names = [name.rstrip(".") for name in _NAME.findall(text)[:MOST_MENTIONS]]
     quotes = _QUOTE.findall("\n" + text)[:MOST_MENTIONS]
     mentions = dict.fromkeys([*names, *quotes])
-    return struct.pack(f"{len(mentions)}I", *map(_crc, mentions))
+    return struct.pack(f"{len(mentions)}I", *map(text_crc, mentions))
 
 
-def _crc(text: str) -> int:
+def text_crc(text: str) -> int:
+    """Return a 32-bit digest of *text*, such as the name of a file."""
     return zlib.crc32(text.encode("utf-8", "replace"))
 
 
@@ -178,7 +179,7 @@ def _result(text: str, count: Callable[[str], int], *, failed: bool) -> Result:
     first, last = _numbers(edges, lines)
     opening = 0
     if len(text) >= OPENING:
-        opening = _crc(text.lstrip("`\"'> \n\t")[:OPENING])
+        opening = text_crc(text.lstrip("`\"'> \n\t")[:OPENING])
     failed = failed or _FAILED.match(edges) is not None or ("exit" in folded and _EXIT.search(edges) is not None)
     return Result(
         digest=short_digest(text),
@@ -357,7 +358,7 @@ def join_written_results(items: Sequence[Item], start: int) -> tuple[Item, ...]:
     Each depends only on the items before it, so it is the same in every later request.
     """
     new = tuple(items[start:])
-    if not any(map(_written_result, new)):
+    if not any(_written_result(item) for item in new if item.role == "user"):
         return new
     call_index, tools = _last_written_calls(items, start)
     joined: list[Item] = []

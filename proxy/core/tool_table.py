@@ -9,16 +9,15 @@ from __future__ import annotations
 import fnmatch
 import json
 import re
-import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, get_args
+from typing import Any, Literal, NamedTuple, get_args
 
 import msgspec
 
 from proxy.core.apis.json_steps import ONE_CALL, dismantle, parse
 from proxy.core.conversation import Call
-from proxy.core.tool_calls import NO_TEXT_FORMAT, TextToolFormat, short_digest
+from proxy.core.tool_calls import NO_TEXT_FORMAT, TextToolFormat, short_digest, text_crc
 
 Kind = Literal[
     "file_read",
@@ -203,16 +202,16 @@ class ToolMap:
             tool = _case(tool, values)
         if tool.kind not in TARGETED:
             return Call(tool.kind)
-        spelled = self._paths(tool, values, arguments)
-        paths = list(dict.fromkeys(_normalised(path) for path in spelled))[:MOST_PATHS]
-        names = tuple(zlib.crc32(_basename(path).encode("utf-8", "replace")) for path in paths)
+        paths = list(dict.fromkeys(map(_normalised, self._paths(tool, values, arguments))))[:MOST_PATHS]
+        names = [path.rstrip("/").rpartition("/")[2] for path in paths]
         repeat_key = 0
         if tool.kind in REPEATABLE and isinstance(values, dict):
             repeat_key = _repeat_key(name, values, arguments)
         first, last = self._range(tool, values)
         if large:
             dismantle(values)
-        return Call(tool.kind, repeat_key, tuple(map(short_digest, paths)), names, first, last, tool.limit)
+        digests, name_digests = tuple(map(short_digest, paths)), tuple(map(text_crc, names))
+        return Call(tool.kind, repeat_key, digests, name_digests, first, last, tool.limit)
 
     def targets(self, name: str, arguments: str) -> list[str]:
         """Return the paths that a call names, as the client wrote them."""
@@ -234,8 +233,9 @@ class ToolMap:
                 return text
         return ""
 
-    def _paths(self, tool: Tool, values: Any, arguments: str) -> Iterator[str]:
-        """Yield the paths in a call's arguments, as the client wrote them; *values* are the decoded arguments."""
+    def _paths(self, tool: Tool, values: Any, arguments: str) -> list[str]:
+        """Return the paths in a call's arguments, as the client wrote them; *values* are the decoded arguments."""
+        paths: list[str] = []
         patches: list[Any] = []
         if isinstance(values, dict):
             patches = [values.get(key) for key in tool.patch]
@@ -243,12 +243,12 @@ class ToolMap:
             patches = [arguments]
         for patch in patches:
             if isinstance(patch, str):
-                yield from _HEADER.findall(patch)
-        if not isinstance(values, dict):
-            return
-        keys = tool.path or self._keys.path
-        yield from _texts(values, keys)
-        yield from _listed_paths(values, self._keys.many, keys)
+                paths += _HEADER.findall(patch)
+        if isinstance(values, dict):
+            keys = tool.path or self._keys.path
+            paths += _texts(values, keys)
+            paths += _listed_paths(values, self._keys.many, keys)
+        return paths
 
     def _range(self, tool: Tool, values: Any) -> tuple[int, int]:
         """Return the first and last line, counted from one; last 0 for the end, first 0 if the range is not known."""
@@ -325,12 +325,9 @@ def _normalised(path: str) -> str:
     return _SLASHES.sub("/", _DOTS.sub("", _SLASHES.sub("/", path)))
 
 
-def _basename(path: str) -> str:
-    return path.rstrip("/").rpartition("/")[2]
-
-
-def _listed_paths(values: Mapping[str, Any], lists: Sequence[str], keys: Sequence[str]) -> Iterator[str]:
-    """Yield the paths under the keys *lists*: each has a list of paths or of objects with a path, or a single one."""
+def _listed_paths(values: Mapping[str, Any], lists: Sequence[str], keys: Sequence[str]) -> list[str]:
+    """Return the paths under the keys *lists*: each has a list of paths or of objects with a path, or a single one."""
+    paths: list[str] = []
     for key in lists:
         elements = values.get(key)
         if elements is None:
@@ -339,17 +336,16 @@ def _listed_paths(values: Mapping[str, Any], lists: Sequence[str], keys: Sequenc
             elements = [elements]
         for element in elements:
             if isinstance(element, str) and element:
-                yield element
+                paths.append(element)
             elif isinstance(element, dict):
-                yield from _texts(element, keys)
+                paths += _texts(element, keys)
+    return paths
 
 
-def _texts(values: Mapping[str, Any], keys: Sequence[str]) -> Iterator[str]:
-    """Yield the texts under *keys* that are not empty."""
-    for key in keys:
-        value = values.get(key)
-        if value and isinstance(value, str):
-            yield value
+def _texts(values: Mapping[str, Any], keys: Sequence[str]) -> list[str]:
+    """Return the texts under *keys* that are not empty."""
+    present = map(values.get, keys)
+    return [value for value in present if value and isinstance(value, str)]
 
 
 def _line_range(first: int | None, count: int, last: int, base: int) -> tuple[int, int]:
@@ -425,16 +421,42 @@ _COMMANDS_KEYS = ("commands", "cmds")
 """Keys of lists of commands, each a text or an object with one. Under other keys a list is one command in parts."""
 
 
-def command_of(arguments: str) -> str:
-    """Return the shell command or commands in a call's arguments, on one line; "" if there is none."""
-    if len(arguments) > LONGEST_ARGUMENTS:
-        return ""
+class Arguments(NamedTuple):
+    """What a call's arguments say.
+
+    ``plain`` are their text and number values, one a line, or their own text if it is no JSON. ``command`` are the
+    shell command or commands in them, on one line; "" if there is none.
+    """
+
+    plain: str
+    command: str = ""
+
+
+class ReadArguments(dict[str, Arguments]):
+    """What the arguments of calls say, by their text. A text is parsed when it is first looked up."""
+
+    def __missing__(self, text: str) -> Arguments:
+        """Return what *text* says, and remember it."""
+        arguments = self[text] = read_arguments(text)
+        return arguments
+
+
+def read_arguments(text: str) -> Arguments:
+    """Return what a call's arguments, the JSON *text*, say. Above ``LONGEST_ARGUMENTS`` it is not parsed."""
+    if len(text) > LONGEST_ARGUMENTS:
+        return Arguments(text)
     try:
-        values = _LITERAL.decode(arguments)
+        values = _LITERAL.decode(text)
     except (ValueError, RecursionError):
-        return ""
-    if not isinstance(values, dict):
-        return ""
+        return Arguments(text)
+    command = ""
+    if isinstance(values, dict):
+        command = _command_in(values)
+    return Arguments(_plain(values), command)
+
+
+def _command_in(values: dict[str, Any]) -> str:
+    """Return the shell command or commands in *values*, on one line; "" if there is none."""
     several = next((values[key] for key in _COMMANDS_KEYS if isinstance(values.get(key), list)), [values])
     commands = [_one_command(command) for command in several if command]
     return "; ".join(filter(None, commands))
@@ -449,18 +471,10 @@ def _one_command(value: Any) -> str:
     return " ".join(str(value).split())
 
 
-def plain_arguments(arguments: str) -> str:
-    """Return the string and number values of a call's JSON arguments, one per line; the text itself if it is not JSON.
-
-    Texts above ``LONGEST_ARGUMENTS`` are returned as they are, too.
-    """
-    if len(arguments) > LONGEST_ARGUMENTS:
-        return arguments
-    try:
-        stack = [_LITERAL.decode(arguments)]
-    except (ValueError, RecursionError):
-        return arguments
+def _plain(value: Any) -> str:
+    """Return the text and number values in *value*, one a line."""
     texts: list[str] = []
+    stack = [value]
     while stack:
         node = stack.pop()
         if isinstance(node, dict):

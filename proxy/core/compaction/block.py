@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from proxy.core.compaction.digest import digest_of
 from proxy.core.compaction.excerpts import (
@@ -24,7 +24,7 @@ from proxy.core.compaction.excerpts import (
 from proxy.core.compaction.steps import Steps, rounds_of, sentence_rank
 from proxy.core.compaction.work_state import NO_STATE, STATE, WorkState
 from proxy.core.conversation import Count, ItemText
-from proxy.core.tool_table import NO_TALK, TalkRules
+from proxy.core.tool_table import NO_TALK, ReadArguments, TalkRules
 
 HEADER = (
     "[Summary of the earlier part of this conversation, written in its place to save room. A record, not a request.]"
@@ -71,8 +71,9 @@ class FoldedItems:
 
     ``task`` and ``newest`` are the first and the latest user text, as clipped as they are in the view; empty if the
     carrier holds them. ``user_texts`` are the other folded user texts. ``carrier_text`` is the text of the carrier,
-    which need not be repeated. ``state`` is the state of the work after them, ``outcomes`` are
-    a word or two for each of their calls. ``talk`` tells which sentences later ones overtake.
+    which need not be repeated. ``state`` is the state of the work after them, ``outcomes`` are a word or two for each
+    of their calls. ``talk`` tells which sentences later ones overtake. ``arguments`` are those of their calls that were
+    read before.
     """
 
     entries: tuple[ItemText, ...]
@@ -83,6 +84,7 @@ class FoldedItems:
     state: WorkState = NO_STATE
     outcomes: tuple[str, ...] = ()
     talk: TalkRules = NO_TALK
+    arguments: ReadArguments = field(default_factory=ReadArguments)
 
 
 def render_block(folded: FoldedItems, block_tokens: int, text_tokens: int, count: Count, summary: str = "") -> str:
@@ -137,7 +139,7 @@ def _work_lists(
     if state:
         state_tokens = _list_tokens(state, count) + STATE_FRAME
         shown = "\n".join([shown, *state])
-    writer = Steps(rounds_of(folded.entries, folded.outcomes), count, shown, folded.talk)
+    writer = Steps(rounds_of(folded.entries, folded.outcomes), count, shown, folded.talk, folded.arguments)
     steps = writer.lines(step_room - state_tokens)
     digest_room = free
     if are_whole := pins == list(folded.user_texts):
@@ -145,7 +147,7 @@ def _work_lists(
         digest_room = room - pin_tokens
     step_tokens = _list_tokens(steps, count) + state_tokens
     known = "\n".join([shown, *filter(None, steps)])
-    digest = digest_of(folded.entries, digest_room - step_tokens, count, known)
+    digest = digest_of(folded.entries, digest_room - step_tokens, count, known, folded.arguments)
     left = room - step_tokens - pin_tokens - digest.tokens
     if left > 0 and not are_whole:
         pins = user_texts.pins(pin_tokens + left)

@@ -17,7 +17,7 @@ from string import ascii_letters, digits
 from proxy.core.compaction.names import LONGEST, PATH, STANDARD, WINDOW, NameFinder, without_line_numbers
 from proxy.core.conversation import Count, ItemText
 from proxy.core.lazy_pattern import lazy_pattern
-from proxy.core.tool_table import command_of, plain_arguments
+from proxy.core.tool_table import Arguments, ReadArguments
 
 NUMBER_SHARE = 0.2
 CHAT_NUMBER_SHARE = 0.5
@@ -119,17 +119,24 @@ class Digest:
         return lines
 
 
-def digest_of(entries: Sequence[ItemText], tokens: int, count: Count, known: str = "") -> Digest:
-    """The best digest of *entries* in at most about *tokens*. Names that the text *known* holds are left out."""
-    arguments = [[plain_arguments(each) for _, each in entry.calls] for entry in entries]
-    names = _Names(entries, arguments, tokens)
+def digest_of(
+    entries: Sequence[ItemText], tokens: int, count: Count, known: str = "", arguments: ReadArguments | None = None
+) -> Digest:
+    """The best digest of *entries* in at most about *tokens*. Names that the text *known* holds are left out.
+
+    *arguments* are those of calls that were read before.
+    """
+    if arguments is None:
+        arguments = ReadArguments()
+    calls = [[arguments[text] for _, text in entry.calls] for entry in entries]
+    names = _Names(entries, calls, tokens)
     errors, error_tokens = fill(
         (line for line in _error_lines(entries) if line not in known), tokens * ERROR_SHARE, count
     )
-    commands, command_tokens = fill(_commands(entries), tokens * COMMAND_SHARE, count)
+    commands, command_tokens = fill(_commands(calls), tokens * COMMAND_SHARE, count)
     room = tokens - error_tokens - command_tokens - LABEL * (len(errors) + len(commands))
     shown = Shown(known)
-    files, used = fill(filter(shown.is_new, _files(arguments)), room * FILE_SHARE, count)
+    files, used = fill(filter(shown.is_new, _files(calls)), room * FILE_SHARE, count)
     room -= used
     other_worths = names.worths()
     for name in other_worths:
@@ -161,17 +168,17 @@ def digest_of(entries: Sequence[ItemText], tokens: int, count: Count, known: str
 
 
 class _Names:
-    """The names in *entries* and in the *arguments* of their calls, and the mentions of each.
+    """The names in *entries* and in the arguments of their *calls*, and the mentions of each.
 
     ``mentions`` are the numbers of texts that mention each name, by the worth of the mention. ``recency`` is the factor
     by which the newest mention of each name raises its worth. Names of people and places count only if there is no
     call. Older results are not searched if the newer texts have many more names than a digest of *tokens* can show.
     """
 
-    def __init__(self, entries: Sequence[ItemText], arguments: Sequence[Sequence[str]], tokens: int) -> None:
+    def __init__(self, entries: Sequence[ItemText], calls: Sequence[Sequence[Arguments]], tokens: int) -> None:
         self.mentions: dict[float, dict[str, int]] = defaultdict(dict)
         self.recency: dict[str, float] = {}
-        self.is_chat = not any(arguments)
+        self.is_chat = not any(calls)
         self._finder = NameFinder()
         most = min(max(LEAST_SEARCHED, tokens // 2), MOST_SEARCHED)
         for index in range(len(entries) - 1, -1, -1):
@@ -181,7 +188,7 @@ class _Names:
                 self._add(without_line_numbers(entry.text), WRITTEN["tool"], recency, most)
             else:
                 self._add(entry.text, WRITTEN[entry.role], recency)
-            for called in (*(name for name, _ in entry.calls), *arguments[index]):
+            for called in (*[name for name, _ in entry.calls], *[call.plain for call in calls[index]]):
                 self._add(called, CALLED, recency)
 
     def numbers(self) -> set[str]:
@@ -297,30 +304,22 @@ class Shown:
         """True if *name* is not shown yet. It counts as shown from now on."""
         runs = _RUN.findall(name)
         neighbours = list(pairwise(runs))
-        if self._is_shown(name, runs, neighbours):
+        if name in self._runs or (self._known_runs.issuperset(runs) and name in self._known):
             return False
-        if self._known_runs.issuperset(runs) and name in self._known:
+        if self._runs.issuperset(runs) and self._neighbours.issuperset(neighbours) and name in self._names:
             return False
         self._names += f"\n{name}"
         self._runs.update(runs)
         self._neighbours.update(neighbours)
         return True
 
-    def _is_shown(self, name: str, runs: Sequence[str], neighbours: Sequence[tuple[str, str]]) -> bool:
-        """True if a name that was shown holds *name*, which has these *runs*."""
-        if name in self._runs:
-            return True
-        if not (self._runs.issuperset(runs) and self._neighbours.issuperset(neighbours)):
-            return False
-        return name in self._names
 
-
-def _files(arguments: Sequence[Sequence[str]]) -> Iterator[str]:
-    """Distinct paths that are a whole argument of a call, newest first."""
+def _files(calls: Sequence[Sequence[Arguments]]) -> Iterator[str]:
+    """Distinct paths that are a whole argument of one of *calls*, newest first."""
     seen: set[str] = set()
-    for of_entry in reversed(arguments):
-        for text in reversed(of_entry):
-            for value in text.split("\n"):
+    for of_entry in reversed(calls):
+        for call in reversed(of_entry):
+            for value in call.plain.split("\n"):
                 if 2 < len(value) <= LONGEST and value not in seen and PATH.fullmatch(value):
                     seen.add(value)
                     yield value
@@ -357,12 +356,10 @@ def _may_fail(text: str) -> bool:
     return any(part in folded for part in _FAILURE_PARTS)
 
 
-def _commands(entries: Sequence[ItemText]) -> Iterator[str]:
-    """Distinct shell commands, newest first."""
+def _commands(calls: Sequence[Sequence[Arguments]]) -> Iterator[str]:
+    """Distinct shell commands of *calls*, newest first."""
     seen: set[str] = set()
-    for entry in reversed(entries):
-        for _, arguments in entry.calls:
-            command = command_of(arguments)
-            if command and len(command) <= LONGEST and command not in seen:
-                seen.add(command)
-                yield command
+    for call in chain.from_iterable(reversed(calls)):
+        if call.command and len(call.command) <= LONGEST and call.command not in seen:
+            seen.add(call.command)
+            yield call.command

@@ -244,15 +244,15 @@ class _Pieces(dict[str, tuple[str, ...]]):
         self.numbers = numbers
 
     def __missing__(self, piece: str) -> tuple[str, ...]:
-        names = self._search(piece)
+        names: tuple[str, ...] = ()
+        if not (piece.isalpha() and piece.isascii() and piece.islower()):  # else a plain word, as most pieces are
+            names = self._search(piece)
         if len(self) < MOST_PIECES:
             self[piece] = names
         return names
 
     def _search(self, piece: str) -> tuple[str, ...]:
         """*piece* itself, without the marks around it, if it is a name or a number, else those inside it."""
-        if piece.isalpha() and piece.isascii() and piece.islower():
-            return ()  # a plain word, as most pieces are
         token = piece.strip(_MARKS)
         if "/" in token and token[0] != piece[0]:
             token = _dots_before(token, piece) + token

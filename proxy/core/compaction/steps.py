@@ -13,12 +13,13 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush
+from itertools import chain, repeat
 from math import log2
 
 from proxy.core.compaction.truncate import OMITTED, shorten
 from proxy.core.conversation import Count, ItemText
 from proxy.core.lazy_pattern import lazy_pattern
-from proxy.core.tool_table import NO_TALK, TalkRules, plain_arguments
+from proxy.core.tool_table import NO_TALK, ReadArguments, TalkRules
 
 # Ranks of sentences.
 
@@ -173,7 +174,7 @@ def _talk(sentence: str, rules: TalkRules) -> str:
         kind = "progress"
     elif len(sentence) <= _INTENT and any(pattern.match(sentence) for pattern in rules.intents):
         kind = "intent"
-    if kind and sentence_rank(sentence) == 2:
+    if kind and _CONSTRAINT.are_in(sentence):
         return ""
     if kind == "intent" and has_conclusion(sentence):
         return ""
@@ -237,21 +238,18 @@ _WORD = lazy_pattern(r"[^\W\d_]{4,}|[\u3040-\u30ff\u3400-\u9fff\uac00-\ud7a3]{2}
 
 @dataclass(slots=True)
 class _Sentence:
-    """A sentence of the round ``at``, the ``index``-th of it: its words, and the distinct ones among them."""
+    """A sentence of the round ``at``, the ``index``-th of it.
+
+    ``words`` are the distinct words in it, sorted, because the order of a sum of fractions decides its last digit.
+    ``size`` is about its tokens, ``worth`` a factor for its place and its cues.
+    """
 
     at: int
     index: int
     text: str
-    words: frozenset[str]
-    worth: float = 1.0
-    """A factor for its place and its cues."""
-
-    @property
-    def size(self) -> float:
-        """About its tokens."""
-        if self.text.isascii():
-            return len(self.text) / 4 + SMOOTH
-        return len(self.text.encode("utf-8", "replace")) / 4 + SMOOTH
+    words: list[str]
+    size: float
+    worth: float
 
 
 @dataclass(slots=True)
@@ -265,6 +263,9 @@ class Steps:
 
     talk: TalkRules = NO_TALK
     """How sentences begin that later ones overtake."""
+
+    arguments: ReadArguments = field(default_factory=ReadArguments)
+    """Those of calls that were read before."""
 
     _sentences: dict[int, list[_Sentence]] = field(default_factory=dict)
     _weights: dict[str, float] = field(default_factory=dict)
@@ -281,8 +282,8 @@ class Steps:
             self._mark_overtaken()
         rounds_with: Counter[str] = Counter()
         for sentences in self._sentences.values():
-            rounds_with.update(frozenset[str]().union(*(each.words for each in sentences)))
-        shown = set(_words(self.known))
+            rounds_with.update(set[str]().union(*[each.words for each in sentences]))
+        shown = {*_WORD.findall(self.known.lower())}
         self._weights = {
             word: log2(1 + len(self._sentences) / number) for word, number in rounds_with.items() if word not in shown
         }
@@ -367,7 +368,7 @@ class Steps:
     def _value(self, sentence: _Sentence) -> float:
         """The information in *sentence* for each of its tokens."""
         weights = self._weights
-        return sum([weights.get(word, 0.0) for word in sorted(sentence.words)]) * sentence.worth / sentence.size
+        return sum([weights.get(word, 0.0) for word in sentence.words]) * sentence.worth / sentence.size
 
     def _best(self, index: int) -> _Sentence | None:
         """The sentence of a round that says most; None if none says anything that is not shown."""
@@ -393,7 +394,19 @@ class Steps:
                 text = shorten(text, characters)
             parts.append(text)
             last = sentence.index
-        return with_calls(" ".join(parts), self.rounds[index])
+        return " -> ".join(filter(None, [" ".join(parts), self._calls(self.rounds[index])]))
+
+    def _calls(self, each: Round) -> str:
+        """The calls of a round, each with its first argument on one short line, and what is known of its outcome."""
+        calls: list[str] = []
+        outcomes = chain(each.outcomes, repeat(""))
+        for (name, text), outcome in zip(each.spoken.calls[:MOST_CALLS], outcomes, strict=False):
+            lines = map(str.strip, self.arguments[text].plain.splitlines())
+            call = f"{name}({shorten(next(filter(None, lines), ''), 80)})"
+            if outcome:
+                call += f": {outcome}"
+            calls.append(call)
+        return ", ".join(calls)
 
 
 def _sentences_of(each: Round, at: int, position: float) -> list[_Sentence]:
@@ -406,27 +419,9 @@ def _sentences_of(each: Round, at: int, position: float) -> list[_Sentence]:
         text = part.strip()
         if 3 < len(text) <= LONG_SENTENCE:
             worth = recent
-            if sentence_rank(text) == 2 or has_conclusion(text):
+            if _CONSTRAINT.are_in(text) or _CONCLUSION.are_in(text):
                 worth *= CONCLUDES
-            sentences.append(_Sentence(at, len(sentences), text, frozenset(_words(text)), worth))
+            words = sorted({*_WORD.findall(text.lower())})
+            size = len(text.encode("utf-8", "replace")) / 4 + SMOOTH
+            sentences.append(_Sentence(at, len(sentences), text, words, size, worth))
     return sentences
-
-
-def _words(text: str) -> list[str]:
-    """The plain words of *text*."""
-    return _WORD.findall(text.lower())
-
-
-def with_calls(words: str, each: Round) -> str:
-    """*words* and the calls of a round, each with its first argument and what is known of its outcome."""
-    calls = [f"{name}({_first_argument(arguments)})" for name, arguments in each.spoken.calls[:MOST_CALLS]]
-    for at, outcome in enumerate(each.outcomes[:MOST_CALLS]):
-        if outcome:
-            calls[at] += f": {outcome}"
-    return " -> ".join(part for part in (words, ", ".join(calls)) if part)
-
-
-def _first_argument(arguments: str) -> str:
-    """The first argument of a call that is not empty, on one short line."""
-    first = next((line for line in plain_arguments(arguments).splitlines() if line.strip()), "")
-    return shorten(first.strip(), 80)

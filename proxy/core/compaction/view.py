@@ -24,7 +24,7 @@ from proxy.core.conversation import UNREAD, Count, Item, ItemText, Layout, Writt
 from proxy.core.tokens.counting import NOTHING, RoleTotals, add_up
 from proxy.core.tokens.media import is_media
 from proxy.core.tool_calls import WRITTEN, Pair, as_result, failure_line, pairs_of, replace_written_result
-from proxy.core.tool_table import ToolMap, command_of
+from proxy.core.tool_table import ReadArguments, ToolMap, read_arguments
 
 ReadItem = Callable[[bytes], Item]
 """Returns the item of the bytes that a view has of it."""
@@ -246,16 +246,17 @@ def _folded_items(
     for index, text in texts.items():
         if index not in anchors and (text.user_text or original.items[index].role == "user"):
             user_texts.append(text.user_text or text.text)
-    calls = _folded_calls(original, texts, tools)
+    calls, arguments = _folded_calls(original, texts, tools), ReadArguments()
     return FoldedItems(
         tuple(texts.values()),
         tuple(user_texts),
         task,
         newest,
         carrier_text,
-        work_state(calls, tools),
+        work_state(calls, tools, arguments),
         tuple(map(attrgetter("outcome"), calls)),
         tools.work.talk,
+        arguments,
     )
 
 
@@ -339,7 +340,7 @@ def call_target(name: str, arguments: str, tools: ToolMap) -> str:
     targets = tools.targets(name, arguments)
     if targets:
         return targets[0]
-    return command_of(arguments) or tools.subject(arguments)
+    return read_arguments(arguments).command or tools.subject(arguments)
 
 
 def _names(item: Item, result: str, count: Count) -> list[str]:

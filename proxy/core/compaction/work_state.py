@@ -17,7 +17,7 @@ from proxy.core.compaction.digest import quoted
 from proxy.core.compaction.truncate import shorten
 from proxy.core.conversation import Count
 from proxy.core.lazy_pattern import lazy_pattern
-from proxy.core.tool_table import TodoRules, ToolMap, command_of
+from proxy.core.tool_table import ReadArguments, TodoRules, ToolMap
 
 STATE = "State of the work after these steps"
 """The beginning of the heading."""
@@ -160,8 +160,8 @@ NO_STATE = WorkState()
 """The state of a conversation without calls."""
 
 
-def work_state(calls: Sequence[FoldedCall], tools: ToolMap) -> WorkState:
-    """The state of the work after *calls*."""
+def work_state(calls: Sequence[FoldedCall], tools: ToolMap, arguments: ReadArguments) -> WorkState:
+    """The state of the work after *calls*; *arguments* are those that were read before."""
     rules = tools.work
     checks: dict[str, tuple[str, str]] = {}
     changes: dict[str, tuple[str, str]] = {}
@@ -172,7 +172,7 @@ def work_state(calls: Sequence[FoldedCall], tools: ToolMap) -> WorkState:
             continue
         if call.kind != "shell" and (call.kind != "unknown" or '"command"' not in call.arguments):
             continue  # a tool of an unknown kind may run a command, too
-        command = command_of(call.arguments)[:READ]
+        command = arguments[call.arguments].command[:READ]
         if match := _matching(command, rules.checks):
             _note(checks, match, call)
         elif match := _matching(command, rules.changes):

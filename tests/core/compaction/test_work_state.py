@@ -17,6 +17,7 @@ from proxy.core.compaction.work_state import (
     outcome_words,
     work_state,
 )
+from proxy.core.tool_table import ReadArguments
 from tests.support.engine_fixtures import count_tokens, tool_map_of_package
 
 TOOLS = tool_map_of_package()
@@ -34,7 +35,7 @@ def edit(path: str, *, ok: bool = True) -> FoldedCall:
 
 def shown(*calls: FoldedCall, tokens: int = 1_000) -> list[str]:
     """The lines after *calls*."""
-    return work_state(calls, TOOLS).lines(tokens, count_tokens)
+    return work_state(calls, TOOLS, ReadArguments()).lines(tokens, count_tokens)
 
 
 def test_the_newest_outcome_of_each_check_is_shown() -> None:
